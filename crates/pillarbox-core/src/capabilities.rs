@@ -1,0 +1,260 @@
+//! What a backend can do, and the checks that follow from it.
+
+use std::time::Duration;
+
+use crate::QueueName;
+use crate::error::{Error, Result};
+use crate::options::Receive;
+use crate::queue::{Outgoing, Settle, SettleAction};
+
+/// What a backend can do, and within which limits.
+///
+/// Where a backend cannot keep a rule of the contract it says so here, and the conformance suite
+/// leaves that rule out: by capability, never by the backend's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The backend, for people: `memory`, `sqlite`, ...
+    pub backend: &'static str,
+    /// Messages outlive the process.
+    pub durable: bool,
+    /// The most entries in one send or settle. [`Mailbox`](crate::Mailbox) splits larger ones.
+    pub max_batch: usize,
+    /// The most messages in one receive or peek.
+    pub max_receive: usize,
+    /// The longest wait of one receive. `None`: any.
+    pub max_wait: Option<Duration>,
+    /// The longest delay of a send. `None`: any.
+    pub max_delay: Option<Duration>,
+    /// The longest delay of a nack. `None`: any.
+    pub max_nack_delay: Option<Duration>,
+    /// Durations below a second are kept. Where not, only whole seconds are accepted.
+    pub sub_second: bool,
+    /// The longest body in bytes. `None`: any.
+    pub max_body: Option<usize>,
+    /// The most attributes of one message. `None`: any.
+    pub max_attributes: Option<usize>,
+    /// Queue names may hold `:` and `/`.
+    pub extended_names: bool,
+    /// Messages are delivered in the order in which they became ready.
+    pub fifo: bool,
+    /// Sending an id that is in the queue stores nothing.
+    pub idempotent_send: bool,
+    /// A receipt is refused from its deadline on, and after any other end of its delivery.
+    pub strict_receipts: bool,
+    /// Counts are exact at the moment they are taken.
+    pub exact_counts: bool,
+    /// `max_size` is enforced.
+    pub bounded: bool,
+    /// Messages can be looked at without being delivered.
+    pub peek: bool,
+    /// Waiting time between two purges.
+    pub purge_cooldown: Option<Duration>,
+}
+
+impl Capabilities {
+    /// The longest lease there is, on every backend: 12 hours.
+    pub const MAX_VISIBILITY: Duration = Duration::from_secs(43_200);
+
+    /// A backend that keeps every rule, within the limits common to ours: 1,000 messages a call,
+    /// any wait, any delay, any size.
+    pub const fn full(backend: &'static str) -> Self {
+        Self {
+            backend,
+            durable: false,
+            max_batch: 1000,
+            max_receive: 1000,
+            max_wait: None,
+            max_delay: None,
+            max_nack_delay: None,
+            sub_second: true,
+            max_body: None,
+            max_attributes: None,
+            extended_names: true,
+            fifo: true,
+            idempotent_send: true,
+            strict_receipts: true,
+            exact_counts: true,
+            bounded: true,
+            peek: true,
+            purge_cooldown: None,
+        }
+    }
+
+    /// Refuses a queue name that this backend cannot hold.
+    pub fn check_name(&self, name: &QueueName) -> Result<()> {
+        if name.is_extended() && !self.extended_names {
+            let allowed = format!("no ':' and no '/' on {}", self.backend);
+            return Err(Error::invalid(None, "queue name", format!("'{name}'"), allowed));
+        }
+        Ok(())
+    }
+
+    /// Refuses a batch of more entries than one call takes.
+    pub fn check_batch(&self, queue: &QueueName, entries: usize) -> Result<()> {
+        at_most(queue, "batch size", entries, self.max_batch)
+    }
+
+    /// Refuses to peek at more messages than one call shows, or where it cannot be done at all.
+    pub fn check_peek(&self, queue: &QueueName, max: usize) -> Result<()> {
+        if !self.peek {
+            let value = format!("not possible on {}", self.backend);
+            return Err(Error::invalid(Some(queue), "peek", value, "receive instead"));
+        }
+        if max == 0 {
+            return Err(Error::invalid(Some(queue), "max", "0", "at least 1"));
+        }
+        at_most(queue, "max", max, self.max_receive)
+    }
+
+    /// Refuses a receive outside of the limits.
+    pub fn check_receive(&self, queue: &QueueName, request: &Receive) -> Result<()> {
+        if request.max == 0 {
+            return Err(Error::invalid(Some(queue), "max", "0", "at least 1"));
+        }
+        at_most(queue, "max", request.max, self.max_receive)?;
+        self.check_duration(queue, "visibility", request.visibility, Some(Self::MAX_VISIBILITY))?;
+        self.check_duration(queue, "wait", request.wait, self.max_wait)
+    }
+
+    /// Refuses a message outside of the limits.
+    pub fn check_outgoing(&self, queue: &QueueName, message: &Outgoing) -> Result<()> {
+        self.check_duration(queue, "delay", message.delay, self.max_delay)?;
+        if let Some(max) = self.max_body {
+            at_most(queue, "body size in bytes", message.body.len(), max)?;
+        }
+        if let Some(max) = self.max_attributes {
+            at_most(queue, "number of attributes", message.attributes.len(), max)?;
+        }
+        if message.attributes.get("").is_some() {
+            return Err(Error::invalid(
+                Some(queue),
+                "attribute name",
+                "\"\"",
+                "a name that is not empty",
+            ));
+        }
+        if message.reply_to.as_deref() == Some("") {
+            return Err(Error::invalid(
+                Some(queue),
+                "reply_to",
+                "\"\"",
+                "an address, or none at all",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses to settle with durations outside of the limits.
+    pub fn check_settle(&self, queue: &QueueName, settle: &Settle) -> Result<()> {
+        match settle.action {
+            SettleAction::Acknowledge => Ok(()),
+            SettleAction::Nack { delay } => {
+                self.check_duration(queue, "delay", delay, self.max_nack_delay)
+            }
+            SettleAction::Extend { timeout } => {
+                self.check_duration(queue, "timeout", timeout, Some(Self::MAX_VISIBILITY))
+            }
+        }
+    }
+
+    fn check_duration(
+        &self,
+        queue: &QueueName,
+        parameter: &'static str,
+        value: Duration,
+        max: Option<Duration>,
+    ) -> Result<()> {
+        if let Some(max) = max.filter(|max| value > *max) {
+            let allowed = format!("0 to {} s", max.as_secs());
+            return Err(Error::invalid(Some(queue), parameter, format!("{value:?}"), allowed));
+        }
+        if value.subsec_nanos() != 0 && !self.sub_second {
+            let allowed = format!("whole seconds on {}", self.backend);
+            return Err(Error::invalid(Some(queue), parameter, format!("{value:?}"), allowed));
+        }
+        Ok(())
+    }
+}
+
+fn at_most(queue: &QueueName, parameter: &'static str, value: usize, max: usize) -> Result<()> {
+    if value > max {
+        let allowed = format!("at most {max}");
+        return Err(Error::invalid(Some(queue), parameter, value.to_string(), allowed));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Attributes, MessageId, Nonce, Receipt};
+
+    /// The limits of SQS, as an example of a backend that keeps few rules.
+    fn narrow() -> Capabilities {
+        Capabilities {
+            max_batch: 10,
+            max_receive: 10,
+            max_wait: Some(Duration::from_secs(20)),
+            max_delay: Some(Duration::from_secs(900)),
+            max_nack_delay: Some(Capabilities::MAX_VISIBILITY),
+            sub_second: false,
+            max_body: Some(4),
+            max_attributes: Some(1),
+            extended_names: false,
+            peek: false,
+            ..Capabilities::full("narrow")
+        }
+    }
+
+    fn says(result: Result<()>, text: &str) {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
+        assert!(error.to_string().contains(text), "{error} does not say {text:?}");
+    }
+
+    #[test]
+    fn every_limit_is_refused_with_what_is_allowed() {
+        let caps = narrow();
+        let queue: QueueName = "q".parse().unwrap();
+        let receive = |request| caps.check_receive(&queue, &request);
+        says(caps.check_name(&"a/b".parse().unwrap()), "no ':' and no '/' on narrow");
+        says(caps.check_batch(&queue, 11), "batch size on queue 'q': 11; allowed: at most 10");
+        says(caps.check_peek(&queue, 1), "not possible on narrow");
+        says(receive(Receive::up_to(0)), "max on queue 'q': 0; allowed: at least 1");
+        says(receive(Receive::up_to(11)), "at most 10");
+        says(receive(Receive::one().visibility(Duration::from_secs(43_201))), "0 to 43200 s");
+        says(receive(Receive::one().visibility(Duration::from_millis(1500))), "whole seconds");
+        says(receive(Receive::one().wait(Duration::from_secs(21))), "0 to 20 s");
+
+        let send = |change: fn(&mut Outgoing)| {
+            let mut message = Outgoing::new("body");
+            change(&mut message);
+            caps.check_outgoing(&queue, &message)
+        };
+        assert!(send(|_| ()).is_ok());
+        says(send(|m| m.delay = Duration::from_secs(901)), "0 to 900 s");
+        says(send(|m| m.body = "longer".into()), "body size in bytes on queue 'q': 6");
+        says(send(|m| m.attributes = [("a", ""), ("b", "")].into_iter().collect()), "at most 1");
+        says(send(|m| m.attributes = Attributes::from_iter([("", "")])), "attribute name");
+        says(send(|m| m.reply_to = Some("".into())), "reply_to");
+
+        let receipt = Receipt::new(MessageId::new(), Nonce::random());
+        let late = Duration::from_secs(43_201);
+        says(caps.check_settle(&queue, &Settle::nack(receipt.clone(), late)), "delay");
+        says(caps.check_settle(&queue, &Settle::extend(receipt.clone(), late)), "timeout");
+        assert!(caps.check_settle(&queue, &Settle::acknowledge(receipt)).is_ok());
+    }
+
+    #[test]
+    fn limits_themselves_are_allowed() {
+        let caps = narrow();
+        let queue: QueueName = "q".parse().unwrap();
+        let request = Receive::up_to(10)
+            .visibility(Capabilities::MAX_VISIBILITY)
+            .wait(Duration::from_secs(20));
+        assert!(caps.check_receive(&queue, &request).is_ok());
+        assert!(caps.check_batch(&queue, 10).is_ok());
+        assert!(Capabilities::full("any").check_peek(&queue, 1000).is_ok());
+    }
+}

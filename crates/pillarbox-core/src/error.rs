@@ -1,0 +1,238 @@
+//! Errors of the contract.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{MessageId, QueueName, Receipt};
+
+/// A result whose error is of the contract.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What caused an error, shared so that one failure can answer every entry of a batch.
+pub type Cause = Arc<dyn StdError + Send + Sync + 'static>;
+
+/// Why an operation on a mailbox failed.
+///
+/// The same on every backend. Each text says what was tried, on which queue and message, and
+/// where it helps, what to do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The receipt settles nothing any more: its deadline passed, or its message was settled,
+    /// redelivered or purged. Whoever holds it must assume that somebody else has the message.
+    #[error(
+        "{} is no longer valid in queue '{queue}': its visibility timeout passed, or the message \
+         was settled, redelivered or purged",
+        DescribeReceipt(receipt)
+    )]
+    ReceiptHandleExpired {
+        /// The queue.
+        queue: QueueName,
+        /// The receipt that was refused.
+        receipt: Receipt,
+    },
+
+    /// The queue holds as many messages as it may; this one was not stored.
+    #[error("queue '{queue}' is full at {max_size} messages; message {id} was not stored")]
+    MailboxFull {
+        /// The queue.
+        queue: QueueName,
+        /// The message that was refused.
+        id: MessageId,
+        /// How many messages the queue may hold.
+        max_size: u64,
+    },
+
+    /// A body could not be turned into bytes, or bytes into a body.
+    #[error("cannot {action} message {id} of queue '{queue}' as {codec}: {cause}")]
+    Serialization {
+        /// The queue.
+        queue: QueueName,
+        /// The message.
+        id: MessageId,
+        /// `encode` or `decode`.
+        action: &'static str,
+        /// The name of the codec.
+        codec: &'static str,
+        /// What the codec said.
+        #[source]
+        cause: Cause,
+    },
+
+    /// The backend could not be reached, or failed to answer.
+    ///
+    /// A send that ends so may have been stored: repeat it under the same id. A settle that ends
+    /// so may have been done: repeat it, and take [`Error::ReceiptHandleExpired`] for "done".
+    #[error("cannot {action}{}: {cause}", OnQueue(queue))]
+    Connection {
+        /// The queue, where one is concerned.
+        queue: Option<QueueName>,
+        /// What was tried, such as `send`.
+        action: &'static str,
+        /// What the backend or the network said.
+        #[source]
+        cause: Cause,
+    },
+
+    /// There is no mailbox to reply to.
+    #[error("cannot reply to message {id} of queue '{queue}': {cause}")]
+    ReplyMailboxUnavailable {
+        /// The queue that the message came from.
+        queue: QueueName,
+        /// The message.
+        id: MessageId,
+        /// Why: no reply address, or an address that does not resolve.
+        #[source]
+        cause: Cause,
+    },
+
+    /// A value is outside what the contract or the backend allows. Nothing was done.
+    #[error("invalid {parameter}{}: {value}; allowed: {allowed}", OnQueue(queue))]
+    InvalidParameter {
+        /// The queue, where one is concerned.
+        queue: Option<QueueName>,
+        /// The name of the parameter.
+        parameter: &'static str,
+        /// What was given.
+        value: Box<str>,
+        /// What is allowed.
+        allowed: Box<str>,
+    },
+
+    /// The mailbox was closed.
+    #[error("queue '{queue}' is closed; open it again to go on")]
+    Closed {
+        /// The queue.
+        queue: QueueName,
+    },
+}
+
+impl Error {
+    /// Says that `parameter` has a value outside of what is `allowed`.
+    pub fn invalid(
+        queue: Option<&QueueName>,
+        parameter: &'static str,
+        value: impl Into<String>,
+        allowed: impl Into<String>,
+    ) -> Self {
+        Self::InvalidParameter {
+            queue: queue.cloned(),
+            parameter,
+            value: value.into().into(),
+            allowed: allowed.into().into(),
+        }
+    }
+
+    /// Says that the backend failed while it was to do `action`.
+    pub fn connection(
+        queue: Option<&QueueName>,
+        action: &'static str,
+        cause: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self::Connection { queue: queue.cloned(), action, cause: cause.into().into() }
+    }
+
+    /// Whether the same call may succeed later without any change by the caller.
+    pub const fn is_transient(&self) -> bool {
+        matches!(self, Self::Connection { .. } | Self::MailboxFull { .. })
+    }
+
+    /// The queue that the error is about.
+    pub const fn queue(&self) -> Option<&QueueName> {
+        match self {
+            Self::ReceiptHandleExpired { queue, .. }
+            | Self::MailboxFull { queue, .. }
+            | Self::Serialization { queue, .. }
+            | Self::ReplyMailboxUnavailable { queue, .. }
+            | Self::Closed { queue } => Some(queue),
+            Self::Connection { queue, .. } | Self::InvalidParameter { queue, .. } => queue.as_ref(),
+        }
+    }
+
+    /// The message that the error is about.
+    pub const fn message_id(&self) -> Option<MessageId> {
+        match self {
+            Self::ReceiptHandleExpired { receipt, .. } => receipt.message_id(),
+            Self::MailboxFull { id, .. }
+            | Self::Serialization { id, .. }
+            | Self::ReplyMailboxUnavailable { id, .. } => Some(*id),
+            Self::Connection { .. } | Self::InvalidParameter { .. } | Self::Closed { .. } => None,
+        }
+    }
+}
+
+struct OnQueue<'a>(&'a Option<QueueName>);
+
+impl fmt::Display for OnQueue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(queue) => write!(f, " on queue '{queue}'"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Names the message and keeps the secret of the receipt out of logs.
+struct DescribeReceipt<'a>(&'a Receipt);
+
+impl fmt::Display for DescribeReceipt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.message_id() {
+            Some(id) => write!(f, "the receipt of message {id}"),
+            None => f.write_str("the receipt"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Nonce;
+
+    fn queue() -> QueueName {
+        "orders".parse().unwrap()
+    }
+
+    #[test]
+    fn every_text_names_queue_message_and_cause() {
+        let id = MessageId::from_key("k");
+        let receipt = Receipt::new(id, Nonce::from_bytes([1; 12]));
+        let cause = || -> Cause { Arc::from(Box::<dyn StdError + Send + Sync>::from("because")) };
+        let errors = [
+            Error::MailboxFull { queue: queue(), id, max_size: 3 },
+            Error::Serialization {
+                queue: queue(),
+                id,
+                action: "decode",
+                codec: "JSON",
+                cause: cause(),
+            },
+            Error::ReplyMailboxUnavailable { queue: queue(), id, cause: cause() },
+            Error::ReceiptHandleExpired { queue: queue(), receipt },
+        ];
+        for error in errors {
+            let text = error.to_string();
+            assert!(text.contains("orders") && text.contains(&id.to_string()), "{text}");
+            assert_eq!(text.contains("because"), StdError::source(&error).is_some(), "{text}");
+            assert_eq!((error.queue(), error.message_id()), (Some(&queue()), Some(id)));
+        }
+        assert_eq!(
+            Error::connection(Some(&queue()), "send", "refused").to_string(),
+            "cannot send on queue 'orders': refused"
+        );
+    }
+
+    #[test]
+    fn an_error_does_not_tell_the_secret_of_a_receipt() {
+        let nonce = Nonce::random();
+        let receipt = Receipt::new(MessageId::new(), nonce);
+        let text = Error::ReceiptHandleExpired { queue: queue(), receipt }.to_string();
+        assert!(!text.contains(&nonce.to_string()), "{text}");
+    }
+
+    #[test]
+    fn an_error_stays_small_enough_to_return() {
+        assert!(size_of::<Error>() <= 96, "{}", size_of::<Error>());
+    }
+}

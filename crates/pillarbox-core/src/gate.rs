@@ -1,0 +1,99 @@
+//! Closing: one way in which every handle says `Closed`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+
+use crate::QueueName;
+use crate::error::{Error, Result};
+
+/// Tells the users of a handle that it was closed, at once where they wait.
+///
+/// A backend holds one, and makes a [`child`](Gate::child) for each queue that it opens: closing
+/// the backend closes its queues, closing a queue closes only that handle. Once closed, a gate
+/// stays closed.
+#[derive(Debug, Default)]
+pub struct Gate {
+    closed: AtomicBool,
+    changed: Notify,
+    parent: Option<Arc<Gate>>,
+}
+
+impl Gate {
+    /// Makes an open gate.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes an open gate that closes when `parent` does.
+    pub fn child(parent: &Arc<Gate>) -> Self {
+        Self { parent: Some(parent.clone()), ..Self::default() }
+    }
+
+    /// Closes the gate. Closing it again does nothing.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+
+    /// Whether the gate, or its parent, is closed.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+            || self.parent.as_ref().is_some_and(|parent| parent.is_closed())
+    }
+
+    /// Fails with [`Error::Closed`] once the gate is closed.
+    pub fn check(&self, queue: &QueueName) -> Result<()> {
+        if self.is_closed() { Err(Error::Closed { queue: queue.clone() }) } else { Ok(()) }
+    }
+
+    /// Waits until the gate is closed.
+    pub async fn closed(&self) {
+        match &self.parent {
+            Some(parent) => tokio::select! {
+                () = self.closed_itself() => {}
+                () = parent.closed_itself() => {}
+            },
+            None => self.closed_itself().await,
+        }
+    }
+
+    async fn closed_itself(&self) {
+        let mut changed = std::pin::pin!(self.changed.notified());
+        // Listen first, look second: a close in between is seen by one of the two.
+        changed.as_mut().enable();
+        if !self.closed.load(Ordering::Acquire) {
+            changed.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_parent_closes_its_children_and_not_the_reverse() {
+        let backend = Arc::new(Gate::new());
+        let (one, other) = (Gate::child(&backend), Gate::child(&backend));
+        one.close();
+        one.closed().await;
+        assert!(one.is_closed() && !other.is_closed() && !backend.is_closed());
+        backend.close();
+        other.closed().await;
+        assert!(other.check(&"q".parse().unwrap()).is_err());
+    }
+
+    #[tokio::test]
+    async fn closing_wakes_whoever_waits() {
+        let gate = Arc::new(Gate::new());
+        let waiter = tokio::spawn({
+            let gate = gate.clone();
+            async move { gate.closed().await }
+        });
+        tokio::task::yield_now().await;
+        gate.close();
+        waiter.await.unwrap();
+    }
+}

@@ -1,0 +1,137 @@
+//! Message ids.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+
+/// Separates ids made from a caller's key from every other name-based UUID in the world.
+const KEY_NAMESPACE: Uuid = Uuid::from_u128(0x6f8a_5d3e_1c47_4b0e_9a52_70c1_8d2b_e4f6);
+
+/// The identity of a message within its queue.
+///
+/// The sender makes it: [`MessageId::new`] gives a UUIDv7, whose order is the order of creation.
+/// Sending an id that the queue already holds stores nothing and succeeds, so a send whose reply
+/// was lost can be repeated with the same id.
+///
+/// ```
+/// use pillarbox_core::MessageId;
+///
+/// let id = MessageId::new();
+/// assert_eq!(id.to_string().parse::<MessageId>()?, id);
+///
+/// // The same business key is the same message, however often it is sent.
+/// assert_eq!(MessageId::from_key("invoice-4711"), MessageId::from_key("invoice-4711"));
+/// # Ok::<(), pillarbox_core::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MessageId(Uuid);
+
+impl MessageId {
+    /// Makes a new id, later in order than every id made before in this process.
+    #[expect(clippy::new_without_default, reason = "two defaults would not be equal")]
+    pub fn new() -> Self {
+        Self(Uuid::now_v7())
+    }
+
+    /// Makes the id that belongs to `key`, always the same one (a UUIDv5).
+    pub fn from_key(key: &str) -> Self {
+        Self(Uuid::new_v5(&KEY_NAMESPACE, key.as_bytes()))
+    }
+
+    /// Makes an id of a UUID of any version.
+    pub const fn from_uuid(uuid: Uuid) -> Self {
+        Self(uuid)
+    }
+
+    /// The id as a UUID.
+    pub const fn as_uuid(&self) -> &Uuid {
+        &self.0
+    }
+
+    /// The 16 bytes of the id.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+}
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MessageId({})", self.0)
+    }
+}
+
+impl FromStr for MessageId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Uuid::try_parse(text).map(Self).map_err(|_| {
+            Error::invalid(
+                None,
+                "message id",
+                format!("{text:?}"),
+                "a UUID; MessageId::from_key makes one of any text",
+            )
+        })
+    }
+}
+
+impl From<Uuid> for MessageId {
+    fn from(uuid: Uuid) -> Self {
+        Self(uuid)
+    }
+}
+
+impl From<MessageId> for Uuid {
+    fn from(id: MessageId) -> Self {
+        id.0
+    }
+}
+
+impl Serialize for MessageId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for MessageId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_ids_rise_in_order_of_creation() {
+        let ids: Vec<_> = (0..10_000).map(|_| MessageId::new()).collect();
+        assert!(ids.is_sorted_by(|a, b| a < b));
+        assert_eq!(ids[0].as_uuid().get_version_num(), 7);
+    }
+
+    #[test]
+    fn ids_survive_json_as_text() {
+        let id = MessageId::from_key("k");
+        let json = serde_json::to_string(&id).unwrap();
+        assert_eq!(json, format!("\"{id}\""));
+        assert_eq!(serde_json::from_str::<MessageId>(&json).unwrap(), id);
+    }
+
+    #[test]
+    fn text_that_is_no_uuid_is_refused() {
+        let error = "order-17".parse::<MessageId>().unwrap_err();
+        assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
+    }
+}

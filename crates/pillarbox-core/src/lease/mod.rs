@@ -1,0 +1,373 @@
+//! The contract, executable: a queue as a pure state machine.
+//!
+//! A [`Ledger`] takes the time and a command and says what happened. It has no lock, no clock,
+//! no thread and no I/O, so it can be stepped, cloned, compared and explored. Three things use
+//! it: the memory backend is a ledger behind a mutex; the property tests of every other backend
+//! ask it what the right answer would have been; and the exhaustive check walks through all of
+//! its states within small bounds.
+//!
+//! # States of a message
+//!
+//! ```text
+//!             send                    receive                acknowledge
+//!   (none) ──────────► Ready ─────────────────────► InFlight ───────────► (none)
+//!      │                 ▲                             │ │ ▲
+//!      │ send, delay > 0 │ time comes                  │ │ └── extend: a new deadline
+//!      │                 │                             │ │
+//!      └────────────► Delayed ◄── nack, delay > 0 ─────┘ └──► Ready, at the tail:
+//!                                                             nack, or the deadline comes
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A message is in exactly one state, and `ready` and `timers` hold exactly the messages whose
+//!    state says so ([`Ledger::check`] verifies it).
+//! 2. Every command first lets time come to `now`: leases that ended and delays that ran out are
+//!    moved to the tail of `ready`, in the order of their deadlines. Nothing depends on when, or
+//!    whether, anybody sweeps; and a lease is void *from* its deadline on.
+//! 3. A receipt is valid while its message is in flight under the same nonce. There is no other
+//!    record of receipts, so there is nothing that could be left behind.
+//! 4. `delivery_count` changes in one place, where a delivery is made, and only upwards.
+//! 5. Time does not run backwards: an earlier `now` than one seen before counts as the later one.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
+
+use slab::Slab;
+
+use crate::clock::{Timestamp, later, span};
+use crate::queue::{Delivery, MessageState, Outgoing, Peeked, RawMessage, SettleAction};
+use crate::{Counts, MessageId, Nonce, Receipt};
+
+#[cfg(test)]
+mod tests;
+
+/// A queue as a pure state machine. See the [module](self) for its states and invariants.
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox_core::lease::{Ledger, Sent};
+/// use pillarbox_core::{Nonce, Outgoing, SettleAction, Timestamp};
+///
+/// let at = |seconds| Timestamp::from_second(seconds).unwrap();
+/// let mut ledger = Ledger::new();
+/// assert_eq!(ledger.send(at(0), Outgoing::new("work"), None), Ok(Sent::Stored));
+///
+/// let lease = Duration::from_secs(30);
+/// let first = ledger.receive(at(1), 10, lease, Nonce::random).remove(0);
+/// // The lease of the first delivery ends at 31 s, and with it the right to settle.
+/// assert!(ledger.settle(at(31), &first.receipt, SettleAction::Acknowledge).is_err());
+///
+/// let second = ledger.receive(at(31), 10, lease, Nonce::random).remove(0);
+/// assert_eq!(second.message.delivery_count, 2);
+/// assert!(ledger.settle(at(32), &second.receipt, SettleAction::Acknowledge).is_ok());
+/// assert!(ledger.is_empty());
+/// ```
+#[derive(Debug, Clone)]
+pub struct Ledger {
+    entries: Slab<Entry>,
+    /// Where each message is, by its id.
+    index: HashMap<MessageId, Key>,
+    /// Messages that a receive would deliver, the next one first.
+    ready: VecDeque<Key>,
+    /// Messages that become ready by time alone, the next one first.
+    timers: BTreeSet<Timer>,
+    /// How many of the timers are leases; the others are delays.
+    in_flight: usize,
+    /// Orders timers of the same moment by when they were set.
+    next_seq: u64,
+    now: Timestamp,
+}
+
+/// A place in the slab. 32 bits hold more messages than memory does.
+type Key = u32;
+
+#[derive(Debug, Clone)]
+struct Entry {
+    message: RawMessage,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Ready,
+    InFlight { timer: Timer, nonce: Nonce },
+    Delayed { timer: Timer },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Timer {
+    at: Timestamp,
+    seq: u64,
+    key: Key,
+}
+
+/// What a send came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    /// The message is in the queue now.
+    Stored,
+    /// A message of that id was in the queue already; nothing changed.
+    Duplicate,
+}
+
+/// The queue holds as many messages as it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full;
+
+/// The receipt is not that of a running delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stale;
+
+/// Past this many places, memory is given back when the queue becomes empty.
+const KEEP_CAPACITY: usize = 4096;
+
+impl Ledger {
+    /// Makes an empty queue.
+    pub fn new() -> Self {
+        Self {
+            entries: Slab::new(),
+            index: HashMap::new(),
+            ready: VecDeque::new(),
+            timers: BTreeSet::new(),
+            in_flight: 0,
+            next_seq: 0,
+            now: Timestamp::MIN,
+        }
+    }
+
+    /// Stores a message, unless its id is here already or the queue holds `max_size` messages.
+    pub fn send(
+        &mut self,
+        now: Timestamp,
+        outgoing: Outgoing,
+        max_size: Option<u64>,
+    ) -> Result<Sent, Full> {
+        self.advance(now);
+        if self.index.contains_key(&outgoing.id) {
+            return Ok(Sent::Duplicate);
+        }
+        if max_size.is_some_and(|max| self.entries.len() as u64 >= max) {
+            return Err(Full);
+        }
+        let id = outgoing.id;
+        let message = RawMessage {
+            id,
+            body: outgoing.body,
+            attributes: outgoing.attributes,
+            reply_to: outgoing.reply_to,
+            enqueued_at: outgoing.enqueued_at.unwrap_or(self.now),
+            delivery_count: 0,
+        };
+        let key = self.entries.insert(Entry { message, state: State::Ready }) as Key;
+        self.index.insert(id, key);
+        self.make_available(key, outgoing.delay);
+        Ok(Sent::Stored)
+    }
+
+    /// Delivers up to `max` ready messages and starts a lease of `visibility` on each, under a
+    /// nonce that `mint` makes. `mint` must not give the same nonce twice.
+    pub fn receive(
+        &mut self,
+        now: Timestamp,
+        max: usize,
+        visibility: Duration,
+        mut mint: impl FnMut() -> Nonce,
+    ) -> Vec<Delivery> {
+        self.advance(now);
+        let deadline = later(self.now, visibility);
+        let count = max.min(self.ready.len());
+        let mut deliveries = Vec::with_capacity(count);
+        for _ in 0..count {
+            let Some(key) = self.ready.pop_front() else {
+                break;
+            };
+            let timer = self.set_timer(deadline, key);
+            let nonce = mint();
+            let entry = &mut self.entries[key as usize];
+            entry.state = State::InFlight { timer, nonce };
+            entry.message.delivery_count = entry.message.delivery_count.saturating_add(1);
+            deliveries.push(Delivery {
+                receipt: Receipt::new(entry.message.id, nonce),
+                message: entry.message.clone(),
+            });
+        }
+        self.in_flight += count;
+        deliveries
+    }
+
+    /// Ends or extends the lease that `receipt` is for, if it still runs.
+    pub fn settle(
+        &mut self,
+        now: Timestamp,
+        receipt: &Receipt,
+        action: SettleAction,
+    ) -> Result<(), Stale> {
+        self.advance(now);
+        let (id, presented) = receipt.token().ok_or(Stale)?;
+        let key = *self.index.get(&id).ok_or(Stale)?;
+        // `advance` has taken the leases that ended out of flight: one that is here still runs.
+        let State::InFlight { timer, nonce } = self.entries[key as usize].state else {
+            return Err(Stale);
+        };
+        if nonce != presented {
+            return Err(Stale);
+        }
+        self.timers.remove(&timer);
+        match action {
+            SettleAction::Acknowledge => {
+                self.in_flight -= 1;
+                self.remove(key, id);
+            }
+            SettleAction::Nack { delay } => {
+                self.in_flight -= 1;
+                self.make_available(key, delay);
+            }
+            SettleAction::Extend { timeout } => {
+                let timer = self.set_timer(later(self.now, timeout), key);
+                self.entries[key as usize].state = State::InFlight { timer, nonce };
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes every message and says how many there were.
+    pub fn purge(&mut self) -> u64 {
+        let purged = self.entries.len() as u64;
+        *self = Self { now: self.now, next_seq: self.next_seq, ..Self::new() };
+        purged
+    }
+
+    /// Counts the messages by state.
+    pub fn counts(&mut self, now: Timestamp) -> Counts {
+        self.advance(now);
+        let oldest = self.ready.front().map(|key| self.entries[*key as usize].message.enqueued_at);
+        Counts::new(
+            self.ready.len() as u64,
+            self.in_flight as u64,
+            (self.timers.len() - self.in_flight) as u64,
+        )
+        .with_oldest_age(oldest.map(|at| span(at, self.now)))
+    }
+
+    /// Shows up to `max` messages in the order in which they are, or will be, ready.
+    pub fn peek(&mut self, now: Timestamp, max: usize) -> Vec<Peeked> {
+        self.advance(now);
+        let timed = self.timers.iter().map(|timer| &timer.key);
+        self.ready.iter().chain(timed).take(max).map(|key| self.show(*key)).collect()
+    }
+
+    /// Lets time come to `now`: what was to become ready by then is ready.
+    ///
+    /// Every command does so by itself.
+    pub fn advance(&mut self, now: Timestamp) {
+        self.now = self.now.max(now);
+        while let Some(timer) = self.timers.first().copied().filter(|timer| timer.at <= self.now) {
+            self.timers.pop_first();
+            let entry = &mut self.entries[timer.key as usize];
+            if let State::InFlight { .. } = entry.state {
+                self.in_flight -= 1;
+            }
+            entry.state = State::Ready;
+            self.ready.push_back(timer.key);
+        }
+    }
+
+    /// When the next message becomes ready by time alone.
+    pub fn next_due(&self) -> Option<Timestamp> {
+        self.timers.first().map(|timer| timer.at)
+    }
+
+    /// How many messages a receive could deliver, as of the last command.
+    pub fn ready_len(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// How many messages the queue holds, whatever their state.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether the queue holds no message.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Verifies invariant 1 and says what is wrong. For tests; it looks at every message.
+    pub fn check(&self) -> Result<(), String> {
+        let mut expected_timers = BTreeSet::new();
+        let (mut ready, mut in_flight) = (0, 0);
+        for (key, entry) in &self.entries {
+            let id = entry.message.id;
+            match entry.state {
+                State::Ready => ready += 1,
+                State::InFlight { timer, .. } => {
+                    in_flight += 1;
+                    expected_timers.insert(timer);
+                }
+                State::Delayed { timer } => {
+                    expected_timers.insert(timer);
+                }
+            }
+            if self.index.get(&id) != Some(&(key as Key)) {
+                return Err(format!("message {id} is not in the index"));
+            }
+        }
+        let distinct: BTreeSet<_> = self.ready.iter().collect();
+        let all_ready = self.ready.iter().all(|key| {
+            self.entries.get(*key as usize).is_some_and(|entry| entry.state == State::Ready)
+        });
+        if !all_ready || distinct.len() != self.ready.len() || ready != self.ready.len() {
+            return Err(format!("{ready} messages are ready, the line has {:?}", self.ready));
+        }
+        if expected_timers != self.timers {
+            return Err(format!("timers are {:?}, not {expected_timers:?}", self.timers));
+        }
+        if in_flight != self.in_flight || self.index.len() != self.entries.len() {
+            return Err(format!("{in_flight} in flight, {} counted", self.in_flight));
+        }
+        Ok(())
+    }
+
+    /// Puts a message where it is ready now or after `delay`.
+    fn make_available(&mut self, key: Key, delay: Duration) {
+        if delay.is_zero() {
+            self.entries[key as usize].state = State::Ready;
+            self.ready.push_back(key);
+        } else {
+            let timer = self.set_timer(later(self.now, delay), key);
+            self.entries[key as usize].state = State::Delayed { timer };
+        }
+    }
+
+    fn set_timer(&mut self, at: Timestamp, key: Key) -> Timer {
+        let timer = Timer { at, seq: self.next_seq, key };
+        self.next_seq += 1;
+        self.timers.insert(timer);
+        timer
+    }
+
+    fn remove(&mut self, key: Key, id: MessageId) {
+        self.entries.remove(key as usize);
+        self.index.remove(&id);
+        if self.entries.is_empty() && self.entries.capacity() > KEEP_CAPACITY {
+            self.purge();
+        }
+    }
+
+    fn show(&self, key: Key) -> Peeked {
+        let entry = &self.entries[key as usize];
+        let state = match entry.state {
+            State::Ready => MessageState::Ready,
+            State::InFlight { timer, .. } => MessageState::InFlight { until: timer.at },
+            State::Delayed { timer } => MessageState::Delayed { until: timer.at },
+        };
+        Peeked { message: entry.message.clone(), state }
+    }
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self::new()
+    }
+}

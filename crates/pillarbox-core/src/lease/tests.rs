@@ -1,0 +1,261 @@
+//! Each test is a sentence of the contract. Exhaustive and random checks of the same ledger are
+//! in `pillarbox-testing`.
+
+use super::*;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).unwrap()
+}
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A ledger with messages of these bodies, sent at 0 s.
+fn holding(bodies: &[&'static str]) -> Ledger {
+    let mut ledger = Ledger::new();
+    for body in bodies {
+        ledger.send(at(0), Outgoing::new(*body), None).unwrap();
+    }
+    ledger
+}
+
+fn receive(ledger: &mut Ledger, now: i64, max: usize, visibility: u64) -> Vec<Delivery> {
+    let deliveries = ledger.receive(at(now), max, secs(visibility), Nonce::random);
+    ledger.check().unwrap();
+    deliveries
+}
+
+fn settle(ledger: &mut Ledger, now: i64, of: &Delivery, action: SettleAction) -> Result<(), Stale> {
+    let result = ledger.settle(at(now), &of.receipt, action);
+    ledger.check().unwrap();
+    result
+}
+
+fn bodies(deliveries: &[Delivery]) -> Vec<&str> {
+    deliveries.iter().map(|d| std::str::from_utf8(&d.message.body).unwrap()).collect()
+}
+
+fn states(ledger: &mut Ledger, now: i64) -> (u64, u64, u64) {
+    let counts = ledger.counts(at(now));
+    (counts.ready, counts.in_flight, counts.delayed)
+}
+
+const ACK: SettleAction = SettleAction::Acknowledge;
+
+fn nack(delay: u64) -> SettleAction {
+    SettleAction::Nack { delay: secs(delay) }
+}
+
+fn extend(timeout: u64) -> SettleAction {
+    SettleAction::Extend { timeout: secs(timeout) }
+}
+
+#[test]
+fn messages_are_delivered_in_the_order_sent() {
+    let mut ledger = holding(&["a", "b", "c"]);
+    assert_eq!(bodies(&receive(&mut ledger, 1, 2, 30)), ["a", "b"]);
+    assert_eq!(bodies(&receive(&mut ledger, 1, 2, 30)), ["c"]);
+    assert!(receive(&mut ledger, 1, 2, 30).is_empty());
+}
+
+#[test]
+fn an_id_that_is_here_is_not_stored_again_whatever_its_state() {
+    let mut ledger = Ledger::new();
+    let message = Outgoing::new("once");
+    let send = |ledger: &mut Ledger| ledger.send(at(0), message.clone(), Some(1));
+    assert_eq!(send(&mut ledger), Ok(Sent::Stored));
+    assert_eq!(send(&mut ledger), Ok(Sent::Duplicate));
+    let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
+    assert_eq!(send(&mut ledger), Ok(Sent::Duplicate));
+    settle(&mut ledger, 0, &delivery, nack(5)).unwrap();
+    assert_eq!(send(&mut ledger), Ok(Sent::Duplicate));
+    assert_eq!(ledger.len(), 1);
+}
+
+#[test]
+fn an_id_may_come_again_once_it_is_deleted() {
+    let mut ledger = Ledger::new();
+    let message = Outgoing::new("again");
+    ledger.send(at(0), message.clone(), None).unwrap();
+    let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
+    settle(&mut ledger, 0, &delivery, ACK).unwrap();
+    assert_eq!(ledger.send(at(1), message, None), Ok(Sent::Stored));
+    assert_eq!(receive(&mut ledger, 1, 1, 30)[0].message.delivery_count, 1);
+    assert_eq!(settle(&mut ledger, 1, &delivery, ACK), Err(Stale));
+}
+
+#[test]
+fn a_lease_is_void_from_its_deadline_on() {
+    for action in [ACK, nack(0), nack(9), extend(30)] {
+        let mut ledger = holding(&["a"]);
+        let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
+        assert_eq!(settle(&mut ledger.clone(), 29, &delivery, action), Ok(()));
+        assert_eq!(settle(&mut ledger, 30, &delivery, action), Err(Stale), "{action:?}");
+        assert_eq!(states(&mut ledger, 30), (1, 0, 0));
+    }
+}
+
+#[test]
+fn a_receipt_settles_once() {
+    for action in [ACK, nack(0), nack(9)] {
+        let mut ledger = holding(&["a"]);
+        let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
+        settle(&mut ledger, 1, &delivery, action).unwrap();
+        for again in [ACK, nack(0), extend(30)] {
+            assert_eq!(settle(&mut ledger, 1, &delivery, again), Err(Stale), "{action:?}");
+        }
+    }
+}
+
+#[test]
+fn a_stale_receipt_cannot_touch_the_next_delivery() {
+    let mut ledger = holding(&["a"]);
+    let stale = receive(&mut ledger, 0, 1, 1).remove(0);
+    let current = receive(&mut ledger, 1, 1, 30).remove(0);
+    assert_ne!(stale.receipt, current.receipt);
+    for action in [ACK, nack(0), extend(60)] {
+        assert_eq!(settle(&mut ledger, 2, &stale, action), Err(Stale));
+    }
+    assert_eq!(settle(&mut ledger, 2, &current, ACK), Ok(()));
+}
+
+#[test]
+fn extend_counts_from_now_and_may_shorten() {
+    let mut ledger = holding(&["a"]);
+    let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
+    settle(&mut ledger, 29, &delivery, extend(30)).unwrap();
+    assert_eq!(states(&mut ledger, 58), (0, 1, 0));
+    settle(&mut ledger, 58, &delivery, extend(0)).unwrap();
+    assert_eq!(states(&mut ledger, 58), (1, 0, 0));
+    assert_eq!(settle(&mut ledger, 58, &delivery, ACK), Err(Stale));
+}
+
+#[test]
+fn a_nacked_message_joins_the_tail() {
+    let mut ledger = holding(&["a", "b"]);
+    let first = receive(&mut ledger, 0, 1, 30).remove(0);
+    settle(&mut ledger, 0, &first, nack(0)).unwrap();
+    assert_eq!(bodies(&receive(&mut ledger, 0, 9, 30)), ["b", "a"]);
+}
+
+#[test]
+fn messages_line_up_by_the_moment_they_became_ready() {
+    let mut ledger = holding(&["expires at 5", "nacked until 3", "waits"]);
+    let leased = receive(&mut ledger, 0, 2, 5);
+    settle(&mut ledger, 0, &leased[1], nack(3)).unwrap();
+    let mut late = Outgoing::new("due at 4");
+    late.delay = secs(4);
+    ledger.send(at(0), late, None).unwrap();
+    ledger.send(at(4), Outgoing::new("sent at 4"), None).unwrap();
+    assert_eq!(
+        bodies(&receive(&mut ledger, 9, 9, 30)),
+        ["waits", "nacked until 3", "due at 4", "sent at 4", "expires at 5"]
+    );
+}
+
+#[test]
+fn delivery_count_rises_by_one_through_nack_and_expiry() {
+    let mut ledger = holding(&["a"]);
+    for (now, expected) in [(0, 1), (1, 2), (2, 3)] {
+        let delivery = receive(&mut ledger, now, 1, 1).remove(0);
+        assert_eq!(delivery.message.delivery_count, expected);
+        if now == 0 {
+            settle(&mut ledger, now, &delivery, nack(0)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_lease_of_no_time_delivers_once_per_receive() {
+    let mut ledger = holding(&["a", "b"]);
+    for expected in [1, 2] {
+        let deliveries = receive(&mut ledger, 0, 10, 0);
+        assert_eq!(bodies(&deliveries), ["a", "b"]);
+        assert!(deliveries.iter().all(|d| d.message.delivery_count == expected));
+        assert_eq!(settle(&mut ledger, 0, &deliveries[0], ACK), Err(Stale));
+    }
+}
+
+#[test]
+fn a_full_queue_stores_nothing_and_counts_every_state() {
+    let mut ledger = Ledger::new();
+    let send = |ledger: &mut Ledger, delay| {
+        let mut message = Outgoing::new("x");
+        message.delay = secs(delay);
+        ledger.send(at(0), message, Some(2))
+    };
+    send(&mut ledger, 0).unwrap();
+    let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
+    send(&mut ledger, 9).unwrap();
+    assert_eq!(send(&mut ledger, 0), Err(Full));
+    assert_eq!(states(&mut ledger, 0), (0, 1, 1));
+    settle(&mut ledger, 0, &delivery, ACK).unwrap();
+    assert_eq!(send(&mut ledger, 0), Ok(Sent::Stored));
+}
+
+#[test]
+fn purge_kills_every_receipt() {
+    let mut ledger = holding(&["a", "b"]);
+    let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
+    assert_eq!(ledger.purge(), 2);
+    assert_eq!(settle(&mut ledger, 0, &delivery, ACK), Err(Stale));
+    assert_eq!((ledger.len(), ledger.next_due()), (0, None));
+}
+
+#[test]
+fn peek_shows_in_order_of_readiness_and_changes_nothing() {
+    let mut ledger = holding(&["leased", "ready"]);
+    receive(&mut ledger, 0, 1, 30);
+    let mut late = Outgoing::new("delayed");
+    late.delay = secs(9);
+    ledger.send(at(0), late, None).unwrap();
+    let shown = ledger.peek(at(1), 9);
+    let shown: Vec<_> = shown
+        .iter()
+        .map(|p| (std::str::from_utf8(&p.message.body).unwrap(), p.message.delivery_count, p.state))
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            ("ready", 0, MessageState::Ready),
+            ("delayed", 0, MessageState::Delayed { until: at(9) }),
+            ("leased", 1, MessageState::InFlight { until: at(30) }),
+        ]
+    );
+    assert_eq!(ledger.peek(at(1), 1).len(), 1);
+    assert_eq!(states(&mut ledger, 1), (1, 1, 1));
+}
+
+#[test]
+fn time_that_runs_backwards_revives_no_lease() {
+    let mut ledger = holding(&["a"]);
+    let delivery = receive(&mut ledger, 100, 1, 30).remove(0);
+    assert_eq!(states(&mut ledger, 130), (1, 0, 0));
+    assert_eq!(settle(&mut ledger, 101, &delivery, ACK), Err(Stale));
+}
+
+#[test]
+fn oldest_age_is_that_of_the_next_message() {
+    let mut ledger = holding(&["a"]);
+    assert_eq!(ledger.counts(at(7)).oldest_age, Some(secs(7)));
+    let mut moved = Outgoing::new("moved here");
+    moved.enqueued_at = Some(at(-50));
+    ledger.send(at(7), moved, None).unwrap();
+    receive(&mut ledger, 7, 1, 30);
+    assert_eq!(ledger.counts(at(8)).oldest_age, Some(secs(58)));
+    receive(&mut ledger, 8, 1, 30);
+    assert_eq!(ledger.counts(at(8)).oldest_age, None);
+}
+
+#[test]
+fn an_emptied_queue_gives_its_memory_back() {
+    let mut ledger = Ledger::new();
+    for _ in 0..KEEP_CAPACITY + 1 {
+        ledger.send(at(0), Outgoing::new("x"), None).unwrap();
+    }
+    for delivery in ledger.receive(at(0), usize::MAX, secs(9), Nonce::random) {
+        ledger.settle(at(0), &delivery.receipt, ACK).unwrap();
+    }
+    assert!(ledger.is_empty() && ledger.entries.capacity() <= KEEP_CAPACITY);
+}

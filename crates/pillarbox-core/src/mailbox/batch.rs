@@ -1,0 +1,129 @@
+//! What one receive delivered.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use super::Message;
+use crate::error::{Error, Result};
+
+/// What one receive delivered: the messages in order, and apart from them those whose bodies
+/// could not be decoded.
+///
+/// Iterating gives the decoded messages. A body that cannot be decoded does not hold up the rest
+/// and is not lost: [`undecodable`](Self::undecodable) shows it,
+/// [`take_undecodable`](Self::take_undecodable) gives it out to be settled, and if nobody does,
+/// it is delivered again when its lease ends.
+#[must_use = "messages that are not settled are delivered again when their leases end"]
+pub struct Batch<T, R = ()> {
+    messages: Vec<Message<T, R>>,
+    undecodable: Vec<Undecodable<R>>,
+}
+
+impl<T, R> Batch<T, R> {
+    pub(super) fn with_capacity(messages: usize) -> Self {
+        Self { messages: Vec::with_capacity(messages), undecodable: Vec::new() }
+    }
+
+    pub(super) fn push(&mut self, message: Message<T, R>) {
+        self.messages.push(message);
+    }
+
+    pub(super) fn push_undecodable(&mut self, undecodable: Undecodable<R>) {
+        self.undecodable.push(undecodable);
+    }
+
+    /// How many decoded messages there are.
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Whether nothing was delivered, neither decoded nor undecodable.
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.undecodable.is_empty()
+    }
+
+    /// The decoded messages.
+    pub fn messages(&self) -> &[Message<T, R>] {
+        &self.messages
+    }
+
+    /// The messages whose bodies could not be decoded.
+    pub fn undecodable(&self) -> &[Undecodable<R>] {
+        &self.undecodable
+    }
+
+    /// Takes the messages whose bodies could not be decoded out of the batch.
+    pub fn take_undecodable(&mut self) -> Vec<Undecodable<R>> {
+        std::mem::take(&mut self.undecodable)
+    }
+}
+
+impl<T, R> IntoIterator for Batch<T, R> {
+    type Item = Message<T, R>;
+    type IntoIter = std::vec::IntoIter<Message<T, R>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.messages.into_iter()
+    }
+}
+
+impl<'a, T, R> IntoIterator for &'a Batch<T, R> {
+    type Item = &'a Message<T, R>;
+    type IntoIter = std::slice::Iter<'a, Message<T, R>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.messages.iter()
+    }
+}
+
+impl<T: fmt::Debug, R: 'static> fmt::Debug for Batch<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("messages", &self.messages)
+            .field("undecodable", &self.undecodable)
+            .finish()
+    }
+}
+
+/// A delivered message whose body could not be decoded.
+#[must_use = "a message that is not settled is delivered again when its lease ends"]
+pub struct Undecodable<R = ()> {
+    message: Message<Bytes, R>,
+    error: Error,
+}
+
+impl<R: 'static> Undecodable<R> {
+    pub(super) fn new(message: Message<Bytes, R>, error: Error) -> Self {
+        Self { message, error }
+    }
+
+    /// Why the body could not be decoded.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The message with its body as raw bytes.
+    pub fn message(&self) -> &Message<Bytes, R> {
+        &self.message
+    }
+
+    /// Gives out the message with its body as raw bytes, to be settled like any other.
+    pub fn into_message(self) -> Message<Bytes, R> {
+        self.message
+    }
+
+    /// Deletes the message.
+    pub async fn acknowledge(self) -> Result<()> {
+        self.message.acknowledge().await
+    }
+}
+
+impl<R: 'static> fmt::Debug for Undecodable<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Undecodable")
+            .field("message", &self.message)
+            .field("error", &self.error)
+            .finish()
+    }
+}

@@ -1,0 +1,147 @@
+//! An open backend, as users hold it.
+
+use std::sync::Arc;
+
+use super::{Factory, Mailbox, NoReplies};
+use crate::codec::{Codec, Json};
+use crate::error::{Error, Result};
+use crate::queue::{Backend, Queue, QueueOptions};
+use crate::{Capabilities, QueueName};
+
+/// An open backend: opens mailboxes by name. Cheap to clone.
+///
+/// `pillarbox::open(url)` gives one; so does `Mailboxes::new` for a backend that was set up by
+/// hand.
+///
+/// ```
+/// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+/// let backend = Mailboxes::new(MemoryBackend::new());
+/// let requests: Mailbox<u64, String> = backend.mailbox("requests")?;
+/// let bounded: Mailbox<u64> = backend.builder("bounded").max_size(100).open()?;
+/// assert_eq!(backend.queues().await?.len(), 2);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Mailboxes {
+    backend: Arc<dyn Backend>,
+}
+
+impl Mailboxes {
+    /// Takes an open backend.
+    pub fn new(backend: impl Backend) -> Self {
+        Self { backend: Arc::new(backend) }
+    }
+
+    /// Opens the mailbox `name` with JSON bodies.
+    ///
+    /// Replies to its messages go to the queue, on the same backend, that their reply address
+    /// names.
+    pub fn mailbox<T: 'static, R: 'static>(
+        &self,
+        name: impl TryInto<QueueName, Error = Error>,
+    ) -> Result<Mailbox<T, R>>
+    where
+        Json: Codec<T> + Codec<R>,
+    {
+        self.open(&name.try_into()?, Json, QueueOptions::new())
+    }
+
+    /// Opens the mailbox `name` with another codec or with a limit: ends with
+    /// [`open`](MailboxBuilder::open).
+    pub fn builder<N>(&self, name: N) -> MailboxBuilder<N>
+    where
+        N: TryInto<QueueName, Error = Error>,
+    {
+        MailboxBuilder { backend: self.clone(), name, codec: Json, options: QueueOptions::new() }
+    }
+
+    /// Opens a queue without types, as bytes.
+    pub fn queue(
+        &self,
+        name: impl TryInto<QueueName, Error = Error>,
+        options: QueueOptions,
+    ) -> Result<Arc<dyn Queue>> {
+        let name = name.try_into()?;
+        self.capabilities().check_name(&name)?;
+        self.backend.queue(&name, options)
+    }
+
+    /// Lists the queues of the backend, in order of name.
+    pub async fn queues(&self) -> Result<Vec<QueueName>> {
+        self.backend.queues().await
+    }
+
+    /// What the backend can do, and within which limits.
+    pub fn capabilities(&self) -> &Capabilities {
+        self.backend.capabilities()
+    }
+
+    /// Closes every mailbox that was opened here. The messages stay.
+    pub async fn close(&self) {
+        self.backend.close().await;
+    }
+
+    fn open<T: 'static, R: 'static, C>(
+        &self,
+        name: &QueueName,
+        codec: C,
+        options: QueueOptions,
+    ) -> Result<Mailbox<T, R>>
+    where
+        C: Codec<T> + Codec<R> + Clone,
+    {
+        let queue = self.queue(name, options)?;
+        let (backend, reply_codec) = (self.clone(), codec.clone());
+        let replies = Factory::new(move |address| {
+            let queue = backend.queue(address, QueueOptions::new())?;
+            Ok(Mailbox::new(queue, reply_codec.clone(), NoReplies))
+        });
+        Ok(Mailbox::new(queue, codec, replies))
+    }
+}
+
+/// Opens a mailbox that differs from the default. Made by [`Mailboxes::builder`].
+///
+/// ```
+/// use bytes::Bytes;
+/// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Raw};
+///
+/// # fn main() -> pillarbox_core::Result<()> {
+/// let backend = Mailboxes::new(MemoryBackend::new());
+/// let frames: Mailbox<Bytes> = backend.builder("frames").codec(Raw).max_size(1_000).open()?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until `open` is called"]
+pub struct MailboxBuilder<N, C = Json> {
+    backend: Mailboxes,
+    name: N,
+    codec: C,
+    options: QueueOptions,
+}
+
+impl<N, C> MailboxBuilder<N, C>
+where
+    N: TryInto<QueueName, Error = Error>,
+{
+    /// Encodes bodies, and those of replies, with `codec`.
+    pub fn codec<D>(self, codec: D) -> MailboxBuilder<N, D> {
+        MailboxBuilder { backend: self.backend, name: self.name, codec, options: self.options }
+    }
+
+    /// Refuses sends that would make the queue hold more than `max_size` messages.
+    pub fn max_size(mut self, max_size: u64) -> Self {
+        self.options.max_size = Some(max_size);
+        self
+    }
+
+    /// Opens the mailbox.
+    pub fn open<T: 'static, R: 'static>(self) -> Result<Mailbox<T, R>>
+    where
+        C: Codec<T> + Codec<R> + Clone,
+    {
+        self.backend.open(&self.name.try_into()?, self.codec, self.options)
+    }
+}

@@ -1,0 +1,132 @@
+//! A received message.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Mailbox, MailboxResolver, settle_one};
+use crate::error::{Error, Result};
+use crate::queue::{Delivery, Queue, Settle};
+use crate::{Attributes, MessageId, QueueName, Receipt, Timestamp};
+
+/// A received message: a body, and the right to settle this delivery of it.
+///
+/// Settling consumes the message, so using it afterwards does not compile. Dropping it settles
+/// nothing: the message comes back when its lease ends.
+#[must_use = "a message that is not settled is delivered again when its lease ends"]
+pub struct Message<T, R = ()> {
+    body: T,
+    delivery: Delivery,
+    queue: Arc<dyn Queue>,
+    replies: Arc<dyn MailboxResolver<R>>,
+}
+
+impl<T, R: 'static> Message<T, R> {
+    pub(super) fn new(
+        body: T,
+        delivery: Delivery,
+        queue: Arc<dyn Queue>,
+        replies: Arc<dyn MailboxResolver<R>>,
+    ) -> Self {
+        Self { body, delivery, queue, replies }
+    }
+
+    /// The identity of the message, the same at every delivery.
+    pub fn id(&self) -> MessageId {
+        self.delivery.message.id
+    }
+
+    /// The body.
+    pub fn body(&self) -> &T {
+        &self.body
+    }
+
+    /// The receipt of this delivery.
+    pub fn receipt(&self) -> &Receipt {
+        &self.delivery.receipt
+    }
+
+    /// How often the message was delivered, this time included: 1 at first.
+    pub fn delivery_count(&self) -> u32 {
+        self.delivery.message.delivery_count
+    }
+
+    /// When the message was sent, by the backend's clock.
+    pub fn enqueued_at(&self) -> Timestamp {
+        self.delivery.message.enqueued_at
+    }
+
+    /// The attributes that it was sent with.
+    pub fn attributes(&self) -> &Attributes {
+        &self.delivery.message.attributes
+    }
+
+    /// Where the sender wants the answer.
+    pub fn reply_to(&self) -> Option<&str> {
+        self.delivery.message.reply_to.as_deref()
+    }
+
+    /// The queue that it came from.
+    pub fn queue_name(&self) -> &QueueName {
+        self.queue.name()
+    }
+
+    /// The delivery as the queue made it, with the undecoded body.
+    pub fn delivery(&self) -> &Delivery {
+        &self.delivery
+    }
+
+    /// Takes the message apart. The receipt in the delivery still settles it, by
+    /// [`Mailbox::acknowledge`] and its kin.
+    pub fn into_parts(self) -> (T, Delivery) {
+        (self.body, self.delivery)
+    }
+
+    /// Deletes the message: its work is done.
+    ///
+    /// Fails with [`Error::ReceiptHandleExpired`] when the lease has ended; the message is then
+    /// somebody else's. After [`Error::Connection`] it is unknown whether the message was
+    /// deleted: keep a clone of the [`receipt`](Self::receipt) to ask again by
+    /// [`Mailbox::acknowledge`].
+    pub async fn acknowledge(self) -> Result<()> {
+        settle_one(&*self.queue, Settle::acknowledge(self.delivery.receipt)).await
+    }
+
+    /// Gives the message back, to be delivered again at once or after `delay`. It joins the tail
+    /// of the queue when it becomes ready.
+    pub async fn nack(self, delay: Duration) -> Result<()> {
+        settle_one(&*self.queue, Settle::nack(self.delivery.receipt, delay)).await
+    }
+
+    /// Lets the lease run for `timeout` from now, however long it had left.
+    pub async fn extend_visibility(&self, timeout: Duration) -> Result<()> {
+        settle_one(&*self.queue, Settle::extend(self.delivery.receipt.clone(), timeout)).await
+    }
+
+    /// The mailbox that the sender wants the answer in.
+    ///
+    /// Fails with [`Error::ReplyMailboxUnavailable`] when the message has no reply address, or
+    /// one that the resolver of the mailbox does not know.
+    pub fn reply_mailbox(&self) -> Result<Mailbox<R>> {
+        let unavailable = |cause| Error::ReplyMailboxUnavailable {
+            queue: self.queue_name().clone(),
+            id: self.id(),
+            cause,
+        };
+        let Some(address) = self.reply_to() else {
+            return Err(unavailable(Arc::from(Box::from("it has no reply address"))));
+        };
+        self.replies.resolve(address).map_err(|error| unavailable(Arc::new(error)))
+    }
+}
+
+impl<T: fmt::Debug, R: 'static> fmt::Debug for Message<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("queue", self.queue_name())
+            .field("id", &self.id())
+            .field("delivery_count", &self.delivery_count())
+            .field("body", &self.body)
+            .finish_non_exhaustive()
+    }
+}

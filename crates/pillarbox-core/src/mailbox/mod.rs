@@ -1,0 +1,331 @@
+//! What users hold: typed mailboxes and the messages that come out of them.
+
+mod batch;
+mod mailboxes;
+mod message;
+mod resolver;
+
+pub use self::batch::{Batch, Undecodable};
+pub use self::mailboxes::{MailboxBuilder, Mailboxes};
+pub use self::message::Message;
+pub use self::resolver::{Factory, MailboxResolver, NoReplies, Registry, RegistryThenFactory};
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::codec::Codec;
+use crate::error::{Error, Result};
+use crate::options::{Receive, SendOptions};
+use crate::queue::{Delivery, Outgoing, Queue, RawMessage, Settle};
+use crate::{Capabilities, Counts, MessageId, MessageState, QueueName, Receipt};
+
+/// A mailbox: a queue of messages with bodies of type `T`, whose receivers reply with an `R`.
+///
+/// One type whatever the backend, and cheap to clone. Open one with
+/// [`Mailboxes::mailbox`].
+///
+/// Delivery is at least once: a message that is received stays in the queue, invisible, until it
+/// is acknowledged; if its lease ends first, it is delivered again. Handlers should therefore
+/// bear being run twice for the same [`Message::id`].
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+/// let backend = Mailboxes::new(MemoryBackend::new());
+/// let jobs: Mailbox<String> = backend.mailbox("jobs")?;
+/// jobs.send(&"sweep the floor".to_owned()).await?;
+///
+/// let batch = jobs.receive(Receive::up_to(10).wait(Duration::from_secs(20))).await?;
+/// for message in batch {
+///     println!("{}", message.body());
+///     message.acknowledge().await?;
+/// }
+/// # Ok(()) }
+/// ```
+pub struct Mailbox<T, R = ()> {
+    queue: Arc<dyn Queue>,
+    codec: Arc<dyn Codec<T>>,
+    replies: Arc<dyn MailboxResolver<R>>,
+}
+
+impl<T: 'static, R: 'static> Mailbox<T, R> {
+    /// Makes a mailbox of a queue. Most callers use [`Mailboxes::mailbox`] instead.
+    pub fn new(
+        queue: Arc<dyn Queue>,
+        codec: impl Codec<T>,
+        replies: impl MailboxResolver<R>,
+    ) -> Self {
+        Self { queue, codec: Arc::new(codec), replies: Arc::new(replies) }
+    }
+
+    /// The same mailbox with another way to find the mailboxes that replies go to.
+    pub fn with_replies(mut self, replies: impl MailboxResolver<R>) -> Self {
+        self.replies = Arc::new(replies);
+        self
+    }
+
+    /// The name of the queue.
+    pub fn name(&self) -> &QueueName {
+        self.queue.name()
+    }
+
+    /// What the backend can do, and within which limits.
+    pub fn capabilities(&self) -> &Capabilities {
+        self.queue.capabilities()
+    }
+
+    /// The queue underneath, which speaks bytes.
+    pub fn queue(&self) -> &Arc<dyn Queue> {
+        &self.queue
+    }
+
+    /// Sends a message and returns its id.
+    pub async fn send(&self, body: &T) -> Result<MessageId> {
+        self.send_with(body, SendOptions::new()).await
+    }
+
+    /// Sends a message with a reply address, a delay, attributes or an id of the caller's.
+    ///
+    /// A send that fails with [`Error::Connection`] may have been stored all the same. To repeat
+    /// it without risking a second message, choose the id yourself:
+    ///
+    /// ```
+    /// # use pillarbox_core::*;
+    /// # async fn f(jobs: Mailbox<u32>) -> Result<()> {
+    /// let id = MessageId::new();
+    /// while let Err(error) = jobs.send_with(&7, SendOptions::new().id(id)).await {
+    ///     if !error.is_transient() {
+    ///         return Err(error);
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
+        let message = self.encode(body, options)?;
+        self.send_raw(message).await
+    }
+
+    /// Sends messages and says of each, in order, whether it was stored.
+    ///
+    /// Fails as a whole only where nothing was sent. Any number is allowed: more than the backend
+    /// takes in one call go in several.
+    pub async fn send_batch<'a>(
+        &self,
+        bodies: impl IntoIterator<Item = &'a T>,
+    ) -> Result<Vec<Result<MessageId>>>
+    where
+        T: 'a,
+    {
+        self.send_batch_with(bodies.into_iter().map(|body| (body, SendOptions::new()))).await
+    }
+
+    /// Sends messages, each with options of its own, and says of each whether it was stored.
+    pub async fn send_batch_with<'a>(
+        &self,
+        messages: impl IntoIterator<Item = (&'a T, SendOptions)>,
+    ) -> Result<Vec<Result<MessageId>>>
+    where
+        T: 'a,
+    {
+        let mut encoded = Vec::new();
+        let mut unencodable = Vec::new();
+        for (place, (body, options)) in messages.into_iter().enumerate() {
+            match self.encode(body, options) {
+                Ok(message) => encoded.push(message),
+                Err(error) => unencodable.push((place, error)),
+            }
+        }
+        let mut results = self.in_batches(encoded, |batch| self.queue.send(batch)).await?;
+        for (place, error) in unencodable {
+            results.insert(place, Err(error));
+        }
+        Ok(results)
+    }
+
+    /// Receives messages, each under a lease of its own.
+    ///
+    /// Returns as soon as one message is ready and never waits to fill the batch; returns an
+    /// empty batch when none came within [`Receive::wait`]. Dropping the future strands nothing.
+    pub async fn receive(&self, request: Receive) -> Result<Batch<T, R>> {
+        let deliveries = self.queue.receive(request).await?;
+        let mut batch = Batch::with_capacity(deliveries.len());
+        for delivery in deliveries {
+            match self.decode(&delivery.message) {
+                Ok(body) => batch.push(self.message(body, delivery)),
+                Err(error) => {
+                    let raw = delivery.message.body.clone();
+                    batch.push_undecodable(Undecodable::new(self.message(raw, delivery), error));
+                }
+            }
+        }
+        Ok(batch)
+    }
+
+    /// Looks at up to `max` messages without delivering them: first the ready ones in order of
+    /// delivery, then the others in the order in which they will become ready.
+    pub async fn peek(&self, max: usize) -> Result<Vec<Peek<T>>> {
+        let peeked = self.queue.peek(max).await?;
+        Ok(peeked
+            .into_iter()
+            .map(|peeked| Peek {
+                body: self.decode(&peeked.message),
+                message: peeked.message,
+                state: peeked.state,
+            })
+            .collect())
+    }
+
+    /// Acknowledges a delivery by its receipt: the message is deleted.
+    ///
+    /// For receipts that were kept or came from elsewhere; who holds the message itself calls
+    /// [`Message::acknowledge`].
+    pub async fn acknowledge(&self, receipt: &Receipt) -> Result<()> {
+        settle_one(&*self.queue, Settle::acknowledge(receipt.clone())).await
+    }
+
+    /// Gives a message back by its receipt, to be ready at once or after `delay`.
+    pub async fn nack(&self, receipt: &Receipt, delay: Duration) -> Result<()> {
+        settle_one(&*self.queue, Settle::nack(receipt.clone(), delay)).await
+    }
+
+    /// Lets the lease of a delivery run for `timeout` from now.
+    pub async fn extend_visibility(&self, receipt: &Receipt, timeout: Duration) -> Result<()> {
+        settle_one(&*self.queue, Settle::extend(receipt.clone(), timeout)).await
+    }
+
+    /// Settles many deliveries at once and says of each, in order, how it went.
+    ///
+    /// Fails as a whole only where nothing was settled. Any number is allowed.
+    pub async fn settle(
+        &self,
+        settles: impl IntoIterator<Item = Settle>,
+    ) -> Result<Vec<Result<()>>> {
+        self.in_batches(settles.into_iter().collect(), |batch| self.queue.settle(batch)).await
+    }
+
+    /// Counts the messages by state.
+    pub async fn counts(&self) -> Result<Counts> {
+        self.queue.counts().await
+    }
+
+    /// Counts the messages, whatever their state.
+    pub async fn approximate_count(&self) -> Result<u64> {
+        Ok(self.counts().await?.total())
+    }
+
+    /// Deletes all messages and says how many.
+    pub async fn purge(&self) -> Result<u64> {
+        self.queue.purge().await
+    }
+
+    /// Closes this mailbox and its clones: receives that wait end, and every later call says
+    /// [`Error::Closed`]. The messages stay where they are.
+    pub async fn close(&self) {
+        self.queue.close().await;
+    }
+
+    fn encode(&self, body: &T, options: SendOptions) -> Result<Outgoing> {
+        let id = options.id.unwrap_or_else(MessageId::new);
+        let body = self.codec.encode(body).map_err(|cause| Error::Serialization {
+            queue: self.queue.name().clone(),
+            id,
+            action: "encode",
+            codec: self.codec.name(),
+            cause: cause.into(),
+        })?;
+        let mut message = Outgoing::with_id(id, body);
+        message.attributes = options.attributes;
+        message.reply_to = options.reply_to;
+        message.delay = options.delay;
+        message.enqueued_at = options.enqueued_at;
+        Ok(message)
+    }
+
+    fn decode(&self, message: &RawMessage) -> Result<T> {
+        self.codec.decode(&message.body).map_err(|cause| Error::Serialization {
+            queue: self.queue.name().clone(),
+            id: message.id,
+            action: "decode",
+            codec: self.codec.name(),
+            cause: cause.into(),
+        })
+    }
+
+    fn message<B>(&self, body: B, delivery: Delivery) -> Message<B, R> {
+        Message::new(body, delivery, self.queue.clone(), self.replies.clone())
+    }
+
+    async fn send_raw(&self, message: Outgoing) -> Result<MessageId> {
+        only(self.queue.send(vec![message]).await?)
+    }
+
+    /// Calls `operation` with as many entries at a time as the backend takes.
+    ///
+    /// When a later call fails as a whole, its entries and those after it carry the error, so
+    /// that the results of the earlier ones are not lost.
+    async fn in_batches<'q, E, O, F>(
+        &'q self,
+        entries: Vec<E>,
+        operation: impl Fn(Vec<E>) -> F,
+    ) -> Result<Vec<Result<O>>>
+    where
+        F: Future<Output = Result<Vec<Result<O>>>> + 'q,
+    {
+        let max = self.capabilities().max_batch;
+        if entries.len() <= max {
+            return operation(entries).await;
+        }
+        let total = entries.len();
+        let mut results = Vec::with_capacity(total);
+        let mut entries = entries.into_iter();
+        while results.len() < total {
+            match operation(entries.by_ref().take(max).collect()).await {
+                Ok(more) => results.extend(more),
+                Err(error) if results.is_empty() => return Err(error),
+                Err(error) => results.resize_with(total, || Err(error.clone())),
+            }
+        }
+        Ok(results)
+    }
+}
+
+impl<T, R> Clone for Mailbox<T, R> {
+    fn clone(&self) -> Self {
+        Self { queue: self.queue.clone(), codec: self.codec.clone(), replies: self.replies.clone() }
+    }
+}
+
+impl<T: 'static, R: 'static> fmt::Debug for Mailbox<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailbox")
+            .field("backend", &self.capabilities().backend)
+            .field("name", self.name())
+            .field("codec", &self.codec.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A message that was looked at and not delivered.
+#[derive(Debug)]
+pub struct Peek<T> {
+    /// The body, or why it cannot be decoded.
+    pub body: Result<T>,
+    /// The message as the queue holds it.
+    pub message: RawMessage,
+    /// What state it is in.
+    pub state: MessageState,
+}
+
+async fn settle_one(queue: &dyn Queue, settle: Settle) -> Result<()> {
+    only(queue.settle(vec![settle]).await?)
+}
+
+/// The one result of a batch of one.
+fn only<T>(results: Vec<Result<T>>) -> Result<T> {
+    results.into_iter().next().unwrap_or_else(|| {
+        Err(Error::connection(None, "use the backend", "it answered a batch of one with no result"))
+    })
+}

@@ -1,0 +1,257 @@
+//! One queue in memory: a ledger behind a mutex, and the line of those who wait.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::Shared;
+use super::waiters::{Ticket, Waiters};
+use crate::clock::{Timestamp, later};
+use crate::error::{Error, Result};
+use crate::gate::Gate;
+use crate::lease::{Full, Ledger, Stale};
+use crate::options::Receive;
+use crate::queue::{BoxFuture, Delivery, Outgoing, Peeked, Queue, QueueOptions, Settle};
+use crate::{Capabilities, Counts, MessageId, Nonce, QueueName};
+
+/// What all handles of one queue share.
+///
+/// The mutex is std's: it is held for the length of one batch and never across an await.
+#[derive(Debug, Default)]
+pub(super) struct Core {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ledger: Ledger,
+    waiters: Waiters,
+}
+
+impl Core {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under this lock would be a bug of the ledger; what it left is still a queue.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().ledger.is_empty()
+    }
+}
+
+impl State {
+    fn receive(&mut self, now: Timestamp, request: &Receive) -> Vec<Delivery> {
+        self.ledger.receive(now, request.max, request.visibility, Nonce::random)
+    }
+
+    /// Wakes whom the present state of the queue calls for.
+    fn balance(&mut self) {
+        self.waiters.balance(self.ledger.ready_len(), self.ledger.next_due());
+    }
+}
+
+/// A handle of one queue.
+#[derive(Debug)]
+pub(super) struct MemoryQueue {
+    name: QueueName,
+    options: QueueOptions,
+    core: Arc<Core>,
+    shared: Arc<Shared>,
+    gate: Gate,
+}
+
+impl MemoryQueue {
+    pub(super) fn new(
+        name: QueueName,
+        options: QueueOptions,
+        core: Arc<Core>,
+        shared: Arc<Shared>,
+        gate: Gate,
+    ) -> Self {
+        Self { name, options, core, shared, gate }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.shared.clock.now()
+    }
+
+    fn send_one(&self, state: &mut State, now: Timestamp, message: Outgoing) -> Result<MessageId> {
+        self.capabilities().check_outgoing(&self.name, &message)?;
+        let (id, max_size) = (message.id, self.options.max_size);
+        state.ledger.send(now, message, max_size).map_err(|Full| Error::MailboxFull {
+            queue: self.name.clone(),
+            id,
+            max_size: max_size.unwrap_or(u64::MAX),
+        })?;
+        Ok(id)
+    }
+
+    fn settle_one(&self, state: &mut State, now: Timestamp, settle: Settle) -> Result<()> {
+        self.capabilities().check_settle(&self.name, &settle)?;
+        state.ledger.settle(now, &settle.receipt, settle.action).map_err(|Stale| {
+            Error::ReceiptHandleExpired { queue: self.name.clone(), receipt: settle.receipt }
+        })
+    }
+
+    /// Takes what is ready, else waits in line until there is something or time is up.
+    ///
+    /// Messages are claimed in the same poll that returns them, so a dropped future holds none.
+    async fn receive(&self, request: Receive) -> Result<Vec<Delivery>> {
+        self.gate.check(&self.name)?;
+        self.capabilities().check_receive(&self.name, &request)?;
+        let now = self.now();
+        let (mut place, mut due) = {
+            let mut state = self.core.lock();
+            let deliveries = state.receive(now, &request);
+            if !deliveries.is_empty() || request.wait.is_zero() {
+                state.balance();
+                return Ok(deliveries);
+            }
+            Place::join(&self.core, &mut state, request)
+        };
+        let end = later(now, request.wait);
+        loop {
+            let wake_at = due.map_or(end, |due| due.min(end));
+            tokio::select! {
+                biased;
+                () = self.gate.closed() => return Err(Error::Closed { queue: self.name.clone() }),
+                () = place.signal.notified() => {}
+                () = self.shared.clock.sleep_until(wake_at) => {}
+            }
+            let now = self.now();
+            match place.try_receive(now) {
+                Ok(deliveries) => return Ok(deliveries),
+                Err(_) if now >= end => return Ok(Vec::new()),
+                Err(next_due) => due = next_due,
+            }
+        }
+    }
+}
+
+/// A place in line, given up when dropped.
+struct Place<'a> {
+    core: &'a Core,
+    request: Receive,
+    signal: Arc<Notify>,
+    /// `None` once the place is given up.
+    ticket: Option<Ticket>,
+}
+
+impl<'a> Place<'a> {
+    fn join(core: &'a Core, state: &mut State, request: Receive) -> (Self, Option<Timestamp>) {
+        let signal = Arc::new(Notify::new());
+        let ticket = state.waiters.ticket();
+        let due = state.waiters.join(ticket, request.max, &signal, state.ledger.next_due());
+        (Self { core, request, signal, ticket: Some(ticket) }, due)
+    }
+
+    /// Takes what is ready and leaves the line; or, where nothing is, stays in line in the old
+    /// place and says until when to sleep.
+    fn try_receive(&mut self, now: Timestamp) -> Result<Vec<Delivery>, Option<Timestamp>> {
+        let mut state = self.core.lock();
+        let Some(ticket) = self.ticket else {
+            return Err(None);
+        };
+        state.waiters.leave(ticket, self.request.max);
+        let deliveries = state.receive(now, &self.request);
+        let result = if deliveries.is_empty() {
+            let State { ledger, waiters } = &mut *state;
+            Err(waiters.join(ticket, self.request.max, &self.signal, ledger.next_due()))
+        } else {
+            self.ticket = None;
+            Ok(deliveries)
+        };
+        state.balance();
+        result
+    }
+}
+
+impl Drop for Place<'_> {
+    /// A wake-up that this waiter will not use goes to the next in line.
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            let mut state = self.core.lock();
+            state.waiters.leave(ticket, self.request.max);
+            state.balance();
+        }
+    }
+}
+
+impl Queue for MemoryQueue {
+    fn name(&self) -> &QueueName {
+        &self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &super::CAPABILITIES
+    }
+
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            self.capabilities().check_batch(&self.name, batch.len())?;
+            let now = self.now();
+            let mut state = self.core.lock();
+            let results =
+                batch.into_iter().map(|message| self.send_one(&mut state, now, message)).collect();
+            state.balance();
+            Ok(results)
+        })
+    }
+
+    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
+        Box::pin(self.receive(request))
+    }
+
+    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            self.capabilities().check_batch(&self.name, batch.len())?;
+            let now = self.now();
+            let mut state = self.core.lock();
+            let results =
+                batch.into_iter().map(|settle| self.settle_one(&mut state, now, settle)).collect();
+            state.balance();
+            Ok(results)
+        })
+    }
+
+    fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            self.capabilities().check_peek(&self.name, max)?;
+            Ok(self.core.lock().ledger.peek(self.now(), max))
+        })
+    }
+
+    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            Ok(self.core.lock().ledger.counts(self.now()))
+        })
+    }
+
+    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            Ok(self.core.lock().ledger.purge())
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.gate.close() })
+    }
+}
+
+impl Drop for MemoryQueue {
+    fn drop(&mut self) {
+        self.shared.forget_if_unused(&self.name, &self.core);
+    }
+}
+
+#[cfg(test)]
+impl MemoryQueue {
+    pub(super) fn nobody_waits(&self) -> bool {
+        self.core.lock().waiters.is_idle()
+    }
+}

@@ -1,0 +1,238 @@
+//! What a backend writes: [`Queue`] and [`Backend`].
+//!
+//! Everything here speaks bytes and batches. Users hold a [`Mailbox`](crate::Mailbox) instead,
+//! which adds types; it is built on nothing but these two traits, and so is every test double.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::clock::Timestamp;
+use crate::error::Result;
+use crate::options::Receive;
+use crate::{Attributes, Capabilities, Counts, MessageId, QueueName, Receipt};
+
+/// A boxed future, which keeps the traits object-safe.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// One queue of a backend, as bytes and in batches.
+///
+/// The rules that each method keeps are those of the contract (see `docs/design.md`);
+/// `pillarbox-testing` has a test for each of them that a backend runs by one macro call. In
+/// short:
+///
+/// * The outer error of a batch says that nothing is known to have happened to any entry. The
+///   inner results say what happened to each entry, in the order given.
+/// * Batches are atomic per entry, not as a whole.
+/// * Parameters outside the [`Capabilities`] are refused, never clamped: use the `check_`
+///   methods there.
+/// * A future that is dropped leaves no message invisible that nobody holds.
+pub trait Queue: fmt::Debug + Send + Sync + 'static {
+    /// The name that the queue was opened with.
+    fn name(&self) -> &QueueName;
+
+    /// What the backend can do, and within which limits.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Stores messages. One whose id the queue already holds is not stored again, and succeeds.
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>>;
+
+    /// Delivers up to `request.max` ready messages and starts a lease on each.
+    ///
+    /// Returns as soon as there is one; waits for one no longer than `request.wait`.
+    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>>;
+
+    /// Ends or extends leases, each only if its receipt is the current one and still runs.
+    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>>;
+
+    /// Shows up to `max` messages without delivering them: the ready ones in order of delivery,
+    /// then the others in the order in which they will become ready.
+    fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>>;
+
+    /// Counts the messages.
+    fn counts(&self) -> BoxFuture<'_, Result<Counts>>;
+
+    /// Deletes all messages and says how many. Every receipt given before is dead.
+    fn purge(&self) -> BoxFuture<'_, Result<u64>>;
+
+    /// Closes this handle: waiting receives end, and every call from now on says
+    /// [`Closed`](crate::Error::Closed). The messages stay, and so do other handles.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// A place that holds queues.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// What the backend can do, and within which limits.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Opens a queue, which comes into being when first used.
+    ///
+    /// Touches no network and no disk: opening is cheap, and failing to reach a server is told
+    /// by the first operation.
+    fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>>;
+
+    /// Lists the queues that hold messages, and others that the backend knows of, in order of
+    /// name.
+    fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>>;
+
+    /// Closes every queue opened here.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// How a queue is opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueueOptions {
+    /// The most messages, in whatever state, that sends through this handle may fill the queue
+    /// up to. `None`: no limit.
+    pub max_size: Option<u64>,
+}
+
+impl QueueOptions {
+    /// The defaults.
+    pub const fn new() -> Self {
+        Self { max_size: None }
+    }
+
+    /// Refuses sends that would make the queue hold more than `max_size` messages.
+    pub const fn max_size(mut self, max_size: u64) -> Self {
+        self.max_size = Some(max_size);
+        self
+    }
+}
+
+/// A message on its way into a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outgoing {
+    /// Its identity. Sending the same one again changes nothing.
+    pub id: MessageId,
+    /// Its body.
+    pub body: Bytes,
+    /// Names and values beside the body.
+    pub attributes: Attributes,
+    /// Where an answer should go.
+    pub reply_to: Option<Arc<str>>,
+    /// How long it stays invisible at first.
+    pub delay: Duration,
+    /// When it was first sent, for a message that is moved from another queue. `None`: now, by
+    /// the backend's clock.
+    pub enqueued_at: Option<Timestamp>,
+}
+
+impl Outgoing {
+    /// Makes a message with a new id and nothing but a body.
+    pub fn new(body: impl Into<Bytes>) -> Self {
+        Self::with_id(MessageId::new(), body)
+    }
+
+    /// Makes a message with the caller's id and nothing but a body.
+    pub fn with_id(id: MessageId, body: impl Into<Bytes>) -> Self {
+        Self {
+            id,
+            body: body.into(),
+            attributes: Attributes::new(),
+            reply_to: None,
+            delay: Duration::ZERO,
+            enqueued_at: None,
+        }
+    }
+}
+
+/// A message as a queue holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RawMessage {
+    /// Its identity.
+    pub id: MessageId,
+    /// Its body.
+    pub body: Bytes,
+    /// Names and values beside the body.
+    pub attributes: Attributes,
+    /// Where an answer should go.
+    pub reply_to: Option<Arc<str>>,
+    /// When it was sent, by the backend's clock.
+    pub enqueued_at: Timestamp,
+    /// How often it was delivered, this time included.
+    pub delivery_count: u32,
+}
+
+/// One delivery of a message, with the receipt that settles it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    /// The message.
+    pub message: RawMessage,
+    /// The right to settle this delivery.
+    pub receipt: Receipt,
+}
+
+/// A message that was looked at and not delivered.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Peeked {
+    /// The message.
+    pub message: RawMessage,
+    /// What state it is in.
+    pub state: MessageState,
+}
+
+/// The state of a message that a queue holds. (The fourth state, deleted, holds no message.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MessageState {
+    /// A receive would deliver it.
+    Ready,
+    /// It is delivered, and its lease runs until then.
+    InFlight {
+        /// When the lease ends.
+        until: Timestamp,
+    },
+    /// It waits for its time, and nobody holds a receipt for it.
+    Delayed {
+        /// When it becomes ready.
+        until: Timestamp,
+    },
+}
+
+/// What to do with one delivery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settle {
+    /// The delivery.
+    pub receipt: Receipt,
+    /// What to do with it.
+    pub action: SettleAction,
+}
+
+impl Settle {
+    /// Deletes the message: its work is done.
+    pub const fn acknowledge(receipt: Receipt) -> Self {
+        Self { receipt, action: SettleAction::Acknowledge }
+    }
+
+    /// Gives the message back, to be ready at once or after `delay`.
+    pub const fn nack(receipt: Receipt, delay: Duration) -> Self {
+        Self { receipt, action: SettleAction::Nack { delay } }
+    }
+
+    /// Lets the lease run for `timeout` from now.
+    pub const fn extend(receipt: Receipt, timeout: Duration) -> Self {
+        Self { receipt, action: SettleAction::Extend { timeout } }
+    }
+}
+
+/// What a receipt is presented for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SettleAction {
+    /// Delete the message.
+    Acknowledge,
+    /// Give the message back; the receipt dies.
+    Nack {
+        /// How long it stays invisible before it is ready.
+        delay: Duration,
+    },
+    /// Let the lease run on; the receipt stays.
+    Extend {
+        /// How long from now.
+        timeout: Duration,
+    },
+}

@@ -1,0 +1,258 @@
+//! Receipts: what a consumer settles a delivery with.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rand::RngExt;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::MessageId;
+use crate::error::{Error, Result};
+
+/// The right to settle one delivery of one message.
+///
+/// Every delivery has a receipt of its own, which cannot be guessed and dies when the delivery
+/// ends: by settling, by expiry, by a purge. A receipt may leave the process as text and settle
+/// from another one.
+///
+/// Backends of ours write a receipt as the message id, a dot and 16 random characters, so that a
+/// receipt in a log can be traced to its message. Others, such as SQS, have a form of their own,
+/// which is carried untouched.
+///
+/// ```
+/// use pillarbox_core::Receipt;
+///
+/// let text = "0197b3a2-5f3c-7c1e-9d53-0b8f5d0c6a11.3pQx-Zk_9TfR2mLa";
+/// let receipt: Receipt = text.parse()?;
+/// assert_eq!(receipt.to_string(), text);
+/// # Ok::<(), pillarbox_core::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Receipt(Form);
+
+/// Both forms have one text each, and no text belongs to both: equality of receipts is equality
+/// of their texts.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Form {
+    Token { id: MessageId, nonce: Nonce },
+    Foreign(Arc<str>),
+}
+
+impl Receipt {
+    /// The longest text that [`Receipt::from_str`] takes; SQS promises to stay within 1,024.
+    const MAX_LEN: usize = 4096;
+
+    /// Makes the receipt of one delivery of message `id`.
+    pub const fn new(id: MessageId, nonce: Nonce) -> Self {
+        Self(Form::Token { id, nonce })
+    }
+
+    /// Carries a receipt in a form of the backend's own.
+    ///
+    /// Fails where the text is empty, longer than 4,096 bytes or holds a control character.
+    pub fn foreign(text: &str) -> Result<Self> {
+        text.parse()
+    }
+
+    /// The message and the delivery, where the receipt has the form of [`Receipt::new`].
+    pub const fn token(&self) -> Option<(MessageId, Nonce)> {
+        match self.0 {
+            Form::Token { id, nonce } => Some((id, nonce)),
+            Form::Foreign(_) => None,
+        }
+    }
+
+    /// The message that the receipt is for, where the receipt tells.
+    pub const fn message_id(&self) -> Option<MessageId> {
+        match self.0 {
+            Form::Token { id, .. } => Some(id),
+            Form::Foreign(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Form::Token { id, nonce } => write!(f, "{id}.{nonce}"),
+            Form::Foreign(text) => f.write_str(text),
+        }
+    }
+}
+
+impl fmt::Debug for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Receipt({self})")
+    }
+}
+
+impl FromStr for Receipt {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if let Some(token) = parse_token(text) {
+            return Ok(Self(token));
+        }
+        if text.is_empty() || text.len() > Self::MAX_LEN || text.contains(char::is_control) {
+            return Err(Error::invalid(
+                None,
+                "receipt",
+                format!("{} bytes of text", text.len()),
+                "the text of a receipt as it was received, 1 to 4,096 bytes without control characters",
+            ));
+        }
+        Ok(Self(Form::Foreign(text.into())))
+    }
+}
+
+/// Reads exactly what `Display` writes for a token; any other spelling of the same UUID is
+/// another text and so another receipt.
+fn parse_token(text: &str) -> Option<Form> {
+    let (id, nonce) = text.split_once('.')?;
+    if id.len() != 36 || id.bytes().any(|b| b.is_ascii_uppercase()) {
+        return None;
+    }
+    let id = MessageId::from(Uuid::try_parse(id).ok()?);
+    Some(Form::Token { id, nonce: Nonce::parse(nonce)? })
+}
+
+impl Serialize for Receipt {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Receipt {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// The secret part of a receipt: 96 bits, written as 16 characters out of `A-Z a-z 0-9 - _`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nonce([u8; 12]);
+
+impl Nonce {
+    /// The length of a nonce as text.
+    pub const TEXT_LEN: usize = 16;
+
+    /// Makes a nonce that nobody can guess, from a cryptographic generator.
+    pub fn random() -> Self {
+        Self(rand::rng().random())
+    }
+
+    /// Makes a nonce of the caller's bytes, for tests and for models that must be repeatable.
+    pub const fn from_bytes(bytes: [u8; 12]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes of the nonce.
+    pub const fn as_bytes(&self) -> &[u8; 12] {
+        &self.0
+    }
+
+    /// Reads a nonce from its text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits: &[u8; Self::TEXT_LEN] = text.as_bytes().try_into().ok()?;
+        let mut bytes = [0; 12];
+        for (three, four) in bytes.chunks_exact_mut(3).zip(digits.chunks_exact(4)) {
+            let mut group = 0u32;
+            for digit in four {
+                group = group << 6 | digit_value(*digit)?;
+            }
+            three.copy_from_slice(&group.to_be_bytes()[1..]);
+        }
+        Some(Self(bytes))
+    }
+
+    fn to_text(self) -> [u8; Self::TEXT_LEN] {
+        let mut text = [0; Self::TEXT_LEN];
+        for (four, three) in text.chunks_exact_mut(4).zip(self.0.chunks_exact(3)) {
+            let group = u32::from_be_bytes([0, three[0], three[1], three[2]]);
+            for (place, digit) in four.iter_mut().enumerate() {
+                *digit = DIGITS[(group >> (18 - 6 * place) & 63) as usize];
+            }
+        }
+        text
+    }
+}
+
+/// The URL-safe alphabet of base64.
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+fn digit_value(digit: u8) -> Option<u32> {
+    let value = match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'-' => 62,
+        b'_' => 63,
+        _ => return None,
+    };
+    Some(value.into())
+}
+
+impl fmt::Display for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_text().iter().try_for_each(|digit| fmt::Write::write_char(f, *digit as char))
+    }
+}
+
+impl fmt::Debug for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nonce({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn nonces_do_not_repeat() {
+        let seen: HashSet<_> = (0..100_000).map(|_| Nonce::random()).collect();
+        assert_eq!(seen.len(), 100_000);
+    }
+
+    #[test]
+    fn a_foreign_receipt_keeps_its_text() {
+        let text = "AQEBwJnKyrHigUMZj6rYigCgxlaS3SLy0a+/==";
+        let receipt: Receipt = text.parse().unwrap();
+        assert_eq!(receipt.to_string(), text);
+        assert_eq!(receipt.message_id(), None);
+    }
+
+    #[test]
+    fn another_spelling_of_an_id_is_another_receipt() {
+        let receipt = Receipt::new(MessageId::from_key("k"), Nonce::from_bytes([7; 12]));
+        let shouted = receipt.to_string().to_uppercase();
+        assert_ne!(shouted.parse::<Receipt>().unwrap(), receipt);
+    }
+
+    #[test]
+    fn empty_or_endless_text_is_no_receipt() {
+        for bad in ["", "a\nb", &"x".repeat(5000)] {
+            assert!(matches!(bad.parse::<Receipt>(), Err(Error::InvalidParameter { .. })));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_token_survives_its_text(id: [u8; 16], nonce: [u8; 12]) {
+            let receipt = Receipt::new(Uuid::from_bytes(id).into(), Nonce::from_bytes(nonce));
+            prop_assert_eq!(receipt.to_string().parse::<Receipt>().unwrap(), receipt);
+        }
+
+        #[test]
+        fn every_accepted_text_survives(text in "\\PC{1,80}") {
+            prop_assert_eq!(text.parse::<Receipt>().unwrap().to_string(), text);
+        }
+    }
+}
