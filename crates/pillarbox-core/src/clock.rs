@@ -1,14 +1,146 @@
 //! Time as a backend sees it.
 
 use std::fmt;
-use std::time::Duration;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::error::{Error, Result};
 use crate::queue::BoxFuture;
 
-pub use jiff::Timestamp;
+/// A moment in time, in nanoseconds since 1970 (UTC): from the year 1677 to 2262.
+///
+/// As text, and so in JSON, it is RFC 3339 in UTC. Arithmetic saturates at the ends.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use pillarbox_core::Timestamp;
+///
+/// let at: Timestamp = "2026-11-15T10:30:00Z".parse()?;
+/// assert_eq!((at + Duration::from_millis(250)).to_string(), "2026-11-15T10:30:00.25Z");
+/// assert!(SystemTime::from(at) > SystemTime::UNIX_EPOCH);
+/// # Ok::<(), pillarbox_core::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    /// The earliest moment there is.
+    pub const MIN: Self = Self(i64::MIN);
+    /// The latest moment there is.
+    pub const MAX: Self = Self(i64::MAX);
+
+    /// The present moment by the machine's wall clock.
+    pub fn now() -> Self {
+        SystemTime::now().into()
+    }
+
+    /// The moment so many nanoseconds after the beginning of 1970.
+    pub const fn from_nanos(nanos: i64) -> Self {
+        Self(nanos)
+    }
+
+    /// The moment so many microseconds after the beginning of 1970.
+    pub const fn from_micros(micros: i64) -> Self {
+        Self(micros.saturating_mul(1_000))
+    }
+
+    /// The moment so many seconds after the beginning of 1970.
+    pub const fn from_secs(secs: i64) -> Self {
+        Self(secs.saturating_mul(1_000_000_000))
+    }
+
+    /// Nanoseconds since the beginning of 1970.
+    pub const fn as_nanos(self) -> i64 {
+        self.0
+    }
+
+    /// Microseconds since the beginning of 1970, rounded down.
+    pub const fn as_micros(self) -> i64 {
+        self.0.div_euclid(1_000)
+    }
+
+    /// How long it is from `earlier` to this moment: nothing when `earlier` is later.
+    pub const fn since(self, earlier: Self) -> Duration {
+        let nanos = self.0 as i128 - earlier.0 as i128;
+        if nanos <= 0 {
+            Duration::ZERO
+        } else {
+            Duration::new((nanos / 1_000_000_000) as u64, (nanos % 1_000_000_000) as u32)
+        }
+    }
+}
+
+impl std::ops::Add<Duration> for Timestamp {
+    type Output = Self;
+
+    fn add(self, by: Duration) -> Self {
+        Self(self.0.saturating_add(i64::try_from(by.as_nanos()).unwrap_or(i64::MAX)))
+    }
+}
+
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Self {
+        match time.duration_since(UNIX_EPOCH) {
+            Ok(after) => Self(0) + after,
+            Err(before) => {
+                Self(i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |nanos| -nanos))
+            }
+        }
+    }
+}
+
+impl From<Timestamp> for SystemTime {
+    fn from(at: Timestamp) -> Self {
+        let distance = Duration::from_nanos(at.0.unsigned_abs());
+        if at.0 < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance }
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Cannot fail: jiff reaches from the year -9999 to 9999.
+        let at = jiff::Timestamp::from_nanosecond(self.0.into()).map_err(|_| fmt::Error)?;
+        fmt::Display::fmt(&at, f)
+    }
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Timestamp {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        text.parse::<jiff::Timestamp>()
+            .ok()
+            .and_then(|at| i64::try_from(at.as_nanosecond()).ok())
+            .map(Self)
+            .ok_or_else(|| {
+                let allowed = "RFC 3339 from 1677 to 2262, such as 2026-11-15T10:30:00Z";
+                Error::invalid(None, "time", format!("{text:?}"), allowed)
+            })
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
 
 /// The clock of a backend that lives in this process.
 ///
@@ -48,11 +180,11 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        later(self.start, self.origin.elapsed())
+        self.start + self.origin.elapsed()
     }
 
     fn sleep_until(&self, deadline: Timestamp) -> BoxFuture<'_, ()> {
-        Box::pin(tokio::time::sleep(span(self.now(), deadline)))
+        Box::pin(tokio::time::sleep(deadline.since(self.now())))
     }
 }
 
@@ -65,7 +197,7 @@ impl Clock for SystemClock {
 /// let clock = ManualClock::new();
 /// let before = clock.now();
 /// clock.advance(Duration::from_secs(30));
-/// assert_eq!(clock.now().duration_since(before).as_secs(), 30);
+/// assert_eq!(clock.now().since(before).as_secs(), 30);
 /// ```
 #[derive(Debug, Clone)]
 pub struct ManualClock {
@@ -85,7 +217,7 @@ impl ManualClock {
 
     /// Moves the clock forward and wakes whoever slept until then. Clones move along.
     pub fn advance(&self, by: Duration) {
-        self.now.send_modify(|now| *now = later(*now, by));
+        self.now.send_modify(|now| *now = *now + by);
     }
 }
 
@@ -109,17 +241,6 @@ impl Clock for ManualClock {
     }
 }
 
-/// The moment `by` after `from`, or the end of time.
-pub fn later(from: Timestamp, by: Duration) -> Timestamp {
-    // Fails for calendar units only, which a `Duration` does not have.
-    from.saturating_add(by).unwrap_or(Timestamp::MAX)
-}
-
-/// How long it is from `from` to `to`: nothing when `to` has passed.
-pub fn span(from: Timestamp, to: Timestamp) -> Duration {
-    to.duration_since(from).try_into().unwrap_or(Duration::ZERO)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,8 +249,8 @@ mod tests {
     async fn the_system_clock_follows_tokios_paused_time() {
         let clock = SystemClock::new();
         let start = clock.now();
-        clock.sleep_until(later(start, Duration::from_secs(3600))).await;
-        assert_eq!(span(start, clock.now()).as_secs(), 3600);
+        clock.sleep_until(start + Duration::from_secs(3600)).await;
+        assert_eq!(clock.now().since(start).as_secs(), 3600);
     }
 
     #[tokio::test(start_paused = true)]
@@ -137,7 +258,7 @@ mod tests {
         let clock = ManualClock::new();
         let sleeper = tokio::spawn({
             let clock = clock.clone();
-            async move { clock.sleep_until(later(clock.now(), Duration::from_secs(2))).await }
+            async move { clock.sleep_until(clock.now() + Duration::from_secs(2)).await }
         });
         tokio::task::yield_now().await;
         clock.advance(Duration::from_secs(1));
@@ -149,7 +270,24 @@ mod tests {
 
     #[test]
     fn time_saturates_instead_of_overflowing() {
-        assert_eq!(later(Timestamp::now(), Duration::MAX), Timestamp::MAX);
-        assert_eq!(span(Timestamp::MAX, Timestamp::MIN), Duration::ZERO);
+        assert_eq!(Timestamp::now() + Duration::MAX, Timestamp::MAX);
+        assert_eq!(Timestamp::MIN.since(Timestamp::MAX), Duration::ZERO);
+        assert_eq!(Timestamp::MAX.since(Timestamp::MIN).as_nanos(), u128::from(u64::MAX));
+        assert_eq!(Timestamp::from_secs(i64::MAX), Timestamp::MAX);
+    }
+
+    #[test]
+    fn a_moment_survives_text_and_system_time() {
+        let moments = [0, 1, -1, i64::MAX, i64::MIN, 1_763_200_000_123_456_789];
+        for at in moments.map(Timestamp::from_nanos) {
+            assert_eq!(at.to_string().parse::<Timestamp>().unwrap(), at, "{at}");
+            assert_eq!(Timestamp::from(SystemTime::from(at)), at, "{at}");
+            let json = serde_json::to_string(&at).unwrap();
+            assert_eq!(serde_json::from_str::<Timestamp>(&json).unwrap(), at, "{json}");
+        }
+        assert_eq!(Timestamp::from_nanos(-1).as_micros(), -1);
+        for bad in ["", "yesterday", "9999-01-01T00:00:00Z"] {
+            assert!(matches!(bad.parse::<Timestamp>(), Err(Error::InvalidParameter { .. })));
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use rand::RngExt;
+use rand::Rng;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -141,7 +141,9 @@ impl Nonce {
 
     /// Makes a nonce that nobody can guess, from a cryptographic generator.
     pub fn random() -> Self {
-        Self(rand::rng().random())
+        let mut bytes = [0; 12];
+        rand::rng().fill_bytes(&mut bytes);
+        Self(bytes)
     }
 
     /// Makes a nonce of the caller's bytes, for tests and for models that must be repeatable.

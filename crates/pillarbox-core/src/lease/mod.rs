@@ -30,15 +30,17 @@
 //! 4. `delivery_count` changes in one place, where a delivery is made, and only upwards.
 //! 5. Time does not run backwards: an earlier `now` than one seen before counts as the later one.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use slab::Slab;
-
-use crate::clock::{Timestamp, later, span};
+use crate::clock::Timestamp;
 use crate::queue::{Delivery, MessageState, Outgoing, Peeked, RawMessage, SettleAction};
-use crate::{Counts, MessageId, Nonce, Receipt};
+use crate::{Counts, Nonce, Receipt};
 
+use self::entries::{Entries, Entry, Key};
+
+mod entries;
+mod index;
 #[cfg(test)]
 mod tests;
 
@@ -49,7 +51,7 @@ mod tests;
 /// use pillarbox_core::lease::{Ledger, Sent};
 /// use pillarbox_core::{Nonce, Outgoing, SettleAction, Timestamp};
 ///
-/// let at = |seconds| Timestamp::from_second(seconds).unwrap();
+/// let at = |seconds| Timestamp::from_secs(seconds);
 /// let mut ledger = Ledger::new();
 /// assert_eq!(ledger.send(at(0), Outgoing::new("work"), None), Ok(Sent::Stored));
 ///
@@ -65,9 +67,7 @@ mod tests;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Ledger {
-    entries: Slab<Entry>,
-    /// Where each message is, by its id.
-    index: HashMap<MessageId, Key>,
+    entries: Entries,
     /// Messages that a receive would deliver, the next one first.
     ready: VecDeque<Key>,
     /// Messages that become ready by time alone, the next one first.
@@ -77,15 +77,6 @@ pub struct Ledger {
     /// Orders timers of the same moment by when they were set.
     next_seq: u64,
     now: Timestamp,
-}
-
-/// A place in the slab. 32 bits hold more messages than memory does.
-type Key = u32;
-
-#[derive(Debug, Clone)]
-struct Entry {
-    message: RawMessage,
-    state: State,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,8 +117,7 @@ impl Ledger {
     /// Makes an empty queue.
     pub fn new() -> Self {
         Self {
-            entries: Slab::new(),
-            index: HashMap::new(),
+            entries: Entries::new(),
             ready: VecDeque::new(),
             timers: BTreeSet::new(),
             in_flight: 0,
@@ -144,23 +134,21 @@ impl Ledger {
         max_size: Option<u64>,
     ) -> Result<Sent, Full> {
         self.advance(now);
-        if self.index.contains_key(&outgoing.id) {
+        if self.entries.find(outgoing.id).is_some() {
             return Ok(Sent::Duplicate);
         }
         if max_size.is_some_and(|max| self.entries.len() as u64 >= max) {
             return Err(Full);
         }
-        let id = outgoing.id;
         let message = RawMessage {
-            id,
+            id: outgoing.id,
             body: outgoing.body,
             attributes: outgoing.attributes,
             reply_to: outgoing.reply_to,
             enqueued_at: outgoing.enqueued_at.unwrap_or(self.now),
             delivery_count: 0,
         };
-        let key = self.entries.insert(Entry { message, state: State::Ready }) as Key;
-        self.index.insert(id, key);
+        let key = self.entries.insert(Entry { message, state: State::Ready });
         self.make_available(key, outgoing.delay);
         Ok(Sent::Stored)
     }
@@ -175,7 +163,7 @@ impl Ledger {
         mut mint: impl FnMut() -> Nonce,
     ) -> Vec<Delivery> {
         self.advance(now);
-        let deadline = later(self.now, visibility);
+        let deadline = self.now + visibility;
         let count = max.min(self.ready.len());
         let mut deliveries = Vec::with_capacity(count);
         for _ in 0..count {
@@ -184,7 +172,7 @@ impl Ledger {
             };
             let timer = self.set_timer(deadline, key);
             let nonce = mint();
-            let entry = &mut self.entries[key as usize];
+            let entry = &mut self.entries[key];
             entry.state = State::InFlight { timer, nonce };
             entry.message.delivery_count = entry.message.delivery_count.saturating_add(1);
             deliveries.push(Delivery {
@@ -205,9 +193,9 @@ impl Ledger {
     ) -> Result<(), Stale> {
         self.advance(now);
         let (id, presented) = receipt.token().ok_or(Stale)?;
-        let key = *self.index.get(&id).ok_or(Stale)?;
+        let key = self.entries.find(id).ok_or(Stale)?;
         // `advance` has taken the leases that ended out of flight: one that is here still runs.
-        let State::InFlight { timer, nonce } = self.entries[key as usize].state else {
+        let State::InFlight { timer, nonce } = self.entries[key].state else {
             return Err(Stale);
         };
         if nonce != presented {
@@ -217,15 +205,15 @@ impl Ledger {
         match action {
             SettleAction::Acknowledge => {
                 self.in_flight -= 1;
-                self.remove(key, id);
+                self.remove(key);
             }
             SettleAction::Nack { delay } => {
                 self.in_flight -= 1;
                 self.make_available(key, delay);
             }
             SettleAction::Extend { timeout } => {
-                let timer = self.set_timer(later(self.now, timeout), key);
-                self.entries[key as usize].state = State::InFlight { timer, nonce };
+                let timer = self.set_timer(self.now + timeout, key);
+                self.entries[key].state = State::InFlight { timer, nonce };
             }
         }
         Ok(())
@@ -241,13 +229,13 @@ impl Ledger {
     /// Counts the messages by state.
     pub fn counts(&mut self, now: Timestamp) -> Counts {
         self.advance(now);
-        let oldest = self.ready.front().map(|key| self.entries[*key as usize].message.enqueued_at);
+        let oldest = self.ready.front().map(|key| self.entries[*key].message.enqueued_at);
         Counts::new(
             self.ready.len() as u64,
             self.in_flight as u64,
             (self.timers.len() - self.in_flight) as u64,
         )
-        .with_oldest_age(oldest.map(|at| span(at, self.now)))
+        .with_oldest_age(oldest.map(|at| self.now.since(at)))
     }
 
     /// Shows up to `max` messages in the order in which they are, or will be, ready.
@@ -264,7 +252,7 @@ impl Ledger {
         self.now = self.now.max(now);
         while let Some(timer) = self.timers.first().copied().filter(|timer| timer.at <= self.now) {
             self.timers.pop_first();
-            let entry = &mut self.entries[timer.key as usize];
+            let entry = &mut self.entries[timer.key];
             if let State::InFlight { .. } = entry.state {
                 self.in_flight -= 1;
             }
@@ -297,8 +285,7 @@ impl Ledger {
     pub fn check(&self) -> Result<(), String> {
         let mut expected_timers = BTreeSet::new();
         let (mut ready, mut in_flight) = (0, 0);
-        for (key, entry) in &self.entries {
-            let id = entry.message.id;
+        for (key, entry) in self.entries.iter() {
             match entry.state {
                 State::Ready => ready += 1,
                 State::InFlight { timer, .. } => {
@@ -309,21 +296,22 @@ impl Ledger {
                     expected_timers.insert(timer);
                 }
             }
-            if self.index.get(&id) != Some(&(key as Key)) {
-                return Err(format!("message {id} is not in the index"));
+            if self.entries.find(entry.message.id) != Some(key) {
+                return Err(format!("{:?} is not in the index", entry.message.id));
             }
         }
         let distinct: BTreeSet<_> = self.ready.iter().collect();
-        let all_ready = self.ready.iter().all(|key| {
-            self.entries.get(*key as usize).is_some_and(|entry| entry.state == State::Ready)
-        });
+        let all_ready = self
+            .ready
+            .iter()
+            .all(|key| self.entries.get(*key).is_some_and(|entry| entry.state == State::Ready));
         if !all_ready || distinct.len() != self.ready.len() || ready != self.ready.len() {
             return Err(format!("{ready} messages are ready, the line has {:?}", self.ready));
         }
         if expected_timers != self.timers {
             return Err(format!("timers are {:?}, not {expected_timers:?}", self.timers));
         }
-        if in_flight != self.in_flight || self.index.len() != self.entries.len() {
+        if in_flight != self.in_flight || !self.entries.index_is_whole() {
             return Err(format!("{in_flight} in flight, {} counted", self.in_flight));
         }
         Ok(())
@@ -332,11 +320,11 @@ impl Ledger {
     /// Puts a message where it is ready now or after `delay`.
     fn make_available(&mut self, key: Key, delay: Duration) {
         if delay.is_zero() {
-            self.entries[key as usize].state = State::Ready;
+            self.entries[key].state = State::Ready;
             self.ready.push_back(key);
         } else {
-            let timer = self.set_timer(later(self.now, delay), key);
-            self.entries[key as usize].state = State::Delayed { timer };
+            let timer = self.set_timer(self.now + delay, key);
+            self.entries[key].state = State::Delayed { timer };
         }
     }
 
@@ -347,16 +335,15 @@ impl Ledger {
         timer
     }
 
-    fn remove(&mut self, key: Key, id: MessageId) {
-        self.entries.remove(key as usize);
-        self.index.remove(&id);
+    fn remove(&mut self, key: Key) {
+        self.entries.remove(key);
         if self.entries.is_empty() && self.entries.capacity() > KEEP_CAPACITY {
             self.purge();
         }
     }
 
     fn show(&self, key: Key) -> Peeked {
-        let entry = &self.entries[key as usize];
+        let entry = &self.entries[key];
         let state = match entry.state {
             State::Ready => MessageState::Ready,
             State::InFlight { timer, .. } => MessageState::InFlight { until: timer.at },

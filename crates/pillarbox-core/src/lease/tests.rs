@@ -4,7 +4,7 @@
 use super::*;
 
 fn at(seconds: i64) -> Timestamp {
-    Timestamp::from_second(seconds).unwrap()
+    Timestamp::from_secs(seconds)
 }
 
 fn secs(seconds: u64) -> Duration {

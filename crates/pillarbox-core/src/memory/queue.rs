@@ -6,7 +6,7 @@ use tokio::sync::Notify;
 
 use super::Shared;
 use super::waiters::{Ticket, Waiters};
-use crate::clock::{Timestamp, later};
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::lease::{Full, Ledger, Stale};
@@ -109,7 +109,7 @@ impl MemoryQueue {
             }
             Place::join(&self.core, &mut state, request)
         };
-        let end = later(now, request.wait);
+        let end = now + request.wait;
         loop {
             let wake_at = due.map_or(end, |due| due.min(end));
             tokio::select! {
@@ -192,8 +192,9 @@ impl Queue for MemoryQueue {
             self.capabilities().check_batch(&self.name, batch.len())?;
             let now = self.now();
             let mut state = self.core.lock();
-            let results =
-                batch.into_iter().map(|message| self.send_one(&mut state, now, message)).collect();
+            let mut results = Vec::with_capacity(batch.len());
+            results
+                .extend(batch.into_iter().map(|message| self.send_one(&mut state, now, message)));
             state.balance();
             Ok(results)
         })
@@ -209,8 +210,9 @@ impl Queue for MemoryQueue {
             self.capabilities().check_batch(&self.name, batch.len())?;
             let now = self.now();
             let mut state = self.core.lock();
-            let results =
-                batch.into_iter().map(|settle| self.settle_one(&mut state, now, settle)).collect();
+            let mut results = Vec::with_capacity(batch.len());
+            results
+                .extend(batch.into_iter().map(|settle| self.settle_one(&mut state, now, settle)));
             state.balance();
             Ok(results)
         })

@@ -1,0 +1,88 @@
+//! The messages of a ledger, found by their place or by their id.
+
+use std::ops::{Index, IndexMut};
+
+use slab::Slab;
+
+use super::State;
+use super::index::IdIndex;
+use crate::MessageId;
+use crate::queue::RawMessage;
+
+/// A place in the slab. 32 bits hold more messages than memory does.
+pub(super) type Key = u32;
+
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) message: RawMessage,
+    pub(super) state: State,
+}
+
+/// Messages side by side in a slab, with an index by id.
+#[derive(Debug, Clone)]
+pub(super) struct Entries {
+    slab: Slab<Entry>,
+    index: IdIndex,
+}
+
+impl Entries {
+    pub(super) fn new() -> Self {
+        Self { slab: Slab::new(), index: IdIndex::new() }
+    }
+
+    /// Adds a message whose id is not here.
+    pub(super) fn insert(&mut self, entry: Entry) -> Key {
+        let id = entry.message.id;
+        let key = self.slab.insert(entry) as Key;
+        self.index.insert(id, key, |key| self.slab[key as usize].message.id);
+        key
+    }
+
+    pub(super) fn find(&self, id: MessageId) -> Option<Key> {
+        self.index.find(id, |key| self.slab[key as usize].message.id)
+    }
+
+    pub(super) fn remove(&mut self, key: Key) {
+        let entry = self.slab.remove(key as usize);
+        self.index.remove(entry.message.id, key);
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&Entry> {
+        self.slab.get(key as usize)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Key, &Entry)> {
+        self.slab.iter().map(|(key, entry)| (key as Key, entry))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slab.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slab.is_empty()
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.slab.capacity()
+    }
+
+    /// Whether the index has one place for each message.
+    pub(super) fn index_is_whole(&self) -> bool {
+        self.index.len() == self.slab.len()
+    }
+}
+
+impl Index<Key> for Entries {
+    type Output = Entry;
+
+    fn index(&self, key: Key) -> &Entry {
+        &self.slab[key as usize]
+    }
+}
+
+impl IndexMut<Key> for Entries {
+    fn index_mut(&mut self, key: Key) -> &mut Entry {
+        &mut self.slab[key as usize]
+    }
+}

@@ -1,0 +1,175 @@
+//! From the id of a message to its place.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use uuid::Uuid;
+
+use super::entries::Key;
+use crate::MessageId;
+
+/// Places of messages, by id.
+///
+/// One table for a million ids costs several cache misses per look-up, since a hash sends every
+/// id to another corner of it. Ids of version 7 rise with time, and a queue adds at one end of
+/// time and takes from the other: so the ids are cut into stretches, each with a small table of
+/// its own. Sends then work on the last table and settles near the first, and both stay in the
+/// cache however many messages lie in between.
+///
+/// Tables hold places only, and no ids: whoever asks tells by `id_at` which id is at a place.
+///
+/// Ids in any other order are found just as well; they may share one large table, and are then as
+/// fast as in an ordinary map.
+#[derive(Debug, Clone)]
+pub(super) struct IdIndex {
+    /// In order of `from`; never empty, and the first is from the least id there is. An id
+    /// belongs to the last segment that is from no later than it.
+    segments: VecDeque<Segment>,
+    /// No id in the last segment is greater.
+    newest: MessageId,
+    hasher: DefaultHashBuilder,
+}
+
+#[derive(Debug, Clone)]
+struct Segment {
+    from: MessageId,
+    places: HashTable<Key>,
+}
+
+/// The size at which the last segment is closed and a new one begun.
+const SEGMENT_LEN: usize = 4096;
+
+const LEAST: MessageId = MessageId::from_uuid(Uuid::nil());
+
+impl IdIndex {
+    pub(super) fn new() -> Self {
+        Self {
+            segments: VecDeque::from([Segment { from: LEAST, places: HashTable::new() }]),
+            newest: LEAST,
+            hasher: DefaultHashBuilder::default(),
+        }
+    }
+
+    pub(super) fn find(&self, id: MessageId, id_at: impl Fn(Key) -> MessageId) -> Option<Key> {
+        let places = &self.segments[self.segment_of(id)].places;
+        places.find(self.hash(id), |key| id_at(*key) == id).copied()
+    }
+
+    /// Adds the place of an id that is not here.
+    pub(super) fn insert(&mut self, id: MessageId, key: Key, id_at: impl Fn(Key) -> MessageId) {
+        let mut at = self.segment_of(id);
+        if at == self.segments.len() - 1 {
+            if id > self.newest && self.segments[at].places.len() >= SEGMENT_LEN {
+                let places = HashTable::with_capacity(SEGMENT_LEN);
+                self.segments.push_back(Segment { from: id, places });
+                at += 1;
+            }
+            self.newest = self.newest.max(id);
+        }
+        let hash = self.hash(id);
+        let hasher = &self.hasher;
+        let rehash = |key: &Key| hasher.hash_one(id_at(*key));
+        self.segments[at].places.insert_unique(hash, key, rehash);
+    }
+
+    /// Removes the place of an id.
+    pub(super) fn remove(&mut self, id: MessageId, key: Key) {
+        let (at, hash) = (self.segment_of(id), self.hash(id));
+        let places = &mut self.segments[at].places;
+        if let Ok(place) = places.find_entry(hash, |other| *other == key) {
+            place.remove();
+        }
+        if places.is_empty() && self.segments.len() > 1 {
+            self.drop_segment(at);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.segments.iter().map(|segment| segment.places.len()).sum()
+    }
+
+    /// Drops an empty segment; its stretch of ids goes to the one before it, or if it is the
+    /// first, to the one after it.
+    fn drop_segment(&mut self, at: usize) {
+        if at == self.segments.len() - 1 {
+            self.newest = self.segments[at].from;
+        }
+        self.segments.remove(at);
+        self.segments[0].from = LEAST;
+    }
+
+    fn segment_of(&self, id: MessageId) -> usize {
+        let last = self.segments.len() - 1;
+        if self.segments[last].from <= id {
+            last
+        } else if id < self.segments[1].from {
+            0
+        } else {
+            self.segments.partition_point(|segment| segment.from <= id) - 1
+        }
+    }
+
+    fn hash(&self, id: MessageId) -> u64 {
+        self.hasher.hash_one(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(number: u64) -> MessageId {
+        Uuid::from_u64_pair(number, 0).into()
+    }
+
+    #[test]
+    fn a_long_line_is_cut_into_segments_that_go_when_they_are_empty() {
+        let mut index = IdIndex::new();
+        let key = |number: u64| number as Key;
+        let id_at = |key: Key| id(key.into());
+        let count = 10 * SEGMENT_LEN as u64;
+        for number in 0..count {
+            index.insert(id(number), key(number), id_at);
+        }
+        assert_eq!((index.segments.len(), index.len() as u64), (10, count));
+        for number in 0..count {
+            assert_eq!(index.find(id(number), id_at), Some(key(number)));
+            index.remove(id(number), key(number));
+            assert_eq!(index.find(id(number), id_at), None);
+        }
+        assert_eq!((index.segments.len(), index.len()), (1, 0));
+    }
+
+    proptest! {
+        /// Any order of ids, with segments of every age emptied and filled again.
+        #[test]
+        fn finds_what_a_map_finds(steps in prop::collection::vec((any::<bool>(), 0..40u64), 1..80)) {
+            let mut index = IdIndex::new();
+            let mut map = BTreeMap::new();
+            let id_at = |key: Key| id(key.into());
+            for (insert, stretch) in steps {
+                // A whole stretch at a time, so that segments fill up.
+                for number in (stretch * 1000..(stretch + 1) * 1000).step_by(2) {
+                    let key = number as Key;
+                    if insert && map.insert(number, key).is_none() {
+                        index.insert(id(number), key, id_at);
+                    } else if !insert && map.remove(&number).is_some() {
+                        index.remove(id(number), key);
+                    }
+                }
+                prop_assert_eq!(index.len(), map.len());
+                for number in stretch * 1000..(stretch + 1) * 1000 {
+                    prop_assert_eq!(index.find(id(number), id_at), map.get(&number).copied());
+                }
+            }
+            for (number, key) in &map {
+                prop_assert_eq!(index.find(id(*number), id_at), Some(*key));
+            }
+        }
+    }
+}
