@@ -1,73 +1,87 @@
-use pillarbox_core::*;
-use std::time::*;
-fn main() {
-    let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    rt.block_on(async {
-        for backlog in [0usize, std::env::var("B").map_or(1_000_000, |n| n.parse().unwrap())] {
-            for batch in [1usize, 10] {
-                let b = Mailboxes::new(MemoryBackend::new());
-                let q = b.queue("q", QueueOptions::new()).unwrap();
-                let stat = std::env::var_os("STATIC").is_some();
-                let body = vec![7u8; 256];
-                for _ in 0..backlog / 1000 {
-                    q.send(
-                        (0..1000)
-                            .map(|_| {
-                                Outgoing::new(if stat {
-                                    bytes::Bytes::from_static(b"xxx")
-                                } else {
-                                    body.clone().into()
-                                })
-                            })
-                            .collect(),
-                    )
-                    .await
-                    .unwrap();
-                }
-                for _ in 0..3 {
-                    let n = std::env::var("N").map_or(2_000_000, |n| n.parse().unwrap()) / batch;
-                    let t = Instant::now();
-                    for _ in 0..n {
-                        q.send(
-                            (0..batch)
-                                .map(|_| {
-                                    Outgoing::new(if stat {
-                                        bytes::Bytes::from_static(b"xxx")
-                                    } else {
-                                        body.clone().into()
-                                    })
-                                })
-                                .collect(),
-                        )
-                        .await
-                        .unwrap();
-                        let d = q.receive(Receive::up_to(batch)).await.unwrap();
-                        q.settle(d.into_iter().map(|d| Settle::acknowledge(d.receipt)).collect())
-                            .await
-                            .unwrap();
-                    }
-                    println!(
-                        "backlog {backlog} batch {batch}: {:.0} ns/cycle",
-                        t.elapsed().as_nanos() as f64 / (n * batch) as f64
-                    );
-                }
-            }
+//! Benchmarks of Pillarbox against its peers and against physical limits.
+//!
+//! A suite is a subcommand and a folder: `memory` is `src/memory/`. What all of them share is
+//! beside it:
+//!
+//! | to find | look at |
+//! |---|---|
+//! | how contestants take turns and which figure counts | `measure` |
+//! | rows, units, the ratio, the table and the JSON lines | `report` |
+//! | measurements that need a process of their own | `process` |
+//!
+//! Build with `--release`; figures of a debug build mean nothing.
+
+mod measure;
+mod memory;
+mod process;
+mod report;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::measure::{Plan, Result};
+use crate::report::{RATIO, Report};
+
+/// Benchmarks of Pillarbox against its peers and against physical limits.
+#[derive(Debug, Parser)]
+#[command(after_help = RATIO)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The memory backend against capp-queue, apalis and a bare channel.
+    #[command(after_help = RATIO)]
+    Memory(Options),
+    /// One measurement of the memory suite that needs a process of its own.
+    #[command(hide = true, subcommand)]
+    MemoryChild(memory::Child),
+}
+
+/// What every suite can be told.
+#[derive(Debug, Args)]
+struct Options {
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Run small counts, to see that everything works. The figures mean little.
+    #[arg(long)]
+    quick: bool,
+    /// How many rounds the medians are taken of [default: 5, or 3 with --quick].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
         }
-        let t = Instant::now();
-        for _ in 0..1000000 {
-            std::hint::black_box(MessageId::new());
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Memory(options) => suite(&options, memory::run),
+        Command::MemoryChild(child) => {
+            println!("{}", child.measure()?);
+            Ok(())
         }
-        println!("id {} ns", t.elapsed().as_nanos() / 1000000);
-        let t = Instant::now();
-        for _ in 0..1000000 {
-            std::hint::black_box(Nonce::random());
-        }
-        println!("nonce {} ns", t.elapsed().as_nanos() / 1000000);
-        let c = SystemClock::new();
-        let t = Instant::now();
-        for _ in 0..1000000 {
-            std::hint::black_box(c.now());
-        }
-        println!("now {} ns", t.elapsed().as_nanos() / 1000000);
-    });
+    }
+}
+
+fn suite(options: &Options, run: fn(&Plan, &mut Report) -> Result<()>) -> Result<()> {
+    if cfg!(debug_assertions) {
+        eprintln!("warning: this is a debug build; run with --release");
+    }
+    let plan = Plan::new(options.quick, options.rounds);
+    let mut report = Report::new(options.json);
+    run(&plan, &mut report)?;
+    report.finish();
+    Ok(())
 }

@@ -1,0 +1,65 @@
+//! Measurements of a whole process, made by a child that does nothing else.
+//!
+//! A child is this program again, with a hidden subcommand; it prints its figure and nothing
+//! else. Linux only: the figures come from `/proc`.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::measure::Result;
+
+/// Runs this program again with `args` and reads the figure that it prints.
+pub(crate) fn in_child(args: &[&str]) -> Result<f64> {
+    let output = Command::new(std::env::current_exe()?)
+        .args(args)
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cannot start a child for {args:?}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("the child for {args:?} failed: {}", output.status).into());
+    }
+    let text = String::from_utf8(output.stdout)?;
+    let figure = text.trim().parse();
+    figure.map_err(|error| format!("the child for {args:?} said {text:?}: {error}").into())
+}
+
+/// The resident set of this process in bytes.
+///
+/// `VmRSS` of `/proc/self/status` is the second number of `/proc/self/statm` in kB instead of
+/// pages, so that the size of a page need not be known.
+pub(crate) fn resident_bytes() -> Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let kilobytes = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"))
+        .ok_or("/proc/self/status has no line VmRSS in kB")?;
+    Ok(kilobytes.trim().parse::<u64>()? * 1024)
+}
+
+/// The CPU time that the threads of this process have used.
+///
+/// The first number of each thread's `schedstat`, in nanoseconds; `/proc/self/stat` counts in
+/// steps of 10 ms, which is more than an idle process uses.
+pub(crate) fn cpu_time() -> Result<Duration> {
+    let mut nanos = 0;
+    for thread in fs::read_dir("/proc/self/task")? {
+        let path = thread?.path().join("schedstat");
+        let text = fs::read_to_string(&path)
+            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let first = text.split_whitespace().next().ok_or("a schedstat is empty")?;
+        nanos += first.parse::<u64>()?;
+    }
+    Ok(Duration::from_nanos(nanos))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory_and_has_used_time() {
+        assert!(resident_bytes().unwrap() > 100_000);
+        assert!(cpu_time().unwrap() > Duration::ZERO);
+    }
+}

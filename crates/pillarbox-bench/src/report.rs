@@ -1,0 +1,230 @@
+//! What a suite says: rows, as a table for people or as JSON lines for programs.
+
+use serde::Serialize;
+
+/// What the ratio means. Said by `--help` and below every table.
+pub(crate) const RATIO: &str = "\
+ratio: how many times better ours is. For rates (per second) it is ours / other, for costs \
+(bytes, ns, CPU time) other / ours: above 1 we win, below 1 we lose.";
+
+/// One comparison of ours with one other. Its fields are those of a JSON line.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Row {
+    pub(crate) suite: &'static str,
+    pub(crate) case: String,
+    pub(crate) unit: Unit,
+    pub(crate) ours: f64,
+    pub(crate) other: f64,
+    pub(crate) other_name: String,
+    pub(crate) ratio: f64,
+}
+
+/// What a figure counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) enum Unit {
+    /// Messages that went all the way, per second.
+    #[serde(rename = "messages/s")]
+    MessagesPerSecond,
+    /// Nanoseconds for one message to go all the way.
+    #[serde(rename = "ns/cycle")]
+    NanosPerCycle,
+    /// Bytes for one message.
+    #[serde(rename = "bytes")]
+    Bytes,
+    /// Microseconds of CPU time per second of wall time.
+    #[serde(rename = "us CPU/s")]
+    CpuMicrosPerSecond,
+}
+
+impl Unit {
+    /// Whether more is better.
+    fn is_rate(self) -> bool {
+        match self {
+            Self::MessagesPerSecond => true,
+            Self::NanosPerCycle | Self::Bytes | Self::CpuMicrosPerSecond => false,
+        }
+    }
+
+    /// A figure of this unit for people.
+    fn human(self, figure: f64) -> String {
+        match self {
+            Self::MessagesPerSecond => format!("{}/s", with_prefix(figure)),
+            Self::NanosPerCycle => format!("{} ns", three_digits(figure)),
+            Self::Bytes => format!("{} B", three_digits(figure)),
+            Self::CpuMicrosPerSecond => format!("{} µs/s", three_digits(figure)),
+        }
+    }
+}
+
+/// How many times better `ours` is than `other`.
+pub(crate) fn ratio(unit: Unit, ours: f64, other: f64) -> f64 {
+    if unit.is_rate() { ours / other } else { other / ours }
+}
+
+/// A whole number with its thousands set apart: `1,000,000`.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 2);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Where rows go.
+#[derive(Debug)]
+pub(crate) struct Report {
+    json: bool,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json, rows: Vec::new() }
+    }
+
+    /// Takes the rows of one case. JSON lines are printed at once.
+    pub(crate) fn add(&mut self, rows: Vec<Row>) {
+        if self.json {
+            for row in &rows {
+                println!("{}", json(row));
+            }
+        } else {
+            self.rows.extend(rows);
+        }
+    }
+
+    /// Prints the table, now that all widths are known.
+    pub(crate) fn finish(self) {
+        if !self.json {
+            print!("{}", table(&self.rows));
+        }
+    }
+}
+
+fn json(row: &Row) -> String {
+    serde_json::to_string(row).expect("a row is strings and numbers, which JSON can hold")
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut lines = vec![["case", "ours", "other", "ratio", "against"].map(str::to_owned)];
+    let mut last = None;
+    for row in rows {
+        let first_of_case = last.replace(&row.case) != Some(&row.case);
+        lines.push([
+            if first_of_case { format!("{}: {}", row.suite, row.case) } else { String::new() },
+            row.unit.human(row.ours),
+            row.unit.human(row.other),
+            format!("{}x", three_digits(row.ratio)),
+            row.other_name.clone(),
+        ]);
+    }
+    let width = |column: usize| {
+        lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default()
+    };
+    let [case_width, ours_width, other_width, ratio_width] = [0, 1, 2, 3].map(width);
+    let mut text = String::new();
+    for [case, ours, other, ratio, against] in &lines {
+        text += &format!(
+            "{case:<case_width$}  {ours:>ours_width$}  {other:>other_width$}  \
+             {ratio:>ratio_width$}  {against}\n"
+        );
+    }
+    text + "\n" + RATIO + "\n"
+}
+
+/// `1.83 M`, `18.3 k`, `183`: three digits and a prefix of a thousand, a million or more.
+fn with_prefix(figure: f64) -> String {
+    // From 999.5 on, three digits would round up to 1000.
+    let (scale, prefix) = match figure {
+        f if f >= 999.5e6 => (1e9, " G"),
+        f if f >= 999.5e3 => (1e6, " M"),
+        f if f >= 999.5 => (1e3, " k"),
+        _ => (1.0, ""),
+    };
+    format!("{}{prefix}", three_digits(figure / scale))
+}
+
+/// `1.83`, `18.3`, `183`, `1830`: three digits, or all those before the point.
+fn three_digits(figure: f64) -> String {
+    let decimals = match figure.abs() {
+        f if f < 9.995 => 2,
+        f if f < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{figure:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(case: &str, unit: Unit, ours: f64, other: f64) -> Row {
+        Row {
+            suite: "memory",
+            case: case.to_owned(),
+            unit,
+            ours,
+            other,
+            other_name: "peer".to_owned(),
+            ratio: ratio(unit, ours, other),
+        }
+    }
+
+    #[test]
+    fn the_ratio_is_above_one_where_we_win_for_rates_and_for_costs() {
+        assert_eq!(ratio(Unit::MessagesPerSecond, 300.0, 100.0), 3.0);
+        for cost in [Unit::NanosPerCycle, Unit::Bytes, Unit::CpuMicrosPerSecond] {
+            assert_eq!(ratio(cost, 100.0, 300.0), 3.0);
+        }
+    }
+
+    #[test]
+    fn figures_have_three_digits_and_a_prefix() {
+        let rate = |figure| Unit::MessagesPerSecond.human(figure);
+        assert_eq!(rate(1_834_567.0), "1.83 M/s");
+        assert_eq!(rate(183_456.7), "183 k/s");
+        assert_eq!(rate(999_700.0), "1.00 M/s");
+        assert_eq!(rate(18_345_678_901.0), "18.3 G/s");
+        assert_eq!(rate(12.34), "12.3/s");
+        assert_eq!(Unit::Bytes.human(1_234.4), "1234 B");
+        assert_eq!(Unit::NanosPerCycle.human(99.96), "100 ns");
+        assert_eq!(Unit::CpuMicrosPerSecond.human(0.5), "0.50 µs/s");
+    }
+
+    #[test]
+    fn thousands_are_set_apart() {
+        assert_eq!([0, 999, 1_000, 100_000, 1_000_000].map(grouped).join(" "), {
+            "0 999 1,000 100,000 1,000,000"
+        });
+    }
+
+    #[test]
+    fn a_json_line_has_exactly_the_agreed_fields() {
+        let line = json(&row("cycle", Unit::NanosPerCycle, 400.0, 300.0));
+        assert_eq!(
+            line,
+            r#"{"suite":"memory","case":"cycle","unit":"ns/cycle","ours":400.0,"other":300.0,"other_name":"peer","ratio":0.75}"#
+        );
+    }
+
+    #[test]
+    fn a_table_is_aligned_and_names_a_case_once() {
+        let rows = [
+            row("cycle", Unit::MessagesPerSecond, 2e6, 1e6),
+            row("cycle", Unit::MessagesPerSecond, 2e6, 4e7),
+            row("idle", Unit::CpuMicrosPerSecond, 20.0, 10.0),
+        ];
+        let expected = "\
+case                  ours      other  ratio  against
+memory: cycle     2.00 M/s   1.00 M/s  2.00x  peer
+                  2.00 M/s   40.0 M/s  0.05x  peer
+memory: idle     20.0 µs/s  10.0 µs/s  0.50x  peer
+";
+        let table = table(&rows);
+        assert_eq!(table.strip_suffix(&format!("\n{RATIO}\n")), Some(expected));
+    }
+}

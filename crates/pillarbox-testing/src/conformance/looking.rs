@@ -1,0 +1,160 @@
+//! Counts, peek, purge, listing.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use pillarbox_core::{MessageState, Outgoing, Timestamp};
+
+use super::{LONG, Steps, needs, only};
+use crate::Subject;
+
+/// Ready, in flight and delayed, and their sum.
+pub async fn counts_tell_every_state(s: &Subject) {
+    needs!(s: exact_counts);
+    let queue = s.queue();
+    assert_eq!(queue.states().await, (0, 0, 0));
+    queue.put_all(&["a", "b", "c", "d"]).await;
+    queue.put_delayed("e", LONG).await;
+    let pair = queue.take(2, LONG).await;
+    assert_eq!(queue.states().await, (2, 2, 1));
+    queue.nack(&pair[0].receipt, LONG).await.expect("nacked");
+    assert_eq!(queue.states().await, (2, 1, 2));
+    queue.acknowledge(&pair[1].receipt).await.expect("acknowledged");
+    assert_eq!(queue.states().await, (2, 0, 2));
+    assert_eq!(queue.counts().await.expect("counts").total(), 4);
+}
+
+/// What became ready by time alone counts as ready, though nobody asked for it yet.
+pub async fn counts_follow_time(s: &Subject) {
+    needs!(s: exact_counts);
+    let queue = s.queue();
+    queue.put("expires").await;
+    queue.take_one(s.ticks(2)).await;
+    queue.put_delayed("comes due", s.ticks(2)).await;
+    assert_eq!(queue.states().await, (0, 1, 1));
+    s.pass(4).await;
+    assert_eq!(queue.states().await, (2, 0, 0));
+}
+
+/// Since it was sent; none when nothing is ready.
+pub async fn oldest_age_is_that_of_the_next_message(s: &Subject) {
+    needs!(s: exact_counts);
+    let queue = s.queue();
+    let age = || async { queue.counts().await.expect("counts").oldest_age };
+    assert_eq!(age().await, None);
+    queue.put("x").await;
+    s.pass(3).await;
+    queue.put("y").await;
+    let old = age().await.expect("something is ready");
+    assert!(old >= s.ticks(2) && old < LONG, "{old:?}");
+    queue.take(10, LONG).await;
+    assert_eq!(age().await, None);
+}
+
+/// Messages in every state.
+pub async fn purge_says_how_many_and_leaves_none(s: &Subject) {
+    needs!(s: exact_counts);
+    let queue = s.queue();
+    queue.put_all(&["a", "b", "c"]).await;
+    queue.put_delayed("d", s.ticks(2)).await;
+    queue.take_one(s.ticks(2)).await;
+    assert_eq!(queue.purge().await.expect("purged"), 4);
+    s.pass(4).await;
+    assert_eq!(queue.states().await, (0, 0, 0));
+    assert!(queue.take(10, LONG).await.is_empty());
+    assert_eq!(queue.purge().await.expect("purged"), 0);
+}
+
+/// In the order in which they are, or will be, ready, with their states.
+pub async fn peek_shows_every_state_and_delivers_nothing(s: &Subject) {
+    needs!(s: peek, fifo);
+    let queue = s.queue();
+    let mut leased = Outgoing::new("leased");
+    leased.attributes = [("k", "v")].into_iter().collect();
+    leased.reply_to = Some("client-7".into());
+    queue.try_put(leased).await.expect("stored");
+    queue.put_all(&["first", "second"]).await;
+    queue.put_delayed("delayed", s.ticks(30)).await;
+    let delivery = queue.take_one(s.ticks(60)).await;
+
+    let shown = queue.peek(10).await.expect("shown");
+    let bodies: Vec<_> = shown.iter().map(|p| &p.message.body[..]).collect();
+    assert_eq!(bodies, [&b"first"[..], b"second", b"delayed", b"leased"]);
+    let counts: Vec<_> = shown.iter().map(|p| p.message.delivery_count).collect();
+    assert_eq!(counts, [0, 0, 0, 1]);
+    assert!(matches!(shown[0].state, MessageState::Ready));
+    let (MessageState::Delayed { until: due }, MessageState::InFlight { until: deadline }) =
+        (shown[2].state, shown[3].state)
+    else {
+        panic!("{shown:?}");
+    };
+    let apart = deadline.since(due);
+    assert!(apart > s.ticks(20) && apart < s.ticks(40), "{apart:?}");
+    assert_eq!(shown[3].message, delivery.message);
+    assert_eq!(queue.peek(1).await.expect("shown").len(), 1);
+
+    assert_eq!(queue.take_one(LONG).await.message.delivery_count, 1);
+    queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
+}
+
+/// Monitoring is free of side effects, at any rate (a scar of asynqmon).
+pub async fn looking_changes_nothing(s: &Subject) {
+    needs!(s: peek, fifo, exact_counts);
+    let queue = s.queue();
+    queue.put_all(&["a", "b"]).await;
+    let delivery = queue.take_one(LONG).await;
+    for _ in 0..50 {
+        assert_eq!(queue.states().await, (1, 1, 0));
+        assert_eq!(queue.peek(10).await.expect("shown").len(), 2);
+        s.backend().queues().await.expect("listed");
+    }
+    queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
+    let both = queue.take(10, LONG).await;
+    let counts: Vec<_> = both.iter().map(|d| d.message.delivery_count).collect();
+    assert_eq!(counts, [1, 2]);
+}
+
+/// By its name, once.
+pub async fn a_queue_with_messages_is_listed(s: &Subject) {
+    let queues = [s.queue(), s.queue()];
+    for queue in &queues {
+        queue.put("x").await;
+    }
+    let listed = s.backend().queues().await.expect("listed");
+    for queue in &queues {
+        assert_eq!(listed.iter().filter(|name| *name == queue.name()).count(), 1);
+    }
+    let distinct: HashSet<_> = listed.iter().collect();
+    assert_eq!(distinct.len(), listed.len());
+    assert!(listed.is_sorted());
+}
+
+/// Nothing stays behind, whichever way the messages went.
+pub async fn a_queue_that_was_drained_holds_nothing(s: &Subject) {
+    needs!(s: exact_counts);
+    let queue = s.queue();
+    for n in 0..20 {
+        let mut message = Outgoing::new("x");
+        message.delay = s.ticks(n % 3);
+        message.enqueued_at = (n % 2 == 0).then(|| Timestamp::from_secs(1));
+        queue.try_put(message).await.expect("stored");
+    }
+    let mut round = 0;
+    while queue.counts().await.expect("counts").total() > 0 {
+        round += 1;
+        assert!(round < 100, "the queue does not drain: {:?}", queue.states().await);
+        for (n, delivery) in queue.take(7, s.ticks(2)).await.into_iter().enumerate() {
+            match (n + round) % 4 {
+                0 => {}
+                1 => queue.nack(&delivery.receipt, s.ticks(1)).await.expect("nacked"),
+                _ => queue.acknowledge(&delivery.receipt).await.expect("acknowledged"),
+            }
+        }
+        s.pass(1).await;
+    }
+    if s.capabilities().peek {
+        assert!(queue.peek(10).await.expect("shown").is_empty());
+    }
+    queue.put("works on").await;
+    only(queue.take(10, LONG).await);
+}

@@ -1,0 +1,293 @@
+//! The contract as tests: one per rule, for any backend.
+//!
+//! A backend runs them all by one macro call in a test file of its own:
+//!
+//! ```
+//! use pillarbox_core::{Mailboxes, MemoryBackend};
+//! use pillarbox_testing::Subject;
+//!
+//! pillarbox_testing::conformance!(
+//!     Subject::with_paused_time(Mailboxes::new(MemoryBackend::new()))
+//! );
+//! # fn main() {}
+//! ```
+//!
+//! The expression makes the subject of one test, inside an async function; it may start servers
+//! and await them. Each rule becomes a test of its own, named after the sentence that it holds
+//! the backend to. A rule that a backend cannot keep is left out by what its
+//! [`Capabilities`](pillarbox_core::Capabilities) say, and the test prints so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{
+    Delivery, Error, MessageId, Outgoing, Queue, Receipt, Receive, Result, Settle,
+};
+
+pub mod looking;
+pub mod mailboxes;
+pub mod ordering;
+pub mod receiving;
+pub mod sending;
+pub mod settling;
+
+/// Makes one test of each rule of the contract. See [`conformance`](crate::conformance).
+#[macro_export]
+macro_rules! conformance {
+    ($subject:expr) => {
+        $crate::__conformance_tests! {
+            $subject;
+            sending {
+                names_of_allowed_characters_are_different_queues
+                a_name_that_the_backend_cannot_hold_is_refused
+                a_message_arrives_as_it_was_sent
+                bodies_of_every_size_arrive
+                the_backends_clock_stamps_a_message
+                a_moved_message_keeps_the_time_it_was_sent
+                an_id_that_is_ready_is_not_stored_again
+                an_id_that_is_in_flight_or_delayed_is_not_stored_again
+                an_id_may_be_sent_again_once_acknowledged
+                an_id_twice_in_one_batch_is_stored_once
+                a_batch_answers_each_entry_in_order
+                an_invalid_entry_does_not_hold_up_the_rest
+                an_empty_batch_is_answered_empty
+                a_batch_over_the_limit_is_refused_whole
+                a_delayed_message_is_invisible_until_its_time
+                a_delay_longer_than_any_lease_delivers_once
+                a_delay_out_of_range_is_refused
+                a_full_queue_stores_nothing_more
+                an_acknowledgement_makes_room_in_a_full_queue
+                racing_senders_do_not_overfill_a_queue
+            }
+            receiving {
+                an_empty_queue_answers_at_once
+                a_receive_does_not_wait_to_fill_its_batch
+                a_receive_delivers_no_more_than_asked
+                a_received_message_is_invisible_to_others
+                parameters_out_of_range_are_refused
+                parameters_at_their_limits_are_accepted
+                a_lease_of_no_time_delivers_and_is_over
+                a_message_left_alone_comes_back_when_its_lease_ends
+                delivery_count_starts_at_one_and_rises_by_one
+                a_long_poll_ends_with_the_first_message
+                a_long_poll_sees_a_delayed_message_become_due
+                a_long_poll_sees_a_lease_end
+                a_long_poll_sees_a_nack
+                a_long_poll_ends_empty_after_its_wait_and_not_before
+                each_message_goes_to_one_of_many_waiters
+                a_dropped_receive_strands_nothing
+                closing_wakes_waiters_and_refuses_later_calls
+                closing_one_handle_leaves_others_and_the_messages
+                closing_the_backend_closes_its_queues
+            }
+            ordering {
+                messages_are_delivered_in_the_order_sent
+                a_nacked_message_joins_the_tail
+                an_expired_message_joins_the_tail
+                a_due_message_joins_the_tail
+                messages_line_up_by_the_moment_they_became_ready
+            }
+            settling {
+                an_acknowledged_message_is_gone
+                a_nacked_message_is_ready_at_once
+                a_message_nacked_with_a_delay_is_invisible_without_a_receipt
+                an_extended_lease_outlives_its_first_deadline
+                extend_counts_from_now_and_may_shorten
+                every_delivery_has_a_receipt_of_its_own
+                a_receipt_is_dead_from_its_deadline_on
+                a_stale_receipt_cannot_settle_a_redelivered_message
+                a_receipt_settles_once
+                a_receipt_settles_from_another_handle_and_as_text
+                a_receipt_that_was_made_up_is_refused
+                a_batch_of_settles_answers_each_entry
+                a_settle_out_of_range_is_refused_and_keeps_the_lease
+                racing_acknowledgements_have_one_winner
+                purge_kills_every_receipt
+            }
+            looking {
+                counts_tell_every_state
+                counts_follow_time
+                oldest_age_is_that_of_the_next_message
+                purge_says_how_many_and_leaves_none
+                peek_shows_every_state_and_delivers_nothing
+                looking_changes_nothing
+                a_queue_with_messages_is_listed
+                a_queue_that_was_drained_holds_nothing
+            }
+            mailboxes {
+                an_undecodable_body_is_isolated
+                a_reply_goes_to_the_address_in_the_message
+                a_reply_without_an_address_is_unavailable
+                a_long_batch_goes_in_several_calls
+            }
+        }
+    };
+}
+
+/// Not part of the interface.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_tests {
+    ($subject:expr; $($module:ident { $($rule:ident)* })*) => {
+        $($(
+            #[test]
+            fn $rule() {
+                $crate::block_on(async {
+                    let subject: $crate::Subject = $subject;
+                    $crate::conformance::$module::$rule(&subject).await;
+                });
+            }
+        )*)*
+    };
+}
+
+/// Leaves a rule out where the backend's capabilities lack what it is about.
+macro_rules! needs {
+    ($subject:ident: $($capability:ident),+) => {
+        $(if !$subject.capabilities().$capability {
+            let backend = $subject.capabilities().backend;
+            println!("left out: {backend} does not have `{}`", stringify!($capability));
+            return;
+        })+
+    };
+}
+use needs;
+
+/// The usual steps of a rule, on bytes.
+trait Steps {
+    async fn put(&self, body: &'static str) -> MessageId;
+    async fn put_delayed(&self, body: &'static str, delay: Duration) -> MessageId;
+    async fn put_all(&self, bodies: &[&'static str]) -> Vec<MessageId>;
+    async fn try_put(&self, message: Outgoing) -> Result<MessageId>;
+    async fn take(&self, max: usize, visibility: Duration) -> Vec<Delivery>;
+    async fn take_one(&self, visibility: Duration) -> Delivery;
+    async fn take_by(&self, request: Receive) -> Vec<Delivery>;
+    async fn acknowledge(&self, receipt: &Receipt) -> Result<()>;
+    async fn nack(&self, receipt: &Receipt, delay: Duration) -> Result<()>;
+    async fn extend(&self, receipt: &Receipt, timeout: Duration) -> Result<()>;
+    async fn settle_one(&self, settle: Settle) -> Result<()>;
+    /// Ready, in flight, delayed.
+    async fn states(&self) -> (u64, u64, u64);
+}
+
+impl Steps for Arc<dyn Queue> {
+    async fn put(&self, body: &'static str) -> MessageId {
+        self.put_delayed(body, Duration::ZERO).await
+    }
+
+    async fn put_delayed(&self, body: &'static str, delay: Duration) -> MessageId {
+        let mut message = Outgoing::new(body);
+        message.delay = delay;
+        self.try_put(message).await.expect("the message is stored")
+    }
+
+    async fn put_all(&self, bodies: &[&'static str]) -> Vec<MessageId> {
+        let mut ids = Vec::new();
+        for body in bodies {
+            ids.push(self.put(body).await);
+        }
+        ids
+    }
+
+    async fn try_put(&self, message: Outgoing) -> Result<MessageId> {
+        only(self.send(vec![message]).await?)
+    }
+
+    async fn take(&self, max: usize, visibility: Duration) -> Vec<Delivery> {
+        self.take_by(Receive::up_to(max).visibility(visibility)).await
+    }
+
+    async fn take_one(&self, visibility: Duration) -> Delivery {
+        only(self.take(1, visibility).await)
+    }
+
+    async fn take_by(&self, request: Receive) -> Vec<Delivery> {
+        self.receive(request).await.expect("a receive within the limits")
+    }
+
+    async fn acknowledge(&self, receipt: &Receipt) -> Result<()> {
+        self.settle_one(Settle::acknowledge(receipt.clone())).await
+    }
+
+    async fn nack(&self, receipt: &Receipt, delay: Duration) -> Result<()> {
+        self.settle_one(Settle::nack(receipt.clone(), delay)).await
+    }
+
+    async fn extend(&self, receipt: &Receipt, timeout: Duration) -> Result<()> {
+        self.settle_one(Settle::extend(receipt.clone(), timeout)).await
+    }
+
+    async fn settle_one(&self, settle: Settle) -> Result<()> {
+        only(self.settle(vec![settle]).await?)
+    }
+
+    async fn states(&self) -> (u64, u64, u64) {
+        let counts = self.counts().await.expect("counts");
+        (counts.ready, counts.in_flight, counts.delayed)
+    }
+}
+
+/// A lease, delay or wait that does not end within a test.
+const LONG: Duration = Duration::from_secs(600);
+
+/// The longest wait up to [`LONG`] that the backend allows in one call.
+fn long_wait(subject: &crate::Subject) -> Duration {
+    subject.capabilities().max_wait.unwrap_or(LONG).min(LONG)
+}
+
+#[track_caller]
+fn only<T>(items: Vec<T>) -> T {
+    let [item] = <[T; 1]>::try_from(items).unwrap_or_else(|items| {
+        panic!("expected one, got {}", items.len());
+    });
+    item
+}
+
+fn bodies(deliveries: &[Delivery]) -> Vec<&str> {
+    deliveries.iter().map(|d| std::str::from_utf8(&d.message.body).expect("text")).collect()
+}
+
+#[track_caller]
+fn assert_expired(result: Result<()>) {
+    match result {
+        Err(Error::ReceiptHandleExpired { .. }) => {}
+        other => panic!("expected ReceiptHandleExpired, got {other:?}"),
+    }
+}
+
+#[track_caller]
+fn assert_invalid<T: std::fmt::Debug>(result: Result<T>) {
+    match result {
+        Err(Error::InvalidParameter { .. }) => {}
+        other => panic!("expected InvalidParameter, got {other:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// A rule that is written and not in the macro's list would never run.
+    #[test]
+    fn every_rule_is_in_the_list() {
+        let list = include_str!("mod.rs");
+        let list = &list[list.find("macro_rules! conformance").unwrap()
+            ..list.find("macro_rules! __conformance_tests").unwrap()];
+        let modules = [
+            include_str!("sending.rs"),
+            include_str!("receiving.rs"),
+            include_str!("ordering.rs"),
+            include_str!("settling.rs"),
+            include_str!("looking.rs"),
+            include_str!("mailboxes.rs"),
+        ];
+        let mut rules = 0;
+        for source in modules {
+            for line in source.lines() {
+                let Some(rest) = line.strip_prefix("pub async fn ") else { continue };
+                let name = &rest[..rest.find('(').unwrap()];
+                assert!(list.lines().any(|line| line.trim() == name), "{name} is not in the list");
+                rules += 1;
+            }
+        }
+        assert!(rules >= 60, "{rules} rules found");
+    }
+}

@@ -1,0 +1,291 @@
+//! Receives, leases, long polls, cancellation, closing.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{
+    Capabilities, Delivery, Error, Outgoing, Queue, QueueOptions, Receive, Result,
+};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+use super::{LONG, Steps, assert_invalid, bodies, long_wait, needs, only};
+use crate::Subject;
+
+/// Without a wait, nothing is an answer.
+pub async fn an_empty_queue_answers_at_once(s: &Subject) {
+    let queue = s.queue();
+    let start = Instant::now();
+    assert!(queue.take(10, LONG).await.is_empty());
+    assert!(start.elapsed() < s.ticks(5));
+}
+
+/// One message ends a long poll for ten (a scar of weakincentives).
+pub async fn a_receive_does_not_wait_to_fill_its_batch(s: &Subject) {
+    let queue = s.queue();
+    queue.put("one").await;
+    let start = Instant::now();
+    let deliveries = queue.take_by(Receive::up_to(10).visibility(LONG).wait(s.ticks(20))).await;
+    assert_eq!(bodies(&deliveries), ["one"]);
+    assert!(start.elapsed() < s.ticks(10));
+}
+
+/// `max` is a limit, and what is left over is for the next.
+pub async fn a_receive_delivers_no_more_than_asked(s: &Subject) {
+    needs!(s: fifo);
+    let queue = s.queue();
+    queue.put_all(&["a", "b", "c"]).await;
+    assert_eq!(bodies(&queue.take(2, LONG).await), ["a", "b"]);
+    assert_eq!(bodies(&queue.take(2, LONG).await), ["c"]);
+    assert!(queue.take(2, LONG).await.is_empty());
+}
+
+/// From any handle.
+pub async fn a_received_message_is_invisible_to_others(s: &Subject) {
+    let queue = s.queue();
+    queue.put("mine").await;
+    queue.take_one(LONG).await;
+    let other = s.reopen(queue.name(), QueueOptions::new());
+    assert!(other.take(10, LONG).await.is_empty());
+    assert!(queue.take(10, LONG).await.is_empty());
+}
+
+/// Refused, not clamped; and no message is touched.
+pub async fn parameters_out_of_range_are_refused(s: &Subject) {
+    let queue = s.queue();
+    let caps = s.capabilities();
+    queue.put("x").await;
+    let over = Capabilities::MAX_VISIBILITY + Duration::from_secs(1);
+    assert_invalid(queue.receive(Receive::up_to(0)).await);
+    assert_invalid(queue.receive(Receive::up_to(caps.max_receive + 1)).await);
+    assert_invalid(queue.receive(Receive::one().visibility(over)).await);
+    if let Some(max) = caps.max_wait {
+        let wait = max + Duration::from_secs(1);
+        assert_invalid(queue.receive(Receive::one().wait(wait)).await);
+    }
+    if !caps.sub_second {
+        let half = Duration::from_millis(1500);
+        assert_invalid(queue.receive(Receive::one().visibility(half)).await);
+    }
+    if caps.peek {
+        assert_invalid(queue.peek(0).await);
+        assert_invalid(queue.peek(caps.max_receive + 1).await);
+    }
+    assert_eq!(queue.take_one(LONG).await.message.delivery_count, 1);
+}
+
+/// The limits themselves are allowed.
+pub async fn parameters_at_their_limits_are_accepted(s: &Subject) {
+    let queue = s.queue();
+    queue.put("x").await;
+    let request = Receive::up_to(s.capabilities().max_receive)
+        .visibility(Capabilities::MAX_VISIBILITY)
+        .wait(s.capabilities().max_wait.unwrap_or(Duration::MAX));
+    let delivery = only(queue.take_by(request).await);
+    queue.extend(&delivery.receipt, Capabilities::MAX_VISIBILITY).await.expect("extended");
+}
+
+/// Each receive delivers each message once, and the receipt is dead on arrival.
+pub async fn a_lease_of_no_time_delivers_and_is_over(s: &Subject) {
+    needs!(s: strict_receipts, fifo);
+    let queue = s.queue();
+    queue.put_all(&["a", "b"]).await;
+    for count in 1..=3 {
+        let deliveries = queue.take(10, Duration::ZERO).await;
+        assert_eq!(bodies(&deliveries), ["a", "b"]);
+        for delivery in deliveries {
+            assert_eq!(delivery.message.delivery_count, count);
+            super::assert_expired(queue.acknowledge(&delivery.receipt).await);
+        }
+    }
+}
+
+/// A receiver that dies leaves nothing that stays active for ever (a scar of asynq and river).
+pub async fn a_message_left_alone_comes_back_when_its_lease_ends(s: &Subject) {
+    let queue = s.queue();
+    queue.put("x").await;
+    drop(queue.take_one(s.ticks(3)).await);
+    s.pass(1).await;
+    assert!(queue.take(1, LONG).await.is_empty());
+    s.pass(3).await;
+    assert_eq!(queue.take_one(LONG).await.message.delivery_count, 2);
+}
+
+/// Through nacks and expiries alike.
+pub async fn delivery_count_starts_at_one_and_rises_by_one(s: &Subject) {
+    let queue = s.queue();
+    queue.put("x").await;
+    for count in 1..=6 {
+        let delivery = queue.take_one(s.ticks(1)).await;
+        assert_eq!(delivery.message.delivery_count, count);
+        match count {
+            1 | 2 => queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked"),
+            3 => {
+                queue.nack(&delivery.receipt, s.ticks(1)).await.expect("nacked");
+                s.pass(2).await;
+            }
+            _ => s.pass(2).await,
+        }
+    }
+}
+
+/// Starts a long poll and gives it time to begin waiting.
+async fn poll(
+    s: &Subject,
+    queue: &Arc<dyn Queue>,
+    max: usize,
+) -> JoinHandle<Result<Vec<Delivery>>> {
+    let request = Receive::up_to(max).visibility(LONG).wait(long_wait(s));
+    let queue = queue.clone();
+    let poll = tokio::spawn(async move { queue.receive(request).await });
+    s.pass(1).await;
+    poll
+}
+
+/// Waits for a poll to be answered with one message, well before its own end.
+async fn answer(s: &Subject, poll: JoinHandle<Result<Vec<Delivery>>>, within: u32) -> Delivery {
+    let deliveries = tokio::time::timeout(s.ticks(within), poll).await;
+    only(deliveries.expect("the long poll is woken").expect("the task ends").expect("delivered"))
+}
+
+/// A send wakes a waiter.
+pub async fn a_long_poll_ends_with_the_first_message(s: &Subject) {
+    let queue = s.queue();
+    let poll = poll(s, &queue, 10).await;
+    queue.put("wake up").await;
+    assert_eq!(&answer(s, poll, 5).await.message.body[..], b"wake up");
+}
+
+/// So does a delay that runs out.
+pub async fn a_long_poll_sees_a_delayed_message_become_due(s: &Subject) {
+    let queue = s.queue();
+    let poll = poll(s, &queue, 10).await;
+    queue.put_delayed("later", s.ticks(2)).await;
+    answer(s, poll, 8).await;
+}
+
+/// So does a lease that ends.
+pub async fn a_long_poll_sees_a_lease_end(s: &Subject) {
+    let queue = s.queue();
+    queue.put("x").await;
+    queue.take_one(s.ticks(4)).await;
+    let poll = poll(s, &queue, 10).await;
+    assert_eq!(answer(s, poll, 10).await.message.delivery_count, 2);
+}
+
+/// So does a nack, with and without a delay.
+pub async fn a_long_poll_sees_a_nack(s: &Subject) {
+    let queue = s.queue();
+    queue.put("x").await;
+    for delay in [0, 2] {
+        let delivery = queue.take_one(LONG).await;
+        let poll = poll(s, &queue, 10).await;
+        queue.nack(&delivery.receipt, s.ticks(delay)).await.expect("nacked");
+        let delivery = answer(s, poll, 8).await;
+        queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
+    }
+}
+
+/// The wait is as long as asked.
+pub async fn a_long_poll_ends_empty_after_its_wait_and_not_before(s: &Subject) {
+    let queue = s.queue();
+    let start = Instant::now();
+    assert!(queue.take_by(Receive::one().wait(s.ticks(3))).await.is_empty());
+    // A server's clock and ours may differ in rate by a little.
+    assert!(start.elapsed() >= s.ticks(3).mul_f64(0.95), "{:?}", start.elapsed());
+}
+
+/// Ten messages, ten waiters, ten deliveries.
+pub async fn each_message_goes_to_one_of_many_waiters(s: &Subject) {
+    let queue = s.queue();
+    let mut waiters = Vec::new();
+    for _ in 0..10 {
+        waiters.push(poll(s, &queue, 1).await);
+    }
+    let mut sent = HashSet::new();
+    for _ in 0..10 {
+        sent.insert(queue.put("x").await);
+    }
+    let mut received = HashSet::new();
+    for waiter in waiters {
+        received.insert(answer(s, waiter, 20).await.message.id);
+    }
+    assert_eq!(received, sent);
+}
+
+/// Whatever a cancelled receive had claimed goes back, and long before its lease would end.
+pub async fn a_dropped_receive_strands_nothing(s: &Subject) {
+    let queue = s.queue();
+    for round in 0..24 {
+        let poll = {
+            let (queue, wait) = (queue.clone(), long_wait(s));
+            tokio::spawn(async move {
+                queue.receive(Receive::up_to(10).visibility(LONG).wait(wait)).await
+            })
+        };
+        // Cancel at a different moment each time: before it runs, while it waits, while it is
+        // being woken.
+        for _ in 0..round % 4 {
+            tokio::task::yield_now().await;
+        }
+        let sent = queue.put("x").await;
+        for _ in 0..round / 4 {
+            tokio::task::yield_now().await;
+        }
+        poll.abort();
+        let delivery = match poll.await {
+            Ok(answered) => only(answered.expect("delivered")),
+            Err(_cancelled) => {
+                let request = Receive::one().visibility(LONG).wait(s.ticks(10));
+                only(queue.take_by(request).await)
+            }
+        };
+        assert_eq!(delivery.message.id, sent);
+        queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
+    }
+}
+
+/// `Closed`, at once and for good, whatever is called.
+pub async fn closing_wakes_waiters_and_refuses_later_calls(s: &Subject) {
+    let queue = s.queue();
+    let poll = poll(s, &queue, 1).await;
+    queue.close().await;
+    let answer = tokio::time::timeout(s.ticks(5), poll).await.expect("the waiter is woken");
+    assert!(matches!(answer.expect("the task ends"), Err(Error::Closed { .. })));
+
+    assert!(matches!(queue.send(vec![Outgoing::new("x")]).await, Err(Error::Closed { .. })));
+    assert!(matches!(queue.receive(Receive::one()).await, Err(Error::Closed { .. })));
+    assert!(matches!(queue.settle(Vec::new()).await, Err(Error::Closed { .. })));
+    assert!(matches!(queue.counts().await, Err(Error::Closed { .. })));
+    assert!(matches!(queue.peek(1).await, Err(Error::Closed { .. })));
+    assert!(matches!(queue.purge().await, Err(Error::Closed { .. })));
+    queue.close().await;
+}
+
+/// A handle is closed, not the queue.
+pub async fn closing_one_handle_leaves_others_and_the_messages(s: &Subject) {
+    let queue = s.queue();
+    let other = s.reopen(queue.name(), QueueOptions::new());
+    queue.put("kept").await;
+    queue.close().await;
+    assert_eq!(bodies(&other.take(1, LONG).await), ["kept"]);
+}
+
+/// All of them, waiters included.
+pub async fn closing_the_backend_closes_its_queues(s: &Subject) {
+    let (one, other) = (s.queue(), s.queue());
+    let poll = poll(s, &one, 1).await;
+    s.backend().close().await;
+    let answer = tokio::time::timeout(s.ticks(5), poll).await.expect("the waiter is woken");
+    assert!(matches!(answer.expect("the task ends"), Err(Error::Closed { .. })));
+    assert!(matches!(other.counts().await, Err(Error::Closed { .. })));
+    let late = s.backend().queue(s.fresh_name().as_str(), QueueOptions::new());
+    let refused = match late {
+        Ok(queue) => queue.counts().await.map(|_| ()),
+        Err(error) => Err(error),
+    };
+    assert!(matches!(refused, Err(Error::Closed { .. })), "{refused:?}");
+    // Nothing is left running that could hold up the end of the process.
+    JoinSet::<()>::new().shutdown().await;
+}

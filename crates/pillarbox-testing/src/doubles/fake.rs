@@ -1,0 +1,316 @@
+//! A mailbox whose clock, receipts and connection are in the hands of the test.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use pillarbox_core::{
+    Attributes, BoxFuture, Capabilities, Clock, Codec, Counts, Delivery, Error, Json, Mailbox,
+    MailboxResolver, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies, Outgoing, Peeked,
+    Queue, QueueName, QueueOptions, RawMessage, Receipt, Receive, Result, Settle, Timestamp,
+};
+
+/// A working mailbox in memory, with everything that can go wrong in the hands of the test.
+///
+/// Its clock stands still until [`advance`](Self::advance) moves it: leases, delays and long
+/// polls end by that clock. Use it as a mailbox directly, or hand out [`mailbox`](Self::mailbox).
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox_core::{Error, Receive};
+/// use pillarbox_testing::FakeMailbox;
+///
+/// # pillarbox_testing::block_on(async {
+/// let mailbox: FakeMailbox<u32> = FakeMailbox::new();
+/// mailbox.send(&7).await?;
+/// let message = mailbox.receive(Receive::one()).await?.into_iter().next().unwrap();
+///
+/// mailbox.expire_handle(message.receipt());
+/// let error = message.acknowledge().await.unwrap_err();
+/// assert!(matches!(error, Error::ReceiptHandleExpired { .. }));
+///
+/// mailbox.set_connection_error("the server is down");
+/// assert!(matches!(mailbox.send(&8).await, Err(Error::Connection { .. })));
+/// # pillarbox_core::Result::Ok(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+pub struct FakeMailbox<T: 'static, R: 'static = ()> {
+    mailbox: Mailbox<T, R>,
+    queue: Arc<FakeQueue>,
+    clock: ManualClock,
+}
+
+impl<T: 'static, R: 'static> FakeMailbox<T, R>
+where
+    Json: Codec<T> + Codec<R>,
+{
+    /// Makes an empty mailbox called `fake`, whose messages cannot be replied to.
+    pub fn new() -> Self {
+        Self::with_replies(NoReplies)
+    }
+}
+
+impl<T: 'static, R: 'static> FakeMailbox<T, R> {
+    /// Makes an empty mailbox that finds reply mailboxes by `replies`.
+    pub fn with_replies(replies: impl MailboxResolver<R>) -> Self
+    where
+        Json: Codec<T>,
+    {
+        let clock = ManualClock::new();
+        let backend = Mailboxes::new(MemoryBackend::with_clock(Arc::new(clock.clone())));
+        let inner = backend.queue("fake", QueueOptions::new()).expect("a good name");
+        let queue = Arc::new(FakeQueue { inner, state: Mutex::default() });
+        Self { mailbox: Mailbox::new(queue.clone(), Json, replies), queue, clock }
+    }
+
+    /// A handle for the code under test.
+    pub fn mailbox(&self) -> Mailbox<T, R> {
+        self.mailbox.clone()
+    }
+
+    /// The clock of the mailbox.
+    pub fn clock(&self) -> &ManualClock {
+        &self.clock
+    }
+
+    /// The time by the clock of the mailbox.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Moves the clock forward: leases and delays that end by then have ended.
+    pub fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    /// Ends the lease of a receipt now: it settles nothing any more, and its message is ready at
+    /// the tail of the queue. A receipt that is dead already stays so.
+    pub fn expire_handle(&self, receipt: &Receipt) {
+        // A lease that is extended to no time is over. If the receipt is dead, so much the better.
+        let end = Settle::extend(receipt.clone(), Duration::ZERO);
+        let _ = now(self.queue.inner.settle(vec![end]));
+    }
+
+    /// Makes every call fail with [`Error::Connection`] and this cause, without effect.
+    pub fn set_connection_error(&self, cause: impl Into<String>) {
+        self.queue.lock().connection_error = Some(cause.into());
+    }
+
+    /// Ends [`set_connection_error`](Self::set_connection_error).
+    pub fn clear_connection_error(&self) {
+        self.queue.lock().connection_error = None;
+    }
+
+    /// Puts a message into the queue as if it had a past: delivered before, sent long ago, or
+    /// with bytes for a body that nobody can decode. Works whatever the connection error.
+    ///
+    /// # Panics
+    ///
+    /// When the mailbox was closed.
+    pub fn inject(&self, message: Injected) -> MessageId {
+        let Injected { outgoing, delivery_count } = message;
+        let id = outgoing.id;
+        self.queue.lock().earlier_deliveries.insert(id, delivery_count);
+        now(self.queue.inner.send(vec![outgoing])).expect("the mailbox is open");
+        id
+    }
+
+    /// What was sent so far, in order, [injected](Self::inject) messages left out.
+    pub fn sent_messages(&self) -> Vec<Outgoing> {
+        self.queue.lock().sent.clone()
+    }
+}
+
+impl<T: 'static, R: 'static> Default for FakeMailbox<T, R>
+where
+    Json: Codec<T> + Codec<R>,
+{
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: 'static, R: 'static> Deref for FakeMailbox<T, R> {
+    type Target = Mailbox<T, R>;
+
+    fn deref(&self) -> &Mailbox<T, R> {
+        &self.mailbox
+    }
+}
+
+/// A message with a past, for [`FakeMailbox::inject`].
+///
+/// ```
+/// use pillarbox_core::Receive;
+/// use pillarbox_testing::{FakeMailbox, Injected};
+///
+/// # pillarbox_testing::block_on(async {
+/// let mailbox: FakeMailbox<u32> = FakeMailbox::new();
+/// mailbox.inject(Injected::json(&7).delivered(4));
+/// mailbox.inject(Injected::raw("not a number"));
+/// let batch = mailbox.receive(Receive::up_to(10)).await?;
+/// assert_eq!(batch.messages()[0].delivery_count(), 5);
+/// assert_eq!(batch.undecodable().len(), 1);
+/// # pillarbox_core::Result::Ok(()) }).unwrap();
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a message is injected by FakeMailbox::inject"]
+pub struct Injected {
+    outgoing: Outgoing,
+    delivery_count: u32,
+}
+
+impl Injected {
+    /// A message with a body.
+    ///
+    /// # Panics
+    ///
+    /// When the body cannot be encoded.
+    pub fn json<T>(body: &T) -> Self
+    where
+        Json: Codec<T>,
+    {
+        Self::raw(Json.encode(body).expect("a body that can be encoded"))
+    }
+
+    /// A message with any bytes for a body.
+    pub fn raw(body: impl Into<Bytes>) -> Self {
+        Self { outgoing: Outgoing::new(body), delivery_count: 0 }
+    }
+
+    /// Sets how often it was delivered before.
+    pub fn delivered(mut self, times: u32) -> Self {
+        self.delivery_count = times;
+        self
+    }
+
+    /// Sets its id.
+    pub fn id(mut self, id: MessageId) -> Self {
+        self.outgoing.id = id;
+        self
+    }
+
+    /// Sets when it was sent.
+    pub fn enqueued_at(mut self, at: Timestamp) -> Self {
+        self.outgoing.enqueued_at = Some(at);
+        self
+    }
+
+    /// Sets where the answer should go.
+    pub fn reply_to(mut self, address: &str) -> Self {
+        self.outgoing.reply_to = Some(address.into());
+        self
+    }
+
+    /// Sets its attributes.
+    pub fn attributes(mut self, attributes: Attributes) -> Self {
+        self.outgoing.attributes = attributes;
+        self
+    }
+}
+
+/// Runs a call on the memory backend that has nothing to wait for.
+fn now<T>(call: BoxFuture<'_, T>) -> T {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(call).as_mut().poll(&mut context) {
+        std::task::Poll::Ready(done) => done,
+        std::task::Poll::Pending => unreachable!("sends and settles in memory do not wait"),
+    }
+}
+
+#[derive(Debug)]
+struct FakeQueue {
+    inner: Arc<dyn Queue>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    connection_error: Option<String>,
+    earlier_deliveries: HashMap<MessageId, u32>,
+    sent: Vec<Outgoing>,
+}
+
+impl FakeQueue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts the deliveries that an injected message is said to have had.
+    fn add_past(&self, message: &mut RawMessage) {
+        message.delivery_count += self.lock().earlier_deliveries.get(&message.id).unwrap_or(&0);
+    }
+
+    fn check(&self, action: &'static str) -> Result<()> {
+        match &self.lock().connection_error {
+            Some(cause) => Err(Error::connection(Some(self.name()), action, cause.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Queue for FakeQueue {
+    fn name(&self) -> &QueueName {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+        Box::pin(async move {
+            self.check("send")?;
+            let copies = batch.clone();
+            let results = self.inner.send(batch).await?;
+            let stored = copies.into_iter().zip(&results).filter(|(_, result)| result.is_ok());
+            self.lock().sent.extend(stored.map(|(message, _)| message));
+            Ok(results)
+        })
+    }
+
+    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
+        Box::pin(async move {
+            self.check("receive")?;
+            let mut deliveries = self.inner.receive(request).await?;
+            deliveries.iter_mut().for_each(|delivery| self.add_past(&mut delivery.message));
+            Ok(deliveries)
+        })
+    }
+
+    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
+        Box::pin(async move {
+            self.check("settle")?;
+            self.inner.settle(batch).await
+        })
+    }
+
+    fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
+        Box::pin(async move {
+            self.check("peek")?;
+            let mut shown = self.inner.peek(max).await?;
+            shown.iter_mut().for_each(|peeked| self.add_past(&mut peeked.message));
+            Ok(shown)
+        })
+    }
+
+    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
+        Box::pin(async move {
+            self.check("count")?;
+            self.inner.counts().await
+        })
+    }
+
+    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(async move {
+            self.check("purge")?;
+            self.inner.purge().await
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+}

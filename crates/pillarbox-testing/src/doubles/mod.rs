@@ -1,0 +1,9 @@
+//! Mailboxes that stand in for real ones.
+
+mod collecting;
+mod fake;
+mod null;
+
+pub use collecting::CollectingMailbox;
+pub use fake::{FakeMailbox, Injected};
+pub use null::NullMailbox;

@@ -1,0 +1,103 @@
+//! A mailbox that drops everything.
+
+use std::sync::Arc;
+
+use pillarbox_core::{
+    BoxFuture, Capabilities, Codec, Counts, Delivery, Error, Gate, Json, Mailbox, MessageId,
+    NoReplies, Outgoing, Peeked, Queue, QueueName, Receive, Result, Settle,
+};
+
+/// Makes mailboxes that drop what is sent and never deliver anything.
+///
+/// ```
+/// use pillarbox_core::{Mailbox, Receive};
+/// use pillarbox_testing::NullMailbox;
+///
+/// # pillarbox_testing::block_on(async {
+/// let mailbox: Mailbox<u32> = NullMailbox::new();
+/// mailbox.send(&7).await?;
+/// assert!(mailbox.receive(Receive::one()).await?.is_empty());
+/// assert_eq!(mailbox.approximate_count().await?, 0);
+/// # pillarbox_core::Result::Ok(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+pub struct NullMailbox;
+
+impl NullMailbox {
+    /// Makes a mailbox called `null`.
+    #[expect(clippy::new_ret_no_self, reason = "a double is a queue; what users hold is a mailbox")]
+    pub fn new<T: 'static, R: 'static>() -> Mailbox<T, R>
+    where
+        Json: Codec<T>,
+    {
+        let queue = NullQueue {
+            name: QueueName::new("null").expect("a good name"),
+            capabilities: Capabilities::full("null"),
+            gate: Gate::new(),
+        };
+        Mailbox::new(Arc::new(queue), Json, NoReplies)
+    }
+}
+
+#[derive(Debug)]
+struct NullQueue {
+    name: QueueName,
+    capabilities: Capabilities,
+    gate: Gate,
+}
+
+impl Queue for NullQueue {
+    fn name(&self) -> &QueueName {
+        &self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            let accept = |message: Outgoing| {
+                self.capabilities.check_outgoing(&self.name, &message).map(|()| message.id)
+            };
+            Ok(batch.into_iter().map(accept).collect())
+        })
+    }
+
+    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
+        Box::pin(async move {
+            self.capabilities.check_receive(&self.name, &request)?;
+            let _ = tokio::time::timeout(request.wait, self.gate.closed()).await;
+            self.gate.check(&self.name)?;
+            Ok(Vec::new())
+        })
+    }
+
+    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            let refuse = |settle: Settle| {
+                let (queue, receipt) = (self.name.clone(), settle.receipt);
+                Err(Error::ReceiptHandleExpired { queue, receipt })
+            };
+            Ok(batch.into_iter().map(refuse).collect())
+        })
+    }
+
+    fn peek(&self, _max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
+        Box::pin(async { self.gate.check(&self.name).map(|()| Vec::new()) })
+    }
+
+    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
+        Box::pin(async { self.gate.check(&self.name).map(|()| Counts::default()) })
+    }
+
+    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(async { self.gate.check(&self.name).map(|()| 0) })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { self.gate.close() })
+    }
+}

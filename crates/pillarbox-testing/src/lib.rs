@@ -1,0 +1,23 @@
+//! What Pillarbox is tested with, and what its users test with.
+//!
+//! | to | use |
+//! |---|---|
+//! | drop everything that is sent | [`NullMailbox`] |
+//! | see what was sent | [`CollectingMailbox`] |
+//! | expire receipts, fail calls and move the clock by hand | [`FakeMailbox`] |
+//! | make a queue fail now and then, by a seed | [`FaultQueue`] |
+//! | show that a backend keeps the contract | [`conformance!`] |
+//! | compare a backend with the ledger over random commands | [`property`] |
+//! | use a queue from many tasks at once and check what happened | [`stress`], [`history`] |
+//!
+//! Test doubles are queues like any other, behind the one [`Mailbox`](pillarbox_core::Mailbox)
+//! type: code under test cannot tell the difference.
+
+pub mod conformance;
+mod doubles;
+pub mod fault;
+mod subject;
+
+pub use doubles::{CollectingMailbox, FakeMailbox, Injected, NullMailbox};
+pub use fault::{Fault, FaultQueue, Faults, Operation};
+pub use subject::{Subject, block_on};

@@ -1,0 +1,111 @@
+//! A backend under test.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{Capabilities, Mailboxes, MessageId, Queue, QueueName, QueueOptions};
+
+/// A backend under test, and how to let time pass for it.
+///
+/// Tests measure time in ticks. On a backend with a clock of its own a tick must be long beside
+/// the time that one operation takes; on one that follows tokio's clock, pause that clock, and
+/// any tick will do.
+///
+/// ```
+/// use pillarbox_core::{Mailboxes, MemoryBackend};
+/// use pillarbox_testing::Subject;
+///
+/// // The memory backend follows tokio's clock:
+/// # pillarbox_testing::block_on(async {
+/// let exact = Subject::with_paused_time(Mailboxes::new(MemoryBackend::new()));
+/// // A server does not:
+/// let real = Subject::new(Mailboxes::new(MemoryBackend::new()));
+/// # });
+/// ```
+#[derive(Debug)]
+pub struct Subject {
+    backend: Mailboxes,
+    tick: Duration,
+    exact: bool,
+}
+
+impl Subject {
+    /// A backend whose clock runs by itself, with ticks of 200 ms or, where it knows only whole
+    /// seconds, of one second.
+    pub fn new(backend: Mailboxes) -> Self {
+        let tick =
+            Duration::from_millis(if backend.capabilities().sub_second { 200 } else { 1000 });
+        Self { backend, tick, exact: false }
+    }
+
+    /// A backend that follows tokio's clock, which is paused from now on: time passes only when
+    /// every task waits for it, and then at once.
+    ///
+    /// # Panics
+    ///
+    /// When tokio's clock is paused already, or the runtime is not a current-thread one.
+    pub fn with_paused_time(backend: Mailboxes) -> Self {
+        tokio::time::pause();
+        Self { backend, tick: Duration::from_secs(1), exact: true }
+    }
+
+    /// Sets the length of a tick.
+    #[must_use]
+    pub fn tick(mut self, tick: Duration) -> Self {
+        self.tick = tick;
+        self
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &Mailboxes {
+        &self.backend
+    }
+
+    /// What the backend can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        self.backend.capabilities()
+    }
+
+    /// Whether no time passes but what the test lets pass.
+    pub fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    /// So many ticks.
+    pub fn ticks(&self, count: u32) -> Duration {
+        self.tick * count
+    }
+
+    /// Lets so many ticks pass.
+    pub async fn pass(&self, count: u32) {
+        tokio::time::sleep(self.ticks(count)).await;
+    }
+
+    /// A name that no other test uses.
+    pub fn fresh_name(&self) -> QueueName {
+        let id = MessageId::new();
+        // Always a good name: hexadecimal digits and hyphens.
+        QueueName::new(&format!("test-{id}")).expect("a name of allowed characters")
+    }
+
+    /// Opens a queue that no other test uses.
+    pub fn queue(&self) -> Arc<dyn Queue> {
+        self.queue_with(QueueOptions::new())
+    }
+
+    /// Opens a queue that no other test uses, with options.
+    pub fn queue_with(&self, options: QueueOptions) -> Arc<dyn Queue> {
+        self.reopen(&self.fresh_name(), options)
+    }
+
+    /// Opens a queue by its name.
+    pub fn reopen(&self, name: &QueueName, options: QueueOptions) -> Arc<dyn Queue> {
+        self.backend.queue(name, options).expect("the queue opens")
+    }
+}
+
+/// Runs a test on a current-thread runtime.
+pub fn block_on<F: Future>(test: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(test)
+}

@@ -1,0 +1,66 @@
+//! Durable mailboxes for Rust: point-to-point queues with SQS semantics that behave the same on
+//! every backend.
+//!
+//! A message that is received stays in its queue, invisible to others, until it is acknowledged.
+//! If the receiver dies or takes too long, its lease ends and the message is delivered again,
+//! under a new receipt: the old one settles nothing any more. *No message lost, no stale receipt
+//! accepted.*
+//!
+//! ```
+//! use std::time::Duration;
+//! use pillarbox::prelude::*;
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Request { n: u64 }
+//! #[derive(Serialize, Deserialize)]
+//! struct Reply { n: u64 }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox::Result<()> {
+//! let backend = pillarbox::open("memory:").await?;
+//! let requests: Mailbox<Request, Reply> = backend.mailbox("requests")?;
+//! let replies: Mailbox<Reply> = backend.mailbox("client-7")?;
+//!
+//! let options = SendOptions::new().reply_to("client-7").attribute("tenant", "acme");
+//! requests.send_with(&Request { n: 1 }, options).await?;
+//!
+//! let batch = requests.receive(Receive::up_to(10).wait(Duration::from_secs(20))).await?;
+//! for message in batch {
+//!     let n = message.body().n;
+//!     message.reply_mailbox()?.send(&Reply { n: n + 1 }).await?;
+//!     message.acknowledge().await?;
+//! }
+//! for reply in replies.receive(Receive::one()).await? {
+//!     assert_eq!(reply.body().n, 2);
+//!     reply.acknowledge().await?;
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! # Backends
+//!
+//! [`open`] takes a URL and picks the backend:
+//!
+//! | URL | backend | feature |
+//! |---|---|---|
+//! | `memory:` | in memory, private to the handle that it gives | always there |
+//! | `memory:NAME` | in memory, shared by all of the process that open this name | always there |
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `msgpack` | the `MessagePack` codec |
+
+mod open;
+
+pub use open::open;
+pub use pillarbox_core::*;
+
+/// What most programs need: `use pillarbox::prelude::*;`
+pub mod prelude {
+    pub use pillarbox_core::{
+        Batch, Mailbox, MailboxResolver, Mailboxes, Message, MessageId, Receipt, Receive,
+        SendOptions,
+    };
+}

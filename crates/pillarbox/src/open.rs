@@ -1,0 +1,75 @@
+//! From a URL to a backend.
+
+use pillarbox_core::{Error, Mailboxes, MemoryBackend, Result};
+
+/// A kind of URL, and the feature without which it is not there.
+struct Scheme {
+    name: &'static str,
+    feature: Option<&'static str>,
+}
+
+const SCHEMES: &[Scheme] = &[Scheme { name: "memory", feature: None }];
+
+/// Opens the backend that a URL names. See the [crate](crate#backends) for the URLs there are.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox::Result<()> {
+/// let backend = pillarbox::open("memory:").await?;
+/// assert_eq!(backend.capabilities().backend, "memory");
+///
+/// let error = pillarbox::open("smtp://localhost").await.unwrap_err();
+/// assert!(error.to_string().contains("memory:"));
+/// # Ok(()) }
+/// ```
+pub async fn open(url: &str) -> Result<Mailboxes> {
+    match url.split_once(':') {
+        Some(("memory", "")) => Ok(Mailboxes::new(MemoryBackend::new())),
+        Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
+        Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
+        None => Err(unknown(&format!("{url:?} has no scheme"))),
+    }
+}
+
+/// Says what is wrong, and never more of the URL than its scheme: there may be a password in it.
+fn unknown(problem: &str) -> Error {
+    let known: Vec<_> = SCHEMES
+        .iter()
+        .map(|scheme| match scheme.feature {
+            None => format!("{}:", scheme.name),
+            Some(feature) => format!("{}: (cargo feature `{feature}`)", scheme.name),
+        })
+        .collect();
+    Error::invalid(None, "backend URL", problem, known.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_memory_backend_without_a_name_is_private() {
+        let one = open("memory:").await.unwrap();
+        let other = open("memory:").await.unwrap();
+        let _open = one.mailbox::<u32, ()>("q").unwrap();
+        assert!(other.queues().await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_memory_backend_with_a_name_is_shared() {
+        let one = open("memory:open-test").await.unwrap();
+        let other = open("memory:open-test").await.unwrap();
+        one.mailbox::<u32, ()>("q").unwrap().send(&7).await.unwrap();
+        let same = other.mailbox::<u32, ()>("q").unwrap();
+        assert_eq!(same.approximate_count().await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_unknown_url_says_which_exist_and_tells_no_password() {
+        for url in ["", "memory", "memoryx:", "kafka://user:hunter2@host"] {
+            let error = open(url).await.unwrap_err();
+            assert!(matches!(error, Error::InvalidParameter { .. }), "{url}: {error}");
+            let text = error.to_string();
+            assert!(text.contains("allowed: memory:") && !text.contains("hunter2"), "{text}");
+        }
+    }
+}

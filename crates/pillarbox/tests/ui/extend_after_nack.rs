@@ -1,0 +1,10 @@
+use std::time::Duration;
+
+use pillarbox::prelude::*;
+
+async fn handle(message: Message<String>) -> pillarbox::Result<()> {
+    message.nack(Duration::ZERO).await?;
+    message.extend_visibility(Duration::from_secs(30)).await
+}
+
+fn main() {}
