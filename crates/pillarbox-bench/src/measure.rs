@@ -7,7 +7,7 @@
 //! A run checks its own work and fails rather than give a figure for something else.
 
 use std::error::Error;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::runtime::Builder;
 
@@ -128,19 +128,6 @@ pub(crate) fn on_one_thread<T>(future: impl Future<Output = Result<T>>) -> Resul
 /// Runs a future on a runtime of two threads. What should run on these threads must be spawned.
 pub(crate) fn on_two_threads<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(future)
-}
-
-/// A clock for the part of a run that counts.
-pub(crate) struct Stopwatch(Instant);
-
-impl Stopwatch {
-    pub(crate) fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    pub(crate) fn stop(self) -> Duration {
-        self.0.elapsed()
-    }
 }
 
 /// How many per second.

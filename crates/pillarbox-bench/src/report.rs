@@ -4,8 +4,8 @@ use serde::Serialize;
 
 /// What the ratio means. Said by `--help` and below every table.
 pub(crate) const RATIO: &str = "\
-ratio: how many times better ours is. For rates (per second) it is ours / other, for costs \
-(bytes, ns, CPU time) other / ours: above 1 we win, below 1 we lose.";
+ratio: how many times better ours is. Above 1 we win, below 1 we lose.
+       ours / other for rates (per second), other / ours for costs (bytes, ns, CPU time).";
 
 /// One comparison of ours with one other. Its fields are those of a JSON line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -115,7 +115,7 @@ fn table(rows: &[Row]) -> String {
     for row in rows {
         let first_of_case = last.replace(&row.case) != Some(&row.case);
         lines.push([
-            if first_of_case { format!("{}: {}", row.suite, row.case) } else { String::new() },
+            if first_of_case { row.case.clone() } else { String::new() },
             row.unit.human(row.ours),
             row.unit.human(row.other),
             format!("{}x", three_digits(row.ratio)),
@@ -219,10 +219,10 @@ mod tests {
             row("idle", Unit::CpuMicrosPerSecond, 20.0, 10.0),
         ];
         let expected = "\
-case                  ours      other  ratio  against
-memory: cycle     2.00 M/s   1.00 M/s  2.00x  peer
-                  2.00 M/s   40.0 M/s  0.05x  peer
-memory: idle     20.0 µs/s  10.0 µs/s  0.50x  peer
+case        ours      other  ratio  against
+cycle   2.00 M/s   1.00 M/s  2.00x  peer
+        2.00 M/s   40.0 M/s  0.05x  peer
+idle   20.0 µs/s  10.0 µs/s  0.50x  peer
 ";
         let table = table(&rows);
         assert_eq!(table.strip_suffix(&format!("\n{RATIO}\n")), Some(expected));

@@ -16,6 +16,9 @@
 pub mod conformance;
 mod doubles;
 pub mod fault;
+pub mod history;
+pub mod property;
+pub mod stress;
 mod subject;
 
 pub use doubles::{CollectingMailbox, FakeMailbox, Injected, NullMailbox};

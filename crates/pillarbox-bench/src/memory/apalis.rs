@@ -18,7 +18,7 @@ use std::future::{Ready, poll_fn, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use apalis::prelude::*;
 use futures_channel::mpsc::{UnboundedSender, unbounded};
@@ -27,14 +27,14 @@ use futures_util::stream::BoxStream;
 use futures_util::{Sink, SinkExt, StreamExt};
 
 use super::load::{CONSUMERS, Job, PRODUCERS, Pace, Tally, crowd, share};
-use crate::measure::{Result, Stopwatch, expect_eq};
+use crate::measure::{Result, expect_eq};
 
 /// Full cycles without a worker: pushes `batch` jobs, then polls them, one by one.
 pub(super) async fn poll_cycles<J: Job>(n: u64, batch: u64) -> Result<Duration> {
     let mut storage = MemoryStorage::<J>::new();
     let context = WorkerContext::new("bench");
     let (mut sent, mut received) = (0, 0);
-    let watch = Stopwatch::start();
+    let start = Instant::now();
     for _ in 0..n / batch {
         for _ in 0..batch {
             storage.push(J::new(sent)).await?;
@@ -46,7 +46,7 @@ pub(super) async fn poll_cycles<J: Job>(n: u64, batch: u64) -> Result<Duration> 
             received += 1;
         }
     }
-    let elapsed = watch.stop();
+    let elapsed = start.elapsed();
     expect_empty(&mut storage, &context).await?;
     Ok(elapsed)
 }
@@ -68,7 +68,7 @@ pub(super) async fn worker_cycles<J: Job>(n: u64, batch: u64) -> Result<Duration
         other => return Err(format!("the worker did not start: {other:?}").into()),
     }
     let mut sent = 0;
-    let watch = Stopwatch::start();
+    let start = Instant::now();
     for _ in 0..n / batch {
         for _ in 0..batch {
             sink.send(TaskBuilder::new(J::new(sent)).build()).await?;
@@ -78,7 +78,7 @@ pub(super) async fn worker_cycles<J: Job>(n: u64, batch: u64) -> Result<Duration
             success(&mut events).await?;
         }
     }
-    let elapsed = watch.stop();
+    let elapsed = start.elapsed();
     tally.expect_all(n)?;
     Ok(elapsed)
 }

@@ -8,12 +8,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use capp_queue::{AbstractTaskQueue, InMemoryTaskQueue, JsonSerializer, Task, TaskQueueError};
 
 use super::load::{CONSUMERS, Job, PRODUCERS, Pace, Tally, crowd, share};
-use crate::measure::{Result, Stopwatch, expect_eq};
+use crate::measure::{Result, expect_eq};
 
 /// What is done with a job after `pop`.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ pub(super) enum Finish {
 pub(super) async fn cycles<J: Job>(n: u64, batch: u64, finish: Finish) -> Result<Duration> {
     let queue = queue::<J>();
     let (mut sent, mut received) = (0, 0);
-    let watch = Stopwatch::start();
+    let start = Instant::now();
     for _ in 0..n / batch {
         for _ in 0..batch {
             queue.push(&Task::new(J::new(sent))).await?;
@@ -40,7 +40,7 @@ pub(super) async fn cycles<J: Job>(n: u64, batch: u64, finish: Finish) -> Result
             received += 1;
         }
     }
-    let elapsed = watch.stop();
+    let elapsed = start.elapsed();
     expect_empty(&queue).await?;
     Ok(elapsed)
 }

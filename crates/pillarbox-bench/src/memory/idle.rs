@@ -13,7 +13,7 @@ use pillarbox_core::{Outgoing, Receive};
 
 use super::ours;
 use crate::measure::{Case, Result, expect_eq, on_one_thread};
-use crate::process::{cpu_time, in_child};
+use crate::process::{CpuClock, in_child};
 use crate::report::{Unit, grouped};
 
 /// How many receivers wait.
@@ -48,6 +48,7 @@ pub(super) fn cases(window: Duration) -> [Case; 2] {
 /// Waits in this process and says how many microseconds of CPU time a second of it took.
 pub(super) fn measure(waiters: Waiters, window: Duration) -> Result<f64> {
     on_one_thread(async {
+        let clock = CpuClock::new()?;
         let queue = ours::queue()?;
         if let Waiters::InFlight = waiters {
             queue.send(vec![Outgoing::new("held")]).await?;
@@ -63,9 +64,9 @@ pub(super) fn measure(waiters: Waiters, window: Duration) -> Result<f64> {
             .collect();
         tokio::time::sleep(window / 10).await;
 
-        let before = cpu_time()?;
+        let before = clock.read()?;
         tokio::time::sleep(window).await;
-        let used = cpu_time()? - before;
+        let used = clock.read()? - before;
 
         let ended = receivers.iter().filter(|receiver| receiver.is_finished()).count();
         expect_eq("receivers that ended early", ended, 0)?;

@@ -5,13 +5,13 @@
 //! type, the number is a field beside the body.
 
 use std::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
-use crate::measure::{Result, Stopwatch, expect_eq};
+use crate::measure::{Result, expect_eq};
 
 /// Bytes in a body.
 pub(super) const BODY: usize = 256;
@@ -160,7 +160,7 @@ where
     let producers: Vec<_> = producers.into_iter().collect();
     let consumers: Vec<_> = consumers.into_iter().collect();
     let mut tasks = JoinSet::new();
-    let watch = Stopwatch::start();
+    let start = Instant::now();
     for producer in producers {
         tasks.spawn(async { producer.await.map(|()| Tally::default()) });
     }
@@ -172,7 +172,7 @@ where
     while let Some(result) = tasks.join_next().await {
         tally.merge(result??);
     }
-    let elapsed = watch.stop();
+    let elapsed = start.elapsed();
     tally.expect_all(n)?;
     Ok(elapsed)
 }

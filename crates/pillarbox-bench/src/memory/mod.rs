@@ -60,7 +60,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         report.add(case.run(SUITE, rounds)?);
         Ok(())
     };
-    let n = plan.pick(300_000, 30_000);
+    let n = plan.pick(300_000, 12_000);
     for batch in [1, 10] {
         add(cycles(n, batch), plan.rounds())?;
     }

@@ -5,13 +5,13 @@
 //! top of this is the price of those.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::{Mutex, mpsc::error::TryRecvError};
 
 use super::load::{CONSUMERS, PRODUCERS, Pace, Tally, bytes, crowd, seq_of, share};
-use crate::measure::{Result, Stopwatch, expect_eq};
+use crate::measure::{Result, expect_eq};
 
 /// Room in a bounded channel.
 const BOUND: usize = 1024;
@@ -19,13 +19,13 @@ const BOUND: usize = 1024;
 /// Sends and receives one by one.
 pub(super) async fn cycles(n: u64) -> Result<Duration> {
     let (sender, mut receiver) = mpsc::channel(BOUND);
-    let watch = Stopwatch::start();
+    let start = Instant::now();
     for seq in 0..n {
         sender.send(bytes(seq)).await?;
         let body = receiver.recv().await.ok_or("the channel is closed")?;
         expect_eq("next in line", seq_of(&body)?, seq)?;
     }
-    let elapsed = watch.stop();
+    let elapsed = start.elapsed();
     expect_eq("messages left", receiver.len(), 0)?;
     Ok(elapsed)
 }
@@ -35,7 +35,7 @@ pub(super) async fn batch_cycles(n: u64, batch: usize) -> Result<Duration> {
     let (sender, mut receiver) = mpsc::channel(BOUND);
     let (mut sent, mut received) = (0, 0);
     let mut bodies = Vec::with_capacity(batch);
-    let watch = Stopwatch::start();
+    let start = Instant::now();
     for _ in 0..n / batch as u64 {
         for permit in sender.reserve_many(batch).await? {
             permit.send(bytes(sent));
@@ -48,7 +48,7 @@ pub(super) async fn batch_cycles(n: u64, batch: usize) -> Result<Duration> {
             received += 1;
         }
     }
-    let elapsed = watch.stop();
+    let elapsed = start.elapsed();
     expect_eq("messages left", receiver.len(), 0)?;
     Ok(elapsed)
 }

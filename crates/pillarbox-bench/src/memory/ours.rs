@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pillarbox_core::{
     Delivery, Error, Mailbox, Mailboxes, MemoryBackend, Outgoing, Queue, QueueOptions, Receive,
@@ -13,7 +13,7 @@ use pillarbox_core::{
 };
 
 use super::load::{CONSUMERS, Job, PRODUCERS, Pace, Tally, TextJob, bytes, crowd, seq_of, share};
-use crate::measure::{Result, Stopwatch, expect_eq};
+use crate::measure::{Result, expect_eq};
 
 /// A queue that is sent to and received from in turn, with its place in the sequence.
 pub(super) struct Line {
@@ -47,12 +47,12 @@ impl Line {
     /// Sends at the tail, and receives and acknowledges at the head, until `n` messages have gone
     /// each way.
     pub(super) async fn cycles(&mut self, n: u64, batch: u64) -> Result<Duration> {
-        let watch = Stopwatch::start();
+        let start = Instant::now();
         for _ in 0..n / batch {
             self.send(batch).await?;
             self.receive(batch).await?;
         }
-        let elapsed = watch.stop();
+        let elapsed = start.elapsed();
         self.check_left().await?;
         Ok(elapsed)
     }
@@ -88,7 +88,7 @@ pub(super) async fn cycles(n: u64, batch: u64) -> Result<Duration> {
 /// Full cycles on a typed mailbox with JSON bodies, one by one.
 pub(super) async fn typed_cycles(n: u64) -> Result<Duration> {
     let mailbox: Mailbox<TextJob> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
-    let watch = Stopwatch::start();
+    let start = Instant::now();
     for seq in 0..n {
         mailbox.send(&TextJob::new(seq)).await?;
         let batch = mailbox.receive(Receive::one()).await?;
@@ -98,7 +98,7 @@ pub(super) async fn typed_cycles(n: u64) -> Result<Duration> {
             message.acknowledge().await?;
         }
     }
-    let elapsed = watch.stop();
+    let elapsed = start.elapsed();
     expect_eq("messages left", mailbox.approximate_count().await?, 0)?;
     Ok(elapsed)
 }

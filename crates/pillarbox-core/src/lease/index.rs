@@ -146,6 +146,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
         /// Any order of ids, with segments of every age emptied and filled again.
         #[test]
         fn finds_what_a_map_finds(steps in prop::collection::vec((any::<bool>(), 0..40u64), 1..80)) {

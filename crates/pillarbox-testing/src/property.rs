@@ -1,0 +1,471 @@
+//! Random commands against any backend, with the ledger as the oracle.
+//!
+//! A case is a list of commands. Each is carried out on the backend and on a
+//! [`Ledger`], and both must say the same: which messages, in which order, with which counts,
+//! which receipts are good. A case that fails is shrunk by proptest to a short one, and its
+//! history printed:
+//!
+//! ```text
+//!   1. send m1 delay 2          ok
+//!   2. pass 3 ticks
+//!   3. receive 1 for 4 ticks    m1 #1 as r1
+//!   4. nack r1                  refused, but the ledger says: ok
+//! ```
+//!
+//! On a backend with a clock of its own, the ledger is told the time of each call, and no call is
+//! made while something is about to become ready: waiting until it is past is what keeps the two
+//! clocks from disagreeing.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::lease::{Ledger, Stale};
+use pillarbox_core::{
+    Delivery, Error, MessageId, MessageState, Nonce, Outgoing, Queue, RawMessage, Receipt, Receive,
+    Settle, SettleAction, Timestamp,
+};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, Reason, TestCaseError, TestError, TestRunner};
+use tokio::time::Instant;
+
+use crate::{Subject, block_on};
+
+/// One step of a case. Durations are in ticks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named after the methods of Queue")]
+pub enum Command {
+    /// Sends so many new messages.
+    Send {
+        messages: usize,
+        delay: u32,
+    },
+    /// Sends again the message that was sent so many messages ago, if there was one.
+    SendAgain {
+        ago: usize,
+    },
+    Receive {
+        max: usize,
+        visibility: u32,
+    },
+    /// Settles by the receipt that was given so many deliveries ago, if there was one.
+    Settle {
+        ago: usize,
+        action: Action,
+    },
+    Purge,
+    Counts,
+    Peek,
+    /// Lets time pass.
+    Pass {
+        ticks: u32,
+    },
+}
+
+/// What a settle is for. Durations are in ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named after SettleAction")]
+pub enum Action {
+    Acknowledge,
+    Nack { delay: u32 },
+    Extend { timeout: u32 },
+}
+
+/// Commands in the proportions in which they find most.
+pub fn command() -> impl Strategy<Value = Command> {
+    let action = prop_oneof![
+        4 => Just(Action::Acknowledge),
+        3 => (0..3u32).prop_map(|delay| Action::Nack { delay }),
+        3 => (0..5u32).prop_map(|timeout| Action::Extend { timeout }),
+    ];
+    prop_oneof![
+        6 => (1..4usize, prop_oneof![3 => Just(0), 1 => 1..4u32])
+            .prop_map(|(messages, delay)| Command::Send { messages, delay }),
+        1 => (0..8usize).prop_map(|ago| Command::SendAgain { ago }),
+        6 => (1..5usize, 0..5u32)
+            .prop_map(|(max, visibility)| Command::Receive { max, visibility }),
+        8 => (0..10usize, action).prop_map(|(ago, action)| Command::Settle { ago, action }),
+        1 => Just(Command::Counts),
+        1 => Just(Command::Peek),
+        1 => prop::bool::weighted(0.2)
+            .prop_map(|purge| if purge { Command::Purge } else { Command::Counts }),
+        4 => (1..4u32).prop_map(|ticks| Command::Pass { ticks }),
+    ]
+}
+
+/// Runs `cases` random cases of up to `commands` commands, each on a subject of its own.
+///
+/// # Panics
+///
+/// When the backend and the ledger disagree, with the shortest history found.
+pub fn check<F>(cases: u32, commands: usize, subject: impl Fn() -> F)
+where
+    F: Future<Output = Subject>,
+{
+    let run = |case: &[Command]| block_on(async { run(&subject().await, case).await });
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let commands = prop::collection::vec(command(), 1..=commands);
+    match TestRunner::new(config).run(&commands, |case| run(&case)) {
+        Ok(()) => {}
+        Err(TestError::Fail(reason, case)) => panic!("{}", shorten(case, reason, run)),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Leaves out every command that the failure does not need. Proptest does so too, but not again
+/// after it has made the commands themselves simpler.
+fn shorten(
+    mut case: Vec<Command>,
+    mut reason: Reason,
+    run: impl Fn(&[Command]) -> Result<(), TestCaseError>,
+) -> Reason {
+    let mut place = 0;
+    while place < case.len() {
+        let simpler = simpler(&case, place).find_map(|simpler| match run(&simpler) {
+            Err(TestCaseError::Fail(reason)) => Some((simpler, reason)),
+            _ => None,
+        });
+        match simpler {
+            Some(found) => {
+                (case, reason) = found;
+                place = 0;
+            }
+            None => place += 1,
+        }
+    }
+    reason
+}
+
+/// Cases with one command less, or with that command smaller.
+fn simpler(case: &[Command], place: usize) -> impl Iterator<Item = Vec<Command>> {
+    // Without a receive, receipts that were given before it are fewer deliveries ago.
+    let without = (0..5).map(move |nearer| {
+        let mut case = case.to_vec();
+        case.remove(place);
+        for command in &mut case[place..] {
+            if let Command::Settle { ago, .. } = command {
+                *ago = ago.saturating_sub(nearer);
+            }
+        }
+        case
+    });
+    let smaller = match &case[place] {
+        Command::Send { messages: 2.., delay } => {
+            Some(Command::Send { messages: 1, delay: *delay })
+        }
+        Command::Receive { max: 2.., visibility } => {
+            Some(Command::Receive { max: 1, visibility: *visibility })
+        }
+        _ => None,
+    };
+    without.chain(smaller.map(move |command| {
+        let mut case = case.to_vec();
+        case[place] = command;
+        case
+    }))
+}
+
+/// Runs one case.
+///
+/// # Errors
+///
+/// Fails with the history up to where the backend and the ledger disagree. Rejects the case where
+/// the backend was too slow to tell.
+pub async fn run(subject: &Subject, case: &[Command]) -> Result<(), TestCaseError> {
+    let caps = subject.capabilities();
+    let comparable =
+        caps.fifo && caps.strict_receipts && caps.exact_counts && caps.idempotent_send && caps.peek;
+    if !comparable {
+        println!("left out: {} does not keep all rules", caps.backend);
+        return Ok(());
+    }
+    let mut run = Run::new(subject);
+    for command in case {
+        run.step(command).await?;
+    }
+    run.drain().await
+}
+
+struct Run<'a> {
+    subject: &'a Subject,
+    queue: Arc<dyn Queue>,
+    ledger: Ledger,
+    start: Instant,
+    sent: Vec<Outgoing>,
+    receipts: Vec<Pair>,
+    nonces: u64,
+    history: Vec<String>,
+}
+
+/// The receipt of one delivery, as the backend and as the ledger gave it.
+struct Pair {
+    backend: Receipt,
+    ledger: Receipt,
+}
+
+impl<'a> Run<'a> {
+    fn new(subject: &'a Subject) -> Self {
+        Self {
+            subject,
+            queue: subject.queue(),
+            ledger: Ledger::new(),
+            start: Instant::now(),
+            sent: Vec::new(),
+            receipts: Vec::new(),
+            nonces: 0,
+            history: Vec::new(),
+        }
+    }
+
+    async fn step(&mut self, command: &Command) -> Result<(), TestCaseError> {
+        let now = self.steer_clear().await;
+        let started = Instant::now();
+        self.history.push(String::new());
+        match command {
+            Command::Send { messages, delay } => {
+                let known = self.sent.len();
+                let new = (1..=*messages).map(|n| {
+                    let mut message = Outgoing::new(format!("m{}", known + n));
+                    message.delay = self.subject.ticks(*delay);
+                    message
+                });
+                let batch: Vec<_> = new.collect();
+                self.sent.extend(batch.iter().cloned());
+                self.send(now, batch).await?;
+            }
+            Command::SendAgain { ago } => {
+                let again = self.sent.iter().rev().nth(*ago).cloned();
+                self.send(now, again.into_iter().collect()).await?;
+            }
+            Command::Receive { max, visibility } => self.receive(now, *max, *visibility).await?,
+            Command::Settle { ago, action } => self.settle(now, *ago, *action).await?,
+            Command::Purge => {
+                self.note("purge".into());
+                let purged = self.queue.purge().await;
+                self.agree(purged.ok(), Some(self.ledger.clone().purge()))?;
+                self.ledger.purge();
+            }
+            Command::Counts => self.counts(now).await?,
+            Command::Peek => self.peek(now).await?,
+            Command::Pass { ticks } => {
+                self.note(format!("pass {ticks} ticks"));
+                self.subject.pass(*ticks).await;
+                return Ok(());
+            }
+        }
+        if !self.subject.is_exact() && started.elapsed() > self.margin() {
+            return Err(TestCaseError::reject("the backend was too slow to compare times"));
+        }
+        self.ledger.check().map_err(|problem| self.disagree(&format!("the ledger: {problem}")))
+    }
+
+    async fn send(&mut self, now: Timestamp, batch: Vec<Outgoing>) -> Result<(), TestCaseError> {
+        let names: Vec<_> = batch.iter().map(|message| self.name(message.id)).collect();
+        let delay = batch.first().map_or(Duration::ZERO, |message| message.delay);
+        self.note(format!("send {} {}", names.join(" "), self.describe(" delay", delay)));
+        for message in &batch {
+            self.ledger.send(now, message.clone(), None).expect("no limit is set");
+        }
+        let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
+        let results = self.queue.send(batch).await.map_err(|error| self.failed(&error))?;
+        let answered: Vec<_> = results.into_iter().filter_map(Result::ok).collect();
+        self.agree(answered, ids)
+    }
+
+    async fn receive(
+        &mut self,
+        now: Timestamp,
+        max: usize,
+        visibility: u32,
+    ) -> Result<(), TestCaseError> {
+        self.note(format!("receive {max} for {visibility} ticks"));
+        let visibility = self.subject.ticks(visibility);
+        let nonces = &mut self.nonces;
+        let expected = self.ledger.receive(now, max, visibility, || {
+            *nonces += 1;
+            let mut bytes = [0; 12];
+            bytes[..8].copy_from_slice(&nonces.to_be_bytes());
+            Nonce::from_bytes(bytes)
+        });
+        let request = Receive::up_to(max).visibility(visibility);
+        let actual = self.queue.receive(request).await.map_err(|error| self.failed(&error))?;
+        let seen = |deliveries: &[Delivery]| {
+            let each = deliveries.iter().enumerate().map(|(n, delivery)| {
+                let message = self.show(&delivery.message);
+                format!("{message} as r{}", self.receipts.len() + n + 1)
+            });
+            each.collect::<Vec<_>>().join(", ")
+        };
+        let (seen, expected_seen) = (seen(&actual), seen(&expected));
+        self.outcome(&seen);
+        self.agree(seen, expected_seen)?;
+        let known: Vec<_> = self.receipts.iter().map(|pair| &pair.backend).collect();
+        if actual.iter().any(|delivery| known.contains(&&delivery.receipt)) {
+            return Err(self.disagree("a receipt was given twice"));
+        }
+        self.receipts.extend(
+            actual
+                .into_iter()
+                .zip(expected)
+                .map(|(a, e)| Pair { backend: a.receipt, ledger: e.receipt }),
+        );
+        Ok(())
+    }
+
+    async fn settle(
+        &mut self,
+        now: Timestamp,
+        ago: usize,
+        action: Action,
+    ) -> Result<(), TestCaseError> {
+        let Some(place) = self.receipts.len().checked_sub(ago + 1) else {
+            self.note("(no receipt to settle)".into());
+            return Ok(());
+        };
+        let (verb, action) = match action {
+            Action::Acknowledge => ("acknowledge".to_owned(), SettleAction::Acknowledge),
+            Action::Nack { delay } => {
+                let delay = self.subject.ticks(delay);
+                (format!("nack{}", self.describe(" for", delay)), SettleAction::Nack { delay })
+            }
+            Action::Extend { timeout } => {
+                let verb = format!("extend to {timeout} ticks");
+                (verb, SettleAction::Extend { timeout: self.subject.ticks(timeout) })
+            }
+        };
+        self.note(format!("r{} {verb}", place + 1));
+        let Pair { backend, ledger } = &self.receipts[place];
+        let expected = self.ledger.settle(now, ledger, action).map_err(|Stale| "refused");
+        let settle = Settle { receipt: backend.clone(), action };
+        let results = self.queue.settle(vec![settle]).await.map_err(|error| self.failed(&error))?;
+        let actual = match &results[..] {
+            [Ok(())] => Ok(()),
+            [Err(Error::ReceiptHandleExpired { .. })] => Err("refused"),
+            other => return Err(self.disagree(&format!("{other:?}"))),
+        };
+        self.outcome(if actual.is_ok() { "ok" } else { "refused" });
+        self.agree(actual, expected)
+    }
+
+    async fn counts(&mut self, now: Timestamp) -> Result<(), TestCaseError> {
+        self.note("counts".into());
+        let expected = self.ledger.counts(now);
+        let actual = self.queue.counts().await.map_err(|error| self.failed(&error))?;
+        self.agree(
+            (actual.ready, actual.in_flight, actual.delayed, actual.oldest_age.is_some()),
+            (expected.ready, expected.in_flight, expected.delayed, expected.oldest_age.is_some()),
+        )
+    }
+
+    async fn peek(&mut self, now: Timestamp) -> Result<(), TestCaseError> {
+        self.note("peek".into());
+        let max = self.subject.capabilities().max_receive;
+        let state = |state| match state {
+            MessageState::Ready => "ready",
+            MessageState::InFlight { .. } => "in flight",
+            MessageState::Delayed { .. } => "delayed",
+        };
+        let expected = self.ledger.peek(now, max);
+        let actual = self.queue.peek(max).await.map_err(|error| self.failed(&error))?;
+        let seen = |peeked: &pillarbox_core::Peeked| {
+            format!("{} {}", self.show(&peeked.message), state(peeked.state))
+        };
+        self.agree::<Vec<_>>(actual.iter().map(seen).collect(), expected.iter().map(seen).collect())
+    }
+
+    /// After the last command: what the ledger holds comes out of the queue, and nothing else.
+    async fn drain(&mut self) -> Result<(), TestCaseError> {
+        self.step(&Command::Pass { ticks: 6 }).await?;
+        while !self.ledger.is_empty() {
+            let first = self.receipts.len();
+            self.step(&Command::Receive { max: 50, visibility: 5 }).await?;
+            if self.receipts.len() == first {
+                return Err(self.disagree("messages are left that are never delivered"));
+            }
+            for ago in 0..self.receipts.len() - first {
+                self.step(&Command::Settle { ago, action: Action::Acknowledge }).await?;
+            }
+        }
+        self.step(&Command::Counts).await
+    }
+
+    /// The present time for the ledger, once nothing is about to become ready.
+    async fn steer_clear(&mut self) -> Timestamp {
+        let margin = self.margin();
+        loop {
+            let now = Timestamp::from_secs(0) + self.start.elapsed();
+            let mut soon = self.ledger.clone();
+            // What is further back than the margin is ready for both.
+            soon.advance(Timestamp::from_nanos(now.as_nanos() - margin.as_nanos() as i64));
+            match soon.next_due() {
+                Some(due) if !self.subject.is_exact() && due <= now + margin => {
+                    tokio::time::sleep((due + margin).since(now) + margin / 4).await;
+                }
+                _ => return now,
+            }
+        }
+    }
+
+    /// How far the two clocks may be apart.
+    fn margin(&self) -> Duration {
+        if self.subject.is_exact() { Duration::ZERO } else { self.subject.ticks(1) / 4 }
+    }
+
+    fn name(&self, id: MessageId) -> String {
+        match self.sent.iter().position(|message| message.id == id) {
+            Some(place) => format!("m{}", place + 1),
+            None => format!("unknown {id}"),
+        }
+    }
+
+    /// A message by its name, with its body where that is not the same, and its count.
+    fn show(&self, message: &RawMessage) -> String {
+        let name = self.name(message.id);
+        let body = String::from_utf8_lossy(&message.body);
+        let body = if body == name { String::new() } else { format!(" with body {body:?}") };
+        format!("{name}{body} #{}", message.delivery_count)
+    }
+
+    fn describe(&self, what: &str, duration: Duration) -> String {
+        if duration.is_zero() {
+            return String::new();
+        }
+        let ticks = duration.as_secs_f64() / self.subject.ticks(1).as_secs_f64();
+        format!("{what} {ticks} ticks")
+    }
+
+    fn note(&mut self, what: String) {
+        if let Some(line) = self.history.last_mut() {
+            *line = what;
+        }
+    }
+
+    fn outcome(&mut self, outcome: &str) {
+        if let Some(line) = self.history.last_mut() {
+            *line = format!("{line:<28} {outcome}");
+        }
+    }
+
+    fn agree<T: PartialEq + fmt::Debug>(
+        &self,
+        actual: T,
+        expected: T,
+    ) -> Result<(), TestCaseError> {
+        if actual == expected {
+            return Ok(());
+        }
+        Err(self.disagree(&format!("  backend: {actual:?}\n   ledger: {expected:?}")))
+    }
+
+    fn failed(&self, error: &Error) -> TestCaseError {
+        self.disagree(&format!("the backend failed: {error}"))
+    }
+
+    fn disagree(&self, how: &str) -> TestCaseError {
+        let mut text = String::from("the backend and the ledger disagree:\n");
+        for (place, line) in self.history.iter().enumerate() {
+            text += &format!("{:>3}. {}\n", place + 1, line.trim_end());
+        }
+        TestCaseError::fail(text + how)
+    }
+}

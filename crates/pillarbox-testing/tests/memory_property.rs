@@ -1,0 +1,196 @@
+//! The memory backend agrees with the ledger over random commands.
+//!
+//! It is built on the ledger, so what this shows is that the layers around it lose nothing; and
+//! that the property test itself finds what it should, on queues that are broken on purpose.
+
+use std::sync::Arc;
+
+use pillarbox_core::{
+    Backend, BoxFuture, Capabilities, Counts, Delivery, Mailboxes, MemoryBackend, MessageId,
+    Outgoing, Peeked, Queue, QueueName, QueueOptions, Receive, Result, Settle, SettleAction,
+};
+use pillarbox_testing::{Subject, property};
+
+async fn memory() -> Subject {
+    Subject::with_paused_time(Mailboxes::new(MemoryBackend::new()))
+}
+
+#[test]
+fn the_memory_backend_agrees_with_the_ledger() {
+    property::check(500, 60, memory);
+}
+
+#[test]
+fn a_backend_with_a_clock_of_its_own_can_be_compared() {
+    // Real time, few cases: this is what a server's test looks like.
+    property::check(6, 12, || async { Subject::new(Mailboxes::new(MemoryBackend::new())) });
+}
+
+/// Ways to break a queue.
+#[derive(Debug, Clone, Copy)]
+enum Breakage {
+    /// Says yes to every acknowledgement.
+    AcceptsStale,
+    /// Sends the same message under a new id, so that repeating it makes a second one.
+    ForgetsIds,
+    /// Acknowledges where it should nack.
+    LosesNacked,
+    /// Delivers in the reverse order within a batch.
+    Reverses,
+    /// Reports one delivery too few from the second on.
+    ResetsCount,
+    /// Ignores extensions.
+    DoesNotExtend,
+}
+
+#[derive(Debug)]
+struct BrokenBackend(MemoryBackend, Breakage);
+
+#[derive(Debug)]
+struct BrokenQueue(Arc<dyn Queue>, Breakage);
+
+impl Backend for BrokenBackend {
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+
+    fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>> {
+        Ok(Arc::new(BrokenQueue(self.0.queue(name, options)?, self.1)))
+    }
+
+    fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
+        self.0.queues()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.0.close()
+    }
+}
+
+impl Queue for BrokenQueue {
+    fn name(&self) -> &QueueName {
+        self.0.name()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+
+    fn send(&self, mut batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+        Box::pin(async move {
+            let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
+            if let Breakage::ForgetsIds = self.1 {
+                for message in &mut batch {
+                    let shown = self.0.peek(1000).await?;
+                    if shown.iter().any(|peeked| peeked.message.id == message.id) {
+                        message.id = MessageId::new();
+                    }
+                }
+            }
+            self.0.send(batch).await?;
+            Ok(ids.into_iter().map(Ok).collect())
+        })
+    }
+
+    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
+        Box::pin(async move {
+            let mut deliveries = self.0.receive(request).await?;
+            match self.1 {
+                Breakage::Reverses => deliveries.reverse(),
+                Breakage::ResetsCount => {
+                    for delivery in &mut deliveries {
+                        let count = &mut delivery.message.delivery_count;
+                        *count = (*count - 1).max(1);
+                    }
+                }
+                _ => {}
+            }
+            Ok(deliveries)
+        })
+    }
+
+    fn settle(&self, mut batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
+        Box::pin(async move {
+            for settle in &mut batch {
+                match (self.1, settle.action) {
+                    (Breakage::LosesNacked, SettleAction::Nack { .. }) => {
+                        settle.action = SettleAction::Acknowledge;
+                    }
+                    (Breakage::DoesNotExtend, SettleAction::Extend { .. }) => {
+                        return Ok(vec![Ok(())]);
+                    }
+                    _ => {}
+                }
+            }
+            let results = self.0.settle(batch).await?;
+            match self.1 {
+                Breakage::AcceptsStale => Ok(results.into_iter().map(|_| Ok(())).collect()),
+                _ => Ok(results),
+            }
+        })
+    }
+
+    fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
+        self.0.peek(max)
+    }
+
+    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
+        self.0.counts()
+    }
+
+    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
+        self.0.purge()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.0.close()
+    }
+}
+
+/// The property test fails on the broken queue, with a history of few lines.
+#[track_caller]
+fn finds(breakage: Breakage) -> String {
+    let outcome = std::panic::catch_unwind(|| {
+        property::check(500, 60, || async {
+            let backend = BrokenBackend(MemoryBackend::new(), breakage);
+            Subject::with_paused_time(Mailboxes::new(backend))
+        });
+    });
+    let panic = outcome.expect_err("the property test finds the breakage");
+    let text = panic.downcast_ref::<String>().expect("a text").clone();
+    let steps = text.lines().filter(|line| line.contains(". ")).count();
+    assert!(steps <= 6, "not shrunk to a short history:\n{text}");
+    text
+}
+
+#[test]
+fn it_finds_a_queue_that_accepts_stale_receipts() {
+    let text = finds(Breakage::AcceptsStale);
+    assert!(text.contains("the backend and the ledger disagree"), "{text}");
+    assert!(text.contains("  3. r1 "), "{text}");
+}
+
+#[test]
+fn it_finds_a_queue_that_forgets_ids() {
+    finds(Breakage::ForgetsIds);
+}
+
+#[test]
+fn it_finds_a_queue_that_loses_nacked_messages() {
+    finds(Breakage::LosesNacked);
+}
+
+#[test]
+fn it_finds_a_queue_that_reverses_a_batch() {
+    finds(Breakage::Reverses);
+}
+
+#[test]
+fn it_finds_a_queue_that_resets_delivery_counts() {
+    finds(Breakage::ResetsCount);
+}
+
+#[test]
+fn it_finds_a_queue_that_does_not_extend() {
+    finds(Breakage::DoesNotExtend);
+}
