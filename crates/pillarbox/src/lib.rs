@@ -54,6 +54,11 @@
 
 mod open;
 
+/// The programs in the README compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 pub use open::open;
 pub use pillarbox_core::*;
 

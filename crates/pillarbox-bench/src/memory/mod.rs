@@ -73,11 +73,9 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         let backlog = plan.pick(1_000_000, 100_000);
         add(with_backlog(n / 3, batch, backlog)?, 4 * plan.rounds())?;
     }
-    // A child's figure hardly differs from one run to the next.
-    let rounds = plan.rounds().min(3);
-    add(footprint::case(plan.pick(1_000_000, 100_000)), rounds)?;
+    add(footprint::case(plan.pick(1_000_000, 100_000)), plan.rounds())?;
     for case in idle::cases(plan.pick(Duration::from_secs(2), Duration::from_millis(200))) {
-        add(case, rounds)?;
+        add(case, plan.rounds())?;
     }
     Ok(())
 }

@@ -11,8 +11,25 @@ use crate::{Attributes, MessageId, QueueName, Receipt, Timestamp};
 
 /// A received message: a body, and the right to settle this delivery of it.
 ///
-/// Settling consumes the message, so using it afterwards does not compile. Dropping it settles
-/// nothing: the message comes back when its lease ends.
+/// Settling consumes the message, so using it afterwards does not compile:
+///
+/// ```compile_fail,E0382
+/// # use pillarbox_core::{Message, Result};
+/// # async fn handle(message: Message<String>) -> Result<()> {
+/// message.acknowledge().await?;
+/// message.acknowledge().await?;
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail,E0382
+/// # use pillarbox_core::{Message, Result};
+/// # async fn handle(message: Message<String>) -> Result<()> {
+/// message.nack(std::time::Duration::ZERO).await?;
+/// message.extend_visibility(std::time::Duration::from_secs(30)).await?;
+/// # Ok(()) }
+/// ```
+///
+/// Dropping it settles nothing: the message comes back when its lease ends.
 #[must_use = "a message that is not settled is delivered again when its lease ends"]
 pub struct Message<T, R = ()> {
     body: T,

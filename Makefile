@@ -1,0 +1,77 @@
+# Pillarbox. `make help` lists the targets; each does all the set-up it needs.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Tools that the set-up builds are kept inside target/, beside everything else that is built.
+export PATH := $(CURDIR)/target/tools/bin:$(PATH)
+CARGO := cargo
+say = @printf '== %s\n'
+
+.PHONY: help
+help: ## Lists the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+.PHONY: demo
+demo: setup-build ## Runs a client, three workers and what goes wrong between them, in about a second
+	@$(CARGO) run --quiet --locked -p pillarbox --example demo
+
+.PHONY: test
+test: setup lint deny-if-here unit doc examples ## Everything that must pass: lints, tests, doctests, examples
+	$(say) "all passed"
+
+.PHONY: lint
+lint: setup ## rustfmt, clippy and rustdoc, warnings as errors
+	$(say) "format"
+	@$(CARGO) fmt --all --check
+	$(say) "clippy"
+	@$(CARGO) clippy --quiet --locked --workspace --all-targets --all-features -- -D warnings
+	$(say) "docs"
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --quiet --locked --workspace --all-features --no-deps
+
+.PHONY: unit
+unit: setup ## Unit, conformance, property, stress and exhaustive tests
+	$(say) "tests"
+	@$(CARGO) nextest run --locked --workspace --all-features --cargo-quiet
+
+.PHONY: doc
+doc: setup ## Examples in the documentation
+	$(say) "doctests"
+	@$(CARGO) test --quiet --locked --workspace --all-features --doc
+
+.PHONY: examples
+examples: setup ## Runs every example program
+	$(say) "examples"
+	@for example in crates/*/examples/*.rs; do \
+		name=$$(basename "$$example" .rs); package=$$(echo "$$example" | cut -d/ -f2); \
+		$(CARGO) run --quiet --locked -p "$$package" --all-features --example "$$name" > target/example.log 2>&1 \
+			|| { cat target/example.log; echo "example $$name failed"; exit 1; }; \
+	done
+
+.PHONY: bench
+bench: setup-build ## Benchmarks against peers and limits, in a table (some minutes)
+	@$(CARGO) run --quiet --release --locked -p pillarbox-bench -- memory
+
+.PHONY: deny
+deny: ## Licences, sources and duplicates of dependencies (builds cargo-deny if it is not here)
+	@scripts/setup.sh cargo-deny
+	$(say) "dependencies"
+	@cargo-deny --log-level error --locked --all-features check bans licenses sources
+
+.PHONY: deny-if-here
+deny-if-here:
+	@if command -v cargo-deny > /dev/null; then $(MAKE) --no-print-directory deny; \
+		else echo "(cargo-deny is not installed: dependencies are not checked; 'make deny' does it)"; fi
+
+.PHONY: setup
+setup: ## Installs what the tests need and is not here
+	@scripts/setup.sh build rust-components cargo-nextest
+
+.PHONY: setup-build
+setup-build:
+	@scripts/setup.sh build
+
+.PHONY: clean
+clean: ## Removes everything that was built
+	@$(CARGO) clean

@@ -1,0 +1,146 @@
+//! What `make demo` runs: a client, three workers, and everything that goes wrong in between.
+//!
+//! A client asks for the squares of the numbers 1 to 24 and waits for the answers in a mailbox of
+//! its own. Of the first deliveries, every fifth is given back to be tried again, and every
+//! seventh is kept too long by a worker that hangs: its lease ends, somebody else does the work,
+//! and when the slow one is done at last its acknowledgement is refused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use pillarbox::Error;
+use pillarbox::prelude::*;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+const REQUESTS: u64 = 24;
+const LEASE: Duration = Duration::from_millis(400);
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Square {
+    n: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Answer {
+    n: u64,
+    square: u64,
+    worker: u32,
+}
+
+#[derive(Debug)]
+struct Tally {
+    retried: AtomicU32,
+    redelivered: AtomicU32,
+    refused: AtomicU32,
+    /// Has a permit for each slow worker that has tried to acknowledge.
+    told_late: Semaphore,
+}
+
+#[tokio::main]
+async fn main() -> pillarbox::Result<()> {
+    let start = Instant::now();
+    let backend = pillarbox::open("memory:").await?;
+    let requests: Mailbox<Square, Answer> = backend.mailbox("squares")?;
+    let answers: Mailbox<Answer> = backend.mailbox("client-7")?;
+    let tally = Arc::new(Tally {
+        retried: AtomicU32::new(0),
+        redelivered: AtomicU32::new(0),
+        refused: AtomicU32::new(0),
+        told_late: Semaphore::new(0),
+    });
+
+    let mut workers = JoinSet::new();
+    for worker in 1..=3 {
+        workers.spawn(work(worker, requests.clone(), tally.clone()));
+    }
+
+    let wanted: Vec<_> = (1..=REQUESTS).map(|n| Square { n }).collect();
+    let to_me = || SendOptions::new().reply_to("client-7").attribute("tenant", "acme");
+    for sent in requests.send_batch_with(wanted.iter().map(|body| (body, to_me()))).await? {
+        sent?;
+    }
+    println!("client    asked for {REQUESTS} squares, answers to 'client-7'");
+
+    let mut answered = 0;
+    let mut sum = 0;
+    while answered < REQUESTS {
+        for message in answers.receive(Receive::up_to(10).wait(Duration::from_secs(20))).await? {
+            let Answer { n, square, worker } = message.body();
+            println!("client    {n}² = {square}, says worker {worker}");
+            answered += 1;
+            sum += square;
+            message.acknowledge().await?;
+        }
+    }
+
+    // Let the slow ones learn that they are late, then close: the workers end by that.
+    let slow = REQUESTS / 7;
+    let _told = tally.told_late.acquire_many(slow as u32).await;
+    let left = requests.counts().await?.total();
+    backend.close().await;
+    workers.join_all().await.into_iter().collect::<pillarbox::Result<Vec<()>>>()?;
+
+    println!();
+    println!("requests              {REQUESTS}");
+    println!("answers               {answered}, and their sum is {sum}");
+    println!("given back, retried   {}", tally.retried.load(Ordering::Relaxed));
+    println!("leases that ended     {}", tally.redelivered.load(Ordering::Relaxed));
+    println!("late receipts refused {}", tally.refused.load(Ordering::Relaxed));
+    println!("left in the queue     {left}");
+    println!("elapsed               {:.1} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Serves requests until the mailbox is closed.
+async fn work(
+    worker: u32,
+    requests: Mailbox<Square, Answer>,
+    tally: Arc<Tally>,
+) -> pillarbox::Result<()> {
+    let mut late = JoinSet::new();
+    loop {
+        let request = Receive::one().visibility(LEASE).wait(Duration::from_secs(20));
+        let batch = match requests.receive(request).await {
+            Err(Error::Closed { .. }) => break,
+            other => other?,
+        };
+        for message in batch {
+            let n = message.body().n;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            match (n, message.delivery_count()) {
+                (n, 1) if n.is_multiple_of(7) => {
+                    println!("worker {worker}  {n}: hangs");
+                    let tally = tally.clone();
+                    late.spawn(async move {
+                        tokio::time::sleep(LEASE * 2).await;
+                        if let Err(Error::ReceiptHandleExpired { .. }) = message.acknowledge().await
+                        {
+                            println!("worker {worker}  {n}: too late, the receipt is refused");
+                            tally.refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                        tally.told_late.add_permits(1);
+                    });
+                }
+                (n, 1) if n.is_multiple_of(5) => {
+                    println!("worker {worker}  {n}: fails, to be tried again in 100 ms");
+                    tally.retried.fetch_add(1, Ordering::Relaxed);
+                    message.nack(Duration::from_millis(100)).await?;
+                }
+                (n, count) => {
+                    if n.is_multiple_of(7) {
+                        println!("worker {worker}  {n}: its lease ended; delivery {count}");
+                        tally.redelivered.fetch_add(1, Ordering::Relaxed);
+                    }
+                    let answer = Answer { n, square: n * n, worker };
+                    message.reply_mailbox()?.send(&answer).await?;
+                    message.acknowledge().await?;
+                }
+            }
+        }
+    }
+    late.join_all().await;
+    Ok(())
+}
