@@ -133,7 +133,7 @@ impl Faults {
 /// queue.next(Operation::Send, Fault::FailAfter);
 /// assert!(jobs.send(&7).await.is_err());
 /// assert_eq!(jobs.approximate_count().await?, 1);
-/// # pillarbox_core::Result::Ok(()) }).unwrap();
+/// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
 /// ```
 #[derive(Debug)]
 pub struct FaultQueue {

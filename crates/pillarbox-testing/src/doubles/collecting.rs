@@ -18,7 +18,7 @@ use super::fake::FakeMailbox;
 /// mailbox.send(&"a".to_owned()).await?;
 /// mailbox.send(&"b".to_owned()).await?;
 /// assert_eq!(mailbox.sent(), ["a", "b"]);
-/// # pillarbox_core::Result::Ok(()) }).unwrap();
+/// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
 /// ```
 #[derive(Debug)]
 pub struct CollectingMailbox<T: 'static, R: 'static = ()> {

@@ -33,7 +33,7 @@ use pillarbox_core::{
 ///
 /// mailbox.set_connection_error("the server is down");
 /// assert!(matches!(mailbox.send(&8).await, Err(Error::Connection { .. })));
-/// # pillarbox_core::Result::Ok(()) }).unwrap();
+/// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
 /// ```
 #[derive(Debug)]
 pub struct FakeMailbox<T: 'static, R: 'static = ()> {
@@ -153,7 +153,7 @@ impl<T: 'static, R: 'static> Deref for FakeMailbox<T, R> {
 /// let batch = mailbox.receive(Receive::up_to(10)).await?;
 /// assert_eq!(batch.messages()[0].delivery_count(), 5);
 /// assert_eq!(batch.undecodable().len(), 1);
-/// # pillarbox_core::Result::Ok(()) }).unwrap();
+/// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
 /// ```
 #[derive(Debug, Clone)]
 #[must_use = "a message is injected by FakeMailbox::inject"]

@@ -18,7 +18,7 @@ use pillarbox_core::{
 /// mailbox.send(&7).await?;
 /// assert!(mailbox.receive(Receive::one()).await?.is_empty());
 /// assert_eq!(mailbox.approximate_count().await?, 0);
-/// # pillarbox_core::Result::Ok(()) }).unwrap();
+/// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
 /// ```
 #[derive(Debug)]
 pub struct NullMailbox;
