@@ -1,6 +1,9 @@
 //! What is particular to memory: exact wake-ups and no leftovers. The rules of the contract are
 //! tested by the conformance suite of `pillarbox-testing`.
 
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -57,6 +60,55 @@ async fn one_message_wakes_the_first_waiter_and_no_other() {
     fixture.send(1).await;
     assert_eq!(second.await.unwrap().len(), 1);
     assert!(fixture.queue.nobody_waits());
+}
+
+/// Counts how often a future is polled: once to begin, and once for each wake-up.
+struct CountPolls<F> {
+    future: Pin<Box<F>>,
+    polls: Arc<AtomicUsize>,
+}
+
+impl<F: Future> Future for CountPolls<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        self.future.as_mut().poll(context)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_does_not_stir_those_it_is_not_for() {
+    let fixture = Fixture::new();
+    let polls = Arc::new(AtomicUsize::new(0));
+    let mut waiters = JoinSet::new();
+    for _ in 0..100 {
+        let (queue, polls) = (fixture.queue.clone(), polls.clone());
+        let wait = async move {
+            Queue::receive(&*queue, Receive::one().wait(10 * MINUTE)).await.unwrap();
+        };
+        waiters.spawn(CountPolls { future: Box::pin(wait), polls });
+    }
+    settle_down().await;
+    assert_eq!(polls.swap(0, Ordering::Relaxed), 100);
+
+    // Five of the ten minutes that they wait pass: nobody stirs.
+    tokio::time::advance(5 * MINUTE).await;
+    settle_down().await;
+    assert_eq!(polls.swap(0, Ordering::Relaxed), 0);
+
+    // The first message: one waiter gets it, and the next in line begins to watch its lease.
+    fixture.send(1).await;
+    settle_down().await;
+    assert_eq!((polls.swap(0, Ordering::Relaxed), waiters.len()), (2, 100));
+
+    // From then on, each message stirs the one it is for and the new first in line.
+    for _ in 0..10 {
+        fixture.send(1).await;
+    }
+    settle_down().await;
+    let stirred = polls.swap(0, Ordering::Relaxed);
+    assert!((10..=20).contains(&stirred), "{stirred} polls for 10 messages");
 }
 
 #[tokio::test(start_paused = true)]
