@@ -30,12 +30,11 @@ impl Entries {
         Self { slab: Slab::new(), index: IdIndex::new() }
     }
 
-    /// Adds a message whose id is not here.
-    pub(super) fn insert(&mut self, entry: Entry) -> Key {
-        let id = entry.message.id;
-        let key = self.slab.insert(entry) as Key;
-        self.index.insert(id, key, |key| self.slab[key as usize].message.id);
-        key
+    /// Adds a message, unless its id is here already.
+    pub(super) fn insert(&mut self, entry: Entry) -> Option<Key> {
+        let key = self.slab.vacant_key() as Key;
+        let id_at = |key: Key| self.slab[key as usize].message.id;
+        self.index.insert(entry.message.id, key, id_at).then(|| self.slab.insert(entry) as Key)
     }
 
     pub(super) fn find(&self, id: MessageId) -> Option<Key> {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
 
+use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use uuid::Uuid;
 
@@ -56,21 +57,31 @@ impl IdIndex {
         places.find(self.hash(id), |key| id_at(*key) == id).copied()
     }
 
-    /// Adds the place of an id that is not here.
-    pub(super) fn insert(&mut self, id: MessageId, key: Key, id_at: impl Fn(Key) -> MessageId) {
+    /// Adds the place of an id. Says no, and does nothing, if the id is here already.
+    pub(super) fn insert(
+        &mut self,
+        id: MessageId,
+        key: Key,
+        id_at: impl Fn(Key) -> MessageId,
+    ) -> bool {
         let mut at = self.segment_of(id);
-        if at == self.segments.len() - 1 {
-            if id > self.newest && self.segments[at].places.len() >= SEGMENT_LEN {
+        if at == self.segments.len() - 1 && id > self.newest {
+            if self.segments[at].places.len() >= SEGMENT_LEN {
                 let places = HashTable::with_capacity(SEGMENT_LEN);
                 self.segments.push_back(Segment { from: id, places });
                 at += 1;
             }
-            self.newest = self.newest.max(id);
+            self.newest = id;
         }
-        let hash = self.hash(id);
-        let hasher = &self.hasher;
+        let (hash, hasher) = (self.hash(id), &self.hasher);
         let rehash = |key: &Key| hasher.hash_one(id_at(*key));
-        self.segments[at].places.insert_unique(hash, key, rehash);
+        match self.segments[at].places.entry(hash, |key| id_at(*key) == id, rehash) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(vacant) => {
+                vacant.insert(key);
+                true
+            }
+        }
     }
 
     /// Removes the place of an id.
@@ -134,7 +145,8 @@ mod tests {
         let id_at = |key: Key| id(key.into());
         let count = 10 * SEGMENT_LEN as u64;
         for number in 0..count {
-            index.insert(id(number), key(number), id_at);
+            assert!(index.insert(id(number), key(number), id_at));
+            assert!(!index.insert(id(number), key(number), id_at));
         }
         assert_eq!((index.segments.len(), index.len() as u64), (10, count));
         for number in 0..count {
@@ -158,9 +170,10 @@ mod tests {
                 // A whole stretch at a time, so that segments fill up.
                 for number in (stretch * 1000..(stretch + 1) * 1000).step_by(2) {
                     let key = number as Key;
-                    if insert && map.insert(number, key).is_none() {
-                        index.insert(id(number), key, id_at);
-                    } else if !insert && map.remove(&number).is_some() {
+                    if insert {
+                        let new = map.insert(number, key).is_none();
+                        prop_assert_eq!(index.insert(id(number), key, id_at), new);
+                    } else if map.remove(&number).is_some() {
                         index.remove(id(number), key);
                     }
                 }

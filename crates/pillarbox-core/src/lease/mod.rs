@@ -30,7 +30,7 @@
 //! 4. `delivery_count` changes in one place, where a delivery is made, and only upwards.
 //! 5. Time does not run backwards: an earlier `now` than one seen before counts as the later one.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::clock::Timestamp;
@@ -71,10 +71,9 @@ pub struct Ledger {
     /// Messages that a receive would deliver, the next one first.
     ready: VecDeque<Key>,
     /// Messages that become ready by time alone, the next one first.
-    timers: BTreeSet<Timer>,
+    timers: BTreeMap<Due, Key>,
     /// How many of the timers are leases; the others are delays.
     in_flight: usize,
-    /// Orders timers of the same moment by when they were set.
     next_seq: u64,
     now: Timestamp,
 }
@@ -82,15 +81,16 @@ pub struct Ledger {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Ready,
-    InFlight { timer: Timer, nonce: Nonce },
-    Delayed { timer: Timer },
+    InFlight { due: Due, nonce: Nonce },
+    Delayed { due: Due },
 }
 
+/// When a message becomes ready by time alone. No two messages have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Timer {
+struct Due {
     at: Timestamp,
+    /// Orders those of the same moment by when they were set.
     seq: u64,
-    key: Key,
 }
 
 /// What a send came to.
@@ -119,7 +119,7 @@ impl Ledger {
         Self {
             entries: Entries::new(),
             ready: VecDeque::new(),
-            timers: BTreeSet::new(),
+            timers: BTreeMap::new(),
             in_flight: 0,
             next_seq: 0,
             now: Timestamp::MIN,
@@ -134,11 +134,8 @@ impl Ledger {
         max_size: Option<u64>,
     ) -> Result<Sent, Full> {
         self.advance(now);
-        if self.entries.find(outgoing.id).is_some() {
-            return Ok(Sent::Duplicate);
-        }
         if max_size.is_some_and(|max| self.entries.len() as u64 >= max) {
-            return Err(Full);
+            return self.entries.find(outgoing.id).map(|_| Sent::Duplicate).ok_or(Full);
         }
         let message = RawMessage {
             id: outgoing.id,
@@ -148,7 +145,9 @@ impl Ledger {
             enqueued_at: outgoing.enqueued_at.unwrap_or(self.now),
             delivery_count: 0,
         };
-        let key = self.entries.insert(Entry { message, state: State::Ready });
+        let Some(key) = self.entries.insert(Entry { message, state: State::Ready }) else {
+            return Ok(Sent::Duplicate);
+        };
         self.make_available(key, outgoing.delay);
         Ok(Sent::Stored)
     }
@@ -170,10 +169,10 @@ impl Ledger {
             let Some(key) = self.ready.pop_front() else {
                 break;
             };
-            let timer = self.set_timer(deadline, key);
+            let due = self.set_timer(deadline, key);
             let nonce = mint();
             let entry = &mut self.entries[key];
-            entry.state = State::InFlight { timer, nonce };
+            entry.state = State::InFlight { due, nonce };
             entry.message.delivery_count = entry.message.delivery_count.saturating_add(1);
             deliveries.push(Delivery {
                 receipt: Receipt::new(entry.message.id, nonce),
@@ -195,13 +194,13 @@ impl Ledger {
         let (id, presented) = receipt.token().ok_or(Stale)?;
         let key = self.entries.find(id).ok_or(Stale)?;
         // `advance` has taken the leases that ended out of flight: one that is here still runs.
-        let State::InFlight { timer, nonce } = self.entries[key].state else {
+        let State::InFlight { due, nonce } = self.entries[key].state else {
             return Err(Stale);
         };
         if nonce != presented {
             return Err(Stale);
         }
-        self.timers.remove(&timer);
+        self.timers.remove(&due);
         match action {
             SettleAction::Acknowledge => {
                 self.in_flight -= 1;
@@ -212,8 +211,8 @@ impl Ledger {
                 self.make_available(key, delay);
             }
             SettleAction::Extend { timeout } => {
-                let timer = self.set_timer(self.now + timeout, key);
-                self.entries[key].state = State::InFlight { timer, nonce };
+                let due = self.set_timer(self.now + timeout, key);
+                self.entries[key].state = State::InFlight { due, nonce };
             }
         }
         Ok(())
@@ -222,7 +221,7 @@ impl Ledger {
     /// Deletes every message and says how many there were.
     pub fn purge(&mut self) -> u64 {
         let purged = self.entries.len() as u64;
-        *self = Self { now: self.now, next_seq: self.next_seq, ..Self::new() };
+        *self = Self { now: self.now, ..Self::new() };
         purged
     }
 
@@ -241,7 +240,7 @@ impl Ledger {
     /// Shows up to `max` messages in the order in which they are, or will be, ready.
     pub fn peek(&mut self, now: Timestamp, max: usize) -> Vec<Peeked> {
         self.advance(now);
-        let timed = self.timers.iter().map(|timer| &timer.key);
+        let timed = self.timers.values();
         self.ready.iter().chain(timed).take(max).map(|key| self.show(*key)).collect()
     }
 
@@ -250,20 +249,21 @@ impl Ledger {
     /// Every command does so by itself.
     pub fn advance(&mut self, now: Timestamp) {
         self.now = self.now.max(now);
-        while let Some(timer) = self.timers.first().copied().filter(|timer| timer.at <= self.now) {
-            self.timers.pop_first();
-            let entry = &mut self.entries[timer.key];
+        while let Some(timer) = self.timers.first_entry().filter(|timer| timer.key().at <= self.now)
+        {
+            let key = timer.remove();
+            let entry = &mut self.entries[key];
             if let State::InFlight { .. } = entry.state {
                 self.in_flight -= 1;
             }
             entry.state = State::Ready;
-            self.ready.push_back(timer.key);
+            self.ready.push_back(key);
         }
     }
 
     /// When the next message becomes ready by time alone.
     pub fn next_due(&self) -> Option<Timestamp> {
-        self.timers.first().map(|timer| timer.at)
+        self.timers.first_key_value().map(|(due, _)| due.at)
     }
 
     /// How many messages a receive could deliver, as of the last command.
@@ -283,17 +283,17 @@ impl Ledger {
 
     /// Verifies invariant 1 and says what is wrong. For tests; it looks at every message.
     pub fn check(&self) -> Result<(), String> {
-        let mut expected_timers = BTreeSet::new();
+        let mut expected_timers = BTreeMap::new();
         let (mut ready, mut in_flight) = (0, 0);
         for (key, entry) in self.entries.iter() {
             match entry.state {
                 State::Ready => ready += 1,
-                State::InFlight { timer, .. } => {
+                State::InFlight { due, .. } => {
                     in_flight += 1;
-                    expected_timers.insert(timer);
+                    expected_timers.insert(due, key);
                 }
-                State::Delayed { timer } => {
-                    expected_timers.insert(timer);
+                State::Delayed { due } => {
+                    expected_timers.insert(due, key);
                 }
             }
             if self.entries.find(entry.message.id) != Some(key) {
@@ -323,16 +323,16 @@ impl Ledger {
             self.entries[key].state = State::Ready;
             self.ready.push_back(key);
         } else {
-            let timer = self.set_timer(self.now + delay, key);
-            self.entries[key].state = State::Delayed { timer };
+            let due = self.set_timer(self.now + delay, key);
+            self.entries[key].state = State::Delayed { due };
         }
     }
 
-    fn set_timer(&mut self, at: Timestamp, key: Key) -> Timer {
-        let timer = Timer { at, seq: self.next_seq, key };
+    fn set_timer(&mut self, at: Timestamp, key: Key) -> Due {
+        let due = Due { at, seq: self.next_seq };
         self.next_seq += 1;
-        self.timers.insert(timer);
-        timer
+        self.timers.insert(due, key);
+        due
     }
 
     fn remove(&mut self, key: Key) {
@@ -346,8 +346,8 @@ impl Ledger {
         let entry = &self.entries[key];
         let state = match entry.state {
             State::Ready => MessageState::Ready,
-            State::InFlight { timer, .. } => MessageState::InFlight { until: timer.at },
-            State::Delayed { timer } => MessageState::Delayed { until: timer.at },
+            State::InFlight { due, .. } => MessageState::InFlight { until: due.at },
+            State::Delayed { due } => MessageState::Delayed { until: due.at },
         };
         Peeked { message: entry.message.clone(), state }
     }

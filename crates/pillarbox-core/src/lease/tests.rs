@@ -259,3 +259,46 @@ fn an_emptied_queue_gives_its_memory_back() {
     }
     assert!(ledger.is_empty() && ledger.entries.capacity() <= KEEP_CAPACITY);
 }
+
+#[test]
+fn leases_that_end_together_line_up_as_they_were_given() {
+    let mut ledger = holding(&["a", "b", "c"]);
+    let first = receive(&mut ledger, 0, 1, 30).remove(0);
+    settle(&mut ledger, 0, &first, nack(0)).unwrap();
+    assert_eq!(bodies(&receive(&mut ledger, 1, 9, 30)), ["b", "c", "a"]);
+    assert_eq!(bodies(&receive(&mut ledger, 31, 9, 30)), ["b", "c", "a"]);
+}
+
+#[test]
+fn a_purge_does_not_turn_time_back() {
+    let mut ledger = holding(&["a"]);
+    ledger.advance(at(100));
+    ledger.purge();
+    ledger.send(at(50), Outgoing::new("b"), None).unwrap();
+    assert_eq!(receive(&mut ledger, 50, 1, 30)[0].message.enqueued_at, at(100));
+}
+
+#[test]
+fn the_check_finds_a_message_that_is_not_where_its_state_says() {
+    let broken: [fn(&mut Ledger); 7] = [
+        |ledger| ledger.in_flight = 0,
+        |ledger| ledger.timers.clear(),
+        |ledger| ledger.ready.clear(),
+        |ledger| ledger.ready.push_back(ledger.ready[0]),
+        |ledger| ledger.ready[0] = 99,
+        |ledger| {
+            let key = ledger.ready[0];
+            ledger.timers.insert(Due { at: at(9), seq: 99 }, key);
+        },
+        |ledger| {
+            let key = ledger.ready[0];
+            ledger.entries[key].message.id = crate::MessageId::new();
+        },
+    ];
+    for (place, breakage) in broken.into_iter().enumerate() {
+        let mut ledger = holding(&["a", "b"]);
+        receive(&mut ledger, 0, 1, 30);
+        breakage(&mut ledger);
+        assert!(ledger.check().is_err(), "breakage {place}");
+    }
+}

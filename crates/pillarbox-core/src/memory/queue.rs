@@ -93,25 +93,25 @@ impl MemoryQueue {
         })
     }
 
-    /// Takes what is ready, else waits in line until there is something or time is up.
+    /// Takes what is ready; where nothing is and the caller would wait, gets in line.
+    fn take_or_join(&self, request: Receive) -> Result<Vec<Delivery>, (Place<'_>, Waiting)> {
+        let now = self.now();
+        let mut state = self.core.lock();
+        let deliveries = state.receive(now, &request);
+        if !deliveries.is_empty() || request.wait.is_zero() {
+            state.balance();
+            return Ok(deliveries);
+        }
+        let (place, due) = Place::join(&self.core, &mut state, request);
+        Err((place, Waiting { end: now + request.wait, due }))
+    }
+
+    /// Waits in line until there is something or time is up.
     ///
     /// Messages are claimed in the same poll that returns them, so a dropped future holds none.
-    async fn receive(&self, request: Receive) -> Result<Vec<Delivery>> {
-        self.gate.check(&self.name)?;
-        self.capabilities().check_receive(&self.name, &request)?;
-        let now = self.now();
-        let (mut place, mut due) = {
-            let mut state = self.core.lock();
-            let deliveries = state.receive(now, &request);
-            if !deliveries.is_empty() || request.wait.is_zero() {
-                state.balance();
-                return Ok(deliveries);
-            }
-            Place::join(&self.core, &mut state, request)
-        };
-        let end = now + request.wait;
+    async fn wait(&self, mut place: Place<'_>, mut waiting: Waiting) -> Result<Vec<Delivery>> {
         loop {
-            let wake_at = due.map_or(end, |due| due.min(end));
+            let wake_at = waiting.due.map_or(waiting.end, |due| due.min(waiting.end));
             tokio::select! {
                 biased;
                 () = self.gate.closed() => return Err(Error::Closed { queue: self.name.clone() }),
@@ -121,11 +121,18 @@ impl MemoryQueue {
             let now = self.now();
             match place.try_receive(now) {
                 Ok(deliveries) => return Ok(deliveries),
-                Err(_) if now >= end => return Ok(Vec::new()),
-                Err(next_due) => due = next_due,
+                Err(_) if now >= waiting.end => return Ok(Vec::new()),
+                Err(due) => waiting.due = due,
             }
         }
     }
+}
+
+/// Until when a receiver waits.
+struct Waiting {
+    end: Timestamp,
+    /// When it must look again, if it is the one that watches the clock.
+    due: Option<Timestamp>,
 }
 
 /// A place in line, given up when dropped.
@@ -201,7 +208,15 @@ impl Queue for MemoryQueue {
     }
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
-        Box::pin(self.receive(request))
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            self.capabilities().check_receive(&self.name, &request)?;
+            match self.take_or_join(request) {
+                Ok(deliveries) => Ok(deliveries),
+                // In a box of its own: most receives do not wait, and need not carry the room.
+                Err((place, waiting)) => Box::pin(self.wait(place, waiting)).await,
+            }
+        })
     }
 
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
