@@ -1,0 +1,26 @@
+//! The suites run from end to end. What they measure here is worth nothing.
+
+use std::process::Command;
+
+fn bench(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_pillarbox-bench")).args(args).output();
+    let output = output.expect("the program starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?} failed:\n{errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn the_memory_suite_prints_rows_of_the_agreed_form() {
+    let rows = bench(&["memory", "--quick", "--rounds", "1", "--json"]);
+    assert!(rows.lines().count() >= 20, "{rows}");
+    for line in rows.lines() {
+        let row: serde_json::Value = serde_json::from_str(line).expect("a JSON object a line");
+        let row = row.as_object().expect("an object");
+        let fields: Vec<_> = row.keys().map(String::as_str).collect();
+        assert_eq!(fields, ["case", "other", "other_name", "ours", "ratio", "suite", "unit"]);
+        for figure in ["ours", "other", "ratio"] {
+            assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{line}");
+        }
+    }
+}
