@@ -43,10 +43,11 @@ doc: setup ## Examples in the documentation
 .PHONY: examples
 examples: setup ## Runs every example program
 	$(say) "examples"
-	@for example in crates/*/examples/*.rs; do \
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+	for example in crates/*/examples/*.rs; do \
 		name=$$(basename "$$example" .rs); package=$$(echo "$$example" | cut -d/ -f2); \
-		$(CARGO) run --quiet --locked -p "$$package" --all-features --example "$$name" > target/example.log 2>&1 \
-			|| { cat target/example.log; echo "example $$name failed"; exit 1; }; \
+		$(CARGO) run --quiet --locked -p "$$package" --all-features --example "$$name" > "$$log" 2>&1 \
+			|| { cat "$$log"; echo "example $$name failed"; exit 1; }; \
 	done
 
 .PHONY: bench

@@ -119,6 +119,10 @@ impl Capabilities {
 
     /// Refuses a message outside of the limits.
     pub fn check_outgoing(&self, queue: &QueueName, message: &Outgoing) -> Result<()> {
+        self.check_limits(queue, message).map_err(|error| error.about(Some(message.id)))
+    }
+
+    fn check_limits(&self, queue: &QueueName, message: &Outgoing) -> Result<()> {
         self.check_duration(queue, "delay", message.delay, self.max_delay)?;
         if let Some(max) = self.max_body {
             at_most(queue, "body size in bytes", message.body.len(), max)?;
@@ -147,7 +151,7 @@ impl Capabilities {
 
     /// Refuses to settle with durations outside of the limits.
     pub fn check_settle(&self, queue: &QueueName, settle: &Settle) -> Result<()> {
-        match settle.action {
+        let checked = match settle.action {
             SettleAction::Acknowledge => Ok(()),
             SettleAction::Nack { delay } => {
                 self.check_duration(queue, "delay", delay, self.max_nack_delay)
@@ -155,7 +159,8 @@ impl Capabilities {
             SettleAction::Extend { timeout } => {
                 self.check_duration(queue, "timeout", timeout, Some(Self::MAX_VISIBILITY))
             }
-        }
+        };
+        checked.map_err(|error| error.about(settle.receipt.message_id()))
     }
 
     fn check_duration(
@@ -234,7 +239,7 @@ mod tests {
         };
         assert!(send(|_| ()).is_ok());
         says(send(|m| m.delay = Duration::from_secs(901)), "0 to 900 s");
-        says(send(|m| m.body = "longer".into()), "body size in bytes on queue 'q': 6");
+        says(send(|m| m.body = "longer".into()), "body size in bytes on queue 'q' for message");
         says(send(|m| m.attributes = [("a", ""), ("b", "")].into_iter().collect()), "at most 1");
         says(send(|m| m.attributes = Attributes::from_iter([("", "")])), "attribute name");
         says(send(|m| m.reply_to = Some("".into())), "reply_to");

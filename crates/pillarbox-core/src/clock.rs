@@ -78,7 +78,9 @@ impl std::ops::Add<Duration> for Timestamp {
     type Output = Self;
 
     fn add(self, by: Duration) -> Self {
-        Self(self.0.saturating_add(i64::try_from(by.as_nanos()).unwrap_or(i64::MAX)))
+        // The span from end to end is 64 bits long, and a `Duration` may be longer still.
+        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add_unsigned(by))
     }
 }
 
@@ -271,6 +273,7 @@ mod tests {
     #[test]
     fn time_saturates_instead_of_overflowing() {
         assert_eq!(Timestamp::now() + Duration::MAX, Timestamp::MAX);
+        assert_eq!(Timestamp::MIN + Duration::MAX, Timestamp::MAX);
         assert_eq!(Timestamp::MIN.since(Timestamp::MAX), Duration::ZERO);
         assert_eq!(Timestamp::MAX.since(Timestamp::MIN).as_nanos(), u128::from(u64::MAX));
         assert_eq!(Timestamp::from_secs(i64::MAX), Timestamp::MAX);

@@ -25,7 +25,7 @@ impl Counts {
         Self { ready, in_flight, delayed, oldest_age: None }
     }
 
-    /// The same counts with the age of the oldest ready message.
+    /// The same counts with the age of the next message to be delivered.
     pub const fn with_oldest_age(mut self, age: Option<Duration>) -> Self {
         self.oldest_age = age;
         self

@@ -62,12 +62,16 @@ pub enum Error {
 
     /// The backend could not be reached, or failed to answer.
     ///
-    /// A send that ends so may have been stored: repeat it under the same id. A settle that ends
-    /// so may have been done: repeat it, and take [`Error::ReceiptHandleExpired`] for "done".
-    #[error("cannot {action}{}: {cause}", OnQueue(queue))]
+    /// A send that ends so may have been stored: repeat it under the same
+    /// [id](Error::message_id). An acknowledgement or a nack that ends so may have been done:
+    /// repeat it, and take [`Error::ReceiptHandleExpired`] for "done". An extension that ends so
+    /// and is refused when repeated means that the lease is lost.
+    #[error("cannot {action}{}: {cause}", Concerning(queue, id))]
     Connection {
         /// The queue, where one is concerned.
         queue: Option<QueueName>,
+        /// The message, where one is concerned.
+        id: Option<MessageId>,
         /// What was tried, such as `send`.
         action: &'static str,
         /// What the backend or the network said.
@@ -88,10 +92,12 @@ pub enum Error {
     },
 
     /// A value is outside what the contract or the backend allows. Nothing was done.
-    #[error("invalid {parameter}{}: {value}; allowed: {allowed}", OnQueue(queue))]
+    #[error("invalid {parameter}{}: {value}; allowed: {allowed}", Concerning(queue, id))]
     InvalidParameter {
         /// The queue, where one is concerned.
         queue: Option<QueueName>,
+        /// The message, where one is concerned.
+        id: Option<MessageId>,
         /// The name of the parameter.
         parameter: &'static str,
         /// What was given.
@@ -100,11 +106,11 @@ pub enum Error {
         allowed: Box<str>,
     },
 
-    /// The mailbox was closed.
-    #[error("queue '{queue}' is closed; open it again to go on")]
+    /// The mailbox was closed, or the backend as a whole.
+    #[error("the mailbox{} was closed; open it again to go on", Concerning(queue, &None))]
     Closed {
-        /// The queue.
-        queue: QueueName,
+        /// The queue, unless it is about the whole backend.
+        queue: Option<QueueName>,
     },
 }
 
@@ -118,6 +124,7 @@ impl Error {
     ) -> Self {
         Self::InvalidParameter {
             queue: queue.cloned(),
+            id: None,
             parameter,
             value: value.into().into(),
             allowed: allowed.into().into(),
@@ -130,7 +137,16 @@ impl Error {
         action: &'static str,
         cause: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Self::Connection { queue: queue.cloned(), action, cause: cause.into().into() }
+        Self::Connection { queue: queue.cloned(), id: None, action, cause: cause.into().into() }
+    }
+
+    /// The same error, saying which message it is about where that was not said.
+    #[must_use]
+    pub fn about(mut self, message: Option<MessageId>) -> Self {
+        if let Self::Connection { id, .. } | Self::InvalidParameter { id, .. } = &mut self {
+            *id = id.or(message);
+        }
+        self
     }
 
     /// Whether the same call may succeed later without any change by the caller.
@@ -144,9 +160,10 @@ impl Error {
             Self::ReceiptHandleExpired { queue, .. }
             | Self::MailboxFull { queue, .. }
             | Self::Serialization { queue, .. }
-            | Self::ReplyMailboxUnavailable { queue, .. }
-            | Self::Closed { queue } => Some(queue),
-            Self::Connection { queue, .. } | Self::InvalidParameter { queue, .. } => queue.as_ref(),
+            | Self::ReplyMailboxUnavailable { queue, .. } => Some(queue),
+            Self::Connection { queue, .. }
+            | Self::InvalidParameter { queue, .. }
+            | Self::Closed { queue } => queue.as_ref(),
         }
     }
 
@@ -157,18 +174,22 @@ impl Error {
             Self::MailboxFull { id, .. }
             | Self::Serialization { id, .. }
             | Self::ReplyMailboxUnavailable { id, .. } => Some(*id),
-            Self::Connection { .. } | Self::InvalidParameter { .. } | Self::Closed { .. } => None,
+            Self::Connection { id, .. } | Self::InvalidParameter { id, .. } => *id,
+            Self::Closed { .. } => None,
         }
     }
 }
 
-struct OnQueue<'a>(&'a Option<QueueName>);
+/// ` on queue 'Q' for message M`, as far as they are known.
+struct Concerning<'a>(&'a Option<QueueName>, &'a Option<MessageId>);
 
-impl fmt::Display for OnQueue<'_> {
+impl fmt::Display for Concerning<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(queue) => write!(f, " on queue '{queue}'"),
-            None => Ok(()),
+        match self {
+            Self(Some(queue), None) => write!(f, " on queue '{queue}'"),
+            Self(Some(queue), Some(id)) => write!(f, " on queue '{queue}' for message {id}"),
+            Self(None, Some(id)) => write!(f, " for message {id}"),
+            Self(None, None) => Ok(()),
         }
     }
 }
@@ -210,6 +231,8 @@ mod tests {
             },
             Error::ReplyMailboxUnavailable { queue: queue(), id, cause: cause() },
             Error::ReceiptHandleExpired { queue: queue(), receipt },
+            Error::connection(Some(&queue()), "send", "because").about(Some(id)),
+            Error::invalid(Some(&queue()), "delay", "1 h", "0 to 900 s").about(Some(id)),
         ];
         for error in errors {
             let text = error.to_string();
@@ -217,9 +240,14 @@ mod tests {
             assert_eq!(text.contains("because"), StdError::source(&error).is_some(), "{text}");
             assert_eq!((error.queue(), error.message_id()), (Some(&queue()), Some(id)));
         }
+        let text = |error: Error| error.to_string();
         assert_eq!(
-            Error::connection(Some(&queue()), "send", "refused").to_string(),
+            text(Error::connection(Some(&queue()), "send", "refused")),
             "cannot send on queue 'orders': refused"
+        );
+        assert_eq!(
+            text(Error::Closed { queue: Some(queue()) }),
+            "the mailbox on queue 'orders' was closed; open it again to go on"
         );
     }
 

@@ -45,7 +45,7 @@ impl Gate {
 
     /// Fails with [`Error::Closed`] once the gate is closed.
     pub fn check(&self, queue: &QueueName) -> Result<()> {
-        if self.is_closed() { Err(Error::Closed { queue: queue.clone() }) } else { Ok(()) }
+        if self.is_closed() { Err(Error::Closed { queue: Some(queue.clone()) }) } else { Ok(()) }
     }
 
     /// Waits until the gate is closed.
@@ -53,7 +53,7 @@ impl Gate {
         match &self.parent {
             Some(parent) => tokio::select! {
                 () = self.closed_itself() => {}
-                () = parent.closed_itself() => {}
+                () = Box::pin(parent.closed()) => {}
             },
             None => self.closed_itself().await,
         }
@@ -80,9 +80,10 @@ mod tests {
         one.close();
         one.closed().await;
         assert!(one.is_closed() && !other.is_closed() && !backend.is_closed());
+        let grandchild = Gate::child(&Arc::new(other));
         backend.close();
-        other.closed().await;
-        assert!(other.check(&"q".parse().unwrap()).is_err());
+        grandchild.closed().await;
+        assert!(grandchild.check(&"q".parse().unwrap()).is_err());
     }
 
     #[tokio::test]

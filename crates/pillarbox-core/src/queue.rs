@@ -42,7 +42,8 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
 
     /// Delivers up to `request.max` ready messages and starts a lease on each.
     ///
-    /// Returns as soon as there is one; waits for one no longer than `request.wait`.
+    /// Returns as soon as there is one; waits for one no longer than `request.wait`. A future
+    /// that waits must be polled when it is woken, or dropped: a message may be meant for it.
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>>;
 
     /// Ends or extends leases, each only if its receipt is the current one and still runs.
@@ -61,6 +62,9 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
     /// Closes this handle: waiting receives end, and every call from now on says
     /// [`Closed`](crate::Error::Closed). The messages stay, and so do other handles.
     fn close(&self) -> BoxFuture<'_, ()>;
+
+    /// Whether this handle was closed.
+    fn is_closed(&self) -> bool;
 }
 
 /// A place that holds queues.
@@ -75,7 +79,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>>;
 
     /// Lists the queues that hold messages, and others that the backend knows of, in order of
-    /// name.
+    /// name. Says [`Closed`](crate::Error::Closed) once the backend is closed.
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>>;
 
     /// Closes every queue opened here.
@@ -144,6 +148,7 @@ impl Outgoing {
 
 /// A message as a queue holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct RawMessage {
     /// Its identity.
     pub id: MessageId,
@@ -159,8 +164,24 @@ pub struct RawMessage {
     pub delivery_count: u32,
 }
 
+impl RawMessage {
+    /// Makes a message that was never delivered and has nothing but a body. Its other fields are
+    /// there to be set.
+    pub fn new(id: MessageId, body: impl Into<Bytes>, enqueued_at: Timestamp) -> Self {
+        Self {
+            id,
+            body: body.into(),
+            attributes: Attributes::new(),
+            reply_to: None,
+            enqueued_at,
+            delivery_count: 0,
+        }
+    }
+}
+
 /// One delivery of a message, with the receipt that settles it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Delivery {
     /// The message.
     pub message: RawMessage,
@@ -168,13 +189,28 @@ pub struct Delivery {
     pub receipt: Receipt,
 }
 
+impl Delivery {
+    /// Makes a delivery.
+    pub const fn new(message: RawMessage, receipt: Receipt) -> Self {
+        Self { message, receipt }
+    }
+}
+
 /// A message that was looked at and not delivered.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Peeked {
     /// The message.
     pub message: RawMessage,
     /// What state it is in.
     pub state: MessageState,
+}
+
+impl Peeked {
+    /// Makes a message that was looked at.
+    pub const fn new(message: RawMessage, state: MessageState) -> Self {
+        Self { message, state }
+    }
 }
 
 /// The state of a message that a queue holds. (The fourth state, deleted, holds no message.)

@@ -182,26 +182,28 @@ impl FaultQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn call<T>(
-        &self,
+    /// Makes a call, or fails instead. A call that fails before its effect is not even begun: a
+    /// queue may act when it is called rather than when the future is polled.
+    async fn call<'a, T>(
+        &'a self,
         operation: Operation,
         action: &'static str,
-        call: BoxFuture<'_, Result<T>>,
+        call: impl FnOnce(&'a dyn Queue) -> BoxFuture<'a, Result<T>>,
     ) -> Result<T> {
         let failed = |cause: &str| Error::connection(Some(self.inner.name()), action, cause);
         match self.draw(operation) {
-            None => call.await,
+            None => call(&*self.inner).await,
             Some(Fault::FailBefore) => Err(failed("injected fault before the effect")),
             Some(Fault::FailAfter) => {
-                call.await?;
+                call(&*self.inner).await?;
                 Err(failed("injected fault after the effect"))
             }
             Some(Fault::Delay(delay)) => {
                 tokio::time::sleep(delay).await;
-                call.await
+                call(&*self.inner).await
             }
             Some(Fault::DropReply) => {
-                call.await?;
+                call(&*self.inner).await?;
                 std::future::pending().await
             }
         }
@@ -218,31 +220,35 @@ impl Queue for FaultQueue {
     }
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
-        Box::pin(self.call(Operation::Send, "send", self.inner.send(batch)))
+        Box::pin(self.call(Operation::Send, "send", move |queue| queue.send(batch)))
     }
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
-        Box::pin(self.call(Operation::Receive, "receive", self.inner.receive(request)))
+        Box::pin(self.call(Operation::Receive, "receive", move |queue| queue.receive(request)))
     }
 
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
-        Box::pin(self.call(Operation::Settle, "settle", self.inner.settle(batch)))
+        Box::pin(self.call(Operation::Settle, "settle", move |queue| queue.settle(batch)))
     }
 
     fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
-        Box::pin(self.call(Operation::Peek, "peek", self.inner.peek(max)))
+        Box::pin(self.call(Operation::Peek, "peek", move |queue| queue.peek(max)))
     }
 
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
-        Box::pin(self.call(Operation::Counts, "count", self.inner.counts()))
+        Box::pin(self.call(Operation::Counts, "count", move |queue| queue.counts()))
     }
 
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        Box::pin(self.call(Operation::Purge, "purge", self.inner.purge()))
+        Box::pin(self.call(Operation::Purge, "purge", move |queue| queue.purge()))
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         self.inner.close()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed()
     }
 }
 

@@ -6,13 +6,15 @@
 //!
 //! * nothing lost: every send that was answered is acknowledged, or still in the queue;
 //! * nothing acknowledged twice, and nothing delivered after its acknowledgement;
-//! * no receipt used for two deliveries;
-//! * the counts of a message's deliveries are 1, 2, 3, ... without a gap;
-//! * no lease ended early: the next delivery comes after a nack or after the deadline;
-//! * no receipt accepted from its deadline on.
+//! * no receipt used for two deliveries, and none accepted once its delivery was settled, once its
+//!   deadline had passed or once the message was delivered again;
+//! * no receipt refused while its lease must have been running;
+//! * the counts of a message's deliveries are 1, 2, 3, ... in the order of time;
+//! * no delivery before the lease, or the delay of the nack, of the one before has ended.
 //!
 //! Times are taken before a request and after its answer. The queue acted somewhere in between,
-//! so each rule is held to what must be true wherever that was.
+//! so each rule is held to what must be true wherever that was. Where an answer was lost, the
+//! record says so and the rules allow for both.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -25,6 +27,10 @@ use tokio::time::Instant;
 #[derive(Debug, Default)]
 pub struct History {
     sent: HashSet<MessageId>,
+    /// Sends whose answer was lost.
+    maybe_sent: HashSet<MessageId>,
+    /// The answer to a receive was lost: there may be deliveries that nobody knows of.
+    receive_lost: bool,
     deliveries: HashMap<MessageId, Vec<Lease>>,
 }
 
@@ -112,6 +118,16 @@ impl History {
         self.sent.insert(id);
     }
 
+    /// Notes a send whose answer was lost.
+    pub fn maybe_sent(&mut self, id: MessageId) {
+        self.maybe_sent.insert(id);
+    }
+
+    /// Notes a receive whose answer was lost: delivery counts may have gaps from now on.
+    pub fn receive_lost(&mut self) {
+        self.receive_lost = true;
+    }
+
     /// Notes a delivery.
     pub fn delivered(&mut self, delivery: &Delivery, received: Interval, visibility: Duration) {
         self.deliveries.entry(delivery.message.id).or_default().push(Lease {
@@ -140,6 +156,8 @@ impl History {
     /// Adds what another client saw.
     pub fn merge(&mut self, other: Self) {
         self.sent.extend(other.sent);
+        self.maybe_sent.extend(other.maybe_sent);
+        self.receive_lost |= other.receive_lost;
         for (id, leases) in other.deliveries {
             self.deliveries.entry(id).or_default().extend(leases);
         }
@@ -151,41 +169,41 @@ impl History {
         let mut summary = Summary { sent: self.sent.len(), ..Summary::default() };
         let mut receipts = HashSet::new();
         for (id, leases) in &self.deliveries {
-            let mut leases = leases.clone();
+            let mut leases: Vec<_> = leases.iter().collect();
             leases.sort_by_key(|lease| lease.count);
-            let acknowledged = leases.iter().filter(|lease| lease.acknowledged().is_some()).count();
+            let ends: Vec<_> = leases.iter().map(|lease| lease.replay()).collect();
+            let acknowledged = ends.iter().map(|end| end.acknowledged).sum::<usize>();
             summary.deliveries += leases.len();
             summary.redeliveries += leases.len().saturating_sub(1);
-            summary.acknowledged += acknowledged;
-            let attempts = leases.iter().flat_map(|lease| &lease.settles);
-            summary.refused += attempts.filter(|a| a.outcome == Outcome::Refused).count();
+            summary.acknowledged += usize::from(acknowledged > 0);
+            summary.refused += ends.iter().map(|end| end.refused).sum::<usize>();
 
-            if !self.sent.contains(id) {
-                violations.push(format!("{id} was delivered and never sent"));
+            let mut violation = |what: String| violations.push(format!("{id} {what}"));
+            if !self.sent.contains(id) && !self.maybe_sent.contains(id) {
+                violation("was delivered and never sent".into());
             }
             if acknowledged > 1 {
-                violations.push(format!("{id} was acknowledged {acknowledged} times"));
+                violation(format!("was acknowledged {acknowledged} times"));
             }
             if acknowledged > 0 && left.contains(id) {
-                violations.push(format!("{id} was acknowledged and is still in the queue"));
+                violation("was acknowledged and is still in the queue".into());
             }
             for lease in &leases {
                 if !receipts.insert(lease.receipt.clone()) {
-                    violations.push(format!("{id} was delivered under a used receipt"));
-                }
-                violations.extend(lease.violation().map(|what| format!("{id} {what}")));
-            }
-            for (place, lease) in leases.iter().enumerate() {
-                if lease.count as usize != place + 1 {
-                    violations.push(format!(
-                        "{id} has delivery counts {:?}",
-                        leases.iter().map(|lease| lease.count).collect::<Vec<_>>()
-                    ));
-                    break;
+                    violation("was delivered under a used receipt".into());
                 }
             }
-            for pair in leases.windows(2) {
-                violations.extend(pair[0].succession(&pair[1]).map(|what| format!("{id} {what}")));
+            let counts: Vec<_> = leases.iter().map(|lease| lease.count).collect();
+            let gapless = counts.iter().zip(1..).all(|(count, expected)| *count == expected);
+            let rising = counts.is_sorted_by(|a, b| a < b) && counts[0] > 0;
+            if !(gapless || self.receive_lost && rising) {
+                violation(format!("has delivery counts {counts:?}"));
+            }
+            for (lease, end) in leases.iter().zip(&ends) {
+                end.violations.iter().for_each(|what| violation(what.clone()));
+                let next = leases.iter().find(|next| next.count > lease.count);
+                let problem = next.and_then(|next| lease.succession(end, next));
+                problem.into_iter().for_each(&mut violation);
             }
         }
         for id in &self.sent {
@@ -199,76 +217,93 @@ impl History {
     }
 }
 
+/// How a lease went, as far as its own settles tell.
+struct End {
+    /// Before this, the message was nobody else's: the end of the lease, or of a nack's delay.
+    earliest: Instant,
+    /// How many acknowledgements were done.
+    acknowledged: usize,
+    /// How many settles were refused.
+    refused: usize,
+    violations: Vec<String>,
+}
+
 impl Lease {
-    fn acknowledged(&self) -> Option<&Attempt> {
-        self.settles.iter().find(|attempt| {
-            attempt.action == SettleAction::Acknowledge && attempt.outcome == Outcome::Done
-        })
+    /// Goes through the settles in order. Whoever holds a delivery settles it one by one.
+    fn replay(&self) -> End {
+        let mut end = End {
+            earliest: self.received.start + self.visibility,
+            acknowledged: 0,
+            refused: 0,
+            violations: Vec::new(),
+        };
+        // From here on the lease is over.
+        let mut latest = self.received.end + self.visibility;
+        let (mut over, mut unsure) = (false, false);
+        for Attempt { action, at, outcome } in &self.settles {
+            match outcome {
+                Outcome::Refused => {
+                    end.refused += 1;
+                    if !over && !unsure && at.end < end.earliest {
+                        end.violations.push(format!("refused {action:?} while its lease ran"));
+                    }
+                    continue;
+                }
+                Outcome::Unknown => unsure = true,
+                Outcome::Done if over => {
+                    end.violations.push(format!("took {action:?} after it was settled"));
+                }
+                Outcome::Done if at.start > latest => {
+                    let late = at.start - latest;
+                    end.violations.push(format!("took {action:?} {late:?} after its lease ended"));
+                }
+                Outcome::Done => {}
+            }
+            let done = *outcome == Outcome::Done;
+            match action {
+                SettleAction::Acknowledge => end.acknowledged += usize::from(done),
+                SettleAction::Nack { delay } if done => end.earliest = at.start + *delay,
+                SettleAction::Nack { delay } => {
+                    end.earliest = end.earliest.min(at.start + *delay);
+                }
+                SettleAction::Extend { timeout } if done => {
+                    end.earliest = at.start + *timeout;
+                    latest = at.end + *timeout;
+                }
+                SettleAction::Extend { timeout } => {
+                    end.earliest = end.earliest.min(at.start + *timeout);
+                    latest = latest.max(at.end + *timeout);
+                }
+            }
+            over |= done && !matches!(action, SettleAction::Extend { .. });
+        }
+        end
+    }
+
+    /// What is wrong with `next` having come after this delivery, which went so.
+    fn succession(&self, end: &End, next: &Lease) -> Option<String> {
+        let count = next.count;
+        let late = self.settles.iter().find(|attempt| {
+            attempt.outcome == Outcome::Done && attempt.at.start > next.received.end
+        });
+        if end.acknowledged > 0 {
+            Some(format!("came as delivery {count} though it was acknowledged before"))
+        } else if let Some(late) = late {
+            Some(format!("took {:?} for a delivery before the last", late.action))
+        } else if next.received.end < self.received.start {
+            Some(format!("came as delivery {count} before delivery {}", self.count))
+        } else if next.received.end < end.earliest {
+            let early = end.earliest - next.received.end;
+            Some(format!("came as delivery {count} {early:?} before it could be ready"))
+        } else {
+            None
+        }
     }
 
     fn may_be_acknowledged(&self) -> bool {
         self.settles.iter().any(|attempt| {
             attempt.action == SettleAction::Acknowledge && attempt.outcome != Outcome::Refused
         })
-    }
-
-    /// Extensions that may have taken place.
-    fn extensions(&self) -> impl Iterator<Item = (&Attempt, Duration)> {
-        self.settles.iter().filter_map(|attempt| match attempt.action {
-            SettleAction::Extend { timeout } if attempt.outcome != Outcome::Refused => {
-                Some((attempt, timeout))
-            }
-            _ => None,
-        })
-    }
-
-    /// A settle that was done though the lease had ended before it was asked for.
-    fn violation(&self) -> Option<String> {
-        let mut latest_end = self.received.end + self.visibility;
-        for attempt in &self.settles {
-            if attempt.outcome == Outcome::Done && attempt.at.start > latest_end {
-                let late = attempt.at.start - latest_end;
-                return Some(format!("took {:?} {late:?} after its lease ended", attempt.action));
-            }
-            if let SettleAction::Extend { timeout } = attempt.action
-                && attempt.outcome != Outcome::Refused
-            {
-                latest_end = attempt.at.end + timeout;
-            }
-        }
-        None
-    }
-
-    /// A next delivery that came while this one must still have been running, or after it was
-    /// acknowledged.
-    fn succession(&self, next: &Lease) -> Option<String> {
-        if let Some(attempt) = self.acknowledged()
-            && next.received.start > attempt.at.end
-        {
-            return Some(format!("came back as delivery {} after acknowledgement", next.count));
-        }
-        let nacked = self.settles.iter().any(|attempt| {
-            matches!(attempt.action, SettleAction::Nack { .. })
-                && attempt.outcome != Outcome::Refused
-        });
-        let ended_early = nacked
-            || self.extensions().any(|(attempt, timeout)| {
-                // An extension may also have shortened the lease.
-                attempt.at.end + timeout < self.received.end + self.visibility
-            });
-        let earliest_end = self
-            .extensions()
-            .filter(|(attempt, _)| attempt.outcome == Outcome::Done)
-            .map(|(attempt, timeout)| attempt.at.start + timeout)
-            .fold(self.received.start + self.visibility, Instant::max);
-        if !ended_early && next.received.end < earliest_end {
-            let early = earliest_end - next.received.end;
-            return Some(format!(
-                "came as delivery {} {early:?} before the lease ended",
-                next.count
-            ));
-        }
-        None
     }
 }
 
@@ -301,16 +336,9 @@ mod tests {
         }
 
         fn deliver(&mut self, second: u64, count: u32) -> Delivery {
-            let message = RawMessage {
-                id: self.id,
-                body: bytes::Bytes::new(),
-                attributes: pillarbox_core::Attributes::new(),
-                reply_to: None,
-                enqueued_at: Timestamp::now(),
-                delivery_count: count,
-            };
-            let receipt = Receipt::new(self.id, Nonce::random());
-            let delivery = Delivery { message, receipt };
+            let mut message = RawMessage::new(self.id, "", Timestamp::now());
+            message.delivery_count = count;
+            let delivery = Delivery::new(message, Receipt::new(self.id, Nonce::random()));
             self.history.delivered(&delivery, self.at(second), LEASE);
             delivery
         }
@@ -333,10 +361,10 @@ mod tests {
         let mut h = Builder::new();
         let first = h.deliver(0, 1);
         h.settle(&first, 40, ACK, Outcome::Refused);
-        let second = h.deliver(31, 2);
-        h.settle(&second, 32, NACK, Outcome::Done);
-        let third = h.deliver(33, 3);
-        h.settle(&third, 34, ACK, Outcome::Done);
+        let second = h.deliver(41, 2);
+        h.settle(&second, 42, NACK, Outcome::Done);
+        let third = h.deliver(43, 3);
+        h.settle(&third, 44, ACK, Outcome::Done);
         let summary = h.history.check(&HashSet::new()).unwrap();
         let expected =
             Summary { sent: 1, deliveries: 3, redeliveries: 2, acknowledged: 1, refused: 1 };
@@ -366,7 +394,7 @@ mod tests {
         h.settle(&first, 29, ACK, Outcome::Done);
         h.settle(&second, 32, ACK, Outcome::Done);
         h.refused("acknowledged 2 times");
-        h.refused("after acknowledgement");
+        h.refused("though it was acknowledged before");
     }
 
     #[test]
@@ -393,8 +421,86 @@ mod tests {
         h.settle(&first, 20, SettleAction::Extend { timeout: LEASE }, Outcome::Done);
         h.settle(&first, 45, ACK, Outcome::Done);
         assert!(h.history.check(&HashSet::new()).is_ok());
+
+        let mut h = Builder::new();
+        let first = h.deliver(0, 1);
+        h.settle(&first, 20, SettleAction::Extend { timeout: LEASE }, Outcome::Done);
         h.deliver(40, 2);
-        h.refused("before the lease ended");
+        h.refused("before it could be ready");
+    }
+
+    #[test]
+    fn the_last_extension_counts() {
+        let mut h = Builder::new();
+        let first = h.deliver(0, 1);
+        let extend = |seconds| SettleAction::Extend { timeout: Duration::from_secs(seconds) };
+        h.settle(&first, 1, extend(1000), Outcome::Done);
+        h.settle(&first, 2, extend(60), Outcome::Done);
+        let second = h.deliver(63, 2);
+        h.settle(&second, 64, ACK, Outcome::Done);
+        assert!(h.history.check(&HashSet::new()).is_ok());
+        h.settle(&first, 65, NACK, Outcome::Done);
+        h.refused("after its lease ended");
+    }
+
+    #[test]
+    fn a_receipt_that_outlives_its_settling_is_found() {
+        for (first, second) in [(NACK, ACK), (ACK, ACK), (NACK, NACK)] {
+            let mut h = Builder::new();
+            let delivery = h.deliver(0, 1);
+            h.settle(&delivery, 1, first, Outcome::Done);
+            h.settle(&delivery, 2, second, Outcome::Done);
+            h.refused("after it was settled");
+        }
+    }
+
+    #[test]
+    fn a_receipt_that_is_refused_in_time_is_found() {
+        let mut h = Builder::new();
+        let delivery = h.deliver(0, 1);
+        h.settle(&delivery, 10, ACK, Outcome::Refused);
+        h.refused("while its lease ran");
+    }
+
+    #[test]
+    fn a_nack_for_a_delivery_before_the_last_is_found() {
+        let mut h = Builder::new();
+        let first = h.deliver(0, 1);
+        h.settle(&first, 1, SettleAction::Extend { timeout: Duration::ZERO }, Outcome::Unknown);
+        h.deliver(5, 2);
+        h.settle(&first, 10, NACK, Outcome::Done);
+        h.refused("before the last");
+    }
+
+    #[test]
+    fn a_redelivery_before_the_delay_of_a_nack_is_over_is_found() {
+        let mut h = Builder::new();
+        let first = h.deliver(0, 1);
+        let hour = SettleAction::Nack { delay: Duration::from_secs(3600) };
+        h.settle(&first, 1, hour, Outcome::Done);
+        h.deliver(40, 2);
+        h.refused("before it could be ready");
+    }
+
+    #[test]
+    fn counts_that_run_against_time_are_found() {
+        let mut h = Builder::new();
+        h.deliver(40, 1);
+        h.deliver(0, 2);
+        h.refused("before delivery 1");
+    }
+
+    #[test]
+    fn lost_answers_are_allowed_for_where_they_are_noted() {
+        let mut h = Builder::new();
+        h.history.sent.clear();
+        let third = h.deliver(0, 3);
+        h.settle(&third, 1, ACK, Outcome::Done);
+        h.refused("delivery counts");
+        h.history.receive_lost();
+        h.refused("never sent");
+        h.history.maybe_sent(h.id);
+        assert!(h.history.check(&HashSet::new()).is_ok());
     }
 
     #[test]
@@ -402,7 +508,7 @@ mod tests {
         let mut h = Builder::new();
         h.deliver(0, 1);
         h.deliver(20, 2);
-        h.refused("before the lease ended");
+        h.refused("before it could be ready");
     }
 
     #[test]

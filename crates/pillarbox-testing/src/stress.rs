@@ -71,9 +71,11 @@ impl Stress {
         for part in clients.join_all().await {
             history.merge(part);
         }
+        let summary = history.check(&HashSet::new());
+        let summary = summary.unwrap_or_else(|violations| panic!("{violations}"));
         let left = queue.counts().await.expect("counts");
         assert_eq!(left.total(), 0, "every message is acknowledged and {left:?} are left");
-        history.check(&HashSet::new()).unwrap_or_else(|violations| panic!("{violations}"))
+        summary
     }
 }
 
@@ -110,13 +112,20 @@ struct Consumer {
 
 impl Consumer {
     async fn consume(mut self, acknowledged: Arc<AtomicUsize>, messages: usize) -> History {
-        while acknowledged.load(Ordering::Relaxed) < messages {
+        // Long enough for every lease and delay to end many times over.
+        let patience = (self.visibility * 50).max(Duration::from_secs(5));
+        let mut progress = Instant::now();
+        // Where nothing comes any more, stop: the check of the history says what is lost.
+        while acknowledged.load(Ordering::Relaxed) < messages && progress.elapsed() < patience {
             let request = Receive::up_to(self.random.random_range(1..=10))
                 .visibility(self.visibility)
                 .wait(Duration::from_millis(50));
             let start = Instant::now();
             let deliveries = self.queue.receive(request).await.expect("received");
             let received = Interval::since(start);
+            if !deliveries.is_empty() {
+                progress = Instant::now();
+            }
             for delivery in &deliveries {
                 self.history.delivered(delivery, received, self.visibility);
             }

@@ -96,6 +96,8 @@ struct World {
     /// Messages that become ready by time, in the order in which their time was set.
     timed: Vec<usize>,
     deliveries: Vec<Delivered>,
+    /// Messages that were acknowledged rather than purged.
+    acknowledged: [bool; MESSAGES],
     /// What the ledger answered wrongly on the way here.
     wrong: Option<&'static str>,
 }
@@ -105,11 +107,11 @@ fn ticks(count: u8) -> Duration {
 }
 
 fn id(message: usize) -> MessageId {
-    MessageId::from_uuid(Uuid::from_u128(message as u128))
+    MessageId::from_uuid(Uuid::from_u64_pair((message as u64) << 16 | 0x7000, 0b10 << 62))
 }
 
 fn message_of(id: MessageId) -> usize {
-    id.as_uuid().as_u128() as usize
+    (id.as_uuid().as_u64_pair().0 >> 16) as usize
 }
 
 /// What can be seen of the ledger: message, count, state, ticks left, in order.
@@ -124,6 +126,7 @@ impl World {
             line: Vec::new(),
             timed: Vec::new(),
             deliveries: Vec::new(),
+            acknowledged: [false; MESSAGES],
             wrong: None,
         }
     }
@@ -264,6 +267,7 @@ impl World {
             Action::Acknowledge => {
                 self.timed.retain(|other| *other != message);
                 self.places[message] = Place::Deleted;
+                self.acknowledged[message] = true;
             }
             Action::Nack { delay } => self.make_available(message, delay),
             Action::Extend { timeout } => {
@@ -298,9 +302,18 @@ impl World {
     #[expect(clippy::type_complexity, reason = "used in the two places below only")]
     fn identity(
         &self,
-    ) -> (View, [Place; MESSAGES], &[usize], &[usize], Vec<(usize, usize, u32)>, Option<&str>) {
+    ) -> (
+        View,
+        [Place; MESSAGES],
+        &[usize],
+        &[usize],
+        Vec<(usize, usize, u32)>,
+        [bool; MESSAGES],
+        Option<&str>,
+    ) {
         let seen = self.deliveries.iter().map(|d| (d.message, d.consumer, d.count)).collect();
-        (self.view(), self.places, &self.line, &self.timed, seen, self.wrong)
+        let (line, timed) = (&self.line, &self.timed);
+        (self.view(), self.places, line, timed, seen, self.acknowledged, self.wrong)
     }
 }
 
@@ -414,10 +427,12 @@ impl Model for LedgerModel {
                 let current = (0..world.deliveries.len()).filter(|d| world.is_current(*d));
                 current.into_iter().any(|d| world.deliveries[d].count == 2)
             }),
-            Property::sometimes("a redelivered message is acknowledged", |_, world: &World| {
-                let deleted = |m: usize| world.places[m] == Place::Deleted;
-                (0..MESSAGES).all(|m| deleted(m) && world.count(m) == 2)
-            }),
+            Property::sometimes(
+                "all messages are acknowledged, redelivered",
+                |_, world: &World| {
+                    (0..MESSAGES).all(|m| world.acknowledged[m] && world.count(m) == 2)
+                },
+            ),
         ]
     }
 }

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use pillarbox_core::{
-    Backend, BoxFuture, Capabilities, Counts, Delivery, Mailboxes, MemoryBackend, MessageId,
-    Outgoing, Peeked, Queue, QueueName, QueueOptions, Receive, Result, Settle, SettleAction,
+    Attributes, Backend, BoxFuture, Capabilities, Counts, Delivery, Mailboxes, MemoryBackend,
+    MessageId, Outgoing, Peeked, Queue, QueueName, QueueOptions, Receive, Result, Settle,
+    SettleAction,
 };
 use pillarbox_testing::{Subject, property};
 
@@ -41,6 +42,8 @@ enum Breakage {
     ResetsCount,
     /// Ignores extensions.
     DoesNotExtend,
+    /// Forgets attributes and reply addresses from the second delivery on.
+    ForgetsAttributes,
 }
 
 #[derive(Debug)]
@@ -103,6 +106,14 @@ impl Queue for BrokenQueue {
                         *count = (*count - 1).max(1);
                     }
                 }
+                Breakage::ForgetsAttributes => {
+                    for message in deliveries.iter_mut().map(|delivery| &mut delivery.message) {
+                        if message.delivery_count > 1 {
+                            message.attributes = Attributes::new();
+                            message.reply_to = None;
+                        }
+                    }
+                }
                 _ => {}
             }
             Ok(deliveries)
@@ -144,6 +155,10 @@ impl Queue for BrokenQueue {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         self.0.close()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.is_closed()
     }
 }
 
@@ -193,4 +208,10 @@ fn it_finds_a_queue_that_resets_delivery_counts() {
 #[test]
 fn it_finds_a_queue_that_does_not_extend() {
     finds(Breakage::DoesNotExtend);
+}
+
+#[test]
+fn it_finds_a_queue_that_forgets_attributes() {
+    let text = finds(Breakage::ForgetsAttributes);
+    assert!(text.contains("but not as it was sent"), "{text}");
 }

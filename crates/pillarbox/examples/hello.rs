@@ -2,8 +2,6 @@
 //!
 //!     cargo run --example hello
 
-use std::time::Duration;
-
 use pillarbox::prelude::*;
 
 #[tokio::main(flavor = "current_thread")]

@@ -7,7 +7,6 @@
 //! accepted.*
 //!
 //! ```
-//! use std::time::Duration;
 //! use pillarbox::prelude::*;
 //! use serde::{Deserialize, Serialize};
 //!
@@ -64,6 +63,8 @@ pub use pillarbox_core::*;
 
 /// What most programs need: `use pillarbox::prelude::*;`
 pub mod prelude {
+    pub use std::time::Duration;
+
     pub use pillarbox_core::{
         Batch, Mailbox, MailboxResolver, Mailboxes, Message, MessageId, Receipt, Receive,
         SendOptions,

@@ -26,7 +26,7 @@ pub async fn open(url: &str) -> Result<Mailboxes> {
         Some(("memory", "")) => Ok(Mailboxes::new(MemoryBackend::new())),
         Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
         Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
-        None => Err(unknown(&format!("{url:?} has no scheme"))),
+        None => Err(unknown("there is no scheme")),
     }
 }
 

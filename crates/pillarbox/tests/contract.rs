@@ -1,8 +1,6 @@
 //! The program of the contract: one that uses every operation and runs unchanged on every
 //! backend URL.
 
-use std::time::Duration;
-
 use pillarbox::prelude::*;
 use serde::{Deserialize, Serialize};
 

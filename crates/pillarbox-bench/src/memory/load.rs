@@ -32,7 +32,7 @@ pub(super) fn bytes(seq: u64) -> Vec<u8> {
     body
 }
 
-/// The sequence number of a body made by [`bytes`].
+/// The sequence number of a body made by [`bytes()`].
 pub(super) fn seq_of(body: &[u8]) -> Result<u64> {
     expect_eq("bytes in a body", body.len(), BODY)?;
     let (seq, _) = body.split_first_chunk().ok_or("a body is too short")?;

@@ -20,8 +20,8 @@ use crate::MessageId;
 ///
 /// Tables hold places only, and no ids: whoever asks tells by `id_at` which id is at a place.
 ///
-/// Ids in any other order are found just as well; they may share one large table, and are then as
-/// fast as in an ordinary map.
+/// Ids of other versions have no time in them; they share one table, and are as fast as in an
+/// ordinary map.
 #[derive(Debug, Clone)]
 pub(super) struct IdIndex {
     /// In order of `from`; never empty, and the first is from the least id there is. An id
@@ -29,6 +29,8 @@ pub(super) struct IdIndex {
     segments: VecDeque<Segment>,
     /// No id in the last segment is greater.
     newest: MessageId,
+    /// Places of ids that are not of version 7.
+    others: HashTable<Key>,
     hasher: DefaultHashBuilder,
 }
 
@@ -48,12 +50,16 @@ impl IdIndex {
         Self {
             segments: VecDeque::from([Segment { from: LEAST, places: HashTable::new() }]),
             newest: LEAST,
+            others: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
         }
     }
 
     pub(super) fn find(&self, id: MessageId, id_at: impl Fn(Key) -> MessageId) -> Option<Key> {
-        let places = &self.segments[self.segment_of(id)].places;
+        let places = match self.segment_of(id) {
+            Some(at) => &self.segments[at].places,
+            None => &self.others,
+        };
         places.find(self.hash(id), |key| id_at(*key) == id).copied()
     }
 
@@ -64,18 +70,25 @@ impl IdIndex {
         key: Key,
         id_at: impl Fn(Key) -> MessageId,
     ) -> bool {
-        let mut at = self.segment_of(id);
-        if at == self.segments.len() - 1 && id > self.newest {
-            if self.segments[at].places.len() >= SEGMENT_LEN {
-                let places = HashTable::with_capacity(SEGMENT_LEN);
-                self.segments.push_back(Segment { from: id, places });
-                at += 1;
-            }
-            self.newest = id;
-        }
         let (hash, hasher) = (self.hash(id), &self.hasher);
+        let places = match self.segment_of(id) {
+            Some(at) => {
+                if at == self.segments.len() - 1 && id > self.newest {
+                    if self.segments[at].places.len() >= SEGMENT_LEN {
+                        let places = HashTable::with_capacity(SEGMENT_LEN);
+                        self.segments.push_back(Segment { from: id, places });
+                    }
+                    self.newest = id;
+                    let last = self.segments.len() - 1;
+                    &mut self.segments[last].places
+                } else {
+                    &mut self.segments[at].places
+                }
+            }
+            None => &mut self.others,
+        };
         let rehash = |key: &Key| hasher.hash_one(id_at(*key));
-        match self.segments[at].places.entry(hash, |key| id_at(*key) == id, rehash) {
+        match places.entry(hash, |key| id_at(*key) == id, rehash) {
             Entry::Occupied(_) => false,
             Entry::Vacant(vacant) => {
                 vacant.insert(key);
@@ -87,17 +100,24 @@ impl IdIndex {
     /// Removes the place of an id.
     pub(super) fn remove(&mut self, id: MessageId, key: Key) {
         let (at, hash) = (self.segment_of(id), self.hash(id));
-        let places = &mut self.segments[at].places;
+        let places = match at {
+            Some(at) => &mut self.segments[at].places,
+            None => &mut self.others,
+        };
         if let Ok(place) = places.find_entry(hash, |other| *other == key) {
             place.remove();
         }
-        if places.is_empty() && self.segments.len() > 1 {
+        if let Some(at) = at
+            && places.is_empty()
+            && self.segments.len() > 1
+        {
             self.drop_segment(at);
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.segments.iter().map(|segment| segment.places.len()).sum()
+        let timed: usize = self.segments.iter().map(|segment| segment.places.len()).sum();
+        timed + self.others.len()
     }
 
     /// Drops an empty segment; its stretch of ids goes to the one before it, or if it is the
@@ -110,15 +130,19 @@ impl IdIndex {
         self.segments[0].from = LEAST;
     }
 
-    fn segment_of(&self, id: MessageId) -> usize {
+    /// The segment that an id belongs to, if it is of version 7.
+    fn segment_of(&self, id: MessageId) -> Option<usize> {
+        if id.as_uuid().get_version_num() != 7 {
+            return None;
+        }
         let last = self.segments.len() - 1;
-        if self.segments[last].from <= id {
+        Some(if self.segments[last].from <= id {
             last
         } else if id < self.segments[1].from {
             0
         } else {
             self.segments.partition_point(|segment| segment.from <= id) - 1
-        }
+        })
     }
 
     fn hash(&self, id: MessageId) -> u64 {
@@ -134,8 +158,10 @@ mod tests {
 
     use super::*;
 
+    /// Ids of version 7 in order of their numbers; every fifth of the even ones is of version 5.
     fn id(number: u64) -> MessageId {
-        Uuid::from_u64_pair(number, 0).into()
+        let version = if number % 10 == 4 { 0x5000 } else { 0x7000 };
+        Uuid::from_u64_pair(number << 16 | version, 0b10 << 62).into()
     }
 
     #[test]
@@ -148,7 +174,8 @@ mod tests {
             assert!(index.insert(id(number), key(number), id_at));
             assert!(!index.insert(id(number), key(number), id_at));
         }
-        assert_eq!((index.segments.len(), index.len() as u64), (10, count));
+        // Nine of ten ids are in segments, and the other one in a table beside them.
+        assert_eq!((index.segments.len(), index.len() as u64), (9, count));
         for number in 0..count {
             assert_eq!(index.find(id(number), id_at), Some(key(number)));
             index.remove(id(number), key(number));

@@ -102,6 +102,12 @@ impl Mailboxes {
     }
 }
 
+impl From<Arc<dyn Backend>> for Mailboxes {
+    fn from(backend: Arc<dyn Backend>) -> Self {
+        Self { backend }
+    }
+}
+
 /// Opens a mailbox that differs from the default. Made by [`Mailboxes::builder`].
 ///
 /// ```

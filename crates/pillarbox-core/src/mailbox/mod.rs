@@ -90,7 +90,8 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// Sends a message with a reply address, a delay, attributes or an id of the caller's.
     ///
     /// A send that fails with [`Error::Connection`] may have been stored all the same. To repeat
-    /// it without risking a second message, choose the id yourself:
+    /// it without risking a second message, send it under the same id: the error
+    /// [says](Error::message_id) which it was, or choose it yourself:
     ///
     /// ```
     /// # use pillarbox_core::*;
@@ -110,8 +111,10 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
 
     /// Sends messages and says of each, in order, whether it was stored.
     ///
-    /// Fails as a whole only where nothing was sent. Any number is allowed: more than the backend
-    /// takes in one call go in several.
+    /// Any number is allowed: more than the backend takes in one call go in several. Fails as a
+    /// whole where nothing is known of any of them; after [`Error::Connection`] some may be stored.
+    /// To be able to repeat the call then, choose the ids yourself by
+    /// [`send_batch_with`](Self::send_batch_with): new ids would make new messages.
     pub async fn send_batch<'a>(
         &self,
         bodies: impl IntoIterator<Item = &'a T>,
@@ -148,7 +151,10 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// Receives messages, each under a lease of its own.
     ///
     /// Returns as soon as one message is ready and never waits to fill the batch; returns an
-    /// empty batch when none came within [`Receive::wait`]. Dropping the future strands nothing.
+    /// empty batch when none came within [`Receive::wait`].
+    ///
+    /// Dropping the future strands nothing. Keeping it without polling it may: a message may be
+    /// meant for it, and is somebody else's only when it is dropped.
     pub async fn receive(&self, request: Receive) -> Result<Batch<T, R>> {
         let deliveries = self.queue.receive(request).await?;
         let mut batch = Batch::with_capacity(deliveries.len());
@@ -198,7 +204,8 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
 
     /// Settles many deliveries at once and says of each, in order, how it went.
     ///
-    /// Fails as a whole only where nothing was settled. Any number is allowed.
+    /// Any number is allowed. Fails as a whole where nothing is known of any of them; after
+    /// [`Error::Connection`] some may be settled.
     pub async fn settle(
         &self,
         settles: impl IntoIterator<Item = Settle>,
@@ -225,6 +232,11 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// [`Error::Closed`]. The messages stay where they are.
     pub async fn close(&self) {
         self.queue.close().await;
+    }
+
+    /// Whether this mailbox was closed.
+    pub fn is_closed(&self) -> bool {
+        self.queue.is_closed()
     }
 
     fn encode(&self, body: &T, options: SendOptions) -> Result<Outgoing> {
@@ -259,7 +271,8 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     }
 
     async fn send_raw(&self, message: Outgoing) -> Result<MessageId> {
-        only(self.queue.send(vec![message]).await?)
+        let id = message.id;
+        only(self.queue.send(vec![message]).await).map_err(|error| error.about(Some(id)))
     }
 
     /// Calls `operation` with as many entries at a time as the backend takes.
@@ -282,7 +295,9 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         let mut results = Vec::with_capacity(total);
         let mut entries = entries.into_iter();
         while results.len() < total {
-            match operation(entries.by_ref().take(max).collect()).await {
+            let chunk: Vec<_> = entries.by_ref().take(max).collect();
+            let expected = chunk.len();
+            match operation(chunk).await.and_then(|more| of_length(more, expected)) {
                 Ok(more) => results.extend(more),
                 Err(error) if results.is_empty() => return Err(error),
                 Err(error) => results.resize_with(total, || Err(error.clone())),
@@ -320,12 +335,21 @@ pub struct Peek<T> {
 }
 
 async fn settle_one(queue: &dyn Queue, settle: Settle) -> Result<()> {
-    only(queue.settle(vec![settle]).await?)
+    let id = settle.receipt.message_id();
+    only(queue.settle(vec![settle]).await).map_err(|error| error.about(id))
 }
 
 /// The one result of a batch of one.
-fn only<T>(results: Vec<Result<T>>) -> Result<T> {
-    results.into_iter().next().unwrap_or_else(|| {
-        Err(Error::connection(None, "use the backend", "it answered a batch of one with no result"))
-    })
+fn only<T>(results: Result<Vec<Result<T>>>) -> Result<T> {
+    let mut results = of_length(results?, 1)?;
+    results.remove(0)
+}
+
+/// The results themselves, unless a broken backend gave too many or too few.
+fn of_length<T>(results: Vec<Result<T>>, expected: usize) -> Result<Vec<Result<T>>> {
+    if results.len() == expected {
+        return Ok(results);
+    }
+    let problem = format!("it answered {expected} entries with {} results", results.len());
+    Err(Error::connection(None, "use the backend", problem))
 }

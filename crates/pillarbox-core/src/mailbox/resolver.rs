@@ -113,8 +113,8 @@ impl<R: 'static> MailboxResolver<R> for Registry<R> {
 /// Makes mailboxes by a function and keeps them, so that many replies to one address open one
 /// mailbox.
 ///
-/// It keeps a bounded number, those used last: a million clients that reply once each do not pile
-/// up a million mailboxes.
+/// It keeps a bounded number, those used last: a million clients that are replied to once each do
+/// not pile up a million mailboxes. One that somebody closed is made anew.
 pub struct Factory<R> {
     make: Make<R>,
     kept: Mutex<Kept<Mailbox<R>>>,
@@ -151,7 +151,7 @@ impl<R: 'static> MailboxResolver<R> for Factory<R> {
         // Making a mailbox under the lock is what keeps two callers from making two: opening is
         // cheap and touches no network.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mailbox) = kept.get(address) {
+        if let Some(mailbox) = kept.get(address).filter(|mailbox| !mailbox.is_closed()) {
             return Ok(mailbox);
         }
         let mailbox = (self.make)(address)?;
@@ -252,6 +252,14 @@ mod tests {
         let kept = factory.kept.lock().unwrap();
         assert!(kept.young.len() + kept.old.len() <= 8);
         assert_eq!(made.load(Ordering::Relaxed), 1001);
+    }
+
+    #[tokio::test]
+    async fn a_factory_does_not_keep_a_mailbox_that_was_closed() {
+        let (factory, made) = counting_factory(8);
+        factory.resolve("client-1").unwrap().close().await;
+        factory.resolve("client-1").unwrap().send(&7).await.unwrap();
+        assert_eq!(made.load(Ordering::Relaxed), 2);
     }
 
     #[test]

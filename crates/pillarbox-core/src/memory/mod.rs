@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use self::queue::{Core, MemoryQueue};
 use crate::clock::{Clock, SystemClock};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::queue::{Backend, BoxFuture, Queue, QueueOptions};
 use crate::{Capabilities, QueueName};
@@ -51,7 +51,15 @@ pub struct MemoryBackend {
 #[derive(Debug)]
 struct Shared {
     clock: Arc<dyn Clock>,
-    queues: Mutex<BTreeMap<QueueName, Arc<Core>>>,
+    queues: Mutex<BTreeMap<QueueName, Registered>>,
+}
+
+#[derive(Debug, Default)]
+struct Registered {
+    core: Arc<Core>,
+    /// How many handles are open. Counted here, under the lock, rather than read off the `Arc`:
+    /// of two handles that go at once, exactly one is the last.
+    handles: usize,
 }
 
 /// The backends opened by name, for as long as somebody holds them.
@@ -99,13 +107,23 @@ impl Backend for MemoryBackend {
 
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>> {
         self.gate.check(name)?;
-        let core = lock(&self.shared.queues).entry(name.clone()).or_default().clone();
+        let core = {
+            let mut queues = lock(&self.shared.queues);
+            let registered = queues.entry(name.clone()).or_default();
+            registered.handles += 1;
+            registered.core.clone()
+        };
         let gate = Gate::child(&self.gate);
         Ok(Arc::new(MemoryQueue::new(name.clone(), options, core, self.shared.clone(), gate)))
     }
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
-        Box::pin(async { Ok(lock(&self.shared.queues).keys().cloned().collect()) })
+        Box::pin(async {
+            if self.gate.is_closed() {
+                return Err(Error::Closed { queue: None });
+            }
+            Ok(lock(&self.shared.queues).keys().cloned().collect())
+        })
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -116,11 +134,13 @@ impl Backend for MemoryBackend {
 impl Shared {
     /// Drops a queue that holds nothing when its last handle goes, so that short-lived reply
     /// queues do not pile up.
-    fn forget_if_unused(&self, name: &QueueName, core: &Arc<Core>) {
+    fn handle_dropped(&self, name: &QueueName) {
         let mut queues = lock(&self.queues);
-        // New handles are made under this lock only: two means this handle and the map.
-        if Arc::strong_count(core) == 2 && core.is_empty() {
-            queues.remove(name);
+        if let Some(registered) = queues.get_mut(name) {
+            registered.handles -= 1;
+            if registered.handles == 0 && registered.core.is_empty() {
+                queues.remove(name);
+            }
         }
     }
 }

@@ -114,7 +114,9 @@ impl MemoryQueue {
             let wake_at = waiting.due.map_or(waiting.end, |due| due.min(waiting.end));
             tokio::select! {
                 biased;
-                () = self.gate.closed() => return Err(Error::Closed { queue: self.name.clone() }),
+                () = self.gate.closed() => {
+                    return Err(Error::Closed { queue: Some(self.name.clone()) });
+                }
                 () = place.signal.notified() => {}
                 () = self.shared.clock.sleep_until(wake_at) => {}
             }
@@ -258,11 +260,15 @@ impl Queue for MemoryQueue {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move { self.gate.close() })
     }
+
+    fn is_closed(&self) -> bool {
+        self.gate.is_closed()
+    }
 }
 
 impl Drop for MemoryQueue {
     fn drop(&mut self) {
-        self.shared.forget_if_unused(&self.name, &self.core);
+        self.shared.handle_dropped(&self.name);
     }
 }
 

@@ -225,6 +225,21 @@ async fn an_unused_queue_is_forgotten_and_a_used_one_is_not() {
     assert_eq!(again.counts().await.unwrap().ready, 1);
 }
 
+#[test]
+fn handles_that_go_at_once_leave_no_queue_behind() {
+    let backend = MemoryBackend::new();
+    for round in 0..2000 {
+        let name: QueueName = format!("reply-{round}").parse().unwrap();
+        std::thread::scope(|scope| {
+            let handles = [(); 2].map(|()| backend.queue(&name, QueueOptions::new()).unwrap());
+            for handle in handles {
+                scope.spawn(move || drop(handle));
+            }
+        });
+    }
+    assert_eq!(lock(&backend.shared.queues).len(), 0);
+}
+
 #[tokio::test]
 async fn a_named_backend_is_shared_until_its_last_handle_goes() {
     let name: QueueName = "q".parse().unwrap();

@@ -31,7 +31,7 @@ pub mod receiving;
 pub mod sending;
 pub mod settling;
 
-/// Makes one test of each rule of the contract. See [`conformance`](crate::conformance).
+/// Makes one test of each rule of the contract. See [the module](mod@crate::conformance).
 #[macro_export]
 macro_rules! conformance {
     ($subject:expr) => {
@@ -85,6 +85,7 @@ macro_rules! conformance {
                 a_nacked_message_joins_the_tail
                 an_expired_message_joins_the_tail
                 a_due_message_joins_the_tail
+                leases_that_end_together_line_up_as_they_were_given
                 messages_line_up_by_the_moment_they_became_ready
             }
             settling {

@@ -48,26 +48,38 @@ pub async fn an_expired_message_joins_the_tail(s: &Subject) {
 pub async fn a_due_message_joins_the_tail(s: &Subject) {
     needs!(s: fifo);
     let queue = s.queue();
-    queue.put_delayed("delayed", s.ticks(1)).await;
     queue.put_all(&["a", "b"]).await;
+    queue.put_delayed("delayed", s.ticks(4)).await;
     let first = queue.take_one(LONG).await;
-    queue.nack(&first.receipt, s.ticks(3)).await.expect("nacked");
-    s.pass(5).await;
+    queue.nack(&first.receipt, s.ticks(8)).await.expect("nacked");
+    s.pass(10).await;
     assert_eq!(bodies(&queue.take(10, LONG).await), ["b", "delayed", "a"]);
+}
+
+/// Of those that become ready at the same moment, the one delivered first is first.
+pub async fn leases_that_end_together_line_up_as_they_were_given(s: &Subject) {
+    needs!(s: fifo);
+    let queue = s.queue();
+    queue.put_all(&["a", "b", "c"]).await;
+    let first = queue.take_one(LONG).await;
+    queue.nack(&first.receipt, Duration::ZERO).await.expect("nacked");
+    assert_eq!(bodies(&queue.take(10, s.ticks(2)).await), ["b", "c", "a"]);
+    s.pass(4).await;
+    assert_eq!(bodies(&queue.take(10, LONG).await), ["b", "c", "a"]);
 }
 
 /// The moment itself counts, not when somebody noticed.
 pub async fn messages_line_up_by_the_moment_they_became_ready(s: &Subject) {
     needs!(s: fifo);
     let queue = s.queue();
-    queue.put_all(&["expires at 5", "due again at 3", "never left"]).await;
-    let pair = queue.take(2, s.ticks(5)).await;
-    queue.nack(&pair[1].receipt, s.ticks(3)).await.expect("nacked");
-    queue.put_delayed("due at 1", s.ticks(1)).await;
-    s.pass(7).await;
-    queue.put("sent at 7").await;
+    queue.put_all(&["expires at 12", "due again at 8", "never left"]).await;
+    let pair = queue.take(2, s.ticks(12)).await;
+    queue.nack(&pair[1].receipt, s.ticks(8)).await.expect("nacked");
+    queue.put_delayed("due at 4", s.ticks(4)).await;
+    s.pass(15).await;
+    queue.put("sent at 15").await;
     assert_eq!(
         bodies(&queue.take(10, LONG).await),
-        ["never left", "due at 1", "due again at 3", "expires at 5", "sent at 7"]
+        ["never left", "due at 4", "due again at 8", "expires at 12", "sent at 15"]
     );
 }

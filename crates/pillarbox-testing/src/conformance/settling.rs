@@ -13,9 +13,9 @@ use crate::Subject;
 pub async fn an_acknowledged_message_is_gone(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
-    let delivery = queue.take_one(s.ticks(2)).await;
+    let delivery = queue.take_one(s.ticks(6)).await;
     queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
-    s.pass(4).await;
+    s.pass(8).await;
     assert!(queue.take(10, LONG).await.is_empty());
 }
 
@@ -33,14 +33,14 @@ pub async fn a_message_nacked_with_a_delay_is_invisible_without_a_receipt(s: &Su
     let queue = s.queue();
     queue.put("x").await;
     let delivery = queue.take_one(LONG).await;
-    queue.nack(&delivery.receipt, s.ticks(3)).await.expect("nacked");
+    queue.nack(&delivery.receipt, s.ticks(8)).await.expect("nacked");
     assert!(queue.take(10, LONG).await.is_empty());
     if s.capabilities().strict_receipts {
         assert_expired(queue.acknowledge(&delivery.receipt).await);
         assert_expired(queue.extend(&delivery.receipt, LONG).await);
         assert_expired(queue.nack(&delivery.receipt, Duration::ZERO).await);
     }
-    s.pass(5).await;
+    s.pass(10).await;
     assert_eq!(queue.take_one(LONG).await.message.delivery_count, 2);
 }
 
@@ -48,9 +48,9 @@ pub async fn a_message_nacked_with_a_delay_is_invisible_without_a_receipt(s: &Su
 pub async fn an_extended_lease_outlives_its_first_deadline(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
-    let delivery = queue.take_one(s.ticks(3)).await;
-    queue.extend(&delivery.receipt, s.ticks(40)).await.expect("extended");
-    s.pass(5).await;
+    let delivery = queue.take_one(s.ticks(6)).await;
+    queue.extend(&delivery.receipt, s.ticks(60)).await.expect("extended");
+    s.pass(8).await;
     assert!(queue.take(10, LONG).await.is_empty());
     queue.extend(&delivery.receipt, LONG).await.expect("extended again");
     queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
@@ -62,10 +62,10 @@ pub async fn extend_counts_from_now_and_may_shorten(s: &Subject) {
     queue.put("x").await;
     let delivery = queue.take_one(LONG).await;
     s.pass(2).await;
-    queue.extend(&delivery.receipt, s.ticks(3)).await.expect("extended");
+    queue.extend(&delivery.receipt, s.ticks(6)).await.expect("extended");
     s.pass(1).await;
     assert!(queue.take(10, LONG).await.is_empty());
-    s.pass(4).await;
+    s.pass(7).await;
     assert_eq!(queue.take_one(LONG).await.message.delivery_count, 2);
 }
 
@@ -167,7 +167,7 @@ pub async fn a_batch_of_settles_answers_each_entry(s: &Subject) {
     needs!(s: strict_receipts, exact_counts);
     let queue = s.queue();
     queue.put_all(&["acknowledge", "nack", "delay", "extend"]).await;
-    let deliveries = queue.take(4, s.ticks(3)).await;
+    let deliveries = queue.take(4, s.ticks(8)).await;
     let receipt = |body: &str| {
         let found = deliveries.iter().find(|d| d.message.body == body.as_bytes());
         found.expect("delivered").receipt.clone()
@@ -185,7 +185,7 @@ pub async fn a_batch_of_settles_answers_each_entry(s: &Subject) {
         .expect("the batch is answered");
     let ok: Vec<_> = results.iter().map(Result::is_ok).collect();
     assert_eq!(ok, [true, false, true, true, true, false]);
-    s.pass(5).await;
+    s.pass(10).await;
     assert_eq!(queue.states().await, (1, 1, 1));
     assert_eq!(bodies(&queue.take(10, LONG).await), ["nack"]);
 }

@@ -11,6 +11,7 @@ use pillarbox_core::{
     MailboxResolver, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies, Outgoing, Peeked,
     Queue, QueueName, QueueOptions, RawMessage, Receipt, Receive, Result, Settle, Timestamp,
 };
+use tokio::sync::Notify;
 
 /// A working mailbox in memory, with everything that can go wrong in the hands of the test.
 ///
@@ -61,7 +62,7 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R> {
         let clock = ManualClock::new();
         let backend = Mailboxes::new(MemoryBackend::with_clock(Arc::new(clock.clone())));
         let inner = backend.queue("fake", QueueOptions::new()).expect("a good name");
-        let queue = Arc::new(FakeQueue { inner, state: Mutex::default() });
+        let queue = Arc::new(FakeQueue { inner, state: Mutex::default(), broken: Notify::new() });
         Self { mailbox: Mailbox::new(queue.clone(), Json, replies), queue, clock }
     }
 
@@ -93,9 +94,11 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R> {
         let _ = now(self.queue.inner.settle(vec![end]));
     }
 
-    /// Makes every call fail with [`Error::Connection`] and this cause, without effect.
+    /// Makes every call fail with [`Error::Connection`] and this cause, without effect; receives
+    /// that wait fail at once.
     pub fn set_connection_error(&self, cause: impl Into<String>) {
         self.queue.lock().connection_error = Some(cause.into());
+        self.queue.broken.notify_waiters();
     }
 
     /// Ends [`set_connection_error`](Self::set_connection_error).
@@ -108,12 +111,15 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R> {
     ///
     /// # Panics
     ///
-    /// When the mailbox was closed.
+    /// When the mailbox was closed, or the message is not a good one.
     pub fn inject(&self, message: Injected) -> MessageId {
         let Injected { outgoing, delivery_count } = message;
         let id = outgoing.id;
         self.queue.lock().earlier_deliveries.insert(id, delivery_count);
-        now(self.queue.inner.send(vec![outgoing])).expect("the mailbox is open");
+        let results = now(self.queue.inner.send(vec![outgoing])).expect("the mailbox is open");
+        results.into_iter().for_each(|result| {
+            result.expect("a message within the limits");
+        });
         id
     }
 
@@ -224,6 +230,8 @@ fn now<T>(call: BoxFuture<'_, T>) -> T {
 struct FakeQueue {
     inner: Arc<dyn Queue>,
     state: Mutex<State>,
+    /// Tells receives that wait of a connection error.
+    broken: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -273,8 +281,14 @@ impl Queue for FakeQueue {
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
         Box::pin(async move {
+            let mut broken = std::pin::pin!(self.broken.notified());
+            broken.as_mut().enable();
             self.check("receive")?;
-            let mut deliveries = self.inner.receive(request).await?;
+            let mut deliveries = tokio::select! {
+                biased;
+                () = broken => return self.check("receive").map(|()| Vec::new()),
+                deliveries = self.inner.receive(request) => deliveries?,
+            };
             deliveries.iter_mut().for_each(|delivery| self.add_past(&mut delivery.message));
             Ok(deliveries)
         })
@@ -312,5 +326,41 @@ impl Queue for FakeQueue {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         self.inner.close()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_error_ends_a_receive_that_waits() {
+        let fake: FakeMailbox<u32> = FakeMailbox::new();
+        let mailbox = fake.mailbox();
+        let wait = Receive::one().wait(Duration::from_secs(60));
+        let waiter = tokio::spawn(async move { mailbox.receive(wait).await });
+        tokio::task::yield_now().await;
+        fake.set_connection_error("the server is down");
+        let error = waiter.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Connection { .. }), "{error}");
+
+        fake.clear_connection_error();
+        fake.send(&7).await.unwrap();
+        assert_eq!(fake.receive(Receive::one()).await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn the_clock_of_the_mailbox_ends_leases_delays_and_waits() {
+        let fake: FakeMailbox<u32> = FakeMailbox::new();
+        let mailbox = fake.mailbox();
+        let wait = Receive::one().wait(Duration::from_secs(60));
+        let waiter = tokio::spawn(async move { mailbox.receive(wait).await.unwrap().len() });
+        tokio::task::yield_now().await;
+        fake.advance(Duration::from_secs(60));
+        assert_eq!(waiter.await.unwrap(), 0);
     }
 }

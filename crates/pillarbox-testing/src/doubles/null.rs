@@ -100,4 +100,8 @@ impl Queue for NullQueue {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async { self.gate.close() })
     }
+
+    fn is_closed(&self) -> bool {
+        self.gate.is_closed()
+    }
 }
