@@ -1,5 +1,6 @@
 //! Errors of the contract.
 
+use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
@@ -107,7 +108,7 @@ pub enum Error {
     },
 
     /// The mailbox was closed, or the backend as a whole.
-    #[error("the mailbox{} was closed; open it again to go on", Concerning(queue, &None))]
+    #[error("the mailbox{} was closed", Concerning(queue, &None))]
     Closed {
         /// The queue, unless it is about the whole backend.
         queue: Option<QueueName>,
@@ -180,6 +181,12 @@ impl Error {
     }
 }
 
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
 /// ` on queue 'Q' for message M`, as far as they are known.
 struct Concerning<'a>(&'a Option<QueueName>, &'a Option<MessageId>);
 
@@ -247,7 +254,7 @@ mod tests {
         );
         assert_eq!(
             text(Error::Closed { queue: Some(queue()) }),
-            "the mailbox on queue 'orders' was closed; open it again to go on"
+            "the mailbox on queue 'orders' was closed"
         );
     }
 

@@ -109,11 +109,17 @@ impl TryFrom<String> for QueueName {
     }
 }
 
-impl TryFrom<&QueueName> for QueueName {
+impl TryFrom<&String> for QueueName {
     type Error = Error;
 
-    fn try_from(name: &QueueName) -> Result<Self> {
-        Ok(name.clone())
+    fn try_from(name: &String) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl From<&QueueName> for QueueName {
+    fn from(name: &QueueName) -> Self {
+        name.clone()
     }
 }
 

@@ -97,6 +97,9 @@ impl Receive {
     pub const DEFAULT_VISIBILITY: Duration = Duration::from_secs(30);
 
     /// Receives up to `max` messages, without waiting for the batch to fill.
+    ///
+    /// At most [`Capabilities::max_receive`](crate::Capabilities::max_receive): 10 on SQS, 1,000
+    /// elsewhere. More is refused.
     pub const fn up_to(max: usize) -> Self {
         Self { max, visibility: Self::DEFAULT_VISIBILITY, wait: Duration::ZERO }
     }

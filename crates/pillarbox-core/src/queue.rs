@@ -42,8 +42,7 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
 
     /// Delivers up to `request.max` ready messages and starts a lease on each.
     ///
-    /// Returns as soon as there is one; waits for one no longer than `request.wait`. A future
-    /// that waits must be polled when it is woken, or dropped: a message may be meant for it.
+    /// Returns as soon as there is one; waits for one no longer than `request.wait`.
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>>;
 
     /// Ends or extends leases, each only if its receipt is the current one and still runs.

@@ -151,7 +151,14 @@ struct State {
 
 impl FaultQueue {
     /// Wraps a queue. The same seed and the same calls give the same faults.
+    ///
+    /// # Panics
+    ///
+    /// When the probabilities are not numbers from 0 to 1 with a sum of at most 1.
     pub fn new(inner: Arc<dyn Queue>, faults: Faults, seed: u64) -> Arc<Self> {
+        let each = [faults.fail_before, faults.fail_after, faults.drop_reply, faults.delay];
+        let sum: f64 = each.iter().sum();
+        assert!(each.iter().all(|p| (0.0..=1.0).contains(p)) && sum <= 1.0, "{faults:?}");
         let random = StdRng::seed_from_u64(seed);
         let state = Mutex::new(State { random, scripted: VecDeque::new(), injected: 0 });
         Arc::new(Self { inner, faults, state })

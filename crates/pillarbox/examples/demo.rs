@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use pillarbox::Error;
 use pillarbox::prelude::*;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;

@@ -66,7 +66,7 @@ pub mod prelude {
     pub use std::time::Duration;
 
     pub use pillarbox_core::{
-        Batch, Mailbox, MailboxResolver, Mailboxes, Message, MessageId, Receipt, Receive,
+        Batch, Error, Mailbox, MailboxResolver, Mailboxes, Message, MessageId, Receipt, Receive,
         SendOptions,
     };
 }

@@ -24,6 +24,10 @@ const SCHEMES: &[Scheme] = &[Scheme { name: "memory", feature: None }];
 pub async fn open(url: &str) -> Result<Mailboxes> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok(Mailboxes::new(MemoryBackend::new())),
+        Some(("memory", name)) if name.starts_with('/') => {
+            let allowed = "memory: or memory:NAME, without slashes";
+            Err(Error::invalid(None, "backend URL", format!("\"memory:{name}\""), allowed))
+        }
         Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
         Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
         None => Err(unknown("there is no scheme")),
@@ -61,6 +65,12 @@ mod tests {
         one.mailbox::<u32, ()>("q").unwrap().send(&7).await.unwrap();
         let same = other.mailbox::<u32, ()>("q").unwrap();
         assert_eq!(same.approximate_count().await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_memory_url_with_slashes_is_refused() {
+        let error = open("memory://jobs").await.unwrap_err();
+        assert!(error.to_string().contains("without slashes"), "{error}");
     }
 
     #[tokio::test]

@@ -42,8 +42,9 @@ impl Entries {
     }
 
     pub(super) fn remove(&mut self, key: Key) {
-        let entry = self.slab.remove(key as usize);
-        self.index.remove(entry.message.id, key);
+        let id_at = |key: Key| self.slab[key as usize].message.id;
+        self.index.remove(id_at(key), key, id_at);
+        self.slab.remove(key as usize);
     }
 
     pub(super) fn get(&self, key: Key) -> Option<&Entry> {

@@ -98,7 +98,7 @@ impl IdIndex {
     }
 
     /// Removes the place of an id.
-    pub(super) fn remove(&mut self, id: MessageId, key: Key) {
+    pub(super) fn remove(&mut self, id: MessageId, key: Key, id_at: impl Fn(Key) -> MessageId) {
         let (at, hash) = (self.segment_of(id), self.hash(id));
         let places = match at {
             Some(at) => &mut self.segments[at].places,
@@ -106,6 +106,10 @@ impl IdIndex {
         };
         if let Ok(place) = places.find_entry(hash, |other| *other == key) {
             place.remove();
+        }
+        // A few that stay behind do not hold on to the room of the many that went.
+        if places.len() < places.capacity() / 16 && places.capacity() > 64 {
+            places.shrink_to_fit(|key| self.hasher.hash_one(id_at(*key)));
         }
         if let Some(at) = at
             && places.is_empty()
@@ -178,7 +182,7 @@ mod tests {
         assert_eq!((index.segments.len(), index.len() as u64), (9, count));
         for number in 0..count {
             assert_eq!(index.find(id(number), id_at), Some(key(number)));
-            index.remove(id(number), key(number));
+            index.remove(id(number), key(number), id_at);
             assert_eq!(index.find(id(number), id_at), None);
         }
         assert_eq!((index.segments.len(), index.len()), (1, 0));
@@ -201,7 +205,7 @@ mod tests {
                         let new = map.insert(number, key).is_none();
                         prop_assert_eq!(index.insert(id(number), key, id_at), new);
                     } else if map.remove(&number).is_some() {
-                        index.remove(id(number), key);
+                        index.remove(id(number), key, id_at);
                     }
                 }
                 prop_assert_eq!(index.len(), map.len());

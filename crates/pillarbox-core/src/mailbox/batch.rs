@@ -4,7 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::Message;
+use super::{BatchResults, Message};
 use crate::error::{Error, Result};
 
 /// What one receive delivered: the messages in order, and apart from them those whose bodies
@@ -20,7 +20,7 @@ pub struct Batch<T, R = ()> {
     undecodable: Vec<Undecodable<R>>,
 }
 
-impl<T, R> Batch<T, R> {
+impl<T, R: 'static> Batch<T, R> {
     pub(super) fn with_capacity(messages: usize) -> Self {
         Self { messages: Vec::with_capacity(messages), undecodable: Vec::new() }
     }
@@ -51,6 +51,11 @@ impl<T, R> Batch<T, R> {
     /// The messages whose bodies could not be decoded.
     pub fn undecodable(&self) -> &[Undecodable<R>] {
         &self.undecodable
+    }
+
+    /// Acknowledges all decoded messages in one call. Undecodable ones are left as they are.
+    pub async fn acknowledge(self) -> Result<BatchResults<()>> {
+        Message::acknowledge_all(self.messages).await
     }
 
     /// Takes the messages whose bodies could not be decoded out of the batch.

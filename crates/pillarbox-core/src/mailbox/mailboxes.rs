@@ -1,5 +1,6 @@
 //! An open backend, as users hold it.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::{Factory, Mailbox, NoReplies};
@@ -23,7 +24,7 @@ use crate::{Capabilities, QueueName};
 /// assert_eq!(backend.queues().await?.len(), 2);
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Mailboxes {
     backend: Arc<dyn Backend>,
 }
@@ -40,19 +41,19 @@ impl Mailboxes {
     /// names.
     pub fn mailbox<T: 'static, R: 'static>(
         &self,
-        name: impl TryInto<QueueName, Error = Error>,
+        name: impl TryInto<QueueName, Error: Into<Error>>,
     ) -> Result<Mailbox<T, R>>
     where
         Json: Codec<T> + Codec<R>,
     {
-        self.open(&name.try_into()?, Json, QueueOptions::new())
+        self.open(&name.try_into().map_err(Into::into)?, Json, QueueOptions::new())
     }
 
     /// Opens the mailbox `name` with another codec or with a limit: ends with
     /// [`open`](MailboxBuilder::open).
     pub fn builder<N>(&self, name: N) -> MailboxBuilder<N>
     where
-        N: TryInto<QueueName, Error = Error>,
+        N: TryInto<QueueName, Error: Into<Error>>,
     {
         MailboxBuilder { backend: self.clone(), name, codec: Json, options: QueueOptions::new() }
     }
@@ -60,10 +61,10 @@ impl Mailboxes {
     /// Opens a queue without types, as bytes.
     pub fn queue(
         &self,
-        name: impl TryInto<QueueName, Error = Error>,
+        name: impl TryInto<QueueName, Error: Into<Error>>,
         options: QueueOptions,
     ) -> Result<Arc<dyn Queue>> {
-        let name = name.try_into()?;
+        let name = name.try_into().map_err(Into::into)?;
         self.capabilities().check_name(&name)?;
         self.backend.queue(&name, options)
     }
@@ -102,6 +103,12 @@ impl Mailboxes {
     }
 }
 
+impl fmt::Debug for Mailboxes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Mailboxes").field(&self.capabilities().backend).finish()
+    }
+}
+
 impl From<Arc<dyn Backend>> for Mailboxes {
     fn from(backend: Arc<dyn Backend>) -> Self {
         Self { backend }
@@ -130,7 +137,7 @@ pub struct MailboxBuilder<N, C = Json> {
 
 impl<N, C> MailboxBuilder<N, C>
 where
-    N: TryInto<QueueName, Error = Error>,
+    N: TryInto<QueueName, Error: Into<Error>>,
 {
     /// Encodes bodies, and those of replies, with `codec`.
     pub fn codec<D>(self, codec: D) -> MailboxBuilder<N, D> {
@@ -148,6 +155,7 @@ where
     where
         C: Codec<T> + Codec<R> + Clone,
     {
-        self.backend.open(&self.name.try_into()?, self.codec, self.options)
+        let name = self.name.try_into().map_err(Into::into)?;
+        self.backend.open(&name, self.codec, self.options)
     }
 }

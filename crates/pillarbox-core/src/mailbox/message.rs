@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Mailbox, MailboxResolver, settle_one};
+use super::{BatchResults, Mailbox, MailboxResolver, settle_one};
 use crate::error::{Error, Result};
 use crate::queue::{Delivery, Queue, Settle};
 use crate::{Attributes, MessageId, QueueName, Receipt, Timestamp};
@@ -107,6 +107,15 @@ impl<T, R: 'static> Message<T, R> {
     /// [`Mailbox::acknowledge`].
     pub async fn acknowledge(self) -> Result<()> {
         settle_one(&*self.queue, Settle::acknowledge(self.delivery.receipt)).await
+    }
+
+    /// Deletes the messages of one batch, which are no more than the backend delivers in a call.
+    pub(super) async fn acknowledge_all(messages: Vec<Self>) -> Result<BatchResults<()>> {
+        let Some(first) = messages.first() else { return Ok(BatchResults(Vec::new())) };
+        let queue = first.queue.clone();
+        let settles =
+            messages.into_iter().map(|message| Settle::acknowledge(message.delivery.receipt));
+        queue.settle(settles.collect()).await.map(BatchResults)
     }
 
     /// Gives the message back, to be delivered again at once or after `delay`. It joins the tail

@@ -4,11 +4,13 @@ mod batch;
 mod mailboxes;
 mod message;
 mod resolver;
+mod results;
 
 pub use self::batch::{Batch, Undecodable};
 pub use self::mailboxes::{MailboxBuilder, Mailboxes};
 pub use self::message::Message;
 pub use self::resolver::{Factory, MailboxResolver, NoReplies, Registry, RegistryThenFactory};
+pub use self::results::BatchResults;
 
 use std::fmt;
 use std::sync::Arc;
@@ -118,7 +120,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     pub async fn send_batch<'a>(
         &self,
         bodies: impl IntoIterator<Item = &'a T>,
-    ) -> Result<Vec<Result<MessageId>>>
+    ) -> Result<BatchResults<MessageId>>
     where
         T: 'a,
     {
@@ -129,7 +131,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     pub async fn send_batch_with<'a>(
         &self,
         messages: impl IntoIterator<Item = (&'a T, SendOptions)>,
-    ) -> Result<Vec<Result<MessageId>>>
+    ) -> Result<BatchResults<MessageId>>
     where
         T: 'a,
     {
@@ -145,16 +147,16 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         for (place, error) in unencodable {
             results.insert(place, Err(error));
         }
-        Ok(results)
+        Ok(BatchResults(results))
     }
 
     /// Receives messages, each under a lease of its own.
     ///
     /// Returns as soon as one message is ready and never waits to fill the batch; returns an
-    /// empty batch when none came within [`Receive::wait`].
+    /// empty batch when none came within [`Receive::wait`]. Dropping the future strands nothing.
     ///
-    /// Dropping the future strands nothing. Keeping it without polling it may: a message may be
-    /// meant for it, and is somebody else's only when it is dropped.
+    /// Look at [`Batch::undecodable`] before the messages, or bodies that cannot be decoded come
+    /// back unseen whenever their lease ends.
     pub async fn receive(&self, request: Receive) -> Result<Batch<T, R>> {
         let deliveries = self.queue.receive(request).await?;
         let mut batch = Batch::with_capacity(deliveries.len());
@@ -209,8 +211,9 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     pub async fn settle(
         &self,
         settles: impl IntoIterator<Item = Settle>,
-    ) -> Result<Vec<Result<()>>> {
-        self.in_batches(settles.into_iter().collect(), |batch| self.queue.settle(batch)).await
+    ) -> Result<BatchResults<()>> {
+        let settles = settles.into_iter().collect();
+        self.in_batches(settles, |batch| self.queue.settle(batch)).await.map(BatchResults)
     }
 
     /// Counts the messages by state.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use super::Shared;
-use super::waiters::{Ticket, Waiters};
+use super::waiters::{Situation, Ticket, Waiters};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
@@ -45,8 +45,12 @@ impl State {
     }
 
     /// Wakes whom the present state of the queue calls for.
-    fn balance(&mut self) {
-        self.waiters.balance(self.ledger.ready_len(), self.ledger.next_due());
+    fn balance(&mut self, now: Timestamp) {
+        self.waiters.balance(self.situation(now));
+    }
+
+    fn situation(&self, now: Timestamp) -> Situation {
+        Situation { now, ready: self.ledger.ready_len(), next_due: self.ledger.next_due() }
     }
 }
 
@@ -99,10 +103,10 @@ impl MemoryQueue {
         let mut state = self.core.lock();
         let deliveries = state.receive(now, &request);
         if !deliveries.is_empty() || request.wait.is_zero() {
-            state.balance();
+            state.balance(now);
             return Ok(deliveries);
         }
-        let (place, due) = Place::join(&self.core, &mut state, request);
+        let (place, due) = Place::join(self, &mut state, now, request);
         Err((place, Waiting { end: now + request.wait, due }))
     }
 
@@ -139,7 +143,7 @@ struct Waiting {
 
 /// A place in line, given up when dropped.
 struct Place<'a> {
-    core: &'a Core,
+    queue: &'a MemoryQueue,
     request: Receive,
     signal: Arc<Notify>,
     /// `None` once the place is given up.
@@ -147,30 +151,36 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    fn join(core: &'a Core, state: &mut State, request: Receive) -> (Self, Option<Timestamp>) {
+    fn join(
+        queue: &'a MemoryQueue,
+        state: &mut State,
+        now: Timestamp,
+        request: Receive,
+    ) -> (Self, Option<Timestamp>) {
         let signal = Arc::new(Notify::new());
         let ticket = state.waiters.ticket();
-        let due = state.waiters.join(ticket, request.max, &signal, state.ledger.next_due());
-        (Self { core, request, signal, ticket: Some(ticket) }, due)
+        let situation = state.situation(now);
+        let due = state.waiters.join(ticket, request.max, &signal, situation);
+        (Self { queue, request, signal, ticket: Some(ticket) }, due)
     }
 
     /// Takes what is ready and leaves the line; or, where nothing is, stays in line in the old
     /// place and says until when to sleep.
     fn try_receive(&mut self, now: Timestamp) -> Result<Vec<Delivery>, Option<Timestamp>> {
-        let mut state = self.core.lock();
+        let mut state = self.queue.core.lock();
         let Some(ticket) = self.ticket else {
             return Err(None);
         };
         state.waiters.leave(ticket, self.request.max);
         let deliveries = state.receive(now, &self.request);
         let result = if deliveries.is_empty() {
-            let State { ledger, waiters } = &mut *state;
-            Err(waiters.join(ticket, self.request.max, &self.signal, ledger.next_due()))
+            let situation = state.situation(now);
+            Err(state.waiters.join(ticket, self.request.max, &self.signal, situation))
         } else {
             self.ticket = None;
             Ok(deliveries)
         };
-        state.balance();
+        state.balance(now);
         result
     }
 }
@@ -179,9 +189,10 @@ impl Drop for Place<'_> {
     /// A wake-up that this waiter will not use goes to the next in line.
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
-            let mut state = self.core.lock();
+            let now = self.queue.now();
+            let mut state = self.queue.core.lock();
             state.waiters.leave(ticket, self.request.max);
-            state.balance();
+            state.balance(now);
         }
     }
 }
@@ -204,7 +215,7 @@ impl Queue for MemoryQueue {
             let mut results = Vec::with_capacity(batch.len());
             results
                 .extend(batch.into_iter().map(|message| self.send_one(&mut state, now, message)));
-            state.balance();
+            state.balance(now);
             Ok(results)
         })
     }
@@ -230,7 +241,7 @@ impl Queue for MemoryQueue {
             let mut results = Vec::with_capacity(batch.len());
             results
                 .extend(batch.into_iter().map(|settle| self.settle_one(&mut state, now, settle)));
-            state.balance();
+            state.balance(now);
             Ok(results)
         })
     }

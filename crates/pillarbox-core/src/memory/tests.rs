@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::waiters::GRACE;
 use super::*;
 use crate::options::Receive;
 use crate::queue::{Delivery, Outgoing, Settle};
@@ -134,6 +135,35 @@ async fn a_dropped_waiter_passes_its_wake_up_on() {
     assert_eq!(second.await.unwrap().len(), 1);
     assert!(first.await.unwrap_err().is_cancelled());
     assert!(fixture.queue.nobody_waits());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_does_not_come_holds_up_the_next_for_a_moment_only() {
+    let fixture = Fixture::new();
+    let request = Receive::up_to(10).wait(10 * MINUTE);
+    let mut busy = std::pin::pin!(Queue::receive(&*fixture.queue, request));
+    assert!(poll_once(busy.as_mut()).await.is_pending());
+    let (second, third) = (fixture.waiter(10).await, fixture.waiter(10).await);
+
+    // The busy one is first in line, and is woken; but nobody polls it.
+    let start = Instant::now();
+    fixture.send(5).await;
+    assert_eq!(second.await.unwrap().len(), 5);
+    assert!(start.elapsed() <= 2 * GRACE, "{:?}", start.elapsed());
+
+    // From now on its claim is void: the next in line gets what comes, at once.
+    fixture.send(3).await;
+    settle_down().await;
+    assert_eq!(third.await.unwrap().len(), 3);
+    assert!(start.elapsed() <= 3 * GRACE, "{:?}", start.elapsed());
+
+    fixture.send(1).await;
+    assert_eq!(busy.await.unwrap().len(), 1);
+    assert!(fixture.queue.nobody_waits());
+}
+
+async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
+    std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }
 
 #[tokio::test(start_paused = true)]

@@ -58,7 +58,7 @@ pub async fn a_reply_goes_to_the_address_in_the_message(s: &Subject) {
 
 /// No address, or one that names nothing.
 pub async fn a_reply_without_an_address_is_unavailable(s: &Subject) {
-    let requests: Mailbox<u32, String> = s.backend().mailbox(&s.fresh_name()).expect("opened");
+    let requests: Mailbox<u32, String> = s.backend().mailbox(s.fresh_name()).expect("opened");
     requests.send(&1).await.expect("sent");
     requests.send_with(&2, SendOptions::new().reply_to("no such name")).await.expect("sent");
     let mut seen = 0;
@@ -78,7 +78,7 @@ pub async fn a_reply_without_an_address_is_unavailable(s: &Subject) {
 
 /// More than the backend takes at once.
 pub async fn a_long_batch_goes_in_several_calls(s: &Subject) {
-    let mailbox: Mailbox<usize> = s.backend().mailbox(&s.fresh_name()).expect("opened");
+    let mailbox: Mailbox<usize> = s.backend().mailbox(s.fresh_name()).expect("opened");
     let count = s.capabilities().max_batch * 2 + 1;
     let bodies: Vec<_> = (0..count).collect();
     let results = mailbox.send_batch(&bodies).await.expect("sent");

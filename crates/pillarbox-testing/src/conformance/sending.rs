@@ -188,12 +188,16 @@ pub async fn a_batch_answers_each_entry_in_order(s: &Subject) {
 /// Entries fail one by one.
 pub async fn an_invalid_entry_does_not_hold_up_the_rest(s: &Subject) {
     let queue = s.queue();
-    let mut bad = Outgoing::new("bad");
-    bad.reply_to = Some("".into());
-    let batch = vec![Outgoing::new("one"), bad, Outgoing::new("two")];
+    let (mut no_address, mut no_name) = (Outgoing::new("bad"), Outgoing::new("bad"));
+    no_address.reply_to = Some("".into());
+    no_name.attributes = [("", "value")].into_iter().collect();
+    let refused = no_address.id;
+    let batch = vec![Outgoing::new("one"), no_address, no_name, Outgoing::new("two")];
     let results = queue.send(batch).await.expect("the batch is answered");
     let ok: Vec<_> = results.iter().map(Result::is_ok).collect();
-    assert_eq!(ok, [true, false, true]);
+    assert_eq!(ok, [true, false, false, true]);
+    let error = results[1].as_ref().expect_err("refused");
+    assert_eq!(error.message_id(), Some(refused), "{error}");
     let mut arrived = queue.take(10, LONG).await;
     arrived.extend(queue.take(10, LONG).await);
     let arrived: HashSet<_> = bodies(&arrived).into_iter().collect();

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use pillarbox_core::{
     Attributes, BoxFuture, Capabilities, Clock, Codec, Counts, Delivery, Error, Json, Mailbox,
     MailboxResolver, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies, Outgoing, Peeked,
-    Queue, QueueName, QueueOptions, RawMessage, Receipt, Receive, Result, Settle, Timestamp,
+    Queue, QueueName, QueueOptions, RawMessage, Receipt, Receive, Result, Settle, SettleAction,
+    Timestamp,
 };
 use tokio::sync::Notify;
 
@@ -248,7 +249,8 @@ impl FakeQueue {
 
     /// Counts the deliveries that an injected message is said to have had.
     fn add_past(&self, message: &mut RawMessage) {
-        message.delivery_count += self.lock().earlier_deliveries.get(&message.id).unwrap_or(&0);
+        let earlier = self.lock().earlier_deliveries.get(&message.id).copied().unwrap_or(0);
+        message.delivery_count = message.delivery_count.saturating_add(earlier);
     }
 
     fn check(&self, action: &'static str) -> Result<()> {
@@ -297,7 +299,18 @@ impl Queue for FakeQueue {
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
         Box::pin(async move {
             self.check("settle")?;
-            self.inner.settle(batch).await
+            let acknowledged = |settle: &Settle| match settle.action {
+                SettleAction::Acknowledge => settle.receipt.message_id(),
+                _ => None,
+            };
+            let gone: Vec<_> = batch.iter().map(acknowledged).collect();
+            let results = self.inner.settle(batch).await?;
+            let mut state = self.lock();
+            for (id, _) in gone.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
+                id.and_then(|id| state.earlier_deliveries.remove(&id));
+            }
+            drop(state);
+            Ok(results)
         })
     }
 
@@ -320,6 +333,7 @@ impl Queue for FakeQueue {
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move {
             self.check("purge")?;
+            self.lock().earlier_deliveries.clear();
             self.inner.purge().await
         })
     }
@@ -351,6 +365,20 @@ mod tests {
         fake.clear_connection_error();
         fake.send(&7).await.unwrap();
         assert_eq!(fake.receive(Receive::one()).await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn the_past_of_an_injected_message_ends_with_it() {
+        let fake: FakeMailbox<u32> = FakeMailbox::new();
+        let id = fake.inject(Injected::json(&7).delivered(u32::MAX));
+        for message in fake.receive(Receive::one()).await.unwrap() {
+            assert_eq!(message.delivery_count(), u32::MAX);
+            message.acknowledge().await.unwrap();
+        }
+        let options = pillarbox_core::SendOptions::new().id(id);
+        fake.send_with(&7, options).await.unwrap();
+        let batch = fake.receive(Receive::one()).await.unwrap();
+        assert_eq!(batch.messages()[0].delivery_count(), 1);
     }
 
     #[tokio::test]
