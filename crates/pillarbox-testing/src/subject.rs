@@ -1,9 +1,12 @@
 //! A backend under test.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{Capabilities, Mailboxes, MessageId, Queue, QueueName, QueueOptions};
+use pillarbox_core::{
+    BoxFuture, Capabilities, Mailboxes, MessageId, Queue, QueueName, QueueOptions,
+};
 
 /// A backend under test, and how to let time pass for it.
 ///
@@ -22,12 +25,14 @@ use pillarbox_core::{Capabilities, Mailboxes, MessageId, Queue, QueueName, Queue
 /// let real = Subject::new(Mailboxes::new(MemoryBackend::new()));
 /// # });
 /// ```
-#[derive(Debug)]
 pub struct Subject {
     backend: Mailboxes,
     tick: Duration,
     exact: bool,
+    restart: Option<Restart>,
 }
+
+type Restart = Box<dyn Fn() -> BoxFuture<'static, Mailboxes> + Send + Sync>;
 
 impl Subject {
     /// A backend whose clock runs by itself, with ticks of 200 ms or, where it knows only whole
@@ -35,7 +40,7 @@ impl Subject {
     pub fn new(backend: Mailboxes) -> Self {
         let tick =
             Duration::from_millis(if backend.capabilities().sub_second { 200 } else { 1000 });
-        Self { backend, tick, exact: false }
+        Self { backend, tick, exact: false, restart: None }
     }
 
     /// A backend that follows tokio's clock, which is paused from now on: time passes only when
@@ -46,7 +51,20 @@ impl Subject {
     /// When tokio's clock is paused already, or the runtime is not a current-thread one.
     pub fn with_paused_time(backend: Mailboxes) -> Self {
         tokio::time::pause();
-        Self { backend, tick: Duration::from_secs(1), exact: true }
+        Self { backend, tick: Duration::from_secs(1), exact: true, restart: None }
+    }
+
+    /// Says how to open the same backend again, as another process would, so that the rules about
+    /// what outlives a process are tested too.
+    ///
+    /// The restart is called when the old backend is closed; it may stop and start a server.
+    #[must_use]
+    pub fn with_restart<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Mailboxes> + Send + 'static,
+    {
+        self.restart = Some(Box::new(move || Box::pin(open())));
+        self
     }
 
     /// Sets the length of a tick.
@@ -81,6 +99,13 @@ impl Subject {
         tokio::time::sleep(self.ticks(count)).await;
     }
 
+    /// Closes the backend and opens it again, if the subject was told how.
+    pub async fn restart(&self) -> Option<Mailboxes> {
+        let open = self.restart.as_ref()?;
+        self.backend.close().await;
+        Some(open().await)
+    }
+
     /// A name that no other test uses.
     pub fn fresh_name(&self) -> QueueName {
         let id = MessageId::new();
@@ -101,6 +126,17 @@ impl Subject {
     /// Opens a queue by its name.
     pub fn reopen(&self, name: &QueueName, options: QueueOptions) -> Arc<dyn Queue> {
         self.backend.queue(name, options).expect("the queue opens")
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subject")
+            .field("backend", &self.backend)
+            .field("tick", &self.tick)
+            .field("exact", &self.exact)
+            .field("restarts", &self.restart.is_some())
+            .finish()
     }
 }
 

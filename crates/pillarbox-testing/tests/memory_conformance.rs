@@ -1,6 +1,19 @@
 //! The memory backend keeps the contract.
 
-use pillarbox_core::{Mailboxes, MemoryBackend};
+use pillarbox_core::{Mailboxes, MemoryBackend, MessageId};
 use pillarbox_testing::Subject;
 
-pillarbox_testing::conformance!(Subject::with_paused_time(Mailboxes::new(MemoryBackend::new())));
+/// A backend of a name that no other test uses. One handle is kept open, as a memory backend
+/// lives only while somebody holds it; opening it again by its name then stands for a restart.
+fn subject() -> Subject {
+    let name = MessageId::new().to_string();
+    let kept = MemoryBackend::named(&name);
+    let backend = Mailboxes::new(MemoryBackend::named(&name));
+    Subject::with_paused_time(backend).with_restart(move || {
+        let _ = &kept;
+        let again = Mailboxes::new(MemoryBackend::named(&name));
+        async move { again }
+    })
+}
+
+pillarbox_testing::conformance!(subject());

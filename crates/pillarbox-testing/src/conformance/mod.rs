@@ -24,6 +24,7 @@ use pillarbox_core::{
     Delivery, Error, MessageId, Outgoing, Queue, Receipt, Receive, Result, Settle,
 };
 
+pub mod lasting;
 pub mod looking;
 pub mod mailboxes;
 pub mod ordering;
@@ -114,6 +115,12 @@ macro_rules! conformance {
                 looking_changes_nothing
                 a_queue_with_messages_is_listed
                 a_queue_that_was_drained_holds_nothing
+            }
+            lasting {
+                messages_outlive_a_restart
+                delivery_counts_outlive_a_restart
+                leases_outlive_a_restart
+                time_passes_over_a_restart
             }
             mailboxes {
                 an_undecodable_body_is_isolated
@@ -277,6 +284,7 @@ mod tests {
             include_str!("receiving.rs"),
             include_str!("ordering.rs"),
             include_str!("settling.rs"),
+            include_str!("lasting.rs"),
             include_str!("looking.rs"),
             include_str!("mailboxes.rs"),
         ];

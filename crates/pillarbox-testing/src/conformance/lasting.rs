@@ -1,0 +1,84 @@
+//! What outlives the process that did it. Tested where the subject knows how to restart.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{MessageState, Outgoing, Queue, QueueName, QueueOptions, Receipt};
+
+use super::{LONG, Steps, assert_expired, bodies, needs};
+use crate::Subject;
+
+/// Opens the same queue in a new process, so to speak.
+async fn reopened(s: &Subject, name: &QueueName) -> Option<Arc<dyn Queue>> {
+    let Some(backend) = s.restart().await else {
+        println!("left out: the subject was not told how to restart");
+        return None;
+    };
+    Some(backend.queue(name, QueueOptions::new()).expect("the queue opens"))
+}
+
+/// Bodies, attributes, reply addresses, times, order, delays: all of it.
+pub async fn messages_outlive_a_restart(s: &Subject) {
+    needs!(s: fifo, peek);
+    let queue = s.queue();
+    let mut first = Outgoing::new("first");
+    first.attributes = [("tenant", "acme")].into_iter().collect();
+    first.reply_to = Some("client-7".into());
+    queue.try_put(first).await.expect("stored");
+    queue.put("second").await;
+    queue.put_delayed("delayed", LONG).await;
+    let before = queue.peek(10).await.expect("shown");
+
+    let Some(queue) = reopened(s, queue.name()).await else { return };
+    assert_eq!(queue.peek(10).await.expect("shown"), before);
+    assert_eq!(bodies(&queue.take(10, LONG).await), ["first", "second"]);
+}
+
+/// A message that kills its receiver is known by its count.
+pub async fn delivery_counts_outlive_a_restart(s: &Subject) {
+    let queue = s.queue();
+    queue.put("x").await;
+    for _ in 0..2 {
+        let delivery = queue.take_one(LONG).await;
+        queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
+    }
+    let Some(queue) = reopened(s, queue.name()).await else { return };
+    assert_eq!(queue.take_one(LONG).await.message.delivery_count, 3);
+}
+
+/// Leases run on, with their receipts: the good stay good and the dead stay dead.
+pub async fn leases_outlive_a_restart(s: &Subject) {
+    needs!(s: strict_receipts, fifo, peek);
+    let queue = s.queue();
+    queue.put_all(&["held", "given back", "done"]).await;
+    let deliveries = queue.take(3, LONG).await;
+    let texts: Vec<_> = deliveries.iter().map(|d| d.receipt.to_string()).collect();
+    queue.nack(&deliveries[1].receipt, Duration::ZERO).await.expect("nacked");
+    queue.acknowledge(&deliveries[2].receipt).await.expect("acknowledged");
+
+    let Some(queue) = reopened(s, queue.name()).await else { return };
+    let receipts: Vec<Receipt> = texts.iter().map(|text| text.parse().expect("text")).collect();
+    let shown = queue.peek(10).await.expect("shown");
+    assert_eq!(shown.len(), 2);
+    assert!(matches!(shown[1].state, MessageState::InFlight { .. }), "{shown:?}");
+    assert_expired(queue.acknowledge(&receipts[1]).await);
+    assert_expired(queue.acknowledge(&receipts[2]).await);
+    queue.extend(&receipts[0], LONG).await.expect("extended");
+    queue.acknowledge(&receipts[0]).await.expect("acknowledged");
+}
+
+/// What became due while nobody looked is ready.
+pub async fn time_passes_over_a_restart(s: &Subject) {
+    needs!(s: exact_counts);
+    let queue = s.queue();
+    queue.put("expires").await;
+    let old = queue.take_one(s.ticks(3)).await;
+    queue.put_delayed("comes due", s.ticks(3)).await;
+    let name = queue.name().clone();
+    let Some(queue) = reopened(s, &name).await else { return };
+    s.pass(5).await;
+    assert_eq!(queue.states().await, (2, 0, 0));
+    if s.capabilities().strict_receipts {
+        assert_expired(queue.acknowledge(&old.receipt).await);
+    }
+}
