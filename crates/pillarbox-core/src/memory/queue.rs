@@ -79,6 +79,22 @@ impl MemoryQueue {
         self.shared.clock.now()
     }
 
+    /// Applies the entries of a batch in turn, under one lock and at one moment.
+    fn each<E, O>(
+        &self,
+        batch: Vec<E>,
+        apply: impl Fn(&Self, &mut State, Timestamp, E) -> Result<O>,
+    ) -> Result<Vec<Result<O>>> {
+        self.gate.check(&self.name)?;
+        self.capabilities().check_batch(&self.name, batch.len())?;
+        let now = self.now();
+        let mut results = Vec::with_capacity(batch.len());
+        let mut state = self.core.lock();
+        results.extend(batch.into_iter().map(|entry| apply(self, &mut state, now, entry)));
+        state.balance(now);
+        Ok(results)
+    }
+
     fn send_one(&self, state: &mut State, now: Timestamp, message: Outgoing) -> Result<MessageId> {
         self.capabilities().check_outgoing(&self.name, &message)?;
         let (id, max_size) = (message.id, self.options.max_size);
@@ -207,17 +223,7 @@ impl Queue for MemoryQueue {
     }
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
-        Box::pin(async move {
-            self.gate.check(&self.name)?;
-            self.capabilities().check_batch(&self.name, batch.len())?;
-            let now = self.now();
-            let mut state = self.core.lock();
-            let mut results = Vec::with_capacity(batch.len());
-            results
-                .extend(batch.into_iter().map(|message| self.send_one(&mut state, now, message)));
-            state.balance(now);
-            Ok(results)
-        })
+        Box::pin(async move { self.each(batch, Self::send_one) })
     }
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
@@ -233,17 +239,7 @@ impl Queue for MemoryQueue {
     }
 
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
-        Box::pin(async move {
-            self.gate.check(&self.name)?;
-            self.capabilities().check_batch(&self.name, batch.len())?;
-            let now = self.now();
-            let mut state = self.core.lock();
-            let mut results = Vec::with_capacity(batch.len());
-            results
-                .extend(batch.into_iter().map(|settle| self.settle_one(&mut state, now, settle)));
-            state.balance(now);
-            Ok(results)
-        })
+        Box::pin(async move { self.each(batch, Self::settle_one) })
     }
 
     fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
