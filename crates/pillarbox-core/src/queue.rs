@@ -49,8 +49,9 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>>;
 
     /// Shows up to `max` messages without delivering them: the ready ones in order of delivery,
-    /// then the others in the order in which they will become ready.
-    fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>>;
+    /// then the others in the order in which they will become ready; from the first one, or from
+    /// where an earlier page ended.
+    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>>;
 
     /// Counts the messages.
     fn counts(&self) -> BoxFuture<'_, Result<Counts>>;
@@ -209,6 +210,42 @@ impl Peeked {
     /// Makes a message that was looked at.
     pub const fn new(message: RawMessage, state: MessageState) -> Self {
         Self { message, state }
+    }
+}
+
+/// Some of the messages of a queue, and where to look for more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeekPage {
+    /// The messages, in order.
+    pub messages: Vec<Peeked>,
+    /// Where the next page begins. `None`: this was the last.
+    pub next: Option<Cursor>,
+}
+
+impl PeekPage {
+    /// Makes a page.
+    pub const fn new(messages: Vec<Peeked>, next: Option<Cursor>) -> Self {
+        Self { messages, next }
+    }
+}
+
+/// Where a page of messages ended, in words of the backend that made it.
+///
+/// A queue does not stand still: a message that comes, goes or changes its state between two
+/// pages may be missed or shown twice. What stays as it is, is shown once.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Cursor(Box<str>);
+
+impl Cursor {
+    /// Makes a cursor of the backend's own text.
+    pub fn new(text: impl Into<Box<str>>) -> Self {
+        Self(text.into())
+    }
+
+    /// The backend's own text.
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 

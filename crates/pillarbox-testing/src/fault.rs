@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Delivery, Error, MessageId, Outgoing, Peeked, Queue,
+    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, MessageId, Outgoing, PeekPage, Queue,
     QueueName, Receive, Result, Settle,
 };
 use rand::rngs::StdRng;
@@ -238,8 +238,8 @@ impl Queue for FaultQueue {
         Box::pin(self.call(Operation::Settle, "settle", move |queue| queue.settle(batch)))
     }
 
-    fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
-        Box::pin(self.call(Operation::Peek, "peek", move |queue| queue.peek(max)))
+    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
+        Box::pin(self.call(Operation::Peek, "peek", move |queue| queue.peek(max, after)))
     }
 
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {

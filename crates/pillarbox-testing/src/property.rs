@@ -396,8 +396,9 @@ impl<'a> Run<'a> {
             MessageState::InFlight { .. } => "in flight",
             MessageState::Delayed { .. } => "delayed",
         };
-        let expected = self.ledger.peek(now, max);
-        let actual = self.queue.peek(max).await.map_err(|error| self.failed(&error))?;
+        let expected = self.ledger.peek(now, 0, max);
+        let page = self.queue.peek(max, None).await.map_err(|error| self.failed(&error))?;
+        let actual = page.messages;
         let seen = |peeked: &pillarbox_core::Peeked| {
             format!("{} {}", self.show(&peeked.message), state(peeked.state))
         };

@@ -132,7 +132,7 @@ impl World {
     }
 
     fn view(&self) -> View {
-        let shown = self.ledger.clone().peek(self.now, usize::MAX);
+        let shown = self.ledger.clone().peek(self.now, 0, usize::MAX);
         let each = shown.into_iter().map(|peeked| {
             let (state, left) = match peeked.state {
                 MessageState::Ready => ("ready", 0),

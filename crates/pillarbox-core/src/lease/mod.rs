@@ -237,11 +237,12 @@ impl Ledger {
         .with_oldest_age(oldest.map(|at| self.now.since(at)))
     }
 
-    /// Shows up to `max` messages in the order in which they are, or will be, ready.
-    pub fn peek(&mut self, now: Timestamp, max: usize) -> Vec<Peeked> {
+    /// Shows up to `max` messages in the order in which they are, or will be, ready, without the
+    /// first `skip` of them.
+    pub fn peek(&mut self, now: Timestamp, skip: usize, max: usize) -> Vec<Peeked> {
         self.advance(now);
         let timed = self.timers.values();
-        self.ready.iter().chain(timed).take(max).map(|key| self.show(*key)).collect()
+        self.ready.iter().chain(timed).skip(skip).take(max).map(|key| self.show(*key)).collect()
     }
 
     /// Lets time come to `now`: what was to become ready by then is ready.

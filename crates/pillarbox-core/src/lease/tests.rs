@@ -210,7 +210,7 @@ fn peek_shows_in_order_of_readiness_and_changes_nothing() {
     let mut late = Outgoing::new("delayed");
     late.delay = secs(9);
     ledger.send(at(0), late, None).unwrap();
-    let shown = ledger.peek(at(1), 9);
+    let shown = ledger.peek(at(1), 0, 9);
     let shown: Vec<_> = shown
         .iter()
         .map(|p| (std::str::from_utf8(&p.message.body).unwrap(), p.message.delivery_count, p.state))
@@ -223,7 +223,8 @@ fn peek_shows_in_order_of_readiness_and_changes_nothing() {
             ("leased", 1, MessageState::InFlight { until: at(30) }),
         ]
     );
-    assert_eq!(ledger.peek(at(1), 1).len(), 1);
+    let second = ledger.peek(at(1), 1, 1);
+    assert_eq!((second.len(), &second[0].message.body[..]), (1, &b"delayed"[..]));
     assert_eq!(states(&mut ledger, 1), (1, 1, 1));
 }
 

@@ -173,10 +173,12 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     }
 
     /// Looks at up to `max` messages without delivering them: first the ready ones in order of
-    /// delivery, then the others in the order in which they will become ready.
+    /// delivery, then the others in the order in which they will become ready. To look at more
+    /// than the backend shows in a call, page through [`Queue::peek`].
     pub async fn peek(&self, max: usize) -> Result<Vec<Peek<T>>> {
-        let peeked = self.queue.peek(max).await?;
-        Ok(peeked
+        let page = self.queue.peek(max, None).await?;
+        Ok(page
+            .messages
             .into_iter()
             .map(|peeked| Peek {
                 body: self.decode(&peeked.message),

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::lease::{Full, Ledger, Stale};
 use crate::options::Receive;
-use crate::queue::{BoxFuture, Delivery, Outgoing, Peeked, Queue, QueueOptions, Settle};
+use crate::queue::{BoxFuture, Cursor, Delivery, Outgoing, PeekPage, Queue, QueueOptions, Settle};
 use crate::{Capabilities, Counts, MessageId, Nonce, QueueName};
 
 /// What all handles of one queue share.
@@ -242,11 +242,20 @@ impl Queue for MemoryQueue {
         Box::pin(async move { self.each(batch, Self::settle_one) })
     }
 
-    fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
+    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
         Box::pin(async move {
             self.gate.check(&self.name)?;
             self.capabilities().check_peek(&self.name, max)?;
-            Ok(self.core.lock().ledger.peek(self.now(), max))
+            let skip = after.map_or(Ok(0), |cursor| {
+                cursor.as_str().parse::<usize>().map_err(|_| {
+                    let allowed = "a cursor that this queue gave";
+                    Error::invalid(Some(&self.name), "cursor", cursor.as_str(), allowed)
+                })
+            })?;
+            let messages = self.core.lock().ledger.peek(self.now(), skip, max);
+            // A full page may have been the last; the next one is then empty.
+            let next = (messages.len() == max).then(|| Cursor::new((skip + max).to_string()));
+            Ok(PeekPage::new(messages, next))
         })
     }
 

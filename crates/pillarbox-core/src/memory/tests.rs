@@ -283,7 +283,13 @@ async fn a_named_backend_is_shared_until_its_last_handle_goes() {
     let same = other.queue(&name, QueueOptions::new()).unwrap();
     assert_eq!(same.counts().await.unwrap().ready, 1);
 
-    drop((one, other, queue, same));
+    // Another name neither shares nor disturbs.
+    let stranger = MemoryBackend::named("another name of this test");
+    assert!(stranger.queues().await.unwrap().is_empty());
+    let third = MemoryBackend::named("shared by this test");
+    assert_eq!(third.queues().await.unwrap().len(), 1);
+
+    drop((one, other, third, queue, same));
     let fresh = MemoryBackend::named("shared by this test");
     assert!(fresh.queues().await.unwrap().is_empty());
 }

@@ -27,10 +27,10 @@ pub async fn messages_outlive_a_restart(s: &Subject) {
     queue.try_put(first).await.expect("stored");
     queue.put("second").await;
     queue.put_delayed("delayed", LONG).await;
-    let before = queue.peek(10).await.expect("shown");
+    let before = queue.shown(10).await;
 
     let Some(queue) = reopened(s, queue.name()).await else { return };
-    assert_eq!(queue.peek(10).await.expect("shown"), before);
+    assert_eq!(queue.shown(10).await, before);
     assert_eq!(bodies(&queue.take(10, LONG).await), ["first", "second"]);
 }
 
@@ -58,7 +58,7 @@ pub async fn leases_outlive_a_restart(s: &Subject) {
 
     let Some(queue) = reopened(s, queue.name()).await else { return };
     let receipts: Vec<Receipt> = texts.iter().map(|text| text.parse().expect("text")).collect();
-    let shown = queue.peek(10).await.expect("shown");
+    let shown = queue.shown(10).await;
     assert_eq!(shown.len(), 2);
     assert!(matches!(shown[1].state, MessageState::InFlight { .. }), "{shown:?}");
     assert_expired(queue.acknowledge(&receipts[1]).await);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pillarbox_core::{MessageState, Outgoing, Timestamp};
 
-use super::{LONG, Steps, needs, only};
+use super::{LONG, Steps, assert_invalid, needs, only};
 use crate::Subject;
 
 /// Ready, in flight and delayed, and their sum.
@@ -77,7 +77,7 @@ pub async fn peek_shows_every_state_and_delivers_nothing(s: &Subject) {
     queue.put_delayed("delayed", s.ticks(30)).await;
     let delivery = queue.take_one(s.ticks(60)).await;
 
-    let shown = queue.peek(10).await.expect("shown");
+    let shown = queue.shown(10).await;
     let bodies: Vec<_> = shown.iter().map(|p| &p.message.body[..]).collect();
     assert_eq!(bodies, [&b"first"[..], b"second", b"delayed", b"leased"]);
     let counts: Vec<_> = shown.iter().map(|p| p.message.delivery_count).collect();
@@ -91,10 +91,41 @@ pub async fn peek_shows_every_state_and_delivers_nothing(s: &Subject) {
     let apart = deadline.since(due);
     assert!(apart > s.ticks(20) && apart < s.ticks(40), "{apart:?}");
     assert_eq!(shown[3].message, delivery.message);
-    assert_eq!(queue.peek(1).await.expect("shown").len(), 1);
+    assert_eq!(queue.shown(1).await.len(), 1);
 
     assert_eq!(queue.take_one(LONG).await.message.delivery_count, 1);
     queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
+}
+
+/// A queue that stands still is shown whole, each message once and in order.
+pub async fn peek_pages_through_a_queue_of_any_length(s: &Subject) {
+    needs!(s: peek, fifo);
+    let queue = s.queue();
+    let count = s.capabilities().max_receive + 7;
+    let batch = |numbers: std::ops::Range<usize>| {
+        numbers.map(|n| Outgoing::new(n.to_string())).collect::<Vec<_>>()
+    };
+    for start in (0..count).step_by(100) {
+        queue.send(batch(start..count.min(start + 100))).await.expect("stored");
+    }
+    // The first ones are in flight, and so come last.
+    queue.take(5, LONG).await;
+    for size in [s.capabilities().max_receive, 300] {
+        let (mut seen, mut after) = (Vec::new(), None);
+        loop {
+            let page = queue.peek(size, after).await.expect("shown");
+            assert!(page.messages.len() <= size);
+            seen.extend(page.messages.into_iter().map(|peeked| peeked.message.body));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let expected: Vec<_> = (5..count).chain(0..5).map(|n| n.to_string()).collect();
+        assert_eq!(seen, expected, "in pages of {size}");
+    }
+    let nonsense = Some(pillarbox_core::Cursor::new("no cursor"));
+    assert_invalid(queue.peek(1, nonsense).await);
 }
 
 /// Monitoring is free of side effects, at any rate (a scar of asynqmon).
@@ -105,7 +136,7 @@ pub async fn looking_changes_nothing(s: &Subject) {
     let delivery = queue.take_one(LONG).await;
     for _ in 0..50 {
         assert_eq!(queue.states().await, (1, 1, 0));
-        assert_eq!(queue.peek(10).await.expect("shown").len(), 2);
+        assert_eq!(queue.shown(10).await.len(), 2);
         s.backend().queues().await.expect("listed");
     }
     queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
@@ -156,7 +187,7 @@ pub async fn a_queue_that_was_drained_holds_nothing(s: &Subject) {
         s.pass(1).await;
     }
     if s.capabilities().peek {
-        assert!(queue.peek(10).await.expect("shown").is_empty());
+        assert!(queue.shown(10).await.is_empty());
     }
     queue.put("works on").await;
     only(queue.take(10, LONG).await);

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{
-    Delivery, Error, MessageId, Outgoing, Queue, Receipt, Receive, Result, Settle,
+    Delivery, Error, MessageId, Outgoing, Peeked, Queue, Receipt, Receive, Result, Settle,
 };
 
 pub mod lasting;
@@ -112,6 +112,7 @@ macro_rules! conformance {
                 oldest_age_is_that_of_the_next_message
                 purge_says_how_many_and_leaves_none
                 peek_shows_every_state_and_delivers_nothing
+                peek_pages_through_a_queue_of_any_length
                 looking_changes_nothing
                 a_queue_with_messages_is_listed
                 a_queue_that_was_drained_holds_nothing
@@ -174,6 +175,8 @@ trait Steps {
     async fn nack(&self, receipt: &Receipt, delay: Duration) -> Result<()>;
     async fn extend(&self, receipt: &Receipt, timeout: Duration) -> Result<()>;
     async fn settle_one(&self, settle: Settle) -> Result<()>;
+    /// The first page of a peek.
+    async fn shown(&self, max: usize) -> Vec<Peeked>;
     /// Ready, in flight, delayed.
     async fn states(&self) -> (u64, u64, u64);
 }
@@ -227,6 +230,10 @@ impl Steps for Arc<dyn Queue> {
 
     async fn settle_one(&self, settle: Settle) -> Result<()> {
         only(self.settle(vec![settle]).await?)
+    }
+
+    async fn shown(&self, max: usize) -> Vec<Peeked> {
+        self.peek(max, None).await.expect("shown").messages
     }
 
     async fn states(&self) -> (u64, u64, u64) {

@@ -69,8 +69,8 @@ pub async fn parameters_out_of_range_are_refused(s: &Subject) {
         assert_invalid(queue.receive(Receive::one().visibility(half)).await);
     }
     if caps.peek {
-        assert_invalid(queue.peek(0).await);
-        assert_invalid(queue.peek(caps.max_receive + 1).await);
+        assert_invalid(queue.peek(0, None).await);
+        assert_invalid(queue.peek(caps.max_receive + 1, None).await);
     }
     assert_eq!(queue.take_one(LONG).await.message.delivery_count, 1);
 }
@@ -260,7 +260,7 @@ pub async fn closing_wakes_waiters_and_refuses_later_calls(s: &Subject) {
     assert!(matches!(queue.settle(Vec::new()).await, Err(Error::Closed { .. })));
     assert!(matches!(queue.counts().await, Err(Error::Closed { .. })));
     if s.capabilities().peek {
-        assert!(matches!(queue.peek(1).await, Err(Error::Closed { .. })));
+        assert!(matches!(queue.peek(1, None).await, Err(Error::Closed { .. })));
     }
     assert!(queue.is_closed());
     assert!(matches!(queue.purge().await, Err(Error::Closed { .. })));

@@ -270,7 +270,7 @@ pub async fn a_delay_out_of_range_is_refused(s: &Subject) {
     queue.try_put(message).await.expect("stored");
     assert!(queue.take(1, LONG).await.is_empty());
     if s.capabilities().peek {
-        let peeked = only(queue.peek(1).await.expect("shown"));
+        let peeked = only(queue.shown(1).await);
         let MessageState::Delayed { until } = peeked.state else { panic!("{peeked:?}") };
         let delay = until.since(peeked.message.enqueued_at);
         assert!(delay + s.ticks(1) > month && delay < month + s.ticks(1), "{delay:?}");

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    Attributes, BoxFuture, Capabilities, Clock, Codec, Counts, Delivery, Error, Json, Mailbox,
-    MailboxResolver, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies, Outgoing, Peeked,
-    Queue, QueueName, QueueOptions, RawMessage, Receipt, Receive, Result, Settle, SettleAction,
-    Timestamp,
+    Attributes, BoxFuture, Capabilities, Clock, Codec, Counts, Cursor, Delivery, Error, Json,
+    Mailbox, MailboxResolver, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies,
+    Outgoing, PeekPage, Queue, QueueName, QueueOptions, RawMessage, Receipt, Receive, Result,
+    Settle, SettleAction, Timestamp,
 };
 use tokio::sync::Notify;
 
@@ -314,12 +314,12 @@ impl Queue for FakeQueue {
         })
     }
 
-    fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
+    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
         Box::pin(async move {
             self.check("peek")?;
-            let mut shown = self.inner.peek(max).await?;
-            shown.iter_mut().for_each(|peeked| self.add_past(&mut peeked.message));
-            Ok(shown)
+            let mut page = self.inner.peek(max, after).await?;
+            page.messages.iter_mut().for_each(|peeked| self.add_past(&mut peeked.message));
+            Ok(page)
         })
     }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use pillarbox_core::{
-    BoxFuture, Capabilities, Codec, Counts, Delivery, Error, Gate, Json, Mailbox, MessageId,
-    NoReplies, Outgoing, Peeked, Queue, QueueName, Receive, Result, Settle,
+    BoxFuture, Capabilities, Codec, Counts, Cursor, Delivery, Error, Gate, Json, Mailbox,
+    MessageId, NoReplies, Outgoing, PeekPage, Queue, QueueName, Receive, Result, Settle,
 };
 
 /// Makes mailboxes that drop what is sent and never deliver anything.
@@ -85,8 +85,8 @@ impl Queue for NullQueue {
         })
     }
 
-    fn peek(&self, _max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
-        Box::pin(async { self.gate.check(&self.name).map(|()| Vec::new()) })
+    fn peek(&self, _max: usize, _after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
+        Box::pin(async { self.gate.check(&self.name).map(|()| PeekPage::new(Vec::new(), None)) })
     }
 
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use pillarbox_core::{
-    Attributes, Backend, BoxFuture, Capabilities, Counts, Delivery, Mailboxes, MemoryBackend,
-    MessageId, Outgoing, Peeked, Queue, QueueName, QueueOptions, Receive, Result, Settle,
-    SettleAction,
+    Attributes, Backend, BoxFuture, Capabilities, Counts, Cursor, Delivery, Mailboxes,
+    MemoryBackend, MessageId, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result,
+    Settle, SettleAction,
 };
 
 /// Ways to break a queue.
@@ -70,8 +70,8 @@ impl Queue for BrokenQueue {
             let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
             if let Breakage::ForgetsIds = self.1 {
                 for message in &mut batch {
-                    let shown = self.0.peek(1000).await?;
-                    if shown.iter().any(|peeked| peeked.message.id == message.id) {
+                    let page = self.0.peek(1000, None).await?;
+                    if page.messages.iter().any(|peeked| peeked.message.id == message.id) {
                         message.id = MessageId::new();
                     }
                 }
@@ -127,8 +127,8 @@ impl Queue for BrokenQueue {
         })
     }
 
-    fn peek(&self, max: usize) -> BoxFuture<'_, Result<Vec<Peeked>>> {
-        self.0.peek(max)
+    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
+        self.0.peek(max, after)
     }
 
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
