@@ -141,9 +141,10 @@ impl MemoryQueue {
                 () = self.shared.clock.sleep_until(wake_at) => {}
             }
             let now = self.now();
-            match place.try_receive(now) {
+            let last_chance = now >= waiting.end;
+            match place.try_receive(now, last_chance) {
                 Ok(deliveries) => return Ok(deliveries),
-                Err(_) if now >= waiting.end => return Ok(Vec::new()),
+                Err(_) if last_chance => return Ok(Vec::new()),
                 Err(due) => waiting.due = due,
             }
         }
@@ -180,15 +181,24 @@ impl<'a> Place<'a> {
         (Self { queue, request, signal, ticket: Some(ticket) }, due)
     }
 
-    /// Takes what is ready and leaves the line; or, where nothing is, stays in line in the old
-    /// place and says until when to sleep.
-    fn try_receive(&mut self, now: Timestamp) -> Result<Vec<Delivery>, Option<Timestamp>> {
+    /// Takes what is ready and leaves the line; or, where nothing is, or what is there is promised
+    /// to others, stays in line in the old place and says until when to sleep.
+    fn try_receive(
+        &mut self,
+        now: Timestamp,
+        last_chance: bool,
+    ) -> Result<Vec<Delivery>, Option<Timestamp>> {
         let mut state = self.queue.core.lock();
         let Some(ticket) = self.ticket else {
             return Err(None);
         };
-        state.waiters.leave(ticket, self.request.max);
-        let deliveries = state.receive(now, &self.request);
+        state.ledger.advance(now);
+        let situation = state.situation(now);
+        let mut deliveries = Vec::new();
+        if last_chance || state.waiters.may_take(ticket, situation) {
+            state.waiters.leave(ticket, self.request.max);
+            deliveries = state.receive(now, &self.request);
+        }
         let result = if deliveries.is_empty() {
             let situation = state.situation(now);
             Err(state.waiters.join(ticket, self.request.max, &self.signal, situation))

@@ -79,6 +79,14 @@ impl Waiters {
         until
     }
 
+    /// Whether a waiter may take what is ready: it was woken for it, or there is more than is
+    /// promised, or the promises are void.
+    pub(super) fn may_take(&self, ticket: Ticket, situation: Situation) -> bool {
+        !self.line.contains_key(&ticket)
+            || situation.ready > self.promised
+            || self.void_at.is_some_and(|void_at| void_at <= situation.now)
+    }
+
     /// Leaves the line, or gives back what was promised to this waiter when it was woken.
     pub(super) fn leave(&mut self, ticket: Ticket, room: usize) {
         if self.line.remove(&ticket).is_none() {
