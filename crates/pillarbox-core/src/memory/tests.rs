@@ -153,8 +153,8 @@ async fn a_waiter_that_does_not_come_holds_up_the_next_for_a_moment_only() {
 
     // The busy one is first in line, and is woken; but nobody polls it.
     let start = Instant::now();
-    fixture.send(5).await;
-    assert_eq!(second.await.unwrap().len(), 5);
+    fixture.send(10).await;
+    assert_eq!(second.await.unwrap().len(), 10);
     assert!((GRACE..=2 * GRACE).contains(&start.elapsed()), "{:?}", start.elapsed());
 
     // From now on its claim is void: the next in line gets what comes, at once.
