@@ -76,7 +76,9 @@ pub async fn every_delivery_has_a_receipt_of_its_own(s: &Subject) {
     let mut receipts = HashSet::new();
     let mut delivered = 0;
     while delivered < 30 {
-        for delivery in queue.take(10, LONG).await {
+        let deliveries = queue.take(10, LONG).await;
+        assert!(!deliveries.is_empty(), "nothing is left after {delivered} deliveries");
+        for delivery in deliveries {
             delivered += 1;
             assert!(receipts.insert(delivery.receipt.to_string()), "{}", delivery.receipt);
             queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
