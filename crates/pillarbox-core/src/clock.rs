@@ -160,7 +160,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 ///
 /// It reads the wall clock once, when it is made, and counts on from there with tokio's clock.
 /// A step of the wall clock therefore neither expires a lease nor prolongs one, and under
-/// [`tokio::time::pause`] the clock stands still and moves with tokio's.
+/// `tokio::time::pause` the clock stands still and moves with tokio's.
 #[derive(Debug, Clone)]
 pub struct SystemClock {
     start: Timestamp,

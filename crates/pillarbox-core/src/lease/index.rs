@@ -27,7 +27,7 @@ pub(super) struct IdIndex {
     /// In order of `from`; never empty, and the first is from the least id there is. An id
     /// belongs to the last segment that is from no later than it.
     segments: VecDeque<Segment>,
-    /// No id in the last segment is greater.
+    /// No id in the last segment is greater, and the last segment is from no later.
     newest: MessageId,
     /// Places of ids that are not of version 7.
     others: HashTable<Key>,
@@ -70,21 +70,10 @@ impl IdIndex {
         key: Key,
         id_at: impl Fn(Key) -> MessageId,
     ) -> bool {
+        self.begin_segment_if_full(id);
         let (hash, hasher) = (self.hash(id), &self.hasher);
         let places = match self.segment_of(id) {
-            Some(at) => {
-                if at == self.segments.len() - 1 && id > self.newest {
-                    if self.segments[at].places.len() >= SEGMENT_LEN {
-                        let places = HashTable::with_capacity(SEGMENT_LEN);
-                        self.segments.push_back(Segment { from: id, places });
-                    }
-                    self.newest = id;
-                    let last = self.segments.len() - 1;
-                    &mut self.segments[last].places
-                } else {
-                    &mut self.segments[at].places
-                }
-            }
+            Some(at) => &mut self.segments[at].places,
             None => &mut self.others,
         };
         let rehash = |key: &Key| hasher.hash_one(id_at(*key));
@@ -95,6 +84,19 @@ impl IdIndex {
                 true
             }
         }
+    }
+
+    /// Closes the last segment if it is full and `id` is beyond all that it holds.
+    fn begin_segment_if_full(&mut self, id: MessageId) {
+        if id <= self.newest || !has_time(id) {
+            return;
+        }
+        let last = self.segments.len() - 1;
+        if self.segments[last].places.len() >= SEGMENT_LEN {
+            let places = HashTable::with_capacity(SEGMENT_LEN);
+            self.segments.push_back(Segment { from: id, places });
+        }
+        self.newest = id;
     }
 
     /// Removes the place of an id.
@@ -136,7 +138,7 @@ impl IdIndex {
 
     /// The segment that an id belongs to, if it is of version 7.
     fn segment_of(&self, id: MessageId) -> Option<usize> {
-        if id.as_uuid().get_version_num() != 7 {
+        if !has_time(id) {
             return None;
         }
         let last = self.segments.len() - 1;
@@ -152,6 +154,11 @@ impl IdIndex {
     fn hash(&self, id: MessageId) -> u64 {
         self.hasher.hash_one(id)
     }
+}
+
+/// Whether an id is of version 7, and so rises with time.
+fn has_time(id: MessageId) -> bool {
+    id.as_uuid().get_version_num() == 7
 }
 
 #[cfg(test)]
