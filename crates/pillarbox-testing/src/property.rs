@@ -198,7 +198,6 @@ struct Run<'a> {
     subject: &'a Subject,
     queue: Arc<dyn Queue>,
     ledger: Ledger,
-    start: Instant,
     sent: Vec<Outgoing>,
     receipts: Vec<Pair>,
     nonces: u64,
@@ -217,7 +216,6 @@ impl<'a> Run<'a> {
             subject,
             queue: subject.queue(),
             ledger: Ledger::new(),
-            start: Instant::now(),
             sent: Vec::new(),
             receipts: Vec::new(),
             nonces: 0,
@@ -425,7 +423,7 @@ impl<'a> Run<'a> {
     async fn steer_clear(&mut self) -> Timestamp {
         let margin = self.margin();
         loop {
-            let now = Timestamp::from_secs(0) + self.start.elapsed();
+            let now = Timestamp::from_secs(0) + self.subject.elapsed();
             let mut soon = self.ledger.clone();
             // What is further back than the margin is ready for both.
             soon.advance(Timestamp::from_nanos(now.as_nanos() - margin.as_nanos() as i64));

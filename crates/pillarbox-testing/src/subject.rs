@@ -1,12 +1,15 @@
 //! A backend under test.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{
-    BoxFuture, Capabilities, Mailboxes, MessageId, Queue, QueueName, QueueOptions,
+    BoxFuture, Capabilities, Clock, Mailboxes, ManualClock, MessageId, Queue, QueueName,
+    QueueOptions, Timestamp,
 };
+use tokio::time::Instant;
 
 /// A backend under test, and how to let time pass for it.
 ///
@@ -28,8 +31,20 @@ use pillarbox_core::{
 pub struct Subject {
     backend: Mailboxes,
     tick: Duration,
-    exact: bool,
+    time: Time,
     restart: Option<Restart>,
+    kept: Option<Box<dyn Any + Send + Sync>>,
+}
+
+/// How time passes for a subject.
+#[derive(Debug)]
+enum Time {
+    /// By itself.
+    Real { start: Instant },
+    /// When every task waits for it.
+    Paused { start: Instant },
+    /// When the test says so.
+    Manual { start: Timestamp, clock: ManualClock },
 }
 
 type Restart = Box<dyn Fn() -> BoxFuture<'static, Mailboxes> + Send + Sync>;
@@ -40,7 +55,17 @@ impl Subject {
     pub fn new(backend: Mailboxes) -> Self {
         let tick =
             Duration::from_millis(if backend.capabilities().sub_second { 200 } else { 1000 });
-        Self { backend, tick, exact: false, restart: None }
+        Self::with(backend, tick, Time::Real { start: Instant::now() })
+    }
+
+    fn with(backend: Mailboxes, tick: Duration, time: Time) -> Self {
+        Self { backend, tick, time, restart: None, kept: None }
+    }
+
+    /// A backend on a manual clock, which [`pass`](Self::pass) moves. For tests in which nobody
+    /// waits for a message, such as those of [`property`](crate::property).
+    pub fn with_clock(backend: Mailboxes, clock: ManualClock) -> Self {
+        Self::with(backend, Duration::from_secs(1), Time::Manual { start: clock.now(), clock })
     }
 
     /// A backend that follows tokio's clock, which is paused from now on: time passes only when
@@ -51,7 +76,7 @@ impl Subject {
     /// When tokio's clock is paused already, or the runtime is not a current-thread one.
     pub fn with_paused_time(backend: Mailboxes) -> Self {
         tokio::time::pause();
-        Self { backend, tick: Duration::from_secs(1), exact: true, restart: None }
+        Self::with(backend, Duration::from_secs(1), Time::Paused { start: Instant::now() })
     }
 
     /// Says how to open the same backend again, as another process would, so that the rules about
@@ -64,6 +89,13 @@ impl Subject {
         F: Future<Output = Mailboxes> + Send + 'static,
     {
         self.restart = Some(Box::new(move || Box::pin(open())));
+        self
+    }
+
+    /// Keeps something for as long as the subject lives, such as a directory or a server.
+    #[must_use]
+    pub fn keeping(mut self, something: impl Any + Send + Sync) -> Self {
+        self.kept = Some(Box::new(something));
         self
     }
 
@@ -86,7 +118,15 @@ impl Subject {
 
     /// Whether no time passes but what the test lets pass.
     pub fn is_exact(&self) -> bool {
-        self.exact
+        !matches!(self.time, Time::Real { .. })
+    }
+
+    /// How much time has passed since the subject was made.
+    pub fn elapsed(&self) -> Duration {
+        match &self.time {
+            Time::Real { start } | Time::Paused { start } => start.elapsed(),
+            Time::Manual { start, clock } => clock.now().since(*start),
+        }
     }
 
     /// So many ticks.
@@ -96,7 +136,10 @@ impl Subject {
 
     /// Lets so many ticks pass.
     pub async fn pass(&self, count: u32) {
-        tokio::time::sleep(self.ticks(count)).await;
+        match &self.time {
+            Time::Real { .. } | Time::Paused { .. } => tokio::time::sleep(self.ticks(count)).await,
+            Time::Manual { clock, .. } => clock.advance(self.ticks(count)),
+        }
     }
 
     /// Closes the backend and opens it again, if the subject was told how.
@@ -134,7 +177,7 @@ impl fmt::Debug for Subject {
         f.debug_struct("Subject")
             .field("backend", &self.backend)
             .field("tick", &self.tick)
-            .field("exact", &self.exact)
+            .field("time", &self.time)
             .field("restarts", &self.restart.is_some())
             .finish()
     }

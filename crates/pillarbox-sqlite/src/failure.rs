@@ -1,0 +1,122 @@
+//! What can go wrong with the file, in words that say what to do.
+
+use std::path::PathBuf;
+
+use pillarbox_core::{Error, QueueName};
+use rusqlite::ErrorCode;
+
+/// Why the file could not be opened, read or written.
+///
+/// It is the cause of an [`Error::Connection`]: nothing was done, and the same call succeeds once
+/// the reason is gone.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("{}", explain(.0))]
+    Sqlite(std::sync::Arc<rusqlite::Error>),
+    #[error("{} is not there: create the directory first", .0.display())]
+    NoDirectory(PathBuf),
+    #[error("{} is not a file", .0.display())]
+    NotAFile(PathBuf),
+    #[error("{} is not there, and the URL says create=false", .0.display())]
+    NoFile(PathBuf),
+    #[error(
+        "{} is not a SQLite database, or it is damaged; it was not touched. Name another file, or \
+         restore it from a backup", .0.display()
+    )]
+    NotADatabase(PathBuf),
+    #[error(
+        "{} is a SQLite database of another program; it was not touched. Name another file, or say \
+         adopt=true to keep queues in it beside its own tables", .0.display()
+    )]
+    Foreign(PathBuf),
+    #[error(
+        "the file has version {found} of the schema and this program knows versions up to {known}: \
+         it was written by a newer Pillarbox. Upgrade this program; the file was not touched"
+    )]
+    Newer { found: i64, known: i64 },
+    #[error(
+        "the file was deleted or replaced while it was open; what it held is not in the one that is \
+         there now. Restart this program"
+    )]
+    Replaced,
+    #[error(
+        "another program has kept the file locked for {} s; nothing was done. End its transaction: \
+         if it is one of this program, do not use a mailbox while it is open", .0.as_secs()
+    )]
+    Locked(std::time::Duration),
+    #[error("{}: {}", .0, .1)]
+    Io(&'static str, std::sync::Arc<std::io::Error>),
+    #[error("the file system of {} cannot hold a write-ahead log (is it a network share?)", .0.display())]
+    NoWal(PathBuf),
+    #[error("the queue has used up all its places; drain it and it starts again")]
+    NoPlaceLeft,
+    #[error("the file holds 262,143 queues, which is all it can")]
+    TooManyQueues,
+    #[error("the thread that writes the file is gone; it ended by a bug, which its panic tells")]
+    WriterGone,
+}
+
+impl Failure {
+    pub(crate) fn io(what: &'static str, error: std::io::Error) -> Self {
+        Self::Io(what, std::sync::Arc::new(error))
+    }
+
+    /// Whether somebody else has the file locked, and trying again is all there is to do.
+    pub(crate) fn is_busy(&self) -> bool {
+        let Self::Sqlite(error) = self else { return false };
+        let code = error.sqlite_error_code();
+        matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    }
+
+    /// Whether the size of what was written matters, so that less of it might succeed.
+    pub(crate) fn depends_on_size(&self) -> bool {
+        let Self::Sqlite(error) = self else { return false };
+        let code = error.sqlite_error_code();
+        let sizes = [
+            ErrorCode::DiskFull,
+            ErrorCode::SystemIoFailure,
+            ErrorCode::TooBig,
+            ErrorCode::OutOfMemory,
+        ];
+        code.is_some_and(|code| sizes.contains(&code))
+    }
+
+    pub(crate) fn during(self, action: &'static str, queue: Option<&QueueName>) -> Error {
+        Error::connection(queue, action, self)
+    }
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(std::sync::Arc::new(error))
+    }
+}
+
+/// What SQLite said, and what it means to whoever reads the log.
+fn explain(error: &rusqlite::Error) -> String {
+    let advice = match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => {
+            "the disk is full; nothing was lost, and this works again once there is room"
+        }
+        Some(ErrorCode::ReadOnly) => {
+            "the file, or the directory that it is in, cannot be written by this user"
+        }
+        Some(ErrorCode::CannotOpen) => {
+            "the file or one beside it cannot be opened; check that this user may write to it and \
+             to the directory"
+        }
+        Some(ErrorCode::PermissionDenied) => "this user may not use the file",
+        Some(ErrorCode::DatabaseCorrupt) => {
+            "the file is damaged; look at it with `sqlite3 FILE 'PRAGMA integrity_check'` and \
+             restore it from a backup"
+        }
+        Some(ErrorCode::NotADatabase) => "the file is not a SQLite database",
+        Some(ErrorCode::SystemIoFailure) => {
+            "the operating system could not read or write the file; nothing was lost, and this \
+             works again once it can"
+        }
+        Some(ErrorCode::TooBig) => "a message is larger than SQLite can hold",
+        _ => return format!("SQLite says: {error}"),
+    };
+    format!("{advice} (SQLite says: {error})")
+}

@@ -1,0 +1,119 @@
+//! The schema of a file: what it is, how it gets there, and what is refused.
+
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
+
+use crate::failure::Failure;
+
+/// From each version of the schema to the next: the first makes version 1 out of nothing.
+///
+/// A step is never changed once it is released. It runs in one transaction with those after it.
+const STEPS: &[&str] = &[include_str!("schema.sql")];
+
+/// The version that this program writes.
+pub(crate) const VERSION: i64 = STEPS.len() as i64;
+
+/// What is in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Nothing at all.
+    Nothing,
+    /// Tables of somebody else, and none of ours.
+    Foreign,
+    /// Our tables, of this version, perhaps beside others.
+    Ours(i64),
+}
+
+/// Looks at what is in a file, and changes nothing.
+pub(crate) fn content(connection: &Connection) -> Result<Content, Failure> {
+    let tables = "SELECT count(*), coalesce(sum(name = 'pillarbox_schema'), 0) FROM sqlite_schema";
+    let (all, ours): (u64, u64) =
+        connection.query_row(tables, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    if ours == 0 {
+        return Ok(if all == 0 { Content::Nothing } else { Content::Foreign });
+    }
+    let version = connection
+        .query_row("SELECT version FROM pillarbox_schema", [], |row| row.get(0))
+        .optional()?;
+    Ok(Content::Ours(version.unwrap_or(0)))
+}
+
+/// Refuses a version that is newer than what this program knows.
+pub(crate) fn check_version(version: i64) -> Result<(), Failure> {
+    if version > VERSION {
+        return Err(Failure::Newer { found: version, known: VERSION });
+    }
+    Ok(())
+}
+
+/// Brings a file to the version of this program. All of it happens, or nothing.
+pub(crate) fn migrate(connection: &mut Connection) -> Result<(), Failure> {
+    migrate_by(connection, STEPS)
+}
+
+fn migrate_by(connection: &mut Connection, steps: &[&str]) -> Result<(), Failure> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let version = match content(&transaction)? {
+        Content::Ours(version) => version,
+        Content::Nothing | Content::Foreign => 0,
+    };
+    let known = steps.len() as i64;
+    if version > known {
+        return Err(Failure::Newer { found: version, known });
+    }
+    for step in steps.iter().skip(version as usize) {
+        transaction.execute_batch(step)?;
+    }
+    if version < known {
+        transaction.execute("UPDATE pillarbox_schema SET version = ?1", [known])?;
+        transaction.commit()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(connection: &Connection) -> i64 {
+        let sql = "SELECT version FROM pillarbox_schema";
+        connection.query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn a_file_goes_forward_step_by_step_and_keeps_its_rows() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection).unwrap();
+        assert_eq!(version(&connection), 1);
+        connection
+            .execute("INSERT INTO pillarbox_queue VALUES (1, 'q', 1, 0, 1, 0, 0, 0, 0)", [])
+            .unwrap();
+
+        let next = [STEPS[0], "ALTER TABLE pillarbox_queue ADD COLUMN paused INTEGER", "SELECT 1"];
+        migrate_by(&mut connection, &next).unwrap();
+        migrate_by(&mut connection, &next).unwrap();
+        assert_eq!(version(&connection), 3);
+        let sql = "SELECT name FROM pillarbox_queue WHERE paused IS NULL";
+        let name: String = connection.query_row(sql, [], |row| row.get(0)).unwrap();
+        assert_eq!(name, "q");
+    }
+
+    #[test]
+    fn a_step_that_fails_leaves_the_file_as_it_was() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection).unwrap();
+        let next = [STEPS[0], "CREATE TABLE more (x); SELECT * FROM missing"];
+        migrate_by(&mut connection, &next).unwrap_err();
+        assert_eq!(content(&connection).unwrap(), Content::Ours(1));
+        let more = "SELECT count(*) FROM sqlite_schema WHERE name = 'more'";
+        assert_eq!(connection.query_row(more, [], |row| row.get::<_, u64>(0)).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_newer_file_is_refused() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection).unwrap();
+        connection.execute("UPDATE pillarbox_schema SET version = 7", []).unwrap();
+        let error = migrate(&mut connection).unwrap_err().to_string();
+        assert!(error.contains("version 7") && error.contains("Upgrade"), "{error}");
+    }
+}

@@ -1,0 +1,187 @@
+//! What a connection knows of the file without asking it.
+//!
+//! The mirror is true as long as nobody else has written: who uses a [`Store`](super::Store)
+//! clears it when another connection has, and when a transaction is rolled back.
+
+use std::collections::HashMap;
+
+use pillarbox_core::{QueueName, Timestamp};
+
+use super::key::QueueNumber;
+
+/// How many queues are remembered.
+const MAX_QUEUES: usize = 4096;
+
+/// The queues that were looked at. `None`: there is no queue of that name.
+#[derive(Debug, Default)]
+pub(crate) struct Mirror {
+    queues: HashMap<QueueName, Option<QueueState>>,
+    /// Whether a purged queue waits for its rows to be deleted. `None`: not known.
+    pub(super) abandoned: Option<bool>,
+    /// Whether the schema is one that this program knows.
+    pub(super) schema_checked: bool,
+}
+
+/// A row of `pillarbox_queue`, and what is remembered beside it.
+#[derive(Debug, Clone)]
+pub(super) struct QueueState {
+    pub(super) number: QueueNumber,
+    pub(super) next_place: i64,
+    pub(super) cursor: i64,
+    pub(super) next_timer: i64,
+    pub(super) total: u64,
+    pub(super) in_flight: u64,
+    pub(super) delayed: u64,
+    pub(super) requeued: u64,
+    /// No timer ends before this. `None`: there are no timers.
+    pub(super) next_due: Option<Timestamp>,
+    /// The row in the file is not like this.
+    pub(super) dirty: bool,
+    /// Where timers were set, as far as the file has not been told. The last one may be known to
+    /// the file already and is kept to be made longer.
+    pub(super) expiry: Vec<Expiry>,
+    pub(super) told: bool,
+}
+
+/// Keys from `lo` to `hi` have timers that end in this bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Expiry {
+    pub(super) bucket: i64,
+    pub(super) lo: i64,
+    pub(super) hi: i64,
+}
+
+/// A tenth of a second.
+const BUCKET_NANOS: i64 = 100_000_000;
+
+/// The bucket of timers that end at `at`.
+pub(super) fn bucket_of(at: Timestamp) -> i64 {
+    at.as_nanos().div_euclid(BUCKET_NANOS)
+}
+
+/// When the first timer of a bucket may end.
+pub(super) fn bucket_start(bucket: i64) -> Timestamp {
+    Timestamp::from_nanos(bucket.saturating_mul(BUCKET_NANOS))
+}
+
+impl Mirror {
+    pub(super) fn get(&self, name: &QueueName) -> Option<&Option<QueueState>> {
+        self.queues.get(name)
+    }
+
+    pub(super) fn get_mut(&mut self, name: &QueueName) -> Option<&mut QueueState> {
+        self.queues.get_mut(name)?.as_mut()
+    }
+
+    pub(super) fn insert(&mut self, name: &QueueName, state: Option<QueueState>) {
+        self.queues.insert(name.clone(), state);
+    }
+
+    /// The queues whose rows in the file must be written.
+    pub(super) fn dirty(&mut self) -> impl Iterator<Item = &mut QueueState> {
+        self.queues.values_mut().flatten().filter(|queue| queue.dirty)
+    }
+
+    /// Forgets everything: somebody else has written, or a transaction was rolled back.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Forgets what is not worth keeping. Only where everything is written.
+    pub(super) fn trim(&mut self) {
+        if self.queues.len() > MAX_QUEUES {
+            self.queues.clear();
+        }
+    }
+}
+
+impl QueueState {
+    pub(super) fn new(number: QueueNumber) -> Self {
+        Self {
+            number,
+            next_place: 1,
+            cursor: 0,
+            next_timer: 1,
+            total: 0,
+            in_flight: 0,
+            delayed: 0,
+            requeued: 0,
+            next_due: None,
+            dirty: false,
+            expiry: Vec::new(),
+            told: false,
+        }
+    }
+
+    pub(super) fn ready(&self) -> u64 {
+        self.total - self.in_flight - self.delayed
+    }
+
+    /// Of the ready ones, those that were never delivered and wait past the cursor.
+    pub(super) fn fresh(&self) -> u64 {
+        self.ready() - self.requeued
+    }
+
+    /// The next place in line.
+    pub(super) fn take_place(&mut self) -> i64 {
+        self.next_place += 1;
+        self.next_place - 1
+    }
+
+    /// Notes that the message of `key` has a timer that ends at `due`, and gives its order among
+    /// those of the same moment.
+    pub(super) fn set_timer(&mut self, key: i64, due: Timestamp) -> i64 {
+        self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
+        let bucket = bucket_of(due);
+        match self.expiry.last_mut() {
+            Some(last) if last.bucket == bucket && (last.lo..=last.hi + 1).contains(&key) => {
+                if key > last.hi {
+                    last.hi = key;
+                    self.told = false;
+                }
+            }
+            _ => {
+                if self.told {
+                    self.expiry.clear();
+                    self.told = false;
+                }
+                self.expiry.push(Expiry { bucket, lo: key, hi: key });
+            }
+        }
+        self.next_timer += 1;
+        self.next_timer - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn timers_of_neighbours_share_a_range() {
+        let mut queue = QueueState::new(QueueNumber(1));
+        let due = Timestamp::from_secs(100);
+        for key in [5, 6, 7, 6, 9] {
+            queue.set_timer(key, due);
+        }
+        queue.set_timer(10, due + Duration::from_millis(100));
+        let ranges: Vec<_> = queue.expiry.iter().map(|e| (e.bucket, e.lo, e.hi)).collect();
+        assert_eq!(ranges, [(1000, 5, 7), (1000, 9, 9), (1001, 10, 10)]);
+        assert_eq!(queue.next_due, Some(due));
+    }
+
+    #[test]
+    fn a_range_that_the_file_knows_can_be_made_longer() {
+        let mut queue = QueueState::new(QueueNumber(1));
+        let due = Timestamp::from_secs(100);
+        queue.set_timer(5, due);
+        queue.told = true;
+        queue.set_timer(5, due);
+        assert!(queue.told, "nothing new to tell");
+        queue.set_timer(6, due);
+        assert!(!queue.told);
+        assert_eq!(queue.expiry, [Expiry { bucket: 1000, lo: 5, hi: 6 }]);
+    }
+}

@@ -1,0 +1,757 @@
+//! The contract in SQL, within one transaction of one connection.
+//!
+//! A [`Store`] knows nothing of threads, files or waiting. Whoever uses it begins a transaction,
+//! tells it the time ([`Store::begin`]), calls operations, calls [`Store::flush`] and commits; or
+//! rolls back and clears the [`Mirror`]. The writer thread does so for many callers at once, and
+//! [`crate::transaction`] does so inside the caller's own transaction.
+//!
+//! # Where a message is
+//!
+//! | state | rows |
+//! |---|---|
+//! | ready, never delivered | `message`, its key past the cursor of its queue |
+//! | ready again | `message`, `requeued` |
+//! | in flight | `message`, `timer` with a nonce |
+//! | delayed | `message`, `timer` without a nonce |
+//! | deleted | none |
+//!
+//! # Invariants
+//!
+//! 1. The counts of a queue's row are those of its rows, and `cursor` is the highest place of a
+//!    message that was delivered straight from `message` ([`Store::check`] verifies it).
+//! 2. Every timer lies within a range of `expiry` of its bucket, so that a sweep which looks at
+//!    the ranges of all buckets that have begun misses none.
+//! 3. Every operation first lets time come to the time of the transaction: timers that ended are
+//!    moved to `requeued`, in the order of their deadlines.
+//! 4. A receipt is valid if its nonce is that of the message's timer. Nothing else records it.
+
+mod key;
+mod mirror;
+mod statements;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use pillarbox_core::lease::{Full, Sent, Stale};
+use pillarbox_core::{
+    Attributes, Counts, Cursor, Delivery, MessageId, MessageState, Nonce, Outgoing, PeekPage,
+    Peeked, QueueName, RawMessage, Receipt, SettleAction, Timestamp,
+};
+use rusqlite::types::{FromSqlError, ValueRef};
+use rusqlite::{Connection, OptionalExtension, Result, Row, params};
+use uuid::Uuid;
+
+use self::key::{MAX_PLACE, MAX_QUEUE, QueueNumber, place_of};
+pub(crate) use self::mirror::Mirror;
+use self::mirror::{QueueState, bucket_of, bucket_start};
+use self::statements::Statements;
+use crate::failure::Failure;
+
+/// Room that sends leave for messages which become ready again.
+const RESERVED_PLACES: i64 = 1 << 32;
+/// How many rows of a purged queue are deleted at a time.
+const RECLAIM_ROWS: usize = 2000;
+
+/// The queues of a file, within a transaction.
+pub(crate) struct Store<'c> {
+    statements: Statements<'c>,
+    mirror: Mirror,
+    now: Timestamp,
+}
+
+impl<'c> Store<'c> {
+    pub(crate) fn new(connection: &'c Connection) -> Self {
+        Self {
+            statements: Statements::new(connection),
+            mirror: Mirror::default(),
+            now: Timestamp::MIN,
+        }
+    }
+
+    /// Forgets what it knew: another connection has written, or a transaction was rolled back.
+    pub(crate) fn clear(&mut self) {
+        self.mirror.clear();
+    }
+
+    /// Takes the time of a transaction that has begun.
+    pub(crate) fn begin(&mut self, now: Timestamp) -> Result<(), Failure> {
+        self.now = now;
+        if !self.mirror.schema_checked {
+            let version = self.statements.schema_version()?.query_row([], |row| row.get(0))?;
+            crate::schema::check_version(version)?;
+            self.mirror.schema_checked = true;
+        }
+        Ok(())
+    }
+
+    /// Writes what the operations have left to be written once.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        for queue in self.mirror.dirty() {
+            if queue.in_flight + queue.delayed == 0 && queue.next_due.is_some() {
+                self.statements.delete_all_buckets()?.execute([queue.number.0])?;
+                queue.expiry.clear();
+                queue.next_due = None;
+            }
+            tell_expiry(&mut self.statements, queue)?;
+            self.statements.update_queue()?.execute(params![
+                queue.number.0,
+                queue.next_place,
+                queue.cursor,
+                queue.next_timer,
+                queue.total,
+                queue.in_flight,
+                queue.delayed,
+                queue.requeued,
+            ])?;
+            queue.dirty = false;
+        }
+        self.mirror.trim();
+        Ok(())
+    }
+
+    /// Stores a message, unless its id is here already or the queue holds `max_size` messages.
+    pub(crate) fn send(
+        &mut self,
+        name: &QueueName,
+        message: &Outgoing,
+        max_size: Option<u64>,
+    ) -> Result<Result<Sent, Full>, Failure> {
+        let now = self.now;
+        let (statements, queue) = self.queue_or_new(name)?;
+        let (id, number) = (message.id.as_bytes(), queue.number.0);
+        if max_size.is_some_and(|max| queue.total >= max) {
+            let known = statements.find_message()?.exists(params![id, number])?;
+            return Ok(if known { Ok(Sent::Duplicate) } else { Err(Full) });
+        }
+        let delayed = !message.delay.is_zero();
+        let place = queue.next_place;
+        let key = if delayed { queue.number.delayed_key(place) } else { queue.number.key(place) };
+        let attributes = (!message.attributes.is_empty()).then(|| write_attributes(message));
+        let stored = statements.insert_message()?.execute(params![
+            key,
+            number,
+            id,
+            message.enqueued_at.unwrap_or(now).as_nanos(),
+            message.reply_to.as_deref(),
+            attributes,
+            &message.body[..],
+        ])?;
+        if stored == 0 {
+            return Ok(Ok(Sent::Duplicate));
+        }
+        queue.take_place();
+        queue.total += 1;
+        queue.dirty = true;
+        if delayed {
+            let due = now + message.delay;
+            let timer = queue.set_timer(key, due);
+            queue.delayed += 1;
+            let nonce = None::<&[u8]>;
+            statements.insert_timer()?.execute(params![
+                key,
+                due.as_nanos(),
+                timer,
+                0,
+                place,
+                nonce
+            ])?;
+        }
+        Ok(Ok(Sent::Stored))
+    }
+
+    /// Delivers up to `max` ready messages and starts a lease of `visibility` on each.
+    pub(crate) fn receive(
+        &mut self,
+        name: &QueueName,
+        max: usize,
+        visibility: Duration,
+    ) -> Result<Vec<Delivery>> {
+        let now = self.now;
+        let Some((statements, queue)) = self.queue(name)? else { return Ok(Vec::new()) };
+        let max = (max as u64).min(queue.ready()) as usize;
+        if max == 0 {
+            return Ok(Vec::new());
+        }
+        let picked = if queue.requeued == 0 {
+            pick_fresh(statements, queue, max)?
+        } else {
+            pick_merged(statements, queue, max)?
+        };
+        let due = now + visibility;
+        let mut deliveries = Vec::with_capacity(picked.len());
+        for Picked { key, place, mut message } in picked {
+            let nonce = Nonce::random();
+            let timer = queue.set_timer(key, due);
+            message.delivery_count = message.delivery_count.saturating_add(1);
+            statements.insert_timer()?.execute(params![
+                key,
+                due.as_nanos(),
+                timer,
+                message.delivery_count,
+                place,
+                nonce.as_bytes(),
+            ])?;
+            deliveries.push(Delivery::new(message.clone(), Receipt::new(message.id, nonce)));
+        }
+        queue.in_flight += deliveries.len() as u64;
+        queue.dirty = true;
+        Ok(deliveries)
+    }
+
+    /// Ends or extends the lease that `receipt` is for, if it still runs.
+    pub(crate) fn settle(
+        &mut self,
+        name: &QueueName,
+        receipt: &Receipt,
+        action: SettleAction,
+    ) -> Result<Result<(), Stale>> {
+        let now = self.now;
+        let Some((statements, queue)) = self.queue(name)? else { return Ok(Err(Stale)) };
+        let Some(lease) = find_lease(statements, queue, receipt)? else { return Ok(Err(Stale)) };
+        queue.dirty = true;
+        match action {
+            SettleAction::Acknowledge => {
+                statements.delete_timer()?.execute([lease.key])?;
+                statements.delete_message()?.execute([lease.key])?;
+                queue.in_flight -= 1;
+                queue.total -= 1;
+            }
+            SettleAction::Nack { delay } if delay.is_zero() => {
+                statements.delete_timer()?.execute([lease.key])?;
+                let place = queue.number.key(queue.take_place());
+                let requeued = params![place, lease.key, lease.deliveries];
+                statements.insert_requeued()?.execute(requeued)?;
+                queue.in_flight -= 1;
+                queue.requeued += 1;
+            }
+            SettleAction::Nack { delay } => {
+                let due = now + delay;
+                let timer = queue.set_timer(lease.key, due);
+                let nonce = None::<&[u8]>;
+                let set = params![lease.key, due.as_nanos(), timer, nonce];
+                statements.update_timer()?.execute(set)?;
+                queue.in_flight -= 1;
+                queue.delayed += 1;
+            }
+            SettleAction::Extend { timeout } => {
+                let due = now + timeout;
+                let timer = queue.set_timer(lease.key, due);
+                let set = params![lease.key, due.as_nanos(), timer, lease.nonce.as_bytes()];
+                statements.update_timer()?.execute(set)?;
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Undoes a delivery that nobody has seen: the message is ready again where it was in line,
+    /// and was not delivered. Does nothing where the lease has ended.
+    pub(crate) fn release(&mut self, name: &QueueName, receipt: &Receipt) -> Result<()> {
+        let Some((statements, queue)) = self.queue(name)? else { return Ok(()) };
+        let Some(lease) = find_lease(statements, queue, receipt)? else { return Ok(()) };
+        statements.delete_timer()?.execute([lease.key])?;
+        let place = queue.number.key(lease.place);
+        let requeued = params![place, lease.key, lease.deliveries - 1];
+        statements.insert_requeued()?.execute(requeued)?;
+        queue.in_flight -= 1;
+        queue.requeued += 1;
+        queue.dirty = true;
+        Ok(())
+    }
+
+    /// Counts the messages by state.
+    pub(crate) fn counts(&mut self, name: &QueueName) -> Result<Counts> {
+        let now = self.now;
+        let Some((statements, queue)) = self.queue(name)? else { return Ok(Counts::default()) };
+        let counts = Counts::new(queue.ready(), queue.in_flight, queue.delayed);
+        let mut line = Line::new(statements, queue, 0, 1)?;
+        let Some(next) = line.next() else { return Ok(counts) };
+        let sent = statements.enqueued_at()?.query_row([next.key], |row| row.get(0))?;
+        Ok(counts.with_oldest_age(Some(now.since(Timestamp::from_nanos(sent)))))
+    }
+
+    /// How many messages a receive would deliver.
+    pub(crate) fn ready(&mut self, name: &QueueName) -> Result<u64> {
+        Ok(self.queue(name)?.map_or(0, |(_, queue)| queue.ready()))
+    }
+
+    /// Whether something may have become ready since the queue was last used. Changes nothing,
+    /// and needs no transaction.
+    pub(crate) fn may_be_ready(&mut self, name: &QueueName, now: Timestamp) -> Result<bool> {
+        let Some((_, queue)) = self.known(name)? else { return Ok(false) };
+        Ok(queue.ready() > 0 || queue.next_due.is_some_and(|due| due <= now))
+    }
+
+    /// When the next message of a queue becomes ready by time, as far as it is known.
+    pub(crate) fn next_due(&self, name: &QueueName) -> Option<Timestamp> {
+        self.mirror.get(name)?.as_ref()?.next_due
+    }
+
+    /// Shows up to `max` messages: the ready ones in line, then the others by their time.
+    pub(crate) fn peek(
+        &mut self,
+        name: &QueueName,
+        max: usize,
+        after: Option<PeekFrom>,
+    ) -> Result<PeekPage> {
+        let end = PeekPage::new(Vec::new(), None);
+        let Some((statements, queue)) = self.queue(name)? else { return Ok(end) };
+        let mut messages = Vec::new();
+        let mut from = after.unwrap_or(PeekFrom::Place(0));
+        if let PeekFrom::Place(place) = from {
+            let line = Line::new(statements, queue, place, max)?;
+            for next in line {
+                let mut message = read_by_key(statements, next.key)?;
+                message.delivery_count = next.deliveries;
+                messages.push(Peeked::new(message, MessageState::Ready));
+                from = PeekFrom::Place(next.place);
+            }
+            if messages.len() < max {
+                from = PeekFrom::Timer(i64::MIN, 0);
+            }
+        }
+        if let PeekFrom::Timer(due, timer) = from
+            && messages.len() < max
+        {
+            let (first, last) = (queue.number.base(), queue.number.last());
+            let range = params![first, last, due, timer, max - messages.len()];
+            let timers: Vec<_> = statements
+                .timers_in_order()?
+                .query_map(range, read_timer)?
+                .collect::<Result<_>>()?;
+            for timer in timers {
+                let mut message = read_by_key(statements, timer.key)?;
+                message.delivery_count = timer.deliveries;
+                let until = Timestamp::from_nanos(timer.due_at);
+                let state = if timer.delayed {
+                    MessageState::Delayed { until }
+                } else {
+                    MessageState::InFlight { until }
+                };
+                messages.push(Peeked::new(message, state));
+                from = PeekFrom::Timer(timer.due_at, timer.timer);
+            }
+        }
+        // A full page may have been the last; the next one is then empty.
+        let next = (messages.len() == max).then(|| from.to_cursor());
+        Ok(PeekPage::new(messages, next))
+    }
+
+    /// Deletes all messages and says how many.
+    ///
+    /// Takes no longer for many than for few: the queue gives up its number, and with it
+    /// its rows, which [`reclaim`](Self::reclaim) deletes a few at a time.
+    pub(crate) fn purge(&mut self, name: &QueueName) -> Result<u64> {
+        let Some((statements, queue)) = self.queue(name)? else { return Ok(0) };
+        let purged = queue.total;
+        if purged > 0 {
+            statements.abandon_queue()?.execute([queue.number.0])?;
+            self.mirror.insert(name, None);
+            self.mirror.abandoned = Some(true);
+        }
+        Ok(purged)
+    }
+
+    /// Forgets a queue that holds nothing.
+    pub(crate) fn forget(&mut self, name: &QueueName) -> Result<()> {
+        let Some((statements, queue)) = self.queue(name)? else { return Ok(()) };
+        if queue.total == 0 {
+            statements.delete_all_buckets()?.execute([queue.number.0])?;
+            statements.delete_queue()?.execute([queue.number.0])?;
+            self.mirror.insert(name, None);
+        }
+        Ok(())
+    }
+
+    /// The queues there are, in order of name.
+    pub(crate) fn queues(&mut self) -> Result<Vec<String>> {
+        self.statements.queue_names()?.query_map([], |row| row.get(0))?.collect()
+    }
+
+    /// Whether purged queues have rows left. Needs no transaction.
+    pub(crate) fn has_garbage(&mut self) -> Result<bool> {
+        if let Some(known) = self.mirror.abandoned {
+            return Ok(known);
+        }
+        let found = self.statements.abandoned_queue()?.exists([])?;
+        self.mirror.abandoned = Some(found);
+        Ok(found)
+    }
+
+    /// Deletes some rows of purged queues.
+    pub(crate) fn reclaim(&mut self) -> Result<()> {
+        let Self { statements, mirror, .. } = self;
+        let number = statements.abandoned_queue()?.query_row([], |row| row.get(0)).optional()?;
+        let Some(number) = number.map(QueueNumber) else {
+            mirror.abandoned = Some(false);
+            return Ok(());
+        };
+        let rows = params![number.base(), number.last(), RECLAIM_ROWS];
+        let deleted = statements.reclaim_messages()?.execute(rows)?
+            + statements.reclaim_timers()?.execute(rows)?
+            + statements.reclaim_requeued()?.execute(rows)?;
+        if deleted == 0 {
+            statements.delete_all_buckets()?.execute([number.0])?;
+            statements.delete_queue()?.execute([number.0])?;
+        }
+        Ok(())
+    }
+
+    /// A queue as the file has it, as of the time of the transaction.
+    fn queue(
+        &mut self,
+        name: &QueueName,
+    ) -> Result<Option<(&mut Statements<'c>, &mut QueueState)>> {
+        let now = self.now;
+        let Some((statements, queue)) = self.known(name)? else { return Ok(None) };
+        if queue.next_due.is_some_and(|due| due <= now) {
+            sweep(statements, queue, now)?;
+        }
+        Ok(Some((statements, queue)))
+    }
+
+    /// A queue as the file has it, as of when it was last used.
+    fn known(
+        &mut self,
+        name: &QueueName,
+    ) -> Result<Option<(&mut Statements<'c>, &mut QueueState)>> {
+        if self.mirror.get(name).is_none() {
+            let state = load(&mut self.statements, name)?;
+            self.mirror.insert(name, state);
+        }
+        let Self { statements, mirror, .. } = self;
+        Ok(mirror.get_mut(name).map(|queue| (statements, queue)))
+    }
+
+    /// A queue to send to, which comes into being where there is none.
+    fn queue_or_new(
+        &mut self,
+        name: &QueueName,
+    ) -> Result<(&mut Statements<'c>, &mut QueueState), Failure> {
+        let used_up = match self.queue(name)? {
+            None => true,
+            Some((_, queue)) if queue.next_place < MAX_PLACE - RESERVED_PLACES => false,
+            // Five years have passed. An empty queue can start again under another number.
+            Some((_, queue)) if queue.total > 0 => return Err(Failure::NoPlaceLeft),
+            Some(_) => {
+                self.forget(name)?;
+                true
+            }
+        };
+        if used_up {
+            let statements = &mut self.statements;
+            let mut number = statements.next_queue()?.query_row([], |row| row.get(0))?;
+            if number > MAX_QUEUE {
+                number = statements.gap_queue()?.query_row([], |row| row.get(0))?;
+            }
+            if number > MAX_QUEUE {
+                return Err(Failure::TooManyQueues);
+            }
+            statements.insert_queue()?.execute(params![number, name.as_str()])?;
+            self.mirror.insert(name, Some(QueueState::new(QueueNumber(number))));
+        }
+        let Self { statements, mirror, .. } = self;
+        let queue = mirror.get_mut(name).ok_or(Failure::NoPlaceLeft)?;
+        Ok((statements, queue))
+    }
+}
+
+/// Where a page of a peek begins: after this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PeekFrom {
+    /// A ready message, by its place in line.
+    Place(i64),
+    /// Another one, by its time and its order among those of the same moment.
+    Timer(i64, i64),
+}
+
+impl PeekFrom {
+    pub(crate) fn to_cursor(self) -> Cursor {
+        Cursor::new(match self {
+            Self::Place(place) => format!("ready.{place}"),
+            Self::Timer(due, timer) => format!("timer.{due}.{timer}"),
+        })
+    }
+
+    pub(crate) fn of_cursor(cursor: &Cursor) -> Option<Self> {
+        let (kind, rest) = cursor.as_str().split_once('.')?;
+        match kind {
+            "ready" => rest.parse().ok().map(Self::Place),
+            "timer" => {
+                let (due, timer) = rest.split_once('.')?;
+                Some(Self::Timer(due.parse().ok()?, timer.parse().ok()?))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A message that is to be delivered.
+struct Picked {
+    key: i64,
+    place: i64,
+    message: RawMessage,
+}
+
+/// Takes the next messages where none is ready again: those past the cursor.
+fn pick_fresh(
+    statements: &mut Statements<'_>,
+    queue: &mut QueueState,
+    max: usize,
+) -> Result<Vec<Picked>> {
+    let (after, last) = (queue.number.key(queue.cursor), queue.number.last_ready());
+    let mut rows = statements.fresh()?.query(params![after, last, max])?;
+    let mut picked = Vec::with_capacity(max);
+    while let Some(row) = rows.next()? {
+        let key = row.get(0)?;
+        picked.push(Picked { key, place: place_of(key), message: read_message(row)? });
+    }
+    if let Some(last) = picked.last() {
+        queue.cursor = last.place;
+    }
+    Ok(picked)
+}
+
+/// Takes the next messages of both lines: those ready again, and those past the cursor.
+fn pick_merged(
+    statements: &mut Statements<'_>,
+    queue: &mut QueueState,
+    max: usize,
+) -> Result<Vec<Picked>> {
+    let line = Line::new(statements, queue, 0, max)?;
+    let mut picked = Vec::with_capacity(max);
+    let mut last_requeued = None;
+    for next in line {
+        let mut message = read_by_key(statements, next.key)?;
+        message.delivery_count = next.deliveries;
+        if next.requeued {
+            last_requeued = Some(next.place);
+            queue.requeued -= 1;
+        } else {
+            queue.cursor = next.place;
+        }
+        picked.push(Picked { key: next.key, place: next.place, message });
+    }
+    if let Some(last) = last_requeued {
+        let taken = params![queue.number.base(), queue.number.key(last)];
+        statements.delete_requeued()?.execute(taken)?;
+    }
+    Ok(picked)
+}
+
+/// The ready messages in order, from both lines.
+struct Line {
+    requeued: std::iter::Peekable<std::vec::IntoIter<InLine>>,
+    fresh: std::iter::Peekable<std::vec::IntoIter<InLine>>,
+    left: usize,
+}
+
+struct InLine {
+    place: i64,
+    key: i64,
+    deliveries: u32,
+    requeued: bool,
+}
+
+impl Line {
+    /// Up to `max` messages after a place.
+    fn new(
+        statements: &mut Statements<'_>,
+        queue: &QueueState,
+        after: i64,
+        max: usize,
+    ) -> Result<Self> {
+        let (number, last) = (queue.number, queue.number.last_ready());
+        let mut requeued = Vec::new();
+        if queue.requeued > 0 {
+            let range = params![number.key(after), last, max];
+            let mut rows = statements.requeued()?.query(range)?;
+            while let Some(row) = rows.next()? {
+                requeued.push(InLine {
+                    place: place_of(row.get(0)?),
+                    key: row.get(1)?,
+                    deliveries: row.get(2)?,
+                    requeued: true,
+                });
+            }
+        }
+        let mut fresh = Vec::new();
+        if queue.fresh() > 0 {
+            let range = params![number.key(after.max(queue.cursor)), last, max];
+            let mut rows = statements.fresh_keys()?.query(range)?;
+            while let Some(row) = rows.next()? {
+                let key = row.get(0)?;
+                fresh.push(InLine { place: place_of(key), key, deliveries: 0, requeued: false });
+            }
+        }
+        let (requeued, fresh) = (requeued.into_iter().peekable(), fresh.into_iter().peekable());
+        Ok(Self { requeued, fresh, left: max })
+    }
+}
+
+impl Iterator for Line {
+    type Item = InLine;
+
+    fn next(&mut self) -> Option<InLine> {
+        self.left = self.left.checked_sub(1)?;
+        let from_requeued = match (self.requeued.peek(), self.fresh.peek()) {
+            (Some(requeued), Some(fresh)) => requeued.place < fresh.place,
+            (requeued, _) => requeued.is_some(),
+        };
+        if from_requeued { self.requeued.next() } else { self.fresh.next() }
+    }
+}
+
+/// A delivery whose lease runs.
+struct Lease {
+    key: i64,
+    deliveries: u32,
+    place: i64,
+    nonce: Nonce,
+}
+
+/// The delivery that a receipt is for. The sweep has taken the leases that ended away.
+fn find_lease(
+    statements: &mut Statements<'_>,
+    queue: &QueueState,
+    receipt: &Receipt,
+) -> Result<Option<Lease>> {
+    let Some((id, nonce)) = receipt.token() else { return Ok(None) };
+    let presented = params![id.as_bytes(), queue.number.0, nonce.as_bytes()];
+    statements
+        .find_lease()?
+        .query_row(presented, |row| {
+            Ok(Lease { key: row.get(0)?, deliveries: row.get(1)?, place: row.get(2)?, nonce })
+        })
+        .optional()
+}
+
+/// A row of `timer`.
+struct Timer {
+    key: i64,
+    due_at: i64,
+    timer: i64,
+    deliveries: u32,
+    delayed: bool,
+}
+
+fn read_timer(row: &Row<'_>) -> Result<Timer> {
+    Ok(Timer {
+        key: row.get(0)?,
+        due_at: row.get(1)?,
+        timer: row.get(2)?,
+        deliveries: row.get(3)?,
+        delayed: row.get(4)?,
+    })
+}
+
+/// Moves the messages whose timers ended by `now` to the tail of the line.
+fn sweep(statements: &mut Statements<'_>, queue: &mut QueueState, now: Timestamp) -> Result<()> {
+    tell_expiry(statements, queue)?;
+    let number = queue.number;
+    let this_bucket = bucket_of(now);
+    let ranges: Vec<(i64, i64, i64)> = statements
+        .buckets_until()?
+        .query_map([number.0, this_bucket], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+        .collect::<Result<_>>()?;
+    let mut due = Vec::new();
+    let mut next_due = None;
+    for (bucket, lo, hi) in ranges {
+        let timers = statements.due_timers()?;
+        for timer in timers.query_map([lo, hi, now.as_nanos()], read_timer)? {
+            due.push(timer?);
+        }
+        if bucket == this_bucket {
+            let next: Option<i64> =
+                statements.next_timer()?.query_row([lo, hi, now.as_nanos()], |row| row.get(0))?;
+            next_due = next.into_iter().chain(next_due).min();
+        }
+    }
+    // Ranges may overlap: a timer that was set twice is in two of them.
+    due.sort_unstable_by_key(|timer| (timer.due_at, timer.timer));
+    due.dedup_by_key(|timer| timer.key);
+    for timer in &due {
+        statements.delete_timer()?.execute([timer.key])?;
+        let place = number.key(queue.take_place());
+        statements.insert_requeued()?.execute(params![place, timer.key, timer.deliveries])?;
+        queue.requeued += 1;
+        if timer.delayed {
+            queue.delayed -= 1;
+        } else {
+            queue.in_flight -= 1;
+        }
+    }
+    if statements.delete_buckets()?.execute([number.0, this_bucket])? > 0 {
+        // What is deleted here must be told again, should the clock go back.
+        queue.expiry.clear();
+    }
+    let next_bucket: Option<i64> =
+        statements.next_bucket()?.query_row([number.0, this_bucket], |row| row.get(0))?;
+    let next_due = next_due.map(Timestamp::from_nanos);
+    queue.next_due = next_due.into_iter().chain(next_bucket.map(bucket_start)).min();
+    queue.dirty = true;
+    Ok(())
+}
+
+/// Writes where timers were set.
+fn tell_expiry(statements: &mut Statements<'_>, queue: &mut QueueState) -> Result<()> {
+    if queue.told {
+        return Ok(());
+    }
+    for range in &queue.expiry {
+        let range = [queue.number.0, range.bucket, range.lo, range.hi];
+        statements.insert_expiry()?.execute(range)?;
+    }
+    // The last one is kept, to be made longer.
+    queue.expiry.drain(..queue.expiry.len().saturating_sub(1));
+    queue.told = true;
+    Ok(())
+}
+
+fn load(statements: &mut Statements<'_>, name: &QueueName) -> Result<Option<QueueState>> {
+    let found = statements.find_queue()?.query_row([name.as_str()], |row| {
+        Ok(QueueState {
+            next_place: row.get(1)?,
+            cursor: row.get(2)?,
+            next_timer: row.get(3)?,
+            total: row.get(4)?,
+            in_flight: row.get(5)?,
+            delayed: row.get(6)?,
+            requeued: row.get(7)?,
+            ..QueueState::new(QueueNumber(row.get(0)?))
+        })
+    });
+    let Some(mut queue) = found.optional()? else { return Ok(None) };
+    let first: Option<i64> =
+        statements.next_bucket()?.query_row([queue.number.0, i64::MIN], |row| row.get(0))?;
+    queue.next_due = first.map(bucket_start);
+    Ok(Some(queue))
+}
+
+fn read_by_key(statements: &mut Statements<'_>, key: i64) -> Result<RawMessage> {
+    statements.message()?.query_row([key], read_message)
+}
+
+/// Reads key, id, enqueued_at, reply_to, attributes, body.
+fn read_message(row: &Row<'_>) -> Result<RawMessage> {
+    let id: [u8; 16] = row.get(1)?;
+    let body = Bytes::copy_from_slice(row.get_ref(5)?.as_blob()?);
+    let enqueued_at = Timestamp::from_nanos(row.get(2)?);
+    let id = MessageId::from_uuid(Uuid::from_bytes(id));
+    let mut message = RawMessage::new(id, body, enqueued_at);
+    message.reply_to = row.get_ref(3)?.as_str_or_null()?.map(Into::into);
+    if let ValueRef::Text(json) = row.get_ref(4)? {
+        message.attributes = read_attributes(json)?;
+    }
+    Ok(message)
+}
+
+fn read_attributes(json: &[u8]) -> Result<Attributes, FromSqlError> {
+    serde_json::from_slice(json).map_err(FromSqlError::other)
+}
+
+fn write_attributes(message: &Outgoing) -> String {
+    // Cannot fail: names and values are strings.
+    serde_json::to_string(&message.attributes).unwrap_or_default()
+}

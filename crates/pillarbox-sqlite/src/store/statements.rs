@@ -1,0 +1,94 @@
+//! Every statement of the store, prepared when first used and kept.
+
+use rusqlite::{CachedStatement, Connection, Result};
+
+macro_rules! statements {
+    ($($(#[$doc:meta])* $name:ident = $sql:literal;)*) => {
+        /// The statements of one connection.
+        pub(super) struct Statements<'c> {
+            connection: &'c Connection,
+            $($name: Option<CachedStatement<'c>>,)*
+        }
+
+        impl<'c> Statements<'c> {
+            pub(super) fn new(connection: &'c Connection) -> Self {
+                Self { connection, $($name: None,)* }
+            }
+
+            $(
+                $(#[$doc])*
+                pub(super) fn $name(&mut self) -> Result<&mut CachedStatement<'c>> {
+                    match &mut self.$name {
+                        Some(statement) => Ok(statement),
+                        empty => Ok(empty.insert(self.connection.prepare_cached($sql)?)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+statements! {
+    schema_version = "SELECT version FROM pillarbox_schema";
+
+    find_queue = "SELECT queue, next_place, cursor, next_timer, total, in_flight, delayed, requeued
+        FROM pillarbox_queue WHERE name = ?1";
+    next_queue = "SELECT coalesce(max(queue), 0) + 1 FROM pillarbox_queue";
+    /// The lowest number that is free though it is not past the highest one.
+    gap_queue = "SELECT min(queue) + 1 FROM pillarbox_queue AS q
+        WHERE NOT EXISTS (SELECT 1 FROM pillarbox_queue WHERE queue = q.queue + 1)";
+    insert_queue = "INSERT INTO pillarbox_queue VALUES (?1, ?2, 1, 0, 1, 0, 0, 0, 0)";
+    update_queue = "UPDATE pillarbox_queue SET next_place = ?2, cursor = ?3, next_timer = ?4,
+        total = ?5, in_flight = ?6, delayed = ?7, requeued = ?8 WHERE queue = ?1";
+    abandon_queue = "UPDATE pillarbox_queue SET name = NULL WHERE queue = ?1";
+    delete_queue = "DELETE FROM pillarbox_queue WHERE queue = ?1";
+    queue_names = "SELECT name FROM pillarbox_queue WHERE name IS NOT NULL ORDER BY name";
+    abandoned_queue = "SELECT queue FROM pillarbox_queue WHERE name IS NULL LIMIT 1";
+
+    insert_message = "INSERT INTO pillarbox_message VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+        ON CONFLICT (id, queue) DO NOTHING";
+    find_message = "SELECT key FROM pillarbox_message WHERE id = ?1 AND queue = ?2";
+    /// Messages that were never delivered, in order, between two keys.
+    fresh = "SELECT key, id, enqueued_at, reply_to, attributes, body FROM pillarbox_message
+        WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3";
+    fresh_keys = "SELECT key FROM pillarbox_message
+        WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3";
+    message = "SELECT key, id, enqueued_at, reply_to, attributes, body FROM pillarbox_message
+        WHERE key = ?1";
+    enqueued_at = "SELECT enqueued_at FROM pillarbox_message WHERE key = ?1";
+    delete_message = "DELETE FROM pillarbox_message WHERE key = ?1";
+
+    insert_timer = "INSERT INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    /// The delivery that a receipt is for, if its lease runs.
+    find_lease = "SELECT t.key, t.deliveries, t.place
+        FROM pillarbox_message AS m JOIN pillarbox_timer AS t ON t.key = m.key
+        WHERE m.id = ?1 AND m.queue = ?2 AND t.nonce = ?3";
+    update_timer = "UPDATE pillarbox_timer SET due_at = ?2, timer = ?3, nonce = ?4 WHERE key = ?1";
+    delete_timer = "DELETE FROM pillarbox_timer WHERE key = ?1";
+    due_timers = "SELECT key, due_at, timer, deliveries, nonce IS NULL FROM pillarbox_timer
+        WHERE key BETWEEN ?1 AND ?2 AND due_at <= ?3";
+    next_timer = "SELECT min(due_at) FROM pillarbox_timer
+        WHERE key BETWEEN ?1 AND ?2 AND due_at > ?3";
+    timers_in_order = "SELECT t.key, t.due_at, t.timer, t.deliveries, t.nonce IS NULL
+        FROM pillarbox_timer AS t WHERE t.key BETWEEN ?1 AND ?2 AND (t.due_at, t.timer) > (?3, ?4)
+        ORDER BY t.due_at, t.timer LIMIT ?5";
+
+    insert_expiry = "INSERT INTO pillarbox_expiry VALUES (?1, ?2, ?3, ?4)
+        ON CONFLICT (queue, bucket, lo) DO UPDATE SET hi = max(hi, excluded.hi)";
+    next_bucket = "SELECT min(bucket) FROM pillarbox_expiry WHERE queue = ?1 AND bucket > ?2";
+    buckets_until = "SELECT bucket, lo, hi FROM pillarbox_expiry WHERE queue = ?1 AND bucket <= ?2";
+    delete_buckets = "DELETE FROM pillarbox_expiry WHERE queue = ?1 AND bucket < ?2";
+    delete_all_buckets = "DELETE FROM pillarbox_expiry WHERE queue = ?1";
+
+    insert_requeued = "INSERT INTO pillarbox_requeued VALUES (?1, ?2, ?3)";
+    requeued = "SELECT key, message, deliveries FROM pillarbox_requeued
+        WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3";
+    delete_requeued = "DELETE FROM pillarbox_requeued WHERE key BETWEEN ?1 AND ?2";
+
+    reclaim_messages = "DELETE FROM pillarbox_message WHERE key IN
+        (SELECT key FROM pillarbox_message WHERE key BETWEEN ?1 AND ?2 LIMIT ?3)";
+    reclaim_timers = "DELETE FROM pillarbox_timer WHERE key IN
+        (SELECT key FROM pillarbox_timer WHERE key BETWEEN ?1 AND ?2 LIMIT ?3)";
+    reclaim_requeued = "DELETE FROM pillarbox_requeued WHERE key IN
+        (SELECT key FROM pillarbox_requeued WHERE key BETWEEN ?1 AND ?2 LIMIT ?3)";
+}
