@@ -24,7 +24,7 @@ use crate::{file, writer};
 /// The longest body: SQLite's own limit on a row is a thousand million bytes.
 const MAX_BODY: usize = 900_000_000;
 
-static IN_FILE: Capabilities = capabilities(true);
+pub(crate) static IN_FILE: Capabilities = capabilities(true);
 static IN_MEMORY: Capabilities = capabilities(false);
 
 const fn capabilities(durable: bool) -> Capabilities {

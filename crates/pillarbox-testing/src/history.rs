@@ -123,6 +123,11 @@ impl History {
         self.maybe_sent.insert(id);
     }
 
+    /// How many sends had their answers lost, and are not known to be stored.
+    pub fn maybe_sent_len(&self) -> usize {
+        self.maybe_sent.difference(&self.sent).count()
+    }
+
     /// Notes a receive whose answer was lost: delivery counts may have gaps from now on.
     pub fn receive_lost(&mut self) {
         self.receive_lost = true;

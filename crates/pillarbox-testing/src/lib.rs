@@ -13,6 +13,7 @@
 //! Test doubles are queues like any other, behind the one [`Mailbox`](pillarbox_core::Mailbox)
 //! type: code under test cannot tell the difference.
 
+pub mod campaign;
 pub mod conformance;
 mod doubles;
 pub mod fault;

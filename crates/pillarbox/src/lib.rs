@@ -42,6 +42,9 @@
 //!
 //! | URL | backend | feature |
 //! |---|---|---|
+//! | `sqlite:PATH` | one durable file that several processes share; made if it is not there | `sqlite`, on by default |
+//! | `sqlite:PATH?synchronous=normal` | the same, faster, where a power failure may cost the last moments | |
+//! | `sqlite::memory:` | SQLite without a file, private to the handle that it gives | |
 //! | `memory:` | in memory, private to the handle that it gives | always there |
 //! | `memory:NAME` | in memory, shared by all of the process that open this name | always there |
 //!
@@ -49,6 +52,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
+//! | `sqlite` (default) | the backend [`sqlite`], with transactional sends and acknowledgements |
 //! | `msgpack` | the `MessagePack` codec |
 
 mod open;
@@ -60,6 +64,8 @@ struct Readme;
 
 pub use open::open;
 pub use pillarbox_core::*;
+#[cfg(feature = "sqlite")]
+pub use pillarbox_sqlite as sqlite;
 
 /// What most programs need: `use pillarbox::prelude::*;`
 pub mod prelude {

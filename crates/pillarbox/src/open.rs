@@ -8,7 +8,8 @@ struct Scheme {
     feature: Option<&'static str>,
 }
 
-const SCHEMES: &[Scheme] = &[Scheme { name: "memory", feature: None }];
+const SCHEMES: &[Scheme] =
+    &[Scheme { name: "sqlite", feature: Some("sqlite") }, Scheme { name: "memory", feature: None }];
 
 /// Opens the backend that a URL names. See the [crate](crate#backends) for the URLs there are.
 ///
@@ -29,9 +30,21 @@ pub async fn open(url: &str) -> Result<Mailboxes> {
             Err(Error::invalid(None, "backend URL", format!("\"memory:{name}\""), allowed))
         }
         Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
+        Some(("sqlite", _)) => open_sqlite(url).await,
         Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
         None => Err(unknown("there is no scheme")),
     }
+}
+
+#[cfg(feature = "sqlite")]
+async fn open_sqlite(url: &str) -> Result<Mailboxes> {
+    use pillarbox_sqlite::{SqliteBackend, SqliteOptions};
+    Ok(Mailboxes::new(SqliteBackend::open(SqliteOptions::from_url(url)?).await?))
+}
+
+#[cfg(not(feature = "sqlite"))]
+async fn open_sqlite(_: &str) -> Result<Mailboxes> {
+    Err(unknown("this program was built without the cargo feature `sqlite`"))
 }
 
 /// Says what is wrong, and never more of the URL than its scheme: there may be a password in it.
@@ -79,7 +92,8 @@ mod tests {
             let error = open(url).await.unwrap_err();
             assert!(matches!(error, Error::InvalidParameter { .. }), "{url}: {error}");
             let text = error.to_string();
-            assert!(text.contains("allowed: memory:") && !text.contains("hunter2"), "{text}");
+            assert!(text.contains("sqlite: (cargo feature `sqlite`), memory:"), "{text}");
+            assert!(!text.contains("hunter2"), "{text}");
         }
     }
 }

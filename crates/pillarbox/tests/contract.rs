@@ -73,3 +73,14 @@ async fn the_program_runs_in_memory() {
     let seen = program("memory:").await.unwrap();
     assert_eq!(seen, [1, 3, 4, 5, 6, 7, 3, 4, 5, 6, 7, 2]);
 }
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn the_program_runs_on_sqlite() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("program.db");
+    for url in [format!("sqlite:{}", file.display()), "sqlite::memory:".to_owned()] {
+        let seen = program(&url).await.unwrap();
+        assert_eq!(seen, [1, 3, 4, 5, 6, 7, 3, 4, 5, 6, 7, 2], "{url}");
+    }
+}

@@ -108,7 +108,8 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// ```
     pub async fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
         let message = self.encode(body, options)?;
-        self.send_raw(message).await
+        let id = message.id;
+        only(self.queue.send(vec![message]).await).map_err(|error| error.about(Some(id)))
     }
 
     /// Sends messages and says of each, in order, whether it was stored.
@@ -244,7 +245,9 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self.queue.is_closed()
     }
 
-    fn encode(&self, body: &T, options: SendOptions) -> Result<Outgoing> {
+    /// Makes the message that [`send_with`](Self::send_with) would send, and does not send it: for
+    /// backends that can take it in another way, such as inside a transaction of the caller's.
+    pub fn encode(&self, body: &T, options: SendOptions) -> Result<Outgoing> {
         let id = options.id.unwrap_or_else(MessageId::new);
         let body = self.codec.encode(body).map_err(|cause| Error::Serialization {
             queue: self.queue.name().clone(),
@@ -273,11 +276,6 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
 
     fn message<B>(&self, body: B, delivery: Delivery) -> Message<B, R> {
         Message::new(body, delivery, self.queue.clone(), self.replies.clone())
-    }
-
-    async fn send_raw(&self, message: Outgoing) -> Result<MessageId> {
-        let id = message.id;
-        only(self.queue.send(vec![message]).await).map_err(|error| error.about(Some(id)))
     }
 
     /// Calls `operation` with as many entries at a time as the backend takes.

@@ -18,7 +18,7 @@
 //! # Invariants
 //!
 //! 1. The counts of a queue's row are those of its rows, and `cursor` is the highest place of a
-//!    message that was delivered straight from `message` ([`Store::check`] verifies it).
+//!    message that was delivered straight from `message` ([`verify`](crate::verify) looks).
 //! 2. Every timer lies within a range of `expiry` of its bucket, so that a sweep which looks at
 //!    the ranges of all buckets that have begun misses none.
 //! 3. Every operation first lets time come to the time of the transaction: timers that ended are

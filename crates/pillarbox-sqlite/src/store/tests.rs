@@ -1,1 +1,182 @@
+use std::cell::RefCell;
 
+use pillarbox_core::Receive;
+
+use super::*;
+
+const LEASE: Duration = Receive::DEFAULT_VISIBILITY;
+
+fn file() -> Connection {
+    let mut connection = Connection::open_in_memory().unwrap();
+    crate::schema::migrate(&mut connection).unwrap();
+    connection
+}
+
+fn queue() -> QueueName {
+    "q".parse().unwrap()
+}
+
+/// A store at a given second, with a transaction open.
+fn at(store: &mut Store<'_>, second: i64) {
+    store.flush().unwrap();
+    store.begin(Timestamp::from_secs(second)).unwrap();
+}
+
+fn send(store: &mut Store<'_>, body: &'static str) -> MessageId {
+    let message = Outgoing::new(body);
+    assert_eq!(store.send(&queue(), &message, None).unwrap(), Ok(Sent::Stored));
+    message.id
+}
+
+fn bodies(deliveries: &[Delivery]) -> Vec<&str> {
+    deliveries.iter().map(|d| std::str::from_utf8(&d.message.body).unwrap()).collect()
+}
+
+fn count(connection: &Connection, table: &str) -> u64 {
+    connection.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap()
+}
+
+#[test]
+fn a_released_delivery_never_was() {
+    let connection = file();
+    let mut store = Store::new(&connection);
+    at(&mut store, 1);
+    for body in ["a", "b", "c"] {
+        send(&mut store, body);
+    }
+    let taken = store.receive(&queue(), 2, LEASE).unwrap();
+    for delivery in &taken {
+        store.release(&queue(), &delivery.receipt).unwrap();
+        // Once is enough, and a second time does nothing.
+        store.release(&queue(), &delivery.receipt).unwrap();
+    }
+    let again = store.receive(&queue(), 3, LEASE).unwrap();
+    assert_eq!(bodies(&again), ["a", "b", "c"]);
+    assert!(again.iter().all(|delivery| delivery.message.delivery_count == 1));
+    assert_eq!(
+        store.settle(&queue(), &taken[0].receipt, SettleAction::Acknowledge).unwrap(),
+        Err(Stale)
+    );
+}
+
+#[test]
+fn a_purge_takes_the_rows_away_bit_by_bit() {
+    let connection = file();
+    let mut store = Store::new(&connection);
+    at(&mut store, 1);
+    for _ in 0..RECLAIM_ROWS + 10 {
+        send(&mut store, "old");
+    }
+    store.receive(&queue(), 5, LEASE).unwrap();
+    store.flush().unwrap();
+    assert_eq!(store.purge(&queue()).unwrap(), RECLAIM_ROWS as u64 + 10);
+    let kept = send(&mut store, "new");
+    store.flush().unwrap();
+    assert!(count(&connection, "pillarbox_message") > 2000, "nothing is deleted yet");
+    assert_eq!(count(&connection, "pillarbox"), 1, "and nothing of it is shown");
+
+    let mut steps = 0;
+    while store.has_garbage().unwrap() {
+        store.reclaim().unwrap();
+        steps += 1;
+    }
+    assert!((3..=5).contains(&steps), "{steps}");
+    assert_eq!(count(&connection, "pillarbox_message"), 1);
+    assert_eq!(count(&connection, "pillarbox_timer"), 0);
+    assert_eq!(count(&connection, "pillarbox_expiry"), 0);
+    assert_eq!(count(&connection, "pillarbox_queue"), 1);
+    assert_eq!(store.receive(&queue(), 9, LEASE).unwrap()[0].message.id, kept);
+}
+
+#[test]
+fn an_empty_queue_that_has_used_up_its_places_starts_again() {
+    let connection = file();
+    let mut store = Store::new(&connection);
+    at(&mut store, 1);
+    send(&mut store, "first");
+    store.flush().unwrap();
+    let last = MAX_PLACE - RESERVED_PLACES;
+    connection.execute("UPDATE pillarbox_queue SET next_place = ?1", [last]).unwrap();
+    store.clear();
+    at(&mut store, 2);
+    let refused = store.send(&queue(), &Outgoing::new("late"), None);
+    assert!(matches!(refused, Err(Failure::NoPlaceLeft)), "{refused:?}");
+
+    let first = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
+    store.settle(&queue(), &first.receipt, SettleAction::Acknowledge).unwrap().unwrap();
+    send(&mut store, "again");
+    assert_eq!(bodies(&store.receive(&queue(), 9, LEASE).unwrap()), ["again"]);
+}
+
+#[test]
+fn numbers_of_queues_are_used_again() {
+    let connection = file();
+    let mut store = Store::new(&connection);
+    let insert = "INSERT INTO pillarbox_queue VALUES (?1, ?2, 1, 0, 1, 0, 0, 0, 0)";
+    for (number, name) in [(1, "a"), (2, "b"), (MAX_QUEUE, "z")] {
+        connection.execute(insert, params![number, name]).unwrap();
+    }
+    at(&mut store, 1);
+    send(&mut store, "x");
+    store.flush().unwrap();
+    let sql = "SELECT queue FROM pillarbox_queue WHERE name = 'q'";
+    assert_eq!(connection.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap(), 3);
+}
+
+#[test]
+fn a_clock_that_goes_back_strands_nothing() {
+    let connection = file();
+    let mut store = Store::new(&connection);
+    at(&mut store, 100);
+    send(&mut store, "x");
+    let first = store.receive(&queue(), 1, Duration::from_secs(10)).unwrap().remove(0);
+    at(&mut store, 200);
+    let second = store.receive(&queue(), 1, Duration::from_secs(10)).unwrap().remove(0);
+    at(&mut store, 100);
+    assert_eq!(
+        store.settle(&queue(), &first.receipt, SettleAction::Acknowledge).unwrap(),
+        Err(Stale)
+    );
+    let extend = SettleAction::Extend { timeout: Duration::from_secs(10) };
+    store.settle(&queue(), &second.receipt, extend).unwrap().unwrap();
+    at(&mut store, 110);
+    assert_eq!(store.receive(&queue(), 1, LEASE).unwrap()[0].message.delivery_count, 3);
+}
+
+#[test]
+fn a_store_that_forgets_everything_goes_on_as_before() {
+    let connection = file();
+    let store = RefCell::new(Store::new(&connection));
+    let forget = || {
+        let mut store = store.borrow_mut();
+        store.flush().unwrap();
+        store.clear();
+        store.begin(Timestamp::from_secs(50)).unwrap();
+    };
+    forget();
+    send(&mut store.borrow_mut(), "a");
+    forget();
+    let mut delayed = Outgoing::new("later");
+    delayed.delay = Duration::from_secs(5);
+    store.borrow_mut().send(&queue(), &delayed, None).unwrap().unwrap();
+    forget();
+    let held = store.borrow_mut().receive(&queue(), 9, LEASE).unwrap();
+    forget();
+    let counts = store.borrow_mut().counts(&queue()).unwrap();
+    assert_eq!((counts.ready, counts.in_flight, counts.delayed), (0, 1, 1));
+    let settled = store.borrow_mut().settle(&queue(), &held[0].receipt, SettleAction::Acknowledge);
+    settled.unwrap().unwrap();
+    forget();
+    at(&mut store.borrow_mut(), 55);
+    assert_eq!(bodies(&store.borrow_mut().receive(&queue(), 9, LEASE).unwrap()), ["later"]);
+}
+
+#[test]
+fn a_cursor_survives_its_text() {
+    for from in [PeekFrom::Place(7), PeekFrom::Timer(-3, 9)] {
+        assert_eq!(PeekFrom::of_cursor(&from.to_cursor()), Some(from));
+    }
+    for bad in ["", "7", "ready.", "timer.1", "other.1"] {
+        assert_eq!(PeekFrom::of_cursor(&Cursor::new(bad)), None);
+    }
+}

@@ -1,0 +1,164 @@
+//! Sending and acknowledging inside a transaction of the caller's own.
+//!
+//! A program that keeps its data in the same file can change it and send, or change it and
+//! acknowledge, in one transaction: both happen, or neither does, whatever is killed when. There is
+//! no outbox to drain and no moment at which the work is done and the message still there.
+//!
+//! ```
+//! use pillarbox_core::{Mailbox, Mailboxes, Receive, SendOptions};
+//! use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
+//! use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("shop.db");
+//! let backend = Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&path)).await?);
+//! let invoices: Mailbox<u64> = backend.mailbox("invoices")?;
+//!
+//! let mut shop = Connection::open(&path)?;
+//! shop.execute_batch("PRAGMA synchronous = FULL; CREATE TABLE orders (id INTEGER, paid INTEGER)")?;
+//!
+//! // The order and the message that asks for its invoice: both, or neither.
+//! let both = shop.transaction_with_behavior(TransactionBehavior::Immediate)?;
+//! both.execute("INSERT INTO orders VALUES (4711, 0)", [])?;
+//! transaction::send(&both, &invoices, &4711, SendOptions::new())?;
+//! both.commit()?;
+//!
+//! // The invoice is paid and its message is gone: both, or neither.
+//! for message in invoices.receive(Receive::one()).await? {
+//!     let both = shop.transaction_with_behavior(TransactionBehavior::Immediate)?;
+//!     both.execute("UPDATE orders SET paid = 1 WHERE id = ?1", [message.body()])?;
+//!     transaction::acknowledge(&both, &message)?;
+//!     both.commit()?;
+//! }
+//! assert_eq!(invoices.approximate_count().await?, 0);
+//! # Ok(()) }
+//! ```
+//!
+//! # What to bear in mind
+//!
+//! * The connection must be to the file that the mailbox is in.
+//! * Begin with [`TransactionBehavior::Immediate`]: a deferred transaction that has read before it
+//!   writes fails with `SQLITE_BUSY` when somebody else has written in between.
+//! * Do not await a mailbox while the transaction is open. The mailbox waits for the transaction,
+//!   and if the transaction waits for the mailbox, both fail after a minute.
+//! * What a commit survives is decided by `PRAGMA synchronous` of the connection that commits.
+//! * A transaction that is long keeps every sender and receiver waiting.
+//! * `max_size` is a limit of the mailbox handle and is not checked here.
+//!
+//! [`TransactionBehavior::Immediate`]: rusqlite::TransactionBehavior::Immediate
+
+use pillarbox_core::lease::Stale;
+use pillarbox_core::{
+    Capabilities, Error, Mailbox, Message, MessageId, Outgoing, QueueName, Result, SendOptions,
+    Settle, Timestamp,
+};
+use rusqlite::Transaction;
+
+use crate::backend::IN_FILE;
+use crate::failure::Failure;
+use crate::store::Store;
+
+/// Sends a message when, and if, the transaction commits.
+///
+/// Fails, and leaves the transaction as it was, where the mailbox is not in SQLite, the file has no
+/// queues or the message is outside of the limits.
+pub fn send<T: 'static, R: 'static>(
+    transaction: &Transaction<'_>,
+    mailbox: &Mailbox<T, R>,
+    body: &T,
+    options: SendOptions,
+) -> Result<MessageId> {
+    check_backend(mailbox.name(), mailbox.capabilities())?;
+    let message = mailbox.encode(body, options)?;
+    let id = message.id;
+    let mut results = send_all(transaction, mailbox.name(), &[message])?;
+    results.pop().unwrap_or(Ok(id))
+}
+
+/// Acknowledges a delivery when, and if, the transaction commits.
+///
+/// Fails with [`Error::ReceiptHandleExpired`] where the lease has ended. Roll back then: somebody
+/// else has the message, and will do the work. The message is borrowed, not consumed, for a
+/// transaction that is rolled back leaves it to be settled.
+pub fn acknowledge<T, R: 'static>(
+    transaction: &Transaction<'_>,
+    message: &Message<T, R>,
+) -> Result<()> {
+    let settle = Settle::acknowledge(message.receipt().clone());
+    let mut results = settle_all(transaction, message.queue_name(), &[settle])?;
+    results.pop().unwrap_or(Ok(()))
+}
+
+/// Sends messages to a queue as bytes, and says of each whether it will be stored.
+///
+/// On the outer error nothing is known of any of them: roll back.
+pub fn send_all(
+    transaction: &Transaction<'_>,
+    queue: &QueueName,
+    batch: &[Outgoing],
+) -> Result<Vec<Result<MessageId>>> {
+    with_store(transaction, queue, "send", |store| {
+        let mut results = Vec::with_capacity(batch.len());
+        for message in batch {
+            results.push(match IN_FILE.check_outgoing(queue, message) {
+                Ok(()) => {
+                    // Without a limit, no queue is full.
+                    let _ = store.send(queue, message, None)?;
+                    Ok(message.id)
+                }
+                Err(error) => Err(error),
+            });
+        }
+        Ok(results)
+    })
+}
+
+/// Settles deliveries of a queue, and says of each how it will go.
+///
+/// On the outer error nothing is known of any of them: roll back.
+pub fn settle_all(
+    transaction: &Transaction<'_>,
+    queue: &QueueName,
+    batch: &[Settle],
+) -> Result<Vec<Result<()>>> {
+    with_store(transaction, queue, "settle", |store| {
+        let mut results = Vec::with_capacity(batch.len());
+        for Settle { receipt, action } in batch {
+            let checked =
+                IN_FILE.check_settle(queue, &Settle { receipt: receipt.clone(), action: *action });
+            results.push(match checked {
+                Ok(()) => store.settle(queue, receipt, *action)?.map_err(|Stale| {
+                    Error::ReceiptHandleExpired { queue: queue.clone(), receipt: receipt.clone() }
+                }),
+                Err(error) => Err(error),
+            });
+        }
+        Ok(results)
+    })
+}
+
+fn with_store<T>(
+    transaction: &Transaction<'_>,
+    queue: &QueueName,
+    action: &'static str,
+    run: impl FnOnce(&mut Store<'_>) -> Result<T, Failure>,
+) -> Result<T> {
+    let mut store = Store::new(transaction);
+    let run = || {
+        store.begin(Timestamp::now())?;
+        let result = run(&mut store)?;
+        store.flush()?;
+        Ok(result)
+    };
+    run().map_err(|failure: Failure| failure.during(action, Some(queue)))
+}
+
+fn check_backend(queue: &QueueName, capabilities: &Capabilities) -> Result<()> {
+    if capabilities.backend == IN_FILE.backend {
+        return Ok(());
+    }
+    let value = format!("one of the {} backend", capabilities.backend);
+    Err(Error::invalid(Some(queue), "mailbox", value, "one of the sqlite backend"))
+}

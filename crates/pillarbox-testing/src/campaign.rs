@@ -1,0 +1,474 @@
+//! Crash campaigns: processes that are killed at any moment, and the check of what they saw.
+//!
+//! A child process runs a random [`Workload`] on a queue and tells every step on its standard
+//! output: before a call what it is about to do, and after it what the answer was. The parent reads
+//! this [`Record`], kills the child whenever it likes, starts another, and at the end holds what all
+//! of them were told to the contract: every send that was answered is there or was acknowledged,
+//! nothing acknowledged comes back, delivery counts do not fall, no stale receipt is accepted. What
+//! was under way when the child died may have happened or not.
+//!
+//! ```text
+//! @ S <id>                                          about to send
+//! @ s <id>                                          sent
+//! @ d <id> <receipt> <count> <lease ms> <from> <to> delivered
+//! @ X <receipt> <action> <from>                     about to settle
+//! @ x <receipt> done|refused <to>                   settled, or not
+//! @ f <what>                                        a call failed
+//! ```
+
+use std::collections::{HashMap, HashSet};
+use std::io::{BufRead, Write};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use pillarbox_core::{
+    Delivery, Error, MessageId, Outgoing, Queue, RawMessage, Receipt, Receive, Settle,
+    SettleAction, Timestamp,
+};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::history::{History, Interval, Outcome, Summary, Violations};
+
+/// What a child does until it is killed.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Workload {
+    /// Clients at work at the same time.
+    pub clients: usize,
+    /// Decides what each of them does.
+    pub seed: u64,
+    /// Bytes of a body, at most.
+    pub max_body: usize,
+    /// Whether calls may fail, and are then tried no more. Where they may not, a failure ends the
+    /// child with a panic, which the record shows.
+    pub may_fail: bool,
+    /// How many steps each client takes. `None`: it ends only by being killed.
+    pub steps: Option<usize>,
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self { clients: 6, seed: 1, max_body: 600, may_fail: false, steps: None }
+    }
+}
+
+impl Workload {
+    /// Runs the clients, telling each step.
+    ///
+    /// # Panics
+    ///
+    /// When a call fails that may not.
+    pub async fn run(&self, queue: Arc<dyn Queue>) {
+        let mut clients = JoinSet::new();
+        for client in 0..self.clients {
+            let client = Client {
+                queue: queue.clone(),
+                random: StdRng::seed_from_u64(self.seed ^ (client as u64 + 1) << 32),
+                workload: self.clone(),
+                held: Vec::new(),
+            };
+            clients.spawn(client.run());
+        }
+        clients.join_all().await;
+    }
+}
+
+fn tell(line: std::fmt::Arguments<'_>) {
+    // One write of one line, which a pipe takes whole.
+    let line = format!("@ {line}\n");
+    let mut out = std::io::stdout().lock();
+    if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
+        // The parent is gone.
+        std::process::exit(1);
+    }
+}
+
+fn now_nanos() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    since_1970.map_or(0, |since| since.as_nanos() as u64)
+}
+
+struct Client {
+    queue: Arc<dyn Queue>,
+    random: StdRng,
+    workload: Workload,
+    /// Receipts that were kept for later, when most of them are stale.
+    held: Vec<Receipt>,
+}
+
+impl Client {
+    async fn run(mut self) {
+        let mut steps = 0;
+        while self.workload.steps.is_none_or(|most| steps < most) {
+            steps += 1;
+            match self.random.random_range(0..100) {
+                0..42 => self.send().await,
+                42..92 => self.receive().await,
+                92..97 => self.settle_held().await,
+                _ => {
+                    let counts = self.queue.counts().await.map(|_| ());
+                    self.allow(counts);
+                }
+            }
+        }
+    }
+
+    /// Notes a failure, where there may be one.
+    fn allow<T>(&self, result: Result<T, Error>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) if self.workload.may_fail && error.is_transient() => {
+                tell(format_args!("f {error}"));
+                None
+            }
+            Err(error) => {
+                tell(format_args!("f {error}"));
+                panic!("{error}");
+            }
+        }
+    }
+
+    async fn send(&mut self) {
+        let batch: Vec<_> = (0..self.random.random_range(1..=4))
+            .map(|_| {
+                let size = self.random.random_range(0..=self.workload.max_body);
+                let mut message = Outgoing::new(vec![b'x'; size]);
+                if self.random.random_bool(0.1) {
+                    message.delay = Duration::from_millis(self.random.random_range(1..60));
+                }
+                message
+            })
+            .collect();
+        for message in &batch {
+            tell(format_args!("S {}", message.id));
+        }
+        let results = self.queue.send(batch).await;
+        for result in self.allow(results).unwrap_or_default() {
+            if let Some(id) = self.allow(result) {
+                tell(format_args!("s {id}"));
+            }
+        }
+    }
+
+    async fn receive(&mut self) {
+        let lease = [40, 300, 3000][self.random.random_range(0..3)];
+        let request = Receive::up_to(self.random.random_range(1..=6))
+            .visibility(Duration::from_millis(lease))
+            .wait(Duration::from_millis(self.random.random_range(0..20)));
+        let from = now_nanos();
+        let received = self.queue.receive(request).await;
+        let deliveries = self.allow(received).unwrap_or_default();
+        let to = now_nanos();
+        for Delivery { message, receipt, .. } in &deliveries {
+            let (id, count) = (message.id, message.delivery_count);
+            tell(format_args!("d {id} {receipt} {count} {lease} {from} {to}"));
+        }
+        for Delivery { receipt, .. } in deliveries {
+            self.handle(receipt, Duration::from_millis(lease)).await;
+        }
+    }
+
+    async fn handle(&mut self, receipt: Receipt, lease: Duration) {
+        let nack = |delay| SettleAction::Nack { delay };
+        match self.random.random_range(0..100) {
+            0..60 => self.settle(&receipt, SettleAction::Acknowledge).await,
+            60..68 => {
+                // The second one is stale, and must be refused.
+                self.settle(&receipt, SettleAction::Acknowledge).await;
+                self.settle(&receipt, nack(Duration::ZERO)).await;
+            }
+            68..78 => self.settle(&receipt, nack(Duration::ZERO)).await,
+            78..84 => self.settle(&receipt, nack(Duration::from_millis(25))).await,
+            84..90 => {
+                self.settle(&receipt, SettleAction::Extend { timeout: lease * 2 }).await;
+                self.settle(&receipt, SettleAction::Acknowledge).await;
+            }
+            _ => self.held.push(receipt),
+        }
+    }
+
+    async fn settle_held(&mut self) {
+        if !self.held.is_empty() {
+            let place = self.random.random_range(0..self.held.len());
+            let receipt = self.held.swap_remove(place);
+            self.settle(&receipt, SettleAction::Acknowledge).await;
+        }
+    }
+
+    async fn settle(&mut self, receipt: &Receipt, action: SettleAction) {
+        let name = match action {
+            SettleAction::Acknowledge => "acknowledge".to_owned(),
+            SettleAction::Nack { delay } => format!("nack:{}", delay.as_millis()),
+            SettleAction::Extend { timeout } => format!("extend:{}", timeout.as_millis()),
+        };
+        tell(format_args!("X {receipt} {name} {}", now_nanos()));
+        let settled = self.queue.settle(vec![Settle { receipt: receipt.clone(), action }]).await;
+        let outcome = match self.allow(settled).as_deref() {
+            None => return,
+            Some([Ok(())]) => "done",
+            Some([Err(Error::ReceiptHandleExpired { .. })]) => "refused",
+            Some(other) => {
+                tell(format_args!("f {other:?}"));
+                panic!("{other:?}");
+            }
+        };
+        tell(format_args!("x {receipt} {outcome} {}", now_nanos()));
+    }
+}
+
+/// What the children of a campaign were told, all together.
+#[derive(Debug)]
+pub struct Record {
+    history: History,
+    /// Sends without an answer so far.
+    sending: HashSet<MessageId>,
+    /// Settles without an answer so far.
+    settling: HashMap<Receipt, (SettleAction, Instant)>,
+    deliveries: HashMap<Receipt, Delivery>,
+    /// Receipts that have settled, and settle nothing any more.
+    dead: Vec<Receipt>,
+    failures: Vec<String>,
+    /// The same moment on both clocks.
+    base: (Instant, u64),
+}
+
+impl Record {
+    /// Makes an empty record. To be made before the first child starts.
+    pub fn new() -> Self {
+        Self {
+            history: History::new(),
+            sending: HashSet::new(),
+            settling: HashMap::new(),
+            deliveries: HashMap::new(),
+            dead: Vec::new(),
+            failures: Vec::new(),
+            base: (Instant::now(), now_nanos()),
+        }
+    }
+
+    /// Reads what one child says, until its end.
+    ///
+    /// Whole lines only: one that was cut off by the kill was not said.
+    pub fn read(output: impl std::io::Read) -> Vec<String> {
+        let mut lines = Vec::new();
+        Self::read_each(output, |line| lines.push(line));
+        lines
+    }
+
+    /// Reads what one child says, and hands on each line as it comes.
+    pub fn read_each(output: impl std::io::Read, mut take: impl FnMut(String)) {
+        let mut output = std::io::BufReader::new(output);
+        let mut line = String::new();
+        while output.read_line(&mut line).is_ok_and(|length| length > 0) {
+            if let Some(said) = line.strip_prefix("@ ").and_then(|line| line.strip_suffix('\n')) {
+                take(said.to_owned());
+            }
+            line.clear();
+        }
+    }
+
+    /// Takes in what one child said, which has ended.
+    ///
+    /// # Panics
+    ///
+    /// When a line is not of the agreed form.
+    pub fn add(&mut self, lines: &[String]) {
+        for line in lines {
+            self.add_line(line).unwrap_or_else(|| panic!("not a line of a record: {line:?}"));
+        }
+        for id in self.sending.drain() {
+            self.history.maybe_sent(id);
+        }
+        for (receipt, (action, start)) in self.settling.drain() {
+            if let Some(delivery) = self.deliveries.get(&receipt) {
+                let at = Interval::since(start);
+                self.history.settled(delivery, action, at, Outcome::Unknown);
+            }
+        }
+        // A receive may have been answered with nobody there to hear it.
+        self.history.receive_lost();
+    }
+
+    fn add_line(&mut self, line: &str) -> Option<()> {
+        let mut words = line.split(' ');
+        match words.next()? {
+            "S" => {
+                self.sending.insert(words.next()?.parse().ok()?);
+            }
+            "s" => {
+                let id = words.next()?.parse().ok()?;
+                self.sending.remove(&id);
+                self.history.sent(id);
+            }
+            "d" => {
+                let id = words.next()?.parse().ok()?;
+                let receipt: Receipt = words.next()?.parse().ok()?;
+                let mut message = RawMessage::new(id, "", Timestamp::MIN);
+                message.delivery_count = words.next()?.parse().ok()?;
+                let lease = Duration::from_millis(words.next()?.parse().ok()?);
+                let start = self.instant(words.next()?)?;
+                let received = Interval { start, end: self.instant(words.next()?)? };
+                let delivery = Delivery::new(message, receipt.clone());
+                self.history.delivered(&delivery, received, lease);
+                self.deliveries.insert(receipt, delivery);
+            }
+            "X" => {
+                let receipt = words.next()?.parse().ok()?;
+                let action = parse_action(words.next()?)?;
+                let start = self.instant(words.next()?)?;
+                self.settling.insert(receipt, (action, start));
+            }
+            "x" => {
+                let receipt: Receipt = words.next()?.parse().ok()?;
+                let (action, start) = self.settling.remove(&receipt)?;
+                let outcome = match words.next()? {
+                    "done" => Outcome::Done,
+                    "refused" => Outcome::Refused,
+                    _ => return None,
+                };
+                let at = Interval { start, end: self.instant(words.next()?)? };
+                if let Some(delivery) = self.deliveries.get(&receipt) {
+                    self.history.settled(delivery, action, at, outcome);
+                }
+                let ends = !matches!(action, SettleAction::Extend { .. });
+                if outcome == Outcome::Done && ends {
+                    self.dead.push(receipt);
+                }
+            }
+            "f" => self.failures.push(words.collect::<Vec<_>>().join(" ")),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn instant(&self, nanos: &str) -> Option<Instant> {
+        let (instant, base) = self.base;
+        let nanos: u64 = nanos.parse().ok()?;
+        Some(instant + Duration::from_nanos(nanos.saturating_sub(base)))
+    }
+
+    /// Holds the record to the contract, given a queue that nobody uses at the moment: looks at
+    /// every message that is left, and tries some receipts that must be refused.
+    pub async fn check(&self, queue: &Arc<dyn Queue>) -> Result<Summary, Violations> {
+        let mut left = HashSet::new();
+        let mut after = None;
+        loop {
+            let page = queue.peek(1000, after).await.expect("a page of what is left");
+            left.extend(page.messages.iter().map(|peeked| peeked.message.id));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let recent = self.dead.iter().rev().take(200);
+        let settles: Vec<_> = recent.cloned().map(Settle::acknowledge).collect();
+        for result in queue.settle(settles).await.expect("an answer") {
+            assert!(
+                matches!(result, Err(Error::ReceiptHandleExpired { .. })),
+                "a receipt that had settled was accepted: {result:?}"
+            );
+        }
+        self.history.check(&left)
+    }
+
+    /// What failed, as the children told.
+    pub fn failures(&self) -> &[String] {
+        &self.failures
+    }
+
+    /// How many sends were under way when a child was killed.
+    pub fn sends_cut_short(&self) -> usize {
+        self.history.maybe_sent_len()
+    }
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn parse_action(text: &str) -> Option<SettleAction> {
+    let (verb, millis) = text.split_once(':').unwrap_or((text, "0"));
+    let duration = Duration::from_millis(millis.parse().ok()?);
+    match verb {
+        "acknowledge" => Some(SettleAction::Acknowledge),
+        "nack" => Some(SettleAction::Nack { delay: duration }),
+        "extend" => Some(SettleAction::Extend { timeout: duration }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillarbox_core::{Mailboxes, MemoryBackend, Nonce, QueueOptions};
+
+    use super::*;
+
+    fn empty_queue() -> Arc<dyn Queue> {
+        let backend = Mailboxes::new(MemoryBackend::new());
+        backend.queue("campaign", QueueOptions::new()).expect("opened")
+    }
+
+    /// The lines of one child, with times as they come.
+    fn lines(texts: &[String]) -> Vec<String> {
+        let said: String = texts.iter().map(|text| format!("@ {text}\n")).collect();
+        Record::read(format!("running 1 test\n{said}@ s 0197").as_bytes())
+    }
+
+    fn delivered(id: MessageId, receipt: &Receipt, count: u32) -> String {
+        format!("d {id} {receipt} {count} 30000 {} {}", now_nanos(), now_nanos())
+    }
+
+    #[tokio::test]
+    async fn a_line_that_was_cut_off_was_not_said() {
+        assert_eq!(lines(&["s a".to_owned()]), ["s a"]);
+    }
+
+    #[tokio::test]
+    async fn an_answered_send_that_is_not_there_is_lost_and_one_without_answer_is_not() {
+        let id = MessageId::new();
+        let mut record = Record::new();
+        record.add(&lines(&[format!("S {id}")]));
+        assert!(record.check(&empty_queue()).await.is_ok());
+        record.add(&lines(&[format!("S {id}"), format!("s {id}")]));
+        let violations = record.check(&empty_queue()).await.unwrap_err().to_string();
+        assert!(violations.contains("is lost"), "{violations}");
+    }
+
+    #[tokio::test]
+    async fn an_acknowledged_message_must_not_be_there() {
+        let queue = empty_queue();
+        let id = queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        let receipt = Receipt::new(id, Nonce::random());
+        let mut record = Record::new();
+        let mut said = vec![format!("S {id}"), format!("s {id}"), delivered(id, &receipt, 1)];
+        said.push(format!("X {receipt} acknowledge {}", now_nanos()));
+        // Without an answer, it may be gone or not.
+        record.add(&lines(&said));
+        assert!(record.check(&queue).await.is_ok() && record.check(&empty_queue()).await.is_ok());
+
+        let mut record = Record::new();
+        said.push(format!("x {receipt} done {}", now_nanos()));
+        record.add(&lines(&said));
+        let violations = record.check(&queue).await.unwrap_err().to_string();
+        assert!(violations.contains("is still in the queue"), "{violations}");
+    }
+
+    #[tokio::test]
+    async fn a_delivery_count_must_not_fall() {
+        let id = MessageId::new();
+        let mut record = Record::new();
+        let (one, other) = (Nonce::random(), Nonce::random());
+        record.add(&lines(&[
+            format!("s {id}"),
+            delivered(id, &Receipt::new(id, one), 2),
+            delivered(id, &Receipt::new(id, other), 2),
+        ]));
+        let violations = record.check(&empty_queue()).await.unwrap_err().to_string();
+        assert!(violations.contains("delivery counts"), "{violations}");
+    }
+}
