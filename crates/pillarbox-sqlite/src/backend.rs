@@ -19,6 +19,7 @@ use crate::failure::Failure;
 use crate::inbox::{Call, Inbox, Op, Request, Sending};
 use crate::options::SqliteOptions;
 use crate::store::PeekFrom;
+use crate::sync::Syncer;
 use crate::{file, writer};
 
 /// The longest body: SQLite's own limit on a row is a thousand million bytes.
@@ -244,11 +245,17 @@ impl Engine {
             let end = CloseOnDrop { ended: ended.clone(), inbox: inbox.clone() };
             let body = move || {
                 let _end = end;
-                match file::open(&options) {
-                    Ok((connection, place)) => {
+                let ready = file::open(&options).and_then(|(connection, place)| {
+                    let log = place.log_to_sync(&options)?;
+                    Ok((connection, place, Syncer::start(log, inbox.clone())?))
+                });
+                match ready {
+                    Ok((connection, place, syncer)) => {
                         if opened.send(Ok(())).is_ok() {
-                            writer::run(&connection, &place, &inbox, &*clock);
+                            writer::run(&connection, &place, &inbox, &*clock, &syncer);
                         }
+                        // Its last answers are given before the file is closed.
+                        drop(syncer);
                     }
                     // Nobody waits for it any more where this fails.
                     Err(failure) => drop(opened.send(Err(failure))),

@@ -48,6 +48,11 @@ pub(crate) enum Failure {
     Io(&'static str, std::sync::Arc<std::io::Error>),
     #[error("the file system of {} cannot hold a write-ahead log (is it a network share?)", .0.display())]
     NoWal(PathBuf),
+    #[error(
+        "the disk did not keep what was written; it is unknown whether this was done. Check the disk \
+         and restart this program"
+    )]
+    NotKept,
     #[error("the queue has used up all its places; drain it and it starts again")]
     NoPlaceLeft,
     #[error("the file holds 262,143 queues, which is all it can")]

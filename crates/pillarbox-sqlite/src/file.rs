@@ -72,13 +72,10 @@ fn open_locked(path: &Path, options: &SqliteOptions) -> Result<Connection, Failu
     if mode != "wal" {
         return Err(Failure::NoWal(path.to_owned()));
     }
-    let synchronous = match options.synchronous {
-        Synchronous::Full => "FULL",
-        Synchronous::Normal => "NORMAL",
-    };
-    // `fullfsync` matters on macOS, whose fsync does not reach the disk.
+    // `NORMAL` whatever is promised: see `sync`. `fullfsync` matters on macOS, whose fsync does not
+    // reach the disk.
     connection.execute_batch(&format!(
-        "PRAGMA synchronous = {synchronous};
+        "PRAGMA synchronous = NORMAL;
          PRAGMA fullfsync = ON;
          PRAGMA checkpoint_fullfsync = ON;
          PRAGMA wal_autocheckpoint = 0;
@@ -164,6 +161,19 @@ impl Place {
         let Self::File { lock, .. } = self else { return Ok(Turn(None)) };
         lock.lock().map_err(|error| Failure::io("cannot lock the file beside it", error))?;
         Ok(Turn(Some(lock)))
+    }
+
+    /// The write-ahead log, where it must be synced before anybody is answered.
+    pub(crate) fn log_to_sync(&self, options: &SqliteOptions) -> Result<Option<File>, Failure> {
+        let Self::File { path, .. } = self else { return Ok(None) };
+        if options.synchronous == Synchronous::Normal {
+            return Ok(None);
+        }
+        let mut name = path.as_os_str().to_owned();
+        name.push("-wal");
+        // SQLite keeps no locks on it, so that closing it later drops none.
+        let log = OpenOptions::new().write(true).open(PathBuf::from(name));
+        log.map(Some).map_err(|error| Failure::io("cannot open the write-ahead log", error))
     }
 
     /// Fails if the path no longer leads to the file that is open.

@@ -66,6 +66,73 @@ impl<Q, A, R> Call<Q, A, R> {
     }
 }
 
+impl<Q, A> Call<Q, A> {
+    /// Gives the answer. Whoever does not listen any more has no need of it.
+    fn answer(self) {
+        let _ = self.reply.send(self.answer.ok_or(Failure::WriterGone));
+    }
+}
+
+impl<Q, A, R> Call<Q, A, R> {
+    fn fail(self, failure: &Failure) {
+        let _ = self.reply.send(Err(failure.clone()));
+    }
+}
+
+impl Request {
+    /// Whether this ends or extends leases.
+    pub(crate) fn is_settle(&self) -> bool {
+        matches!(self.op, Op::Settle(_) | Op::Release(_))
+    }
+
+    /// Whether this neither settles nor receives.
+    pub(crate) fn is_other(&self) -> bool {
+        !self.is_settle() && !matches!(self.op, Op::Receive(_))
+    }
+
+    /// Whether the answer promises something that must be on the disk.
+    pub(crate) fn must_keep(&self) -> bool {
+        match &self.op {
+            Op::Send(_) | Op::Settle(_) | Op::Purge(_) => true,
+            Op::Receive(call) => call.answer.as_ref().is_some_and(|given| !given.is_empty()),
+            Op::Peek(_) | Op::Counts(_) | Op::Queues(_) | Op::Release(_) | Op::Forget => false,
+        }
+    }
+
+    /// Gives the answer.
+    pub(crate) fn answer(self, inbox: &Arc<Inbox>) {
+        match self.op {
+            Op::Send(call) => call.answer(),
+            Op::Receive(call) => {
+                let deliveries = call.answer.unwrap_or_default();
+                // Where nobody listens any more, the claim is dropped and gives back what it holds.
+                let _ = call.reply.send(Ok(Claim::new(self.queue, deliveries, inbox.clone())));
+            }
+            Op::Settle(call) => call.answer(),
+            Op::Peek(call) => call.answer(),
+            Op::Counts(call) => call.answer(),
+            Op::Purge(call) => call.answer(),
+            Op::Queues(call) => call.answer(),
+            Op::Release(_) | Op::Forget => {}
+        }
+    }
+
+    /// Says that nothing was done, and why.
+    pub(crate) fn fail(self, failure: &Failure) {
+        match self.op {
+            Op::Send(call) => call.fail(failure),
+            Op::Receive(call) => call.fail(failure),
+            Op::Settle(call) => call.fail(failure),
+            Op::Peek(call) => call.fail(failure),
+            Op::Counts(call) => call.fail(failure),
+            Op::Purge(call) => call.fail(failure),
+            Op::Queues(call) => call.fail(failure),
+            // Leases that could not be released end by themselves.
+            Op::Release(_) | Op::Forget => {}
+        }
+    }
+}
+
 impl Op {
     fn bytes(&self) -> usize {
         match self {
@@ -206,6 +273,11 @@ impl Inbox {
         self.room.close();
         self.lock().closed = true;
         self.wake.notify_one();
+    }
+
+    /// Whether nobody is in line.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().requests.is_empty()
     }
 
     /// The writer has ended: who waits is told so, and nothing more is taken.

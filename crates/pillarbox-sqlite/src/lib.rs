@@ -59,6 +59,7 @@
 //! callers: they wait their turn.
 
 mod backend;
+mod checkpoint;
 mod clock;
 mod failure;
 mod file;
@@ -66,6 +67,7 @@ mod inbox;
 mod options;
 mod schema;
 mod store;
+mod sync;
 pub mod transaction;
 mod verify;
 mod writer;

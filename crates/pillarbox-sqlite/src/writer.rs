@@ -1,8 +1,8 @@
 //! The one thread of a file that writes.
 //!
-//! It takes all requests that are in line, carries them out in one transaction, commits, and only
-//! then answers: one wait for the disk serves many callers (group commit). While the disk works,
-//! the next batch lines up.
+//! It takes all requests that are in line, carries them out in one transaction, commits, and hands
+//! the answers to the [`Syncer`], which gives them once the disk has kept the batch: one wait for
+//! the disk serves many callers (group commit).
 //!
 //! Receives that wait are kept here, not in the file. A message that a batch makes ready is
 //! delivered to the first waiter within the same transaction. What other processes do is noticed
@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 use pillarbox_core::{Clock, Delivery, QueueName, Receive};
 use rusqlite::Connection;
 
+use crate::checkpoint::Log;
 use crate::failure::Failure;
 use crate::file::{Place, Turn};
 use crate::inbox::{Call, Claim, Inbox, Op, Request};
 use crate::store::Store;
+use crate::sync::Syncer;
 
 /// How often another process's work is looked for while somebody waits.
 const POLL: Duration = Duration::from_millis(10);
@@ -30,12 +32,19 @@ const LOCK_WARNING: Duration = Duration::from_secs(5);
 type Waiter = Call<Receive, Vec<Delivery>, Claim>;
 
 /// Runs until the inbox is closed and everything in it is done.
-pub(crate) fn run(connection: &Connection, place: &Place, inbox: &Arc<Inbox>, clock: &dyn Clock) {
+pub(crate) fn run(
+    connection: &Connection,
+    place: &Place,
+    inbox: &Arc<Inbox>,
+    clock: &dyn Clock,
+    syncer: &Syncer,
+) {
     let mut writer = Writer {
         connection,
         place,
         inbox,
         clock,
+        syncer,
         store: Store::new(connection),
         waiters: HashMap::new(),
         data_version: None,
@@ -55,6 +64,7 @@ struct Writer<'c> {
     place: &'c Place,
     inbox: &'c Arc<Inbox>,
     clock: &'c dyn Clock,
+    syncer: &'c Syncer,
     store: Store<'c>,
     /// Receives that wait, in order of arrival.
     waiters: HashMap<QueueName, VecDeque<Waiter>>,
@@ -115,14 +125,17 @@ impl<'c> Writer<'c> {
         let mut served = Vec::new();
         match self.attempt(&mut batch, &mut served) {
             Ok(turn) => {
-                for (queue, waiter) in served {
-                    self.deliver(queue, waiter);
+                let batch = self.part_from_waiters(batch, served);
+                let must_keep = batch.iter().any(Request::must_keep);
+                if self.log.is_long(self.connection) {
+                    // Others must not write meanwhile, or the log would never be done with.
+                    self.syncer.complete(batch, must_keep);
+                    self.log.shorten(self.connection);
+                    drop(turn);
+                } else {
+                    drop(turn);
+                    self.syncer.complete(batch, must_keep);
                 }
-                for request in batch {
-                    self.answer(request);
-                }
-                self.log.keep_short(self.connection);
-                drop(turn);
             }
             Err(failure) => {
                 self.roll_back();
@@ -148,24 +161,52 @@ impl<'c> Writer<'c> {
         }
     }
 
+    /// What can be answered. A receive that found nothing and would wait does not belong to it, and
+    /// gets in line.
+    fn part_from_waiters(
+        &mut self,
+        mut batch: Vec<Request>,
+        served: Vec<(QueueName, Waiter)>,
+    ) -> Vec<Request> {
+        if batch.iter().any(Request::would_wait) {
+            let (answered, waiting) = batch.into_iter().partition(|request| !request.would_wait());
+            batch = answered;
+            for Request { queue, op } in waiting {
+                if let Op::Receive(waiter) = op {
+                    self.waiters.entry(queue).or_default().push_back(waiter);
+                }
+            }
+        }
+        let served = served.into_iter();
+        batch.extend(served.map(|(queue, waiter)| Request { queue, op: Op::Receive(waiter) }));
+        batch
+    }
+
     /// Runs one transaction. Nothing may be answered before it has succeeded.
     fn attempt(
         &mut self,
         batch: &mut [Request],
         served: &mut Vec<(QueueName, Waiter)>,
     ) -> Result<Turn<'c>, Failure> {
+        if self.syncer.is_broken() {
+            return Err(Failure::NotKept);
+        }
         let turn = self.place.lock()?;
         self.place.check()?;
         self.begin()?;
         let news = self.refresh()?;
         self.store.begin(self.clock.now())?;
-        for request in batch.iter_mut().filter(|request| !request.is_receive()) {
+        // All of them are under way at the same time, so any order of the kinds will do. This one
+        // makes room before it is filled and messages before they are looked for, and lets the
+        // store do what is alike in one go.
+        for request in batch.iter_mut().filter(|request| request.is_settle()) {
+            request.run(&mut self.store)?;
+        }
+        for request in batch.iter_mut().filter(|request| request.is_other()) {
             request.run(&mut self.store)?;
         }
         self.serve_waiters(batch, news, served)?;
-        for request in batch.iter_mut().filter(|request| request.is_receive()) {
-            request.run(&mut self.store)?;
-        }
+        self.receive(batch)?;
         if self.store.has_garbage()? {
             self.store.reclaim()?;
         }
@@ -206,6 +247,24 @@ impl<'c> Writer<'c> {
         }
     }
 
+    /// Delivers to those who have just asked: all that ask of the same queue in one go.
+    fn receive(&mut self, batch: &mut [Request]) -> Result<(), Failure> {
+        let receives = batch.iter_mut().filter_map(|request| match &mut request.op {
+            Op::Receive(call) if !call.reply.is_closed() => Some((&request.queue, call)),
+            _ => None,
+        });
+        let mut receives: Vec<_> = receives.collect();
+        for of_queue in receives.chunk_by_mut(|(queue, _), (next, _)| queue == next) {
+            let queue = of_queue[0].0;
+            let asks = of_queue.iter().map(|(_, call)| (call.ask.max, call.ask.visibility));
+            let given = self.store.receive_each(queue, asks)?;
+            for ((_, call), given) in of_queue.iter_mut().zip(given) {
+                call.answer = Some(given);
+            }
+        }
+        Ok(())
+    }
+
     /// Delivers to those who wait what is ready.
     fn serve_waiters(
         &mut self,
@@ -243,49 +302,14 @@ impl<'c> Writer<'c> {
         }
         Ok(())
     }
-
-    /// Answers a receive, or lets it wait.
-    fn deliver(&mut self, queue: QueueName, mut waiter: Waiter) {
-        let deliveries = waiter.answer.take().unwrap_or_default();
-        if deliveries.is_empty() && !waiter.ask.wait.is_zero() {
-            self.waiters.entry(queue).or_default().push_back(waiter);
-            return;
-        }
-        let claim = Claim::new(queue, deliveries, self.inbox.clone());
-        // Where nobody listens any more, the claim is dropped and gives back what it holds.
-        let _ = waiter.reply.send(Ok(claim));
-    }
-
-    fn answer(&mut self, request: Request) {
-        match request.op {
-            Op::Send(call) => call.answer(),
-            Op::Receive(call) => self.deliver(request.queue, call),
-            Op::Settle(call) => call.answer(),
-            Op::Peek(call) => call.answer(),
-            Op::Counts(call) => call.answer(),
-            Op::Purge(call) => call.answer(),
-            Op::Queues(call) => call.answer(),
-            Op::Release(_) | Op::Forget => {}
-        }
-    }
-}
-
-impl<Q, A> Call<Q, A> {
-    /// Gives the answer. Whoever does not listen any more has no need of it.
-    fn answer(self) {
-        let _ = self.reply.send(self.answer.ok_or(Failure::WriterGone));
-    }
-}
-
-impl<Q, A, R> Call<Q, A, R> {
-    fn fail(self, failure: &Failure) {
-        let _ = self.reply.send(Err(failure.clone()));
-    }
 }
 
 impl Request {
-    fn is_receive(&self) -> bool {
-        matches!(self.op, Op::Receive(_))
+    /// Whether this is a receive that found nothing and has time.
+    fn would_wait(&self) -> bool {
+        let Op::Receive(call) = &self.op else { return false };
+        let empty = call.answer.as_ref().is_none_or(Vec::is_empty);
+        empty && !call.ask.wait.is_zero()
     }
 
     /// Carries out what is asked, and keeps the answer.
@@ -298,11 +322,8 @@ impl Request {
                 let sent = each.map(|message| store.send(queue, message, max_size));
                 call.answer = Some(sent.collect::<Result<_, _>>()?);
             }
-            Op::Receive(call) if call.reply.is_closed() => {}
-            Op::Receive(call) => {
-                let Receive { max, visibility, .. } = call.ask;
-                call.answer = Some(store.receive(queue, max, visibility)?);
-            }
+            // These are carried out together.
+            Op::Receive(_) => {}
             Op::Settle(call) => {
                 let each = call.ask.iter();
                 let settled =
@@ -323,84 +344,4 @@ impl Request {
         }
         Ok(())
     }
-
-    fn fail(self, failure: &Failure) {
-        match self.op {
-            Op::Send(call) => call.fail(failure),
-            Op::Receive(call) => call.fail(failure),
-            Op::Settle(call) => call.fail(failure),
-            Op::Peek(call) => call.fail(failure),
-            Op::Counts(call) => call.fail(failure),
-            Op::Purge(call) => call.fail(failure),
-            Op::Queues(call) => call.fail(failure),
-            // Leases that could not be released end by themselves.
-            Op::Release(_) | Op::Forget => {}
-        }
-    }
-}
-
-/// Keeps the write-ahead log short: moves what it holds into the file itself, now and then.
-struct Log {
-    /// Commits since its length was last asked for.
-    commits: u32,
-    /// At so many pages the next attempt is made.
-    next: i64,
-    warned: bool,
-}
-
-impl Log {
-    /// Commits after which its length is asked for.
-    const COMMITS: u32 = 8;
-    /// Pages after which the log is moved into the file: 4 MiB.
-    const PAGES: i64 = 1000;
-    /// Pages from which on writing stops for a moment, so that readers let go of the log: 64 MiB.
-    const MANY_PAGES: i64 = 16_000;
-    /// For how long.
-    const PAUSE: Duration = Duration::from_millis(200);
-
-    const fn new() -> Self {
-        Self { commits: 0, next: Self::PAGES, warned: false }
-    }
-
-    /// Moves the log into the file if it is long. To be called between two transactions, while no
-    /// other process can write.
-    fn keep_short(&mut self, connection: &Connection) {
-        self.commits += 1;
-        if self.commits < Self::COMMITS {
-            return;
-        }
-        self.commits = 0;
-        let Some((pages, _)) = checkpoint(connection, "PRAGMA wal_checkpoint(NOOP)") else {
-            return;
-        };
-        if pages < self.next {
-            return;
-        }
-        let mut done = checkpoint(connection, "PRAGMA wal_checkpoint(PASSIVE)");
-        if !is_whole(done) && pages > Self::MANY_PAGES {
-            // Readers hold on to old pages. New readers do not, while nobody writes.
-            let _ = connection.busy_timeout(Self::PAUSE);
-            done = checkpoint(connection, "PRAGMA wal_checkpoint(RESTART)");
-            let _ = connection.busy_timeout(crate::file::BUSY_TIMEOUT);
-            if !is_whole(done) && !self.warned {
-                self.warned = true;
-                tracing::warn!(pages, "a reader that does not end keeps the write-ahead log long");
-            }
-        }
-        // Where all was moved, the next transaction starts the log again from its beginning.
-        let whole = is_whole(done);
-        self.next = if whole { Self::PAGES } else { pages + pages / 4 + Self::PAGES };
-        self.warned &= !whole;
-    }
-}
-
-fn is_whole(done: Option<(i64, i64)>) -> bool {
-    done.is_some_and(|(pages, moved)| pages == moved)
-}
-
-/// Says how many pages the log has and how many of them are in the file. `None`: it could not be
-/// tried.
-fn checkpoint(connection: &Connection, pragma: &str) -> Option<(i64, i64)> {
-    let mut statement = connection.prepare_cached(pragma).ok()?;
-    statement.query_row([], |row| Ok((row.get(1)?, row.get(2)?))).ok()
 }

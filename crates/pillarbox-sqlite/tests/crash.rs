@@ -109,12 +109,7 @@ fn a_process_that_is_killed_does_not_disturb_another() {
 }
 
 /// Runs a child until writes fail and on for a while, takes the reason away, and sees it go on.
-fn outlives(
-    file: &Path,
-    start: impl FnOnce() -> Child,
-    advice: &str,
-    repair: impl FnOnce(&Child),
-) {
+fn outlives(file: &Path, start: impl FnOnce() -> Child, advice: &str, repair: impl FnOnce(&Child)) {
     let mut record = Record::new();
     let child = start();
     child.wait_for("f", 50);

@@ -3,14 +3,16 @@
 //! The mirror is true as long as nobody else has written: who uses a [`Store`](super::Store)
 //! clears it when another connection has, and when a transaction is rolled back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use pillarbox_core::{QueueName, Timestamp};
+use pillarbox_core::{MessageId, Nonce, QueueName, Timestamp};
 
 use super::key::QueueNumber;
 
 /// How many queues are remembered.
 const MAX_QUEUES: usize = 4096;
+/// How many leases of a queue are.
+const MAX_LEASES: usize = 1 << 16;
 
 /// The queues that were looked at. `None`: there is no queue of that name.
 #[derive(Debug, Default)]
@@ -41,6 +43,23 @@ pub(super) struct QueueState {
     /// the file already and is kept to be made longer.
     pub(super) expiry: Vec<Expiry>,
     pub(super) told: bool,
+    /// Leases that were given by this connection, as far as they are remembered.
+    pub(super) leases: HashMap<MessageId, Lease>,
+    /// Timers that ended up to here were swept: no lease that ends before runs.
+    pub(super) swept: Timestamp,
+    /// Messages that were acknowledged and are to be deleted from the file.
+    pub(super) acknowledged: HashSet<i64>,
+}
+
+/// A delivery whose lease runs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lease {
+    pub(super) key: i64,
+    pub(super) nonce: Nonce,
+    pub(super) due: Timestamp,
+    pub(super) deliveries: u32,
+    /// Where in line the message was.
+    pub(super) place: i64,
 }
 
 /// Keys from `lo` to `hi` have timers that end in this bucket.
@@ -110,7 +129,30 @@ impl QueueState {
             dirty: false,
             expiry: Vec::new(),
             told: false,
+            leases: HashMap::new(),
+            swept: Timestamp::MIN,
+            acknowledged: HashSet::new(),
         }
+    }
+
+    /// Remembers a lease.
+    pub(super) fn remember(&mut self, id: MessageId, lease: Lease) {
+        if self.leases.len() >= MAX_LEASES {
+            self.leases.clear();
+        }
+        self.leases.insert(id, lease);
+    }
+
+    /// Forgets a lease and gives it, if it is remembered, runs and has this nonce.
+    pub(super) fn take_lease(
+        &mut self,
+        id: MessageId,
+        nonce: Nonce,
+        now: Timestamp,
+    ) -> Option<Lease> {
+        let lease = self.leases.get(&id)?;
+        let runs = lease.nonce == nonce && lease.due > now.max(self.swept);
+        if runs { self.leases.remove(&id) } else { None }
     }
 
     pub(super) fn ready(&self) -> u64 {

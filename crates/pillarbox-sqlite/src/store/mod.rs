@@ -45,7 +45,7 @@ use uuid::Uuid;
 
 use self::key::{MAX_PLACE, MAX_QUEUE, QueueNumber, place_of};
 pub(crate) use self::mirror::Mirror;
-use self::mirror::{QueueState, bucket_of, bucket_start};
+use self::mirror::{Lease, QueueState, bucket_of, bucket_start};
 use self::statements::Statements;
 use crate::failure::Failure;
 
@@ -89,6 +89,7 @@ impl<'c> Store<'c> {
     /// Writes what the operations have left to be written once.
     pub(crate) fn flush(&mut self) -> Result<()> {
         for queue in self.mirror.dirty() {
+            delete_acknowledged(&mut self.statements, queue)?;
             if queue.in_flight + queue.delayed == 0 && queue.next_due.is_some() {
                 self.statements.delete_all_buckets()?.execute([queue.number.0])?;
                 queue.expiry.clear();
@@ -120,6 +121,8 @@ impl<'c> Store<'c> {
     ) -> Result<Result<Sent, Full>, Failure> {
         let now = self.now;
         let (statements, queue) = self.queue_or_new(name)?;
+        // Their ids are free again.
+        delete_acknowledged(statements, queue)?;
         let (id, number) = (message.id.as_bytes(), queue.number.0);
         if max_size.is_some_and(|max| queue.total >= max) {
             let known = statements.find_message()?.exists(params![id, number])?;
@@ -168,36 +171,56 @@ impl<'c> Store<'c> {
         max: usize,
         visibility: Duration,
     ) -> Result<Vec<Delivery>> {
+        let mut given = self.receive_each(name, std::iter::once((max, visibility)))?;
+        Ok(given.pop().unwrap_or_default())
+    }
+
+    /// Delivers to several receivers in turn, each so many at most and for so long.
+    ///
+    /// As many calls of [`receive`](Self::receive) would, and for less: the messages of all of them
+    /// are read in one go.
+    pub(crate) fn receive_each(
+        &mut self,
+        name: &QueueName,
+        receivers: impl Iterator<Item = (usize, Duration)> + Clone,
+    ) -> Result<Vec<Vec<Delivery>>> {
         let now = self.now;
-        let Some((statements, queue)) = self.queue(name)? else { return Ok(Vec::new()) };
-        let max = (max as u64).min(queue.ready()) as usize;
+        let mut given: Vec<Vec<Delivery>> = receivers.clone().map(|_| Vec::new()).collect();
+        let Some((statements, queue)) = self.queue(name)? else { return Ok(given) };
+        let wanted: usize = receivers.clone().map(|(max, _)| max).sum();
+        let max = (wanted as u64).min(queue.ready()) as usize;
         if max == 0 {
-            return Ok(Vec::new());
+            return Ok(given);
         }
         let picked = if queue.requeued == 0 {
             pick_fresh(statements, queue, max)?
         } else {
             pick_merged(statements, queue, max)?
         };
-        let due = now + visibility;
-        let mut deliveries = Vec::with_capacity(picked.len());
-        for Picked { key, place, mut message } in picked {
-            let nonce = Nonce::random();
-            let timer = queue.set_timer(key, due);
-            message.delivery_count = message.delivery_count.saturating_add(1);
-            statements.insert_timer()?.execute(params![
-                key,
-                due.as_nanos(),
-                timer,
-                message.delivery_count,
-                place,
-                nonce.as_bytes(),
-            ])?;
-            deliveries.push(Delivery::new(message.clone(), Receipt::new(message.id, nonce)));
-        }
-        queue.in_flight += deliveries.len() as u64;
+        queue.in_flight += picked.len() as u64;
         queue.dirty = true;
-        Ok(deliveries)
+        let mut picked = picked.into_iter();
+        for ((max, visibility), given) in receivers.zip(&mut given) {
+            let due = now + visibility;
+            for Picked { key, place, mut message } in picked.by_ref().take(max) {
+                let nonce = Nonce::random();
+                let timer = queue.set_timer(key, due);
+                message.delivery_count = message.delivery_count.saturating_add(1);
+                let deliveries = message.delivery_count;
+                statements.insert_timer()?.execute(params![
+                    key,
+                    due.as_nanos(),
+                    timer,
+                    deliveries,
+                    place,
+                    nonce.as_bytes(),
+                ])?;
+                queue.remember(message.id, Lease { key, nonce, due, deliveries, place });
+                let receipt = Receipt::new(message.id, nonce);
+                given.push(Delivery::new(message, receipt));
+            }
+        }
+        Ok(given)
     }
 
     /// Ends or extends the lease that `receipt` is for, if it still runs.
@@ -209,12 +232,13 @@ impl<'c> Store<'c> {
     ) -> Result<Result<(), Stale>> {
         let now = self.now;
         let Some((statements, queue)) = self.queue(name)? else { return Ok(Err(Stale)) };
-        let Some(lease) = find_lease(statements, queue, receipt)? else { return Ok(Err(Stale)) };
+        let Some((id, lease)) = take_lease(statements, queue, receipt, now)? else {
+            return Ok(Err(Stale));
+        };
         queue.dirty = true;
         match action {
             SettleAction::Acknowledge => {
-                statements.delete_timer()?.execute([lease.key])?;
-                statements.delete_message()?.execute([lease.key])?;
+                queue.acknowledged.insert(lease.key);
                 queue.in_flight -= 1;
                 queue.total -= 1;
             }
@@ -240,6 +264,7 @@ impl<'c> Store<'c> {
                 let timer = queue.set_timer(lease.key, due);
                 let set = params![lease.key, due.as_nanos(), timer, lease.nonce.as_bytes()];
                 statements.update_timer()?.execute(set)?;
+                queue.remember(id, Lease { due, ..lease });
             }
         }
         Ok(Ok(()))
@@ -248,8 +273,11 @@ impl<'c> Store<'c> {
     /// Undoes a delivery that nobody has seen: the message is ready again where it was in line,
     /// and was not delivered. Does nothing where the lease has ended.
     pub(crate) fn release(&mut self, name: &QueueName, receipt: &Receipt) -> Result<()> {
+        let now = self.now;
         let Some((statements, queue)) = self.queue(name)? else { return Ok(()) };
-        let Some(lease) = find_lease(statements, queue, receipt)? else { return Ok(()) };
+        let Some((_, lease)) = take_lease(statements, queue, receipt, now)? else {
+            return Ok(());
+        };
         statements.delete_timer()?.execute([lease.key])?;
         let place = queue.number.key(lease.place);
         let requeued = params![place, lease.key, lease.deliveries - 1];
@@ -297,6 +325,7 @@ impl<'c> Store<'c> {
     ) -> Result<PeekPage> {
         let end = PeekPage::new(Vec::new(), None);
         let Some((statements, queue)) = self.queue(name)? else { return Ok(end) };
+        delete_acknowledged(statements, queue)?;
         let mut messages = Vec::new();
         let mut from = after.unwrap_or(PeekFrom::Place(0));
         if let PeekFrom::Place(place) = from {
@@ -357,6 +386,7 @@ impl<'c> Store<'c> {
     pub(crate) fn forget(&mut self, name: &QueueName) -> Result<()> {
         let Some((statements, queue)) = self.queue(name)? else { return Ok(()) };
         if queue.total == 0 {
+            delete_acknowledged(statements, queue)?;
             statements.delete_all_buckets()?.execute([queue.number.0])?;
             statements.delete_queue()?.execute([queue.number.0])?;
             self.mirror.insert(name, None);
@@ -406,6 +436,7 @@ impl<'c> Store<'c> {
         let now = self.now;
         let Some((statements, queue)) = self.known(name)? else { return Ok(None) };
         if queue.next_due.is_some_and(|due| due <= now) {
+            delete_acknowledged(statements, queue)?;
             sweep(statements, queue, now)?;
         }
         Ok(Some((statements, queue)))
@@ -603,28 +634,45 @@ impl Iterator for Line {
     }
 }
 
-/// A delivery whose lease runs.
-struct Lease {
-    key: i64,
-    deliveries: u32,
-    place: i64,
-    nonce: Nonce,
+/// The delivery that a receipt is for, which is remembered no more. The sweep has taken the leases
+/// that ended away.
+fn take_lease(
+    statements: &mut Statements<'_>,
+    queue: &mut QueueState,
+    receipt: &Receipt,
+    now: Timestamp,
+) -> Result<Option<(MessageId, Lease)>> {
+    let Some((id, nonce)) = receipt.token() else { return Ok(None) };
+    if let Some(lease) = queue.take_lease(id, nonce, now) {
+        return Ok(Some((id, lease)));
+    }
+    let presented = params![id.as_bytes(), queue.number.0, nonce.as_bytes()];
+    let found = statements.find_lease()?.query_row(presented, |row| {
+        Ok(Lease {
+            key: row.get(0)?,
+            nonce,
+            due: Timestamp::from_nanos(row.get(1)?),
+            deliveries: row.get(2)?,
+            place: row.get(3)?,
+        })
+    });
+    let found = found.optional()?.filter(|lease| !queue.acknowledged.contains(&lease.key));
+    Ok(found.map(|lease| (id, lease)))
 }
 
-/// The delivery that a receipt is for. The sweep has taken the leases that ended away.
-fn find_lease(
-    statements: &mut Statements<'_>,
-    queue: &QueueState,
-    receipt: &Receipt,
-) -> Result<Option<Lease>> {
-    let Some((id, nonce)) = receipt.token() else { return Ok(None) };
-    let presented = params![id.as_bytes(), queue.number.0, nonce.as_bytes()];
-    statements
-        .find_lease()?
-        .query_row(presented, |row| {
-            Ok(Lease { key: row.get(0)?, deliveries: row.get(1)?, place: row.get(2)?, nonce })
-        })
-        .optional()
+/// Deletes the messages that were acknowledged. Neighbours go together.
+fn delete_acknowledged(statements: &mut Statements<'_>, queue: &mut QueueState) -> Result<()> {
+    if queue.acknowledged.is_empty() {
+        return Ok(());
+    }
+    let mut keys: Vec<_> = queue.acknowledged.drain().collect();
+    keys.sort_unstable();
+    for run in keys.chunk_by(|key, next| key + 1 == *next) {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+        statements.delete_timers()?.execute([first, last])?;
+        statements.delete_messages()?.execute([first, last])?;
+    }
+    Ok(())
 }
 
 /// A row of `timer`.
@@ -690,6 +738,7 @@ fn sweep(statements: &mut Statements<'_>, queue: &mut QueueState, now: Timestamp
         statements.next_bucket()?.query_row([number.0, this_bucket], |row| row.get(0))?;
     let next_due = next_due.map(Timestamp::from_nanos);
     queue.next_due = next_due.into_iter().chain(next_bucket.map(bucket_start)).min();
+    queue.swept = queue.swept.max(now);
     queue.dirty = true;
     Ok(())
 }

@@ -56,15 +56,16 @@ statements! {
     message = "SELECT key, id, enqueued_at, reply_to, attributes, body FROM pillarbox_message
         WHERE key = ?1";
     enqueued_at = "SELECT enqueued_at FROM pillarbox_message WHERE key = ?1";
-    delete_message = "DELETE FROM pillarbox_message WHERE key = ?1";
+    delete_messages = "DELETE FROM pillarbox_message WHERE key BETWEEN ?1 AND ?2";
 
     insert_timer = "INSERT INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     /// The delivery that a receipt is for, if its lease runs.
-    find_lease = "SELECT t.key, t.deliveries, t.place
+    find_lease = "SELECT t.key, t.due_at, t.deliveries, t.place
         FROM pillarbox_message AS m JOIN pillarbox_timer AS t ON t.key = m.key
         WHERE m.id = ?1 AND m.queue = ?2 AND t.nonce = ?3";
     update_timer = "UPDATE pillarbox_timer SET due_at = ?2, timer = ?3, nonce = ?4 WHERE key = ?1";
     delete_timer = "DELETE FROM pillarbox_timer WHERE key = ?1";
+    delete_timers = "DELETE FROM pillarbox_timer WHERE key BETWEEN ?1 AND ?2";
     due_timers = "SELECT key, due_at, timer, deliveries, nonce IS NULL FROM pillarbox_timer
         WHERE key BETWEEN ?1 AND ?2 AND due_at <= ?3";
     next_timer = "SELECT min(due_at) FROM pillarbox_timer

@@ -1,0 +1,76 @@
+//! Keeping the write-ahead log short.
+
+use std::time::Duration;
+
+use rusqlite::Connection;
+
+/// The write-ahead log, whose pages are moved into the file itself now and then.
+pub(crate) struct Log {
+    /// Commits since its length was last asked for.
+    commits: u32,
+    /// How many pages it had then.
+    pages: i64,
+    /// At so many pages the next attempt is made.
+    next: i64,
+    warned: bool,
+}
+
+impl Log {
+    /// Commits after which its length is asked for.
+    const COMMITS: u32 = 8;
+    /// Pages after which the log is moved into the file: 4 MiB.
+    const PAGES: i64 = 1000;
+    /// Pages from which on writing stops for a moment, so that readers let go of the log: 64 MiB.
+    const MANY_PAGES: i64 = 16_000;
+    /// For how long.
+    const PAUSE: Duration = Duration::from_millis(200);
+
+    pub(crate) const fn new() -> Self {
+        Self { commits: 0, pages: 0, next: Self::PAGES, warned: false }
+    }
+
+    /// Whether it is time to make it shorter. To be asked after each commit.
+    pub(crate) fn is_long(&mut self, connection: &Connection) -> bool {
+        self.commits += 1;
+        if self.commits < Self::COMMITS {
+            return false;
+        }
+        self.commits = 0;
+        let length = checkpoint(connection, "PRAGMA wal_checkpoint(NOOP)");
+        self.pages = length.map_or(0, |(pages, _)| pages);
+        self.pages >= self.next
+    }
+
+    /// Moves the log into the file. To be called between two transactions, while no other process
+    /// can write.
+    pub(crate) fn shorten(&mut self, connection: &Connection) {
+        let mut done = checkpoint(connection, "PRAGMA wal_checkpoint(PASSIVE)");
+        if !is_whole(done) && self.pages > Self::MANY_PAGES {
+            // Readers hold on to old pages. New readers do not, while nobody writes.
+            let _ = connection.busy_timeout(Self::PAUSE);
+            done = checkpoint(connection, "PRAGMA wal_checkpoint(RESTART)");
+            let _ = connection.busy_timeout(crate::file::BUSY_TIMEOUT);
+            if !is_whole(done) && !self.warned {
+                self.warned = true;
+                let pages = self.pages;
+                tracing::warn!(pages, "a reader that does not end keeps the write-ahead log long");
+            }
+        }
+        // Where all was moved, the next transaction starts the log again from its beginning.
+        let whole = is_whole(done);
+        let later = self.pages + self.pages / 4 + Self::PAGES;
+        self.next = if whole { Self::PAGES } else { later };
+        self.warned &= !whole;
+    }
+}
+
+fn is_whole(done: Option<(i64, i64)>) -> bool {
+    done.is_some_and(|(pages, moved)| pages == moved)
+}
+
+/// Says how many pages the log has and how many of them are in the file. `None`: it could not be
+/// tried.
+fn checkpoint(connection: &Connection, pragma: &str) -> Option<(i64, i64)> {
+    let mut statement = connection.prepare_cached(pragma).ok()?;
+    statement.query_row([], |row| Ok((row.get(1)?, row.get(2)?))).ok()
+}

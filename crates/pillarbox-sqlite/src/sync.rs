@@ -1,0 +1,135 @@
+//! Keeping what was committed: the wait for the disk, apart from the work of the writer.
+//!
+//! SQLite is told not to wait for the disk at each commit (`synchronous = NORMAL`); the log is
+//! synced here instead, and nobody is answered before it is. The writer carries out the next batch
+//! while the disk works on the last one, so that with many callers neither waits for the other:
+//!
+//! ```text
+//!   writer   ┤ batch 1 ├┤ batch 2 ├─────┤ batch 3 ├─────┤
+//!   syncer             ┤ disk: 1        ├┤ disk: 2        ├┤ disk: 3
+//!   callers                              ↑ answers to 1     ↑ answers to 2
+//! ```
+//!
+//! This keeps all that `synchronous = FULL` promises. Transactions follow each other in the log,
+//! and one that is not whole ends it: if a batch is on the disk, so are all before it, whichever
+//! process wrote them. Before SQLite moves the log into the file, it syncs the log by itself.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use crate::failure::Failure;
+use crate::inbox::{Inbox, Request};
+
+/// What must be on the disk before it is answered.
+type Answers = Vec<Request>;
+
+/// Answers what was committed, once it is on the disk.
+pub(crate) struct Syncer {
+    shared: Arc<Shared>,
+    /// Takes a batch when the thread is free, and not before. `None` once it is to end.
+    line: Option<SyncSender<Answers>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// The write-ahead log. `None`: there is no waiting for a disk.
+    log: Option<File>,
+    inbox: Arc<Inbox>,
+    /// Batches handed over and not answered.
+    pending: AtomicUsize,
+    /// The disk has failed to keep something.
+    broken: AtomicBool,
+}
+
+impl Syncer {
+    /// Starts the thread that waits for the disk, if there is one to wait for.
+    pub(crate) fn start(log: Option<File>, inbox: Arc<Inbox>) -> Result<Self, Failure> {
+        let needed = log.is_some();
+        let (pending, broken) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let shared = Arc::new(Shared { log, inbox, pending, broken });
+        if !needed {
+            return Ok(Self { shared, line: None, thread: None });
+        }
+        // Of no capacity: the writer waits until the thread is free.
+        let (line, batches) = sync_channel(0);
+        let thread = std::thread::Builder::new().name("pillarbox-sync".into()).spawn({
+            let shared = shared.clone();
+            move || shared.run(&batches)
+        });
+        let thread = thread.map_err(|error| Failure::io("cannot start a thread", error))?;
+        Ok(Self { shared, line: Some(line), thread: Some(thread) })
+    }
+
+    /// Answers a batch that was committed. Where nothing else is to be done meanwhile, waits for
+    /// the disk here, which saves waking the thread.
+    pub(crate) fn complete(&self, answers: Answers, must_keep: bool) {
+        if !must_keep {
+            return self.shared.answer(answers, Ok(()));
+        }
+        match &self.line {
+            Some(line) if !self.shared.is_alone() => {
+                self.shared.pending.fetch_add(1, Ordering::Relaxed);
+                if let Err(left) = line.send(answers) {
+                    self.shared.answer(left.0, Err(Failure::WriterGone));
+                }
+            }
+            _ => self.shared.keep(answers),
+        }
+    }
+
+    /// Whether the disk has failed, so that nothing more can be promised.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.shared.broken.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Syncer {
+    fn drop(&mut self) {
+        self.line = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, batches: &Receiver<Answers>) {
+        for answers in batches {
+            self.keep(answers);
+            self.pending.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nobody waits: neither for the disk nor for the writer.
+    fn is_alone(&self) -> bool {
+        self.pending.load(Ordering::Relaxed) == 0 && self.inbox.is_empty()
+    }
+
+    /// Waits for the disk and answers.
+    fn keep(&self, answers: Answers) {
+        let synced = match &self.log {
+            Some(log) if !self.broken.load(Ordering::Relaxed) => log.sync_data(),
+            _ => Ok(()),
+        };
+        if let Err(error) = &synced {
+            // What the operating system failed to write it may since have forgotten; to try again
+            // would prove nothing.
+            self.broken.store(true, Ordering::Relaxed);
+            tracing::error!(%error, "the disk did not keep what was written");
+        }
+        let kept = if self.broken.load(Ordering::Relaxed) { Err(Failure::NotKept) } else { Ok(()) };
+        self.answer(answers, kept);
+    }
+
+    fn answer(&self, answers: Answers, kept: Result<(), Failure>) {
+        for request in answers {
+            match &kept {
+                Ok(()) => request.answer(&self.inbox),
+                Err(failure) => request.fail(failure),
+            }
+        }
+    }
+}
