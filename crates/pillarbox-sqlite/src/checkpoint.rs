@@ -1,6 +1,6 @@
 //! Keeping the write-ahead log short.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
@@ -22,8 +22,8 @@ impl Log {
     const PAGES: i64 = 1000;
     /// Pages from which on writing stops for a moment, so that readers let go of the log: 64 MiB.
     const MANY_PAGES: i64 = 16_000;
-    /// For how long.
-    const PAUSE: Duration = Duration::from_millis(200);
+    /// For how long at most. A reader may have to end, and then another that began meanwhile.
+    const PAUSE: Duration = Duration::from_secs(1);
 
     pub(crate) const fn new() -> Self {
         Self { commits: 0, pages: 0, next: Self::PAGES, warned: false }
@@ -44,27 +44,43 @@ impl Log {
     /// Moves the log into the file. To be called between two transactions, while no other process
     /// can write.
     pub(crate) fn shorten(&mut self, connection: &Connection) {
-        let mut done = checkpoint(connection, "PRAGMA wal_checkpoint(PASSIVE)");
-        if !is_whole(done) && self.pages > Self::MANY_PAGES {
-            // Readers hold on to old pages. New readers do not, while nobody writes.
-            let _ = connection.busy_timeout(Self::PAUSE);
-            done = checkpoint(connection, "PRAGMA wal_checkpoint(RESTART)");
-            let _ = connection.busy_timeout(crate::file::BUSY_TIMEOUT);
-            if !is_whole(done) && !self.warned {
-                self.warned = true;
-                let pages = self.pages;
-                tracing::warn!(pages, "a reader that does not end keeps the write-ahead log long");
-            }
+        let mut whole = move_pages(connection);
+        if !whole && self.pages > Self::MANY_PAGES {
+            whole = self.outwait_readers(connection);
         }
         // Where all was moved, the next transaction starts the log again from its beginning.
-        let whole = is_whole(done);
         let later = self.pages + self.pages / 4 + Self::PAGES;
         self.next = if whole { Self::PAGES } else { later };
         self.warned &= !whole;
     }
+
+    /// Stops writing until the readers that hold on to old pages have ended. New ones do not, while
+    /// nobody writes. Says whether all was moved.
+    fn outwait_readers(&mut self, connection: &Connection) -> bool {
+        let end = Instant::now() + Self::PAUSE;
+        // Not by asking SQLite to wait, which waits for a place that the next reader takes at once.
+        let mut whole = false;
+        while !whole && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+            whole = move_pages(connection);
+        }
+        if whole {
+            // From now on new readers have no need of the log. Those of before must end too.
+            let _ = connection.busy_timeout(Self::PAUSE);
+            checkpoint(connection, "PRAGMA wal_checkpoint(RESTART)");
+            let _ = connection.busy_timeout(crate::file::BUSY_TIMEOUT);
+        } else if !self.warned {
+            self.warned = true;
+            let pages = self.pages;
+            tracing::warn!(pages, "a reader that does not end keeps the write-ahead log long");
+        }
+        whole
+    }
 }
 
-fn is_whole(done: Option<(i64, i64)>) -> bool {
+/// Moves what can be moved without waiting for anybody. Says whether that was all.
+fn move_pages(connection: &Connection) -> bool {
+    let done = checkpoint(connection, "PRAGMA wal_checkpoint(PASSIVE)");
     done.is_some_and(|(pages, moved)| pages == moved)
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong with the file, in words that say what to do.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pillarbox_core::{Error, QueueName};
 use rusqlite::ErrorCode;
@@ -12,7 +13,7 @@ use rusqlite::ErrorCode;
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{}", explain(.0))]
-    Sqlite(std::sync::Arc<rusqlite::Error>),
+    Sqlite(Arc<rusqlite::Error>),
     #[error("{} is not there: create the directory first", .0.display())]
     NoDirectory(PathBuf),
     #[error("{} is not a file", .0.display())]
@@ -40,12 +41,17 @@ pub(crate) enum Failure {
     )]
     Replaced,
     #[error(
+        "cannot open {}-lock, the file beside it whose lock goes round: {}. Check that this user may \
+         write to it and to the directory", .0.display(), .1
+    )]
+    Lock(PathBuf, Arc<std::io::Error>),
+    #[error(
         "another program has kept the file locked for {} s; nothing was done. End its transaction: \
          if it is one of this program, do not use a mailbox while it is open", .0.as_secs()
     )]
     Locked(std::time::Duration),
     #[error("{}: {}", .0, .1)]
-    Io(&'static str, std::sync::Arc<std::io::Error>),
+    Io(&'static str, Arc<std::io::Error>),
     #[error("the file system of {} cannot hold a write-ahead log (is it a network share?)", .0.display())]
     NoWal(PathBuf),
     #[error(
@@ -63,7 +69,7 @@ pub(crate) enum Failure {
 
 impl Failure {
     pub(crate) fn io(what: &'static str, error: std::io::Error) -> Self {
-        Self::Io(what, std::sync::Arc::new(error))
+        Self::Io(what, Arc::new(error))
     }
 
     /// Whether somebody else has the file locked, and trying again is all there is to do.
@@ -93,7 +99,7 @@ impl Failure {
 
 impl From<rusqlite::Error> for Failure {
     fn from(error: rusqlite::Error) -> Self {
-        Self::Sqlite(std::sync::Arc::new(error))
+        Self::Sqlite(Arc::new(error))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
@@ -137,12 +138,9 @@ fn retry_while_busy<T>(mut run: impl FnMut() -> rusqlite::Result<T>) -> Result<T
 fn lock_file(path: &Path) -> Result<File, Failure> {
     let mut name = path.as_os_str().to_owned();
     name.push("-lock");
-    let mut options = OpenOptions::new();
-    options.create(true).truncate(false).write(true).open(PathBuf::from(name)).map_err(|error| {
-        let problem =
-            "cannot open the file FILE-lock beside it (may this user write to the directory?)";
-        Failure::io(problem, error)
-    })
+    let lock =
+        OpenOptions::new().create(true).truncate(false).write(true).open(PathBuf::from(name));
+    lock.map_err(|error| Failure::Lock(path.to_owned(), Arc::new(error)))
 }
 
 /// Where the queues are.

@@ -5,8 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use pillarbox_core::{Clock, ManualClock, Mailboxes, QueueOptions};
-use pillarbox_sqlite::{SqliteBackend, SqliteOptions, Synchronous, verify};
+use pillarbox_sqlite::verify;
 use pillarbox_testing::stress::Stress;
 
 use crate::common::{open, queue};

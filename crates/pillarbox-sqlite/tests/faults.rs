@@ -1,0 +1,252 @@
+//! Files that cannot be opened, and what happens to one that is open: each has a clear error, and
+//! nothing is lost.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use pillarbox_core::{Error, Mailboxes, Outgoing, Receive};
+use pillarbox_sqlite::rusqlite::Connection;
+use pillarbox_sqlite::{SqliteBackend, SqliteOptions, verify};
+use tempfile::TempDir;
+
+use crate::common::{Child, open, queue, told};
+
+fn directory() -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("jobs.db");
+    (directory, file)
+}
+
+/// What opening says, which must be that the file could not be opened.
+async fn refusal(options: SqliteOptions) -> String {
+    match SqliteBackend::open(options).await {
+        Err(error @ Error::Connection { .. }) => error.to_string(),
+        other => panic!("expected an error about the file, got {other:?}"),
+    }
+}
+
+/// Opening is refused with these words, and the file is as it was, byte for byte.
+async fn refused_untouched(file: &Path, words: &[&str]) {
+    let before = fs::read(file).expect("the file");
+    let text = refusal(SqliteOptions::new(file)).await;
+    for word in words {
+        assert!(text.contains(word), "{text:?} does not say {word:?}");
+    }
+    assert!(fs::read(file).expect("the file") == before, "the file was changed");
+}
+
+#[tokio::test]
+async fn a_missing_directory_is_named_and_opening_works_once_it_is_there() {
+    let (directory, _) = directory();
+    let folder = directory.path().join("not/yet");
+    let text = refusal(SqliteOptions::new(folder.join("jobs.db"))).await;
+    assert!(text.contains("not/yet is not there: create the directory first"), "{text}");
+    fs::create_dir_all(&folder).expect("made");
+    open(folder.join("jobs.db")).await.close().await;
+}
+
+#[tokio::test]
+async fn a_directory_is_not_a_file() {
+    let (directory, _) = directory();
+    let text = refusal(SqliteOptions::new(directory.path())).await;
+    assert!(text.contains("is not a file"), "{text}");
+}
+
+#[tokio::test]
+async fn a_file_that_must_be_there_is_not_made() {
+    let (_directory, file) = directory();
+    let text = refusal(SqliteOptions::new(&file).create(false)).await;
+    assert!(text.contains("is not there") && !file.exists(), "{text}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_refused() {
+    let (_directory, file) = directory();
+    fs::write(&file, "Dear diary, today I wrote more than a hundred bytes. ".repeat(99)).unwrap();
+    refused_untouched(&file, &["is not a SQLite database", "was not touched"]).await;
+}
+
+#[tokio::test]
+async fn a_database_of_another_program_is_refused_unless_adopted() {
+    let (_directory, file) = directory();
+    Connection::open(&file)
+        .unwrap()
+        .execute_batch("CREATE TABLE t (x); INSERT INTO t VALUES (7)")
+        .unwrap();
+    refused_untouched(&file, &["of another program", "was not touched", "adopt=true"]).await;
+
+    let adopted = SqliteBackend::open(SqliteOptions::new(&file).adopt(true)).await;
+    let adopted = Mailboxes::new(adopted.expect("adopted"));
+    queue(&adopted, "q").send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    adopted.close().await;
+    let kept: i64 = Connection::open(&file)
+        .unwrap()
+        .query_row("SELECT x FROM t", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(kept, 7);
+    // From now on it holds queues, and is opened like any other.
+    open(&file).await.close().await;
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_refused() {
+    let (_directory, file) = directory();
+    open(&file).await.close().await;
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[100..4096].fill(0xA5);
+    fs::write(&file, bytes).unwrap();
+    refused_untouched(&file, &["or it is damaged", "was not touched"]).await;
+}
+
+#[tokio::test]
+async fn a_file_of_a_newer_version_is_refused_and_so_is_writing_to_it() {
+    let (_directory, file) = directory();
+    let early = open(&file).await;
+    let jobs = queue(&early, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    let newer = Connection::open(&file).unwrap();
+    newer.execute("UPDATE pillarbox_schema SET version = 99", []).unwrap();
+
+    // The one that had it open before notices.
+    let error = jobs.send(vec![Outgoing::new("y")]).await.unwrap_err().to_string();
+    assert!(error.contains("version 99") && error.contains("Upgrade this program"), "{error}");
+    early.close().await;
+    drop(newer);
+    refused_untouched(&file, &["version 99", "Upgrade this program"]).await;
+
+    // It goes back, and all is there.
+    let back = Connection::open(&file).unwrap();
+    back.execute("UPDATE pillarbox_schema SET version = 1", []).unwrap();
+    let late = open(&file).await;
+    assert_eq!(queue(&late, "jobs").counts().await.unwrap().ready, 1);
+}
+
+#[tokio::test]
+async fn a_file_that_is_deleted_or_replaced_while_open_is_noticed() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    let aside = file.with_extension("aside");
+    fs::rename(&file, &aside).unwrap();
+    let error = jobs.send(vec![Outgoing::new("y")]).await.unwrap_err().to_string();
+    assert!(error.contains("was deleted or replaced"), "{error}");
+    fs::write(&file, "").unwrap();
+    let error = jobs.receive(Receive::one()).await.unwrap_err().to_string();
+    assert!(error.contains("was deleted or replaced"), "{error}");
+    // Put back, it is served again, and nothing is missing.
+    fs::rename(&aside, &file).unwrap();
+    assert_eq!(jobs.receive(Receive::one()).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_lock_that_another_program_holds_is_waited_for() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    let other = Connection::open(&file).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let send = tokio::spawn({
+        let jobs = jobs.clone();
+        async move { jobs.send(vec![Outgoing::new("x")]).await }
+    });
+    // Longer than SQLite waits by itself.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(!send.is_finished());
+    other.execute_batch("COMMIT").unwrap();
+    send.await.unwrap().unwrap().remove(0).unwrap();
+    assert_eq!(jobs.counts().await.unwrap().ready, 1);
+}
+
+#[tokio::test]
+async fn closing_does_not_wait_for_a_lock_that_another_program_holds() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    let other = Connection::open(&file).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let send = tokio::spawn(async move { jobs.send(vec![Outgoing::new("y")]).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    tokio::time::timeout(Duration::from_secs(20), backend.close()).await.expect("it closes");
+    assert!(send.await.unwrap().is_err());
+}
+
+/// Says what opening and sending come to. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own, as a user who may not write"]
+fn stranger() {
+    let Some((file, _)) = told() else { return };
+    pillarbox_testing::block_on(async {
+        let said = match SqliteBackend::open(SqliteOptions::new(file)).await {
+            Err(error) => error.to_string(),
+            Ok(backend) => {
+                let jobs = queue(&Mailboxes::new(backend), "jobs");
+                match jobs.send(vec![Outgoing::new("x")]).await {
+                    Err(error) => error.to_string(),
+                    Ok(_) => "sent".to_owned(),
+                }
+            }
+        };
+        println!("@ {said}");
+    });
+}
+
+/// Runs [`stranger`] as a user to whom file permissions apply. They do not apply to root.
+#[cfg(unix)]
+fn as_stranger(file: &Path) -> String {
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::process::CommandExt;
+
+    // The program itself may be where a stranger cannot read it.
+    let folder = tempfile::tempdir().expect("a directory");
+    allow(folder.path(), 0o755);
+    let program = folder.path().join("stranger");
+    fs::copy(std::env::current_exe().expect("this test"), &program).expect("copied");
+    let mut command = Command::new(&program);
+    if fs::metadata(&program).expect("the program").uid() == 0 {
+        command.uid(65534).gid(65534);
+    }
+    command.current_dir("/");
+    Child::start_by(command, "stranger", file, "").finish().join("\n")
+}
+
+#[cfg(unix)]
+fn allow(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed");
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_file_that_cannot_be_written_is_told_and_works_again_once_it_can() {
+    let (directory, file) = directory();
+    let backend = open(&file).await;
+    queue(&backend, "jobs").send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    backend.close().await;
+    let lock = directory.path().join("jobs.db-lock");
+
+    allow(&lock, 0o644);
+    allow(&file, 0o644);
+    allow(directory.path(), 0o755);
+    let said = as_stranger(&file);
+    assert!(said.contains("jobs.db-lock") && said.contains("Permission denied"), "{said}");
+
+    allow(&lock, 0o666);
+    let said = as_stranger(&file);
+    assert!(said.contains("cannot be written") || said.contains("cannot be opened"), "{said}");
+
+    allow(&file, 0o666);
+    let said = as_stranger(&file);
+    assert!(said.contains("cannot be written") || said.contains("cannot be opened"), "{said}");
+
+    allow(directory.path(), 0o777);
+    assert_eq!(as_stranger(&file), "sent");
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
+    let backend = open(&file).await;
+    assert_eq!(queue(&backend, "jobs").counts().await.unwrap().ready, 2);
+}

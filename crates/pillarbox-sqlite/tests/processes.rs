@@ -1,0 +1,120 @@
+//! Several processes on one file.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use pillarbox_core::{Outgoing, Receipt, Receive, Settle};
+use pillarbox_sqlite::rusqlite::Connection;
+use pillarbox_sqlite::verify;
+
+use crate::common::{Child, open, queue, told};
+
+/// Waits for messages and tells each. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own"]
+fn receiver() {
+    let Some((file, count)) = told() else { return };
+    pillarbox_testing::block_on(async {
+        let backend = open(file).await;
+        let jobs = queue(&backend, "jobs");
+        println!("@ waiting");
+        for _ in 0..count.parse().expect("a number") {
+            let request = Receive::one().wait(Duration::from_secs(60));
+            for delivery in jobs.receive(request).await.expect("received") {
+                let body = String::from_utf8_lossy(&delivery.message.body).into_owned();
+                println!("@ got {body} {}", delivery.receipt);
+            }
+        }
+        backend.close().await;
+    });
+}
+
+#[tokio::test]
+async fn a_waiter_in_another_process_is_woken_and_its_receipt_settles_here() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("jobs.db");
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    let child = Child::start("receiver", &file, "20");
+    child.wait_for("waiting", 0);
+    let mut waits = Vec::new();
+    for n in 0..20 {
+        let sent = Instant::now();
+        jobs.send(vec![Outgoing::new(format!("m{n}"))]).await.unwrap().remove(0).unwrap();
+        child.wait_for("got", n);
+        waits.push(sent.elapsed());
+    }
+    waits.sort();
+    println!("from the send to the word of the other process: {:?} in the middle", waits[10]);
+    let said = child.finish();
+    let receipts = said.iter().filter_map(|line| line.strip_prefix("got ")?.split(' ').nth(1));
+    let settles: Vec<_> = receipts
+        .map(|text| Settle::acknowledge(text.parse::<Receipt>().expect("a receipt")))
+        .collect();
+    assert_eq!(settles.len(), 20);
+    for settled in jobs.settle(settles).await.unwrap() {
+        settled.unwrap();
+    }
+    assert_eq!(jobs.counts().await.unwrap().total(), 0);
+}
+
+#[tokio::test]
+async fn what_somebody_else_writes_in_the_same_process_is_seen() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("jobs.db");
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    let waiter = tokio::spawn({
+        let jobs = jobs.clone();
+        async move { jobs.receive(Receive::one().wait(Duration::from_secs(60))).await }
+    });
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let mut shop = Connection::open(&file).unwrap();
+    let both = shop.transaction().unwrap();
+    let name = "jobs".parse().unwrap();
+    let sent = pillarbox_sqlite::transaction::send_all(&both, &name, &[Outgoing::new("x")]);
+    sent.unwrap().remove(0).unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!waiter.is_finished(), "what is not committed is not there");
+    both.commit().unwrap();
+    assert_eq!(waiter.await.unwrap().unwrap().len(), 1);
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_same_file_opened_twice_shares_a_thread_until_the_last_is_closed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("jobs.db");
+    let (one, other) = (open(&file).await, open(&file).await);
+    let (here, there) = (queue(&one, "jobs"), queue(&other, "jobs"));
+    here.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    one.close().await;
+    one.close().await;
+    assert!(here.counts().await.is_err());
+    assert_eq!(there.counts().await.unwrap().ready, 1);
+    other.close().await;
+    // All is closed: SQLite has moved its log into the file and removed it.
+    assert!(!directory.path().join("jobs.db-wal").exists());
+    // A queue keeps the file open after its backend is gone.
+    let jobs = queue(&open(&file).await, "jobs");
+    assert_eq!(jobs.counts().await.unwrap().ready, 1);
+    drop(jobs);
+    assert!(!directory.path().join("jobs.db-wal").exists());
+}
+
+#[tokio::test]
+async fn a_queue_that_nobody_has_open_and_that_holds_nothing_is_forgotten() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let backend = open(directory.path().join("jobs.db")).await;
+    for n in 0..50 {
+        let reply = queue(&backend, &format!("reply-{n}"));
+        reply.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        let delivery = reply.receive(Receive::one()).await.unwrap().remove(0);
+        reply.settle(vec![Settle::acknowledge(delivery.receipt)]).await.unwrap().remove(0).unwrap();
+    }
+    let kept = queue(&backend, "kept");
+    kept.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    let names: Vec<_> = backend.queues().await.unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(names, ["kept"]);
+}
