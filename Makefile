@@ -7,6 +7,9 @@ SHELL := bash
 # Tools that the set-up builds are kept inside target/, beside everything else that is built.
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 CARGO := cargo
+SUITES := memory sqlite
+KILLS := 200
+MESSAGES := 5000000
 say = @printf '== %s\n'
 
 .PHONY: help
@@ -51,8 +54,20 @@ examples: setup ## Runs every example program
 	done
 
 .PHONY: bench
-bench: setup-build ## Benchmarks against peers and limits, in a table (some minutes)
-	@$(CARGO) run --quiet --release --locked -p pillarbox-bench -- memory
+bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite")
+	@for suite in $(SUITES); do \
+		$(CARGO) run --quiet --release --locked -p pillarbox-bench -- $$suite; \
+	done
+
+.PHONY: crash-sqlite
+crash-sqlite: setup ## The long crash campaigns: KILLS processes on a SQLite file killed, writes that fail
+	@PILLARBOX_KILLS=$(KILLS) $(CARGO) nextest run --locked -p pillarbox-sqlite --cargo-quiet \
+		--test crash --no-capture --profile campaign
+
+.PHONY: soak-sqlite
+soak-sqlite: setup ## Steady load on a SQLite file with a slow reader, for some minutes
+	@PILLARBOX_SOAK_MESSAGES=$(MESSAGES) $(CARGO) nextest run --locked -p pillarbox-sqlite \
+		--cargo-quiet --test soak --no-capture --profile campaign
 
 .PHONY: deny
 deny: ## Licences, sources and duplicates of dependencies (builds cargo-deny if it is not here)

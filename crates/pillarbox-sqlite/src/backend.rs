@@ -400,7 +400,7 @@ impl SqliteQueue {
         let max_size = self.options.max_size;
         let sent = self.ask("send", Sending { batch, max_size }, Op::Send).await?;
         let each = ids.into_iter().zip(sent).map(|(id, sent)| match sent {
-            Ok(_) => Ok(id),
+            Ok(()) => Ok(id),
             Err(Full) => Err(Error::MailboxFull {
                 queue: self.name.clone(),
                 id,

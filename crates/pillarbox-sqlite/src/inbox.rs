@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pillarbox_core::lease::{Full, Sent, Stale};
+use pillarbox_core::lease::{Full, Stale};
 use pillarbox_core::{
     Counts, Delivery, Outgoing, PeekPage, QueueName, Receipt, Receive, Result, Settle,
 };
@@ -31,7 +31,7 @@ pub(crate) struct Request {
 /// What is asked.
 #[derive(Debug)]
 pub(crate) enum Op {
-    Send(Call<Sending, Vec<Result<Sent, Full>>>),
+    Send(Call<Sending, Vec<Result<(), Full>>>),
     Receive(Call<Receive, Vec<Delivery>, Claim>),
     Settle(Call<Vec<Settle>, Vec<Result<(), Stale>>>),
     Peek(Call<(usize, Option<PeekFrom>), PeekPage>),

@@ -18,7 +18,7 @@ use rusqlite::Connection;
 use crate::checkpoint::Log;
 use crate::failure::Failure;
 use crate::file::{Place, Turn};
-use crate::inbox::{Call, Claim, Inbox, Op, Request};
+use crate::inbox::{Call, Claim, Inbox, Op, Request, Sending};
 use crate::store::Store;
 use crate::sync::Syncer;
 
@@ -317,10 +317,8 @@ impl Request {
         let queue = &self.queue;
         match &mut self.op {
             Op::Send(call) => {
-                let each = call.ask.batch.iter();
-                let max_size = call.ask.max_size;
-                let sent = each.map(|message| store.send(queue, message, max_size));
-                call.answer = Some(sent.collect::<Result<_, _>>()?);
+                let Sending { batch, max_size } = &call.ask;
+                call.answer = Some(store.send(queue, batch, *max_size)?);
             }
             // These are carried out together.
             Op::Receive(_) => {}

@@ -22,6 +22,7 @@ async fn many_producers_and_consumers_break_no_rule() {
             messages: 5000,
             visibility: Duration::from_millis(60),
             seed,
+            may_go_unseen: true,
         };
         let summary = stress.run(queue(&backend, "stress")).await;
         println!("seed {seed}: {summary:?}");

@@ -27,6 +27,10 @@ pub struct Stress {
     pub visibility: Duration,
     /// Decides what each client does.
     pub seed: u64,
+    /// Whether a delivery may go unseen, so that delivery counts have gaps. On a backend that waits
+    /// for a disk or a network, a caller may stop waiting just when its deliveries are on their way;
+    /// they go back, and where that takes longer than the lease, the count stays raised.
+    pub may_go_unseen: bool,
 }
 
 impl Default for Stress {
@@ -37,6 +41,7 @@ impl Default for Stress {
             messages: 4000,
             visibility: Duration::from_millis(100),
             seed: 1,
+            may_go_unseen: false,
         }
     }
 }
@@ -68,6 +73,9 @@ impl Stress {
             clients.spawn(client.consume(acknowledged.clone(), self.messages));
         }
         let mut history = History::new();
+        if self.may_go_unseen {
+            history.receive_lost();
+        }
         for part in clients.join_all().await {
             history.merge(part);
         }

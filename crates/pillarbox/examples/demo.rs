@@ -4,6 +4,9 @@
 //! its own. Of the first deliveries, every fifth is given back to be tried again, and every
 //! seventh is kept too long by a worker that hangs: its lease ends, somebody else does the work,
 //! and when the slow one is done at last its acknowledgement is refused.
+//!
+//! All of it happens in one SQLite file, which is removed at the end. Another backend can be named:
+//! `cargo run -p pillarbox --example demo memory:`
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,9 +42,13 @@ struct Tally {
 }
 
 #[tokio::main]
-async fn main() -> pillarbox::Result<()> {
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let start = Instant::now();
-    let backend = pillarbox::open("memory:").await?;
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("demo.db");
+    let url = std::env::args().nth(1).unwrap_or_else(|| format!("sqlite:{}", file.display()));
+    println!("backend   {url}");
+    let backend = pillarbox::open(&url).await?;
     let requests: Mailbox<Square, Answer> = backend.mailbox("squares")?;
     let answers: Mailbox<Answer> = backend.mailbox("client-7")?;
     let tally = Arc::new(Tally {

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use pillarbox_core::{MessageId, Nonce, QueueName, Timestamp};
+use pillarbox_core::{MessageId, Nonce, Outgoing, QueueName, Timestamp};
 
 use super::key::QueueNumber;
 
@@ -49,6 +49,8 @@ pub(super) struct QueueState {
     pub(super) swept: Timestamp,
     /// Messages that were acknowledged and are to be deleted from the file.
     pub(super) acknowledged: HashSet<i64>,
+    /// Messages that were sent and are to be written to the file, with their keys.
+    pub(super) sent: Vec<(i64, Outgoing)>,
 }
 
 /// A delivery whose lease runs.
@@ -132,6 +134,7 @@ impl QueueState {
             leases: HashMap::new(),
             swept: Timestamp::MIN,
             acknowledged: HashSet::new(),
+            sent: Vec::new(),
         }
     }
 

@@ -34,19 +34,19 @@ mod tests;
 use std::time::Duration;
 
 use bytes::Bytes;
-use pillarbox_core::lease::{Full, Sent, Stale};
+use pillarbox_core::lease::{Full, Stale};
 use pillarbox_core::{
     Attributes, Counts, Cursor, Delivery, MessageId, MessageState, Nonce, Outgoing, PeekPage,
     Peeked, QueueName, RawMessage, Receipt, SettleAction, Timestamp,
 };
 use rusqlite::types::{FromSqlError, ValueRef};
-use rusqlite::{Connection, OptionalExtension, Result, Row, params};
+use rusqlite::{Connection, OptionalExtension, Result, Row, Statement, params};
 use uuid::Uuid;
 
 use self::key::{MAX_PLACE, MAX_QUEUE, QueueNumber, place_of};
 pub(crate) use self::mirror::Mirror;
 use self::mirror::{Lease, QueueState, bucket_of, bucket_start};
-use self::statements::Statements;
+use self::statements::{MANY, Statements};
 use crate::failure::Failure;
 
 /// Room that sends leave for messages which become ready again.
@@ -89,6 +89,7 @@ impl<'c> Store<'c> {
     /// Writes what the operations have left to be written once.
     pub(crate) fn flush(&mut self) -> Result<()> {
         for queue in self.mirror.dirty() {
+            store_sent(&mut self.statements, queue, self.now)?;
             delete_acknowledged(&mut self.statements, queue)?;
             if queue.in_flight + queue.delayed == 0 && queue.next_due.is_some() {
                 self.statements.delete_all_buckets()?.execute([queue.number.0])?;
@@ -112,56 +113,45 @@ impl<'c> Store<'c> {
         Ok(())
     }
 
-    /// Stores a message, unless its id is here already or the queue holds `max_size` messages.
+    /// Stores messages in order, each unless its id is here already or the queue holds `max_size`
+    /// messages.
     pub(crate) fn send(
         &mut self,
         name: &QueueName,
-        message: &Outgoing,
+        batch: &[Outgoing],
         max_size: Option<u64>,
-    ) -> Result<Result<Sent, Full>, Failure> {
+    ) -> Result<Vec<Result<(), Full>>, Failure> {
         let now = self.now;
         let (statements, queue) = self.queue_or_new(name)?;
         // Their ids are free again.
         delete_acknowledged(statements, queue)?;
-        let (id, number) = (message.id.as_bytes(), queue.number.0);
-        if max_size.is_some_and(|max| queue.total >= max) {
-            let known = statements.find_message()?.exists(params![id, number])?;
-            return Ok(if known { Ok(Sent::Duplicate) } else { Err(Full) });
+        let mut results = Vec::with_capacity(batch.len());
+        for message in batch {
+            if max_size.is_some() {
+                // For only what is stored is counted.
+                store_sent(statements, queue, now)?;
+            }
+            if max_size.is_some_and(|max| queue.total >= max) {
+                let id = params![message.id.as_bytes(), queue.number.0];
+                let known = statements.find_message()?.exists(id)?;
+                results.push(if known { Ok(()) } else { Err(Full) });
+                continue;
+            }
+            if message.delay.is_zero() {
+                let key = queue.number.key(queue.take_place());
+                // Shares the body.
+                queue.sent.push((key, message.clone()));
+                if queue.sent.len() == MANY {
+                    store_sent(statements, queue, now)?;
+                }
+            } else {
+                store_sent(statements, queue, now)?;
+                store_delayed(statements, queue, message, now)?;
+            }
+            results.push(Ok(()));
         }
-        let delayed = !message.delay.is_zero();
-        let place = queue.next_place;
-        let key = if delayed { queue.number.delayed_key(place) } else { queue.number.key(place) };
-        let attributes = (!message.attributes.is_empty()).then(|| write_attributes(message));
-        let stored = statements.insert_message()?.execute(params![
-            key,
-            number,
-            id,
-            message.enqueued_at.unwrap_or(now).as_nanos(),
-            message.reply_to.as_deref(),
-            attributes,
-            &message.body[..],
-        ])?;
-        if stored == 0 {
-            return Ok(Ok(Sent::Duplicate));
-        }
-        queue.take_place();
-        queue.total += 1;
         queue.dirty = true;
-        if delayed {
-            let due = now + message.delay;
-            let timer = queue.set_timer(key, due);
-            queue.delayed += 1;
-            let nonce = None::<&[u8]>;
-            statements.insert_timer()?.execute(params![
-                key,
-                due.as_nanos(),
-                timer,
-                0,
-                place,
-                nonce
-            ])?;
-        }
-        Ok(Ok(Sent::Stored))
+        Ok(results)
     }
 
     /// Delivers up to `max` ready messages and starts a lease of `visibility` on each.
@@ -199,27 +189,21 @@ impl<'c> Store<'c> {
         };
         queue.in_flight += picked.len() as u64;
         queue.dirty = true;
+        let mut leases = Vec::with_capacity(picked.len());
         let mut picked = picked.into_iter();
         for ((max, visibility), given) in receivers.zip(&mut given) {
             let due = now + visibility;
             for Picked { key, place, mut message } in picked.by_ref().take(max) {
-                let nonce = Nonce::random();
-                let timer = queue.set_timer(key, due);
                 message.delivery_count = message.delivery_count.saturating_add(1);
-                let deliveries = message.delivery_count;
-                statements.insert_timer()?.execute(params![
-                    key,
-                    due.as_nanos(),
-                    timer,
-                    deliveries,
-                    place,
-                    nonce.as_bytes(),
-                ])?;
-                queue.remember(message.id, Lease { key, nonce, due, deliveries, place });
+                let (nonce, deliveries) = (Nonce::random(), message.delivery_count);
+                let lease = Lease { key, nonce, due, deliveries, place };
+                leases.push((queue.set_timer(key, due), lease));
+                queue.remember(message.id, lease);
                 let receipt = Receipt::new(message.id, nonce);
                 given.push(Delivery::new(message, receipt));
             }
         }
+        store_leases(statements, &leases)?;
         Ok(given)
     }
 
@@ -434,6 +418,17 @@ impl<'c> Store<'c> {
         name: &QueueName,
     ) -> Result<Option<(&mut Statements<'c>, &mut QueueState)>> {
         let now = self.now;
+        let Some((statements, queue)) = self.swept(name)? else { return Ok(None) };
+        store_sent(statements, queue, now)?;
+        Ok(Some((statements, queue)))
+    }
+
+    /// The same, but for messages that were sent within the transaction and are not in the file yet.
+    fn swept(
+        &mut self,
+        name: &QueueName,
+    ) -> Result<Option<(&mut Statements<'c>, &mut QueueState)>> {
+        let now = self.now;
         let Some((statements, queue)) = self.known(name)? else { return Ok(None) };
         if queue.next_due.is_some_and(|due| due <= now) {
             delete_acknowledged(statements, queue)?;
@@ -460,11 +455,13 @@ impl<'c> Store<'c> {
         &mut self,
         name: &QueueName,
     ) -> Result<(&mut Statements<'c>, &mut QueueState), Failure> {
-        let used_up = match self.queue(name)? {
+        let used_up = match self.swept(name)? {
             None => true,
             Some((_, queue)) if queue.next_place < MAX_PLACE - RESERVED_PLACES => false,
             // Five years have passed. An empty queue can start again under another number.
-            Some((_, queue)) if queue.total > 0 => return Err(Failure::NoPlaceLeft),
+            Some((_, queue)) if queue.total > 0 || !queue.sent.is_empty() => {
+                return Err(Failure::NoPlaceLeft);
+            }
             Some(_) => {
                 self.forget(name)?;
                 true
@@ -632,6 +629,107 @@ impl Iterator for Line {
         };
         if from_requeued { self.requeued.next() } else { self.fresh.next() }
     }
+}
+
+/// Writes the messages that were sent and are not in the file yet. One whose id is there already is
+/// not written again.
+fn store_sent(
+    statements: &mut Statements<'_>,
+    queue: &mut QueueState,
+    now: Timestamp,
+) -> Result<()> {
+    if queue.sent.is_empty() {
+        return Ok(());
+    }
+    let mut batches = queue.sent.chunks_exact(MANY);
+    let mut stored = 0;
+    for batch in &mut batches {
+        let statement = statements.insert_messages()?;
+        for (row, (key, message)) in batch.iter().enumerate() {
+            bind_message(statement, row, queue.number, *key, message, now)?;
+        }
+        stored += statement.raw_execute()?;
+    }
+    for (key, message) in batches.remainder() {
+        let statement = statements.insert_message()?;
+        bind_message(statement, 0, queue.number, *key, message, now)?;
+        stored += statement.raw_execute()?;
+    }
+    queue.sent.clear();
+    queue.total += stored as u64;
+    Ok(())
+}
+
+/// Sets the values of one of the rows that a statement inserts.
+fn bind_message(
+    statement: &mut Statement<'_>,
+    row: usize,
+    queue: QueueNumber,
+    key: i64,
+    message: &Outgoing,
+    now: Timestamp,
+) -> Result<()> {
+    let first = row * 7 + 1;
+    let attributes = (!message.attributes.is_empty()).then(|| write_attributes(message));
+    let enqueued_at = message.enqueued_at.unwrap_or(now).as_nanos();
+    statement.raw_bind_parameter(first, key)?;
+    statement.raw_bind_parameter(first + 1, queue.0)?;
+    statement.raw_bind_parameter(first + 2, message.id.as_bytes())?;
+    statement.raw_bind_parameter(first + 3, enqueued_at)?;
+    statement.raw_bind_parameter(first + 4, message.reply_to.as_deref())?;
+    statement.raw_bind_parameter(first + 5, attributes)?;
+    statement.raw_bind_parameter(first + 6, &message.body[..])
+}
+
+/// Writes a message that is invisible at first.
+fn store_delayed(
+    statements: &mut Statements<'_>,
+    queue: &mut QueueState,
+    message: &Outgoing,
+    now: Timestamp,
+) -> Result<()> {
+    let place = queue.take_place();
+    let key = queue.number.delayed_key(place);
+    let statement = statements.insert_message()?;
+    bind_message(statement, 0, queue.number, key, message, now)?;
+    if statement.raw_execute()? > 0 {
+        let due = now + message.delay;
+        let timer = queue.set_timer(key, due);
+        queue.total += 1;
+        queue.delayed += 1;
+        let (due, nonce) = (due.as_nanos(), None::<&[u8]>);
+        statements.insert_timer()?.execute(params![key, due, timer, 0, place, nonce])?;
+    }
+    Ok(())
+}
+
+/// Writes the leases of deliveries, each with its order among those of the same moment.
+fn store_leases(statements: &mut Statements<'_>, leases: &[(i64, Lease)]) -> Result<()> {
+    let mut batches = leases.chunks_exact(MANY);
+    for batch in &mut batches {
+        let statement = statements.insert_timers()?;
+        for (row, (timer, lease)) in batch.iter().enumerate() {
+            bind_lease(statement, row, *timer, lease)?;
+        }
+        statement.raw_execute()?;
+    }
+    for (timer, lease) in batches.remainder() {
+        let statement = statements.insert_timer()?;
+        bind_lease(statement, 0, *timer, lease)?;
+        statement.raw_execute()?;
+    }
+    Ok(())
+}
+
+/// Sets the values of one of the rows that a statement inserts.
+fn bind_lease(statement: &mut Statement<'_>, row: usize, timer: i64, lease: &Lease) -> Result<()> {
+    let first = row * 6 + 1;
+    statement.raw_bind_parameter(first, lease.key)?;
+    statement.raw_bind_parameter(first + 1, lease.due.as_nanos())?;
+    statement.raw_bind_parameter(first + 2, timer)?;
+    statement.raw_bind_parameter(first + 3, lease.deliveries)?;
+    statement.raw_bind_parameter(first + 4, lease.place)?;
+    statement.raw_bind_parameter(first + 5, lease.nonce.as_bytes())
 }
 
 /// The delivery that a receipt is for, which is remembered no more. The sweep has taken the leases

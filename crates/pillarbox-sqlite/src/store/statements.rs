@@ -1,9 +1,32 @@
 //! Every statement of the store, prepared when first used and kept.
 
+use std::sync::LazyLock;
+
 use rusqlite::{CachedStatement, Connection, Result};
 
+/// How many rows the statements that insert many of them insert.
+///
+/// One statement for many rows finds its place in the tree once, not for each of them.
+pub(super) const MANY: usize = 16;
+
+const INSERT_MESSAGE: &str = "INSERT INTO pillarbox_message VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+    ON CONFLICT (id, queue) DO NOTHING";
+const INSERT_TIMER: &str = "INSERT INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+
+static INSERT_MESSAGES: LazyLock<String> = LazyLock::new(|| many_rows(INSERT_MESSAGE));
+static INSERT_TIMERS: LazyLock<String> = LazyLock::new(|| many_rows(INSERT_TIMER));
+
+/// The same statement with the values of [`MANY`] rows.
+fn many_rows(one: &str) -> String {
+    let (start, rest) = one.split_at(one.find('(').unwrap_or(one.len()));
+    let (values, end) = rest.split_at(rest.find(')').map_or(rest.len(), |place| place + 1));
+    let columns = values.matches('?').count();
+    let row = format!("({})", vec!["?"; columns].join(", "));
+    format!("{start}{}{end}", vec![row; MANY].join(", "))
+}
+
 macro_rules! statements {
-    ($($(#[$doc:meta])* $name:ident = $sql:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $sql:expr;)*) => {
         /// The statements of one connection.
         pub(super) struct Statements<'c> {
             connection: &'c Connection,
@@ -45,8 +68,8 @@ statements! {
     queue_names = "SELECT name FROM pillarbox_queue WHERE name IS NOT NULL ORDER BY name";
     abandoned_queue = "SELECT queue FROM pillarbox_queue WHERE name IS NULL LIMIT 1";
 
-    insert_message = "INSERT INTO pillarbox_message VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
-        ON CONFLICT (id, queue) DO NOTHING";
+    insert_message = INSERT_MESSAGE;
+    insert_messages = &INSERT_MESSAGES;
     find_message = "SELECT key FROM pillarbox_message WHERE id = ?1 AND queue = ?2";
     /// Messages that were never delivered, in order, between two keys.
     fresh = "SELECT key, id, enqueued_at, reply_to, attributes, body FROM pillarbox_message
@@ -58,7 +81,8 @@ statements! {
     enqueued_at = "SELECT enqueued_at FROM pillarbox_message WHERE key = ?1";
     delete_messages = "DELETE FROM pillarbox_message WHERE key BETWEEN ?1 AND ?2";
 
-    insert_timer = "INSERT INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    insert_timer = INSERT_TIMER;
+    insert_timers = &INSERT_TIMERS;
     /// The delivery that a receipt is for, if its lease runs.
     find_lease = "SELECT t.key, t.due_at, t.deliveries, t.place
         FROM pillarbox_message AS m JOIN pillarbox_timer AS t ON t.key = m.key
@@ -92,4 +116,16 @@ statements! {
         (SELECT key FROM pillarbox_timer WHERE key BETWEEN ?1 AND ?2 LIMIT ?3)";
     reclaim_requeued = "DELETE FROM pillarbox_requeued WHERE key IN
         (SELECT key FROM pillarbox_requeued WHERE key BETWEEN ?1 AND ?2 LIMIT ?3)";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_for_many_rows_is_that_for_one_repeated() {
+        let many = many_rows("INSERT INTO t VALUES (?1, ?2) ON CONFLICT (a) DO NOTHING");
+        let rows = ["(?, ?)"; MANY].join(", ");
+        assert_eq!(many, format!("INSERT INTO t VALUES {rows} ON CONFLICT (a) DO NOTHING"));
+    }
 }

@@ -24,8 +24,9 @@ fn at(store: &mut Store<'_>, second: i64) {
 
 fn send(store: &mut Store<'_>, body: &'static str) -> MessageId {
     let message = Outgoing::new(body);
-    assert_eq!(store.send(&queue(), &message, None).unwrap(), Ok(Sent::Stored));
-    message.id
+    let id = message.id;
+    assert_eq!(store.send(&queue(), &[message], None).unwrap(), [Ok(())]);
+    id
 }
 
 fn bodies(deliveries: &[Delivery]) -> Vec<&str> {
@@ -99,7 +100,7 @@ fn an_empty_queue_that_has_used_up_its_places_starts_again() {
     connection.execute("UPDATE pillarbox_queue SET next_place = ?1", [last]).unwrap();
     store.clear();
     at(&mut store, 2);
-    let refused = store.send(&queue(), &Outgoing::new("late"), None);
+    let refused = store.send(&queue(), &[Outgoing::new("late")], None);
     assert!(matches!(refused, Err(Failure::NoPlaceLeft)), "{refused:?}");
 
     let first = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
@@ -158,7 +159,7 @@ fn a_store_that_forgets_everything_goes_on_as_before() {
     forget();
     let mut delayed = Outgoing::new("later");
     delayed.delay = Duration::from_secs(5);
-    store.borrow_mut().send(&queue(), &delayed, None).unwrap().unwrap();
+    store.borrow_mut().send(&queue(), &[delayed], None).unwrap();
     forget();
     let held = store.borrow_mut().receive(&queue(), 9, LEASE).unwrap();
     forget();
