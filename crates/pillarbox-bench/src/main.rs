@@ -8,6 +8,7 @@
 //! | how contestants take turns and which figure counts | `measure` |
 //! | rows, units, the ratio, the table and the JSON lines | `report` |
 //! | measurements that need a process of their own | `process` |
+//! | whether every message arrived | `tally` |
 //!
 //! Build with `--release`; figures of a debug build mean nothing.
 
@@ -15,6 +16,8 @@ mod measure;
 mod memory;
 mod process;
 mod report;
+mod sqlite;
+mod tally;
 
 use std::process::ExitCode;
 
@@ -36,9 +39,18 @@ enum Command {
     /// The memory backend against capp-queue, apalis and a bare channel.
     #[command(after_help = RATIO)]
     Memory(Options),
+    /// The SQLite backend against a bare log and apalis-sqlite, and its own promises.
+    ///
+    /// The files are in the directory that PILLARBOX_BENCH_DIR names, or else in that for temporary
+    /// files. It should be on a disk and have 2 GB to spare.
+    #[command(after_help = RATIO)]
+    Sqlite(Options),
     /// One measurement of the memory suite that needs a process of its own.
     #[command(hide = true, subcommand)]
     MemoryChild(memory::Child),
+    /// One process of the SQLite suite.
+    #[command(hide = true, subcommand)]
+    SqliteChild(sqlite::Child),
 }
 
 /// What every suite can be told.
@@ -68,10 +80,12 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Memory(options) => suite(&options, memory::run),
+        Command::Sqlite(options) => suite(&options, sqlite::run),
         Command::MemoryChild(child) => {
             println!("{}", child.measure()?);
             Ok(())
         }
+        Command::SqliteChild(child) => child.run(),
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! All contestants of a case run in the same process run: first once each unmeasured, then in
 //! rounds. Each round starts with another contestant, so that nobody always comes first or after
-//! the same neighbour. A contestant's figure is the median of its rounds.
+//! the same neighbour. A contestant's figure is the median of its rounds, or the largest where the
+//! worst is asked for. One run may give several figures, such as a rate and a latency.
 //!
 //! A run checks its own work and fails rather than give a figure for something else.
 
@@ -43,15 +44,60 @@ impl Plan {
 /// One comparison: what we do, and what others do for the same purpose.
 pub(crate) struct Case {
     name: String,
-    unit: Unit,
+    figures: Vec<Figure>,
     warm_up: bool,
     /// The first is ours.
     contestants: Vec<Contestant>,
 }
 
+/// One of the figures that a run gives.
+#[derive(Debug, Clone)]
+pub(crate) struct Figure {
+    /// What it is called in the rows.
+    name: String,
+    unit: Unit,
+    of_rounds: OfRounds,
+}
+
+/// Which figure of several rounds counts.
+#[derive(Debug, Clone, Copy)]
+enum OfRounds {
+    Median,
+    Largest,
+}
+
 struct Contestant {
     name: String,
-    run: Box<dyn FnMut() -> Result<f64>>,
+    run: Box<dyn FnMut() -> Result<Vec<f64>>>,
+}
+
+/// What a run gives: one figure, or as many as its case has.
+pub(crate) trait Figures {
+    fn into_vec(self) -> Vec<f64>;
+}
+
+impl Figures for f64 {
+    fn into_vec(self) -> Vec<f64> {
+        vec![self]
+    }
+}
+
+impl<const N: usize> Figures for [f64; N] {
+    fn into_vec(self) -> Vec<f64> {
+        self.into()
+    }
+}
+
+impl Figure {
+    /// A figure of which the median of the rounds counts.
+    pub(crate) fn median(name: impl Into<String>, unit: Unit) -> Self {
+        Self { name: name.into(), unit, of_rounds: OfRounds::Median }
+    }
+
+    /// A cost of which the largest of the rounds counts.
+    pub(crate) fn worst(name: impl Into<String>, unit: Unit) -> Self {
+        Self { name: name.into(), unit, of_rounds: OfRounds::Largest }
+    }
 }
 
 impl Case {
@@ -61,17 +107,30 @@ impl Case {
         unit: Unit,
         ours: impl FnMut() -> Result<f64> + 'static,
     ) -> Self {
-        let case = Self { name: name.into(), unit, warm_up: true, contestants: Vec::new() };
+        let name = name.into();
+        Self::several(name.clone(), [Figure::median(name, unit)], ours)
+    }
+
+    /// A case whose runs return several figures. Its name is for messages; the rows have those of
+    /// the figures.
+    pub(crate) fn several<const N: usize, F: Figures>(
+        name: impl Into<String>,
+        figures: [Figure; N],
+        ours: impl FnMut() -> Result<F> + 'static,
+    ) -> Self {
+        let figures = figures.into();
+        let case = Self { name: name.into(), figures, warm_up: true, contestants: Vec::new() };
         case.against("ours", ours)
     }
 
-    /// Adds somebody to compare with.
-    pub(crate) fn against(
+    /// Adds somebody to compare with, whose runs return as many figures.
+    pub(crate) fn against<F: Figures>(
         mut self,
         name: impl Into<String>,
-        run: impl FnMut() -> Result<f64> + 'static,
+        mut run: impl FnMut() -> Result<F> + 'static,
     ) -> Self {
-        self.contestants.push(Contestant { name: name.into(), run: Box::new(run) });
+        let run = Box::new(move || run().map(Figures::into_vec));
+        self.contestants.push(Contestant { name: name.into(), run });
         self
     }
 
@@ -81,7 +140,7 @@ impl Case {
         self
     }
 
-    /// Runs all contestants and gives one row for each of the others.
+    /// Runs all contestants and gives, for each figure, one row for each of the others.
     pub(crate) fn run(mut self, suite: &'static str, rounds: usize) -> Result<Vec<Row>> {
         eprintln!("{suite}: {} ...", self.name);
         if self.warm_up {
@@ -90,32 +149,53 @@ impl Case {
             }
         }
         let count = self.contestants.len();
-        let mut figures = vec![Vec::with_capacity(rounds); count];
+        let mut runs = vec![Vec::with_capacity(rounds); count];
         for round in 0..rounds {
             for turn in 0..count {
                 let at = (round + turn) % count;
-                figures[at].push(self.contestants[at].run(&self.name)?);
+                let figures = self.contestants[at].run(&self.name)?;
+                expect_eq("figures of a run", figures.len(), self.figures.len())?;
+                runs[at].push(figures);
             }
         }
-        let mut medians = figures.into_iter().map(median);
-        let ours = medians.next().unwrap_or(f64::NAN);
-        let others = self.contestants.into_iter().skip(1).zip(medians);
-        Ok(others
-            .map(|(contestant, other)| Row {
-                suite,
-                case: self.name.clone(),
-                unit: self.unit,
-                ours,
-                other,
-                other_name: contestant.name,
-                ratio: ratio(self.unit, ours, other),
-            })
-            .collect())
+        let mut rows = Vec::new();
+        for (place, figure) in self.figures.iter().enumerate() {
+            let summary = |at: usize| {
+                figure.of_rounds.of(runs[at].iter().map(|figures| figures[place]).collect())
+            };
+            let ours = summary(0);
+            for (at, contestant) in self.contestants.iter().enumerate().skip(1) {
+                let other = summary(at);
+                let by_round = runs[0].iter().zip(&runs[at]);
+                let by_round =
+                    by_round.map(|(ours, other)| ratio(figure.unit, ours[place], other[place]));
+                eprintln!("  {}, {}: {}", figure.name, contestant.name, range(by_round));
+                rows.push(Row {
+                    suite,
+                    case: figure.name.clone(),
+                    unit: figure.unit,
+                    ours,
+                    other,
+                    other_name: contestant.name.clone(),
+                    ratio: ratio(figure.unit, ours, other),
+                });
+            }
+        }
+        Ok(rows)
+    }
+}
+
+impl OfRounds {
+    fn of(self, figures: Vec<f64>) -> f64 {
+        match self {
+            Self::Median => median(figures),
+            Self::Largest => figures.into_iter().fold(f64::NAN, f64::max),
+        }
     }
 }
 
 impl Contestant {
-    fn run(&mut self, case: &str) -> Result<f64> {
+    fn run(&mut self, case: &str) -> Result<Vec<f64>> {
         (self.run)().map_err(|error| format!("{case}: {}: {error}", self.name).into())
     }
 }
@@ -140,6 +220,24 @@ pub(crate) fn nanos_each(count: u64, elapsed: Duration) -> f64 {
     elapsed.as_secs_f64() * 1e9 / count as f64
 }
 
+/// How many microseconds.
+pub(crate) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// How many milliseconds.
+pub(crate) fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// The time that `percent` of a hundred were no longer than, by the nearest rank. Sorts `times`.
+pub(crate) fn percentile(times: &mut [Duration], percent: usize) -> Result<Duration> {
+    times.sort_unstable();
+    let rank = (times.len() * percent).div_ceil(100);
+    let time = times.get(rank.saturating_sub(1)).copied();
+    time.ok_or_else(|| "no times were taken".into())
+}
+
 /// Fails, with what was expected, unless two values are equal.
 pub(crate) fn expect_eq<T: PartialEq + std::fmt::Debug>(
     what: &str,
@@ -151,6 +249,14 @@ pub(crate) fn expect_eq<T: PartialEq + std::fmt::Debug>(
     } else {
         Err(format!("{what}: {actual:?}, expected {expected:?}").into())
     }
+}
+
+/// Between which ratios the rounds lie. Where they are far apart, something else was at work.
+fn range(ratios: impl Iterator<Item = f64>) -> String {
+    let (least, most) = ratios.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), ratio| {
+        (least.min(ratio), most.max(ratio))
+    });
+    format!("{least:.2}x to {most:.2}x by round")
 }
 
 /// The middle value, or the mean of the two in the middle. NaN of nothing.
@@ -179,6 +285,11 @@ mod tests {
     }
 
     #[test]
+    fn a_range_is_from_the_least_to_the_most() {
+        assert_eq!(range([0.5, 2.0, 0.25].into_iter()), "0.25x to 2.00x by round");
+    }
+
+    #[test]
     fn every_round_starts_with_another_contestant_after_one_unmeasured_run_of_each() {
         let log = Arc::new(Mutex::new(String::new()));
         let contestant = |letter: char| {
@@ -197,9 +308,37 @@ mod tests {
     }
 
     #[test]
+    fn several_figures_are_rows_of_their_own_and_the_worst_is_the_largest_of_the_rounds() {
+        let rising = |step: f64| {
+            let mut round = 0.0;
+            move || {
+                round += step;
+                Ok([round, round])
+            }
+        };
+        let figures = [
+            Figure::median("rate", Unit::MessagesPerSecond),
+            Figure::worst("worst send", Unit::Millis),
+        ];
+        let case = Case::several("case", figures, rising(1.0)).against("peer", rising(10.0)).cold();
+        let rows = case.run("suite", 3).unwrap();
+        let figures: Vec<_> = rows.iter().map(|row| (&row.case[..], row.ours, row.other)).collect();
+        assert_eq!(figures, [("rate", 2.0, 20.0), ("worst send", 3.0, 30.0)]);
+    }
+
+    #[test]
+    fn a_percentile_is_one_of_the_times() {
+        let mut times: Vec<_> = (1..=200).rev().map(Duration::from_micros).collect();
+        assert_eq!(percentile(&mut times, 50).unwrap(), Duration::from_micros(100));
+        assert_eq!(percentile(&mut times, 99).unwrap(), Duration::from_micros(198));
+        assert_eq!(percentile(&mut times[..1], 99).unwrap(), Duration::from_micros(1));
+        assert!(percentile(&mut [], 50).is_err());
+    }
+
+    #[test]
     fn an_error_says_which_case_and_whose_run_it_was() {
         let case = Case::new("cycle", Unit::MessagesPerSecond, || Ok(1.0))
-            .against("peer", || Err("lost a message".into()));
+            .against("peer", || Err::<f64, _>("lost a message".into()));
         let error = case.run("suite", 1).unwrap_err();
         assert_eq!(error.to_string(), "cycle: peer: lost a message");
     }

@@ -1,14 +1,16 @@
 //! Measurements of a whole process, made by a child that does nothing else.
 //!
 //! A child is this program again, with a hidden subcommand; it prints its figure and nothing
-//! else. Linux only: the figures come from `/proc`.
+//! else. A [`Companion`] is one that works beside its parent, and talks with it line by line. Linux
+//! only: the figures come from `/proc`.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use crate::measure::Result;
+use crate::measure::{Result, expect_eq};
 
 /// Runs this program again with `args` and reads the figure that it prints.
 pub(crate) fn in_child(args: &[&str]) -> Result<f64> {
@@ -23,6 +25,77 @@ pub(crate) fn in_child(args: &[&str]) -> Result<f64> {
     let text = String::from_utf8(output.stdout)?;
     let figure = text.trim().parse();
     figure.map_err(|error| format!("the child for {args:?} said {text:?}: {error}").into())
+}
+
+/// A child that is talked to, and killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Companion {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Companion {
+    /// Runs this program again with `args`.
+    pub(crate) fn start(args: &[&str]) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start a child for {args:?}: {error}"))?;
+        let to = child.stdin.take().ok_or("a child has no input")?;
+        let from = BufReader::new(child.stdout.take().ok_or("a child has no output")?);
+        Ok(Self { child, to, from })
+    }
+
+    /// Says a line to it.
+    pub(crate) fn say(&mut self, line: &str) -> Result<()> {
+        Ok(writeln!(self.to, "{line}")?)
+    }
+
+    /// Waits for the next line that it says.
+    pub(crate) fn hear(&mut self) -> Result<String> {
+        let mut line = String::new();
+        match self.from.read_line(&mut line)? {
+            0 => Err(format!("a child has ended early: {}", self.child.wait()?).into()),
+            _ => Ok(line.trim_end().to_owned()),
+        }
+    }
+
+    /// Waits until it has said this line.
+    pub(crate) fn expect(&mut self, line: &str) -> Result<()> {
+        expect_eq("a child says", &self.hear()?[..], line)
+    }
+
+    /// Ends it by SIGKILL, wherever it is.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a companion says to its parent.
+pub(crate) fn say(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+/// Waits until the parent has said this line.
+pub(crate) fn expect(line: &str) -> Result<()> {
+    let mut said = String::new();
+    std::io::stdin().read_line(&mut said)?;
+    expect_eq("the parent says", said.trim_end(), line)
 }
 
 /// The resident set of this process in bytes.

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// What the ratio means. Said by `--help` and below every table.
 pub(crate) const RATIO: &str = "\
 ratio: how many times better ours is. Above 1 we win, below 1 we lose.
-       ours / other for rates (per second), other / ours for costs (bytes, ns, CPU time).";
+       ours / other for rates (per second), other / ours for costs (bytes, time, CPU time).";
 
 /// One comparison of ours with one other. Its fields are those of a JSON line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -28,6 +28,12 @@ pub(crate) enum Unit {
     /// Nanoseconds for one message to go all the way.
     #[serde(rename = "ns/cycle")]
     NanosPerCycle,
+    /// Microseconds for one call.
+    #[serde(rename = "us")]
+    Micros,
+    /// Milliseconds for one call, or for all there is to do.
+    #[serde(rename = "ms")]
+    Millis,
     /// Bytes for one message.
     #[serde(rename = "bytes")]
     Bytes,
@@ -41,7 +47,11 @@ impl Unit {
     fn is_rate(self) -> bool {
         match self {
             Self::MessagesPerSecond => true,
-            Self::NanosPerCycle | Self::Bytes | Self::CpuMicrosPerSecond => false,
+            Self::NanosPerCycle
+            | Self::Micros
+            | Self::Millis
+            | Self::Bytes
+            | Self::CpuMicrosPerSecond => false,
         }
     }
 
@@ -50,6 +60,8 @@ impl Unit {
         match self {
             Self::MessagesPerSecond => format!("{}/s", with_prefix(figure)),
             Self::NanosPerCycle => format!("{} ns", three_digits(figure)),
+            Self::Micros => format!("{} µs", three_digits(figure)),
+            Self::Millis => format!("{} ms", three_digits(figure)),
             Self::Bytes => format!("{} B", three_digits(figure)),
             Self::CpuMicrosPerSecond => format!("{} µs/s", three_digits(figure)),
         }
@@ -177,7 +189,8 @@ mod tests {
     #[test]
     fn the_ratio_is_above_one_where_we_win_for_rates_and_for_costs() {
         assert_eq!(ratio(Unit::MessagesPerSecond, 300.0, 100.0), 3.0);
-        for cost in [Unit::NanosPerCycle, Unit::Bytes, Unit::CpuMicrosPerSecond] {
+        let times = [Unit::NanosPerCycle, Unit::Micros, Unit::Millis];
+        for cost in times.into_iter().chain([Unit::Bytes, Unit::CpuMicrosPerSecond]) {
             assert_eq!(ratio(cost, 100.0, 300.0), 3.0);
         }
     }
@@ -192,6 +205,8 @@ mod tests {
         assert_eq!(rate(12.34), "12.3/s");
         assert_eq!(Unit::Bytes.human(1_234.4), "1234 B");
         assert_eq!(Unit::NanosPerCycle.human(99.96), "100 ns");
+        assert_eq!(Unit::Micros.human(3_990.6), "3991 µs");
+        assert_eq!(Unit::Millis.human(12.34), "12.3 ms");
         assert_eq!(Unit::CpuMicrosPerSecond.human(0.5), "0.50 µs/s");
     }
 

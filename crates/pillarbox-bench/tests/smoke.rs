@@ -10,17 +10,29 @@ fn bench(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-#[test]
-fn the_memory_suite_prints_rows_of_the_agreed_form() {
-    let rows = bench(&["memory", "--quick", "--rounds", "1", "--json"]);
-    assert!(rows.lines().count() >= 20, "{rows}");
+/// Checks that these are rows of the agreed form, and that there are as many as there should be.
+fn check(rows: &str, suite: &str, at_least: usize) {
+    assert!(rows.lines().count() >= at_least, "{rows}");
     for line in rows.lines() {
         let row: serde_json::Value = serde_json::from_str(line).expect("a JSON object a line");
         let row = row.as_object().expect("an object");
         let fields: Vec<_> = row.keys().map(String::as_str).collect();
         assert_eq!(fields, ["case", "other", "other_name", "ours", "ratio", "suite", "unit"]);
+        assert_eq!(row["suite"], suite, "{line}");
         for figure in ["ours", "other", "ratio"] {
             assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{line}");
         }
     }
+}
+
+#[test]
+fn the_memory_suite_prints_rows_of_the_agreed_form() {
+    let rows = bench(&["memory", "--quick", "--rounds", "1", "--json"]);
+    check(&rows, "memory", 20);
+}
+
+#[test]
+fn the_sqlite_suite_prints_rows_of_the_agreed_form() {
+    let rows = bench(&["sqlite", "--quick", "--rounds", "1", "--json"]);
+    check(&rows, "sqlite", 26);
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::failure::Failure;
@@ -67,6 +68,8 @@ fn open_locked(path: &Path, options: &SqliteOptions) -> Result<Connection, Failu
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
+    // Or else a statement with a bound LIMIT is compiled again whenever it is used.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     let mode: String = retry_while_busy(|| {
         connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))
     })?;

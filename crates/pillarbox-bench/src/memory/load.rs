@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use crate::measure::{Result, expect_eq};
+pub(super) use crate::tally::Tally;
 
 /// Bytes in a body.
 pub(super) const BODY: usize = 256;
@@ -82,40 +83,6 @@ impl Job for BytesJob {
     fn seq(&self) -> Result<u64> {
         expect_eq("bytes in a body", self.body.len(), BODY)?;
         Ok(self.seq)
-    }
-}
-
-/// What arrived, whatever the order.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    count: u64,
-    sum: u64,
-}
-
-impl Tally {
-    /// What somebody else has counted and summed up.
-    pub(super) fn of(count: u64, sum: u64) -> Self {
-        Self { count, sum }
-    }
-
-    /// Counts a message in.
-    pub(super) fn add(&mut self, seq: u64) {
-        self.count += 1;
-        self.sum += seq;
-    }
-
-    /// Counts in what another has counted.
-    pub(super) fn merge(&mut self, other: Self) {
-        self.count += other.count;
-        self.sum += other.sum;
-    }
-
-    /// Fails unless each of the numbers from 0 up to `n` was counted.
-    ///
-    /// Count and sum together tell every single loss and every single double delivery.
-    pub(super) fn expect_all(self, n: u64) -> Result<()> {
-        let all = Self::of(n, (0..n).sum());
-        expect_eq("messages that arrived", self, all)
     }
 }
 

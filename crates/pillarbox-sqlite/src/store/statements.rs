@@ -9,9 +9,12 @@ use rusqlite::{CachedStatement, Connection, Result};
 /// One statement for many rows finds its place in the tree once, not for each of them.
 pub(super) const MANY: usize = 16;
 
-const INSERT_MESSAGE: &str = "INSERT INTO pillarbox_message VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+// `OR FAIL`: if one of them fails, the whole transaction is rolled back. The default would keep a
+// journal of each statement, to roll back that alone.
+const INSERT_MESSAGE: &str =
+    "INSERT OR FAIL INTO pillarbox_message VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
     ON CONFLICT (id, queue) DO NOTHING";
-const INSERT_TIMER: &str = "INSERT INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+const INSERT_TIMER: &str = "INSERT OR FAIL INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 
 static INSERT_MESSAGES: LazyLock<String> = LazyLock::new(|| many_rows(INSERT_MESSAGE));
 static INSERT_TIMERS: LazyLock<String> = LazyLock::new(|| many_rows(INSERT_TIMER));
@@ -105,7 +108,7 @@ statements! {
     delete_buckets = "DELETE FROM pillarbox_expiry WHERE queue = ?1 AND bucket < ?2";
     delete_all_buckets = "DELETE FROM pillarbox_expiry WHERE queue = ?1";
 
-    insert_requeued = "INSERT INTO pillarbox_requeued VALUES (?1, ?2, ?3)";
+    insert_requeued = "INSERT OR FAIL INTO pillarbox_requeued VALUES (?1, ?2, ?3)";
     requeued = "SELECT key, message, deliveries FROM pillarbox_requeued
         WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3";
     delete_requeued = "DELETE FROM pillarbox_requeued WHERE key BETWEEN ?1 AND ?2";

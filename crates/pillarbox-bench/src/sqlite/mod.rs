@@ -1,0 +1,90 @@
+//! The SQLite suite: queues in a file that survives.
+//!
+//! | case | what it asks |
+//! |---|---|
+//! | cycle, 1 to 256 callers | what many callers gain by sharing a sync, and how near that is to the limit |
+//! | bodies of 16 and 256 KiB | the same when the bytes themselves cost something |
+//! | durable send | how long a caller waits until its message cannot be lost |
+//! | backlog | whether a long queue makes each message dearer |
+//! | leases that have ended | what a dead consumer with many messages costs its heir |
+//! | 2 and 4 processes | what is left when processes take turns, and whether one of them starves |
+//! | a receiver that waits | how soon it has a message from another process, and what it costs to wait |
+//! | after SIGKILL | how soon a full file can be used again |
+//!
+//! The limit is a log that only appends (see `log`); the peer is apalis-sqlite. Each says in its
+//! module what it leaves out. Where ours is compared with itself, the ratio is what the difference
+//! costs.
+//!
+//! All wait for the disk, so the figures tell of the disk first. How long a sync takes is printed
+//! before each case: where it takes long, all are nearer to each other; where it is quick, the work
+//! shows. Some disks, those of virtual machines above all, answer before anything is safe, and some
+//! change their pace by the minute: a ratio whose rounds lie far apart, as printed after each case,
+//! says nothing. To hold the pace, let `strace` delay every sync:
+//!
+//! ```text
+//! strace -f --seccomp-bpf -e trace=fsync,fdatasync -e inject=fsync,fdatasync:delay_enter=4000 \
+//!     -o /dev/null pillarbox-bench sqlite
+//! ```
+
+mod apalis;
+mod backlog;
+mod child;
+mod cycle;
+mod expiry;
+mod load;
+mod log;
+mod ours;
+mod place;
+mod processes;
+mod reopen;
+mod wake;
+
+use std::time::Duration;
+
+use pillarbox_sqlite::Synchronous;
+
+use self::backlog::{Backlog, Callers};
+pub(crate) use self::child::Child;
+use crate::measure::{Case, Plan, Result, micros};
+use crate::report::Report;
+
+const SUITE: &str = "sqlite";
+
+/// Runs all cases.
+pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
+    place::warn_if_in_memory();
+    let mut add = |case: Case| -> Result<()> {
+        eprintln!("{SUITE}: a sync takes {:.0} µs", micros(place::sync_time()?));
+        report.add(case.run(SUITE, plan.rounds())?);
+        Ok(())
+    };
+    for callers in [1, 16, 64, 256] {
+        add(cycle::cycles(plan, callers))?;
+    }
+    for kibibytes in [16, 256] {
+        add(cycle::bodies(plan, kibibytes))?;
+    }
+    for callers in [1, 64] {
+        add(cycle::latency(plan, callers))?;
+    }
+    let backlog = Backlog::new(plan)?;
+    for synchronous in [Synchronous::Full, Synchronous::Normal] {
+        add(backlog.case(Callers::One, synchronous)?)?;
+        add(backlog.case(Callers::Many, synchronous)?)?;
+    }
+    drop(backlog);
+    add(expiry::case(plan))?;
+    for processes in [2, 4] {
+        add(processes::case(plan, processes))?;
+    }
+    add(wake::latency(plan))?;
+    add(wake::idle(plan))?;
+    add(reopen::case(plan)?)?;
+    Ok(())
+}
+
+/// How long a run takes whose figure is a rate or a latency. By time and not by count, for disks
+/// differ by more than anything that is measured here.
+fn window(plan: &Plan) -> Duration {
+    plan.pick(Duration::from_millis(1500), Duration::from_millis(40))
+}
