@@ -65,6 +65,9 @@ struct Options {
     /// How many rounds the medians are taken of [default: 5, or 3 with --quick].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
+    /// Run only the cases whose names hold this text.
+    #[arg(long)]
+    only: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -93,7 +96,7 @@ fn suite(options: &Options, run: fn(&Plan, &mut Report) -> Result<()>) -> Result
     if cfg!(debug_assertions) {
         eprintln!("warning: this is a debug build; run with --release");
     }
-    let plan = Plan::new(options.quick, options.rounds);
+    let plan = Plan::new(options.quick, options.rounds, options.only.clone());
     let mut report = Report::new(options.json);
     run(&plan, &mut report)?;
     report.finish();

@@ -18,16 +18,22 @@ use crate::report::{Row, Unit, ratio};
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// How much is run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Plan {
     quick: bool,
     rounds: usize,
+    only: Option<String>,
 }
 
 impl Plan {
-    pub(crate) fn new(quick: bool, rounds: Option<u32>) -> Self {
+    pub(crate) fn new(quick: bool, rounds: Option<u32>, only: Option<String>) -> Self {
         let default = if quick { 3 } else { 5 };
-        Self { quick, rounds: rounds.unwrap_or(default) as usize }
+        Self { quick, rounds: rounds.unwrap_or(default) as usize, only }
+    }
+
+    /// Whether the case of this name is to be run.
+    pub(crate) fn wants(&self, case: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| case.contains(only.as_str()))
     }
 
     /// How many rounds there are.
@@ -132,6 +138,11 @@ impl Case {
         let run = Box::new(move || run().map(Figures::into_vec));
         self.contestants.push(Contestant { name: name.into(), run });
         self
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Leaves out the unmeasured runs, for runs that start a process and so are always cold.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use pillarbox_core::lease::{Full, Stale};
 use pillarbox_core::{
@@ -13,10 +14,11 @@ use pillarbox_core::{
     Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Settle,
 };
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::clock::WallClock;
 use crate::failure::Failure;
-use crate::inbox::{Call, Inbox, Op, Request, Sending};
+use crate::inbox::{Call, Claim, Inbox, Op, Received, Request, Sending};
 use crate::options::SqliteOptions;
 use crate::store::PeekFrom;
 use crate::sync::Syncer;
@@ -176,9 +178,14 @@ struct Engine {
 /// The same file opened the same way.
 type Name = (PathBuf, file::Identity, SqliteOptions);
 
-/// The engines of this process that are shared, and how many sessions each has.
-static ENGINES: LazyLock<Mutex<HashMap<Name, (Weak<Engine>, usize)>>> =
-    LazyLock::new(Mutex::default);
+/// The engines of this process that are shared.
+static ENGINES: LazyLock<Mutex<HashMap<Name, Running>>> = LazyLock::new(Mutex::default);
+
+struct Running {
+    engine: Weak<Engine>,
+    /// Counted here, under the lock: of two that leave at once, exactly one is the last.
+    sessions: usize,
+}
 
 impl Engine {
     /// Finds the engine of a file, or starts it. One with a clock of its own is not shared.
@@ -194,38 +201,33 @@ impl Engine {
         let mut engine = Self::start(&options, clock).await?;
         let Some(name) = name(&options).filter(|_| shared) else { return Ok(Arc::new(engine)) };
         let mut engines = lock(&ENGINES);
-        if let Some((other, sessions)) = engines.get_mut(&name)
-            && let Some(other) = other.upgrade()
-            && !other.ended.is_closed()
+        if let Some(running) = engines.get_mut(&name)
+            && let Some(other) = running.join()
         {
-            // Somebody else was quicker.
-            *sessions += 1;
+            // Somebody else was quicker. This one is dropped once the lock is free.
+            drop(engines);
             return Ok(other);
         }
         engine.shared_as = Some(name.clone());
         let engine = Arc::new(engine);
-        engines.insert(name, (Arc::downgrade(&engine), 1));
+        engines.insert(name, Running { engine: Arc::downgrade(&engine), sessions: 1 });
         Ok(engine)
     }
 
     /// Adds a session to the engine of that name, if there is one and it runs.
     fn join(name: Name) -> Option<Arc<Self>> {
-        let mut engines = lock(&ENGINES);
-        let (engine, sessions) = engines.get_mut(&name)?;
-        let engine = engine.upgrade().filter(|engine| !engine.ended.is_closed())?;
-        *sessions += 1;
-        Some(engine)
+        lock(&ENGINES).get_mut(&name)?.join()
     }
 
     /// Ends a session. Says whether it was the last one, and so the engine ends.
     fn leave(&self) -> bool {
         if let Some(name) = &self.shared_as {
             let mut engines = lock(&ENGINES);
-            if let Some((engine, sessions)) = engines.get_mut(name)
-                && std::ptr::eq(engine.as_ptr(), self)
+            if let Some(running) = engines.get_mut(name)
+                && std::ptr::eq(running.engine.as_ptr(), self)
             {
-                *sessions -= 1;
-                if *sessions > 0 {
+                running.sessions -= 1;
+                if running.sessions > 0 {
                     return false;
                 }
                 engines.remove(name);
@@ -298,6 +300,15 @@ impl Engine {
     }
 }
 
+impl Running {
+    /// Adds a session, if the engine runs.
+    fn join(&mut self) -> Option<Arc<Engine>> {
+        let engine = self.engine.upgrade().filter(|engine| !engine.ended.is_closed())?;
+        self.sessions += 1;
+        Some(engine)
+    }
+}
+
 impl Drop for Engine {
     /// Ends the thread and waits for it: what is in line is done, and the file closed.
     fn drop(&mut self) {
@@ -333,6 +344,13 @@ fn name(options: &SqliteOptions) -> Option<Name> {
     let identity = file::identity(path).ok()?;
     let canonical = path.canonicalize().ok()?;
     Some((canonical, identity, options.clone()))
+}
+
+/// The moment so much later; in some decades where that is out of range.
+fn after(wait: Duration) -> Instant {
+    const DECADES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(wait).unwrap_or_else(|| now + DECADES)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -421,32 +439,44 @@ impl SqliteQueue {
     }
 
     async fn receive_checked(&self, request: Receive) -> Result<Vec<Delivery>> {
-        let (call, mut answer) = Call::new(request);
+        let end = after(request.wait);
+        let (call, answer) = Call::new(request);
         let asked = Request { queue: self.name.clone(), op: Op::Receive(call) };
-        let claim = if request.wait.is_zero() {
-            self.session.ask(asked, answer).await
-        } else {
-            let end = tokio::time::sleep(request.wait);
-            let asked = self.session.engine.inbox.send(asked).await;
-            asked.map_err(|failure| self.failed(failure, "receive"))?;
-            tokio::select! {
-                biased;
-                claim = &mut answer => claim.unwrap_or(Err(Failure::WriterGone)),
-                () = self.gate.closed() => {
-                    return Err(Error::Closed { queue: Some(self.name.clone()) });
-                }
-                () = end => {
-                    // From here on the writer gives nothing; what it gave before counts.
-                    answer.close();
-                    match answer.try_recv() {
-                        Ok(claim) => claim,
-                        Err(_) => return Ok(Vec::new()),
-                    }
+        let received = self.session.ask(asked, answer).await;
+        let claim = match received.map_err(|failure| self.failed(failure, "receive"))? {
+            Received::Now(claim) => claim,
+            // In a box of its own: most receives do not wait, and need not carry the room.
+            Received::Later(answer) => match Box::pin(self.wait(answer, end)).await? {
+                Some(claim) => claim,
+                None => return Ok(Vec::new()),
+            },
+        };
+        // Taken in the poll that returns it: a future that is dropped before has given it back.
+        Ok(claim.take())
+    }
+
+    /// Waits for messages, no longer than until `end`.
+    async fn wait(
+        &self,
+        mut answer: oneshot::Receiver<Result<Claim, Failure>>,
+        end: Instant,
+    ) -> Result<Option<Claim>> {
+        let claim = tokio::select! {
+            biased;
+            claim = &mut answer => claim.unwrap_or(Err(Failure::WriterGone)),
+            () = self.gate.closed() => {
+                return Err(Error::Closed { queue: Some(self.name.clone()) });
+            }
+            () = tokio::time::sleep_until(end) => {
+                // From here on the writer gives nothing; what it gave before counts.
+                answer.close();
+                match answer.try_recv() {
+                    Ok(claim) => claim,
+                    Err(_) => return Ok(None),
                 }
             }
         };
-        // Claimed in the poll that returns it: a future that is dropped before has given it back.
-        claim.map(|claim| claim.take()).map_err(|failure| self.failed(failure, "receive"))
+        claim.map(Some).map_err(|failure| self.failed(failure, "receive"))
     }
 }
 

@@ -32,7 +32,9 @@ pub(crate) struct Request {
 #[derive(Debug)]
 pub(crate) enum Op {
     Send(Call<Sending, Vec<Result<(), Full>>>),
-    Receive(Call<Receive, Vec<Delivery>, Claim>),
+    Receive(Call<Receive, Vec<Delivery>, Received>),
+    /// A receive that has waited. Not asked, but answered.
+    Waiter(Waiter),
     Settle(Call<Vec<Settle>, Vec<Result<(), Stale>>>),
     Peek(Call<(usize, Option<PeekFrom>), PeekPage>),
     Counts(Call<(), Counts>),
@@ -42,6 +44,18 @@ pub(crate) enum Op {
     /// Forgets the queue if it holds nothing: nobody here has it open any more.
     Forget,
     Queues(Call<(), Vec<String>>),
+}
+
+/// A receive that found nothing, and waits.
+pub(crate) type Waiter = Call<Receive, Vec<Delivery>, Claim>;
+
+/// What a receive comes to at first.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// What there was.
+    Now(Claim),
+    /// There was nothing. Here the answer will be.
+    Later(oneshot::Receiver<Result<Claim, Failure>>),
 }
 
 /// Messages to store.
@@ -85,16 +99,18 @@ impl Request {
         matches!(self.op, Op::Settle(_) | Op::Release(_))
     }
 
-    /// Whether this neither settles nor receives.
+    /// Whether this neither settles nor sends nor receives.
     pub(crate) fn is_other(&self) -> bool {
-        !self.is_settle() && !matches!(self.op, Op::Receive(_))
+        !self.is_settle() && !matches!(self.op, Op::Send(_) | Op::Receive(_))
     }
 
     /// Whether the answer promises something that must be on the disk.
     pub(crate) fn must_keep(&self) -> bool {
         match &self.op {
             Op::Send(_) | Op::Settle(_) | Op::Purge(_) => true,
-            Op::Receive(call) => call.answer.as_ref().is_some_and(|given| !given.is_empty()),
+            Op::Receive(Call { answer, .. }) | Op::Waiter(Call { answer, .. }) => {
+                answer.as_ref().is_some_and(|given| !given.is_empty())
+            }
             Op::Peek(_) | Op::Counts(_) | Op::Queues(_) | Op::Release(_) | Op::Forget => false,
         }
     }
@@ -105,7 +121,12 @@ impl Request {
             Op::Send(call) => call.answer(),
             Op::Receive(call) => {
                 let deliveries = call.answer.unwrap_or_default();
+                let claim = Claim::new(self.queue, deliveries, inbox.clone());
                 // Where nobody listens any more, the claim is dropped and gives back what it holds.
+                let _ = call.reply.send(Ok(Received::Now(claim)));
+            }
+            Op::Waiter(call) => {
+                let deliveries = call.answer.unwrap_or_default();
                 let _ = call.reply.send(Ok(Claim::new(self.queue, deliveries, inbox.clone())));
             }
             Op::Settle(call) => call.answer(),
@@ -122,6 +143,7 @@ impl Request {
         match self.op {
             Op::Send(call) => call.fail(failure),
             Op::Receive(call) => call.fail(failure),
+            Op::Waiter(call) => call.fail(failure),
             Op::Settle(call) => call.fail(failure),
             Op::Peek(call) => call.fail(failure),
             Op::Counts(call) => call.fail(failure),

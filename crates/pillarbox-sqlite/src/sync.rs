@@ -29,7 +29,7 @@ type Answers = Vec<Request>;
 /// Answers what was committed, once it is on the disk.
 pub(crate) struct Syncer {
     shared: Arc<Shared>,
-    /// Takes a batch when the thread is free, and not before. `None` once it is to end.
+    /// Where batches are handed over. `None` once the thread is to end.
     line: Option<SyncSender<Answers>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,8 +53,8 @@ impl Syncer {
         if !needed {
             return Ok(Self { shared, line: None, thread: None });
         }
-        // Of no capacity: the writer waits until the thread is free.
-        let (line, batches) = sync_channel(0);
+        // One batch may lie ready while the disk works on another; then the writer waits.
+        let (line, batches) = sync_channel(1);
         let thread = std::thread::Builder::new().name("pillarbox-sync".into()).spawn({
             let shared = shared.clone();
             move || shared.run(&batches)
@@ -97,9 +97,15 @@ impl Drop for Syncer {
 
 impl Shared {
     fn run(&self, batches: &Receiver<Answers>) {
-        for answers in batches {
+        for mut answers in batches {
+            let mut count = 1;
+            // One wait for the disk serves all that is there.
+            while let Ok(more) = batches.try_recv() {
+                answers.extend(more);
+                count += 1;
+            }
             self.keep(answers);
-            self.pending.fetch_sub(1, Ordering::Relaxed);
+            self.pending.fetch_sub(count, Ordering::Relaxed);
         }
     }
 

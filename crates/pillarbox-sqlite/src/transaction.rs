@@ -105,7 +105,7 @@ pub fn send_all(
             results.push(match IN_FILE.check_outgoing(queue, message) {
                 Ok(()) => {
                     // Without a limit, no queue is full.
-                    let _ = store.send(queue, std::slice::from_ref(message), None)?;
+                    let _ = store.send(queue, std::iter::once((message, None)))?;
                     Ok(message.id)
                 }
                 Err(error) => Err(error),

@@ -12,13 +12,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox_core::{Clock, Delivery, QueueName, Receive};
+use pillarbox_core::{Clock, QueueName, Receive};
 use rusqlite::Connection;
 
 use crate::checkpoint::Log;
 use crate::failure::Failure;
 use crate::file::{Place, Turn};
-use crate::inbox::{Call, Claim, Inbox, Op, Request, Sending};
+use crate::inbox::{Call, Inbox, Op, Received, Request, Waiter};
 use crate::store::Store;
 use crate::sync::Syncer;
 
@@ -29,8 +29,6 @@ const POLL: Duration = Duration::from_millis(15);
 const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 /// How long it may do so before the log is.
 const LOCK_WARNING: Duration = Duration::from_secs(5);
-
-type Waiter = Call<Receive, Vec<Delivery>, Claim>;
 
 /// Runs until the inbox is closed and everything in it is done.
 pub(crate) fn run(
@@ -173,13 +171,16 @@ impl<'c> Writer<'c> {
             let (answered, waiting) = batch.into_iter().partition(|request| !request.would_wait());
             batch = answered;
             for Request { queue, op } in waiting {
-                if let Op::Receive(waiter) = op {
-                    self.waiters.entry(queue).or_default().push_back(waiter);
+                if let Op::Receive(call) = op {
+                    let (waiter, answer) = Call::new(call.ask);
+                    if call.reply.send(Ok(Received::Later(answer))).is_ok() {
+                        self.waiters.entry(queue).or_default().push_back(waiter);
+                    }
                 }
             }
         }
         let served = served.into_iter();
-        batch.extend(served.map(|(queue, waiter)| Request { queue, op: Op::Receive(waiter) }));
+        batch.extend(served.map(|(queue, waiter)| Request { queue, op: Op::Waiter(waiter) }));
         batch
     }
 
@@ -203,6 +204,7 @@ impl<'c> Writer<'c> {
         for request in batch.iter_mut().filter(|request| request.is_settle()) {
             request.run(&mut self.store)?;
         }
+        self.send(batch)?;
         for request in batch.iter_mut().filter(|request| request.is_other()) {
             request.run(&mut self.store)?;
         }
@@ -246,6 +248,26 @@ impl<'c> Writer<'c> {
         {
             tracing::error!(%error, "cannot roll back");
         }
+    }
+
+    /// Stores what is sent: all that goes to the same queue in one go.
+    fn send(&mut self, batch: &mut [Request]) -> Result<(), Failure> {
+        let sends = batch.iter_mut().filter_map(|request| match &mut request.op {
+            Op::Send(call) => Some((&request.queue, call)),
+            _ => None,
+        });
+        let mut sends: Vec<_> = sends.collect();
+        for to_queue in sends.chunk_by_mut(|(queue, _), (next, _)| queue == next) {
+            let queue = to_queue[0].0;
+            let messages = to_queue.iter().flat_map(|(_, call)| {
+                call.ask.batch.iter().map(|message| (message, call.ask.max_size))
+            });
+            let mut results = self.store.send(queue, messages)?.into_iter();
+            for (_, call) in to_queue {
+                call.answer = Some(results.by_ref().take(call.ask.batch.len()).collect());
+            }
+        }
+        Ok(())
     }
 
     /// Delivers to those who have just asked: all that ask of the same queue in one go.
@@ -317,12 +339,8 @@ impl Request {
     fn run(&mut self, store: &mut Store<'_>) -> Result<(), Failure> {
         let queue = &self.queue;
         match &mut self.op {
-            Op::Send(call) => {
-                let Sending { batch, max_size } = &call.ask;
-                call.answer = Some(store.send(queue, batch, *max_size)?);
-            }
             // These are carried out together.
-            Op::Receive(_) => {}
+            Op::Send(_) | Op::Receive(_) | Op::Waiter(_) => {}
             Op::Settle(call) => {
                 let each = call.ask.iter();
                 let settled =

@@ -57,7 +57,9 @@ impl Child {
 /// Runs all cases.
 pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     let mut add = |case: Case, rounds| -> Result<()> {
-        report.add(case.run(SUITE, rounds)?);
+        if plan.wants(case.name()) {
+            report.add(case.run(SUITE, rounds)?);
+        }
         Ok(())
     };
     let n = plan.pick(300_000, 12_000);
@@ -68,7 +70,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     for batch in [1, 10] {
         add(many(n, batch), plan.rounds())?;
     }
-    for batch in [1, 10] {
+    for batch in [1, 10].into_iter().filter(|_| plan.wants("backlog")) {
         // Short rounds, and more of them: two queues are compared that differ by little.
         let backlog = plan.pick(1_000_000, 100_000);
         add(with_backlog(n / 3, batch, backlog)?, 4 * plan.rounds())?;

@@ -54,6 +54,9 @@ const SUITE: &str = "sqlite";
 pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     place::warn_if_in_memory();
     let mut add = |case: Case| -> Result<()> {
+        if !plan.wants(case.name()) {
+            return Ok(());
+        }
         eprintln!("{SUITE}: a sync takes {:.0} µs", micros(place::sync_time()?));
         report.add(case.run(SUITE, plan.rounds())?);
         Ok(())
@@ -67,19 +70,22 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
     for callers in [1, 64] {
         add(cycle::latency(plan, callers))?;
     }
-    let backlog = Backlog::new(plan)?;
-    for synchronous in [Synchronous::Full, Synchronous::Normal] {
-        add(backlog.case(Callers::One, synchronous)?)?;
-        add(backlog.case(Callers::Many, synchronous)?)?;
+    if plan.wants("backlog") {
+        let backlog = Backlog::new(plan)?;
+        for synchronous in [Synchronous::Full, Synchronous::Normal] {
+            add(backlog.case(Callers::One, synchronous)?)?;
+            add(backlog.case(Callers::Many, synchronous)?)?;
+        }
     }
-    drop(backlog);
     add(expiry::case(plan))?;
     for processes in [2, 4] {
         add(processes::case(plan, processes))?;
     }
     add(wake::latency(plan))?;
     add(wake::idle(plan))?;
-    add(reopen::case(plan)?)?;
+    if plan.wants("SIGKILL") {
+        add(reopen::case(plan)?)?;
+    }
     Ok(())
 }
 

@@ -3,9 +3,8 @@
 //! The mirror is true as long as nobody else has written: who uses a [`Store`](super::Store)
 //! clears it when another connection has, and when a transaction is rolled back.
 
-use std::collections::{HashMap, HashSet};
-
-use pillarbox_core::{MessageId, Nonce, Outgoing, QueueName, Timestamp};
+use hashbrown::{HashMap, HashSet};
+use pillarbox_core::{MessageId, Nonce, QueueName, Timestamp};
 
 use super::key::QueueNumber;
 
@@ -49,8 +48,6 @@ pub(super) struct QueueState {
     pub(super) swept: Timestamp,
     /// Messages that were acknowledged and are to be deleted from the file.
     pub(super) acknowledged: HashSet<i64>,
-    /// Messages that were sent and are to be written to the file, with their keys.
-    pub(super) sent: Vec<(i64, Outgoing)>,
 }
 
 /// A delivery whose lease runs.
@@ -134,7 +131,6 @@ impl QueueState {
             leases: HashMap::new(),
             swept: Timestamp::MIN,
             acknowledged: HashSet::new(),
-            sent: Vec::new(),
         }
     }
 

@@ -89,7 +89,6 @@ impl<'c> Store<'c> {
     /// Writes what the operations have left to be written once.
     pub(crate) fn flush(&mut self) -> Result<()> {
         for queue in self.mirror.dirty() {
-            store_sent(&mut self.statements, queue, self.now)?;
             delete_acknowledged(&mut self.statements, queue)?;
             if queue.in_flight + queue.delayed == 0 && queue.next_due.is_some() {
                 self.statements.delete_all_buckets()?.execute([queue.number.0])?;
@@ -115,41 +114,39 @@ impl<'c> Store<'c> {
 
     /// Stores messages in order, each unless its id is here already or the queue holds `max_size`
     /// messages.
-    pub(crate) fn send(
+    pub(crate) fn send<'m>(
         &mut self,
         name: &QueueName,
-        batch: &[Outgoing],
-        max_size: Option<u64>,
+        messages: impl Iterator<Item = (&'m Outgoing, Option<u64>)>,
     ) -> Result<Vec<Result<(), Full>>, Failure> {
         let now = self.now;
         let (statements, queue) = self.queue_or_new(name)?;
         // Their ids are free again.
         delete_acknowledged(statements, queue)?;
-        let mut results = Vec::with_capacity(batch.len());
-        for message in batch {
-            if max_size.is_some() {
+        let mut results = Vec::with_capacity(messages.size_hint().0);
+        let mut pending = Vec::with_capacity(MANY);
+        for (message, max_size) in messages {
+            if let Some(max_size) = max_size {
                 // For only what is stored is counted.
-                store_sent(statements, queue, now)?;
-            }
-            if max_size.is_some_and(|max| queue.total >= max) {
-                let id = params![message.id.as_bytes(), queue.number.0];
-                let known = statements.find_message()?.exists(id)?;
-                results.push(if known { Ok(()) } else { Err(Full) });
-                continue;
+                store(statements, queue, &mut pending, now)?;
+                if queue.total >= max_size {
+                    let id = params![message.id.as_bytes(), queue.number.0];
+                    let known = statements.find_message()?.exists(id)?;
+                    results.push(if known { Ok(()) } else { Err(Full) });
+                    continue;
+                }
             }
             if message.delay.is_zero() {
-                let key = queue.number.key(queue.take_place());
-                // Shares the body.
-                queue.sent.push((key, message.clone()));
-                if queue.sent.len() == MANY {
-                    store_sent(statements, queue, now)?;
+                pending.push((queue.number.key(queue.take_place()), message));
+                if pending.len() == MANY {
+                    store(statements, queue, &mut pending, now)?;
                 }
             } else {
-                store_sent(statements, queue, now)?;
                 store_delayed(statements, queue, message, now)?;
             }
             results.push(Ok(()));
         }
+        store(statements, queue, &mut pending, now)?;
         queue.dirty = true;
         Ok(results)
     }
@@ -418,17 +415,6 @@ impl<'c> Store<'c> {
         name: &QueueName,
     ) -> Result<Option<(&mut Statements<'c>, &mut QueueState)>> {
         let now = self.now;
-        let Some((statements, queue)) = self.swept(name)? else { return Ok(None) };
-        store_sent(statements, queue, now)?;
-        Ok(Some((statements, queue)))
-    }
-
-    /// The same, but for messages that were sent within the transaction and are not in the file yet.
-    fn swept(
-        &mut self,
-        name: &QueueName,
-    ) -> Result<Option<(&mut Statements<'c>, &mut QueueState)>> {
-        let now = self.now;
         let Some((statements, queue)) = self.known(name)? else { return Ok(None) };
         if queue.next_due.is_some_and(|due| due <= now) {
             delete_acknowledged(statements, queue)?;
@@ -455,13 +441,11 @@ impl<'c> Store<'c> {
         &mut self,
         name: &QueueName,
     ) -> Result<(&mut Statements<'c>, &mut QueueState), Failure> {
-        let used_up = match self.swept(name)? {
+        let used_up = match self.queue(name)? {
             None => true,
             Some((_, queue)) if queue.next_place < MAX_PLACE - RESERVED_PLACES => false,
             // Five years have passed. An empty queue can start again under another number.
-            Some((_, queue)) if queue.total > 0 || !queue.sent.is_empty() => {
-                return Err(Failure::NoPlaceLeft);
-            }
+            Some((_, queue)) if queue.total > 0 => return Err(Failure::NoPlaceLeft),
             Some(_) => {
                 self.forget(name)?;
                 true
@@ -631,31 +615,27 @@ impl Iterator for Line {
     }
 }
 
-/// Writes the messages that were sent and are not in the file yet. One whose id is there already is
-/// not written again.
-fn store_sent(
+/// Writes messages, with their keys, and takes them off the list. One whose id is in the file already
+/// is not written again.
+fn store(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,
+    messages: &mut Vec<(i64, &Outgoing)>,
     now: Timestamp,
 ) -> Result<()> {
-    if queue.sent.is_empty() {
-        return Ok(());
-    }
-    let mut batches = queue.sent.chunks_exact(MANY);
     let mut stored = 0;
-    for batch in &mut batches {
+    if messages.len() == MANY {
         let statement = statements.insert_messages()?;
-        for (row, (key, message)) in batch.iter().enumerate() {
-            bind_message(statement, row, queue.number, *key, message, now)?;
+        for (row, (key, message)) in messages.drain(..).enumerate() {
+            bind_message(statement, row, queue.number, key, message, now)?;
         }
         stored += statement.raw_execute()?;
     }
-    for (key, message) in batches.remainder() {
+    for (key, message) in messages.drain(..) {
         let statement = statements.insert_message()?;
-        bind_message(statement, 0, queue.number, *key, message, now)?;
+        bind_message(statement, 0, queue.number, key, message, now)?;
         stored += statement.raw_execute()?;
     }
-    queue.sent.clear();
     queue.total += stored as u64;
     Ok(())
 }

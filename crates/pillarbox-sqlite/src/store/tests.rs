@@ -25,8 +25,12 @@ fn at(store: &mut Store<'_>, second: i64) {
 fn send(store: &mut Store<'_>, body: &'static str) -> MessageId {
     let message = Outgoing::new(body);
     let id = message.id;
-    assert_eq!(store.send(&queue(), &[message], None).unwrap(), [Ok(())]);
+    assert_eq!(try_send(store, &message).unwrap(), [Ok(())]);
     id
+}
+
+fn try_send(store: &mut Store<'_>, message: &Outgoing) -> Result<Vec<Result<(), Full>>, Failure> {
+    store.send(&queue(), std::iter::once((message, None)))
 }
 
 fn bodies(deliveries: &[Delivery]) -> Vec<&str> {
@@ -100,7 +104,7 @@ fn an_empty_queue_that_has_used_up_its_places_starts_again() {
     connection.execute("UPDATE pillarbox_queue SET next_place = ?1", [last]).unwrap();
     store.clear();
     at(&mut store, 2);
-    let refused = store.send(&queue(), &[Outgoing::new("late")], None);
+    let refused = try_send(&mut store, &Outgoing::new("late"));
     assert!(matches!(refused, Err(Failure::NoPlaceLeft)), "{refused:?}");
 
     let first = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
@@ -159,7 +163,7 @@ fn a_store_that_forgets_everything_goes_on_as_before() {
     forget();
     let mut delayed = Outgoing::new("later");
     delayed.delay = Duration::from_secs(5);
-    store.borrow_mut().send(&queue(), &[delayed], None).unwrap();
+    try_send(&mut store.borrow_mut(), &delayed).unwrap();
     forget();
     let held = store.borrow_mut().receive(&queue(), 9, LEASE).unwrap();
     forget();
