@@ -1,11 +1,6 @@
 //! The backend and its queues, as [`pillarbox_core`] knows them.
 
-use std::collections::HashMap;
-use std::fmt;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::lease::{Full, Stale};
@@ -16,13 +11,11 @@ use pillarbox_core::{
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::clock::WallClock;
+use crate::engine::Session;
 use crate::failure::Failure;
-use crate::inbox::{Call, Claim, Inbox, Op, Received, Request, Sending};
+use crate::inbox::{Call, Claim, Op, Received, Request, Sending};
 use crate::options::SqliteOptions;
 use crate::store::PeekFrom;
-use crate::sync::Syncer;
-use crate::{file, writer};
 
 /// The longest body: SQLite's own limit on a row is a thousand million bytes.
 const MAX_BODY: usize = 900_000_000;
@@ -84,16 +77,15 @@ impl SqliteBackend {
     }
 
     async fn start(options: SqliteOptions, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
-        let engine = Engine::open(options, clock).await;
-        let engine = engine.map_err(|failure| failure.during("open", None))?;
-        let session = Session { engine, gate: Arc::new(Gate::new()), left: AtomicBool::new(false) };
+        let session = Session::open(options, clock).await;
+        let session = session.map_err(|failure| failure.during("open", None))?;
         Ok(Self { session: Arc::new(session) })
     }
 }
 
 impl Backend for SqliteBackend {
     fn capabilities(&self) -> &Capabilities {
-        self.session.engine.capabilities()
+        self.session.capabilities()
     }
 
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>> {
@@ -124,226 +116,13 @@ impl Backend for SqliteBackend {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
             self.session.gate.close();
-            if self.session.leave() {
-                self.session.engine.ended.closed().await;
+            self.session.leave();
+            let engine = &self.session.engine;
+            if engine.inbox.is_closed() {
+                engine.ended.closed().await;
             }
         })
     }
-}
-
-/// What a backend and its queues share.
-#[derive(Debug)]
-struct Session {
-    engine: Arc<Engine>,
-    gate: Arc<Gate>,
-    /// Whether the engine was told that this session needs it no more.
-    left: AtomicBool,
-}
-
-impl Session {
-    /// Puts a question to the writer and waits for the answer.
-    async fn ask<A>(
-        &self,
-        request: Request,
-        answer: oneshot::Receiver<Result<A, Failure>>,
-    ) -> Result<A, Failure> {
-        self.engine.inbox.send(request).await?;
-        answer.await.unwrap_or(Err(Failure::WriterGone))
-    }
-
-    /// Lets go of the engine. Says whether it was the last to do so, and the engine ends.
-    fn leave(&self) -> bool {
-        !self.left.swap(true, Ordering::AcqRel) && self.engine.leave()
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.leave();
-    }
-}
-
-/// The thread that writes one file, as all who use it in this process know it.
-struct Engine {
-    inbox: Arc<Inbox>,
-    /// Closed when the thread has ended.
-    ended: Arc<Gate>,
-    thread: Option<JoinHandle<()>>,
-    durable: bool,
-    /// Under which it can be found; `None` where it is private.
-    shared_as: Option<Name>,
-    handles: Mutex<HashMap<QueueName, usize>>,
-}
-
-/// The same file opened the same way.
-type Name = (PathBuf, file::Identity, SqliteOptions);
-
-/// The engines of this process that are shared.
-static ENGINES: LazyLock<Mutex<HashMap<Name, Running>>> = LazyLock::new(Mutex::default);
-
-struct Running {
-    engine: Weak<Engine>,
-    /// Counted here, under the lock: of two that leave at once, exactly one is the last.
-    sessions: usize,
-}
-
-impl Engine {
-    /// Finds the engine of a file, or starts it. One with a clock of its own is not shared.
-    async fn open(
-        options: SqliteOptions,
-        clock: Option<Arc<dyn Clock>>,
-    ) -> Result<Arc<Self>, Failure> {
-        let shared = clock.is_none();
-        if shared && let Some(engine) = name(&options).and_then(Self::join) {
-            return Ok(engine);
-        }
-        let clock = clock.unwrap_or_else(|| Arc::new(WallClock));
-        let mut engine = Self::start(&options, clock).await?;
-        let Some(name) = name(&options).filter(|_| shared) else { return Ok(Arc::new(engine)) };
-        let mut engines = lock(&ENGINES);
-        if let Some(running) = engines.get_mut(&name)
-            && let Some(other) = running.join()
-        {
-            // Somebody else was quicker. This one is dropped once the lock is free.
-            drop(engines);
-            return Ok(other);
-        }
-        engine.shared_as = Some(name.clone());
-        let engine = Arc::new(engine);
-        engines.insert(name, Running { engine: Arc::downgrade(&engine), sessions: 1 });
-        Ok(engine)
-    }
-
-    /// Adds a session to the engine of that name, if there is one and it runs.
-    fn join(name: Name) -> Option<Arc<Self>> {
-        lock(&ENGINES).get_mut(&name)?.join()
-    }
-
-    /// Ends a session. Says whether it was the last one, and so the engine ends.
-    fn leave(&self) -> bool {
-        if let Some(name) = &self.shared_as {
-            let mut engines = lock(&ENGINES);
-            if let Some(running) = engines.get_mut(name)
-                && std::ptr::eq(running.engine.as_ptr(), self)
-            {
-                running.sessions -= 1;
-                if running.sessions > 0 {
-                    return false;
-                }
-                engines.remove(name);
-            }
-        }
-        self.inbox.close();
-        true
-    }
-
-    /// Starts the thread, which opens the file.
-    async fn start(options: &SqliteOptions, clock: Arc<dyn Clock>) -> Result<Self, Failure> {
-        let inbox = Arc::new(Inbox::new());
-        let ended = Arc::new(Gate::new());
-        let (opened, is_open) = oneshot::channel();
-        let thread = {
-            let (options, inbox) = (options.clone(), inbox.clone());
-            let end = CloseOnDrop { ended: ended.clone(), inbox: inbox.clone() };
-            let body = move || {
-                let _end = end;
-                let ready = file::open(&options).and_then(|(connection, place)| {
-                    let log = place.log_to_sync(&options)?;
-                    Ok((connection, place, Syncer::start(log, inbox.clone())?))
-                });
-                match ready {
-                    Ok((connection, place, syncer)) => {
-                        if opened.send(Ok(())).is_ok() {
-                            writer::run(&connection, &place, &inbox, &*clock, &syncer);
-                        }
-                        // Its last answers are given before the file is closed.
-                        drop(syncer);
-                    }
-                    // Nobody waits for it any more where this fails.
-                    Err(failure) => drop(opened.send(Err(failure))),
-                }
-            };
-            let thread = std::thread::Builder::new().name("pillarbox-sqlite".into());
-            thread.spawn(body).map_err(|error| Failure::io("cannot start a thread", error))?
-        };
-        let durable = options.path.is_some();
-        let engine = Self {
-            inbox,
-            ended,
-            thread: Some(thread),
-            durable,
-            shared_as: None,
-            handles: Mutex::default(),
-        };
-        is_open.await.unwrap_or(Err(Failure::WriterGone))?;
-        Ok(engine)
-    }
-
-    fn capabilities(&self) -> &'static Capabilities {
-        if self.durable { &IN_FILE } else { &IN_MEMORY }
-    }
-
-    fn handle_opened(&self, name: &QueueName) {
-        *lock(&self.handles).entry(name.clone()).or_default() += 1;
-    }
-
-    /// Forgets a queue that holds nothing when its last handle goes, so that short-lived reply
-    /// queues do not pile up.
-    fn handle_dropped(&self, name: &QueueName) {
-        let mut handles = lock(&self.handles);
-        let Some(count) = handles.get_mut(name) else { return };
-        *count -= 1;
-        if *count == 0 {
-            handles.remove(name);
-            self.inbox.put(Request { queue: name.clone(), op: Op::Forget });
-        }
-    }
-}
-
-impl Running {
-    /// Adds a session, if the engine runs.
-    fn join(&mut self) -> Option<Arc<Engine>> {
-        let engine = self.engine.upgrade().filter(|engine| !engine.ended.is_closed())?;
-        self.sessions += 1;
-        Some(engine)
-    }
-}
-
-impl Drop for Engine {
-    /// Ends the thread and waits for it: what is in line is done, and the file closed.
-    fn drop(&mut self) {
-        self.inbox.close();
-        if let Some(thread) = self.thread.take() {
-            // Its panic, if there was one, was printed when it happened.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl fmt::Debug for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("shared_as", &self.shared_as).finish_non_exhaustive()
-    }
-}
-
-/// Tells that the thread has ended, however it did.
-struct CloseOnDrop {
-    ended: Arc<Gate>,
-    inbox: Arc<Inbox>,
-}
-
-impl Drop for CloseOnDrop {
-    fn drop(&mut self) {
-        self.inbox.abandon();
-        self.ended.close();
-    }
-}
-
-fn name(options: &SqliteOptions) -> Option<Name> {
-    let path = options.path.as_deref()?;
-    let identity = file::identity(path).ok()?;
-    let canonical = path.canonicalize().ok()?;
-    Some((canonical, identity, options.clone()))
 }
 
 /// The moment so much later; in some decades where that is out of range.
@@ -353,8 +132,10 @@ fn after(wait: Duration) -> Instant {
     now.checked_add(wait).unwrap_or_else(|| now + DECADES)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+impl Session {
+    fn capabilities(&self) -> &'static Capabilities {
+        if self.engine.durable { &IN_FILE } else { &IN_MEMORY }
+    }
 }
 
 /// A handle of one queue.
@@ -486,7 +267,7 @@ impl Queue for SqliteQueue {
     }
 
     fn capabilities(&self) -> &Capabilities {
-        self.session.engine.capabilities()
+        self.session.capabilities()
     }
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {

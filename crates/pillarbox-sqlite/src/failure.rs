@@ -8,8 +8,8 @@ use rusqlite::ErrorCode;
 
 /// Why the file could not be opened, read or written.
 ///
-/// It is the cause of an [`Error::Connection`]: nothing was done, and the same call succeeds once
-/// the reason is gone.
+/// It is the cause of an [`Error::Connection`]. Nothing was done, and the same call succeeds once the
+/// reason is gone; but for [`NotKept`](Self::NotKept), after which neither is known.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{}", explain(.0))]
@@ -63,7 +63,7 @@ pub(crate) enum Failure {
     NoPlaceLeft,
     #[error("the file holds 262,143 queues, which is all it can")]
     TooManyQueues,
-    #[error("the thread that writes the file is gone; it ended by a bug, which its panic tells")]
+    #[error("the file was closed; if the program did not close it, a panic tells why")]
     WriterGone,
 }
 
@@ -79,17 +79,14 @@ impl Failure {
         matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
     }
 
-    /// Whether the size of what was written matters, so that less of it might succeed.
-    pub(crate) fn depends_on_size(&self) -> bool {
-        let Self::Sqlite(error) = self else { return false };
-        let code = error.sqlite_error_code();
-        let sizes = [
-            ErrorCode::DiskFull,
-            ErrorCode::SystemIoFailure,
-            ErrorCode::TooBig,
-            ErrorCode::OutOfMemory,
-        ];
-        code.is_some_and(|code| sizes.contains(&code))
+    /// Whether it may be about one request of a batch, so that the others succeed by themselves: a
+    /// body too large for the disk, a row that cannot be read.
+    pub(crate) fn may_concern_one(&self) -> bool {
+        match self {
+            Self::Sqlite(_) => !self.is_busy(),
+            Self::NoPlaceLeft | Self::TooManyQueues => true,
+            _ => false,
+        }
     }
 
     pub(crate) fn during(self, action: &'static str, queue: Option<&QueueName>) -> Error {

@@ -1,10 +1,10 @@
 //! The file itself: opening it, locking it, and noticing that it is gone.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
@@ -20,24 +20,71 @@ const CACHE_KIB: i64 = 64 * 1024;
 /// What a log that grew behind a slow reader is cut down to once it can be.
 const LOG_LIMIT_BYTES: i64 = 64 << 20;
 
+/// How long another program may keep the file locked before somebody is told.
+const LOCK_PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may do so before the log is.
+const LOCK_WARNING: Duration = Duration::from_secs(5);
+
+/// Waiting for others, no longer than is reasonable.
+pub(crate) struct Patience<'a> {
+    start: Instant,
+    warned: bool,
+    /// Says that there is no more need to wait.
+    give_up: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Patience<'a> {
+    pub(crate) fn new(give_up: &'a dyn Fn() -> bool) -> Self {
+        Self { start: Instant::now(), warned: false, give_up }
+    }
+
+    /// Fails when it was too long.
+    pub(crate) fn check(&mut self) -> Result<(), Failure> {
+        let waited = self.start.elapsed();
+        if waited > LOCK_PATIENCE || (self.give_up)() {
+            return Err(Failure::Locked(waited));
+        }
+        if waited > LOCK_WARNING && !self.warned {
+            self.warned = true;
+            tracing::warn!("another program keeps the file locked; waiting for it");
+        }
+        Ok(())
+    }
+
+    /// Tries again while others have the file locked. SQLite itself waits a while each time.
+    fn retry<T>(&mut self, mut run: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+        loop {
+            match run() {
+                Err(failure) if failure.is_busy() => self.check()?,
+                result => return result,
+            }
+        }
+    }
+}
+
 /// Opens the file, makes it where it is not there, and brings its schema up to date.
 ///
 /// What cannot be ours is refused before anything is written.
-pub(crate) fn open(options: &SqliteOptions) -> Result<(Connection, Place), Failure> {
+pub(crate) fn open(
+    options: &SqliteOptions,
+    give_up: &dyn Fn() -> bool,
+) -> Result<(Connection, Place), Failure> {
     let Some(path) = &options.path else {
         let mut connection = Connection::open_in_memory()?;
         schema::migrate(&mut connection)?;
         return Ok((connection, Place::InMemory));
     };
+    let mut patience = Patience::new(give_up);
     check_path(path, options)?;
+    inspect(path, options, &mut patience)?;
     let lock = lock_file(path)?;
-    lock.lock().map_err(|error| Failure::io("cannot lock the file beside it", error))?;
-    let opened = open_locked(path, options);
-    let unlocked = lock.unlock();
-    let connection = opened?;
-    unlocked.map_err(|error| Failure::io("cannot unlock the file beside it", error))?;
-    let identity = identity(path).map_err(|error| Failure::io("cannot look at the file", error))?;
-    Ok((connection, Place::File { path: path.clone(), lock, identity }))
+    let turn = take_turn(&lock, &mut patience)?;
+    let connection = open_locked(path, options, &mut patience)?;
+    drop(turn);
+    // Absolute, for the program may change its directory.
+    let found = path.canonicalize().and_then(|path| Ok((identity(&path)?, path)));
+    let (identity, path) = found.map_err(|error| Failure::io("cannot look at the file", error))?;
+    Ok((connection, Place::File { path, lock, identity }))
 }
 
 fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
@@ -61,8 +108,13 @@ fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
     Ok(())
 }
 
-fn open_locked(path: &Path, options: &SqliteOptions) -> Result<Connection, Failure> {
-    inspect(path, options)?;
+fn open_locked(
+    path: &Path,
+    options: &SqliteOptions,
+    patience: &mut Patience<'_>,
+) -> Result<Connection, Failure> {
+    // Again, now that nobody else of ours is at it.
+    inspect(path, options, patience)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -70,9 +122,8 @@ fn open_locked(path: &Path, options: &SqliteOptions) -> Result<Connection, Failu
     connection.busy_timeout(BUSY_TIMEOUT)?;
     // Or else a statement with a bound LIMIT is compiled again whenever it is used.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
-    let mode: String = retry_while_busy(|| {
-        connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))
-    })?;
+    let mode: String = patience
+        .retry(|| Ok(connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?))?;
     if mode != "wal" {
         return Err(Failure::NoWal(path.to_owned()));
     }
@@ -87,29 +138,25 @@ fn open_locked(path: &Path, options: &SqliteOptions) -> Result<Connection, Failu
          PRAGMA cache_size = -{CACHE_KIB};
          PRAGMA temp_store = MEMORY;"
     ))?;
-    loop {
-        match schema::migrate(&mut connection) {
-            Err(failure) if failure.is_busy() => {}
-            migrated => return migrated.map(|()| connection),
-        }
+    if schema::content(&connection)? != Content::Ours(schema::VERSION) {
+        patience.retry(|| schema::migrate(&mut connection))?;
     }
+    Ok(connection)
 }
 
 /// Looks at what is there, read-only, and refuses what is not ours.
-fn inspect(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
+fn inspect(
+    path: &Path,
+    options: &SqliteOptions,
+    patience: &mut Patience<'_>,
+) -> Result<(), Failure> {
     if !fs::metadata(path).is_ok_and(|file| file.len() > 0) {
         return Ok(());
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    let content = loop {
-        match schema::content(&connection) {
-            Err(failure) if failure.is_busy() => {}
-            content => break content,
-        }
-    };
-    match content {
+    match patience.retry(|| schema::content(&connection)) {
         Ok(Content::Nothing) => Ok(()),
         Ok(Content::Ours(version)) => schema::check_version(version),
         Ok(Content::Foreign) if options.adopt => Ok(()),
@@ -124,15 +171,6 @@ fn inspect(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
 fn is_damage(error: &rusqlite::Error) -> bool {
     let damage = [ErrorCode::NotADatabase, ErrorCode::DatabaseCorrupt];
     error.sqlite_error_code().is_some_and(|code| damage.contains(&code))
-}
-
-fn retry_while_busy<T>(mut run: impl FnMut() -> rusqlite::Result<T>) -> Result<T, Failure> {
-    loop {
-        match run().map_err(Failure::from) {
-            Err(failure) if failure.is_busy() => {}
-            result => return result,
-        }
-    }
 }
 
 /// Opens the empty file beside the database whose lock goes round between processes.
@@ -156,12 +194,11 @@ pub(crate) enum Place {
 impl Place {
     /// Waits until it is this process's turn to write.
     ///
-    /// SQLite's own lock is taken by whoever asks at the right moment, so that a process can be
-    /// kept waiting for seconds; this one is queued for.
-    pub(crate) fn lock(&self) -> Result<Turn<'_>, Failure> {
+    /// SQLite's own lock goes to whoever asks at the right moment, and SQLite asks ever less often,
+    /// so that a process can be kept waiting for seconds. This one is asked for all the time.
+    pub(crate) fn take_turn(&self, patience: &mut Patience<'_>) -> Result<Turn<'_>, Failure> {
         let Self::File { lock, .. } = self else { return Ok(Turn(None)) };
-        lock.lock().map_err(|error| Failure::io("cannot lock the file beside it", error))?;
-        Ok(Turn(Some(lock)))
+        take_turn(lock, patience)
     }
 
     /// The write-ahead log, where it must be synced before anybody is answered.
@@ -186,6 +223,26 @@ impl Place {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::Replaced),
             Err(error) => Err(Failure::io("cannot look at the file", error)),
         }
+    }
+}
+
+/// Asks for the lock until it is free. Not by a call that blocks, which would never end if the process
+/// that holds the lock was stopped.
+fn take_turn<'a>(lock: &'a File, patience: &mut Patience<'_>) -> Result<Turn<'a>, Failure> {
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(Turn(Some(lock))),
+            Err(TryLockError::WouldBlock) => patience.check()?,
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(TryLockError::Error(error)) => {
+                return Err(Failure::io("cannot lock the file beside it", error));
+            }
+        }
+        // A batch takes less than a millisecond as a rule. Who has waited long has to wait long.
+        let waited = patience.start.elapsed();
+        std::thread::sleep(
+            (waited / 64).clamp(Duration::from_micros(60), Duration::from_millis(2)),
+        );
     }
 }
 

@@ -156,6 +156,11 @@ impl Request {
 }
 
 impl Op {
+    /// Whether it waited for room in line: somebody waits for its answer.
+    fn took_room(&self) -> bool {
+        !matches!(self, Self::Release(_) | Self::Forget)
+    }
+
     fn bytes(&self) -> usize {
         match self {
             Self::Send(call) => call.ask.batch.iter().map(|message| message.body.len()).sum(),
@@ -174,7 +179,7 @@ pub(crate) struct Claim {
 
 impl Claim {
     pub(crate) fn new(queue: QueueName, deliveries: Vec<Delivery>, inbox: Arc<Inbox>) -> Self {
-        inbox.claims.fetch_add(1, Ordering::Relaxed);
+        inbox.expect_release();
         Self { queue, deliveries, inbox }
     }
 
@@ -190,7 +195,7 @@ impl Drop for Claim {
             let receipts = self.deliveries.drain(..).map(|delivery| delivery.receipt).collect();
             self.inbox.put(Request { queue: self.queue.clone(), op: Op::Release(receipts) });
         }
-        self.inbox.claims.fetch_sub(1, Ordering::Relaxed);
+        self.inbox.expect_no_release();
     }
 }
 
@@ -202,8 +207,9 @@ pub(crate) struct Inbox {
     state: Mutex<State>,
     wake: Condvar,
     room: Semaphore,
-    /// Claims that were given and neither taken nor dropped yet.
-    claims: AtomicUsize,
+    /// What may still come back when the inbox is closed: batches that wait for the disk, and claims
+    /// that were given and neither taken nor dropped yet.
+    outstanding: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -222,7 +228,7 @@ impl Inbox {
             state: Mutex::default(),
             wake: Condvar::new(),
             room: Semaphore::new(MAX_REQUESTS),
-            claims: AtomicUsize::new(0),
+            outstanding: AtomicUsize::new(0),
         }
     }
 
@@ -285,8 +291,7 @@ impl Inbox {
             batch.push(request);
         }
         drop(state);
-        // Releases have taken no room; a few more requests than planned do no harm.
-        self.room.add_permits(batch.len());
+        self.room.add_permits(batch.iter().filter(|request| request.op.took_room()).count());
         true
     }
 
@@ -319,9 +324,19 @@ impl Inbox {
         self.lock().closed
     }
 
+    /// Notes something that may be dropped, and then asks for a release.
+    pub(crate) fn expect_release(&self) {
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Notes that it was taken, or that it has asked.
+    pub(crate) fn expect_no_release(&self) {
+        self.outstanding.fetch_sub(1, Ordering::AcqRel);
+    }
+
     /// Whether no claim may still come back.
     fn is_settled(&self, since: Instant) -> bool {
-        self.claims.load(Ordering::Relaxed) == 0 || since.elapsed() > CLAIM_GRACE
+        self.outstanding.load(Ordering::Acquire) == 0 || since.elapsed() > CLAIM_GRACE
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -55,12 +55,14 @@
 //! when it is opened, and not touched. A full disk, a file that cannot be read or written, a lock
 //! that another program does not let go of: each is an
 //! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do, the operation was
-//! not done, and the next one succeeds once the reason is gone. `SQLITE_BUSY` does not reach
-//! callers: they wait their turn.
+//! not done, and the next one succeeds once the reason is gone. Only after an fsync that failed it is
+//! unknown what was done, and the program must be restarted. `SQLITE_BUSY` does not reach callers:
+//! they wait their turn.
 
 mod backend;
 mod checkpoint;
 mod clock;
+mod engine;
 mod failure;
 mod file;
 mod inbox;

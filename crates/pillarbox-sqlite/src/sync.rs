@@ -72,6 +72,7 @@ impl Syncer {
         match &self.line {
             Some(line) if !self.shared.is_alone() => {
                 self.shared.pending.fetch_add(1, Ordering::Relaxed);
+                self.shared.inbox.expect_release();
                 if let Err(left) = line.send(answers) {
                     self.shared.answer(left.0, Err(Failure::WriterGone));
                 }
@@ -106,6 +107,7 @@ impl Shared {
             }
             self.keep(answers);
             self.pending.fetch_sub(count, Ordering::Relaxed);
+            (0..count).for_each(|_| self.inbox.expect_no_release());
         }
     }
 
@@ -137,5 +139,60 @@ impl Shared {
                 Err(failure) => request.fail(failure),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pillarbox_core::Counts;
+    use pillarbox_core::lease::Full;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::inbox::{Call, Op, Sending};
+
+    type Answer = oneshot::Receiver<Result<Vec<Result<(), Full>>, Failure>>;
+
+    /// A disk that keeps nothing.
+    fn broken() -> Syncer {
+        let log = File::options().write(true).open("/dev/null").unwrap();
+        assert!(log.sync_data().is_err(), "it cannot be synced");
+        Syncer::start(Some(log), Arc::new(Inbox::new())).unwrap()
+    }
+
+    fn send() -> (Request, Answer) {
+        let (mut call, answer) = Call::new(Sending { batch: Vec::new(), max_size: None });
+        call.answer = Some(Vec::new());
+        (Request { queue: "q".parse().unwrap(), op: Op::Send(call) }, answer)
+    }
+
+    #[test]
+    fn nothing_is_promised_that_the_disk_has_not_kept() {
+        let syncer = broken();
+        let (request, answer) = send();
+        syncer.complete(vec![request], true);
+        assert!(matches!(answer.blocking_recv(), Ok(Err(Failure::NotKept))));
+        assert!(syncer.is_broken());
+    }
+
+    #[test]
+    fn nor_by_the_thread_that_waits_for_the_disk() {
+        let syncer = broken();
+        // Somebody is in line, so the writer does not wait for the disk itself.
+        let (waiting, _answer) = send();
+        syncer.shared.inbox.put(waiting);
+        let (request, answer) = send();
+        syncer.complete(vec![request], true);
+        assert!(matches!(answer.blocking_recv(), Ok(Err(Failure::NotKept))));
+    }
+
+    #[test]
+    fn what_promises_nothing_does_not_wait_for_the_disk() {
+        let syncer = broken();
+        let (mut call, answer) = Call::new(());
+        call.answer = Some(Counts::default());
+        let request = Request { queue: "q".parse().unwrap(), op: Op::Counts(call) };
+        syncer.complete(vec![request], false);
+        assert!(matches!(answer.blocking_recv(), Ok(Ok(_))));
     }
 }

@@ -86,6 +86,7 @@ pub fn acknowledge<T, R: 'static>(
     transaction: &Transaction<'_>,
     message: &Message<T, R>,
 ) -> Result<()> {
+    check_backend(message.queue_name(), message.capabilities())?;
     let settle = Settle::acknowledge(message.receipt().clone());
     let mut results = settle_all(transaction, message.queue_name(), &[settle])?;
     results.pop().unwrap_or(Ok(()))
@@ -93,7 +94,7 @@ pub fn acknowledge<T, R: 'static>(
 
 /// Sends messages to a queue as bytes, and says of each whether it will be stored.
 ///
-/// On the outer error nothing is known of any of them: roll back.
+/// The outer error leaves the transaction as it was.
 pub fn send_all(
     transaction: &Transaction<'_>,
     queue: &QueueName,
@@ -117,7 +118,7 @@ pub fn send_all(
 
 /// Settles deliveries of a queue, and says of each how it will go.
 ///
-/// On the outer error nothing is known of any of them: roll back.
+/// The outer error leaves the transaction as it was.
 pub fn settle_all(
     transaction: &Transaction<'_>,
     queue: &QueueName,
@@ -146,19 +147,27 @@ fn with_store<T>(
     run: impl FnOnce(&mut Store<'_>) -> Result<T, Failure>,
 ) -> Result<T> {
     let mut store = Store::new(transaction);
-    let run = || {
-        store.begin(Timestamp::now())?;
+    let failed = |failure: Failure| failure.during(action, Some(queue));
+    let sql = |sql| transaction.execute_batch(sql).map_err(Failure::from);
+    sql("SAVEPOINT pillarbox").map_err(failed)?;
+    let done = store.begin(Timestamp::now()).and_then(|()| {
         let result = run(&mut store)?;
         store.flush()?;
+        sql("RELEASE pillarbox")?;
         Ok(result)
-    };
-    run().map_err(|failure: Failure| failure.during(action, Some(queue)))
+    });
+    done.map_err(|failure| {
+        // Where SQLite has rolled back the whole transaction, there is nothing to go back to.
+        let _ = sql("ROLLBACK TO pillarbox; RELEASE pillarbox");
+        failed(failure)
+    })
 }
 
 fn check_backend(queue: &QueueName, capabilities: &Capabilities) -> Result<()> {
-    if capabilities.backend == IN_FILE.backend {
+    if capabilities == &IN_FILE {
         return Ok(());
     }
-    let value = format!("one of the {} backend", capabilities.backend);
-    Err(Error::invalid(Some(queue), "mailbox", value, "one of the sqlite backend"))
+    let place = if capabilities.durable { "" } else { " in memory" };
+    let value = format!("one of the {} backend{place}", capabilities.backend);
+    Err(Error::invalid(Some(queue), "mailbox", value, "one in the same SQLite file"))
 }

@@ -17,7 +17,7 @@ use rusqlite::Connection;
 
 use crate::checkpoint::Log;
 use crate::failure::Failure;
-use crate::file::{Place, Turn};
+use crate::file::{Patience, Place, Turn};
 use crate::inbox::{Call, Inbox, Op, Received, Request, Waiter};
 use crate::store::Store;
 use crate::sync::Syncer;
@@ -25,10 +25,8 @@ use crate::sync::Syncer;
 /// How often the work of other processes is looked for while somebody waits: a waiter has a message
 /// from elsewhere after half of it on average, and each look costs some 50 µs of CPU time.
 const POLL: Duration = Duration::from_millis(15);
-/// How long another program may keep the file locked before callers are told.
-const LOCK_PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may do so before the log is.
-const LOCK_WARNING: Duration = Duration::from_secs(5);
+/// How long to leave rows of purged queues alone when they could not be deleted.
+const RECLAIM_PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs until the inbox is closed and everything in it is done.
 pub(crate) fn run(
@@ -48,6 +46,7 @@ pub(crate) fn run(
         waiters: HashMap::new(),
         data_version: None,
         looked: Instant::now(),
+        reclaim_at: Instant::now(),
         log: Log::new(),
     };
     let mut batch = Vec::new();
@@ -71,14 +70,16 @@ struct Writer<'c> {
     data_version: Option<i64>,
     /// When all waiters were last looked after.
     looked: Instant,
+    /// When rows of purged queues may be deleted.
+    reclaim_at: Instant,
     log: Log,
 }
 
 impl<'c> Writer<'c> {
     /// How long to sleep if nobody asks. `None`: for ever.
     fn patience(&mut self) -> Option<Duration> {
-        if self.store.has_garbage().unwrap_or(false) {
-            return Some(Duration::ZERO);
+        if self.has_garbage() {
+            return Some(self.reclaim_at.saturating_duration_since(Instant::now()));
         }
         if self.waiters.is_empty() {
             return None;
@@ -88,23 +89,36 @@ impl<'c> Writer<'c> {
         Some(due.map_or(POLL, |due| due.since(now).min(POLL)))
     }
 
+    /// Whether rows of purged queues are left to be deleted.
+    fn has_garbage(&mut self) -> bool {
+        self.store.has_garbage().unwrap_or(false)
+    }
+
     /// Whether there is something to do though nobody asked.
     fn look_around(&mut self) -> bool {
-        self.waiters.retain(|_, line| {
-            line.retain(|waiter| !waiter.reply.is_closed());
-            !line.is_empty()
-        });
-        let looked = self.refresh().and_then(|_| {
+        self.forget_who_left();
+        if self.has_garbage() && self.reclaim_at <= Instant::now() {
+            return true;
+        }
+        let looked = self.place.check().and_then(|()| self.refresh()).and_then(|_| {
             let now = self.clock.now();
             for queue in self.waiters.keys() {
                 if self.store.may_be_ready(queue, now)? {
                     return Ok(true);
                 }
             }
-            Ok(self.store.has_garbage()?)
+            Ok(false)
         });
         // What is wrong with the file is told to those who wait, by the transaction.
         looked.unwrap_or(!self.waiters.is_empty())
+    }
+
+    /// Takes those out of line who wait no more.
+    fn forget_who_left(&mut self) {
+        self.waiters.retain(|_, line| {
+            line.retain(|waiter| !waiter.reply.is_closed());
+            !line.is_empty()
+        });
     }
 
     /// Makes the store forget what is no longer true. Says whether it did.
@@ -138,16 +152,16 @@ impl<'c> Writer<'c> {
             }
             Err(failure) => {
                 self.roll_back();
-                let blameless = !batch.is_empty();
                 for (queue, waiter) in served.into_iter().rev() {
-                    if blameless {
-                        self.waiters.entry(queue).or_default().push_front(waiter);
-                    } else {
+                    self.waiters.entry(queue).or_default().push_front(waiter);
+                }
+                if batch.is_empty() {
+                    // Nobody else is there to be told.
+                    for waiter in self.waiters.drain().flat_map(|(_, line)| line) {
                         let _ = waiter.reply.send(Err(failure.clone()));
                     }
-                }
-                if batch.len() > 1 && failure.depends_on_size() {
-                    // One of them may be at fault, such as a body too large for the disk.
+                    self.reclaim_at = Instant::now() + RECLAIM_PAUSE;
+                } else if batch.len() > 1 && failure.may_concern_one() {
                     for request in batch {
                         self.carry_out(vec![request]);
                     }
@@ -193,9 +207,12 @@ impl<'c> Writer<'c> {
         if self.syncer.is_broken() {
             return Err(Failure::NotKept);
         }
-        let turn = self.place.lock()?;
+        let inbox = self.inbox;
+        let give_up = || inbox.is_closed();
+        let mut patience = Patience::new(&give_up);
+        let turn = self.place.take_turn(&mut patience)?;
         self.place.check()?;
-        self.begin()?;
+        self.begin(&mut patience)?;
         let news = self.refresh()?;
         self.store.begin(self.clock.now())?;
         // All of them are under way at the same time, so any order of the kinds will do. This one
@@ -210,7 +227,7 @@ impl<'c> Writer<'c> {
         }
         self.serve_waiters(batch, news, served)?;
         self.receive(batch)?;
-        if self.store.has_garbage()? {
+        if self.reclaim_at <= Instant::now() && self.store.has_garbage()? {
             self.store.reclaim()?;
         }
         self.store.flush()?;
@@ -219,24 +236,13 @@ impl<'c> Writer<'c> {
     }
 
     /// Begins a transaction that may write, as soon as nobody else has one.
-    fn begin(&self) -> Result<(), Failure> {
+    fn begin(&self, patience: &mut Patience<'_>) -> Result<(), Failure> {
         let mut statement = self.connection.prepare_cached("BEGIN IMMEDIATE")?;
-        let start = Instant::now();
-        let mut warned = false;
         loop {
-            let failure = match statement.execute([]) {
+            match statement.execute([]).map_err(Failure::from) {
                 Ok(_) => return Ok(()),
-                Err(error) => Failure::from(error),
-            };
-            if !failure.is_busy() {
-                return Err(failure);
-            }
-            if start.elapsed() > LOCK_PATIENCE || self.inbox.is_closed() {
-                return Err(Failure::Locked(start.elapsed()));
-            }
-            if start.elapsed() > LOCK_WARNING && !warned {
-                warned = true;
-                tracing::warn!("another program keeps the file locked; waiting for it");
+                Err(failure) if failure.is_busy() => patience.check()?,
+                Err(failure) => return Err(failure),
             }
         }
     }
@@ -300,6 +306,7 @@ impl<'c> Writer<'c> {
         }
         let everyone = news || batch.is_empty() || self.looked.elapsed() > POLL;
         let queues: Vec<QueueName> = if everyone {
+            self.forget_who_left();
             self.looked = Instant::now();
             self.waiters.keys().cloned().collect()
         } else {
@@ -352,6 +359,8 @@ impl Request {
                 call.answer = Some(store.peek(queue, max, after)?);
             }
             Op::Counts(call) => call.answer = Some(store.counts(queue)?),
+            // One that was given up may come after a send that was not.
+            Op::Purge(call) if call.reply.is_closed() => {}
             Op::Purge(call) => call.answer = Some(store.purge(queue)?),
             Op::Queues(call) => call.answer = Some(store.queues()?),
             Op::Release(receipts) => {

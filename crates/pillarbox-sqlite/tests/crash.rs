@@ -83,6 +83,8 @@ fn nothing_is_lost_or_resurrected_when_a_process_is_killed() {
         record.add(&child.kill());
         if file.exists() && (kill % 5 == 0 || kill == kills) {
             summary = check(&file, &record, kill);
+        } else if file.exists() {
+            assert_eq!(verify(&file).expect("the file can be read"), [""; 0], "after {kill} kills");
         }
     }
     println!("one process: {summary}");
@@ -101,6 +103,7 @@ fn a_process_that_is_killed_does_not_disturb_another() {
         let child = client_of(&file, kill);
         until_a_random_moment(&child);
         record.add(&child.kill());
+        assert_eq!(verify(&file).expect("the file can be read"), [""; 0], "after {kill} kills");
         // It goes on, and does not wait for one that is dead.
         survivor.wait_for("s", survivor.said("s"));
     }

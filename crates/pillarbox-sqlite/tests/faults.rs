@@ -37,6 +37,7 @@ async fn refused_untouched(file: &Path, words: &[&str]) {
         assert!(text.contains(word), "{text:?} does not say {word:?}");
     }
     assert!(fs::read(file).expect("the file") == before, "the file was changed");
+    assert!(!file.with_file_name("jobs.db-lock").exists(), "a file was left beside it");
 }
 
 #[tokio::test]
@@ -96,6 +97,7 @@ async fn a_database_of_another_program_is_refused_unless_adopted() {
 async fn a_damaged_file_is_refused() {
     let (_directory, file) = directory();
     open(&file).await.close().await;
+    fs::remove_file(file.with_file_name("jobs.db-lock")).unwrap();
     let mut bytes = fs::read(&file).unwrap();
     bytes[100..4096].fill(0xA5);
     fs::write(&file, bytes).unwrap();
@@ -116,6 +118,7 @@ async fn a_file_of_a_newer_version_is_refused_and_so_is_writing_to_it() {
     assert!(error.contains("version 99") && error.contains("Upgrade this program"), "{error}");
     early.close().await;
     drop(newer);
+    fs::remove_file(file.with_file_name("jobs.db-lock")).unwrap();
     refused_untouched(&file, &["version 99", "Upgrade this program"]).await;
 
     // It goes back, and all is there.
@@ -141,6 +144,36 @@ async fn a_file_that_is_deleted_or_replaced_while_open_is_noticed() {
     // Put back, it is served again, and nothing is missing.
     fs::rename(&aside, &file).unwrap();
     assert_eq!(jobs.receive(Receive::one()).await.unwrap().len(), 1);
+}
+
+/// Changes the directory, so it has a process of its own: cargo-nextest gives one to each test.
+#[tokio::test]
+async fn a_relative_path_means_the_same_file_after_a_change_of_directory() {
+    let (directory, file) = directory();
+    std::env::set_current_dir(directory.path()).unwrap();
+    let backend = open("jobs.db").await;
+    std::env::set_current_dir("/").unwrap();
+    let jobs = queue(&backend, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    // Another spelling of the same path is the same file, and shares its thread.
+    let same = queue(&open(&file).await, "jobs");
+    assert_eq!(same.receive(Receive::one()).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_waiter_is_told_that_the_file_is_gone() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    let waiter =
+        tokio::spawn(
+            async move { jobs.receive(Receive::one().wait(Duration::from_secs(600))).await },
+        );
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    fs::remove_file(&file).unwrap();
+    let told = tokio::time::timeout(Duration::from_secs(30), waiter).await.expect("it is told");
+    let error = told.unwrap().unwrap_err().to_string();
+    assert!(error.contains("was deleted or replaced"), "{error}");
 }
 
 #[tokio::test]
@@ -233,18 +266,17 @@ async fn a_file_that_cannot_be_written_is_told_and_works_again_once_it_can() {
     allow(&lock, 0o644);
     allow(&file, 0o644);
     allow(directory.path(), 0o755);
+    let refused = || {
+        let said = as_stranger(&file);
+        assert!(said.contains("cannot be written") || said.contains("cannot be opened"), "{said}");
+    };
+    refused();
+    allow(&file, 0o666);
+    refused();
+    allow(directory.path(), 0o777);
     let said = as_stranger(&file);
     assert!(said.contains("jobs.db-lock") && said.contains("Permission denied"), "{said}");
-
     allow(&lock, 0o666);
-    let said = as_stranger(&file);
-    assert!(said.contains("cannot be written") || said.contains("cannot be opened"), "{said}");
-
-    allow(&file, 0o666);
-    let said = as_stranger(&file);
-    assert!(said.contains("cannot be written") || said.contains("cannot be opened"), "{said}");
-
-    allow(directory.path(), 0o777);
     assert_eq!(as_stranger(&file), "sent");
     assert_eq!(verify(&file).unwrap(), [""; 0]);
     let backend = open(&file).await;

@@ -226,8 +226,10 @@ pub struct Record {
     /// Sends without an answer so far.
     sending: HashSet<MessageId>,
     /// Settles without an answer so far.
-    settling: HashMap<Receipt, (SettleAction, Instant)>,
+    settling: HashMap<Receipt, Vec<(SettleAction, Instant)>>,
     deliveries: HashMap<Receipt, Delivery>,
+    /// The highest delivery count that anybody was told, of each message.
+    highest_counts: HashMap<MessageId, u32>,
     /// Receipts that have settled, and settle nothing any more.
     dead: Vec<Receipt>,
     failures: Vec<String>,
@@ -243,6 +245,7 @@ impl Record {
             sending: HashSet::new(),
             settling: HashMap::new(),
             deliveries: HashMap::new(),
+            highest_counts: HashMap::new(),
             dead: Vec::new(),
             failures: Vec::new(),
             base: (Instant::now(), now_nanos()),
@@ -282,8 +285,9 @@ impl Record {
         for id in self.sending.drain() {
             self.history.maybe_sent(id);
         }
-        for (receipt, (action, start)) in self.settling.drain() {
-            if let Some(delivery) = self.deliveries.get(&receipt) {
+        for (receipt, attempts) in self.settling.drain() {
+            let Some(delivery) = self.deliveries.get(&receipt) else { continue };
+            for (action, start) in attempts {
                 let at = Interval::since(start);
                 self.history.settled(delivery, action, at, Outcome::Unknown);
             }
@@ -311,6 +315,8 @@ impl Record {
                 let lease = Duration::from_millis(words.next()?.parse().ok()?);
                 let start = self.instant(words.next()?)?;
                 let received = Interval { start, end: self.instant(words.next()?)? };
+                let highest = self.highest_counts.entry(id).or_default();
+                *highest = message.delivery_count.max(*highest);
                 let delivery = Delivery::new(message, receipt.clone());
                 self.history.delivered(&delivery, received, lease);
                 self.deliveries.insert(receipt, delivery);
@@ -319,11 +325,12 @@ impl Record {
                 let receipt = words.next()?.parse().ok()?;
                 let action = parse_action(words.next()?)?;
                 let start = self.instant(words.next()?)?;
-                self.settling.insert(receipt, (action, start));
+                self.settling.entry(receipt).or_default().push((action, start));
             }
             "x" => {
                 let receipt: Receipt = words.next()?.parse().ok()?;
-                let (action, start) = self.settling.remove(&receipt)?;
+                // Attempts before the last one have failed, and may have been done or not.
+                let (action, start) = self.settling.get_mut(&receipt)?.pop()?;
                 let outcome = match words.next()? {
                     "done" => Outcome::Done,
                     "refused" => Outcome::Refused,
@@ -357,7 +364,15 @@ impl Record {
         let mut after = None;
         loop {
             let page = queue.peek(1000, after).await.expect("a page of what is left");
-            left.extend(page.messages.iter().map(|peeked| peeked.message.id));
+            for peeked in page.messages {
+                let RawMessage { id, delivery_count, .. } = peeked.message;
+                let seen = self.highest_counts.get(&id).copied().unwrap_or(0);
+                assert!(
+                    delivery_count >= seen,
+                    "{id} was delivered {seen} times and has a delivery count of {delivery_count}"
+                );
+                left.insert(id);
+            }
             after = page.next;
             if after.is_none() {
                 break;
@@ -443,6 +458,7 @@ mod tests {
     async fn an_acknowledged_message_must_not_be_there() {
         let queue = empty_queue();
         let id = queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        let _held = queue.receive(Receive::one()).await.unwrap();
         let receipt = Receipt::new(id, Nonce::random());
         let mut record = Record::new();
         let mut said = vec![format!("S {id}"), format!("s {id}"), delivered(id, &receipt, 1)];
@@ -456,6 +472,17 @@ mod tests {
         record.add(&lines(&said));
         let violations = record.check(&queue).await.unwrap_err().to_string();
         assert!(violations.contains("is still in the queue"), "{violations}");
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "was delivered 2 times and has a delivery count of 0")]
+    async fn nor_may_it_fall_while_nobody_looks() {
+        let queue = empty_queue();
+        let id = queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        let mut record = Record::new();
+        let receipt = Receipt::new(id, Nonce::random());
+        record.add(&lines(&[format!("s {id}"), delivered(id, &receipt, 2)]));
+        let _ = record.check(&queue).await;
     }
 
     #[tokio::test]

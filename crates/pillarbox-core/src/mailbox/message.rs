@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{BatchResults, Mailbox, MailboxResolver, settle_one};
 use crate::error::{Error, Result};
 use crate::queue::{Delivery, Queue, Settle};
-use crate::{Attributes, MessageId, QueueName, Receipt, Timestamp};
+use crate::{Attributes, Capabilities, MessageId, QueueName, Receipt, Timestamp};
 
 /// A received message: a body, and the right to settle this delivery of it.
 ///
@@ -86,6 +86,11 @@ impl<T, R: 'static> Message<T, R> {
     /// The queue that it came from.
     pub fn queue_name(&self) -> &QueueName {
         self.queue.name()
+    }
+
+    /// What the backend that it came from can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        self.queue.capabilities()
     }
 
     /// The delivery as the queue made it, with the undecoded body.

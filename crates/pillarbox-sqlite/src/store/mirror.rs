@@ -10,8 +10,8 @@ use super::key::QueueNumber;
 
 /// How many queues are remembered.
 const MAX_QUEUES: usize = 4096;
-/// How many leases of a queue are.
-const MAX_LEASES: usize = 1 << 16;
+/// How many leases of a queue are. Leases that ended stay until there is no more room for others.
+const MAX_LEASES: usize = 1 << 15;
 
 /// The queues that were looked at. `None`: there is no queue of that name.
 #[derive(Debug, Default)]
@@ -155,12 +155,12 @@ impl QueueState {
     }
 
     pub(super) fn ready(&self) -> u64 {
-        self.total - self.in_flight - self.delayed
+        self.total.saturating_sub(self.in_flight + self.delayed)
     }
 
     /// Of the ready ones, those that were never delivered and wait past the cursor.
     pub(super) fn fresh(&self) -> u64 {
-        self.ready() - self.requeued
+        self.ready().saturating_sub(self.requeued)
     }
 
     /// The next place in line.

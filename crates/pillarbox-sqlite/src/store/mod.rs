@@ -26,8 +26,10 @@
 //! 4. A receipt is valid if its nonce is that of the message's timer. Nothing else records it.
 
 mod key;
+mod line;
 mod mirror;
 mod statements;
+mod sweep;
 #[cfg(test)]
 mod tests;
 
@@ -36,17 +38,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use pillarbox_core::lease::{Full, Stale};
 use pillarbox_core::{
-    Attributes, Counts, Cursor, Delivery, MessageId, MessageState, Nonce, Outgoing, PeekPage,
-    Peeked, QueueName, RawMessage, Receipt, SettleAction, Timestamp,
+    Attributes, Counts, Delivery, MessageId, MessageState, Nonce, Outgoing, PeekPage, Peeked,
+    QueueName, RawMessage, Receipt, SettleAction, Timestamp,
 };
 use rusqlite::types::{FromSqlError, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Result, Row, Statement, params};
 use uuid::Uuid;
 
-use self::key::{MAX_PLACE, MAX_QUEUE, QueueNumber, place_of};
-pub(crate) use self::mirror::Mirror;
-use self::mirror::{Lease, QueueState, bucket_of, bucket_start};
+use self::key::{MAX_PLACE, MAX_QUEUE, QueueNumber};
+pub(crate) use self::line::PeekFrom;
+use self::line::{Line, Picked, pick_fresh, pick_merged};
+use self::mirror::{Lease, Mirror, QueueState, bucket_start};
 use self::statements::{MANY, Statements};
+use self::sweep::{read_timer, sweep, tell_expiry};
 use crate::failure::Failure;
 
 /// Room that sends leave for messages which become ready again.
@@ -142,6 +146,8 @@ impl<'c> Store<'c> {
                     store(statements, queue, &mut pending, now)?;
                 }
             } else {
+                // In order: the same id may be among those before.
+                store(statements, queue, &mut pending, now)?;
                 store_delayed(statements, queue, message, now)?;
             }
             results.push(Ok(()));
@@ -164,8 +170,8 @@ impl<'c> Store<'c> {
 
     /// Delivers to several receivers in turn, each so many at most and for so long.
     ///
-    /// As many calls of [`receive`](Self::receive) would, and for less: the messages of all of them
-    /// are read in one go.
+    /// For less than as many calls of [`receive`](Self::receive), and with the same result as if all
+    /// had asked before a lease of no time was over: their messages are read in one go.
     pub(crate) fn receive_each(
         &mut self,
         name: &QueueName,
@@ -469,152 +475,6 @@ impl<'c> Store<'c> {
     }
 }
 
-/// Where a page of a peek begins: after this one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PeekFrom {
-    /// A ready message, by its place in line.
-    Place(i64),
-    /// Another one, by its time and its order among those of the same moment.
-    Timer(i64, i64),
-}
-
-impl PeekFrom {
-    pub(crate) fn to_cursor(self) -> Cursor {
-        Cursor::new(match self {
-            Self::Place(place) => format!("ready.{place}"),
-            Self::Timer(due, timer) => format!("timer.{due}.{timer}"),
-        })
-    }
-
-    pub(crate) fn of_cursor(cursor: &Cursor) -> Option<Self> {
-        let (kind, rest) = cursor.as_str().split_once('.')?;
-        match kind {
-            "ready" => rest.parse().ok().map(Self::Place),
-            "timer" => {
-                let (due, timer) = rest.split_once('.')?;
-                Some(Self::Timer(due.parse().ok()?, timer.parse().ok()?))
-            }
-            _ => None,
-        }
-    }
-}
-
-/// A message that is to be delivered.
-struct Picked {
-    key: i64,
-    place: i64,
-    message: RawMessage,
-}
-
-/// Takes the next messages where none is ready again: those past the cursor.
-fn pick_fresh(
-    statements: &mut Statements<'_>,
-    queue: &mut QueueState,
-    max: usize,
-) -> Result<Vec<Picked>> {
-    let (after, last) = (queue.number.key(queue.cursor), queue.number.last_ready());
-    let mut rows = statements.fresh()?.query(params![after, last, max])?;
-    let mut picked = Vec::with_capacity(max);
-    while let Some(row) = rows.next()? {
-        let key = row.get(0)?;
-        picked.push(Picked { key, place: place_of(key), message: read_message(row)? });
-    }
-    if let Some(last) = picked.last() {
-        queue.cursor = last.place;
-    }
-    Ok(picked)
-}
-
-/// Takes the next messages of both lines: those ready again, and those past the cursor.
-fn pick_merged(
-    statements: &mut Statements<'_>,
-    queue: &mut QueueState,
-    max: usize,
-) -> Result<Vec<Picked>> {
-    let line = Line::new(statements, queue, 0, max)?;
-    let mut picked = Vec::with_capacity(max);
-    let mut last_requeued = None;
-    for next in line {
-        let mut message = read_by_key(statements, next.key)?;
-        message.delivery_count = next.deliveries;
-        if next.requeued {
-            last_requeued = Some(next.place);
-            queue.requeued -= 1;
-        } else {
-            queue.cursor = next.place;
-        }
-        picked.push(Picked { key: next.key, place: next.place, message });
-    }
-    if let Some(last) = last_requeued {
-        let taken = params![queue.number.base(), queue.number.key(last)];
-        statements.delete_requeued()?.execute(taken)?;
-    }
-    Ok(picked)
-}
-
-/// The ready messages in order, from both lines.
-struct Line {
-    requeued: std::iter::Peekable<std::vec::IntoIter<InLine>>,
-    fresh: std::iter::Peekable<std::vec::IntoIter<InLine>>,
-    left: usize,
-}
-
-struct InLine {
-    place: i64,
-    key: i64,
-    deliveries: u32,
-    requeued: bool,
-}
-
-impl Line {
-    /// Up to `max` messages after a place.
-    fn new(
-        statements: &mut Statements<'_>,
-        queue: &QueueState,
-        after: i64,
-        max: usize,
-    ) -> Result<Self> {
-        let (number, last) = (queue.number, queue.number.last_ready());
-        let mut requeued = Vec::new();
-        if queue.requeued > 0 {
-            let range = params![number.key(after), last, max];
-            let mut rows = statements.requeued()?.query(range)?;
-            while let Some(row) = rows.next()? {
-                requeued.push(InLine {
-                    place: place_of(row.get(0)?),
-                    key: row.get(1)?,
-                    deliveries: row.get(2)?,
-                    requeued: true,
-                });
-            }
-        }
-        let mut fresh = Vec::new();
-        if queue.fresh() > 0 {
-            let range = params![number.key(after.max(queue.cursor)), last, max];
-            let mut rows = statements.fresh_keys()?.query(range)?;
-            while let Some(row) = rows.next()? {
-                let key = row.get(0)?;
-                fresh.push(InLine { place: place_of(key), key, deliveries: 0, requeued: false });
-            }
-        }
-        let (requeued, fresh) = (requeued.into_iter().peekable(), fresh.into_iter().peekable());
-        Ok(Self { requeued, fresh, left: max })
-    }
-}
-
-impl Iterator for Line {
-    type Item = InLine;
-
-    fn next(&mut self) -> Option<InLine> {
-        self.left = self.left.checked_sub(1)?;
-        let from_requeued = match (self.requeued.peek(), self.fresh.peek()) {
-            (Some(requeued), Some(fresh)) => requeued.place < fresh.place,
-            (requeued, _) => requeued.is_some(),
-        };
-        if from_requeued { self.requeued.next() } else { self.fresh.next() }
-    }
-}
-
 /// Writes messages, with their keys, and takes them off the list. One whose id is in the file already
 /// is not written again.
 fn store(
@@ -630,11 +490,14 @@ fn store(
             bind_message(statement, row, queue.number, key, message, now)?;
         }
         stored += statement.raw_execute()?;
+        // They hold copies of the bodies.
+        statement.clear_bindings();
     }
     for (key, message) in messages.drain(..) {
         let statement = statements.insert_message()?;
         bind_message(statement, 0, queue.number, key, message, now)?;
         stored += statement.raw_execute()?;
+        statement.clear_bindings();
     }
     queue.total += stored as u64;
     Ok(())
@@ -750,89 +613,6 @@ fn delete_acknowledged(statements: &mut Statements<'_>, queue: &mut QueueState) 
         statements.delete_timers()?.execute([first, last])?;
         statements.delete_messages()?.execute([first, last])?;
     }
-    Ok(())
-}
-
-/// A row of `timer`.
-struct Timer {
-    key: i64,
-    due_at: i64,
-    timer: i64,
-    deliveries: u32,
-    delayed: bool,
-}
-
-fn read_timer(row: &Row<'_>) -> Result<Timer> {
-    Ok(Timer {
-        key: row.get(0)?,
-        due_at: row.get(1)?,
-        timer: row.get(2)?,
-        deliveries: row.get(3)?,
-        delayed: row.get(4)?,
-    })
-}
-
-/// Moves the messages whose timers ended by `now` to the tail of the line.
-fn sweep(statements: &mut Statements<'_>, queue: &mut QueueState, now: Timestamp) -> Result<()> {
-    tell_expiry(statements, queue)?;
-    let number = queue.number;
-    let this_bucket = bucket_of(now);
-    let ranges: Vec<(i64, i64, i64)> = statements
-        .buckets_until()?
-        .query_map([number.0, this_bucket], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
-        .collect::<Result<_>>()?;
-    let mut due = Vec::new();
-    let mut next_due = None;
-    for (bucket, lo, hi) in ranges {
-        let timers = statements.due_timers()?;
-        for timer in timers.query_map([lo, hi, now.as_nanos()], read_timer)? {
-            due.push(timer?);
-        }
-        if bucket == this_bucket {
-            let next: Option<i64> =
-                statements.next_timer()?.query_row([lo, hi, now.as_nanos()], |row| row.get(0))?;
-            next_due = next.into_iter().chain(next_due).min();
-        }
-    }
-    // Ranges may overlap: a timer that was set twice is in two of them.
-    due.sort_unstable_by_key(|timer| (timer.due_at, timer.timer));
-    due.dedup_by_key(|timer| timer.key);
-    for timer in &due {
-        statements.delete_timer()?.execute([timer.key])?;
-        let place = number.key(queue.take_place());
-        statements.insert_requeued()?.execute(params![place, timer.key, timer.deliveries])?;
-        queue.requeued += 1;
-        if timer.delayed {
-            queue.delayed -= 1;
-        } else {
-            queue.in_flight -= 1;
-        }
-    }
-    if statements.delete_buckets()?.execute([number.0, this_bucket])? > 0 {
-        // What is deleted here must be told again, should the clock go back.
-        queue.expiry.clear();
-    }
-    let next_bucket: Option<i64> =
-        statements.next_bucket()?.query_row([number.0, this_bucket], |row| row.get(0))?;
-    let next_due = next_due.map(Timestamp::from_nanos);
-    queue.next_due = next_due.into_iter().chain(next_bucket.map(bucket_start)).min();
-    queue.swept = queue.swept.max(now);
-    queue.dirty = true;
-    Ok(())
-}
-
-/// Writes where timers were set.
-fn tell_expiry(statements: &mut Statements<'_>, queue: &mut QueueState) -> Result<()> {
-    if queue.told {
-        return Ok(());
-    }
-    for range in &queue.expiry {
-        let range = [queue.number.0, range.bucket, range.lo, range.hi];
-        statements.insert_expiry()?.execute(range)?;
-    }
-    // The last one is kept, to be made longer.
-    queue.expiry.drain(..queue.expiry.len().saturating_sub(1));
-    queue.told = true;
     Ok(())
 }
 

@@ -61,8 +61,9 @@ statements! {
         FROM pillarbox_queue WHERE name = ?1";
     next_queue = "SELECT coalesce(max(queue), 0) + 1 FROM pillarbox_queue";
     /// The lowest number that is free though it is not past the highest one.
-    gap_queue = "SELECT min(queue) + 1 FROM pillarbox_queue AS q
-        WHERE NOT EXISTS (SELECT 1 FROM pillarbox_queue WHERE queue = q.queue + 1)";
+    gap_queue = "SELECT min(number) + 1
+        FROM (SELECT 0 AS number UNION ALL SELECT queue FROM pillarbox_queue) AS q
+        WHERE NOT EXISTS (SELECT 1 FROM pillarbox_queue WHERE queue = q.number + 1)";
     insert_queue = "INSERT INTO pillarbox_queue VALUES (?1, ?2, 1, 0, 1, 0, 0, 0, 0)";
     update_queue = "UPDATE pillarbox_queue SET next_place = ?2, cursor = ?3, next_timer = ?4,
         total = ?5, in_flight = ?6, delayed = ?7, requeued = ?8 WHERE queue = ?1";

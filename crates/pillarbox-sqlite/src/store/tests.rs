@@ -1,6 +1,6 @@
 use std::cell::RefCell;
 
-use pillarbox_core::Receive;
+use pillarbox_core::{Cursor, Receive};
 
 use super::*;
 
@@ -129,6 +129,21 @@ fn numbers_of_queues_are_used_again() {
 }
 
 #[test]
+fn of_two_messages_of_one_id_the_first_is_stored() {
+    let connection = file();
+    let mut store = Store::new(&connection);
+    at(&mut store, 1);
+    let first = Outgoing::with_id(MessageId::from_key("k"), "first");
+    let mut second = Outgoing::with_id(MessageId::from_key("k"), "second");
+    second.delay = Duration::from_secs(5);
+    let both = [(&first, None), (&second, None)];
+    assert_eq!(store.send(&queue(), both.into_iter()).unwrap(), [Ok(()), Ok(())]);
+    let counts = store.counts(&queue()).unwrap();
+    assert_eq!((counts.ready, counts.delayed), (1, 0));
+    assert_eq!(bodies(&store.receive(&queue(), 9, LEASE).unwrap()), ["first"]);
+}
+
+#[test]
 fn a_clock_that_goes_back_strands_nothing() {
     let connection = file();
     let mut store = Store::new(&connection);
@@ -181,7 +196,7 @@ fn a_cursor_survives_its_text() {
     for from in [PeekFrom::Place(7), PeekFrom::Timer(-3, 9)] {
         assert_eq!(PeekFrom::of_cursor(&from.to_cursor()), Some(from));
     }
-    for bad in ["", "7", "ready.", "timer.1", "other.1"] {
+    for bad in ["", "7", "ready.", "ready.-1", "timer.1", "other.1"] {
         assert_eq!(PeekFrom::of_cursor(&Cursor::new(bad)), None);
     }
 }

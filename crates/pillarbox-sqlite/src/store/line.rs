@@ -1,0 +1,158 @@
+//! The line of ready messages: those that were never delivered, and those that are ready again.
+
+use pillarbox_core::{Cursor, RawMessage};
+use rusqlite::{Result, params};
+
+use super::key::{MAX_PLACE, place_of};
+use super::mirror::QueueState;
+use super::statements::Statements;
+use super::{read_by_key, read_message};
+
+/// A message that is to be delivered.
+pub(super) struct Picked {
+    pub(super) key: i64,
+    pub(super) place: i64,
+    pub(super) message: RawMessage,
+}
+
+/// Takes the next messages where none is ready again: those past the cursor.
+pub(super) fn pick_fresh(
+    statements: &mut Statements<'_>,
+    queue: &mut QueueState,
+    max: usize,
+) -> Result<Vec<Picked>> {
+    let (after, last) = (queue.number.key(queue.cursor), queue.number.last_ready());
+    let mut rows = statements.fresh()?.query(params![after, last, max])?;
+    let mut picked = Vec::with_capacity(max);
+    while let Some(row) = rows.next()? {
+        let key = row.get(0)?;
+        picked.push(Picked { key, place: place_of(key), message: read_message(row)? });
+    }
+    if let Some(last) = picked.last() {
+        queue.cursor = last.place;
+    }
+    Ok(picked)
+}
+
+/// Takes the next messages of both lines: those ready again, and those past the cursor.
+pub(super) fn pick_merged(
+    statements: &mut Statements<'_>,
+    queue: &mut QueueState,
+    max: usize,
+) -> Result<Vec<Picked>> {
+    let line = Line::new(statements, queue, 0, max)?;
+    let mut picked = Vec::with_capacity(max);
+    let mut last_requeued = None;
+    for next in line {
+        let mut message = read_by_key(statements, next.key)?;
+        message.delivery_count = next.deliveries;
+        if next.requeued {
+            last_requeued = Some(next.place);
+            queue.requeued -= 1;
+        } else {
+            queue.cursor = next.place;
+        }
+        picked.push(Picked { key: next.key, place: next.place, message });
+    }
+    if let Some(last) = last_requeued {
+        let taken = params![queue.number.base(), queue.number.key(last)];
+        statements.delete_requeued()?.execute(taken)?;
+    }
+    Ok(picked)
+}
+
+/// The ready messages in order, from both lines.
+pub(super) struct Line {
+    requeued: std::iter::Peekable<std::vec::IntoIter<InLine>>,
+    fresh: std::iter::Peekable<std::vec::IntoIter<InLine>>,
+    left: usize,
+}
+
+pub(super) struct InLine {
+    pub(super) place: i64,
+    pub(super) key: i64,
+    pub(super) deliveries: u32,
+    requeued: bool,
+}
+
+impl Line {
+    /// Up to `max` messages after a place.
+    pub(super) fn new(
+        statements: &mut Statements<'_>,
+        queue: &QueueState,
+        after: i64,
+        max: usize,
+    ) -> Result<Self> {
+        let (number, last) = (queue.number, queue.number.last_ready());
+        let mut requeued = Vec::new();
+        if queue.requeued > 0 {
+            let range = params![number.key(after), last, max];
+            let mut rows = statements.requeued()?.query(range)?;
+            while let Some(row) = rows.next()? {
+                requeued.push(InLine {
+                    place: place_of(row.get(0)?),
+                    key: row.get(1)?,
+                    deliveries: row.get(2)?,
+                    requeued: true,
+                });
+            }
+        }
+        let mut fresh = Vec::new();
+        if queue.fresh() > 0 {
+            let range = params![number.key(after.max(queue.cursor)), last, max];
+            let mut rows = statements.fresh_keys()?.query(range)?;
+            while let Some(row) = rows.next()? {
+                let key = row.get(0)?;
+                fresh.push(InLine { place: place_of(key), key, deliveries: 0, requeued: false });
+            }
+        }
+        let (requeued, fresh) = (requeued.into_iter().peekable(), fresh.into_iter().peekable());
+        Ok(Self { requeued, fresh, left: max })
+    }
+}
+
+impl Iterator for Line {
+    type Item = InLine;
+
+    fn next(&mut self) -> Option<InLine> {
+        self.left = self.left.checked_sub(1)?;
+        let from_requeued = match (self.requeued.peek(), self.fresh.peek()) {
+            (Some(requeued), Some(fresh)) => requeued.place < fresh.place,
+            (requeued, _) => requeued.is_some(),
+        };
+        if from_requeued { self.requeued.next() } else { self.fresh.next() }
+    }
+}
+
+/// Where a page of a peek begins: after this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PeekFrom {
+    /// A ready message, by its place in line.
+    Place(i64),
+    /// Another one, by its time and its order among those of the same moment.
+    Timer(i64, i64),
+}
+
+impl PeekFrom {
+    pub(crate) fn to_cursor(self) -> Cursor {
+        Cursor::new(match self {
+            Self::Place(place) => format!("ready.{place}"),
+            Self::Timer(due, timer) => format!("timer.{due}.{timer}"),
+        })
+    }
+
+    pub(crate) fn of_cursor(cursor: &Cursor) -> Option<Self> {
+        let (kind, rest) = cursor.as_str().split_once('.')?;
+        match kind {
+            "ready" => {
+                let place = rest.parse().ok()?;
+                (0..=MAX_PLACE).contains(&place).then_some(Self::Place(place))
+            }
+            "timer" => {
+                let (due, timer) = rest.split_once('.')?;
+                Some(Self::Timer(due.parse().ok()?, timer.parse().ok()?))
+            }
+            _ => None,
+        }
+    }
+}

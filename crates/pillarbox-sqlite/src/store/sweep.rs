@@ -1,0 +1,94 @@
+//! Timers: leases that end and delays that run out.
+
+use pillarbox_core::Timestamp;
+use rusqlite::{Result, Row, params};
+
+use super::mirror::{QueueState, bucket_of, bucket_start};
+use super::statements::Statements;
+
+/// A row of `timer`.
+pub(super) struct Timer {
+    pub(super) key: i64,
+    pub(super) due_at: i64,
+    pub(super) timer: i64,
+    pub(super) deliveries: u32,
+    pub(super) delayed: bool,
+}
+
+pub(super) fn read_timer(row: &Row<'_>) -> Result<Timer> {
+    Ok(Timer {
+        key: row.get(0)?,
+        due_at: row.get(1)?,
+        timer: row.get(2)?,
+        deliveries: row.get(3)?,
+        delayed: row.get(4)?,
+    })
+}
+
+/// Moves the messages whose timers ended by `now` to the tail of the line.
+pub(super) fn sweep(
+    statements: &mut Statements<'_>,
+    queue: &mut QueueState,
+    now: Timestamp,
+) -> Result<()> {
+    tell_expiry(statements, queue)?;
+    let number = queue.number;
+    let this_bucket = bucket_of(now);
+    let ranges: Vec<(i64, i64, i64)> = statements
+        .buckets_until()?
+        .query_map([number.0, this_bucket], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+        .collect::<Result<_>>()?;
+    let mut due = Vec::new();
+    let mut next_due = None;
+    for (bucket, lo, hi) in ranges {
+        let timers = statements.due_timers()?;
+        for timer in timers.query_map([lo, hi, now.as_nanos()], read_timer)? {
+            due.push(timer?);
+        }
+        if bucket == this_bucket {
+            let next: Option<i64> =
+                statements.next_timer()?.query_row([lo, hi, now.as_nanos()], |row| row.get(0))?;
+            next_due = next.into_iter().chain(next_due).min();
+        }
+    }
+    // Ranges may overlap: a timer that was set twice is in two of them.
+    due.sort_unstable_by_key(|timer| (timer.due_at, timer.timer));
+    due.dedup_by_key(|timer| timer.key);
+    for timer in &due {
+        statements.delete_timer()?.execute([timer.key])?;
+        let place = number.key(queue.take_place());
+        statements.insert_requeued()?.execute(params![place, timer.key, timer.deliveries])?;
+        queue.requeued += 1;
+        if timer.delayed {
+            queue.delayed -= 1;
+        } else {
+            queue.in_flight -= 1;
+        }
+    }
+    if statements.delete_buckets()?.execute([number.0, this_bucket])? > 0 {
+        // What is deleted here must be told again, should the clock go back.
+        queue.expiry.clear();
+    }
+    let next_bucket: Option<i64> =
+        statements.next_bucket()?.query_row([number.0, this_bucket], |row| row.get(0))?;
+    let next_due = next_due.map(Timestamp::from_nanos);
+    queue.next_due = next_due.into_iter().chain(next_bucket.map(bucket_start)).min();
+    queue.swept = queue.swept.max(now);
+    queue.dirty = true;
+    Ok(())
+}
+
+/// Writes where timers were set.
+pub(super) fn tell_expiry(statements: &mut Statements<'_>, queue: &mut QueueState) -> Result<()> {
+    if queue.told {
+        return Ok(());
+    }
+    for range in &queue.expiry {
+        let range = [queue.number.0, range.bucket, range.lo, range.hi];
+        statements.insert_expiry()?.execute(range)?;
+    }
+    // The last one is kept, to be made longer.
+    queue.expiry.drain(..queue.expiry.len().saturating_sub(1));
+    queue.told = true;
+    Ok(())
+}
