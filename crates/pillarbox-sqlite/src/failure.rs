@@ -36,18 +36,40 @@ pub(crate) enum Failure {
     )]
     Newer { found: i64, known: i64 },
     #[error(
-        "the file was deleted or replaced while it was open; what it held is not in the one that is \
-         there now. Restart this program"
+        "the file was moved, deleted or replaced while it was open. Put it back and this works again; \
+         what it holds, and what is in the -wal file beside it, is nowhere else"
     )]
     Replaced,
     #[error(
-        "cannot open {}-lock, the file beside it whose lock goes round: {}. Check that this user may \
-         write to it and to the directory", .0.display(), .1
+        "cannot open {}, which belongs to it: {}. Check that this user may write to it and to the \
+         directory", .0.display(), .1
     )]
-    Lock(PathBuf, Arc<std::io::Error>),
+    Beside(PathBuf, Arc<std::io::Error>),
     #[error(
-        "another program has kept the file locked for {} s; nothing was done. End its transaction: \
-         if it is one of this program, do not use a mailbox while it is open", .0.as_secs()
+        "{path} is not there, and its log {path}-wal is: the file was moved or deleted while a program used \
+         it, and the log holds messages. Put the file back; or, if they may be lost, delete the log",
+        path = .0.display()
+    )]
+    LogWithoutFile(PathBuf),
+    #[error(
+        "{} has tables or views of other programs whose names begin with pillarbox; it was not touched. \
+         Name another file", .0.display()
+    )]
+    Clash(PathBuf),
+    #[error(
+        "the connection of this transaction is to a file without queues: connect to the file that the \
+         mailbox is in"
+    )]
+    NoQueues,
+    #[error(
+        "somebody else has written since this transaction began to read, or is writing. Roll it back, \
+         and begin with TransactionBehavior::Immediate, which waits instead"
+    )]
+    Upgrade,
+    #[error(
+        "another program has kept the file locked for {} s; nothing was done. End its transaction, or \
+         let it go on if it was stopped. If it is a transaction of this program: do not use a mailbox \
+         while it is open", .0.as_secs()
     )]
     Locked(std::time::Duration),
     #[error("{}: {}", .0, .1)]
@@ -97,6 +119,17 @@ impl Failure {
 impl From<rusqlite::Error> for Failure {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(Arc::new(error))
+    }
+}
+
+/// What a failure inside a transaction of the caller's comes to.
+pub(crate) fn in_transaction(failure: Failure) -> Failure {
+    match &failure {
+        Failure::Sqlite(_) if failure.is_busy() => Failure::Upgrade,
+        Failure::Sqlite(error) if error.to_string().contains("no such table: pillarbox_") => {
+            Failure::NoQueues
+        }
+        _ => failure,
     }
 }
 

@@ -74,6 +74,8 @@ pub(crate) fn open(
         schema::migrate(&mut connection)?;
         return Ok((connection, Place::InMemory));
     };
+    // Or else SQLite takes it for a URI.
+    let path = &if path.starts_with("/") { path.clone() } else { Path::new(".").join(path) };
     let mut patience = Patience::new(give_up);
     check_path(path, options)?;
     inspect(path, options, &mut patience)?;
@@ -105,7 +107,18 @@ fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
     if !options.create {
         return Err(Failure::NoFile(path.to_owned()));
     }
+    // SQLite would take it for a remnant, and delete it.
+    if fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0) {
+        return Err(Failure::LogWithoutFile(path.to_owned()));
+    }
     Ok(())
+}
+
+/// The name of a file that belongs to the database.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
 }
 
 fn open_locked(
@@ -159,6 +172,7 @@ fn inspect(
     match patience.retry(|| schema::content(&connection)) {
         Ok(Content::Nothing) => Ok(()),
         Ok(Content::Ours(version)) => schema::check_version(version),
+        Ok(Content::Clash) => Err(Failure::Clash(path.to_owned())),
         Ok(Content::Foreign) if options.adopt => Ok(()),
         Ok(Content::Foreign) => Err(Failure::Foreign(path.to_owned())),
         Err(Failure::Sqlite(error)) if is_damage(&error) => {
@@ -177,11 +191,15 @@ fn is_damage(error: &rusqlite::Error) -> bool {
 ///
 /// Not the database itself: to close any handle of a file drops the locks that SQLite has on it.
 fn lock_file(path: &Path) -> Result<File, Failure> {
-    let mut name = path.as_os_str().to_owned();
-    name.push("-lock");
-    let lock =
-        OpenOptions::new().create(true).truncate(false).write(true).open(PathBuf::from(name));
-    lock.map_err(|error| Failure::Lock(path.to_owned(), Arc::new(error)))
+    let name = beside(path, "-lock");
+    let is_new = !name.exists();
+    let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&name);
+    let lock = lock.map_err(|error| Failure::Beside(name, Arc::new(error)))?;
+    // Whoever may write the database may take a turn. SQLite does the same for its own files.
+    if is_new && let Ok(database) = fs::metadata(path) {
+        let _ = lock.set_permissions(database.permissions());
+    }
+    Ok(lock)
 }
 
 /// Where the queues are.
@@ -207,11 +225,12 @@ impl Place {
         if options.synchronous == Synchronous::Normal {
             return Ok(None);
         }
-        let mut name = path.as_os_str().to_owned();
-        name.push("-wal");
         // SQLite keeps no locks on it, so that closing it later drops none.
-        let log = OpenOptions::new().write(true).open(PathBuf::from(name));
-        log.map(Some).map_err(|error| Failure::io("cannot open the write-ahead log", error))
+        let name = beside(path, "-wal");
+        match OpenOptions::new().write(true).open(&name) {
+            Ok(log) => Ok(Some(log)),
+            Err(error) => Err(Failure::Beside(name, Arc::new(error))),
+        }
     }
 
     /// Fails if the path no longer leads to the file that is open.

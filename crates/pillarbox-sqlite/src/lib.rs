@@ -51,8 +51,8 @@
 //!
 //! # When something is wrong
 //!
-//! A file that is damaged, belongs to another program or was written by a newer version is refused
-//! when it is opened, and not touched. A full disk, a file that cannot be read or written, a lock
+//! A file that is no database, belongs to another program or was written by a newer version is refused
+//! when it is opened, and not touched; so is one whose damage shows then. A full disk, a file that cannot be read or written, a lock
 //! that another program does not let go of: each is an
 //! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do, the operation was
 //! not done, and the next one succeeds once the reason is gone. Only after an fsync that failed it is

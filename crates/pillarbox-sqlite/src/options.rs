@@ -59,7 +59,8 @@ impl SqliteOptions {
     }
 
     /// Whether the queues may be kept in a database of another program, beside its own tables.
-    /// They may not, unless told otherwise: the file is refused and not touched.
+    /// They may not, unless told otherwise: the file is refused and not touched. A file that is adopted
+    /// has a write-ahead log from then on, for the other program too.
     ///
     /// A file that holds queues already is opened whatever else it holds.
     pub fn adopt(mut self, adopt: bool) -> Self {
@@ -80,6 +81,9 @@ impl SqliteOptions {
         let path = path.strip_prefix("//").unwrap_or(path);
         let mut options = match path {
             "" => return Err(invalid(format!("{url:?} names no file"))),
+            path if path.starts_with("file:") => {
+                return Err(invalid(format!("{url:?}: URIs of SQLite's own are not read")));
+            }
             ":memory:" => Self::in_memory(),
             path => Self::new(path),
         };
@@ -120,7 +124,14 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_refused_with_what_is() {
-        for url in ["sqlite:", "sqlite://", "sqlite:f?synchronous=off", "sqlite:f?cache=1", "f"] {
+        for url in [
+            "sqlite:",
+            "sqlite://",
+            "sqlite:file:f",
+            "sqlite:f?synchronous=off",
+            "sqlite:f?cache=1",
+            "f",
+        ] {
             let error = SqliteOptions::from_url(url).unwrap_err().to_string();
             assert!(error.contains("synchronous=full|normal"), "{error}");
         }

@@ -19,17 +19,23 @@ pub(crate) enum Content {
     Nothing,
     /// Tables of somebody else, and none of ours.
     Foreign,
+    /// Tables of somebody else with names like ours.
+    Clash,
     /// Our tables, of this version, perhaps beside others.
     Ours(i64),
 }
 
 /// Looks at what is in a file, and changes nothing.
 pub(crate) fn content(connection: &Connection) -> Result<Content, Failure> {
-    let tables = "SELECT count(*), coalesce(sum(name = 'pillarbox_schema'), 0) FROM sqlite_schema";
-    let (all, ours): (u64, u64) =
-        connection.query_row(tables, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    if ours == 0 {
-        return Ok(if all == 0 { Content::Nothing } else { Content::Foreign });
+    let tables = "SELECT count(*), coalesce(sum(name = 'pillarbox_schema'), 0),
+        coalesce(sum(name LIKE 'pillarbox%'), 0) FROM sqlite_schema";
+    let (all, ours, alike): (u64, u64, u64) =
+        connection.query_row(tables, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    match (all, ours, alike) {
+        (0, ..) => return Ok(Content::Nothing),
+        (_, 0, 0) => return Ok(Content::Foreign),
+        (_, 0, _) => return Ok(Content::Clash),
+        _ => {}
     }
     let version = connection
         .query_row("SELECT version FROM pillarbox_schema", [], |row| row.get(0))
@@ -54,7 +60,7 @@ fn migrate_by(connection: &mut Connection, steps: &[&str]) -> Result<(), Failure
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let version = match content(&transaction)? {
         Content::Ours(version) => version,
-        Content::Nothing | Content::Foreign => 0,
+        Content::Nothing | Content::Foreign | Content::Clash => 0,
     };
     let known = steps.len() as i64;
     if version > known {

@@ -38,14 +38,16 @@
 //!
 //! # What to bear in mind
 //!
-//! * The connection must be to the file that the mailbox is in.
+//! * The connection must be to the file that the mailbox is in. It is not checked: to another file
+//!   with queues, the message goes to the queue of that name there.
 //! * Begin with [`TransactionBehavior::Immediate`]: a deferred transaction that has read before it
 //!   writes fails with `SQLITE_BUSY` when somebody else has written in between.
 //! * Do not await a mailbox while the transaction is open. The mailbox waits for the transaction,
 //!   and if the transaction waits for the mailbox, both fail after a minute.
 //! * What a commit survives is decided by `PRAGMA synchronous` of the connection that commits.
 //! * A transaction that is long keeps every sender and receiver waiting.
-//! * `max_size` is a limit of the mailbox handle and is not checked here.
+//! * `max_size` is a limit of the mailbox handle and is not checked here; nor is whether the handle
+//!   was closed.
 //!
 //! [`TransactionBehavior::Immediate`]: rusqlite::TransactionBehavior::Immediate
 
@@ -57,7 +59,7 @@ use pillarbox_core::{
 use rusqlite::Transaction;
 
 use crate::backend::IN_FILE;
-use crate::failure::Failure;
+use crate::failure::{Failure, in_transaction};
 use crate::store::Store;
 
 /// Sends a message when, and if, the transaction commits.
@@ -147,7 +149,7 @@ fn with_store<T>(
     run: impl FnOnce(&mut Store<'_>) -> Result<T, Failure>,
 ) -> Result<T> {
     let mut store = Store::new(transaction);
-    let failed = |failure: Failure| failure.during(action, Some(queue));
+    let failed = |failure| in_transaction(failure).during(action, Some(queue));
     let sql = |sql| transaction.execute_batch(sql).map_err(Failure::from);
     sql("SAVEPOINT pillarbox").map_err(failed)?;
     let done = store.begin(Timestamp::now()).and_then(|()| {
@@ -169,5 +171,5 @@ fn check_backend(queue: &QueueName, capabilities: &Capabilities) -> Result<()> {
     }
     let place = if capabilities.durable { "" } else { " in memory" };
     let value = format!("one of the {} backend{place}", capabilities.backend);
-    Err(Error::invalid(Some(queue), "mailbox", value, "one in the same SQLite file"))
+    Err(Error::invalid(Some(queue), "mailbox", value, "one of the sqlite backend in a file"))
 }

@@ -94,6 +94,39 @@ async fn a_database_of_another_program_is_refused_unless_adopted() {
 }
 
 #[tokio::test]
+async fn a_database_with_names_like_ours_is_refused_even_for_adoption() {
+    let (_directory, file) = directory();
+    Connection::open(&file).unwrap().execute_batch("CREATE TABLE pillarbox_message (x)").unwrap();
+    refused_untouched(&file, &["names begin with pillarbox"]).await;
+    let before = fs::read(&file).unwrap();
+    let text = refusal(SqliteOptions::new(&file).adopt(true)).await;
+    assert!(text.contains("names begin with pillarbox"), "{text}");
+    assert!(fs::read(&file).unwrap() == before, "the file was changed");
+}
+
+#[tokio::test]
+async fn a_log_whose_file_was_moved_away_is_not_thrown_away() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    queue(&backend, "jobs").send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    let aside = file.with_extension("aside");
+    fs::rename(&file, &aside).unwrap();
+    backend.close().await;
+    let text = refusal(SqliteOptions::new(&file)).await;
+    assert!(text.contains("Put the file back"), "{text}");
+    fs::rename(&aside, &file).unwrap();
+    assert_eq!(queue(&open(&file).await, "jobs").counts().await.unwrap().ready, 1);
+}
+
+#[tokio::test]
+async fn a_path_that_looks_like_a_uri_is_a_path() {
+    let (directory, _) = directory();
+    let file = directory.path().join("file:odd.db?mode=memory");
+    open(&file).await.close().await;
+    assert!(file.exists());
+}
+
+#[tokio::test]
 async fn a_damaged_file_is_refused() {
     let (_directory, file) = directory();
     open(&file).await.close().await;
@@ -137,10 +170,10 @@ async fn a_file_that_is_deleted_or_replaced_while_open_is_noticed() {
     let aside = file.with_extension("aside");
     fs::rename(&file, &aside).unwrap();
     let error = jobs.send(vec![Outgoing::new("y")]).await.unwrap_err().to_string();
-    assert!(error.contains("was deleted or replaced"), "{error}");
+    assert!(error.contains("was moved, deleted or replaced"), "{error}");
     fs::write(&file, "").unwrap();
     let error = jobs.receive(Receive::one()).await.unwrap_err().to_string();
-    assert!(error.contains("was deleted or replaced"), "{error}");
+    assert!(error.contains("was moved, deleted or replaced"), "{error}");
     // Put back, it is served again, and nothing is missing.
     fs::rename(&aside, &file).unwrap();
     assert_eq!(jobs.receive(Receive::one()).await.unwrap().len(), 1);
@@ -173,7 +206,7 @@ async fn a_waiter_is_told_that_the_file_is_gone() {
     fs::remove_file(&file).unwrap();
     let told = tokio::time::timeout(Duration::from_secs(30), waiter).await.expect("it is told");
     let error = told.unwrap().unwrap_err().to_string();
-    assert!(error.contains("was deleted or replaced"), "{error}");
+    assert!(error.contains("was moved, deleted or replaced"), "{error}");
 }
 
 #[tokio::test]

@@ -118,3 +118,72 @@ async fn a_queue_that_nobody_has_open_and_that_holds_nothing_is_forgotten() {
     let names: Vec<_> = backend.queues().await.unwrap().iter().map(ToString::to_string).collect();
     assert_eq!(names, ["kept"]);
 }
+
+/// Closes at the moment when a waiter is being served: it has the message, or the message is there
+/// for others. A lease that nobody holds would keep it away from everybody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_strands_nothing_that_was_on_its_way() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("jobs.db");
+    let long = Receive::one().visibility(Duration::from_secs(600)).wait(Duration::from_secs(600));
+    for round in 0..30u64 {
+        let backend = open(&file).await;
+        let jobs = queue(&backend, "jobs");
+        let waiter = tokio::spawn({
+            let jobs = jobs.clone();
+            async move { jobs.receive(long).await }
+        });
+        // Others keep the writer and the disk busy.
+        let busy: Vec<_> = (0..8)
+            .map(|n| {
+                let other = queue(&backend, &format!("other-{n}"));
+                tokio::spawn(
+                    async move { while other.send(vec![Outgoing::new("x")]).await.is_ok() {} },
+                )
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let sent = tokio::spawn(async move { jobs.send(vec![Outgoing::new("x")]).await });
+        tokio::time::sleep(Duration::from_micros(round * 40)).await;
+        backend.close().await;
+        let held = waiter.await.unwrap().map_or(0, |deliveries| deliveries.len() as u64);
+        let sent = sent.await.unwrap().is_ok();
+        for task in busy {
+            task.await.unwrap();
+        }
+        let backend = open(&file).await;
+        let jobs = queue(&backend, "jobs");
+        let counts = jobs.counts().await.unwrap();
+        assert_eq!(counts.in_flight, held, "round {round}: a lease that nobody holds");
+        assert!(!sent || counts.total() == 1, "round {round}: {counts:?}");
+        jobs.purge().await.unwrap();
+        backend.close().await;
+    }
+}
+
+/// As if another process had been stopped in the midst of writing.
+#[tokio::test]
+async fn a_turn_that_does_not_come_keeps_nobody_from_closing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("jobs.db");
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    let lock = std::fs::File::options()
+        .write(true)
+        .open(directory.path().join("jobs.db-lock"))
+        .expect("the file beside it");
+    lock.lock().expect("locked");
+    let send = tokio::spawn(async move { jobs.send(vec![Outgoing::new("x")]).await });
+    let opening = tokio::time::timeout(Duration::from_millis(300), {
+        let options = pillarbox_sqlite::SqliteOptions::new(&file);
+        let options = options.synchronous(pillarbox_sqlite::Synchronous::Normal);
+        pillarbox_sqlite::SqliteBackend::open(options)
+    });
+    assert!(opening.await.is_err(), "it waits for its turn too");
+    assert!(!send.is_finished());
+    tokio::time::timeout(Duration::from_secs(20), backend.close()).await.expect("it closes");
+    assert!(send.await.unwrap().is_err());
+    lock.unlock().expect("unlocked");
+    let jobs = queue(&open(&file).await, "jobs");
+    assert_eq!(jobs.counts().await.unwrap().total(), 0);
+}

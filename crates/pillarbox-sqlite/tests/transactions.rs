@@ -94,11 +94,11 @@ async fn a_mailbox_that_is_not_in_the_file_is_refused() {
     for backend in elsewhere {
         let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
         let error = transaction::send(&both, &jobs, &1, SendOptions::new()).unwrap_err();
-        assert!(error.to_string().contains("one in the same SQLite file"), "{error}");
+        assert!(error.to_string().contains("one of the sqlite backend in a file"), "{error}");
         jobs.send(&1).await.unwrap();
         for message in jobs.receive(Receive::one()).await.unwrap() {
             let error = transaction::acknowledge(&both, &message).unwrap_err();
-            assert!(error.to_string().contains("one in the same SQLite file"), "{error}");
+            assert!(error.to_string().contains("one of the sqlite backend in a file"), "{error}");
         }
     }
 }
@@ -109,7 +109,21 @@ async fn a_file_without_queues_says_so() {
     let both = shop.transaction().unwrap();
     let name = "jobs".parse().unwrap();
     let error = transaction::send_all(&both, &name, &[Outgoing::new("x")]).unwrap_err();
-    assert!(error.to_string().contains("pillarbox_schema"), "{error}");
+    assert!(error.to_string().contains("a file without queues"), "{error}");
+}
+
+#[tokio::test]
+async fn a_transaction_that_read_too_early_says_how_to_begin() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("shop.db");
+    let backend = open(&file).await;
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let mut shop = Connection::open(&file).unwrap();
+    let both = shop.transaction().unwrap();
+    both.query_row("SELECT count(*) FROM pillarbox", [], |row| row.get::<_, i64>(0)).unwrap();
+    jobs.send(&1).await.unwrap();
+    let error = transaction::send(&both, &jobs, &2, SendOptions::new()).unwrap_err();
+    assert!(error.to_string().contains("TransactionBehavior::Immediate"), "{error}");
 }
 
 /// What people see of a file with a message in every state.
