@@ -52,7 +52,10 @@ impl<'a> Patience<'a> {
     }
 
     /// Tries again while others have the file locked. SQLite itself waits a while each time.
-    fn retry<T>(&mut self, mut run: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    pub(crate) fn retry<T>(
+        &mut self,
+        mut run: impl FnMut() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         loop {
             match run() {
                 Err(failure) if failure.is_busy() => self.check()?,
@@ -74,8 +77,8 @@ pub(crate) fn open(
         schema::migrate(&mut connection)?;
         return Ok((connection, Place::InMemory));
     };
-    // Or else SQLite takes it for a URI.
-    let path = &if path.starts_with("/") { path.clone() } else { Path::new(".").join(path) };
+    // A path that begins with `file:` would be taken for a URI by SQLite. An absolute one stays as it is.
+    let path = &Path::new(".").join(path);
     let mut patience = Patience::new(give_up);
     check_path(path, options)?;
     inspect(path, options, &mut patience)?;
@@ -96,10 +99,8 @@ fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(Failure::io("cannot look at the file", error)),
     }
-    let directory = match path.parent() {
-        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-        Some(parent) => parent,
-        None => return Err(Failure::NotAFile(path.to_owned())),
+    let Some(directory) = path.parent() else {
+        return Err(Failure::NotAFile(path.to_owned()));
     };
     if !directory.is_dir() {
         return Err(Failure::NoDirectory(directory.to_owned()));

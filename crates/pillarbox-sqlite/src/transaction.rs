@@ -128,12 +128,11 @@ pub fn settle_all(
 ) -> Result<Vec<Result<()>>> {
     with_store(transaction, queue, "settle", |store| {
         let mut results = Vec::with_capacity(batch.len());
-        for Settle { receipt, action } in batch {
-            let checked =
-                IN_FILE.check_settle(queue, &Settle { receipt: receipt.clone(), action: *action });
-            results.push(match checked {
-                Ok(()) => store.settle(queue, receipt, *action)?.map_err(|Stale| {
-                    Error::ReceiptHandleExpired { queue: queue.clone(), receipt: receipt.clone() }
+        for settle in batch {
+            results.push(match IN_FILE.check_settle(queue, settle) {
+                Ok(()) => store.settle(queue, &settle.receipt, settle.action)?.map_err(|Stale| {
+                    let (queue, receipt) = (queue.clone(), settle.receipt.clone());
+                    Error::ReceiptHandleExpired { queue, receipt }
                 }),
                 Err(error) => Err(error),
             });

@@ -238,13 +238,7 @@ impl<'c> Writer<'c> {
     /// Begins a transaction that may write, as soon as nobody else has one.
     fn begin(&self, patience: &mut Patience<'_>) -> Result<(), Failure> {
         let mut statement = self.connection.prepare_cached("BEGIN IMMEDIATE")?;
-        loop {
-            match statement.execute([]).map_err(Failure::from) {
-                Ok(_) => return Ok(()),
-                Err(failure) if failure.is_busy() => patience.check()?,
-                Err(failure) => return Err(failure),
-            }
-        }
+        patience.retry(|| Ok(statement.execute([]).map(drop)?))
     }
 
     fn roll_back(&mut self) {
@@ -321,10 +315,14 @@ impl<'c> Writer<'c> {
                     continue;
                 }
                 let Receive { max, visibility, .. } = waiter.ask;
-                let deliveries = self.store.receive(&queue, max, visibility);
-                waiter.answer = deliveries.as_ref().ok().cloned();
+                match self.store.receive(&queue, max, visibility) {
+                    Ok(deliveries) => waiter.answer = Some(deliveries),
+                    Err(error) => {
+                        line.push_front(waiter);
+                        return Err(error.into());
+                    }
+                }
                 served.push((queue.clone(), waiter));
-                deliveries?;
             }
             if line.is_empty() {
                 self.waiters.remove(&queue);

@@ -9,6 +9,7 @@
 //! | show that a backend keeps the contract | [`conformance!`] |
 //! | compare a backend with the ledger over random commands | [`property`] |
 //! | use a queue from many tasks at once and check what happened | [`stress`], [`history`] |
+//! | kill processes that use a queue and check what they were told | [`campaign`] |
 //!
 //! Test doubles are queues like any other, behind the one [`Mailbox`](pillarbox_core::Mailbox)
 //! type: code under test cannot tell the difference.

@@ -44,8 +44,7 @@ pub(super) fn pick_merged(
     let mut picked = Vec::with_capacity(max);
     let mut last_requeued = None;
     for next in line {
-        let mut message = read_by_key(statements, next.key)?;
-        message.delivery_count = next.deliveries;
+        let message = read_by_key(statements, next.key, next.deliveries)?;
         if next.requeued {
             last_requeued = Some(next.place);
             queue.requeued -= 1;

@@ -50,7 +50,7 @@ pub(crate) use self::line::PeekFrom;
 use self::line::{Line, Picked, pick_fresh, pick_merged};
 use self::mirror::{Lease, Mirror, QueueState, bucket_start};
 use self::statements::{MANY, Statements};
-use self::sweep::{read_timer, sweep, tell_expiry};
+use self::sweep::{read_timer, requeue, sweep, tell_expiry};
 use crate::failure::Failure;
 
 /// Room that sends leave for messages which become ready again.
@@ -230,12 +230,9 @@ impl<'c> Store<'c> {
                 queue.total -= 1;
             }
             SettleAction::Nack { delay } if delay.is_zero() => {
-                statements.delete_timer()?.execute([lease.key])?;
-                let place = queue.number.key(queue.take_place());
-                let requeued = params![place, lease.key, lease.deliveries];
-                statements.insert_requeued()?.execute(requeued)?;
+                let place = queue.take_place();
+                requeue(statements, queue, lease.key, place, lease.deliveries)?;
                 queue.in_flight -= 1;
-                queue.requeued += 1;
             }
             SettleAction::Nack { delay } => {
                 let due = now + delay;
@@ -265,12 +262,8 @@ impl<'c> Store<'c> {
         let Some((_, lease)) = take_lease(statements, queue, receipt, now)? else {
             return Ok(());
         };
-        statements.delete_timer()?.execute([lease.key])?;
-        let place = queue.number.key(lease.place);
-        let requeued = params![place, lease.key, lease.deliveries - 1];
-        statements.insert_requeued()?.execute(requeued)?;
+        requeue(statements, queue, lease.key, lease.place, lease.deliveries - 1)?;
         queue.in_flight -= 1;
-        queue.requeued += 1;
         queue.dirty = true;
         Ok(())
     }
@@ -318,8 +311,7 @@ impl<'c> Store<'c> {
         if let PeekFrom::Place(place) = from {
             let line = Line::new(statements, queue, place, max)?;
             for next in line {
-                let mut message = read_by_key(statements, next.key)?;
-                message.delivery_count = next.deliveries;
+                let message = read_by_key(statements, next.key, next.deliveries)?;
                 messages.push(Peeked::new(message, MessageState::Ready));
                 from = PeekFrom::Place(next.place);
             }
@@ -337,8 +329,7 @@ impl<'c> Store<'c> {
                 .query_map(range, read_timer)?
                 .collect::<Result<_>>()?;
             for timer in timers {
-                let mut message = read_by_key(statements, timer.key)?;
-                message.delivery_count = timer.deliveries;
+                let message = read_by_key(statements, timer.key, timer.deliveries)?;
                 let until = Timestamp::from_nanos(timer.due_at);
                 let state = if timer.delayed {
                     MessageState::Delayed { until }
@@ -636,8 +627,11 @@ fn load(statements: &mut Statements<'_>, name: &QueueName) -> Result<Option<Queu
     Ok(Some(queue))
 }
 
-fn read_by_key(statements: &mut Statements<'_>, key: i64) -> Result<RawMessage> {
-    statements.message()?.query_row([key], read_message)
+/// A message that was delivered so often.
+fn read_by_key(statements: &mut Statements<'_>, key: i64, deliveries: u32) -> Result<RawMessage> {
+    let mut message = statements.message()?.query_row([key], read_message)?;
+    message.delivery_count = deliveries;
+    Ok(message)
 }
 
 /// Reads key, id, enqueued_at, reply_to, attributes, body.

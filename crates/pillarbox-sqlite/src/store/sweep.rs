@@ -55,10 +55,8 @@ pub(super) fn sweep(
     due.sort_unstable_by_key(|timer| (timer.due_at, timer.timer));
     due.dedup_by_key(|timer| timer.key);
     for timer in &due {
-        statements.delete_timer()?.execute([timer.key])?;
-        let place = number.key(queue.take_place());
-        statements.insert_requeued()?.execute(params![place, timer.key, timer.deliveries])?;
-        queue.requeued += 1;
+        let place = queue.take_place();
+        requeue(statements, queue, timer.key, place, timer.deliveries)?;
         if timer.delayed {
             queue.delayed -= 1;
         } else {
@@ -75,6 +73,21 @@ pub(super) fn sweep(
     queue.next_due = next_due.into_iter().chain(next_bucket.map(bucket_start)).min();
     queue.swept = queue.swept.max(now);
     queue.dirty = true;
+    Ok(())
+}
+
+/// Puts a message in line that has a timer, which ends.
+pub(super) fn requeue(
+    statements: &mut Statements<'_>,
+    queue: &mut QueueState,
+    key: i64,
+    place: i64,
+    deliveries: u32,
+) -> Result<()> {
+    statements.delete_timer()?.execute([key])?;
+    let place = queue.number.key(place);
+    statements.insert_requeued()?.execute(params![place, key, deliveries])?;
+    queue.requeued += 1;
     Ok(())
 }
 
