@@ -1,4 +1,4 @@
-//! How many messages a queue holds.
+//! How many messages a queue holds, and how many it was ever given.
 
 use std::time::Duration;
 
@@ -17,12 +17,18 @@ pub struct Counts {
     /// How long ago the next message to be delivered was sent. `None` when none is ready, or
     /// when the backend cannot tell.
     pub oldest_age: Option<Duration>,
+    /// How many messages were ever stored here. `None` where the backend does not count them. What
+    /// left the queue, by acknowledgement or purge, is this less [`total`](Self::total).
+    ///
+    /// Never falls while the backend knows the queue. One that holds nothing may be forgotten when
+    /// a program lets go of it, and begins again at 0.
+    pub sent: Option<u64>,
 }
 
 impl Counts {
-    /// Makes counts from the three states, with no age.
+    /// Makes counts from the three states, with no age and without what was sent.
     pub const fn new(ready: u64, in_flight: u64, delayed: u64) -> Self {
-        Self { ready, in_flight, delayed, oldest_age: None }
+        Self { ready, in_flight, delayed, oldest_age: None, sent: None }
     }
 
     /// The same counts with the age of the next message to be delivered.
@@ -31,8 +37,37 @@ impl Counts {
         self
     }
 
+    /// The same counts with how many messages were ever stored.
+    pub const fn with_sent(mut self, sent: Option<u64>) -> Self {
+        self.sent = sent;
+        self
+    }
+
     /// All messages that the queue holds, whatever their state.
     pub const fn total(&self) -> u64 {
         self.ready + self.in_flight + self.delayed
+    }
+
+    /// How many messages have left the queue, by acknowledgement or purge. `None` where the
+    /// backend does not count what was sent.
+    pub const fn removed(&self) -> Option<u64> {
+        match self.sent {
+            Some(sent) => Some(sent.saturating_sub(self.total())),
+            None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_sent_and_is_not_here_was_removed() {
+        let counts = Counts::new(1, 2, 3);
+        assert_eq!(counts.removed(), None);
+        assert_eq!(counts.with_sent(Some(10)).removed(), Some(4));
+        // Approximate counts may be of different moments.
+        assert_eq!(counts.with_sent(Some(5)).removed(), Some(0));
     }
 }

@@ -53,7 +53,7 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
     /// where an earlier page ended.
     fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>>;
 
-    /// Counts the messages.
+    /// Counts the messages, and those ever stored where the backend keeps count of them.
     fn counts(&self) -> BoxFuture<'_, Result<Counts>>;
 
     /// Deletes all messages and says how many. Every receipt given before is dead.

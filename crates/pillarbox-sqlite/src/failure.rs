@@ -36,6 +36,11 @@ pub(crate) enum Failure {
     )]
     Newer { found: i64, known: i64 },
     #[error(
+        "the file has version {found} of the schema and this program writes version {known}: open it \
+         once as a backend, which brings it up to date; nothing was done"
+    )]
+    Older { found: i64, known: i64 },
+    #[error(
         "the file was moved, deleted or replaced while it was open. Put it back and this works again; \
          what it holds, and what is in the -wal file beside it, is nowhere else"
     )]

@@ -44,6 +44,7 @@
 //!
 //! ```sql
 #![doc = include_str!("schema.sql")]
+#![doc = include_str!("schema-2.sql")]
 //! ```
 //!
 //! Read them as you like; do not write to them. To write inside a transaction of your own, see

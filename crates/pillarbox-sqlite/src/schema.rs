@@ -7,7 +7,7 @@ use crate::failure::Failure;
 /// From each version of the schema to the next: the first makes version 1 out of nothing.
 ///
 /// A step is never changed once it is released. It runs in one transaction with those after it.
-const STEPS: &[&str] = &[include_str!("schema.sql")];
+const STEPS: &[&str] = &[include_str!("schema.sql"), include_str!("schema-2.sql")];
 
 /// The version that this program writes.
 pub(crate) const VERSION: i64 = STEPS.len() as i64;
@@ -51,6 +51,16 @@ pub(crate) fn check_version(version: i64) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Refuses a version that this program does not write: a newer one, and an older one that nobody
+/// has migrated.
+pub(crate) fn check_current(version: i64) -> Result<(), Failure> {
+    check_version(version)?;
+    if version < VERSION {
+        return Err(Failure::Older { found: version, known: VERSION });
+    }
+    Ok(())
+}
+
 /// Brings a file to the version of this program. All of it happens, or nothing.
 pub(crate) fn migrate(connection: &mut Connection) -> Result<(), Failure> {
     migrate_by(connection, STEPS)
@@ -76,6 +86,12 @@ fn migrate_by(connection: &mut Connection, steps: &[&str]) -> Result<(), Failure
     Ok(())
 }
 
+/// Makes a file as an earlier program would have made it.
+#[cfg(test)]
+pub(crate) fn make_version(connection: &mut Connection, version: usize) {
+    migrate_by(connection, &STEPS[..version]).unwrap();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,7 +104,7 @@ mod tests {
     #[test]
     fn a_file_goes_forward_step_by_step_and_keeps_its_rows() {
         let mut connection = Connection::open_in_memory().unwrap();
-        migrate(&mut connection).unwrap();
+        make_version(&mut connection, 1);
         assert_eq!(version(&connection), 1);
         connection
             .execute("INSERT INTO pillarbox_queue VALUES (1, 'q', 1, 0, 1, 0, 0, 0, 0)", [])
@@ -106,12 +122,28 @@ mod tests {
     #[test]
     fn a_step_that_fails_leaves_the_file_as_it_was() {
         let mut connection = Connection::open_in_memory().unwrap();
-        migrate(&mut connection).unwrap();
+        make_version(&mut connection, 1);
         let next = [STEPS[0], "CREATE TABLE more (x); SELECT * FROM missing"];
         migrate_by(&mut connection, &next).unwrap_err();
         assert_eq!(content(&connection).unwrap(), Content::Ours(1));
         let more = "SELECT count(*) FROM sqlite_schema WHERE name = 'more'";
         assert_eq!(connection.query_row(more, [], |row| row.get::<_, u64>(0)).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_queue_of_version_1_has_sent_what_it_holds() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        make_version(&mut connection, 1);
+        let rows = "INSERT INTO pillarbox_queue VALUES
+            (1, 'full', 9, 3, 3, 4, 1, 1, 1), (2, 'empty', 9, 8, 3, 0, 0, 0, 0)";
+        connection.execute(rows, []).unwrap();
+        assert!(matches!(check_current(1), Err(Failure::Older { found: 1, known: VERSION })));
+        migrate(&mut connection).unwrap();
+        check_current(version(&connection)).unwrap();
+        let shown =
+            "SELECT group_concat(queue || ' ' || total || ' ' || sent) FROM pillarbox_queues";
+        let shown: String = connection.query_row(shown, [], |row| row.get(0)).unwrap();
+        assert_eq!(shown, "empty 0 0,full 4 4");
     }
 
     #[test]

@@ -7,10 +7,13 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::failure::Failure;
 use crate::file::BUSY_TIMEOUT;
+use crate::schema::{self, Content};
 
-/// What must not be found, and the question that finds it.
-const PROBLEMS: &[(&str, &str)] = &[
+/// What must not be found, and the question that finds it; and from which version of the schema on
+/// it can be asked.
+const PROBLEMS: &[(i64, &str, &str)] = &[
     (
+        1,
         "queues whose counts are not those of their messages",
         "WITH
             message(queue, messages) AS (
@@ -31,18 +34,26 @@ const PROBLEMS: &[(&str, &str)] = &[
                 OR q.requeued <> coalesce(requeued.messages, 0))",
     ),
     (
+        2,
+        "queues that were sent less than they hold",
+        "SELECT count(*) FROM pillarbox_queue WHERE name IS NOT NULL AND sent < total",
+    ),
+    (
+        1,
         "messages of no queue",
         "SELECT count(*) FROM pillarbox_message AS m
             WHERE NOT EXISTS (SELECT 1 FROM pillarbox_queue WHERE queue = m.queue)
             OR m.queue <> m.key >> 45",
     ),
     (
+        1,
         "timers without a message",
         "SELECT count(*) FROM pillarbox_timer AS t
             JOIN pillarbox_queue AS q ON q.queue = t.key >> 45 AND q.name IS NOT NULL
             WHERE NOT EXISTS (SELECT 1 FROM pillarbox_message WHERE key = t.key)",
     ),
     (
+        1,
         "messages in line twice, or in line without being there",
         "SELECT count(*) FROM (SELECT r.message AS message, count(*) AS times
             FROM pillarbox_requeued AS r
@@ -53,6 +64,7 @@ const PROBLEMS: &[(&str, &str)] = &[
             OR EXISTS (SELECT 1 FROM pillarbox_timer WHERE key = line.message)",
     ),
     (
+        1,
         "messages that no receive will ever find",
         "SELECT count(*) FROM pillarbox_message AS m
             JOIN pillarbox_queue AS q ON q.queue = m.queue AND q.name IS NOT NULL
@@ -61,6 +73,7 @@ const PROBLEMS: &[(&str, &str)] = &[
             AND m.key NOT IN (SELECT message FROM pillarbox_requeued)",
     ),
     (
+        1,
         "messages that were delivered or delayed and are past the cursor",
         "SELECT count(*) FROM pillarbox_message AS m
             JOIN pillarbox_queue AS q ON q.queue = m.queue AND q.name IS NOT NULL
@@ -69,6 +82,7 @@ const PROBLEMS: &[(&str, &str)] = &[
                 OR m.key IN (SELECT message FROM pillarbox_requeued))",
     ),
     (
+        1,
         "timers that no sweep will ever find",
         "SELECT count(*) FROM pillarbox_timer AS t
             JOIN pillarbox_queue AS q ON q.queue = t.key >> 45 AND q.name IS NOT NULL
@@ -97,7 +111,12 @@ fn look(path: &Path) -> Result<Vec<String>, Failure> {
     for line in check.query_map([], |row| row.get::<_, String>(0))? {
         problems.extend(Some(line?).filter(|line| line != "ok"));
     }
-    for (problem, question) in PROBLEMS {
+    let version = match schema::content(&snapshot)? {
+        Content::Ours(version @ 1..) => version,
+        // The questions say what is missing.
+        _ => schema::VERSION,
+    };
+    for (_, problem, question) in PROBLEMS.iter().filter(|(since, ..)| *since <= version) {
         let found: u64 = snapshot.query_row(question, [], |row| row.get(0))?;
         if found > 0 {
             problems.push(format!("{found} {problem}"));
@@ -117,7 +136,7 @@ mod tests {
         let mut file = Connection::open(&path).unwrap();
         crate::schema::migrate(&mut file).unwrap();
         let rows = "
-            INSERT INTO pillarbox_queue VALUES (1, 'q', 9, 3, 3, 4, 1, 1, 1);
+            INSERT INTO pillarbox_queue VALUES (1, 'q', 9, 3, 3, 4, 1, 1, 1, 6);
             INSERT INTO pillarbox_message VALUES
                 (1 << 45 | 2, 1, x'01', 0, NULL, NULL, x''),
                 (1 << 45 | 3, 1, x'02', 0, NULL, NULL, x''),
@@ -145,6 +164,7 @@ mod tests {
         finds("UPDATE pillarbox_queue SET total = 5", "counts");
         finds("UPDATE pillarbox_queue SET in_flight = 0", "counts");
         finds("UPDATE pillarbox_queue SET requeued = 0", "counts");
+        finds("UPDATE pillarbox_queue SET sent = 3", "sent less than they hold");
         finds("DELETE FROM pillarbox_queue", "of no queue");
         finds("DELETE FROM pillarbox_message WHERE id = x'01'", "timers without a message");
         finds("DELETE FROM pillarbox_message WHERE id = x'02'", "in line");
@@ -156,5 +176,17 @@ mod tests {
         finds("UPDATE pillarbox_queue SET cursor = 4", "no receive");
         finds("UPDATE pillarbox_queue SET cursor = 1", "past the cursor");
         finds("DELETE FROM pillarbox_expiry WHERE bucket = 700", "no sweep");
+    }
+
+    #[test]
+    fn a_file_that_was_not_migrated_can_be_verified() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("verify.db");
+        let mut file = Connection::open(&path).unwrap();
+        schema::make_version(&mut file, 1);
+        assert_eq!(verify(&path).unwrap(), [""; 0]);
+        let row = "INSERT INTO pillarbox_queue VALUES (1, 'q', 9, 3, 3, 4, 1, 1, 1)";
+        file.execute(row, []).unwrap();
+        assert_eq!(verify(&path).unwrap().len(), 1);
     }
 }

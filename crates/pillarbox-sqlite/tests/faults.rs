@@ -144,6 +144,8 @@ async fn a_file_of_a_newer_version_is_refused_and_so_is_writing_to_it() {
     let jobs = queue(&early, "jobs");
     jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
     let newer = Connection::open(&file).unwrap();
+    let version = "SELECT version FROM pillarbox_schema";
+    let version: i64 = newer.query_row(version, [], |row| row.get(0)).unwrap();
     newer.execute("UPDATE pillarbox_schema SET version = 99", []).unwrap();
 
     // The one that had it open before notices.
@@ -156,7 +158,7 @@ async fn a_file_of_a_newer_version_is_refused_and_so_is_writing_to_it() {
 
     // It goes back, and all is there.
     let back = Connection::open(&file).unwrap();
-    back.execute("UPDATE pillarbox_schema SET version = 1", []).unwrap();
+    back.execute("UPDATE pillarbox_schema SET version = ?1", [version]).unwrap();
     let late = open(&file).await;
     assert_eq!(queue(&late, "jobs").counts().await.unwrap().ready, 1);
 }

@@ -27,7 +27,7 @@ async fn a_transaction_that_is_rolled_back_has_sent_and_settled_nothing() {
     transaction::acknowledge(&both, &message).unwrap();
     both.rollback().unwrap();
     let counts = jobs.counts().await.unwrap();
-    assert_eq!((counts.ready, counts.in_flight), (0, 1));
+    assert_eq!((counts.ready, counts.in_flight, counts.sent), (0, 1, Some(1)));
 
     // The message is still to be settled, by either way.
     let both = shop.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
@@ -60,7 +60,8 @@ async fn every_option_and_action_works_inside_a_transaction() {
     assert_eq!((message.id(), message.body().as_str()), (id, "now"));
     assert_eq!(message.attributes().get("tenant"), Some("acme"));
     assert_eq!(message.reply_to(), Some("client-7"));
-    assert_eq!(jobs.counts().await.unwrap().delayed, 1);
+    let counts = jobs.counts().await.unwrap();
+    assert_eq!((counts.delayed, counts.sent), (1, Some(2)));
 
     let name: QueueName = "jobs".parse().unwrap();
     let receipt = message.receipt().clone();
@@ -110,6 +111,36 @@ async fn a_file_without_queues_says_so() {
     let name = "jobs".parse().unwrap();
     let error = transaction::send_all(&both, &name, &[Outgoing::new("x")]).unwrap_err();
     assert!(error.to_string().contains("a file without queues"), "{error}");
+}
+
+/// A file as the first version made it, with a message.
+#[tokio::test]
+async fn a_file_of_an_older_version_says_so_until_a_backend_has_opened_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("shop.db");
+    let mut shop = Connection::open(&file).unwrap();
+    shop.execute_batch(include_str!("../src/schema.sql")).unwrap();
+    let rows = "INSERT INTO pillarbox_queue VALUES (1, 'jobs', 2, 0, 1, 1, 0, 0, 0);
+        INSERT INTO pillarbox_message VALUES (1 << 45 | 1, 1, randomblob(16), 0, NULL, NULL, x'37')";
+    shop.execute_batch(rows).unwrap();
+    let name: QueueName = "jobs".parse().unwrap();
+    let send = |shop: &mut Connection| {
+        let both = shop.transaction().unwrap();
+        transaction::send_all(&both, &name, &[Outgoing::new("8")])?.remove(0)?;
+        both.commit().unwrap();
+        Ok::<_, Error>(())
+    };
+    let error = send(&mut shop).unwrap_err().to_string();
+    assert!(error.contains("version 1") && error.contains("open it once"), "{error}");
+
+    let backend = open(&file).await;
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    assert_eq!(jobs.counts().await.unwrap().sent, Some(1));
+    send(&mut shop).unwrap();
+    let counts = jobs.counts().await.unwrap();
+    assert_eq!((counts.ready, counts.sent), (2, Some(2)));
+    assert_eq!(jobs.receive(Receive::up_to(9)).await.unwrap().len(), 2);
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
 }
 
 #[tokio::test]
@@ -171,9 +202,10 @@ async fn the_views_show_each_message_with_its_state() {
         .query_row("SELECT id FROM pillarbox WHERE state = 'in flight'", [], |row| row.get(0))
         .unwrap();
     assert_eq!(shown, id.to_string());
-    let counts =
-        "SELECT ready || ' ' || in_flight || ' ' || delayed || ' ' || total FROM pillarbox_queues
-        WHERE queue = 'jobs'";
-    let counts: String = people.query_row(counts, [], |row| row.get(0)).unwrap();
-    assert_eq!(counts, "2 1 1 4");
+    let counts = "SELECT ready || ' ' || in_flight || ' ' || delayed || ' ' || total || ' ' || sent
+        FROM pillarbox_queues WHERE queue = 'jobs'";
+    let look = || people.query_row(counts, [], |row| row.get::<_, String>(0)).unwrap();
+    assert_eq!(look(), "2 1 1 4 4");
+    jobs.purge().await.unwrap();
+    assert_eq!(look(), "0 0 0 0 4");
 }

@@ -297,7 +297,8 @@ fn outgoing(message: usize, delay: u8) -> Outgoing {
 }
 
 /// Two worlds are the same if nothing can ever tell them apart: absolute time and the values of
-/// nonces cannot, and everything else that the ledger holds shows in its view.
+/// nonces cannot, how many messages were sent follows from their places (INV-8), and everything
+/// else that the ledger holds shows in its view.
 impl World {
     #[expect(clippy::type_complexity, reason = "used in the two places below only")]
     fn identity(
@@ -419,6 +420,10 @@ impl Model for LedgerModel {
             Property::always("INV-7 messages line up as they became ready", |_, world: &World| {
                 world.view() == world.expected_view()
             }),
+            Property::always("INV-8 what was stored stays counted", |_, world: &World| {
+                let stored = world.places.iter().filter(|place| **place != Place::Unsent).count();
+                world.ledger.clone().counts(world.now).sent == Some(stored as u64)
+            }),
             // The search went where it matters.
             Property::sometimes("both consumers hold a message", |_, world: &World| {
                 (0..CONSUMERS).all(|consumer| world.holds(consumer))
@@ -438,7 +443,7 @@ impl Model for LedgerModel {
 }
 
 #[test]
-fn the_ledger_keeps_inv_1_to_7_in_every_reachable_state() {
+fn the_ledger_keeps_inv_1_to_8_in_every_reachable_state() {
     let checker = LedgerModel.checker().threads(2).spawn_bfs().join();
     println!("{} states, {} distinct", checker.state_count(), checker.unique_state_count());
     checker.assert_properties();

@@ -75,3 +75,8 @@ fn it_finds_a_queue_that_forgets_attributes() {
     let text = finds(Breakage::ForgetsAttributes);
     assert!(text.contains("but not as it was sent"), "{text}");
 }
+
+#[test]
+fn it_finds_a_queue_that_forgets_what_was_sent() {
+    finds(Breakage::ForgetsSent);
+}

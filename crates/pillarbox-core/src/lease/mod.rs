@@ -29,6 +29,7 @@
 //!    record of receipts, so there is nothing that could be left behind.
 //! 4. `delivery_count` changes in one place, where a delivery is made, and only upwards.
 //! 5. Time does not run backwards: an earlier `now` than one seen before counts as the later one.
+//! 6. `sent` changes in one place, where a message is stored, and only upwards.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -74,6 +75,8 @@ pub struct Ledger {
     timers: BTreeMap<Due, Key>,
     /// How many of the timers are leases; the others are delays.
     in_flight: usize,
+    /// How many messages were ever stored.
+    sent: u64,
     next_seq: u64,
     now: Timestamp,
 }
@@ -121,6 +124,7 @@ impl Ledger {
             ready: VecDeque::new(),
             timers: BTreeMap::new(),
             in_flight: 0,
+            sent: 0,
             next_seq: 0,
             now: Timestamp::MIN,
         }
@@ -148,6 +152,7 @@ impl Ledger {
         let Some(key) = self.entries.insert(Entry { message, state: State::Ready }) else {
             return Ok(Sent::Duplicate);
         };
+        self.sent += 1;
         self.make_available(key, outgoing.delay);
         Ok(Sent::Stored)
     }
@@ -218,14 +223,14 @@ impl Ledger {
         Ok(())
     }
 
-    /// Deletes every message and says how many there were.
+    /// Deletes every message and says how many there were. They stay counted as sent.
     pub fn purge(&mut self) -> u64 {
         let purged = self.entries.len() as u64;
-        *self = Self { now: self.now, ..Self::new() };
+        *self = Self { now: self.now, sent: self.sent, ..Self::new() };
         purged
     }
 
-    /// Counts the messages by state.
+    /// Counts the messages by state, and those ever stored.
     pub fn counts(&mut self, now: Timestamp) -> Counts {
         self.advance(now);
         let oldest = self.ready.front().map(|key| self.entries[*key].message.enqueued_at);
@@ -235,6 +240,7 @@ impl Ledger {
             (self.timers.len() - self.in_flight) as u64,
         )
         .with_oldest_age(oldest.map(|at| self.now.since(at)))
+        .with_sent(Some(self.sent))
     }
 
     /// Shows up to `max` messages in the order in which they are, or will be, ready, without the
@@ -282,7 +288,8 @@ impl Ledger {
         self.entries.is_empty()
     }
 
-    /// Verifies invariant 1 and says what is wrong. For tests; it looks at every message.
+    /// Verifies invariant 1, and that no more is here than was sent, and says what is wrong. For
+    /// tests; it looks at every message.
     pub fn check(&self) -> Result<(), String> {
         let mut expected_timers = BTreeMap::new();
         let (mut ready, mut in_flight) = (0, 0);
@@ -314,6 +321,9 @@ impl Ledger {
         }
         if in_flight != self.in_flight || !self.entries.index_is_whole() {
             return Err(format!("{in_flight} in flight, {} counted", self.in_flight));
+        }
+        if self.sent < self.entries.len() as u64 {
+            return Err(format!("{} messages are here, {} sent", self.entries.len(), self.sent));
         }
         Ok(())
     }

@@ -250,6 +250,33 @@ fn oldest_age_is_that_of_the_next_message() {
 }
 
 #[test]
+fn sent_counts_what_was_stored_and_never_falls() {
+    let mut ledger = holding(&["a", "b"]);
+    let counts = |ledger: &mut Ledger, now| {
+        let counts = ledger.counts(at(now));
+        (counts.sent, counts.removed())
+    };
+    assert_eq!(counts(&mut ledger, 0), (Some(2), Some(0)));
+
+    let first = receive(&mut ledger, 0, 1, 30).remove(0);
+    let again = Outgoing::with_id(first.message.id, "a");
+    assert_eq!(ledger.send(at(0), again.clone(), None), Ok(Sent::Duplicate));
+    assert_eq!(ledger.send(at(0), Outgoing::new("c"), Some(2)), Err(Full));
+    settle(&mut ledger, 1, &first, nack(5)).unwrap();
+    let second = receive(&mut ledger, 6, 9, 30);
+    assert_eq!(receive(&mut ledger, 36, 9, 30).len(), second.len());
+    assert_eq!(counts(&mut ledger, 36), (Some(2), Some(0)));
+
+    let third = receive(&mut ledger, 66, 9, 30);
+    settle(&mut ledger, 66, &third[0], ACK).unwrap();
+    assert_eq!(counts(&mut ledger, 66), (Some(2), Some(1)));
+    ledger.purge();
+    assert_eq!(counts(&mut ledger, 66), (Some(2), Some(2)));
+    assert_eq!(ledger.send(at(66), again, None), Ok(Sent::Stored));
+    assert_eq!(counts(&mut ledger, 66), (Some(3), Some(2)));
+}
+
+#[test]
 fn an_emptied_queue_gives_its_memory_back() {
     let mut ledger = Ledger::new();
     for _ in 0..KEEP_CAPACITY + 1 {
@@ -259,6 +286,7 @@ fn an_emptied_queue_gives_its_memory_back() {
         ledger.settle(at(0), &delivery.receipt, ACK).unwrap();
     }
     assert!(ledger.is_empty() && ledger.entries.capacity() <= KEEP_CAPACITY);
+    assert_eq!(ledger.counts(at(0)).sent, Some(KEEP_CAPACITY as u64 + 1));
 }
 
 #[test]
@@ -281,8 +309,9 @@ fn a_purge_does_not_turn_time_back() {
 
 #[test]
 fn the_check_finds_a_message_that_is_not_where_its_state_says() {
-    let broken: [fn(&mut Ledger); 7] = [
+    let broken: [fn(&mut Ledger); 8] = [
         |ledger| ledger.in_flight = 0,
+        |ledger| ledger.sent = 1,
         |ledger| ledger.timers.clear(),
         |ledger| ledger.ready.clear(),
         |ledger| ledger.ready.push_back(ledger.ready[0]),

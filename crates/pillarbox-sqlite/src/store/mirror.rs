@@ -34,6 +34,7 @@ pub(super) struct QueueState {
     pub(super) in_flight: u64,
     pub(super) delayed: u64,
     pub(super) requeued: u64,
+    pub(super) sent: u64,
     /// No timer ends before this. `None`: there are no timers.
     pub(super) next_due: Option<Timestamp>,
     /// The row in the file is not like this.
@@ -124,6 +125,7 @@ impl QueueState {
             in_flight: 0,
             delayed: 0,
             requeued: 0,
+            sent: 0,
             next_due: None,
             dirty: false,
             expiry: Vec::new(),
@@ -132,6 +134,12 @@ impl QueueState {
             swept: Timestamp::MIN,
             acknowledged: HashSet::new(),
         }
+    }
+
+    /// Counts messages that were stored.
+    pub(super) fn count_stored(&mut self, messages: u64) {
+        self.total += messages;
+        self.sent += messages;
     }
 
     /// Remembers a lease.

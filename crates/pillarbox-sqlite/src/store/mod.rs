@@ -84,7 +84,7 @@ impl<'c> Store<'c> {
         self.now = now;
         if !self.mirror.schema_checked {
             let version = self.statements.schema_version()?.query_row([], |row| row.get(0))?;
-            crate::schema::check_version(version)?;
+            crate::schema::check_current(version)?;
             self.mirror.schema_checked = true;
         }
         Ok(())
@@ -109,6 +109,7 @@ impl<'c> Store<'c> {
                 queue.in_flight,
                 queue.delayed,
                 queue.requeued,
+                queue.sent,
             ])?;
             queue.dirty = false;
         }
@@ -268,15 +269,18 @@ impl<'c> Store<'c> {
         Ok(())
     }
 
-    /// Counts the messages by state.
+    /// Counts the messages by state, and those ever stored.
     pub(crate) fn counts(&mut self, name: &QueueName) -> Result<Counts> {
         let now = self.now;
-        let Some((statements, queue)) = self.queue(name)? else { return Ok(Counts::default()) };
+        let Some((statements, queue)) = self.queue(name)? else {
+            return Ok(Counts::default().with_sent(Some(0)));
+        };
         let counts = Counts::new(queue.ready(), queue.in_flight, queue.delayed);
+        let counts = counts.with_sent(Some(queue.sent));
         let mut line = Line::new(statements, queue, 0, 1)?;
         let Some(next) = line.next() else { return Ok(counts) };
-        let sent = statements.enqueued_at()?.query_row([next.key], |row| row.get(0))?;
-        Ok(counts.with_oldest_age(Some(now.since(Timestamp::from_nanos(sent)))))
+        let enqueued_at = statements.enqueued_at()?.query_row([next.key], |row| row.get(0))?;
+        Ok(counts.with_oldest_age(Some(now.since(Timestamp::from_nanos(enqueued_at)))))
     }
 
     /// How many messages a receive would deliver.
@@ -348,14 +352,20 @@ impl<'c> Store<'c> {
     /// Deletes all messages and says how many.
     ///
     /// Takes no longer for many than for few: the queue gives up its number, and with it
-    /// its rows, which [`reclaim`](Self::reclaim) deletes a few at a time.
-    pub(crate) fn purge(&mut self, name: &QueueName) -> Result<u64> {
+    /// its rows, which [`reclaim`](Self::reclaim) deletes a few at a time. Under its new number it
+    /// keeps nothing but how many messages were sent.
+    pub(crate) fn purge(&mut self, name: &QueueName) -> Result<u64, Failure> {
         let Some((statements, queue)) = self.queue(name)? else { return Ok(0) };
-        let purged = queue.total;
+        let (purged, sent) = (queue.total, queue.sent);
         if purged > 0 {
             statements.abandon_queue()?.execute([queue.number.0])?;
             self.mirror.insert(name, None);
             self.mirror.abandoned = Some(true);
+            match self.make_queue(name, sent) {
+                // Better to lose that count than to keep the messages.
+                Ok(()) | Err(Failure::TooManyQueues) => {}
+                Err(failure) => return Err(failure),
+            }
         }
         Ok(purged)
     }
@@ -438,31 +448,36 @@ impl<'c> Store<'c> {
         &mut self,
         name: &QueueName,
     ) -> Result<(&mut Statements<'c>, &mut QueueState), Failure> {
-        let used_up = match self.queue(name)? {
-            None => true,
-            Some((_, queue)) if queue.next_place < MAX_PLACE - RESERVED_PLACES => false,
+        match self.queue(name)? {
+            None => self.make_queue(name, 0)?,
+            Some((_, queue)) if queue.next_place < MAX_PLACE - RESERVED_PLACES => {}
             // Five years have passed. An empty queue can start again under another number.
             Some((_, queue)) if queue.total > 0 => return Err(Failure::NoPlaceLeft),
-            Some(_) => {
+            Some((_, queue)) => {
+                let sent = queue.sent;
                 self.forget(name)?;
-                true
+                self.make_queue(name, sent)?;
             }
-        };
-        if used_up {
-            let statements = &mut self.statements;
-            let mut number = statements.next_queue()?.query_row([], |row| row.get(0))?;
-            if number > MAX_QUEUE {
-                number = statements.gap_queue()?.query_row([], |row| row.get(0))?;
-            }
-            if number > MAX_QUEUE {
-                return Err(Failure::TooManyQueues);
-            }
-            statements.insert_queue()?.execute(params![number, name.as_str()])?;
-            self.mirror.insert(name, Some(QueueState::new(QueueNumber(number))));
         }
         let Self { statements, mirror, .. } = self;
         let queue = mirror.get_mut(name).ok_or(Failure::NoPlaceLeft)?;
         Ok((statements, queue))
+    }
+
+    /// Makes an empty queue under a number that is free, of a name that has none.
+    fn make_queue(&mut self, name: &QueueName, sent: u64) -> Result<(), Failure> {
+        let statements = &mut self.statements;
+        let mut number = statements.next_queue()?.query_row([], |row| row.get(0))?;
+        if number > MAX_QUEUE {
+            number = statements.gap_queue()?.query_row([], |row| row.get(0))?;
+        }
+        if number > MAX_QUEUE {
+            return Err(Failure::TooManyQueues);
+        }
+        statements.insert_queue()?.execute(params![number, name.as_str(), sent])?;
+        let queue = QueueState { sent, ..QueueState::new(QueueNumber(number)) };
+        self.mirror.insert(name, Some(queue));
+        Ok(())
     }
 }
 
@@ -490,7 +505,7 @@ fn store(
         stored += statement.raw_execute()?;
         statement.clear_bindings();
     }
-    queue.total += stored as u64;
+    queue.count_stored(stored as u64);
     Ok(())
 }
 
@@ -529,7 +544,7 @@ fn store_delayed(
     if statement.raw_execute()? > 0 {
         let due = now + message.delay;
         let timer = queue.set_timer(key, due);
-        queue.total += 1;
+        queue.count_stored(1);
         queue.delayed += 1;
         let (due, nonce) = (due.as_nanos(), None::<&[u8]>);
         statements.insert_timer()?.execute(params![key, due, timer, 0, place, nonce])?;
@@ -617,6 +632,7 @@ fn load(statements: &mut Statements<'_>, name: &QueueName) -> Result<Option<Queu
             in_flight: row.get(5)?,
             delayed: row.get(6)?,
             requeued: row.get(7)?,
+            sent: row.get(8)?,
             ..QueueState::new(QueueNumber(row.get(0)?))
         })
     });

@@ -57,16 +57,16 @@ macro_rules! statements {
 statements! {
     schema_version = "SELECT version FROM pillarbox_schema";
 
-    find_queue = "SELECT queue, next_place, cursor, next_timer, total, in_flight, delayed, requeued
-        FROM pillarbox_queue WHERE name = ?1";
+    find_queue = "SELECT queue, next_place, cursor, next_timer, total, in_flight, delayed, requeued,
+        sent FROM pillarbox_queue WHERE name = ?1";
     next_queue = "SELECT coalesce(max(queue), 0) + 1 FROM pillarbox_queue";
     /// The lowest number that is free though it is not past the highest one.
     gap_queue = "SELECT min(number) + 1
         FROM (SELECT 0 AS number UNION ALL SELECT queue FROM pillarbox_queue) AS q
         WHERE NOT EXISTS (SELECT 1 FROM pillarbox_queue WHERE queue = q.number + 1)";
-    insert_queue = "INSERT INTO pillarbox_queue VALUES (?1, ?2, 1, 0, 1, 0, 0, 0, 0)";
+    insert_queue = "INSERT INTO pillarbox_queue VALUES (?1, ?2, 1, 0, 1, 0, 0, 0, 0, ?3)";
     update_queue = "UPDATE pillarbox_queue SET next_place = ?2, cursor = ?3, next_timer = ?4,
-        total = ?5, in_flight = ?6, delayed = ?7, requeued = ?8 WHERE queue = ?1";
+        total = ?5, in_flight = ?6, delayed = ?7, requeued = ?8, sent = ?9 WHERE queue = ?1";
     abandon_queue = "UPDATE pillarbox_queue SET name = NULL WHERE queue = ?1";
     delete_queue = "DELETE FROM pillarbox_queue WHERE queue = ?1";
     queue_names = "SELECT name FROM pillarbox_queue WHERE name IS NOT NULL ORDER BY name";

@@ -111,13 +111,36 @@ fn an_empty_queue_that_has_used_up_its_places_starts_again() {
     store.settle(&queue(), &first.receipt, SettleAction::Acknowledge).unwrap().unwrap();
     send(&mut store, "again");
     assert_eq!(bodies(&store.receive(&queue(), 9, LEASE).unwrap()), ["again"]);
+    assert_eq!(store.counts(&queue()).unwrap().sent, Some(2));
+}
+
+#[test]
+fn a_purge_needs_no_number_that_is_free() {
+    let connection = file();
+    let mut store = Store::new(&connection);
+    at(&mut store, 1);
+    send(&mut store, "x");
+    store.flush().unwrap();
+    let fill = "WITH RECURSIVE other(number) AS (
+            SELECT 2 UNION ALL SELECT number + 1 FROM other WHERE number < ?1)
+        INSERT INTO pillarbox_queue
+        SELECT number, 'q' || number, 1, 0, 1, 0, 0, 0, 0, 0 FROM other";
+    connection.execute(fill, [MAX_QUEUE]).unwrap();
+    assert_eq!(store.purge(&queue()).unwrap(), 1);
+    assert_eq!(store.counts(&queue()).unwrap().total(), 0);
+    let refused = try_send(&mut store, &Outgoing::new("too early"));
+    assert!(matches!(refused, Err(Failure::TooManyQueues)), "{refused:?}");
+    while store.has_garbage().unwrap() {
+        store.reclaim().unwrap();
+    }
+    send(&mut store, "y");
 }
 
 #[test]
 fn numbers_of_queues_are_used_again() {
     let connection = file();
     let mut store = Store::new(&connection);
-    let insert = "INSERT INTO pillarbox_queue VALUES (?1, ?2, 1, 0, 1, 0, 0, 0, 0)";
+    let insert = "INSERT INTO pillarbox_queue VALUES (?1, ?2, 1, 0, 1, 0, 0, 0, 0, 0)";
     for (number, name) in [(1, "a"), (2, "b"), (MAX_QUEUE, "z")] {
         connection.execute(insert, params![number, name]).unwrap();
     }

@@ -82,3 +82,21 @@ pub async fn time_passes_over_a_restart(s: &Subject) {
         assert_expired(queue.acknowledge(&old.receipt).await);
     }
 }
+
+/// What was purged included.
+pub async fn sent_outlives_a_restart(s: &Subject) {
+    needs!(s: exact_counts);
+    let queue = s.queue();
+    queue.put_all(&["a", "b"]).await;
+    queue.purge().await.expect("purged");
+    queue.put("c").await;
+    let Some(before) = queue.lifetime().await else {
+        println!("left out: {} does not count what was sent", s.capabilities().backend);
+        return;
+    };
+    assert_eq!(before, (3, 2));
+    let Some(queue) = reopened(s, queue.name()).await else { return };
+    assert_eq!(queue.lifetime().await, Some((3, 2)));
+    queue.put("d").await;
+    assert_eq!(queue.lifetime().await, Some((4, 2)));
+}

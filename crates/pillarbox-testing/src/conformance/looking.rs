@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use pillarbox_core::{MessageState, Outgoing, Timestamp};
+use pillarbox_core::{MessageState, Outgoing, QueueOptions, Timestamp};
 
 use super::{LONG, Steps, assert_invalid, needs, only};
 use crate::Subject;
@@ -49,6 +49,47 @@ pub async fn oldest_age_is_that_of_the_next_message(s: &Subject) {
     assert!(old >= s.ticks(2) && old < LONG, "{old:?}");
     queue.take(10, LONG).await;
     assert_eq!(age().await, None);
+}
+
+/// Each message that was stored, once: no repeated id, nothing refused, no redelivery.
+pub async fn sent_counts_what_was_stored_and_outlives_purges(s: &Subject) {
+    needs!(s: exact_counts);
+    let queue = s.queue();
+    let Some(at_first) = queue.lifetime().await else {
+        println!("left out: {} does not count what was sent", s.capabilities().backend);
+        return;
+    };
+    assert_eq!(at_first, (0, 0));
+    let ids = queue.put_all(&["a", "b", "c"]).await;
+    queue.put_delayed("d", s.ticks(2)).await;
+    assert_eq!(queue.lifetime().await, Some((4, 0)));
+    if s.capabilities().idempotent_send {
+        let again = vec![Outgoing::with_id(ids[0], "a"), Outgoing::with_id(ids[0], "a")];
+        queue.send(again).await.expect("repeated sends are answered");
+    }
+    if s.capabilities().bounded {
+        let full = s.reopen(queue.name(), QueueOptions::new().max_size(4));
+        full.try_put(Outgoing::new("too many")).await.expect_err("the queue is full");
+    }
+    let first = queue.take(1, LONG).await;
+    queue.nack(&first[0].receipt, Duration::ZERO).await.expect("nacked");
+    queue.take(1, s.ticks(2)).await;
+    s.pass(4).await;
+    assert_eq!(queue.lifetime().await, Some((4, 0)));
+
+    let again = queue.take_one(LONG).await;
+    queue.acknowledge(&again.receipt).await.expect("acknowledged");
+    assert_eq!(queue.lifetime().await, Some((4, 1)));
+    assert_eq!(queue.purge().await.expect("purged"), 3);
+    assert_eq!(queue.lifetime().await, Some((4, 4)));
+    // What is sent again once it has gone is stored again.
+    queue.try_put(Outgoing::with_id(ids[0], "a")).await.expect("stored");
+    assert_eq!(queue.lifetime().await, Some((5, 4)));
+    if s.capabilities().purge_cooldown.is_none() {
+        assert_eq!(queue.purge().await.expect("purged"), 1);
+        assert_eq!(queue.purge().await.expect("purged"), 0);
+        assert_eq!(queue.lifetime().await, Some((5, 5)));
+    }
 }
 
 /// Messages in every state.

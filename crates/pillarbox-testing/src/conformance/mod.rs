@@ -110,6 +110,7 @@ macro_rules! conformance {
                 counts_tell_every_state
                 counts_follow_time
                 oldest_age_is_that_of_the_next_message
+                sent_counts_what_was_stored_and_outlives_purges
                 purge_says_how_many_and_leaves_none
                 peek_shows_every_state_and_delivers_nothing
                 peek_pages_through_a_queue_of_any_length
@@ -122,6 +123,7 @@ macro_rules! conformance {
                 delivery_counts_outlive_a_restart
                 leases_outlive_a_restart
                 time_passes_over_a_restart
+                sent_outlives_a_restart
             }
             mailboxes {
                 an_undecodable_body_is_isolated
@@ -179,6 +181,8 @@ trait Steps {
     async fn shown(&self, max: usize) -> Vec<Peeked>;
     /// Ready, in flight, delayed.
     async fn states(&self) -> (u64, u64, u64);
+    /// Ever sent, and removed since; `None` where the backend does not count them.
+    async fn lifetime(&self) -> Option<(u64, u64)>;
 }
 
 impl Steps for Arc<dyn Queue> {
@@ -239,6 +243,11 @@ impl Steps for Arc<dyn Queue> {
     async fn states(&self) -> (u64, u64, u64) {
         let counts = self.counts().await.expect("counts");
         (counts.ready, counts.in_flight, counts.delayed)
+    }
+
+    async fn lifetime(&self) -> Option<(u64, u64)> {
+        let counts = self.counts().await.expect("counts");
+        counts.sent.zip(counts.removed())
     }
 }
 
