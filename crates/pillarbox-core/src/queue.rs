@@ -13,7 +13,7 @@ use bytes::Bytes;
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::options::Receive;
-use crate::{Attributes, Capabilities, Counts, MessageId, QueueName, Receipt};
+use crate::{Attributes, Capabilities, Counts, Diagnosis, MessageId, QueueName, Receipt};
 
 /// A boxed future, which keeps the traits object-safe.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -81,6 +81,15 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Lists the queues that hold messages, and others that the backend knows of, in order of
     /// name. Says [`Closed`](crate::Error::Closed) once the backend is closed.
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>>;
+
+    /// Looks for everything that may be wrong, and puts right what it can if told to `repair`.
+    ///
+    /// May take long and read everything there is, but keeps nobody from working meanwhile except
+    /// for the time of a repair. No repair deletes a message.
+    fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>> {
+        let _ = repair;
+        Box::pin(async { Ok(Diagnosis::of(self.capabilities())) })
+    }
 
     /// Closes every queue opened here.
     fn close(&self) -> BoxFuture<'_, ()>;

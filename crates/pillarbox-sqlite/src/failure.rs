@@ -18,7 +18,7 @@ pub(crate) enum Failure {
     NoDirectory(PathBuf),
     #[error("{} is not a file", .0.display())]
     NotAFile(PathBuf),
-    #[error("{} is not there, and the URL says create=false", .0.display())]
+    #[error("there is no file {}. Check the path; sending to it makes it", .0.display())]
     NoFile(PathBuf),
     #[error(
         "{} is not a SQLite database, or it is damaged; it was not touched. Name another file, or \

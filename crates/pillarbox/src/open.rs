@@ -23,6 +23,30 @@ const SCHEMES: &[Scheme] =
 /// # Ok(()) }
 /// ```
 pub async fn open(url: &str) -> Result<Mailboxes> {
+    open_as(url, Missing::Make).await
+}
+
+/// Opens the backend that a URL names, and makes nothing: where a file would have to be made, this
+/// fails instead. For tools that look at what others have sent.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let error = pillarbox::open_existing("sqlite:no-such-file.db").await.unwrap_err();
+/// assert!(error.to_string().contains("there is no file"), "{error}");
+/// # }
+/// ```
+pub async fn open_existing(url: &str) -> Result<Mailboxes> {
+    open_as(url, Missing::Refuse).await
+}
+
+/// What to do where there is nothing yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Make,
+    Refuse,
+}
+
+async fn open_as(url: &str, missing: Missing) -> Result<Mailboxes> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok(Mailboxes::new(MemoryBackend::new())),
         Some(("memory", name)) if name.starts_with('/') => {
@@ -30,20 +54,24 @@ pub async fn open(url: &str) -> Result<Mailboxes> {
             Err(Error::invalid(None, "backend URL", format!("\"memory:{name}\""), allowed))
         }
         Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
-        Some(("sqlite", _)) => open_sqlite(url).await,
+        Some(("sqlite", _)) => open_sqlite(url, missing).await,
         Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
         None => Err(unknown("there is no scheme")),
     }
 }
 
 #[cfg(feature = "sqlite")]
-async fn open_sqlite(url: &str) -> Result<Mailboxes> {
+async fn open_sqlite(url: &str, missing: Missing) -> Result<Mailboxes> {
     use pillarbox_sqlite::{SqliteBackend, SqliteOptions};
-    Ok(Mailboxes::new(SqliteBackend::open(SqliteOptions::from_url(url)?).await?))
+    let mut options = SqliteOptions::from_url(url)?;
+    if missing == Missing::Refuse {
+        options = options.create(false);
+    }
+    Ok(Mailboxes::new(SqliteBackend::open(options).await?))
 }
 
 #[cfg(not(feature = "sqlite"))]
-async fn open_sqlite(_: &str) -> Result<Mailboxes> {
+async fn open_sqlite(_: &str, _: Missing) -> Result<Mailboxes> {
     Err(unknown("this program was built without the cargo feature `sqlite`"))
 }
 

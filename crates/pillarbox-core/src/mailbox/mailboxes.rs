@@ -7,7 +7,7 @@ use super::{Factory, Mailbox, NoReplies};
 use crate::codec::{Codec, Json};
 use crate::error::{Error, Result};
 use crate::queue::{Backend, Queue, QueueOptions};
-use crate::{Capabilities, QueueName};
+use crate::{Capabilities, Diagnosis, QueueName};
 
 /// An open backend: opens mailboxes by name. Cheap to clone.
 ///
@@ -72,6 +72,22 @@ impl Mailboxes {
     /// Lists the queues of the backend, in order of name.
     pub async fn queues(&self) -> Result<Vec<QueueName>> {
         self.backend.queues().await
+    }
+
+    /// Looks for everything that may be wrong with the backend, and puts right what it can if told
+    /// to `repair`. No repair deletes a message.
+    ///
+    /// ```
+    /// # use pillarbox_core::{Mailboxes, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+    /// let backend = Mailboxes::new(MemoryBackend::new());
+    /// let diagnosis = backend.diagnose(false).await?;
+    /// assert_eq!(diagnosis.promise, "messages are gone when this process ends");
+    /// assert_eq!(diagnosis.problems().count(), 0);
+    /// # Ok(()) }
+    /// ```
+    pub async fn diagnose(&self, repair: bool) -> Result<Diagnosis> {
+        self.backend.diagnose(repair).await
     }
 
     /// What the backend can do, and within which limits.

@@ -1,0 +1,127 @@
+//! The demo as it is seen: live on a terminal, a line per event elsewhere.
+
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::tally::{Event, Tally, What};
+use crate::context::Context;
+use crate::failure::Result;
+use crate::output::{Style, time};
+
+/// A bar for the whole, and a line for each worker.
+pub(crate) struct View {
+    /// `None`: plain lines.
+    live: Option<Live>,
+    quiet: bool,
+}
+
+struct Live {
+    bars: MultiProgress,
+    whole: ProgressBar,
+    workers: Vec<ProgressBar>,
+    style: Style,
+}
+
+impl View {
+    pub(crate) fn new(context: &Context, tasks: usize, workers: usize) -> Self {
+        let out = &context.out;
+        let live = out.is_terminal() && !out.is_json();
+        let live = live.then(|| Live::new(tasks, workers, out.style()));
+        Self { live, quiet: out.is_json() }
+    }
+
+    pub(crate) fn show(
+        &mut self,
+        context: &mut Context,
+        event: &Event,
+        tally: &Tally,
+    ) -> Result<()> {
+        match &mut self.live {
+            Some(live) => {
+                live.show(event, tally);
+                Ok(())
+            }
+            None if self.quiet || matches!(event.what, What::Started) => Ok(()),
+            None => {
+                let Event { worker, task, attempt, what } = event;
+                let what = describe(what, *attempt, context.out.style());
+                context.out.line(&format!("worker {worker}  task {task:>3}  {what}"))?;
+                context.out.flush()
+            }
+        }
+    }
+
+    pub(crate) fn say(&self, text: &str) {
+        if let Some(live) = &self.live {
+            live.whole.set_message(text.to_owned());
+        }
+    }
+}
+
+impl Live {
+    fn new(tasks: usize, workers: usize, style: Style) -> Self {
+        let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
+        let whole = bars.add(ProgressBar::new(tasks as u64));
+        set_template(&whole, "{bar:40} {pos} of {len} tasks  {elapsed}  {msg}");
+        let workers = (1..=workers)
+            .map(|number| {
+                let line = bars.add(ProgressBar::new_spinner());
+                set_template(&line, "  {spinner} {prefix}  {msg}");
+                line.set_prefix(format!("worker {number}"));
+                line.set_message("idle");
+                line.enable_steady_tick(Duration::from_millis(120));
+                line
+            })
+            .collect();
+        whole.enable_steady_tick(Duration::from_millis(200));
+        Self { bars, whole, workers, style }
+    }
+
+    fn show(&self, event: &Event, tally: &Tally) {
+        let Event { worker, task, attempt, what } = event;
+        let text = format!("task {task:>3}  {}", describe(what, *attempt, self.style));
+        if let Some(line) = self.workers.get(worker - 1) {
+            line.set_message(text);
+        }
+        self.whole.set_position(tally.finished());
+        let Tally { succeeded, retried, dead_lettered } = tally;
+        self.whole
+            .set_message(format!("{succeeded} done, {retried} retried, {dead_lettered} dead"));
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        for line in &self.workers {
+            line.finish_and_clear();
+        }
+        self.whole.finish();
+        let _ = self.bars.println("");
+    }
+}
+
+fn set_template(bar: &ProgressBar, template: &str) {
+    // The templates are ours and well formed; a plain bar would do as well.
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+}
+
+fn describe(what: &What, attempt: u32, style: Style) -> String {
+    match what {
+        What::Started if attempt == 1 => "running".to_owned(),
+        What::Started => format!("running, attempt {attempt}"),
+        What::Succeeded { took } => {
+            format!("{} in {}", style.good("done"), time::measured(*took))
+        }
+        What::Failed { error, again_in } => format!(
+            "{} attempt {attempt}: {error}; again in {}",
+            style.warn("failed"),
+            time::show(*again_in)
+        ),
+        What::Dead { error } => {
+            format!("{} after attempt {attempt}: {error}", style.bad("dead letter"))
+        }
+    }
+}

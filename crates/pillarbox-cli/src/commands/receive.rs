@@ -1,0 +1,153 @@
+//! `pillarbox receive`
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox::{Delivery, Mailboxes, Queue, QueueName, QueueOptions, Settle, Timestamp};
+use tokio::time::Instant;
+
+use super::settle::settle_all;
+use super::using;
+use crate::args;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::interrupt::Interrupt;
+use crate::line::{Fidelity, Line};
+use crate::output::{Out, text, time};
+
+pub(crate) async fn run(context: &mut Context, args: args::Receive) -> Result<()> {
+    let interrupt = Interrupt::listen()?;
+    using(context.open_existing().await?, async |backend| {
+        receive(context, backend, &interrupt, &args).await
+    })
+    .await
+}
+
+async fn receive(
+    context: &mut Context,
+    backend: &Mailboxes,
+    interrupt: &Interrupt,
+    args: &args::Receive,
+) -> Result<()> {
+    let queue = backend.queue(&args.queue, QueueOptions::new())?;
+    let waiting = Waiting::for_up_to(args.wait);
+    let mut received = 0;
+    while received < args.max {
+        let capabilities = queue.capabilities();
+        let wait = if received == 0 { waiting.next(&*queue) } else { Duration::ZERO };
+        let request =
+            pillarbox::Receive::up_to((args.max - received).min(capabilities.max_receive))
+                .visibility(args.visibility)
+                .wait(wait);
+        // Dropped by a signal, it gives back what it has claimed. What it has delivered is printed.
+        let deliveries = interrupt.or(queue.receive(request)).await??;
+        if deliveries.is_empty() && (received > 0 || waiting.is_over()) {
+            break;
+        }
+        received += deliveries.len();
+        print(&mut context.out, &queue, deliveries, args).await?;
+    }
+    if received == 0 {
+        if !context.out.is_json() {
+            context.out.note("nothing received");
+        }
+        context.note_if_unknown(backend, &args.queue).await?;
+        return Err(Failure::NothingReceived);
+    }
+    Ok(())
+}
+
+/// Prints what was delivered. What could not be printed is given back; what was, is acknowledged
+/// if that was asked for.
+async fn print(
+    out: &mut Out,
+    queue: &Arc<dyn Queue>,
+    deliveries: Vec<Delivery>,
+    args: &args::Receive,
+) -> Result<()> {
+    let mut settles = Vec::new();
+    let mut result = Ok(());
+    for delivery in deliveries {
+        result = result.and_then(|()| print_one(out, queue.name(), &delivery));
+        match (&result, args.ack) {
+            (Ok(()), true) => settles.push(Settle::acknowledge(delivery.receipt)),
+            (Ok(()), false) => {}
+            (Err(_), _) => settles.push(Settle::nack(delivery.receipt, Duration::ZERO)),
+        }
+    }
+    let settled = settle_all(out, queue, settles).await;
+    result.and(settled)
+}
+
+fn print_one(out: &mut Out, queue: &QueueName, delivery: &Delivery) -> Result<()> {
+    if out.is_json() {
+        out.json(&Line::delivered(queue, delivery, Fidelity::Convenient))?;
+    } else {
+        describe(out, delivery)?;
+    }
+    out.flush()
+}
+
+fn describe(out: &mut Out, delivery: &Delivery) -> Result<()> {
+    let message = &delivery.message;
+    let style = out.style();
+    out.line(&format!(
+        "{}  delivery {}, sent {}, {}",
+        style.heading(&message.id.to_string()),
+        message.delivery_count,
+        time::ago(message.enqueued_at, Timestamp::now()),
+        text::bytes(message.body.len() as u64),
+    ))?;
+    let mut field = |name: &str, value: &str| {
+        out.line(&format!("  {}  {}", style.faint(&format!("{name:<8}")), text::printable(value)))
+    };
+    field("receipt", &delivery.receipt.to_string())?;
+    if let Some(reply_to) = &message.reply_to {
+        field("reply to", reply_to)?;
+    }
+    for (name, value) in message.attributes.iter() {
+        field("attr", &format!("{name}={value}"))?;
+    }
+    match std::str::from_utf8(&message.body) {
+        Ok(body) => {
+            for (place, line) in body.lines().enumerate() {
+                field(if place == 0 { "body" } else { "" }, line)?;
+            }
+        }
+        Err(_) => field("body", &text::preview(&message.body))?,
+    }
+    Ok(())
+}
+
+/// A wait that may be longer than the backend waits in one call.
+struct Waiting {
+    /// `None`: for ever.
+    deadline: Option<Instant>,
+}
+
+impl Waiting {
+    fn for_up_to(wait: Duration) -> Self {
+        Self { deadline: Instant::now().checked_add(wait) }
+    }
+
+    fn left(&self) -> Duration {
+        self.deadline
+            .map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn is_over(&self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// How long to wait in the next call.
+    fn next(&self, queue: &dyn Queue) -> Duration {
+        let capabilities = queue.capabilities();
+        let left = self.left();
+        let left = if capabilities.sub_second || left == Duration::MAX {
+            left
+        } else {
+            Duration::from_millis(left.as_millis().div_ceil(1000) as u64 * 1000)
+        };
+        left.min(capabilities.max_wait.unwrap_or(Duration::MAX))
+    }
+}

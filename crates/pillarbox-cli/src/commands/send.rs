@@ -1,0 +1,196 @@
+//! `pillarbox send`
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek};
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pillarbox::{MessageId, Outgoing, Queue, QueueName, QueueOptions};
+use serde::Serialize;
+use serde::de::IgnoredAny;
+
+use super::using;
+use crate::args;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+
+#[derive(Serialize)]
+struct Line<'a> {
+    queue: &'a QueueName,
+    id: MessageId,
+}
+
+pub(crate) async fn run(context: &mut Context, args: args::Send) -> Result<()> {
+    match (&args.file, &args.body) {
+        (Some(file), _) => send_lines(context, &args, file).await,
+        (None, Some(body)) => {
+            let body = if body == "-" { standard_input()? } else { body.clone().into() };
+            send_one(context, &args, body).await
+        }
+        (None, None) => Err(Failure::Usage("there is no body to send".to_owned())),
+    }
+}
+
+fn standard_input() -> Result<Bytes> {
+    let mut body = Vec::new();
+    match io::stdin().lock().read_to_end(&mut body) {
+        Ok(_) => Ok(body.into()),
+        Err(error) => Err(Failure::Other(format!("cannot read standard input: {error}"))),
+    }
+}
+
+async fn send_one(context: &mut Context, args: &args::Send, body: Bytes) -> Result<()> {
+    let id = match &args.key {
+        Some(key) => MessageId::from_key(key),
+        None => args.id.unwrap_or_else(MessageId::new),
+    };
+    let message = outgoing(args, id, body);
+    using(context.open().await?, async |backend| {
+        let queue = backend.queue(&args.queue, QueueOptions::new())?;
+        let sent = queue.send(vec![message]).await;
+        let sent = sent.and_then(|results| results.into_iter().collect::<Result<Vec<_>, _>>());
+        sent.map_err(|error| error.about(Some(id)))?;
+        report(context, &args.queue, id)
+    })
+    .await
+}
+
+fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoing {
+    let mut message = Outgoing::with_id(id, body);
+    message.delay = args.delay;
+    message.reply_to = args.reply_to.as_deref().map(Into::into);
+    message.attributes = args.attributes.iter().cloned().collect();
+    message
+}
+
+fn report(context: &mut Context, queue: &QueueName, id: MessageId) -> Result<()> {
+    if context.out.is_json() {
+        context.out.json(&Line { queue, id })
+    } else {
+        context.out.line(&id.to_string())
+    }
+}
+
+async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Result<()> {
+    let mut lines = Lines::open(path, |line| {
+        let json = serde_json::from_str::<IgnoredAny>(line);
+        json.map(drop).map_err(|error| format!("not JSON: {error}"))
+    })?;
+    let total = lines.total();
+    using(context.open().await?, async |backend| {
+        let queue = backend.queue(&args.queue, QueueOptions::new())?;
+        let progress = context.out.progress(total, "messages");
+        let mut sent = 0;
+        while let Some(bodies) = lines.next_batch(queue.capabilities().max_batch)? {
+            let messages = bodies
+                .into_iter()
+                .map(|body| outgoing(args, MessageId::new(), body.trim().to_owned().into()));
+            for id in send_batch(&queue, messages.collect(), &mut sent).await? {
+                report(context, &args.queue, id)?;
+                progress.add(1);
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Sends messages and says which of them were stored before the first that was not.
+pub(crate) async fn send_batch(
+    queue: &Arc<dyn Queue>,
+    messages: Vec<Outgoing>,
+    sent: &mut u64,
+) -> Result<Vec<MessageId>> {
+    let results = queue.send(messages).await;
+    let results = results.and_then(|results| results.into_iter().collect::<Result<Vec<_>, _>>());
+    match results {
+        Ok(ids) => {
+            *sent += ids.len() as u64;
+            Ok(ids)
+        }
+        Err(error) => Err(Failure::Other(format!(
+            "{error}\n{sent} messages were sent before it, and perhaps some more."
+        ))),
+    }
+}
+
+/// The lines of a file or of standard input, some at a time. Empty ones are passed over.
+///
+/// A file is checked from end to end before its first line is given.
+pub(crate) struct Lines<C> {
+    reader: Box<dyn BufRead>,
+    name: String,
+    number: usize,
+    total: u64,
+    check: C,
+}
+
+impl<C: Fn(&str) -> Result<(), String>> Lines<C> {
+    pub(crate) fn open(path: &Path, check: C) -> Result<Self> {
+        if path == Path::new("-") {
+            let reader = Box::new(BufReader::new(io::stdin()));
+            return Ok(Self {
+                reader,
+                name: "standard input".to_owned(),
+                number: 0,
+                total: 0,
+                check,
+            });
+        }
+        let name = path.display().to_string();
+        let failed = |error| Failure::Other(format!("cannot read {name}: {error}"));
+        let file = File::open(path).map_err(failed)?;
+        // What cannot be read twice, such as a pipe, is checked as it is read.
+        if !file.metadata().map_err(failed)?.is_file() {
+            let reader = Box::new(BufReader::new(file));
+            return Ok(Self { reader, name, number: 0, total: 0, check });
+        }
+        let again = file.try_clone().map_err(failed)?;
+        let mut first =
+            Self { reader: Box::new(BufReader::new(file)), name, number: 0, total: 0, check };
+        let mut total = 0;
+        while let Some(lines) = first.next_batch(1000).map_err(|failure| match failure {
+            Failure::Other(text) => Failure::Other(format!("{text}; nothing was sent")),
+            other => other,
+        })? {
+            total += lines.len() as u64;
+        }
+        let Self { name, check, .. } = first;
+        let mut again = BufReader::new(again);
+        again.rewind().map_err(|error| Failure::Other(format!("cannot read {name}: {error}")))?;
+        Ok(Self { reader: Box::new(again), name, number: 0, total, check })
+    }
+
+    /// How many there are, where it is known.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Up to `max` lines, fewer if they are long. `None`: there are no more.
+    pub(crate) fn next_batch(&mut self, max: usize) -> Result<Option<Vec<String>>> {
+        const ENOUGH_BYTES: usize = 4 << 20;
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        while batch.len() < max && bytes < ENOUGH_BYTES {
+            let mut line = String::new();
+            self.number += 1;
+            match self.reader.read_line(&mut line) {
+                Ok(0) => break,
+                Ok(_) if line.trim().is_empty() => {}
+                Ok(length) => {
+                    (self.check)(&line).map_err(|problem| {
+                        Failure::Other(format!("line {} of {}: {problem}", self.number, self.name))
+                    })?;
+                    bytes += length;
+                    batch.push(line);
+                }
+                Err(error) => {
+                    let (number, name) = (self.number, &self.name);
+                    return Err(Failure::Other(format!("line {number} of {name}: {error}")));
+                }
+            }
+        }
+        Ok(Some(batch).filter(|batch| !batch.is_empty()))
+    }
+}

@@ -1,0 +1,101 @@
+//! `pillarbox ack`, `nack` and `extend`
+
+use std::sync::Arc;
+
+use pillarbox::{MessageId, Queue, QueueName, QueueOptions, Receipt, Settle, SettleAction};
+use serde::Serialize;
+
+use super::using;
+use crate::args;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::output::{Out, time};
+
+#[derive(Serialize)]
+struct Line<'a> {
+    queue: &'a QueueName,
+    id: Option<MessageId>,
+    receipt: &'a Receipt,
+    action: &'static str,
+}
+
+pub(crate) async fn ack(context: &mut Context, args: args::Ack) -> Result<()> {
+    run(context, &args.queue, args.receipts.into_iter().map(Settle::acknowledge).collect()).await
+}
+
+pub(crate) async fn nack(context: &mut Context, args: args::Nack) -> Result<()> {
+    let nack = |receipt| Settle::nack(receipt, args.delay);
+    run(context, &args.queue, args.receipts.into_iter().map(nack).collect()).await
+}
+
+pub(crate) async fn extend(context: &mut Context, args: args::Extend) -> Result<()> {
+    run(context, &args.queue, vec![Settle::extend(args.receipt, args.duration)]).await
+}
+
+async fn run(context: &mut Context, name: &QueueName, settles: Vec<Settle>) -> Result<()> {
+    using(context.open_existing().await?, async |backend| {
+        let queue = backend.queue(name, QueueOptions::new())?;
+        let results = settle(&queue, settles.clone()).await?;
+        let mut failure = None;
+        for (settle, result) in settles.iter().zip(results) {
+            match result {
+                Ok(()) => report(&mut context.out, name, settle)?,
+                Err(error) => {
+                    context.out.error(&error.to_string());
+                    failure = Some(Failure::Reported);
+                }
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    })
+    .await
+}
+
+fn report(out: &mut Out, queue: &QueueName, settle: &Settle) -> Result<()> {
+    let (action, said) = match settle.action {
+        SettleAction::Acknowledge => ("acknowledge", "acknowledged".to_owned()),
+        SettleAction::Nack { delay } if delay.is_zero() => ("nack", "given back".to_owned()),
+        SettleAction::Nack { delay } => {
+            ("nack", format!("given back, invisible for {}", time::show(delay)))
+        }
+        SettleAction::Extend { timeout } => {
+            ("extend", format!("invisible for {} from now", time::show(timeout)))
+        }
+    };
+    let receipt = &settle.receipt;
+    let id = receipt.message_id();
+    if out.is_json() {
+        return out.json(&Line { queue, id, receipt, action });
+    }
+    match id {
+        Some(id) => out.line(&format!("{id}  {said}")),
+        None => out.line(&said),
+    }
+}
+
+/// Settles any number of deliveries, as many at a time as the backend takes.
+pub(crate) async fn settle(
+    queue: &Arc<dyn Queue>,
+    settles: Vec<Settle>,
+) -> pillarbox::Result<Vec<pillarbox::Result<()>>> {
+    let mut results = Vec::with_capacity(settles.len());
+    for batch in settles.chunks(queue.capabilities().max_batch) {
+        results.extend(queue.settle(batch.to_vec()).await?);
+    }
+    Ok(results)
+}
+
+/// Settles deliveries that the command itself has received, and says which it came too late for.
+pub(crate) async fn settle_all(
+    out: &Out,
+    queue: &Arc<dyn Queue>,
+    settles: Vec<Settle>,
+) -> Result<()> {
+    let results = settle(queue, settles).await?;
+    let mut failure = Ok(());
+    for error in results.into_iter().filter_map(Result::err) {
+        out.error(&error.to_string());
+        failure = Err(Failure::Reported);
+    }
+    failure
+}

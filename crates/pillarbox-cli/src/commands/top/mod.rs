@@ -1,0 +1,142 @@
+//! `pillarbox top`: all queues, full-screen.
+//!
+//! `model` knows what is to be seen and what a key does, `screen` draws it. This is what moves them:
+//! keys, the clock, and what the backend answers.
+
+mod keys;
+mod model;
+mod screen;
+
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+use pillarbox::{Counts, Mailboxes, Peeked, QueueName, QueueOptions};
+use ratatui::DefaultTerminal;
+use tokio::task::JoinSet;
+
+use self::keys::{Input, Keys};
+use self::model::{Action, Model};
+use super::stats::count;
+use super::using;
+use crate::args;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::interrupt::Interrupt;
+
+/// How many messages of a queue are shown.
+const MESSAGES: usize = 200;
+
+/// What the backend has answered.
+enum Answer {
+    Counted(Instant, Result<Vec<(QueueName, Counts)>>),
+    Peeked(QueueName, pillarbox::Result<Vec<Peeked>>),
+    Purged(QueueName, pillarbox::Result<u64>),
+}
+
+pub(crate) async fn run(context: &mut Context, args: args::Top) -> Result<()> {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        let text = "top needs a terminal; `pillarbox stats --watch` writes lines instead";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    let interrupt = Interrupt::listen()?;
+    using(context.open_existing().await?, async |backend| {
+        // Counted once before the screen is taken, so that what is wrong at once is plainly said.
+        let first = count(backend, &args.queues).await?;
+        let every = args.interval.max(Duration::from_millis(100));
+        let mut model = Model::new(context.url().to_string(), every);
+        model.counted(Instant::now(), first);
+        let failed = |error| Failure::Other(format!("cannot use the terminal: {error}"));
+        let mut terminal = ratatui::try_init().map_err(failed)?;
+        let result = watch(&mut terminal, &mut model, backend, &args.queues, &interrupt).await;
+        ratatui::restore();
+        result.map_err(failed)
+    })
+    .await
+}
+
+async fn watch(
+    terminal: &mut DefaultTerminal,
+    model: &mut Model,
+    backend: &Mailboxes,
+    names: &[QueueName],
+    interrupt: &Interrupt,
+) -> io::Result<()> {
+    let mut keys = Keys::listen()?;
+    let mut ticks = tokio::time::interval(model.every());
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut asked = JoinSet::new();
+    let mut counting = false;
+    loop {
+        terminal.draw(|frame| screen::draw(frame, model))?;
+        let action = tokio::select! {
+            () = interrupt.told() => Action::Quit,
+            input = keys.next() => match input {
+                Some(Input::Key(key)) => model.key(key),
+                Some(Input::Resized) => Action::None,
+                None => Action::Quit,
+            },
+            Some(Ok(answer)) = asked.join_next() => {
+                counting &= !matches!(answer, Answer::Counted(..));
+                take(model, answer)
+            }
+            // One that does not answer is not asked again meanwhile, and keys still work.
+            _ = ticks.tick(), if !counting => Action::Count,
+        };
+        match action {
+            Action::None => {}
+            Action::Quit => return Ok(()),
+            Action::Count if counting => {}
+            Action::Count => {
+                counting = true;
+                if let Some(queue) = model.inspected() {
+                    asked.spawn(peek(backend.clone(), queue.clone()));
+                }
+                let (backend, names) = (backend.clone(), names.to_vec());
+                asked.spawn(async move {
+                    let counted = count(&backend, &names).await;
+                    Answer::Counted(Instant::now(), counted)
+                });
+            }
+            Action::Inspect(queue) => {
+                asked.spawn(peek(backend.clone(), queue));
+            }
+            Action::Purge(queue) => {
+                let backend = backend.clone();
+                asked.spawn(async move {
+                    let purged = match backend.queue(&queue, QueueOptions::new()) {
+                        Ok(opened) => opened.purge().await,
+                        Err(error) => Err(error),
+                    };
+                    Answer::Purged(queue, purged)
+                });
+            }
+        }
+    }
+}
+
+async fn peek(backend: Mailboxes, queue: QueueName) -> Answer {
+    let peeked = match backend.queue(&queue, QueueOptions::new()) {
+        Ok(opened) => {
+            let max = MESSAGES.min(opened.capabilities().max_receive);
+            opened.peek(max, None).await.map(|page| page.messages)
+        }
+        Err(error) => Err(error),
+    };
+    Answer::Peeked(queue, peeked)
+}
+
+fn take(model: &mut Model, answer: Answer) -> Action {
+    match answer {
+        Answer::Counted(at, Ok(counted)) => model.counted(at, counted),
+        Answer::Counted(_, Err(failure)) => model.failed(failure.text().unwrap_or_default()),
+        Answer::Peeked(queue, Ok(messages)) => model.peeked(&queue, messages),
+        Answer::Purged(queue, Ok(number)) => {
+            model.purged(&queue, number);
+            return Action::Count;
+        }
+        Answer::Peeked(_, Err(error)) | Answer::Purged(_, Err(error)) => {
+            model.failed(error.to_string());
+        }
+    }
+    Action::None
+}

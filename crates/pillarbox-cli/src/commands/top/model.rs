@@ -1,0 +1,357 @@
+//! What `top` shows, and what a key does: without a terminal, a backend or a clock.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use pillarbox::{Counts, Peeked, QueueName};
+use ratatui::crossterm::event::KeyCode;
+
+/// How far back the sparkline goes, in counts.
+pub(crate) const HISTORY: usize = 40;
+
+/// What is to be done because of a key.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    None,
+    Quit,
+    Count,
+    Inspect(QueueName),
+    Purge(QueueName),
+}
+
+/// Which of its pages `top` shows.
+#[derive(Debug)]
+pub(crate) enum Page {
+    Queues,
+    Messages { queue: QueueName, messages: Option<Vec<Peeked>>, selected: usize },
+}
+
+/// What the user is asked, over the page.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Dialog {
+    Help,
+    Purge { queue: QueueName, messages: u64 },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    Name,
+    Ready,
+    Oldest,
+}
+
+/// A queue over time.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) name: QueueName,
+    pub(crate) counts: Counts,
+    /// How many messages it held, the newest last.
+    pub(crate) history: VecDeque<u64>,
+    pub(crate) rates: Option<Rates>,
+    counted_at: Instant,
+}
+
+/// Messages per second, since the count before.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Rates {
+    /// What came and what went.
+    Flow { sent: f64, removed: f64 },
+    /// The difference of the two, where the backend counts no sends.
+    Change(f64),
+}
+
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) url: String,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) page: Page,
+    pub(crate) dialog: Option<Dialog>,
+    pub(crate) sort: Sort,
+    pub(crate) selected: usize,
+    /// What just happened, or went wrong.
+    pub(crate) status: Option<Status>,
+    every: Duration,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Done(String),
+    Failed(String),
+}
+
+impl Model {
+    pub(crate) fn new(url: String, every: Duration) -> Self {
+        Self {
+            url,
+            rows: Vec::new(),
+            page: Page::Queues,
+            dialog: None,
+            sort: Sort::Name,
+            selected: 0,
+            status: None,
+            every,
+        }
+    }
+
+    pub(crate) fn every(&self) -> Duration {
+        self.every
+    }
+
+    /// The queue whose messages are shown.
+    pub(crate) fn inspected(&self) -> Option<&QueueName> {
+        match &self.page {
+            Page::Queues => None,
+            Page::Messages { queue, .. } => Some(queue),
+        }
+    }
+
+    /// Takes new counts. A queue that is gone is shown as empty for as long as `top` runs.
+    pub(crate) fn counted(&mut self, at: Instant, counted: Vec<(QueueName, Counts)>) {
+        let chosen = self.chosen().map(|row| row.name.clone());
+        let mut rows = std::mem::take(&mut self.rows);
+        for (name, counts) in counted {
+            let row = match rows.iter().position(|row| row.name == name) {
+                Some(place) => rows.swap_remove(place).again(at, counts),
+                None => Row::new(at, name, counts),
+            };
+            self.rows.push(row);
+        }
+        self.rows.extend(rows.into_iter().map(|row| row.again(at, Counts::default())));
+        if matches!(self.status, Some(Status::Failed(_))) {
+            self.status = None;
+        }
+        self.arrange(chosen.as_ref());
+    }
+
+    pub(crate) fn peeked(&mut self, of: &QueueName, peeked: Vec<Peeked>) {
+        if let Page::Messages { queue, messages, selected } = &mut self.page
+            && queue == of
+        {
+            *selected = (*selected).min(peeked.len().saturating_sub(1));
+            *messages = Some(peeked);
+        }
+    }
+
+    pub(crate) fn purged(&mut self, queue: &QueueName, number: u64) {
+        self.status = Some(Status::Done(format!("{number} messages of '{queue}' deleted")));
+    }
+
+    pub(crate) fn failed(&mut self, text: String) {
+        self.status = Some(Status::Failed(text));
+    }
+
+    /// Does what a key means.
+    pub(crate) fn key(&mut self, key: KeyCode) -> Action {
+        if let Some(dialog) = self.dialog.take() {
+            return match (dialog, key) {
+                (_, KeyCode::Char('q')) => Action::Quit,
+                (Dialog::Purge { queue, .. }, KeyCode::Char('y' | 'Y')) => Action::Purge(queue),
+                _ => Action::None,
+            };
+        }
+        match key {
+            KeyCode::Char('q') => return Action::Quit,
+            KeyCode::Esc if self.inspected().is_none() => return Action::Quit,
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => self.page = Page::Queues,
+            KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.dialog = Some(Dialog::Help),
+            KeyCode::Down | KeyCode::Char('j') => self.step(1),
+            KeyCode::Up | KeyCode::Char('k') => self.step(-1),
+            KeyCode::PageDown => self.step(10),
+            KeyCode::PageUp => self.step(-10),
+            KeyCode::Home | KeyCode::Char('g') => self.step(isize::MIN),
+            KeyCode::End | KeyCode::Char('G') => self.step(isize::MAX),
+            KeyCode::Char('r') => return Action::Count,
+            KeyCode::Char('s') => self.sort_next(),
+            KeyCode::Enter | KeyCode::Right => return self.inspect(),
+            KeyCode::Char('p') => self.ask_to_purge(),
+            _ => {}
+        }
+        Action::None
+    }
+
+    fn inspect(&mut self) -> Action {
+        let (Page::Queues, Some(row)) = (&self.page, self.chosen()) else { return Action::None };
+        let queue = row.name.clone();
+        self.page = Page::Messages { queue: queue.clone(), messages: None, selected: 0 };
+        Action::Inspect(queue)
+    }
+
+    fn ask_to_purge(&mut self) {
+        let chosen = match &self.page {
+            Page::Queues => self.chosen(),
+            Page::Messages { queue, .. } => self.rows.iter().find(|row| row.name == *queue),
+        };
+        self.dialog = chosen
+            .map(|row| Dialog::Purge { queue: row.name.clone(), messages: row.counts.total() });
+    }
+
+    fn sort_next(&mut self) {
+        self.sort = match self.sort {
+            Sort::Name => Sort::Ready,
+            Sort::Ready => Sort::Oldest,
+            Sort::Oldest => Sort::Name,
+        };
+        let chosen = self.chosen().map(|row| row.name.clone());
+        self.arrange(chosen.as_ref());
+    }
+
+    /// Puts the rows in order, and stays with the one that was chosen.
+    fn arrange(&mut self, chosen: Option<&QueueName>) {
+        match self.sort {
+            Sort::Name => self.rows.sort_by(|a, b| a.name.cmp(&b.name)),
+            Sort::Ready => {
+                self.rows.sort_by(|a, b| (b.counts.ready, &a.name).cmp(&(a.counts.ready, &b.name)));
+            }
+            Sort::Oldest => self.rows.sort_by(|a, b| {
+                (b.counts.oldest_age, &a.name).cmp(&(a.counts.oldest_age, &b.name))
+            }),
+        }
+        let place = chosen.and_then(|name| self.rows.iter().position(|row| row.name == *name));
+        self.selected = place.unwrap_or(self.selected).min(self.rows.len().saturating_sub(1));
+    }
+
+    fn chosen(&self) -> Option<&Row> {
+        self.rows.get(self.selected)
+    }
+
+    fn step(&mut self, by: isize) {
+        let (selected, length) = match &mut self.page {
+            Page::Queues => (&mut self.selected, self.rows.len()),
+            Page::Messages { messages, selected, .. } => {
+                (selected, messages.as_ref().map_or(0, Vec::len))
+            }
+        };
+        *selected = selected.saturating_add_signed(by).min(length.saturating_sub(1));
+    }
+}
+
+impl Row {
+    fn new(at: Instant, name: QueueName, counts: Counts) -> Self {
+        let history = [counts.total()].into();
+        Self { name, counts, history, rates: None, counted_at: at }
+    }
+
+    /// The same queue, counted again.
+    fn again(mut self, at: Instant, counts: Counts) -> Self {
+        let elapsed = at.saturating_duration_since(self.counted_at);
+        self.rates = rates(&self.counts, &counts, elapsed);
+        self.history.push_back(counts.total());
+        if self.history.len() > HISTORY {
+            self.history.pop_front();
+        }
+        Self { counts, counted_at: at, ..self }
+    }
+}
+
+fn rates(before: &Counts, now: &Counts, elapsed: Duration) -> Option<Rates> {
+    if elapsed.is_zero() {
+        return None;
+    }
+    let per_second = |number: f64| number / elapsed.as_secs_f64();
+    let flow = before.sent.zip(now.sent).zip(before.removed().zip(now.removed()));
+    Some(match flow {
+        // A queue that was forgotten and made anew counts from nothing.
+        Some(((sent, now_sent), (removed, now_removed))) if now_sent >= sent => Rates::Flow {
+            sent: per_second((now_sent - sent) as f64),
+            removed: per_second(now_removed.saturating_sub(removed) as f64),
+        },
+        _ => Rates::Change(per_second(now.total() as f64 - before.total() as f64)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> QueueName {
+        text.parse().unwrap()
+    }
+
+    fn model(counts: &[(&str, Counts)]) -> (Model, Instant) {
+        let mut model = Model::new("memory:".to_owned(), Duration::from_secs(1));
+        let start = Instant::now();
+        model.counted(start, counts.iter().map(|(n, counts)| (name(n), *counts)).collect());
+        (model, start)
+    }
+
+    #[test]
+    fn rates_tell_what_came_and_what_went() {
+        let before = Counts::new(5, 0, 0).with_sent(Some(100));
+        let now = Counts::new(6, 0, 0).with_sent(Some(121));
+        let two = Duration::from_secs(2);
+        assert_eq!(rates(&before, &now, two), Some(Rates::Flow { sent: 10.5, removed: 10.0 }));
+        let uncounted = Counts::new(1, 0, 0);
+        assert_eq!(rates(&Counts::new(5, 0, 0), &uncounted, two), Some(Rates::Change(-2.0)));
+        let anew = Counts::new(1, 0, 0).with_sent(Some(1));
+        assert_eq!(rates(&before, &anew, two), Some(Rates::Change(-2.0)));
+        assert_eq!(rates(&before, &now, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn a_queue_that_is_gone_is_shown_as_empty() {
+        let (mut model, start) = model(&[("a", Counts::new(3, 0, 0)), ("b", Counts::new(1, 0, 0))]);
+        model.counted(start + Duration::from_secs(1), vec![(name("b"), Counts::new(1, 0, 0))]);
+        assert_eq!(model.rows.len(), 2);
+        assert_eq!(model.rows[0].counts.total(), 0);
+        assert_eq!(model.rows[0].history, [3, 0]);
+    }
+
+    #[test]
+    fn the_selection_stays_with_its_queue() {
+        let (mut model, start) = model(&[("a", Counts::new(1, 0, 0)), ("b", Counts::new(9, 0, 0))]);
+        model.key(KeyCode::Down);
+        assert_eq!(model.chosen().unwrap().name, name("b"));
+        model.key(KeyCode::Char('s'));
+        assert_eq!((model.sort, model.selected), (Sort::Ready, 0));
+        let three = vec![(name("a"), Counts::new(99, 0, 0)), (name("b"), Counts::new(9, 0, 0))];
+        model.counted(start + Duration::from_secs(1), three);
+        assert_eq!((model.selected, &model.chosen().unwrap().name), (1, &name("b")));
+        model.key(KeyCode::End);
+        model.key(KeyCode::Home);
+        assert_eq!(model.selected, 0);
+    }
+
+    #[test]
+    fn a_purge_needs_a_yes() {
+        let (mut model, _) = model(&[("a", Counts::new(3, 0, 0))]);
+        assert_eq!(model.key(KeyCode::Char('p')), Action::None);
+        assert_eq!(model.dialog, Some(Dialog::Purge { queue: name("a"), messages: 3 }));
+        assert_eq!(model.key(KeyCode::Char('n')), Action::None);
+        assert_eq!(model.dialog, None);
+        model.key(KeyCode::Char('p'));
+        assert_eq!(model.key(KeyCode::Char('y')), Action::Purge(name("a")));
+    }
+
+    #[test]
+    fn keys_lead_into_a_queue_and_back() {
+        let (mut model, _) = model(&[("a", Counts::new(3, 0, 0))]);
+        assert_eq!(model.key(KeyCode::Enter), Action::Inspect(name("a")));
+        assert_eq!(model.inspected(), Some(&name("a")));
+        model.peeked(&name("other"), vec![]);
+        assert!(matches!(&model.page, Page::Messages { messages: None, .. }));
+        model.peeked(&name("a"), vec![]);
+        assert_eq!(model.key(KeyCode::Esc), Action::None);
+        assert_eq!(model.inspected(), None);
+        assert_eq!(model.key(KeyCode::Esc), Action::Quit);
+    }
+
+    #[test]
+    fn nothing_to_show_is_no_reason_to_panic() {
+        let (mut model, _) = model(&[]);
+        for key in [KeyCode::Down, KeyCode::Up, KeyCode::End, KeyCode::Enter, KeyCode::Char('p')] {
+            assert_eq!(model.key(key), Action::None);
+        }
+        assert_eq!(model.dialog, None);
+    }
+
+    #[test]
+    fn the_sparkline_is_as_long_as_it_may_be() {
+        let (mut model, start) = model(&[("a", Counts::new(0, 0, 0))]);
+        for tick in 1..100 {
+            let at = start + Duration::from_secs(tick);
+            model.counted(at, vec![(name("a"), Counts::new(tick, 0, 0))]);
+        }
+        assert_eq!(model.rows[0].history.len(), HISTORY);
+        assert_eq!(model.rows[0].history.back(), Some(&99));
+    }
+}

@@ -1,0 +1,255 @@
+//! A message as one line of JSON, and back.
+//!
+//! The fields are documented in `docs/cli.md` and are not to change.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use pillarbox::{
+    Attributes, Delivery, MessageId, MessageState, Outgoing, Peeked, QueueName, RawMessage,
+    Receipt, Timestamp,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// How a body is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Encoding {
+    /// The value that it is.
+    Json,
+    /// A string.
+    Text,
+    /// A string of base64, for bytes that are no UTF-8.
+    Base64,
+}
+
+/// A message, as scripts see it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Line<'a> {
+    queue: &'a QueueName,
+    id: MessageId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    receipt: Option<&'a Receipt>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<Timestamp>,
+    delivery_count: u32,
+    enqueued_at: Timestamp,
+    reply_to: Option<&'a str>,
+    attributes: &'a Attributes,
+    body_encoding: Encoding,
+    body: Box<RawValue>,
+}
+
+/// What matters about a body: that it is easy to use, or that it comes back to the byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fidelity {
+    /// Every JSON body is given as JSON; white space around and between its parts may change.
+    Convenient,
+    /// A JSON body that would not come back to the byte is given as text.
+    Exact,
+}
+
+impl<'a> Line<'a> {
+    pub(crate) fn delivered(
+        queue: &'a QueueName,
+        delivery: &'a Delivery,
+        fidelity: Fidelity,
+    ) -> Self {
+        let mut line = Self::new(queue, &delivery.message, fidelity);
+        line.receipt = Some(&delivery.receipt);
+        line
+    }
+
+    pub(crate) fn peeked(queue: &'a QueueName, peeked: &'a Peeked, fidelity: Fidelity) -> Self {
+        let mut line = Self::new(queue, &peeked.message, fidelity);
+        (line.state, line.until) = match peeked.state {
+            MessageState::Ready => (Some("ready"), None),
+            MessageState::InFlight { until } => (Some("in_flight"), Some(until)),
+            MessageState::Delayed { until } => (Some("delayed"), Some(until)),
+        };
+        line
+    }
+
+    /// A message that leaves its queue: without its receipt, which is of no use any more.
+    pub(crate) fn drained(queue: &'a QueueName, delivery: &'a Delivery) -> Self {
+        Self::new(queue, &delivery.message, Fidelity::Exact)
+    }
+
+    fn new(queue: &'a QueueName, message: &'a RawMessage, fidelity: Fidelity) -> Self {
+        let (body_encoding, body) = encode(&message.body, fidelity);
+        Self {
+            queue,
+            id: message.id,
+            receipt: None,
+            state: None,
+            until: None,
+            delivery_count: message.delivery_count,
+            enqueued_at: message.enqueued_at,
+            reply_to: message.reply_to.as_deref(),
+            attributes: &message.attributes,
+            body_encoding,
+            body,
+        }
+    }
+}
+
+fn encode(body: &[u8], fidelity: Fidelity) -> (Encoding, Box<RawValue>) {
+    let Ok(text) = std::str::from_utf8(body) else {
+        return (Encoding::Base64, string(&BASE64.encode(body)));
+    };
+    match json_on_one_line(text) {
+        Some(json) if fidelity == Fidelity::Convenient || json.get() == text => {
+            (Encoding::Json, json)
+        }
+        _ => (Encoding::Text, string(text)),
+    }
+}
+
+/// The text as JSON, if it is any, character by character but for white space around it and line
+/// breaks in it.
+fn json_on_one_line(text: &str) -> Option<Box<RawValue>> {
+    let json: &RawValue = serde_json::from_str(text).ok()?;
+    if json.get().contains(['\n', '\r']) {
+        // Not within a string, where JSON has them escaped.
+        RawValue::from_string(json.get().replace(['\n', '\r'], " ")).ok()
+    } else {
+        Some(json.to_owned())
+    }
+}
+
+fn string(text: &str) -> Box<RawValue> {
+    // A string can always be written as JSON.
+    serde_json::value::to_raw_value(text).unwrap_or_default()
+}
+
+/// A line that is read. Fields that only tell where a message came from are passed over.
+#[derive(Deserialize)]
+struct Given<'a> {
+    id: Option<MessageId>,
+    #[serde(borrow)]
+    body: &'a RawValue,
+    body_encoding: Option<Encoding>,
+    #[serde(default)]
+    attributes: Attributes,
+    reply_to: Option<String>,
+    enqueued_at: Option<Timestamp>,
+    state: Option<String>,
+    until: Option<Timestamp>,
+}
+
+/// Reads a message from a line of JSON. One that was delayed stays so until its time, by the clock
+/// of this machine.
+pub(crate) fn read(line: &str, now: Timestamp) -> Result<Outgoing, String> {
+    let given: Given<'_> = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let text = || -> Result<String, String> {
+        serde_json::from_str(given.body.get())
+            .map_err(|_| "body_encoding says that the body is a string, and it is not".to_owned())
+    };
+    let body = match given.body_encoding.unwrap_or(Encoding::Json) {
+        Encoding::Json => Bytes::copy_from_slice(given.body.get().as_bytes()),
+        Encoding::Text => text()?.into(),
+        Encoding::Base64 => {
+            let bytes = BASE64.decode(text()?);
+            bytes.map_err(|error| format!("the body is no base64: {error}"))?.into()
+        }
+    };
+    let mut message = Outgoing::with_id(given.id.unwrap_or_else(MessageId::new), body);
+    message.attributes = given.attributes;
+    message.reply_to = given.reply_to.map(Into::into);
+    message.enqueued_at = given.enqueued_at;
+    // Whoever held a lease holds a receipt of another queue.
+    if given.state.as_deref() != Some("in_flight")
+        && let Some(until) = given.until
+    {
+        message.delay = until.since(now);
+    }
+    Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn shown(body: &[u8], fidelity: Fidelity) -> (Encoding, String) {
+        let (encoding, value) = encode(body, fidelity);
+        (encoding, value.get().to_owned())
+    }
+
+    #[test]
+    fn a_body_is_json_text_or_base64() {
+        for (body, encoding, value) in [
+            (&b"{\"n\": 1.10}"[..], Encoding::Json, "{\"n\": 1.10}"),
+            (b"{\n  \"a\\nb\": 1\r\n}\n", Encoding::Json, "{   \"a\\nb\": 1  }"),
+            (b"12345678901234567890123", Encoding::Json, "12345678901234567890123"),
+            (b"{\"a\":1,\"a\":2}", Encoding::Json, "{\"a\":1,\"a\":2}"),
+            (b"hello", Encoding::Text, "\"hello\""),
+            (b"", Encoding::Text, "\"\""),
+            (b"{\"n\": 1} x", Encoding::Text, "\"{\\\"n\\\": 1} x\""),
+            (b"\xff\xfe", Encoding::Base64, "\"//4=\""),
+        ] {
+            assert_eq!(shown(body, Fidelity::Convenient), (encoding, value.to_owned()));
+        }
+    }
+
+    #[test]
+    fn an_exact_line_gives_every_body_back_to_the_byte() {
+        let queue: QueueName = "q".parse().unwrap();
+        for body in [
+            &b"{\"n\": 1.10}"[..],
+            b" {\n \"n\": 1}\n",
+            b"\"text\"",
+            b"text\r\n",
+            b"",
+            b"\x00\xff",
+            "\u{feff}{}".as_bytes(),
+        ] {
+            let mut message = RawMessage::new(
+                MessageId::new(),
+                Bytes::copy_from_slice(body),
+                Timestamp::from_secs(5),
+            );
+            message.attributes.insert("tenant", "acme");
+            message.reply_to = Some("client-7".into());
+            let until = Timestamp::from_secs(90);
+            let peeked = Peeked::new(message.clone(), MessageState::Delayed { until });
+            let line = serde_json::to_string(&Line::peeked(&queue, &peeked, Fidelity::Exact));
+            let line = line.unwrap();
+            assert!(!line.contains('\n'), "{line}");
+
+            let read = read(&line, Timestamp::from_secs(60)).unwrap();
+            assert_eq!(read.body, message.body);
+            assert_eq!((read.id, read.enqueued_at), (message.id, Some(message.enqueued_at)));
+            assert_eq!((read.attributes, read.reply_to), (message.attributes, message.reply_to));
+            assert_eq!(read.delay, Duration::from_secs(30));
+        }
+    }
+
+    #[test]
+    fn a_line_needs_a_body_and_nothing_else() {
+        let now = Timestamp::from_secs(0);
+        assert_eq!(read("{\"body\": [1, 2]}", now).unwrap().body, "[1, 2]");
+        for (line, says) in [
+            ("{}", "missing field `body`"),
+            ("[]", "body"),
+            ("nonsense", "expected"),
+            ("{\"body\":1,\"body_encoding\":\"text\"}", "is a string"),
+            ("{\"body\":\"!\",\"body_encoding\":\"base64\"}", "base64"),
+            ("{\"body\":1,\"body_encoding\":\"hex\"}", "hex"),
+            ("{\"body\":1,\"id\":\"x\"}", "UUID"),
+        ] {
+            let error = read(line, now).unwrap_err();
+            assert!(error.contains(says), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_lease_is_not_loaded() {
+        let line = "{\"body\":1,\"state\":\"in_flight\",\"until\":\"2100-01-01T00:00:00Z\"}";
+        assert_eq!(read(line, Timestamp::now()).unwrap().delay, Duration::ZERO);
+    }
+}

@@ -1,0 +1,75 @@
+//! The `pillarbox` command: what an engineer has open all day.
+//!
+//! | to find | look at |
+//! |---|---|
+//! | what can be said on the command line | `args` |
+//! | what a command does | the file of its name in `commands/` |
+//! | how a message is written as a line of JSON, and read again | `line` |
+//! | tables, colours, ages, progress | `output/` |
+//! | URLs that tell no password | `url` |
+//! | Ctrl+C | `interrupt` |
+//! | which failure ends with which exit code | `failure` |
+//!
+//! A command knows no backend by name: all of them go through `pillarbox::open` and the contract.
+
+mod args;
+mod commands;
+mod context;
+mod failure;
+mod interrupt;
+mod line;
+mod output;
+mod pace;
+mod url;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing::Level;
+
+use crate::args::Cli;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr(cli.global.verbose);
+    let mut context = Context::new(&cli.global);
+    let result = run(&mut context, cli).and_then(|()| context.out.flush());
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(text) = failure.text() {
+                context.out.error(&text);
+            }
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(context: &mut Context, cli: Cli) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Other(format!("cannot start: {error}")))?;
+    let result = runtime.block_on(commands::run(context, cli.command));
+    // Reading from a terminal cannot be ended, and nothing else is left running.
+    runtime.shutdown_background();
+    result
+}
+
+/// Shows what the backends warn of, and more where asked for.
+fn log_to_stderr(verbose: u8) {
+    let level = match verbose {
+        0 => Level::WARN,
+        1 => Level::INFO,
+        2 => Level::DEBUG,
+        _ => Level::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+}

@@ -1,0 +1,48 @@
+//! How far a command is.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A bar on stderr, or nothing where nobody would see it. Removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    pub(crate) fn new(visible: bool, total: u64, unit: &'static str) -> Self {
+        if !visible {
+            return Self { bar: ProgressBar::hidden() };
+        }
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+        let template =
+            format!("{{bar:32}} {{pos}} of {{len}} {unit}  {{per_sec}}  {{eta}} left  {{msg}}");
+        // The template is ours and well formed; a plain bar would do as well.
+        if let Ok(style) = ProgressStyle::with_template(&template) {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar }
+    }
+
+    pub(crate) fn add(&self, number: u64) {
+        // More may have come since the total was taken.
+        let position = self.bar.position() + number;
+        if self.bar.length().is_some_and(|total| total < position) {
+            self.bar.set_length(position);
+        }
+        self.bar.inc(number);
+    }
+
+    /// Says what is going on.
+    pub(crate) fn say(&self, text: impl Into<String>) {
+        self.bar.set_message(text.into());
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

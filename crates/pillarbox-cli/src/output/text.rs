@@ -1,0 +1,141 @@
+//! Bodies and sizes, for people.
+
+use std::borrow::Cow;
+
+use unicode_width::UnicodeWidthChar;
+
+/// A body on one line: text as it is, with what would break the line or the terminal escaped;
+/// other bytes by their number and first few.
+pub(crate) fn preview(body: &[u8]) -> String {
+    // No terminal is wider than this, and a body may be very long.
+    const ENOUGH: usize = 4096;
+    const FEW: usize = 24;
+    let start = &body[..body.len().min(ENOUGH)];
+    let text = match std::str::from_utf8(start) {
+        Ok(text) => text,
+        // Cut within a character.
+        Err(error) if start.len() < body.len() && error.valid_up_to() + 4 > start.len() => {
+            std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default()
+        }
+        Err(_) => {
+            let hex: Vec<_> = body.iter().take(FEW).map(|byte| format!("{byte:02x}")).collect();
+            let more = if body.len() > FEW { " …" } else { "" };
+            return format!("({}) {}{more}", bytes(body.len() as u64), hex.join(" "));
+        }
+    };
+    let mut line = printable(text);
+    if text.len() < body.len() {
+        line.push('…');
+    }
+    line
+}
+
+/// Text on one line, with control characters escaped.
+pub(crate) fn printable(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() || is_invisible(c) {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    line
+}
+
+/// Characters that turn the direction of what follows them, or cannot be seen.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+}
+
+/// As much of the text as there is room for.
+pub(crate) fn shorten(text: &str, room: Option<usize>) -> Cow<'_, str> {
+    let Some(room) = room else { return Cow::Borrowed(text) };
+    let mut used = 0;
+    let mut fits = 0;
+    for (at, c) in text.char_indices() {
+        used += c.width().unwrap_or(0);
+        if used > room {
+            return Cow::Owned(format!("{}…", &text[..fits]));
+        }
+        // Room for the ellipsis, should it be needed.
+        if used < room {
+            fits = at + c.len_utf8();
+        }
+    }
+    Cow::Borrowed(text)
+}
+
+/// A number of bytes in a unit that suits it.
+pub(crate) fn bytes(number: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if number < 1024 {
+        return format!("{number} B");
+    }
+    let mut value = number as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// `1 message`, `2 messages`.
+pub(crate) fn count(number: u64, one: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+}
+
+/// A rate in three digits or so.
+pub(crate) fn rate(per_second: f64) -> String {
+    match per_second {
+        rate if rate >= 1e6 => format!("{:.2}M/s", rate / 1e6),
+        rate if rate >= 10_000.0 => format!("{:.1}k/s", rate / 1e3),
+        rate if rate >= 100.0 => format!("{rate:.0}/s"),
+        rate if rate > 0.0 => format!("{rate:.1}/s"),
+        _ => "0/s".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preview_stays_on_its_line_and_cannot_talk_to_the_terminal() {
+        assert_eq!(preview(b"{\"n\": 1}"), "{\"n\": 1}");
+        assert_eq!(preview(b"a\nb\x1b[2J"), "a\\nb\\u{1b}[2J");
+        assert_eq!(preview("x\u{202e}y".as_bytes()), "x\\u{202e}y");
+        assert_eq!(preview(b""), "");
+        assert_eq!(preview(&[0xff, 0x00, 0x41]), "(3 B) ff 00 41");
+        let long = preview(&[0xff; 100]);
+        assert!(long.starts_with("(100 B) ff ") && long.ends_with(" …"), "{long}");
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        let text = "é".repeat(5000);
+        let shown = preview(&text.as_bytes()[1..]);
+        assert!(shown.starts_with('('), "{shown}");
+        let odd = format!("x{text}");
+        assert!(preview(odd.as_bytes()).ends_with("é…"));
+    }
+
+    #[test]
+    fn shortening_keeps_to_the_room() {
+        assert_eq!(shorten("abcdef", Some(6)), "abcdef");
+        assert_eq!(shorten("abcdefg", Some(6)), "abcde…");
+        assert_eq!(shorten("日本語", Some(5)), "日本…");
+        assert_eq!(shorten("日本語", Some(4)), "日…");
+        assert_eq!(shorten("abc", None), "abc");
+    }
+
+    #[test]
+    fn numbers_have_units() {
+        assert_eq!([bytes(0), bytes(1023), bytes(1536)], ["0 B", "1023 B", "1.5 KiB"]);
+        assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+        assert_eq!([count(1, "message"), count(2, "message")], ["1 message", "2 messages"]);
+        assert_eq!([rate(0.0), rate(0.26), rate(99.0)], ["0/s", "0.3/s", "99.0/s"]);
+        assert_eq!([rate(1234.5), rate(45_678.0), rate(2.5e6)], ["1234/s", "45.7k/s", "2.50M/s"]);
+    }
+}
