@@ -98,9 +98,10 @@ pub(crate) struct Stats {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-The id is printed. Sending an id that the queue holds stores nothing and succeeds, so that a send whose
-fate is unknown can be repeated with --id or --key.")]
+#[command(
+    after_help = "The id is printed. Sending an id that the queue holds stores nothing and succeeds, so \
+    that a send whose fate is unknown can be repeated with --id or --key."
+)]
 pub(crate) struct Send {
     /// The queue.
     pub(crate) queue: QueueName,
@@ -215,19 +216,21 @@ pub(crate) struct Purge {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Shows messages in every state. Bodies are kept to the byte, so that `load` restores them; what is sent or
-settled while it runs may be missed or shown.")]
+#[command(
+    after_help = "Shows messages in every state. Bodies are kept to the byte, so that `load` restores \
+    them; what is sent or settled while it runs may be missed or shown."
+)]
 pub(crate) struct Dump {
     /// The queue.
     pub(crate) queue: QueueName,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-A message is acknowledged once its line is written, and if stdout is a file, once it is on the disk: killed
-at any moment, `drain` may write a message twice when run again, and loses none. Messages that are in flight
-or delayed stay.")]
+#[command(
+    after_help = "A message is acknowledged once its line is written, and if stdout is a file, once it is \
+    on the disk: killed at any moment, `drain` may write a message twice when run again, and \
+    loses none. Messages that are in flight or delayed stay."
+)]
 pub(crate) struct Drain {
     /// The queue.
     pub(crate) queue: QueueName,
@@ -240,11 +243,13 @@ pub(crate) struct Drain {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Each line is an object: `body` (and `body_encoding`: json, text or base64; json if it is not given), and
-perhaps `id`, `attributes`, `reply_to`, `enqueued_at`, and `until`, before which the message stays invisible.
-A file is checked as a whole before anything is sent. A line whose id the queue holds is not stored again, so
-a load that was cut short can be run again.")]
+#[command(
+    after_help = "Each line is an object: `body` (and `body_encoding`: json, text or base64; json if it is \
+    not given), and perhaps `id`, `attributes`, `reply_to`, `enqueued_at`, and `until`, \
+    before which the message stays invisible. A file is checked as a whole before anything \
+    is sent. A line whose id the queue holds is not stored again, so a load that was cut \
+    short can be run again."
+)]
 pub(crate) struct Load {
     /// The queue.
     pub(crate) queue: QueueName,
@@ -254,14 +259,17 @@ pub(crate) struct Load {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Each message is received, sent to the destination under its id, with its attributes, reply address and time
-of sending, and acknowledged then. Killed at any moment and run again, it loses nothing, and makes no message
-twice: what the destination holds already is not stored again. (A message that was already consumed there
-would be; keep consumers off the destination until the move is done, or let them bear a duplicate.) Delivery
-counts start again.
+#[command(
+    after_help = "Each message is received, sent to the destination under its id, with its attributes, \
+    reply address and time of sending, and acknowledged then. Killed at any moment and run \
+    again, it loses nothing, and makes no message twice: what the destination holds already \
+    is not stored again. (A message that was already consumed there would be; keep consumers \
+    off the destination until the move is done, or let them bear a duplicate.) Delivery \
+    counts start again.
 
-It ends when the queue is empty. Messages that are in flight or delayed are waited for; --no-wait leaves them.")]
+It ends when the queue is empty. Messages that are in flight or delayed are waited for; \
+    --no-wait leaves them."
+)]
 pub(crate) struct Move {
     /// The queue.
     pub(crate) queue: QueueName,
@@ -295,10 +303,11 @@ pub(crate) struct Top {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Uses a queue of its own and removes what is left in it. What is measured is the whole way of a message: sent,
-received, acknowledged, each by a call of its own. Run it beside your load to see what is left, or alone to see
-what there is.")]
+#[command(
+    after_help = "Uses a queue of its own and removes what is left in it. What is measured is the whole \
+    way of a message: sent, received, acknowledged, each by a call of its own. Run it beside \
+    your load to see what is left, or alone to see what there is."
+)]
 pub(crate) struct Bench {
     /// How many callers work at a time.
     #[arg(long, short, default_value_t = 16, value_parser = at_least_one)]
@@ -322,9 +331,10 @@ pub(crate) struct Doctor {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Without --url it makes a file for temporary data, which stays, to look into. The queues are `demo` and
-`demo-dead`; they must be empty.")]
+#[command(
+    after_help = "Without --url it makes a file for temporary data, which stays, to look into. The queues \
+    are `demo` and `demo-dead`; they must be empty."
+)]
 pub(crate) struct Demo {
     /// How many tasks to send.
     #[arg(long, default_value_t = 100, value_parser = at_least_one)]

@@ -127,6 +127,7 @@ fn string(text: &str) -> Box<RawValue> {
 
 /// A line that is read. Fields that only tell where a message came from are passed over.
 #[derive(Deserialize)]
+#[serde(expecting = "an object with a `body`")]
 struct Given<'a> {
     id: Option<MessageId>,
     #[serde(borrow)]
@@ -143,7 +144,7 @@ struct Given<'a> {
 /// Reads a message from a line of JSON. One that was delayed stays so until its time, by the clock
 /// of this machine.
 pub(crate) fn read(line: &str, now: Timestamp) -> Result<Outgoing, String> {
-    let given: Given<'_> = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let given: Given<'_> = serde_json::from_str(line).map_err(|error| problem(&error))?;
     let text = || -> Result<String, String> {
         serde_json::from_str(given.body.get())
             .map_err(|_| "body_encoding says that the body is a string, and it is not".to_owned())
@@ -167,6 +168,16 @@ pub(crate) fn read(line: &str, now: Timestamp) -> Result<Outgoing, String> {
         message.delay = until.since(now);
     }
     Ok(message)
+}
+
+/// What is wrong with a line, and where in it.
+pub(crate) fn problem(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    // It counts lines too, and a line is all it was given.
+    match text.rsplit_once(" at line ") {
+        Some((what, _)) => format!("{what}, at column {}", error.column()),
+        None => text,
+    }
 }
 
 #[cfg(test)]
@@ -235,7 +246,8 @@ mod tests {
         assert_eq!(read("{\"body\": [1, 2]}", now).unwrap().body, "[1, 2]");
         for (line, says) in [
             ("{}", "missing field `body`"),
-            ("[]", "body"),
+            ("[]", "an object with a `body`"),
+            ("{\"body\":}", "expected value, at column 9"),
             ("nonsense", "expected"),
             ("{\"body\":1,\"body_encoding\":\"text\"}", "is a string"),
             ("{\"body\":\"!\",\"body_encoding\":\"base64\"}", "base64"),

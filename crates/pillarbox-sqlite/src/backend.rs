@@ -1,16 +1,18 @@
 //! The backend and its queues, as [`pillarbox_core`] knows them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pillarbox_core::lease::{Full, Stale};
 use pillarbox_core::{
-    Backend, BoxFuture, Capabilities, Clock, Counts, Cursor, Delivery, Error, Gate, MessageId,
-    Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Settle,
+    Backend, BoxFuture, Capabilities, Clock, Counts, Cursor, Delivery, Diagnosis, Error, Gate,
+    MessageId, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Settle,
 };
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::diagnose;
 use crate::engine::Session;
 use crate::failure::Failure;
 use crate::inbox::{Call, Claim, Op, Received, Request, Sending};
@@ -59,6 +61,7 @@ const fn capabilities(durable: bool) -> Capabilities {
 #[derive(Debug)]
 pub struct SqliteBackend {
     session: Arc<Session>,
+    options: SqliteOptions,
 }
 
 impl SqliteBackend {
@@ -77,9 +80,10 @@ impl SqliteBackend {
     }
 
     async fn start(options: SqliteOptions, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
-        let session = Session::open(options, clock).await;
+        let session = Session::open(options.clone(), clock).await;
         let session = session.map_err(|failure| failure.during("open", None))?;
-        Ok(Self { session: Arc::new(session) })
+        let path = diagnose::place(&options);
+        Ok(Self { session: Arc::new(session), options: SqliteOptions { path, ..options } })
     }
 }
 
@@ -96,6 +100,7 @@ impl Backend for SqliteBackend {
             options,
             gate: Gate::child(&self.session.gate),
             session: self.session.clone(),
+            used: AtomicBool::new(false),
         }))
     }
 
@@ -110,6 +115,21 @@ impl Backend for SqliteBackend {
             let names = self.session.ask(request, answer).await;
             let names = names.map_err(|failure| failure.during("list the queues", None))?;
             names.iter().map(|name| QueueName::new(name)).collect()
+        })
+    }
+
+    fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>> {
+        Box::pin(async move {
+            if self.session.gate.is_closed() {
+                return Err(Error::Closed { queue: None });
+            }
+            let options = self.options.clone();
+            let Some(path) = options.path.clone() else { return Ok(diagnose::in_memory()) };
+            // On connections of its own: whoever sends and receives goes on meanwhile.
+            let look = move || diagnose::diagnose(&path, &options, repair);
+            let found = tokio::task::spawn_blocking(look).await;
+            let found = found.unwrap_or(Err(Failure::WriterGone));
+            found.map_err(|failure| failure.during("diagnose", None))
         })
     }
 
@@ -145,6 +165,8 @@ struct SqliteQueue {
     options: QueueOptions,
     gate: Gate,
     session: Arc<Session>,
+    /// Whether it was used for more than to look.
+    used: AtomicBool,
 }
 
 impl SqliteQueue {
@@ -271,11 +293,13 @@ impl Queue for SqliteQueue {
     }
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+        self.used.store(true, Ordering::Relaxed);
         let check = |message: &Outgoing| self.capabilities().check_outgoing(&self.name, message);
         Box::pin(self.each(batch, check, |batch| self.send_checked(batch)))
     }
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
+        self.used.store(true, Ordering::Relaxed);
         Box::pin(async move {
             self.gate.check(&self.name)?;
             self.capabilities().check_receive(&self.name, &request)?;
@@ -284,6 +308,7 @@ impl Queue for SqliteQueue {
     }
 
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
+        self.used.store(true, Ordering::Relaxed);
         let check = |settle: &Settle| self.capabilities().check_settle(&self.name, settle);
         Box::pin(self.each(batch, check, |batch| self.settle_checked(batch)))
     }
@@ -311,6 +336,7 @@ impl Queue for SqliteQueue {
     }
 
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
+        self.used.store(true, Ordering::Relaxed);
         Box::pin(async move {
             self.gate.check(&self.name)?;
             self.ask("purge", (), Op::Purge).await
@@ -328,6 +354,6 @@ impl Queue for SqliteQueue {
 
 impl Drop for SqliteQueue {
     fn drop(&mut self) {
-        self.session.engine.handle_dropped(&self.name);
+        self.session.engine.handle_dropped(&self.name, *self.used.get_mut());
     }
 }

@@ -73,7 +73,15 @@ pub(crate) struct Engine {
     pub(crate) durable: bool,
     /// Under which it can be found; `None` where it is private.
     shared_as: Option<Name>,
-    handles: Mutex<HashMap<QueueName, usize>>,
+    handles: Mutex<HashMap<QueueName, Handles>>,
+}
+
+/// The handles of a queue that this process has open.
+#[derive(Debug, Default)]
+struct Handles {
+    open: usize,
+    /// Whether one of them did more than look.
+    used: bool,
 }
 
 /// The same file, with the same promise.
@@ -181,18 +189,22 @@ impl Engine {
     }
 
     pub(crate) fn handle_opened(&self, name: &QueueName) {
-        *lock(&self.handles).entry(name.clone()).or_default() += 1;
+        lock(&self.handles).entry(name.clone()).or_default().open += 1;
     }
 
     /// Forgets a queue that holds nothing when its last handle goes, so that short-lived reply
-    /// queues do not pile up.
-    pub(crate) fn handle_dropped(&self, name: &QueueName) {
+    /// queues do not pile up. Not if it was only looked at: looking changes nothing.
+    pub(crate) fn handle_dropped(&self, name: &QueueName, used: bool) {
         let mut handles = lock(&self.handles);
-        let Some(count) = handles.get_mut(name) else { return };
-        *count -= 1;
-        if *count == 0 {
+        let Some(of_queue) = handles.get_mut(name) else { return };
+        of_queue.open -= 1;
+        of_queue.used |= used;
+        if of_queue.open == 0 {
+            let used = of_queue.used;
             handles.remove(name);
-            self.inbox.put(Request { queue: name.clone(), op: Op::Forget });
+            if used {
+                self.inbox.put(Request { queue: name.clone(), op: Op::Forget });
+            }
         }
     }
 }

@@ -116,7 +116,7 @@ fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
 }
 
 /// The name of a file that belongs to the database.
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -191,7 +191,7 @@ fn is_damage(error: &rusqlite::Error) -> bool {
 /// Opens the empty file beside the database whose lock goes round between processes.
 ///
 /// Not the database itself: to close any handle of a file drops the locks that SQLite has on it.
-fn lock_file(path: &Path) -> Result<File, Failure> {
+pub(crate) fn lock_file(path: &Path) -> Result<File, Failure> {
     let name = beside(path, "-lock");
     let is_new = !name.exists();
     let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&name);
@@ -248,7 +248,10 @@ impl Place {
 
 /// Asks for the lock until it is free. Not by a call that blocks, which would never end if the process
 /// that holds the lock was stopped.
-fn take_turn<'a>(lock: &'a File, patience: &mut Patience<'_>) -> Result<Turn<'a>, Failure> {
+pub(crate) fn take_turn<'a>(
+    lock: &'a File,
+    patience: &mut Patience<'_>,
+) -> Result<Turn<'a>, Failure> {
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(Turn(Some(lock))),

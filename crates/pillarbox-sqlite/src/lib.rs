@@ -63,6 +63,7 @@
 mod backend;
 mod checkpoint;
 mod clock;
+mod diagnose;
 mod engine;
 mod failure;
 mod file;

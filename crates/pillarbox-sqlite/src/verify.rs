@@ -83,6 +83,16 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         1,
+        "queues whose next place in line is taken",
+        "WITH used(queue, place) AS (
+                SELECT key >> 45, key & 0xFFFFFFFFFFF FROM pillarbox_message
+                UNION ALL SELECT key >> 45, key & 0xFFFFFFFFFFF FROM pillarbox_requeued),
+            last(queue, place) AS (SELECT queue, max(place) FROM used GROUP BY queue)
+        SELECT count(*) FROM pillarbox_queue AS q JOIN last USING (queue)
+            WHERE q.name IS NOT NULL AND last.place >= q.next_place",
+    ),
+    (
+        1,
         "timers that no sweep will ever find",
         "SELECT count(*) FROM pillarbox_timer AS t
             JOIN pillarbox_queue AS q ON q.queue = t.key >> 45 AND q.name IS NOT NULL
@@ -97,10 +107,27 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
 /// Reads the whole file, and may be used while others use it; the write-ahead log grows meanwhile. No
 /// problem means an empty list.
 pub fn verify(path: impl AsRef<Path>) -> Result<Vec<String>> {
-    look(path.as_ref()).map_err(|failure| failure.during("verify", None))
+    let problems = look(path.as_ref()).map_err(|failure| failure.during("verify", None))?;
+    Ok(problems.into_iter().map(|problem| problem.text).collect())
 }
 
-fn look(path: &Path) -> Result<Vec<String>, Failure> {
+/// Something that must not be in a file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    pub(crate) kind: Kind,
+    pub(crate) text: String,
+}
+
+/// Where a problem is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// SQLite itself cannot make sense of the file.
+    Pages,
+    /// Our tables do not agree with each other.
+    Tables,
+}
+
+pub(crate) fn look(path: &Path) -> Result<Vec<Problem>, Failure> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
@@ -109,7 +136,10 @@ fn look(path: &Path) -> Result<Vec<String>, Failure> {
     let mut problems = Vec::new();
     let mut check = snapshot.prepare("PRAGMA integrity_check")?;
     for line in check.query_map([], |row| row.get::<_, String>(0))? {
-        problems.extend(Some(line?).filter(|line| line != "ok"));
+        let text = line?;
+        if text != "ok" {
+            problems.push(Problem { kind: Kind::Pages, text });
+        }
     }
     let version = match schema::content(&snapshot)? {
         Content::Ours(version @ 1..) => version,
@@ -119,7 +149,7 @@ fn look(path: &Path) -> Result<Vec<String>, Failure> {
     for (_, problem, question) in PROBLEMS.iter().filter(|(since, ..)| *since <= version) {
         let found: u64 = snapshot.query_row(question, [], |row| row.get(0))?;
         if found > 0 {
-            problems.push(format!("{found} {problem}"));
+            problems.push(Problem { kind: Kind::Tables, text: format!("{problem}: {found}") });
         }
     }
     Ok(problems)
@@ -175,6 +205,7 @@ mod tests {
         finds("DELETE FROM pillarbox_timer WHERE nonce IS NULL", "no receive");
         finds("UPDATE pillarbox_queue SET cursor = 4", "no receive");
         finds("UPDATE pillarbox_queue SET cursor = 1", "past the cursor");
+        finds("UPDATE pillarbox_queue SET next_place = 8", "next place");
         finds("DELETE FROM pillarbox_expiry WHERE bucket = 700", "no sweep");
     }
 

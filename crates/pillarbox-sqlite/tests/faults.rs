@@ -61,7 +61,7 @@ async fn a_directory_is_not_a_file() {
 async fn a_file_that_must_be_there_is_not_made() {
     let (_directory, file) = directory();
     let text = refusal(SqliteOptions::new(&file).create(false)).await;
-    assert!(text.contains("is not there") && !file.exists(), "{text}");
+    assert!(text.contains("there is no file") && !file.exists(), "{text}");
 }
 
 #[tokio::test]

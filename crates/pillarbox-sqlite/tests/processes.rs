@@ -4,9 +4,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use pillarbox_core::{Outgoing, Receipt, Receive, Settle};
+use pillarbox_core::{Mailboxes, Outgoing, Receipt, Receive, Settle};
 use pillarbox_sqlite::rusqlite::Connection;
-use pillarbox_sqlite::verify;
+use pillarbox_sqlite::{SqliteBackend, SqliteOptions, Synchronous, verify};
 
 use crate::common::{Child, open, queue, told};
 
@@ -117,6 +117,28 @@ async fn a_queue_that_nobody_has_open_and_that_holds_nothing_is_forgotten() {
     kept.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
     let names: Vec<_> = backend.queues().await.unwrap().iter().map(ToString::to_string).collect();
     assert_eq!(names, ["kept"]);
+}
+
+#[tokio::test]
+async fn a_queue_that_was_only_looked_at_is_not_forgotten() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("jobs.db");
+    let worker = open(&file).await;
+    let jobs = queue(&worker, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    let delivery = jobs.receive(Receive::one()).await.unwrap().remove(0);
+    jobs.settle(vec![Settle::acknowledge(delivery.receipt)]).await.unwrap().remove(0).unwrap();
+
+    // As another process would: with a connection of its own.
+    let options = SqliteOptions::new(&file).synchronous(Synchronous::Normal);
+    let monitor = Mailboxes::new(SqliteBackend::open(options).await.unwrap());
+    for _ in 0..3 {
+        let looked = queue(&monitor, "jobs");
+        assert_eq!(looked.counts().await.unwrap().sent, Some(1));
+        assert_eq!(looked.peek(1, None).await.unwrap().messages, []);
+        drop(looked);
+        assert_eq!(monitor.queues().await.unwrap().len(), 1);
+    }
 }
 
 /// Closes at the moment when a waiter is being served: it has the message, or the message is there

@@ -14,6 +14,7 @@ use super::using;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::line;
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -75,7 +76,7 @@ fn report(context: &mut Context, queue: &QueueName, id: MessageId) -> Result<()>
 async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Result<()> {
     let mut lines = Lines::open(path, |line| {
         let json = serde_json::from_str::<IgnoredAny>(line);
-        json.map(drop).map_err(|error| format!("not JSON: {error}"))
+        json.map(drop).map_err(|error| format!("not JSON: {}", line::problem(&error)))
     })?;
     let total = lines.total();
     using(context.open().await?, async |backend| {

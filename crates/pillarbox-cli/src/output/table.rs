@@ -93,7 +93,7 @@ mod tests {
             text,
             "QUEUE     READY  BODY\n\
              orders        7  short\n\
-             日本    1234567  much too long…\n"
+             日本    1234567  much too lon…\n"
         );
         assert!(table.render(None, Style::plain()).contains("much too long for it\n"));
     }

@@ -164,7 +164,7 @@ fn summarise(
     }
     let program = std::env::args().next().unwrap_or_else(|| "pillarbox".to_owned());
     context.out.line("\nLook into it:")?;
-    for command in ["stats", "peek demo-dead", "receive demo-dead --json", "doctor"] {
+    for command in ["stats", "peek demo-dead", "dump demo-dead", "doctor"] {
         context.out.line(&format!("  {program} --url {url} {command}"))?;
     }
     context.out.line("Send the dead letters back to be tried again:")?;

@@ -1,0 +1,308 @@
+//! What every command prints, for people and for scripts.
+
+#![allow(clippy::unwrap_used, reason = "it is all tests")]
+
+mod common;
+
+use common::{Place, id, steady, without_numbers};
+
+/// Runs commands one after the other and shows each with what it printed.
+fn session(place: &Place, lines: &[&str]) -> String {
+    let mut shown = String::new();
+    for line in lines {
+        let run = place.run(line);
+        shown.push_str(&format!("$ pillarbox {}\n{}\n", steady(line), run.shown(place)));
+    }
+    shown
+}
+
+#[test]
+fn queues() {
+    let place = Place::new().with_orders();
+    place.ok("send mail.eu hello");
+    insta::assert_snapshot!(session(&place, &["queues", "queues --json"]));
+}
+
+#[test]
+fn stats() {
+    let place = Place::new().with_orders();
+    place.ok("receive orders --visibility 12h");
+    let lines = ["stats", "stats --json", "stats mail orders", "stats nothing --json"];
+    // The age in JSON is exact.
+    let shown = session(&place, &lines);
+    let age = "oldest_age_seconds\":26";
+    assert_eq!(shown.matches(age).count(), 1, "{shown}");
+    let from = shown.find(age).unwrap() + age.len();
+    let to = from + shown[from..].find('}').unwrap();
+    insta::assert_snapshot!(format!("{}<age>{}", &shown[..from], &shown[to..]));
+}
+
+#[test]
+fn send() {
+    let place = Place::new();
+    std::fs::write(place.path().join("bodies.jsonl"), "{\"n\":1}\n\n  [2]  \n\"three\"\n").unwrap();
+    let lines = [
+        "send orders hello",
+        &format!("send orders {{\"n\":1}} --id {} --json", id(1)),
+        "send orders 5 --key invoice-4711 --delay 1h --reply-to client-7 --attr a=b --attr c=d=e",
+        "send orders 5 --key invoice-4711",
+        "send orders -5",
+        "send orders --file bodies.jsonl",
+    ];
+    insta::assert_snapshot!(session(&place, &lines));
+    let bodies: Vec<_> = place.ok("peek orders --json").lines().map(body).collect();
+    assert_eq!(bodies, ["\"hello\"", "{\"n\":1}", "-5", "{\"n\":1}", "[2]", "\"three\"", "5"]);
+}
+
+fn body(line: &str) -> String {
+    let start = line.find("\"body\":").unwrap() + 7;
+    line[start..line.len() - 1].to_owned()
+}
+
+#[test]
+fn send_takes_standard_input_as_it_is() {
+    let place = Place::new();
+    place.run_with_input("send files -", b"\x00\xff\n");
+    place.run_with_input("send files -", "text\n");
+    place.run_with_input("send files --file -", "1\n2");
+    let bodies: Vec<_> = place.ok("peek files --json").lines().map(body).collect();
+    assert_eq!(bodies, ["\"AP8K\"", "\"text\\n\"", "1", "2"]);
+}
+
+#[test]
+fn receive() {
+    let place = Place::new().with_orders();
+    insta::assert_snapshot!(session(
+        &place,
+        &[
+            "receive orders",
+            "receive orders --json --visibility 1h",
+            "receive orders",
+            "receive nothing",
+            "send mail hello",
+            "receive mail --ack --wait 5s",
+            "stats",
+        ]
+    ));
+}
+
+#[test]
+fn receive_takes_as_many_as_asked_for() {
+    let place = Place::new();
+    let lines: String = (0..2500).map(|n| format!("{n}\n")).collect();
+    place.run_with_input("send numbers --file -", lines);
+    let run = place.run("receive numbers --max 2100 --json");
+    let bodies: Vec<_> = run.stdout.lines().map(body).collect();
+    assert_eq!(bodies, (0..2100).map(|n| n.to_string()).collect::<Vec<_>>());
+    assert_eq!(place.ok("receive numbers --max 5000 --json --ack").lines().count(), 400);
+    assert_eq!(place.run("receive numbers --json").code, 3);
+}
+
+#[test]
+fn peek() {
+    let place = Place::new().with_orders();
+    place.ok("receive orders --visibility 12h");
+    insta::assert_snapshot!(session(
+        &place,
+        &["peek orders", "peek orders --json", "peek orders --max 1", "peek nothing"]
+    ));
+}
+
+#[test]
+fn settling() {
+    let place = Place::new().with_orders();
+    let receipts: Vec<_> = place
+        .ok("receive orders --max 2 --json")
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|line| line["receipt"].as_str().unwrap().to_owned())
+        .collect();
+    let (one, two) = (&receipts[0], &receipts[1]);
+    insta::assert_snapshot!(session(
+        &place,
+        &[
+            &format!("extend orders {one} 1h30m"),
+            &format!("extend orders {one} 12h --json"),
+            &format!("ack orders {one}"),
+            &format!("nack orders {one} {two} --delay 5m"),
+            &format!("ack orders {two} --json"),
+            "stats",
+        ]
+    ));
+    let again = place.ok("send mail x").trim().to_owned();
+    let run = place.run("receive mail --json");
+    let receipt = serde_json::from_str::<serde_json::Value>(&run.stdout).unwrap();
+    let receipt = receipt["receipt"].as_str().unwrap();
+    assert!(receipt.starts_with(&again));
+    insta::assert_snapshot!(
+        "nack_at_once",
+        session(&place, &[&format!("nack mail {receipt}"), "receive mail --ack"])
+    );
+}
+
+#[test]
+fn purge() {
+    let place = Place::new().with_orders();
+    place.ok("receive orders");
+    insta::assert_snapshot!(session(
+        &place,
+        &["purge orders", "purge orders --yes", "purge orders --yes --json", "stats orders"]
+    ));
+}
+
+#[test]
+fn dump_and_load() {
+    let place = Place::new().with_orders();
+    place.ok("receive orders --visibility 12h");
+    let lines = ["dump orders", "dump nothing", "stats orders --json"];
+    let shown = session(&place, &lines);
+    insta::assert_snapshot!(shown.split("oldest_age").next().unwrap());
+
+    std::fs::write(place.path().join("orders.jsonl"), place.ok("dump orders")).unwrap();
+    insta::assert_snapshot!(
+        "load",
+        session(
+            &place,
+            &[
+                "load copy orders.jsonl",
+                "load copy orders.jsonl --json",
+                "peek copy",
+                "purge copy --yes"
+            ]
+        )
+    );
+}
+
+#[test]
+fn drain() {
+    let place = Place::new().with_orders();
+    insta::assert_snapshot!(session(
+        &place,
+        &["drain orders --max 1", "drain orders", "drain orders", "drain nothing"]
+    ));
+}
+
+#[test]
+fn what_was_drained_can_be_loaded_again() {
+    let place = Place::new().with_orders();
+    let before = place.ok("dump orders");
+    let drained = place.ok("drain orders");
+    assert_eq!(place.run_with_input("load orders -", &drained).stdout, "2 messages loaded\n");
+    let ready = |dump: &str| -> Vec<String> {
+        let lines = dump.lines().filter(|line| !line.contains("delayed"));
+        lines.map(|line| line.replace("\"delivery_count\":1", "\"delivery_count\":0")).collect()
+    };
+    assert_eq!(ready(&place.ok("dump orders")), ready(&before));
+}
+
+#[test]
+fn moving() {
+    let place = Place::new().with_orders();
+    insta::assert_snapshot!(session(
+        &place,
+        &[
+            "move orders sqlite:other.db orders --no-wait",
+            "move orders sqlite:other.db orders --no-wait --json",
+            "--url sqlite:other.db peek orders",
+            "--url sqlite:other.db move orders sqlite:pillarbox.db moved --max 1",
+            "peek moved --json",
+            "move nothing sqlite:other.db orders",
+        ]
+    ));
+}
+
+#[test]
+fn bench() {
+    let place = Place::new();
+    let shown = place.run("bench --duration 200ms --callers 4").shown(&place);
+    let shown = without_numbers(&shown).replace("ms", "µs").replace("Nk/s", "N/s");
+    let shown: String = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    insta::assert_snapshot!(shown.replace("N s", "N µs"));
+    let json = place.ok("bench --duration 100ms --batch 10 --size 0 --json");
+    insta::assert_snapshot!("bench_json", without_numbers(&json));
+    // Nothing of it stays.
+    assert_eq!(place.ok("queues"), "");
+}
+
+#[test]
+fn doctor() {
+    let place = Place::new().with_orders();
+    let shown = |line| without_numbers(&place.run(line).shown(&place)).replace("ms", "µs");
+    insta::assert_snapshot!(shown("doctor"));
+    insta::assert_snapshot!("doctor_json", shown("doctor --json"));
+}
+
+#[test]
+fn doctor_finds_and_repairs() {
+    let place = Place::new().with_orders();
+    let file = pillarbox::sqlite::rusqlite::Connection::open(place.path().join("pillarbox.db"));
+    let damage = "DELETE FROM pillarbox_expiry; UPDATE pillarbox_queue SET total = 7";
+    file.unwrap().execute_batch(damage).unwrap();
+    let shown = |line| {
+        let run = place.run(line);
+        let after = run.shown(&place).split("Promise").nth(1).unwrap().to_owned();
+        format!("$ pillarbox {line}\n{after}")
+    };
+    insta::assert_snapshot!([shown("doctor"), shown("doctor --fix"), shown("doctor")].join("\n"));
+    assert_eq!(place.ok("dump orders").lines().count(), 3);
+}
+
+#[test]
+fn demo() {
+    let place = Place::new();
+    let lines = "demo --fast --tasks 20 --workers 1 --url sqlite:demo.db";
+    let shown = place.run(lines).shown(&place);
+    let (events, summary) = shown.split_once("\n\n").unwrap();
+    let succeeded = events.lines().filter(|line| line.contains("done in")).count();
+    let dead = events.lines().filter(|line| line.contains("dead letter after attempt 3")).count();
+    let retried = events.lines().filter(|line| line.contains("again in")).count();
+    assert_eq!(succeeded + dead, 20, "{events}");
+    assert!(retried > 0 && dead > 0, "{events}");
+    for said in [
+        format!("processed      {} times, for 20 tasks\n", succeeded + dead + retried),
+        format!("succeeded      {succeeded}\n"),
+        format!("retried        {retried}\n"),
+        format!("dead-lettered  {dead}\n"),
+        "backend        sqlite:demo.db\n".to_owned(),
+    ] {
+        assert!(format!("\n{summary}").contains(&said), "{said}: {summary}");
+    }
+    // The commands that it names do what it says.
+    let program = env!("CARGO_BIN_EXE_pillarbox");
+    let named: Vec<_> =
+        summary.lines().filter_map(|line| line.trim().strip_prefix(program)).collect();
+    assert_eq!(named.len(), 5, "{summary}");
+    let found: Vec<_> = named.iter().map(|line| place.ok(line)).collect();
+    assert!(found[0].contains("demo-dead"), "{found:?}");
+    assert_eq!(found[1].lines().count(), dead + 1, "{found:?}");
+    assert!(found[2].contains("\"attributes\":{\"deliveries\":\"3\",\"error\":"), "{found:?}");
+}
+
+#[test]
+fn demo_refuses_a_queue_that_is_in_use() {
+    let place = Place::new();
+    place.ok("send demo x");
+    let run = place.run("demo --fast --url sqlite:pillarbox.db");
+    insta::assert_snapshot!(run.shown(&place));
+    let run = place.run("demo --fast --tasks 3 --json --url sqlite:fresh.db");
+    assert!(run.stdout.starts_with("{\"url\":\"sqlite:fresh.db\",\"tasks\":3,"), "{run:?}");
+}
+
+#[test]
+fn help() {
+    let place = Place::new();
+    insta::assert_snapshot!(place.run("--help").shown(&place));
+    insta::assert_snapshot!("help_move", place.run("move --help").shown(&place));
+}
+
+#[test]
+fn completions_and_manual_pages() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = place.ok(&format!("completions {shell}"));
+        assert!(script.contains("dump") && script.contains("visibility"), "{shell}");
+    }
+    insta::assert_snapshot!(place.run("man pages").shown(&place));
+    let page = std::fs::read_to_string(place.path().join("pages/pillarbox-receive.1")).unwrap();
+    assert!(page.contains("How long to wait for a first message"), "{page}");
+}
