@@ -142,6 +142,9 @@ impl<C: Fn(&str) -> Result<(), String>> Lines<C> {
         let name = path.display().to_string();
         let failed = |error| Failure::Other(format!("cannot read {name}: {error}"));
         let file = File::open(path).map_err(failed)?;
+        if file.metadata().map_err(failed)?.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        }
         // What cannot be read twice, such as a pipe, is checked as it is read.
         if !file.metadata().map_err(failed)?.is_file() {
             let reader = Box::new(BufReader::new(file));

@@ -1,8 +1,11 @@
 //! How far a command is.
 
+use std::fmt;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+
+use super::text;
 
 /// A bar on stderr, or nothing where nobody would see it. Removed when it is dropped.
 #[derive(Debug)]
@@ -17,10 +20,10 @@ impl Progress {
         }
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         let template =
-            format!("{{bar:32}} {{pos}} of {{len}} {unit}  {{per_sec}}  {{eta}} left  {{msg}}");
+            format!("{{bar:32}} {{pos}} of {{len}} {unit}  {{rate}}  {{eta}} left  {{msg}}");
         // The template is ours and well formed; a plain bar would do as well.
         if let Ok(style) = ProgressStyle::with_template(&template) {
-            bar.set_style(style);
+            bar.set_style(style.with_key("rate", rate));
         }
         bar.enable_steady_tick(Duration::from_millis(200));
         Self { bar }
@@ -39,6 +42,11 @@ impl Progress {
     pub(crate) fn say(&self, text: impl Into<String>) {
         self.bar.set_message(text.into());
     }
+}
+
+fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
+    // A bar that cannot be drawn is not drawn.
+    let _ = out.write_str(&text::rate(state.per_sec()));
 }
 
 impl Drop for Progress {

@@ -156,7 +156,7 @@ fn inspect(frame: &mut Frame<'_>, area: Rect, queue: &str, messages: &[Peeked], 
         TableRow::new([state, id, right(&deliveries, 10), sent, right(&size, 9), body])
     });
     let widths = [
-        Constraint::Length(20),
+        Constraint::Length(22),
         Constraint::Length(36),
         Constraint::Length(10),
         Constraint::Length(10),

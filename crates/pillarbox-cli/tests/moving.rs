@@ -1,0 +1,194 @@
+//! `pillarbox move`: killed, run twice at once, refused.
+
+#![allow(clippy::unwrap_used, reason = "it is all tests")]
+#![cfg(unix)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use common::{Place, eventually, finish, id, signal};
+use pillarbox::Mailbox;
+use serde_json::Value;
+
+/// What must stay the same of each message, by id. Fails where an id is there twice.
+fn messages(dump: &str) -> BTreeMap<String, Value> {
+    let mut messages = BTreeMap::new();
+    for line in dump.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let kept = ["body", "body_encoding", "attributes", "reply_to", "enqueued_at"];
+        let kept = kept.map(|field| line[field].clone());
+        let twice = messages.insert(line["id"].as_str().unwrap().to_owned(), kept.to_vec().into());
+        assert!(twice.is_none(), "twice: {line}");
+    }
+    messages
+}
+
+fn fill(place: &Place, queue: &str, number: u32) -> BTreeMap<String, Value> {
+    let mut lines = String::new();
+    for n in 0..number {
+        let at = common::time(-i64::from(n));
+        writeln!(
+            lines,
+            r#"{{"id":"{}","body":{{"n":{n}}},"enqueued_at":"{at}","reply_to":"r{n}","attributes":{{"n":"{n}"}}}}"#,
+            id(n)
+        )
+        .unwrap();
+    }
+    let run = place.run_with_input(&format!("load {queue}"), lines);
+    assert_eq!(run.code, 0, "{run:?}");
+    let messages = messages(&place.ok(&format!("dump {queue}")));
+    assert_eq!(messages.len(), number as usize);
+    messages
+}
+
+/// Killed in the middle, again and again: whenever some more messages have arrived.
+#[tokio::test]
+async fn a_move_that_is_killed_20_times_loses_nothing_and_doubles_nothing() {
+    let place = Place::new();
+    let before = fill(&place, "jobs", 12_000);
+    let target = pillarbox::open(&place.url("other.db")).await.unwrap();
+    let arrived: Mailbox<Value> = target.mailbox("jobs").unwrap();
+    let mut kills = 0;
+    let mut both = 0;
+    while kills < 20 {
+        let seen = arrived.approximate_count().await.unwrap();
+        assert!(seen < 12_000, "it was too quick: {kills} kills");
+        let mut child = place.start("move jobs sqlite:other.db jobs --visibility 300ms");
+        while arrived.approximate_count().await.unwrap() == seen {
+            assert!(child.try_wait().unwrap().is_none(), "it ended: {:?}", finish(child));
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
+        // At another point of its way each time.
+        tokio::time::sleep(Duration::from_micros(kills * 150)).await;
+        signal(&child, "KILL");
+        let run = finish(child);
+        assert_eq!(run.code, -1, "it ended before it was killed: {run:?}");
+        kills += 1;
+
+        // Each message is at one of them, or for a moment at both.
+        let (here, there) =
+            (messages(&place.ok("dump jobs")), place.ok("--url sqlite:other.db dump jobs"));
+        let there = messages(&there);
+        both += here.keys().filter(|id| there.contains_key(*id)).count();
+        assert!(before.keys().all(|id| here.contains_key(id) || there.contains_key(id)));
+    }
+    assert!(both > 0, "no kill came between the copy and its acknowledgement");
+    let last = place.ok("move jobs sqlite:other.db jobs --visibility 300ms");
+    assert!(last.ends_with("none left\n"), "{last}");
+    assert_eq!(place.ok("dump jobs"), "");
+    assert_eq!(messages(&place.ok("--url sqlite:other.db dump jobs")), before);
+    println!("{kills} kills, {both} messages were at both places when one came");
+}
+
+#[test]
+fn two_that_move_the_same_queue_share_the_work() {
+    let place = Place::new();
+    let before = fill(&place, "jobs", 5_000);
+    let movers = [(); 2].map(|()| place.start("move jobs sqlite:other.db jobs"));
+    for run in movers.map(finish) {
+        assert_eq!(run.code, 0, "{run:?}");
+    }
+    assert_eq!(place.ok("dump jobs"), "");
+    assert_eq!(messages(&place.ok("--url sqlite:other.db dump jobs")), before);
+}
+
+#[test]
+fn order_is_kept() {
+    let place = Place::new();
+    fill(&place, "jobs", 3_000);
+    place.ok("move jobs sqlite:other.db jobs");
+    let dump = place.ok("--url sqlite:other.db dump jobs");
+    let order: Vec<u64> = dump
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["body"]["n"].as_u64().unwrap())
+        .collect();
+    assert_eq!(order, (0..3_000).collect::<Vec<_>>());
+}
+
+/// By any name: acknowledging what was "copied" would delete it.
+#[test]
+fn a_queue_is_not_moved_onto_itself() {
+    let place = Place::new();
+    let before = fill(&place, "jobs", 10);
+    std::os::unix::fs::symlink(place.path().join("pillarbox.db"), place.path().join("link.db"))
+        .unwrap();
+    for url in ["sqlite:pillarbox.db", "sqlite:./pillarbox.db?synchronous=normal", "sqlite:link.db"]
+    {
+        let run = place.run(&format!("move jobs {url} jobs"));
+        assert_eq!(run.code, 2, "{url}: {run:?}");
+        assert!(run.stderr.contains("the same queue"), "{url}: {run:?}");
+        assert_eq!(messages(&place.ok("dump jobs")), before, "{url}");
+        assert!(place.ok("stats jobs --json").contains("\"ready\":10,"), "{url}");
+    }
+}
+
+#[test]
+fn what_is_in_flight_or_delayed_is_waited_for() {
+    let place = Place::new();
+    place.ok("send jobs 1");
+    place.ok("send jobs 2 --delay 700ms");
+    place.ok("receive jobs --visibility 900ms");
+    let moved = place.ok("move jobs sqlite:other.db jobs --json");
+    assert!(moved.contains("\"moved\":2,\"refused\":0,\"left\":0"), "{moved}");
+}
+
+#[test]
+fn an_interrupted_move_finishes_its_batch_and_says_how_to_go_on() {
+    let place = Place::new();
+    place.ok("send jobs 1");
+    place.ok("send jobs 2 --delay 1h");
+    let child = place.start("move jobs sqlite:other.db jobs");
+    eventually("the first was moved", || {
+        place.run("--url sqlite:other.db stats --json").stdout.contains("\"ready\":1")
+    });
+    signal(&child, "INT");
+    let run = finish(child);
+    assert_eq!(run.code, 130, "{run:?}");
+    assert_eq!(run.stdout, "1 message moved to 'jobs' at sqlite:other.db; 1 left\n");
+    assert!(run.stderr.contains("run the same command again"), "{run:?}");
+    assert!(place.ok("stats jobs --json").contains("\"in_flight\":0,\"delayed\":1"));
+}
+
+#[test]
+fn following_moves_what_comes_later() {
+    let place = Place::new();
+    place.ok("send jobs 1");
+    let child = place.start("move jobs sqlite:other.db jobs --follow");
+    for number in 2..5 {
+        eventually("what was sent is moved", || {
+            let count = place.run("--url sqlite:other.db stats --json").stdout;
+            count.contains(&format!("\"ready\":{},", number - 1))
+        });
+        place.ok(&format!("send jobs {number}"));
+    }
+    eventually("the last is moved", || place.ok("stats jobs --json").contains("\"ready\":0"));
+    signal(&child, "TERM");
+    assert_eq!(finish(child).code, 130);
+}
+
+#[test]
+fn a_target_that_fails_leaves_the_messages_where_they_were() {
+    let place = Place::new();
+    let before = fill(&place, "jobs", 100);
+    // A limit on the size of files, which the target meets and the source, being there, does not.
+    let program = env!("CARGO_BIN_EXE_pillarbox");
+    let line = format!("ulimit -f 24; trap '' XFSZ; exec {program} move jobs sqlite:other.db jobs");
+    let mut shell = std::process::Command::new("bash");
+    shell.args(["-c", &line]).current_dir(place.path());
+    let run = finish(
+        shell
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    assert_eq!(run.code, 1, "{run:?}");
+    let there = place.run("--url sqlite:other.db dump jobs").stdout;
+    let (here, there) = (messages(&place.ok("dump jobs")), messages(&there));
+    assert!(before.keys().all(|id| here.contains_key(id) || there.contains_key(id)));
+    place.ok("move jobs sqlite:other.db jobs --visibility 1s");
+    assert_eq!(messages(&place.ok("--url sqlite:other.db dump jobs")), before);
+}

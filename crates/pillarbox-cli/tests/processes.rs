@@ -1,0 +1,207 @@
+//! Several processes on one file: commands beside each other and beside a program of the user's.
+
+#![allow(clippy::unwrap_used, reason = "it is all tests")]
+#![cfg(unix)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Place, eventually, finish, signal};
+use pillarbox::{Mailbox, Mailboxes, Receive};
+use serde_json::Value;
+
+async fn open(place: &Place) -> (Mailboxes, Mailbox<Value>) {
+    let backend = pillarbox::open(&place.url("pillarbox.db")).await.unwrap();
+    let jobs = backend.mailbox("jobs").unwrap();
+    (backend, jobs)
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The user's program has the file open all the time, and sees what each command does.
+#[tokio::test]
+async fn every_command_works_beside_a_program_that_has_the_file_open() {
+    let place = Place::new();
+    let (backend, jobs) = open(&place).await;
+    let counts = async || {
+        let counts = jobs.counts().await.unwrap();
+        (counts.ready, counts.in_flight, counts.delayed)
+    };
+    jobs.send(&1.into()).await.unwrap();
+    assert_eq!(place.ok("queues"), "jobs\n");
+    place.ok("send jobs 2");
+    place.ok("send jobs 3 --delay 1h");
+    assert_eq!(counts().await, (2, 0, 1));
+    assert_eq!(lines(&place.ok("stats --json"))[0]["ready"], 2);
+    assert_eq!(lines(&place.ok("peek jobs --json")).len(), 3);
+
+    // A receipt of either settles at the other.
+    let ours = jobs.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
+    place.ok(&format!("extend jobs {} 1h", ours.receipt()));
+    place.ok(&format!("ack jobs {}", ours.receipt()));
+    assert!(ours.acknowledge().await.is_err());
+    let theirs = lines(&place.ok("receive jobs --json")).remove(0);
+    assert_eq!((&theirs["body"], counts().await), (&2.into(), (0, 1, 1)));
+    let receipt = theirs["receipt"].as_str().unwrap();
+    place.ok(&format!("nack jobs {receipt}"));
+    assert!(jobs.acknowledge(&receipt.parse().unwrap()).await.is_err());
+    let again = jobs.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
+    assert_eq!((again.body(), again.delivery_count()), (&2.into(), 2));
+    again.nack(Duration::ZERO).await.unwrap();
+
+    let dumped = place.ok("dump jobs");
+    assert_eq!(lines(&dumped).len(), 2);
+    assert_eq!(lines(&place.ok("drain jobs")).len(), 1);
+    assert_eq!(counts().await, (0, 0, 1));
+    assert_eq!(place.run_with_input("load jobs", &dumped).code, 0);
+    assert_eq!(counts().await, (1, 0, 1));
+    place.ok("move jobs sqlite:pillarbox.db others --no-wait");
+    assert_eq!(counts().await, (0, 0, 1));
+    assert!(place.ok("doctor --fix").contains("Nothing is wrong."));
+    place.ok("bench --duration 100ms");
+    place.ok("purge jobs --yes");
+    assert_eq!(counts().await, (0, 0, 0));
+    backend.close().await;
+}
+
+#[tokio::test]
+async fn a_receive_waits_for_a_message_of_another_process() {
+    let place = Place::new();
+    place.ok("send other x");
+    let waiting = place.start("receive jobs --wait 60s --json --ack");
+    let started = Instant::now();
+    std::thread::sleep(Duration::from_millis(200));
+    place.ok("send jobs {\"n\":1}");
+    let run = finish(waiting);
+    assert_eq!((run.code, &lines(&run.stdout)[0]["body"]["n"]), (0, &1.into()));
+    assert!(started.elapsed() < Duration::from_secs(50), "it waited until the end");
+}
+
+/// Starts a receive that waits, and gives it time to begin.
+fn start_waiting(place: &Place) -> Child {
+    let child = place.start("receive jobs --wait 10m --visibility 12h --json");
+    std::thread::sleep(Duration::from_millis(100));
+    child
+}
+
+#[test]
+fn an_interrupted_receive_ends_with_130_and_holds_nothing() {
+    let place = Place::new();
+    place.ok("send other x");
+    for name in ["INT", "TERM", "HUP"] {
+        let child = start_waiting(&place);
+        signal(&child, name);
+        let run = finish(child);
+        assert_eq!((run.code, run.stdout.as_str(), run.stderr.as_str()), (130, "", ""), "{name}");
+    }
+}
+
+/// A message is sent at the very moment at which the receiver is interrupted: it was printed, or it
+/// is there for others.
+#[tokio::test]
+async fn ctrl_c_leaves_nothing_invisible_that_was_not_printed() {
+    let place = Place::new();
+    let (_backend, jobs) = open(&place).await;
+    let (mut printed, mut left) = (0, 0);
+    for round in 0..30u64 {
+        let child = start_waiting(&place);
+        let body = round.into();
+        let interrupt = async {
+            tokio::time::sleep(Duration::from_micros(round * 700)).await;
+            signal(&child, "INT");
+        };
+        tokio::join!(async { jobs.send(&body).await.unwrap() }, interrupt);
+        let run = finish(child);
+        let counts = jobs.counts().await.unwrap();
+        if run.code == 0 {
+            assert_eq!(lines(&run.stdout)[0]["body"], round, "{run:?}");
+            assert_eq!((counts.ready, counts.in_flight), (0, 1), "{run:?}");
+            printed += 1;
+        } else {
+            assert_eq!((run.code, run.stdout.as_str()), (130, ""), "{run:?}");
+            assert_eq!((counts.ready, counts.in_flight), (1, 0), "{run:?}");
+            left += 1;
+        }
+        jobs.purge().await.unwrap();
+    }
+    println!("{printed} printed, {left} left");
+    assert!(printed > 0 && left > 0, "{printed} printed, {left} left: too late or too early");
+}
+
+#[test]
+fn a_closed_pipe_is_no_error_and_loses_nothing() {
+    let place = Place::new();
+    let bodies: String = (0..20_000).map(|n| format!("\"{n} {}\"\n", "x".repeat(200))).collect();
+    assert_eq!(place.run_with_input("send jobs --file -", bodies).code, 0);
+    for line in ["peek jobs --max 20000", "dump jobs", "drain jobs", "receive jobs -n 20000 --json"]
+    {
+        let mut child = place.start(line);
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut first = String::new();
+        stdout.read_line(&mut first).unwrap();
+        assert!(!first.is_empty(), "{line}");
+        drop(stdout);
+        let run = finish(child);
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{line}");
+    }
+    // What was drained was written to the pipe before it was closed: no more than a pipe holds and
+    // what was in between. The rest is there.
+    let stats = &lines(&place.ok("stats jobs --json"))[0];
+    let (ready, in_flight) =
+        (stats["ready"].as_u64().unwrap(), stats["in_flight"].as_u64().unwrap());
+    assert!(ready > 15_000 && in_flight > 0 && in_flight < 2_000, "{stats}");
+}
+
+#[test]
+fn a_full_disk_loses_nothing_that_is_drained() {
+    let place = Place::new().with_orders();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = place.command(["drain", "orders"]);
+    let run = finish(command.stdout(Stdio::from(full)).spawn().unwrap());
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stderr.contains("cannot write to stdout"), "{run:?}");
+    assert_eq!(lines(&place.ok("stats orders --json"))[0]["ready"], 2);
+}
+
+#[test]
+fn stats_are_watched_until_interrupted() {
+    let place = Place::new().with_orders();
+    let mut child = place.start("stats --watch=100ms --json");
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut next = || {
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        lines(&line).remove(0)
+    };
+    assert_eq!(next()["ready"], 2);
+    place.ok("send orders x");
+    eventually("the new message is counted", || next()["ready"] == 3);
+    signal(&child, "INT");
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn an_interrupted_demo_finishes_what_runs_and_keeps_the_rest() {
+    let place = Place::new();
+    let mut child = place.start("demo --url sqlite:pillarbox.db");
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    stdout.read_line(&mut first).unwrap();
+    signal(&child, "INT");
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let done = rest.lines().chain([first.trim()]).filter(|line| line.contains("done in")).count();
+    assert!(rest.contains(&format!("succeeded      {done}\n")), "{rest}");
+    let stats = lines(&place.ok("stats demo --json")).remove(0);
+    assert_eq!(stats["in_flight"], 0, "{stats}");
+    let held = stats["ready"].as_u64().unwrap() + stats["delayed"].as_u64().unwrap();
+    assert_eq!(held as usize, 100 - done, "{rest}");
+}

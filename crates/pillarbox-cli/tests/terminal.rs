@@ -1,0 +1,232 @@
+//! What a person sees: `top`, the demo and questions, on a terminal.
+
+#![allow(clippy::unwrap_used, reason = "it is all tests")]
+#![cfg(unix)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use common::Place;
+use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system};
+
+/// A terminal of 30 lines and 110 columns, in which the command runs.
+struct Terminal {
+    screen: Arc<Mutex<vt100::Parser>>,
+    keys: Box<dyn Write + Send>,
+    child: Box<dyn Child + Send + Sync>,
+    reader: JoinHandle<()>,
+    pty: Box<dyn MasterPty + Send>,
+}
+
+impl Terminal {
+    fn start(place: &Place, line: &str) -> Self {
+        let size = PtySize { rows: 30, cols: 110, pixel_width: 0, pixel_height: 0 };
+        let pair = native_pty_system().openpty(size).unwrap();
+        let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_pillarbox"));
+        command.args(line.split_whitespace());
+        command.cwd(place.path());
+        command.env_remove("PILLARBOX_URL");
+        command.env_remove("NO_COLOR");
+        command.env("TERM", "xterm-256color");
+        let child = pair.slave.spawn_command(command).unwrap();
+        drop(pair.slave);
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(30, 110, 0)));
+        let mut output = pair.master.try_clone_reader().unwrap();
+        let shared = screen.clone();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(number @ 1..) = output.read(&mut bytes) {
+                shared.lock().unwrap().process(&bytes[..number]);
+            }
+        });
+        let keys = pair.master.take_writer().unwrap();
+        Self { screen, keys, child, reader, pty: pair.master }
+    }
+
+    fn text(&self) -> String {
+        self.screen.lock().unwrap().screen().contents()
+    }
+
+    /// Waits until the screen is as it should be, and gives it.
+    fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            let text = self.text();
+            if is_so(&text) {
+                return text;
+            }
+            assert!(Instant::now() < end, "still not so: {what}\n{text}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+        self.keys.flush().unwrap();
+    }
+
+    /// Waits for the end and gives the exit code, and whether the screen is the user's again.
+    fn end(mut self) -> (u32, bool) {
+        let code = self.child.wait().unwrap().exit_code();
+        drop(self.keys);
+        drop(self.pty);
+        self.reader.join().unwrap();
+        let alternate = self.screen.lock().unwrap().screen().alternate_screen();
+        (code, !alternate)
+    }
+}
+
+fn row<'a>(screen: &'a str, queue: &str) -> Vec<&'a str> {
+    let line = screen.lines().find(|line| line.starts_with(queue)).unwrap_or_default();
+    line.split_whitespace().collect()
+}
+
+#[test]
+fn top_shows_queues_lets_look_into_them_and_purges() {
+    let place = Place::new().with_orders();
+    place.ok("receive orders --visibility 12h");
+    place.ok("send mail hello");
+    let mut top = Terminal::start(&place, "top --interval 100ms");
+
+    let screen = top.until("counts", |text| text.contains("orders") && text.contains("OUT/S"));
+    assert!(
+        screen.starts_with("sqlite:pillarbox.db   2 queues, 4 messages   every 100ms"),
+        "{screen}"
+    );
+    assert_eq!(row(&screen, "orders")[..5], ["orders", "1", "1", "1", "3d"], "{screen}");
+    assert!(
+        screen.trim_end().ends_with("Enter look into   p purge   s sort   ? help   q quit"),
+        "{screen}"
+    );
+
+    // It follows what others do, and shows it as a rate and a line that rises.
+    place.ok("send orders x");
+    top.until("a rate", |text| row(text, "orders")[1] == "2" && text.contains('▆'));
+
+    top.press("s");
+    top.until("another order", |text| text.contains("READY ▾"));
+    top.press("?");
+    top.until("help", |text| text.contains("look into the queue"));
+    top.press("x");
+
+    // Into the queue with most ready messages, which is now first, and down to its second message.
+    top.until("no help", |text| !text.contains("look into the queue"));
+    top.press("g\r");
+    let screen =
+        top.until("messages", |text| text.contains("client-7") || text.contains("00 ff 10"));
+    assert!(screen.contains("in flight, 11h59m left"), "{screen}");
+    top.press("jj");
+    top.until("the message", |text| {
+        text.contains("reply to  client-7") && text.contains("tenant=acme")
+    });
+
+    // Purging asks, takes no for an answer, and does it.
+    top.press("\x1b");
+    top.until("back", |text| text.contains("Enter look into"));
+    top.press("p");
+    top.until("the question", |text| text.contains("Delete 4 messages of 'orders'?"));
+    top.press("n");
+    top.until("no question", |text| !text.contains("Delete 4"));
+    assert!(place.ok("stats orders --json").contains("\"ready\":2,\"in_flight\":1,\"delayed\":1"));
+    top.press("p");
+    top.until("the question", |text| text.contains("Delete 4 messages of 'orders'?"));
+    top.press("y");
+    top.until("the answer", |text| text.contains("4 messages of 'orders' deleted"));
+    top.until("none", |text| row(text, "orders")[1..4] == ["0", "0", "0"]);
+    assert_eq!(place.ok("dump orders"), "");
+
+    top.press("q");
+    assert_eq!(top.end(), (0, true));
+}
+
+#[test]
+fn top_says_what_went_wrong_and_goes_on() {
+    let place = Place::new().with_orders();
+    let mut top = Terminal::start(&place, "top --interval 100ms");
+    top.until("counts", |text| text.contains("orders"));
+    let (file, away) = (place.path().join("pillarbox.db"), place.path().join("away.db"));
+    std::fs::rename(&file, &away).unwrap();
+    top.until("the error", |text| text.contains("moved, deleted or replaced"));
+    std::fs::rename(&away, &file).unwrap();
+    top.until("all well", |text| text.contains("Enter look into"));
+    top.press("\x03");
+    assert_eq!(top.end(), (0, true));
+}
+
+#[test]
+fn top_of_nothing_and_without_a_file() {
+    let place = Place::new().with_orders();
+    place.ok("purge orders --yes");
+    let mut top = Terminal::start(&place, "top");
+    top.until("nothing", |text| text.contains("no queues yet"));
+    top.press("p\rjk?q");
+    assert_eq!(top.end(), (0, true));
+    let top = Terminal::start(&place, "top --url sqlite:nothing.db");
+    top.until("the error", |text| text.contains("there is no file"));
+    assert_eq!(top.end(), (1, true));
+}
+
+#[test]
+fn the_demo_is_live_on_a_terminal() {
+    let place = Place::new();
+    let demo = Terminal::start(&place, "demo --fast --tasks 60 --url sqlite:demo.db");
+    let live = demo.until("workers at work", |text| {
+        text.contains("worker 1") && text.contains("worker 4") && text.contains("of 60 tasks")
+    });
+    assert!(live.contains('█') || live.contains('░'), "{live}");
+    let screen = demo.until("the summary", |text| text.contains("Look into it:"));
+    assert!(screen.contains("60 of 60 tasks") && screen.contains("processed"), "{screen}");
+    assert!(!screen.contains("worker 1  task"), "the workers' lines are gone: {screen}");
+    assert_eq!(demo.end().0, 0);
+}
+
+#[test]
+fn a_purge_asks_a_person() {
+    let place = Place::new().with_orders();
+    let mut purge = Terminal::start(&place, "purge orders");
+    purge.until("the question", |text| {
+        text.contains("Delete 3 messages of 'orders' at sqlite:pillarbox.db? [y/N]")
+    });
+    purge.press("\r");
+    purge.until("the answer", |text| text.contains("nothing was deleted"));
+    assert_eq!(purge.end().0, 1);
+    assert_eq!(place.ok("dump orders").lines().count(), 3);
+    let mut purge = Terminal::start(&place, "purge orders");
+    purge.until("the question", |text| text.contains("[y/N]"));
+    purge.press("yes\r");
+    assert_eq!(purge.end().0, 0);
+    assert_eq!(place.ok("dump orders"), "");
+}
+
+#[test]
+fn long_work_shows_a_bar() {
+    let place = Place::new();
+    place.ok("send jobs 1");
+    place.ok("send jobs 2 --delay 3s");
+    let moving = Terminal::start(&place, "move jobs sqlite:other.db jobs --json");
+    moving.until("the bar", |text| {
+        text.contains("1 of 2 messages") && text.contains("waiting for 0 in flight, 1 delayed")
+    });
+    let screen = moving.until("the end", |text| text.contains("\"moved\":2"));
+    assert!(!screen.contains("of 2 messages"), "the bar is gone: {screen}");
+    assert_eq!(moving.end().0, 0);
+}
+
+#[test]
+fn colour_is_for_terminals() {
+    let place = Place::new().with_orders();
+    let stats = Terminal::start(&place, "stats");
+    stats.until("the table", |text| text.contains("orders"));
+    let bold = {
+        let parser = stats.screen.lock().unwrap();
+        parser.screen().cell(0, 0).unwrap().bold()
+    };
+    assert!(bold);
+    assert_eq!(stats.end().0, 0);
+    assert!(!place.ok("stats").contains('\x1b'));
+    assert!(!place.run("stats --url sqlite:nothing.db").stderr.contains('\x1b'));
+}
