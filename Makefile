@@ -17,8 +17,9 @@ help: ## Lists the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 .PHONY: demo
-demo: setup-build ## Runs a client, three workers and what goes wrong between them, in about a second
-	@$(CARGO) run --quiet --locked -p pillarbox --example demo
+demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in about 20 seconds
+	@mkdir -p target && rm -f target/demo.db target/demo.db-*
+	@$(CARGO) run --quiet --locked -p pillarbox-cli -- --url sqlite:target/demo.db demo
 
 .PHONY: test
 test: setup lint deny-if-here unit doc examples ## Everything that must pass: lints, tests, doctests, examples
@@ -68,6 +69,16 @@ crash-sqlite: setup ## The long crash campaigns: KILLS processes on a SQLite fil
 soak-sqlite: setup ## Steady load on a SQLite file with a slow reader, for some minutes
 	@PILLARBOX_SOAK_MESSAGES=$(MESSAGES) $(CARGO) nextest run --locked -p pillarbox-sqlite \
 		--cargo-quiet --test soak --no-capture --profile campaign
+
+.PHONY: install
+install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs
+	@$(CARGO) install --quiet --locked --path crates/pillarbox-cli
+
+.PHONY: pictures
+pictures: setup-build ## Records the terminal pictures of the documentation anew
+	@scripts/setup.sh pictures
+	@$(CARGO) build --quiet --locked -p pillarbox-cli
+	@target/venv-pictures/bin/python scripts/pictures.py target/debug/pillarbox docs/pictures
 
 .PHONY: deny
 deny: ## Licences, sources and duplicates of dependencies (builds cargo-deny if it is not here)

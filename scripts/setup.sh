@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny.
+# Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny,
+# pictures.
 # Prints nothing when there is nothing to do. Debian's packages go to the system, everything else
 # to target/.
 set -euo pipefail
@@ -34,6 +35,13 @@ for need in "$@"; do
       ;;
     cargo-deny)
       command -v cargo-deny > /dev/null || cargo_install cargo-deny 0.20.2
+      ;;
+    pictures)
+      if [ ! -x target/venv-pictures/bin/python ]; then
+        python3 -c 'import ensurepip' 2> /dev/null || apt_install python3-venv
+        python3 -m venv target/venv-pictures
+        target/venv-pictures/bin/pip install --quiet pyte==0.8.2
+      fi
       ;;
     *) echo "setup.sh: unknown need '$need'" >&2; exit 2 ;;
   esac

@@ -180,7 +180,8 @@ fn the_demo_is_live_on_a_terminal() {
     assert!(live.contains('█') || live.contains('░'), "{live}");
     let screen = demo.until("the summary", |text| text.contains("Look into it:"));
     assert!(screen.contains("60 of 60 tasks") && screen.contains("processed"), "{screen}");
-    assert!(!screen.contains("worker 1  task"), "the workers' lines are gone: {screen}");
+    assert!(screen.contains("dead letter after attempt 3"), "{screen}");
+    assert!(!screen.contains("running"), "the workers' lines are gone: {screen}");
     assert_eq!(demo.end().0, 0);
 }
 

@@ -158,7 +158,8 @@ fn summarise(
         ("backend", url.to_string()),
     ];
     let style = context.out.style();
-    context.out.line("")?;
+    // The first ends the line that the bar is on.
+    context.out.line(if context.out.is_terminal() { "\n" } else { "" })?;
     for (name, value) in rows {
         context.out.line(&format!("{}  {value}", style.heading(&format!("{name:<13}"))))?;
     }

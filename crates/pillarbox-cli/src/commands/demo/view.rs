@@ -81,6 +81,10 @@ impl Live {
     fn show(&self, event: &Event, tally: &Tally) {
         let Event { worker, task, attempt, what } = event;
         let text = format!("task {task:>3}  {}", describe(what, *attempt, self.style));
+        if matches!(what, What::Dead { .. }) {
+            // Stays to be seen, above all that moves.
+            let _ = self.bars.println(format!("  worker {worker}  {text}"));
+        }
         if let Some(line) = self.workers.get(worker - 1) {
             line.set_message(text);
         }
@@ -97,7 +101,6 @@ impl Drop for Live {
             line.finish_and_clear();
         }
         self.whole.finish();
-        let _ = self.bars.println("");
     }
 }
 

@@ -153,11 +153,13 @@ fn inspect(frame: &mut Frame<'_>, area: Rect, queue: &str, messages: &[Peeked], 
     let now = Timestamp::now();
     let rows = messages.iter().map(|peeked| {
         let [state, id, deliveries, sent, size, body] = peek::cells(peeked, now);
+        // The end of an id tells it from others; the whole is shown below.
+        let id = format!("…{}", &id[24..]);
         TableRow::new([state, id, right(&deliveries, 10), sent, right(&size, 9), body])
     });
     let widths = [
         Constraint::Length(22),
-        Constraint::Length(36),
+        Constraint::Length(13),
         Constraint::Length(10),
         Constraint::Length(10),
         Constraint::Length(9),

@@ -1,4 +1,4 @@
-//! What `make demo` runs: a client, three workers, and everything that goes wrong in between.
+//! A client, three workers, and everything that goes wrong in between.
 //!
 //! A client asks for the squares of the numbers 1 to 24 and waits for the answers in a mailbox of
 //! its own. Of the first deliveries, every fifth is given back to be tried again, and every
@@ -6,7 +6,7 @@
 //! and when the slow one is done at last its acknowledgement is refused.
 //!
 //! All of it happens in one SQLite file, which is removed at the end. Another backend can be named:
-//! `cargo run -p pillarbox --example demo memory:`
+//! `cargo run -p pillarbox --example request_reply memory:`
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -45,7 +45,7 @@ struct Tally {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let start = Instant::now();
     let directory = tempfile::tempdir()?;
-    let file = directory.path().join("demo.db");
+    let file = directory.path().join("squares.db");
     let url = std::env::args().nth(1).unwrap_or_else(|| format!("sqlite:{}", file.display()));
     println!("backend   {url}");
     let backend = pillarbox::open(&url).await?;

@@ -1,0 +1,112 @@
+//! The README, followed to the letter.
+
+#![allow(clippy::unwrap_used, reason = "it is all tests")]
+#![cfg(unix)]
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{Place, finish};
+
+/// A line of a console block: the command, and the lines that it prints.
+struct Step {
+    command: String,
+    prints: Vec<String>,
+}
+
+/// The commands of the README in order, but for those that build it.
+fn steps(text: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        match (inside, line) {
+            (_, "```console") => inside = true,
+            (true, "```") => inside = false,
+            (true, line) => match line.strip_prefix("$ ") {
+                Some(command) => {
+                    steps.push(Step { command: command.to_owned(), prints: Vec::new() });
+                }
+                None => steps.last_mut().unwrap().prints.push(line.to_owned()),
+            },
+            _ => {}
+        }
+    }
+    steps
+        .retain(|step| !step.command.starts_with("make ") && !step.command.starts_with("sqlite3 "));
+    steps
+}
+
+/// Whether a word is printed as it was written, but for what changes from run to run: ids and
+/// receipts, which are remembered for later commands, and ages.
+fn same(written: &str, printed: &str, known: &mut Vec<(String, String)>) -> bool {
+    let age = |word: &str| {
+        let word = word.trim_end_matches("left").to_owned();
+        word.starts_with(|c: char| c.is_ascii_digit()) && word.ends_with(['s', 'm', 'h'])
+    };
+    if written.len() >= 36 && written.len() == printed.len() && written.contains('-') {
+        known.push((written.to_owned(), printed.to_owned()));
+        return true;
+    }
+    written == printed || (age(written) && age(printed))
+}
+
+#[test]
+fn the_readme_prints_what_it_says() {
+    let place = Place::new();
+    let readme = include_str!("../../../README.md");
+    let steps = steps(readme);
+    assert!(steps.len() >= 8, "{} steps", steps.len());
+    let mut known: Vec<(String, String)> = Vec::new();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_pillarbox"));
+    let path =
+        format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    for Step { command, prints } in steps {
+        let mut line = command.clone();
+        // Receipts first, for they hold ids.
+        known.sort_by_key(|(written, _)| std::cmp::Reverse(written.len()));
+        for (written, printed) in &known {
+            line = line.replace(written, printed);
+        }
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &format!("{line} 2>&1")]).env("PATH", &path).current_dir(place.path());
+        shell.env_remove("PILLARBOX_URL").stdin(Stdio::null());
+        let run = finish(shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+        let printed: Vec<&str> = run.stdout.lines().collect();
+        assert_eq!(printed.len(), prints.len(), "{command}: {run:?}");
+        for (written, printed) in prints.iter().zip(printed) {
+            let words: Vec<_> = written.split_whitespace().collect();
+            let found: Vec<_> = printed.split_whitespace().collect();
+            let agree = words.len() == found.len()
+                && words.iter().zip(&found).all(|(word, found)| same(word, found, &mut known));
+            assert!(agree, "{command}\n  written: {written}\n  printed: {printed}");
+        }
+    }
+}
+
+#[test]
+fn the_documentation_names_every_command_and_option() {
+    let documented = include_str!("../../../docs/cli.md");
+    let place = Place::new();
+    let help = place.ok("--help");
+    let commands: Vec<_> = help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter(|line| !line.starts_with("   "))
+        .map(|line| line.split_whitespace().next().unwrap())
+        .collect();
+    assert_eq!(commands.len(), 19, "{commands:?}");
+    for command in commands {
+        assert!(documented.contains(&format!("**`{command}")), "{command}");
+        for word in place.ok(&format!("{command} --help")).split_whitespace() {
+            let option = word.trim_end_matches([',', '.', ';', ':', ')']);
+            let option = option.split(['[', '=']).next().unwrap();
+            let global = ["--help", "--verbose...", "--version", "--"].contains(&option);
+            if option.starts_with("--") && !global {
+                assert!(documented.contains(option), "{command}: {option} is not documented");
+            }
+        }
+    }
+}
