@@ -19,6 +19,7 @@ help: ## Lists the targets
 .PHONY: demo
 demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in about 20 seconds
 	@mkdir -p target && rm -f target/demo.db target/demo.db-*
+	@[ -e target/debug/pillarbox ] || echo "building, which takes some minutes the first time ..."
 	@$(CARGO) run --quiet --locked -p pillarbox-cli -- --url sqlite:target/demo.db demo
 
 .PHONY: test

@@ -10,15 +10,21 @@ use pillarbox::{MessageId, QueueName, Receipt};
 use crate::output::time;
 use crate::url::BackendUrl;
 
-const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 error, 2 usage, 3 nothing received, 130 interrupted.
-Durations: 1500ms, 30s, 5m, 1h, 2d, 1h30m.
-Backends: sqlite:PATH, sqlite:PATH?synchronous=normal, memory:.";
+/// What is good to know of every command.
+fn good_to_know() -> String {
+    let backends: Vec<_> = pillarbox::url_forms().collect();
+    format!(
+        "Exit codes: 0 done, 1 error, 2 usage, 3 nothing received, 130 interrupted.\n\n\
+         Durations: 1500ms, 30s, 5m, 1h, 2d, 1h30m.\n\n\
+         Backends: {}.",
+        backends.join(", ")
+    )
+}
 
 /// Durable mailboxes: send, receive, look, move and watch, on any backend.
 #[derive(Debug, Parser)]
-#[command(name = "pillarbox", version, after_help = EXIT_CODES, max_term_width = 100)]
-#[command(arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(name = "pillarbox", version, after_help = good_to_know(), max_term_width = 100)]
+#[command(arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -29,8 +35,8 @@ pub(crate) struct Cli {
 /// What can be said to every command.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// The backend [default: sqlite:pillarbox.db].
-    #[arg(long, short, global = true, env = "PILLARBOX_URL", hide_env_values = true)]
+    /// The backend; without it, that of PILLARBOX_URL [default: sqlite:pillarbox.db].
+    #[arg(long, short, global = true, env = "PILLARBOX_URL", hide_env = true)]
     pub(crate) url: Option<BackendUrl>,
     /// Write one JSON object per line, for scripts.
     #[arg(long, global = true)]

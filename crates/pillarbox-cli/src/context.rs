@@ -17,7 +17,9 @@ pub(crate) struct Context {
 
 impl Context {
     pub(crate) fn new(global: &Global) -> Self {
-        Self { url: global.url.clone(), out: Out::new(global.json) }
+        // An empty variable is as good as none.
+        let url = global.url.clone().filter(|url| !url.reveal().is_empty());
+        Self { url, out: Out::new(global.json) }
     }
 
     pub(crate) fn url(&self) -> BackendUrl {
@@ -36,7 +38,23 @@ impl Context {
 
     /// Opens the backend only if it is there.
     pub(crate) async fn open_existing(&self) -> Result<Mailboxes> {
-        self.explain(pillarbox::open_existing(self.url().reveal()).await)
+        let opened = self.explain(pillarbox::open_existing(self.url().reveal()).await);
+        opened.map_err(|failure| match failure {
+            Failure::Other(text) if self.url.is_none() => {
+                Failure::Other(format!("{text} `pillarbox send QUEUE BODY` makes it."))
+            }
+            other => other,
+        })
+    }
+
+    /// Opens the backend to put messages in, and says so if they will not stay.
+    pub(crate) async fn open_to_send(&self) -> Result<Mailboxes> {
+        let backend = self.open().await?;
+        if !backend.capabilities().durable {
+            self.out
+                .note(&format!("what is sent to {} is gone when this command ends", self.url()));
+        }
+        Ok(backend)
     }
 
     fn explain(&self, opened: pillarbox::Result<Mailboxes>) -> Result<Mailboxes> {
@@ -45,7 +63,8 @@ impl Context {
                 "{error}\nNo --url was given and PILLARBOX_URL is not set, so {} was tried.",
                 BackendUrl::DEFAULT
             )),
-            _ => Failure::Pillarbox(error),
+            (_, Some(url)) => Failure::Pillarbox(error).without_secrets_of(url),
+            (_, None) => Failure::Pillarbox(error),
         })
     }
 

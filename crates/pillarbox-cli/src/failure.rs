@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use pillarbox::Error;
 
+use crate::url::BackendUrl;
+
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// Why a command did not do what it was told.
@@ -33,8 +35,21 @@ impl Failure {
             Self::Pillarbox(error) => Some(error.to_string()),
             Self::Usage(text) | Self::Other(text) => Some(text.clone()),
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
-            Self::Output(error) => Some(format!("cannot write to stdout: {error}")),
+            Self::Output(error) => {
+                Some(format!("cannot write to stdout: {error}. What was asked for may be done"))
+            }
             Self::NothingReceived | Self::Interrupted | Self::Reported => None,
+        }
+    }
+
+    /// The same, without what a URL keeps to itself.
+    pub(crate) fn without_secrets_of(self, url: &BackendUrl) -> Self {
+        match self {
+            Self::Pillarbox(error @ Error::InvalidParameter { .. }) => {
+                Self::Usage(url.hide_secrets_in(&error.to_string()))
+            }
+            Self::Pillarbox(error) => Self::Other(url.hide_secrets_in(&error.to_string())),
+            other => other,
         }
     }
 

@@ -133,8 +133,7 @@ struct Given<'a> {
     #[serde(borrow)]
     body: &'a RawValue,
     body_encoding: Option<Encoding>,
-    #[serde(default)]
-    attributes: Attributes,
+    attributes: Option<Attributes>,
     reply_to: Option<String>,
     enqueued_at: Option<Timestamp>,
     state: Option<String>,
@@ -144,6 +143,10 @@ struct Given<'a> {
 /// Reads a message from a line of JSON. One that was delayed stays so until its time, by the clock
 /// of this machine.
 pub(crate) fn read(line: &str, now: Timestamp) -> Result<Outgoing, String> {
+    // A list would be taken for its fields in order.
+    if !line.trim_start().starts_with('{') {
+        return Err("not an object with a `body`".to_owned());
+    }
     let given: Given<'_> = serde_json::from_str(line).map_err(|error| problem(&error))?;
     let text = || -> Result<String, String> {
         serde_json::from_str(given.body.get())
@@ -158,7 +161,7 @@ pub(crate) fn read(line: &str, now: Timestamp) -> Result<Outgoing, String> {
         }
     };
     let mut message = Outgoing::with_id(given.id.unwrap_or_else(MessageId::new), body);
-    message.attributes = given.attributes;
+    message.attributes = given.attributes.unwrap_or_default();
     message.reply_to = given.reply_to.map(Into::into);
     message.enqueued_at = given.enqueued_at;
     // Whoever held a lease holds a receipt of another queue.
@@ -246,9 +249,10 @@ mod tests {
         assert_eq!(read("{\"body\": [1, 2]}", now).unwrap().body, "[1, 2]");
         for (line, says) in [
             ("{}", "missing field `body`"),
-            ("[]", "an object with a `body`"),
+            ("[1]", "an object with a `body`"),
             ("{\"body\":}", "expected value, at column 9"),
-            ("nonsense", "expected"),
+            ("nonsense", "an object with a `body`"),
+            ("{nonsense", "key must be a string"),
             ("{\"body\":1,\"body_encoding\":\"text\"}", "is a string"),
             ("{\"body\":\"!\",\"body_encoding\":\"base64\"}", "base64"),
             ("{\"body\":1,\"body_encoding\":\"hex\"}", "hex"),

@@ -8,6 +8,7 @@
 //! | tables, colours, ages, progress | `output/` |
 //! | URLs that tell no password | `url` |
 //! | Ctrl+C | `interrupt` |
+//! | how much to take at a time, and when there is no more | `pace`, `emptiness` |
 //! | which failure ends with which exit code | `failure` |
 //!
 //! A command knows no backend by name: all of them go through `pillarbox::open` and the contract.
@@ -15,9 +16,12 @@
 mod args;
 mod commands;
 mod context;
+mod emptiness;
 mod failure;
 mod interrupt;
 mod line;
+#[cfg(test)]
+mod narrow;
 mod output;
 mod pace;
 mod url;
@@ -32,7 +36,10 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse_from(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
     log_to_stderr(cli.global.verbose);
     let mut context = Context::new(&cli.global);
     let result = run(&mut context, cli).and_then(|()| context.out.flush());
@@ -45,6 +52,19 @@ fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// Says what is wrong with the command line, or gives the help that was asked for.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let told = error.to_string();
+    let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    let shown = url::without_secrets(told.clone(), args);
+    if shown == told {
+        // With colours, where there are any.
+        error.exit();
+    }
+    eprint!("{shown}");
+    Failure::Usage(shown).exit_code()
 }
 
 fn run(context: &mut Context, cli: Cli) -> Result<()> {

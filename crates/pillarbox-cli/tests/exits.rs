@@ -126,6 +126,10 @@ fn a_password_is_never_printed() {
         format!("-vvv stats --url {secret}"),
         format!("doctor --url {secret} --json"),
         format!("move orders {secret} orders"),
+        format!("queues {secret}"),
+        format!("stats {secret}"),
+        format!("receive {secret} --max {secret}"),
+        format!("send --delay={secret} q x"),
     ] {
         let run = place.run(&line);
         assert_ne!(run.code, 0, "{line}");

@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Place, eventually, finish, signal};
+use common::{Place, eventually, finish, signal, until_it_listens};
 use pillarbox::{Mailbox, Mailboxes, Receive};
 use serde_json::Value;
 
@@ -75,6 +75,8 @@ async fn a_receive_waits_for_a_message_of_another_process() {
     place.ok("send other x");
     let waiting = place.start("receive jobs --wait 60s --json --ack");
     let started = Instant::now();
+    until_it_listens(&waiting);
+    // By now it waits, or will find the message at once: either way it gets it.
     std::thread::sleep(Duration::from_millis(200));
     place.ok("send jobs {\"n\":1}");
     let run = finish(waiting);
@@ -82,10 +84,10 @@ async fn a_receive_waits_for_a_message_of_another_process() {
     assert!(started.elapsed() < Duration::from_secs(50), "it waited until the end");
 }
 
-/// Starts a receive that waits, and gives it time to begin.
+/// Starts a receive that waits.
 fn start_waiting(place: &Place) -> Child {
     let child = place.start("receive jobs --wait 10m --visibility 12h --json");
-    std::thread::sleep(Duration::from_millis(100));
+    until_it_listens(&child);
     child
 }
 
@@ -108,11 +110,15 @@ async fn ctrl_c_leaves_nothing_invisible_that_was_not_printed() {
     let place = Place::new();
     let (_backend, jobs) = open(&place).await;
     let (mut printed, mut left) = (0, 0);
-    for round in 0..30u64 {
+    // The moment is not ours to choose: until both have happened, and often.
+    for round in 0..200u64 {
+        if round >= 30 && printed > 0 && left > 0 {
+            break;
+        }
         let child = start_waiting(&place);
         let body = round.into();
         let interrupt = async {
-            tokio::time::sleep(Duration::from_micros(round * 700)).await;
+            tokio::time::sleep(Duration::from_micros(round % 40 * 700)).await;
             signal(&child, "INT");
         };
         tokio::join!(async { jobs.send(&body).await.unwrap() }, interrupt);

@@ -97,9 +97,12 @@ fn the_documentation_names_every_command_and_option() {
         .filter(|line| !line.starts_with("   "))
         .map(|line| line.split_whitespace().next().unwrap())
         .collect();
-    assert_eq!(commands.len(), 19, "{commands:?}");
+    assert_eq!(commands.len(), 20, "{commands:?}");
     for command in commands {
         assert!(documented.contains(&format!("**`{command}")), "{command}");
+        if command == "help" {
+            continue;
+        }
         for word in place.ok(&format!("{command} --help")).split_whitespace() {
             let option = word.trim_end_matches([',', '.', ';', ':', ')']);
             let option = option.split(['[', '=']).next().unwrap();

@@ -16,26 +16,31 @@ use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system}
 /// A terminal of 30 lines and 110 columns, in which the command runs.
 struct Terminal {
     screen: Arc<Mutex<vt100::Parser>>,
-    keys: Box<dyn Write + Send>,
+    keys: Option<Box<dyn Write + Send>>,
     child: Box<dyn Child + Send + Sync>,
-    reader: JoinHandle<()>,
-    pty: Box<dyn MasterPty + Send>,
+    reader: Option<JoinHandle<()>>,
+    pty: Option<Box<dyn MasterPty + Send>>,
+}
+
+/// Starts the command in a new terminal.
+fn spawn(place: &Place, line: &str) -> (Box<dyn MasterPty + Send>, Box<dyn Child + Send + Sync>) {
+    let size = PtySize { rows: 30, cols: 110, pixel_width: 0, pixel_height: 0 };
+    let pair = native_pty_system().openpty(size).unwrap();
+    let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_pillarbox"));
+    command.args(line.split_whitespace());
+    command.cwd(place.path());
+    command.env_remove("PILLARBOX_URL");
+    command.env_remove("NO_COLOR");
+    command.env("TERM", "xterm-256color");
+    let child = pair.slave.spawn_command(command).unwrap();
+    (pair.master, child)
 }
 
 impl Terminal {
     fn start(place: &Place, line: &str) -> Self {
-        let size = PtySize { rows: 30, cols: 110, pixel_width: 0, pixel_height: 0 };
-        let pair = native_pty_system().openpty(size).unwrap();
-        let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_pillarbox"));
-        command.args(line.split_whitespace());
-        command.cwd(place.path());
-        command.env_remove("PILLARBOX_URL");
-        command.env_remove("NO_COLOR");
-        command.env("TERM", "xterm-256color");
-        let child = pair.slave.spawn_command(command).unwrap();
-        drop(pair.slave);
+        let (pty, child) = spawn(place, line);
         let screen = Arc::new(Mutex::new(vt100::Parser::new(30, 110, 0)));
-        let mut output = pair.master.try_clone_reader().unwrap();
+        let mut output = pty.try_clone_reader().unwrap();
         let shared = screen.clone();
         let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
@@ -43,8 +48,8 @@ impl Terminal {
                 shared.lock().unwrap().process(&bytes[..number]);
             }
         });
-        let keys = pair.master.take_writer().unwrap();
-        Self { screen, keys, child, reader, pty: pair.master }
+        let keys = pty.take_writer().unwrap();
+        Self { screen, keys: Some(keys), child, reader: Some(reader), pty: Some(pty) }
     }
 
     fn text(&self) -> String {
@@ -65,18 +70,31 @@ impl Terminal {
     }
 
     fn press(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).unwrap();
-        self.keys.flush().unwrap();
+        let terminal = self.keys.as_mut().unwrap();
+        terminal.write_all(keys.as_bytes()).unwrap();
+        terminal.flush().unwrap();
+    }
+
+    /// Takes the terminal away, as closing its window does.
+    fn close(&mut self) {
+        self.keys = None;
+        self.pty = None;
     }
 
     /// Waits for the end and gives the exit code, and whether the screen is the user's again.
     fn end(mut self) -> (u32, bool) {
         let code = self.child.wait().unwrap().exit_code();
-        drop(self.keys);
-        drop(self.pty);
-        self.reader.join().unwrap();
+        self.close();
+        self.reader.take().unwrap().join().unwrap();
         let alternate = self.screen.lock().unwrap().screen().alternate_screen();
         (code, !alternate)
+    }
+}
+
+impl Drop for Terminal {
+    /// A test that has failed leaves nothing running.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
     }
 }
 
@@ -157,6 +175,26 @@ fn top_says_what_went_wrong_and_goes_on() {
     assert_eq!(top.end(), (0, true));
 }
 
+/// Nobody reads the terminal here: a reader would keep it open.
+#[test]
+fn top_ends_when_its_terminal_goes() {
+    let place = Place::new().with_orders();
+    let (pty, mut child) = spawn(&place, "top --interval 5s");
+    let pid = child.process_id().unwrap();
+    common::until_process_listens(pid);
+    // Time to take the terminal; if it has not by then, it ends all the same.
+    std::thread::sleep(Duration::from_millis(300));
+    drop(pty);
+    let end = Instant::now() + Duration::from_secs(20);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("it still runs");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn top_of_nothing_and_without_a_file() {
     let place = Place::new().with_orders();
@@ -207,7 +245,7 @@ fn a_purge_asks_a_person() {
 fn long_work_shows_a_bar() {
     let place = Place::new();
     place.ok("send jobs 1");
-    place.ok("send jobs 2 --delay 3s");
+    place.ok("send jobs 2 --delay 6s");
     let moving = Terminal::start(&place, "move jobs sqlite:other.db jobs --json");
     moving.until("the bar", |text| {
         text.contains("1 of 2 messages") && text.contains("waiting for 0 in flight, 1 delayed")

@@ -88,7 +88,7 @@ impl FromStr for MessageId {
                 None,
                 "message id",
                 format!("{text:?}"),
-                "a UUID; MessageId::from_key makes one of any text",
+                "a UUID, such as 0197b3a2-5f3c-7c1e-9d53-0b8f5d0c6a11",
             )
         })
     }

@@ -86,10 +86,10 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     ///
     /// May take long and read everything there is, but keeps nobody from working meanwhile except
     /// for the time of a repair. No repair deletes a message.
-    fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>> {
-        let _ = repair;
-        Box::pin(async { Ok(Diagnosis::of(self.capabilities())) })
-    }
+    ///
+    /// A backend that has nothing to look at says [`Diagnosis::of`] its capabilities. Says
+    /// [`Closed`](crate::Error::Closed) once the backend is closed.
+    fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>>;
 
     /// Closes every queue opened here.
     fn close(&self) -> BoxFuture<'_, ()>;

@@ -12,7 +12,7 @@ use pillarbox_core::{
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::diagnose;
+use crate::diagnose::{self, Located};
 use crate::engine::Session;
 use crate::failure::Failure;
 use crate::inbox::{Call, Claim, Op, Received, Request, Sending};
@@ -62,6 +62,8 @@ const fn capabilities(durable: bool) -> Capabilities {
 pub struct SqliteBackend {
     session: Arc<Session>,
     options: SqliteOptions,
+    /// `None`: in no file.
+    located: Option<Located>,
 }
 
 impl SqliteBackend {
@@ -82,8 +84,8 @@ impl SqliteBackend {
     async fn start(options: SqliteOptions, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
         let session = Session::open(options.clone(), clock).await;
         let session = session.map_err(|failure| failure.during("open", None))?;
-        let path = diagnose::place(&options);
-        Ok(Self { session: Arc::new(session), options: SqliteOptions { path, ..options } })
+        let located = Located::of(&options).map_err(|failure| failure.during("open", None))?;
+        Ok(Self { session: Arc::new(session), options, located })
     }
 }
 
@@ -124,9 +126,9 @@ impl Backend for SqliteBackend {
                 return Err(Error::Closed { queue: None });
             }
             let options = self.options.clone();
-            let Some(path) = options.path.clone() else { return Ok(diagnose::in_memory()) };
+            let Some(located) = self.located.clone() else { return Ok(diagnose::in_memory()) };
             // On connections of its own: whoever sends and receives goes on meanwhile.
-            let look = move || diagnose::diagnose(&path, &options, repair);
+            let look = move || diagnose::diagnose(&located, &options, repair);
             let found = tokio::task::spawn_blocking(look).await;
             let found = found.unwrap_or(Err(Failure::WriterGone));
             found.map_err(|failure| failure.during("diagnose", None))

@@ -18,7 +18,7 @@ pub(crate) enum Failure {
     NoDirectory(PathBuf),
     #[error("{} is not a file", .0.display())]
     NotAFile(PathBuf),
-    #[error("there is no file {}. Check the path; sending to it makes it", .0.display())]
+    #[error("there is no file {}, or it is empty, and none is to be made here: check the path", .0.display())]
     NoFile(PathBuf),
     #[error(
         "{} is not a SQLite database, or it is damaged; it was not touched. Name another file, or \
@@ -138,6 +138,11 @@ pub(crate) fn in_transaction(failure: Failure) -> Failure {
     }
 }
 
+fn is_conversion(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error::{FromSqlConversionFailure, InvalidColumnType};
+    matches!(error, FromSqlConversionFailure(..) | InvalidColumnType(..))
+}
+
 /// What SQLite said, and what it means to whoever reads the log.
 fn explain(error: &rusqlite::Error) -> String {
     let advice = match error.sqlite_error_code() {
@@ -162,6 +167,9 @@ fn explain(error: &rusqlite::Error) -> String {
              works again once it can"
         }
         Some(ErrorCode::TooBig) => "a message is larger than SQLite can hold",
+        _ if is_conversion(error) => {
+            "a row of the file cannot be read; `pillarbox doctor --fix` puts it right"
+        }
         _ => return format!("SQLite says: {error}"),
     };
     format!("{advice} (SQLite says: {error})")

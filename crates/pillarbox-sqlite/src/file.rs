@@ -95,6 +95,9 @@ pub(crate) fn open(
 fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
     match fs::metadata(path) {
         Ok(file) if !file.is_file() => return Err(Failure::NotAFile(path.to_owned())),
+        Ok(file) if file.len() == 0 && !options.create => {
+            return Err(Failure::NoFile(path.to_owned()));
+        }
         Ok(_) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(Failure::io("cannot look at the file", error)),
@@ -183,7 +186,8 @@ fn inspect(
     }
 }
 
-fn is_damage(error: &rusqlite::Error) -> bool {
+/// Whether SQLite says that it cannot make sense of the file.
+pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
     let damage = [ErrorCode::NotADatabase, ErrorCode::DatabaseCorrupt];
     error.sqlite_error_code().is_some_and(|code| damage.contains(&code))
 }

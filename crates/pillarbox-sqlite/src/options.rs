@@ -93,7 +93,11 @@ impl SqliteOptions {
                 Some(("synchronous", "normal")) => options.synchronous(Synchronous::Normal),
                 Some(("create", value @ ("true" | "false"))) => options.create(value == "true"),
                 Some(("adopt", value @ ("true" | "false"))) => options.adopt(value == "true"),
-                _ => return Err(invalid(format!("unknown option {pair:?}"))),
+                // Only its name: the value may be a secret of somebody who took this for a server.
+                _ => {
+                    let name = pair.split('=').next().unwrap_or_default();
+                    return Err(invalid(format!("unknown option or value of {name:?}")));
+                }
             };
             options = known;
         }

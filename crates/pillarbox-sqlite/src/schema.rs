@@ -92,6 +92,24 @@ pub(crate) fn make_version(connection: &mut Connection, version: usize) {
     migrate_by(connection, &STEPS[..version]).unwrap();
 }
 
+/// Tables, indexes and views that should be in a file of this version and are not, with what
+/// makes them.
+pub(crate) fn missing(connection: &Connection) -> Result<Vec<(String, String)>, Failure> {
+    let mut whole = Connection::open_in_memory()?;
+    migrate(&mut whole)?;
+    let mut expected =
+        whole.prepare("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")?;
+    let mut exists = connection.prepare("SELECT 1 FROM sqlite_schema WHERE name = ?1")?;
+    let mut missing = Vec::new();
+    for row in expected.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))? {
+        let (name, sql): (String, String) = row?;
+        if !exists.exists([&name])? {
+            missing.push((name, sql));
+        }
+    }
+    Ok(missing)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

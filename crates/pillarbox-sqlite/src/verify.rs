@@ -6,7 +6,7 @@ use pillarbox_core::Result;
 use rusqlite::{Connection, OpenFlags};
 
 use crate::failure::Failure;
-use crate::file::BUSY_TIMEOUT;
+use crate::file::{BUSY_TIMEOUT, is_damage};
 use crate::schema::{self, Content};
 
 /// What must not be found, and the question that finds it; and from which version of the schema on
@@ -47,6 +47,21 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         1,
+        "messages whose id or attributes cannot be read",
+        "SELECT count(*) FROM pillarbox_message AS m
+            JOIN pillarbox_queue AS q ON q.queue = m.queue AND q.name IS NOT NULL
+            WHERE length(m.id) <> 16 OR m.attributes IS NOT NULL
+            AND CASE WHEN json_valid(m.attributes) THEN json_type(m.attributes) <> 'object'
+                ELSE TRUE END",
+    ),
+    (
+        1,
+        "queues whose name is none",
+        "SELECT count(*) FROM pillarbox_queue
+            WHERE name GLOB '*[^A-Za-z0-9_.:/-]*' OR length(name) NOT BETWEEN 1 AND 80",
+    ),
+    (
+        1,
         "timers without a message",
         "SELECT count(*) FROM pillarbox_timer AS t
             JOIN pillarbox_queue AS q ON q.queue = t.key >> 45 AND q.name IS NOT NULL
@@ -62,6 +77,13 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
             WHERE times > 1
             OR NOT EXISTS (SELECT 1 FROM pillarbox_message WHERE key = line.message)
             OR EXISTS (SELECT 1 FROM pillarbox_timer WHERE key = line.message)",
+    ),
+    (
+        1,
+        "messages that are in the line of another queue",
+        "SELECT count(*) FROM pillarbox_requeued AS r
+            JOIN pillarbox_queue AS q ON q.queue = r.key >> 45 AND q.name IS NOT NULL
+            WHERE r.key >> 45 <> r.message >> 45",
     ),
     (
         1,
@@ -88,8 +110,9 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
                 SELECT key >> 45, key & 0xFFFFFFFFFFF FROM pillarbox_message
                 UNION ALL SELECT key >> 45, key & 0xFFFFFFFFFFF FROM pillarbox_requeued),
             last(queue, place) AS (SELECT queue, max(place) FROM used GROUP BY queue)
-        SELECT count(*) FROM pillarbox_queue AS q JOIN last USING (queue)
-            WHERE q.name IS NOT NULL AND last.place >= q.next_place",
+        SELECT count(*) FROM pillarbox_queue AS q LEFT JOIN last USING (queue)
+            WHERE q.name IS NOT NULL
+            AND (coalesce(last.place, 0) >= q.next_place OR q.cursor >= q.next_place)",
     ),
     (
         1,
@@ -112,7 +135,7 @@ pub fn verify(path: impl AsRef<Path>) -> Result<Vec<String>> {
 }
 
 /// Something that must not be in a file.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Problem {
     pub(crate) kind: Kind,
     pub(crate) text: String,
@@ -123,36 +146,58 @@ pub(crate) struct Problem {
 pub(crate) enum Kind {
     /// SQLite itself cannot make sense of the file.
     Pages,
-    /// Our tables do not agree with each other.
-    Tables,
+    /// A table, an index or a view is not there.
+    Missing,
+    /// Our tables do not agree with each other, as the question of this number has found.
+    Tables(usize),
 }
 
+/// Looks for problems. Where pages are damaged or something is missing, nothing is asked about
+/// tables: what they answer could not be believed.
 pub(crate) fn look(path: &Path) -> Result<Vec<Problem>, Failure> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
     // All questions are about the same moment.
     let snapshot = connection.transaction()?;
-    let mut problems = Vec::new();
-    let mut check = snapshot.prepare("PRAGMA integrity_check")?;
-    for line in check.query_map([], |row| row.get::<_, String>(0))? {
-        let text = line?;
-        if text != "ok" {
-            problems.push(Problem { kind: Kind::Pages, text });
-        }
+    let damage = match check_pages(&snapshot) {
+        Err(error) if is_damage(&error) => vec![error.to_string()],
+        checked => checked?,
+    };
+    if !damage.is_empty() {
+        return Ok(damage.into_iter().map(|text| Problem { kind: Kind::Pages, text }).collect());
     }
     let version = match schema::content(&snapshot)? {
         Content::Ours(version @ 1..) => version,
         // The questions say what is missing.
         _ => schema::VERSION,
     };
-    for (_, problem, question) in PROBLEMS.iter().filter(|(since, ..)| *since <= version) {
+    if version == schema::VERSION {
+        let missing = schema::missing(&snapshot)?;
+        if !missing.is_empty() {
+            let text = |name: String| format!("{name} is not there");
+            let missing = missing.into_iter().map(|(name, _)| text(name));
+            return Ok(missing.map(|text| Problem { kind: Kind::Missing, text }).collect());
+        }
+    }
+    let mut problems = Vec::new();
+    for (number, (since, problem, question)) in PROBLEMS.iter().enumerate() {
+        if *since > version {
+            continue;
+        }
         let found: u64 = snapshot.query_row(question, [], |row| row.get(0))?;
         if found > 0 {
-            problems.push(Problem { kind: Kind::Tables, text: format!("{problem}: {found}") });
+            let text = format!("{problem}: {found}");
+            problems.push(Problem { kind: Kind::Tables(number), text });
         }
     }
     Ok(problems)
+}
+
+fn check_pages(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    let mut check = connection.prepare("PRAGMA integrity_check")?;
+    let lines = check.query_map([], |row| row.get::<_, String>(0))?;
+    lines.filter(|line| line.as_ref().map_or(true, |line| line != "ok")).collect()
 }
 
 #[cfg(test)]
@@ -168,10 +213,10 @@ mod tests {
         let rows = "
             INSERT INTO pillarbox_queue VALUES (1, 'q', 9, 3, 3, 4, 1, 1, 1, 6);
             INSERT INTO pillarbox_message VALUES
-                (1 << 45 | 2, 1, x'01', 0, NULL, NULL, x''),
-                (1 << 45 | 3, 1, x'02', 0, NULL, NULL, x''),
-                (1 << 45 | 4, 1, x'03', 0, NULL, NULL, x''),
-                ((1 << 45) + (1 << 44) + 5, 1, x'04', 0, NULL, NULL, x'');
+                (1 << 45 | 2, 1, x'00000000000000000000000000000001', 0, NULL, NULL, x''),
+                (1 << 45 | 3, 1, x'00000000000000000000000000000002', 0, NULL, NULL, x''),
+                (1 << 45 | 4, 1, x'00000000000000000000000000000003', 0, NULL, NULL, x''),
+                ((1 << 45) + (1 << 44) + 5, 1, x'00000000000000000000000000000004', 0, NULL, NULL, x'');
             INSERT INTO pillarbox_timer VALUES
                 (1 << 45 | 2, 70000000000, 1, 1, 2, x'00'),
                 ((1 << 45) + (1 << 44) + 5, 80000000000, 2, 0, 5, NULL);
@@ -196,8 +241,14 @@ mod tests {
         finds("UPDATE pillarbox_queue SET requeued = 0", "counts");
         finds("UPDATE pillarbox_queue SET sent = 3", "sent less than they hold");
         finds("DELETE FROM pillarbox_queue", "of no queue");
-        finds("DELETE FROM pillarbox_message WHERE id = x'01'", "timers without a message");
-        finds("DELETE FROM pillarbox_message WHERE id = x'02'", "in line");
+        finds(
+            "DELETE FROM pillarbox_message WHERE id = x'00000000000000000000000000000001'",
+            "timers without a message",
+        );
+        finds(
+            "DELETE FROM pillarbox_message WHERE id = x'00000000000000000000000000000002'",
+            "in line",
+        );
         finds(
             "INSERT INTO pillarbox_requeued SELECT key + 1, message, 1 FROM pillarbox_requeued",
             "twice",
@@ -206,6 +257,18 @@ mod tests {
         finds("UPDATE pillarbox_queue SET cursor = 4", "no receive");
         finds("UPDATE pillarbox_queue SET cursor = 1", "past the cursor");
         finds("UPDATE pillarbox_queue SET next_place = 8", "next place");
+        finds("UPDATE pillarbox_message SET attributes = 'none'", "cannot be read");
+        finds("UPDATE pillarbox_message SET attributes = '[]'", "cannot be read");
+        finds("UPDATE pillarbox_message SET id = substr(id, 2)", "cannot be read");
+        finds("UPDATE pillarbox_queue SET name = 'a b'", "name");
+        finds("DROP INDEX pillarbox_message_id", "pillarbox_message_id is not there");
+        finds("DROP VIEW pillarbox", "pillarbox is not there");
+        finds("UPDATE pillarbox_queue SET cursor = 9", "next place");
+        finds(
+            "UPDATE pillarbox_requeued SET key = (2 << 45) + 8;
+            INSERT INTO pillarbox_queue VALUES (2, 'r', 9, 0, 1, 0, 0, 0, 1, 0)",
+            "another queue",
+        );
         finds("DELETE FROM pillarbox_expiry WHERE bucket = 700", "no sweep");
     }
 

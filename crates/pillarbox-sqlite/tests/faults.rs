@@ -62,6 +62,9 @@ async fn a_file_that_must_be_there_is_not_made() {
     let (_directory, file) = directory();
     let text = refusal(SqliteOptions::new(&file).create(false)).await;
     assert!(text.contains("there is no file") && !file.exists(), "{text}");
+    fs::write(&file, "").unwrap();
+    let text = refusal(SqliteOptions::new(&file).create(false)).await;
+    assert!(text.contains("it is empty") && fs::read(&file).unwrap().is_empty(), "{text}");
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{
-    Backend, BoxFuture, Capabilities, Mailboxes, MemoryBackend, Queue, QueueName, QueueOptions,
-    Result,
+    Backend, BoxFuture, Capabilities, Diagnosis, Mailboxes, MemoryBackend, Queue, QueueName,
+    QueueOptions, Result,
 };
 use pillarbox_testing::{FaultQueue, Faults, Subject};
 
@@ -28,6 +28,10 @@ impl Backend for SlowBackend {
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
         self.0.queues()
+    }
+
+    fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>> {
+        self.0.diagnose(repair)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -62,7 +62,7 @@ mod open;
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-pub use open::{open, open_existing};
+pub use open::{open, open_existing, url_forms};
 pub use pillarbox_core::*;
 #[cfg(feature = "sqlite")]
 pub use pillarbox_sqlite as sqlite;

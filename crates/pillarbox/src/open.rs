@@ -5,11 +5,25 @@ use pillarbox_core::{Error, Mailboxes, MemoryBackend, Result};
 /// A kind of URL, and the feature without which it is not there.
 struct Scheme {
     name: &'static str,
+    form: &'static str,
     feature: Option<&'static str>,
+    is_here: bool,
 }
 
-const SCHEMES: &[Scheme] =
-    &[Scheme { name: "sqlite", feature: Some("sqlite") }, Scheme { name: "memory", feature: None }];
+const SCHEMES: &[Scheme] = &[
+    Scheme {
+        name: "sqlite",
+        form: "sqlite:PATH",
+        feature: Some("sqlite"),
+        is_here: cfg!(feature = "sqlite"),
+    },
+    Scheme { name: "memory", form: "memory:", feature: None, is_here: true },
+];
+
+/// The forms of URL that this program can open, for people: `sqlite:PATH`, ...
+pub fn url_forms() -> impl Iterator<Item = &'static str> {
+    SCHEMES.iter().filter(|scheme| scheme.is_here).map(|scheme| scheme.form)
+}
 
 /// Opens the backend that a URL names. See the [crate](crate#backends) for the URLs there are.
 ///
@@ -56,7 +70,7 @@ async fn open_as(url: &str, missing: Missing) -> Result<Mailboxes> {
         Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
         Some(("sqlite", _)) => open_sqlite(url, missing).await,
         Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
-        None => Err(unknown("there is no scheme")),
+        None => Err(unknown("there is no scheme; a file is written sqlite:PATH")),
     }
 }
 

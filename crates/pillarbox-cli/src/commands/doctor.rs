@@ -25,7 +25,8 @@ enum Line<'a> {
 pub(crate) async fn run(context: &mut Context, args: args::Doctor) -> Result<()> {
     using(context.open_existing().await?, async |backend| {
         let start = Instant::now();
-        backend.queues().await?;
+        // If this fails, the diagnosis tells why.
+        let _ = backend.queues().await;
         let answered_in = time::measured(start.elapsed());
         let asked = Timestamp::now();
         let mut diagnosis = backend.diagnose(args.fix).await?;
@@ -96,13 +97,15 @@ fn show(context: &mut Context, diagnosis: &Diagnosis) -> Result<()> {
     }
     context.out.line(&format!("\n{} {}\n", style.heading("Promise:"), diagnosis.promise))?;
     for finding in &diagnosis.findings {
-        let (mark, advice) = match (finding.repair, finding.severity) {
-            (Repair::Done, _) => (style.good("repaired"), String::new()),
-            (Repair::Possible, _) => {
-                (style.bad("problem "), "`pillarbox doctor --fix` repairs it".to_owned())
-            }
-            (Repair::Manual, Severity::Problem) => (style.bad("problem "), finding.advice.clone()),
-            (Repair::Manual, Severity::Warning) => (style.warn("warning "), finding.advice.clone()),
+        let mark = match (finding.repair, finding.severity) {
+            (Repair::Done, _) => style.good("repaired"),
+            (_, Severity::Problem) => style.bad("problem "),
+            (_, Severity::Warning) => style.warn("warning "),
+        };
+        let advice = match finding.repair {
+            Repair::Done => String::new(),
+            Repair::Possible => "`pillarbox doctor --fix` repairs it".to_owned(),
+            Repair::Manual => finding.advice.clone(),
         };
         context.out.line(&format!("{mark}  {}", finding.text))?;
         if !advice.is_empty() {

@@ -9,6 +9,7 @@ use super::settle::settle_all;
 use super::using;
 use crate::args;
 use crate::context::Context;
+use crate::emptiness::Emptiness;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::line::Line;
@@ -32,12 +33,15 @@ async fn drain(
     let queue = backend.queue(&args.queue, QueueOptions::new())?;
     let progress = context.out.progress(queue.counts().await?.ready, "messages");
     let mut pace = Pace::new(queue.capabilities().max_receive.min(queue.capabilities().max_batch));
+    let mut emptiness = Emptiness::new(queue.capabilities());
     let max = args.max.unwrap_or(usize::MAX);
     let mut drained = 0;
     while drained < max && !interrupt.is_told() {
-        let request = Receive::up_to(pace.next_up_to(max - drained)).visibility(args.visibility);
+        let request = Receive::up_to(pace.next_up_to(max - drained))
+            .visibility(args.visibility)
+            .wait(emptiness.patience());
         let deliveries = interrupt.or(queue.receive(request)).await??;
-        if deliveries.is_empty() {
+        if emptiness.saw(deliveries.is_empty()) {
             break;
         }
         drained += deliveries.len();

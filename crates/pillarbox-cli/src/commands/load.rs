@@ -1,6 +1,6 @@
 //! `pillarbox load`
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pillarbox::{QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
@@ -10,8 +10,9 @@ use super::using;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::interrupt::Interrupt;
 use crate::line;
-use crate::output::text;
+use crate::output::{text, time};
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -20,18 +21,36 @@ struct Line<'a> {
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
+    let interrupt = Interrupt::listen()?;
     let path = args.file.unwrap_or_else(|| PathBuf::from("-"));
-    let now = Timestamp::now();
-    let mut lines = Lines::open(Path::new(&path), |text| line::read(text, now).map(drop))?;
-    let total = lines.total();
-    using(context.open().await?, async |backend| {
+    using(context.open_to_send().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
-        let progress = context.out.progress(total, "messages");
+        let read = |text: &str| {
+            let mut message = line::read(text, Timestamp::now())?;
+            message.delay = time::for_backend(message.delay, queue.capabilities());
+            let checked = queue.capabilities().check_outgoing(queue.name(), &message);
+            checked.map(|()| message).map_err(|error| error.to_string())
+        };
+        let mut lines = Lines::open(&path, |text| read(text).map(drop))?;
+        let progress = context.out.progress(lines.total(), "messages");
         let mut loaded = 0;
-        while let Some(batch) = lines.next_batch(queue.capabilities().max_batch)? {
-            let messages: Result<_, _> = batch.iter().map(|text| line::read(text, now)).collect();
-            let sent = send_batch(&queue, messages.map_err(Failure::Other)?, &mut loaded).await?;
-            progress.add(sent.len() as u64);
+        let again = |loaded| format!("{loaded} messages were loaded; load it again to go on");
+        loop {
+            let batch = match lines.next_batch(queue.capabilities().max_batch) {
+                Ok(Some(batch)) if !interrupt.is_told() => batch,
+                Ok(None) => break,
+                ended => {
+                    context.out.note(&again(loaded));
+                    return ended.and(Err(Failure::Interrupted));
+                }
+            };
+            let messages: Result<Vec<_>, _> = batch.iter().map(|text| read(text)).collect();
+            let (stored, failure) = send_batch(&queue, messages.map_err(Failure::Other)?).await;
+            loaded += stored.len() as u64;
+            progress.add(stored.len() as u64);
+            if let Some(error) = failure {
+                return Err(Failure::Other(format!("{error}\n{}", again(loaded))));
+            }
         }
         drop(progress);
         if context.out.is_json() {

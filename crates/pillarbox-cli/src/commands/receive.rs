@@ -142,12 +142,7 @@ impl Waiting {
     /// How long to wait in the next call.
     fn next(&self, queue: &dyn Queue) -> Duration {
         let capabilities = queue.capabilities();
-        let left = self.left();
-        let left = if capabilities.sub_second || left == Duration::MAX {
-            left
-        } else {
-            Duration::from_millis(left.as_millis().div_ceil(1000) as u64 * 1000)
-        };
-        left.min(capabilities.max_wait.unwrap_or(Duration::MAX))
+        let longest = capabilities.max_wait.unwrap_or(Duration::MAX);
+        time::for_backend(self.left(), capabilities).min(longest)
     }
 }

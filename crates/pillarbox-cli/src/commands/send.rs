@@ -1,12 +1,13 @@
 //! `pillarbox send`
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pillarbox::{MessageId, Outgoing, Queue, QueueName, QueueOptions};
+use pillarbox::{Error, MessageId, Outgoing, Queue, QueueName, QueueOptions};
 use serde::Serialize;
 use serde::de::IgnoredAny;
 
@@ -14,6 +15,7 @@ use super::using;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::interrupt::Interrupt;
 use crate::line;
 
 #[derive(Serialize)]
@@ -23,6 +25,10 @@ struct Line<'a> {
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Send) -> Result<()> {
+    let mut names = HashSet::new();
+    if let Some((twice, _)) = args.attributes.iter().find(|(name, _)| !names.insert(name)) {
+        return Err(Failure::Usage(format!("the attribute '{twice}' is given twice")));
+    }
     match (&args.file, &args.body) {
         (Some(file), _) => send_lines(context, &args, file).await,
         (None, Some(body)) => {
@@ -47,12 +53,12 @@ async fn send_one(context: &mut Context, args: &args::Send, body: Bytes) -> Resu
         None => args.id.unwrap_or_else(MessageId::new),
     };
     let message = outgoing(args, id, body);
-    using(context.open().await?, async |backend| {
+    using(context.open_to_send().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
-        let sent = queue.send(vec![message]).await;
-        let sent = sent.and_then(|results| results.into_iter().collect::<Result<Vec<_>, _>>());
-        sent.map_err(|error| error.about(Some(id)))?;
-        report(context, &args.queue, id)
+        match send_batch(&queue, vec![message]).await {
+            (_, Some(error)) => Err(error.about(Some(id)).into()),
+            (_, None) => report(context, &args.queue, id),
+        }
     })
     .await
 }
@@ -74,46 +80,66 @@ fn report(context: &mut Context, queue: &QueueName, id: MessageId) -> Result<()>
 }
 
 async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Result<()> {
-    let mut lines = Lines::open(path, |line| {
-        let json = serde_json::from_str::<IgnoredAny>(line);
-        json.map(drop).map_err(|error| format!("not JSON: {}", line::problem(&error)))
-    })?;
-    let total = lines.total();
-    using(context.open().await?, async |backend| {
+    let interrupt = Interrupt::listen()?;
+    using(context.open_to_send().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
-        let progress = context.out.progress(total, "messages");
+        let mut lines = Lines::open(path, |line| {
+            serde_json::from_str::<IgnoredAny>(line)
+                .map_err(|error| format!("not JSON: {}", line::problem(&error)))?;
+            let message = outgoing(args, MessageId::new(), line.trim().to_owned().into());
+            let checked = queue.capabilities().check_outgoing(queue.name(), &message);
+            checked.map_err(|error| error.to_string())
+        })?;
+        let progress = context.out.progress(lines.total(), "messages");
         let mut sent = 0;
-        while let Some(bodies) = lines.next_batch(queue.capabilities().max_batch)? {
-            let messages = bodies
+        loop {
+            let batch = match lines.next_batch(queue.capabilities().max_batch) {
+                Ok(Some(batch)) if !interrupt.is_told() => batch,
+                Ok(None) => return Ok(()),
+                ended => {
+                    context.out.flush()?;
+                    context.out.note(&format!("{sent} messages were sent, whose ids are printed"));
+                    return ended.and(Err(Failure::Interrupted));
+                }
+            };
+            let messages = batch
                 .into_iter()
                 .map(|body| outgoing(args, MessageId::new(), body.trim().to_owned().into()));
-            for id in send_batch(&queue, messages.collect(), &mut sent).await? {
+            let (stored, failure) = send_batch(&queue, messages.collect()).await;
+            sent += stored.len();
+            for id in stored {
                 report(context, &args.queue, id)?;
                 progress.add(1);
             }
+            context.out.flush()?;
+            if let Some(error) = failure {
+                return Err(Failure::Other(format!(
+                    "{error}\n{sent} messages were sent, whose ids are printed"
+                )));
+            }
         }
-        Ok(())
     })
     .await
 }
 
-/// Sends messages and says which of them were stored before the first that was not.
+/// Sends messages. Gives those that were stored, and why others were not.
 pub(crate) async fn send_batch(
     queue: &Arc<dyn Queue>,
     messages: Vec<Outgoing>,
-    sent: &mut u64,
-) -> Result<Vec<MessageId>> {
-    let results = queue.send(messages).await;
-    let results = results.and_then(|results| results.into_iter().collect::<Result<Vec<_>, _>>());
-    match results {
-        Ok(ids) => {
-            *sent += ids.len() as u64;
-            Ok(ids)
+) -> (Vec<MessageId>, Option<Error>) {
+    let results = match queue.send(messages).await {
+        Ok(results) => results,
+        Err(error) => return (Vec::new(), Some(error)),
+    };
+    let mut stored = Vec::with_capacity(results.len());
+    let mut failure = None;
+    for result in results {
+        match result {
+            Ok(id) => stored.push(id),
+            Err(error) => failure = failure.or(Some(error)),
         }
-        Err(error) => Err(Failure::Other(format!(
-            "{error}\n{sent} messages were sent before it, and perhaps some more."
-        ))),
     }
+    (stored, failure)
 }
 
 /// The lines of a file or of standard input, some at a time. Empty ones are passed over.

@@ -40,6 +40,7 @@ async fn run(context: &mut Context, name: &QueueName, settles: Vec<Settle>) -> R
         for (settle, result) in settles.iter().zip(results) {
             match result {
                 Ok(()) => report(&mut context.out, name, settle)?,
+                Err(error) if settles.len() == 1 => return Err(error.into()),
                 Err(error) => {
                     context.out.error(&error.to_string());
                     failure = Some(Failure::Reported);
@@ -91,11 +92,14 @@ pub(crate) async fn settle_all(
     queue: &Arc<dyn Queue>,
     settles: Vec<Settle>,
 ) -> Result<()> {
+    const ENOUGH: usize = 3;
     let results = settle(queue, settles).await?;
-    let mut failure = Ok(());
-    for error in results.into_iter().filter_map(Result::err) {
+    let errors: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+    for error in errors.iter().take(ENOUGH) {
         out.error(&error.to_string());
-        failure = Err(Failure::Reported);
     }
-    failure
+    if errors.len() > ENOUGH {
+        out.error(&format!("and {} more like this", errors.len() - ENOUGH));
+    }
+    if errors.is_empty() { Ok(()) } else { Err(Failure::Reported) }
 }

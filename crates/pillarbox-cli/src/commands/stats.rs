@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::using;
 use crate::args;
 use crate::context::Context;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::{Table, time};
 
@@ -26,6 +26,11 @@ struct Line<'a> {
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Stats) -> Result<()> {
+    if let (Some(_), Some(name)) = (args.watch, args.queues.first())
+        && time::parse(name.as_str()).is_ok()
+    {
+        return Err(Failure::Usage(format!("write it as --watch={name}")));
+    }
     using(context.open_existing().await?, async |backend| {
         let Some(every) = args.watch else {
             let counted = count(backend, &args.queues).await?;

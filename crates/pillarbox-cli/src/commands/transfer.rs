@@ -4,7 +4,7 @@
 //! kills the command in that moment and runs it again sends the message a second time under the
 //! same id, which stores nothing. So nothing is lost, and nothing is there twice in the end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::settle::settle;
 use super::using;
 use crate::args;
 use crate::context::Context;
+use crate::emptiness::Emptiness;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::{Progress, text};
@@ -27,8 +28,14 @@ use crate::pace::Pace;
 const MAX_BATCH: usize = 500;
 /// How long to wait for a message before looking whether the queue is empty.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often in a row a queue must be found empty where counts lag behind.
-const LAGGING_LOOKS: u32 = 5;
+/// How long a message that the target refuses is kept from coming back.
+const REFUSED_LEASE: Duration = Duration::from_secs(600);
+/// A lease that is shorter does not last until its message is copied.
+const MIN_VISIBILITY: Duration = Duration::from_secs(1);
+/// How often a lease may end before it is known whether the queues differ.
+const UNDECIDED: u32 = 20;
+/// Of how many refused messages it is said why.
+const REASONS: usize = 10;
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -36,13 +43,16 @@ struct Line<'a> {
     dest_queue: &'a QueueName,
     moved: u64,
     refused: u64,
-    left: u64,
+    /// Not known if the source does not answer.
+    left: Option<u64>,
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Move) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     using(context.open_existing().await?, async |source| {
-        let target = pillarbox::open(args.to_url.reveal()).await?;
+        let target = pillarbox::open(args.to_url.reveal()).await;
+        let target =
+            target.map_err(|error| Failure::from(error).without_secrets_of(&args.to_url))?;
         using(target, async |target| transfer(context, source, target, &interrupt, &args).await)
             .await
     })
@@ -56,6 +66,11 @@ async fn transfer(
     interrupt: &Interrupt,
     args: &args::Move,
 ) -> Result<()> {
+    if args.visibility < MIN_VISIBILITY {
+        let text =
+            "--visibility of at least 1s is needed, or leases end before messages are copied";
+        return Err(Failure::Usage(text.to_owned()));
+    }
     if !target.capabilities().durable {
         return Err(Failure::Usage(format!(
             "what is moved to {} would be gone when this command ends",
@@ -64,7 +79,8 @@ async fn transfer(
     }
     if !target.capabilities().idempotent_send {
         context.out.note(&format!(
-            "{} stores an id again that it holds: if this is interrupted, a message may be there twice",
+            "{} stores an id again that it holds: if this is interrupted, or a lease ends before its \
+             message is copied, a message is there twice",
             args.to_url
         ));
     }
@@ -81,26 +97,13 @@ async fn transfer(
     let result = mover.run(interrupt, &progress).await;
     mover.release_refused().await;
     drop(progress);
-
-    for (_, error) in mover.refused.values() {
-        context.out.error(&format!("left where it was: {error}"));
+    if let Err(failure @ Failure::Usage(_)) = result {
+        return Err(failure);
     }
-    let left = mover.source.counts().await?.total();
-    let (moved, refused) = (mover.moved, mover.refused.len() as u64);
-    if context.out.is_json() {
-        let (queue, dest_queue) = (&args.queue, &args.to_queue);
-        context.out.json(&Line { queue, dest_queue, moved, refused, left })?;
-    } else {
-        let left = if left == 0 { "none".to_owned() } else { left.to_string() };
-        let moved = text::count(moved, "message");
-        context.out.line(&format!(
-            "{moved} moved to '{}' at {}; {left} left",
-            args.to_queue, args.to_url
-        ))?;
-    }
+    summarise(context, args, &mover).await?;
     match result {
-        Ok(()) if refused > 0 => Err(Failure::Reported),
-        Ok(()) => Ok(()),
+        Ok(()) if mover.refused.is_empty() && mover.in_both.is_empty() => Ok(()),
+        Ok(()) => Err(Failure::Reported),
         Err(failure) => {
             context.out.note("nothing is lost; run the same command again to go on");
             Err(failure)
@@ -108,61 +111,113 @@ async fn transfer(
     }
 }
 
+async fn summarise(context: &mut Context, args: &args::Move, mover: &Mover<'_>) -> Result<()> {
+    for error in &mover.reasons {
+        context.out.error(&format!("left where it was: {error}"));
+    }
+    let (moved, refused) = (mover.moved, mover.refused.len() as u64);
+    if refused > mover.reasons.len() as u64 {
+        context.out.error(&format!("and others: {refused} messages were left where they were"));
+    }
+    if !mover.in_both.is_empty() {
+        let messages = text::count(mover.in_both.len() as u64, "message");
+        context.out.error(&format!(
+            "{messages} in both queues: their leases ended before they could be acknowledged here. Run \
+             the same command again, with a longer --visibility"
+        ));
+    }
+    // If the source does not answer, the reason is told after this.
+    let left = mover.source.counts().await.ok().map(|counts| counts.total());
+    if context.out.is_json() {
+        let (queue, dest_queue) = (&args.queue, &args.to_queue);
+        return context.out.json(&Line { queue, dest_queue, moved, refused, left });
+    }
+    let left = match left {
+        Some(0) => "; none left".to_owned(),
+        Some(left) => format!("; {left} left"),
+        None => String::new(),
+    };
+    let moved = text::count(moved, "message");
+    context.out.line(&format!("{moved} moved to '{}' at {}{left}", args.to_queue, args.to_url))
+}
+
 struct Mover<'a> {
     source: Arc<dyn Queue>,
     target: Arc<dyn Queue>,
     args: &'a args::Move,
     pace: Pace,
+    emptiness: Emptiness,
     moved: u64,
-    /// What the target does not take, with the receipt that keeps it from coming back at once.
-    refused: HashMap<MessageId, (Receipt, Error)>,
-    known_to_differ: bool,
+    /// What was copied and could not be acknowledged, for its lease had ended.
+    in_both: HashSet<MessageId>,
+    /// What the target does not take, with the receipt that keeps it from coming back.
+    refused: HashMap<MessageId, Receipt>,
+    /// Why, for the first of them.
+    reasons: Vec<Error>,
+    /// Whether source and target are known not to be the same queue.
+    differ: bool,
+    /// How often that could not be told.
+    undecided: u32,
 }
 
 impl<'a> Mover<'a> {
     fn new(source: Arc<dyn Queue>, target: Arc<dyn Queue>, args: &'a args::Move) -> Self {
         let (from, to) = (source.capabilities(), target.capabilities());
         let limits = [MAX_BATCH, from.max_receive, from.max_batch, to.max_batch];
-        let pace = Pace::new(limits.into_iter().min().unwrap_or(1));
-        let refused = HashMap::new();
-        Self { source, target, args, pace, moved: 0, refused, known_to_differ: false }
-    }
-
-    async fn run(&mut self, interrupt: &Interrupt, progress: &Progress) -> Result<()> {
-        let mut found_empty = 0;
-        loop {
-            let wanted = self.args.max.map_or(u64::MAX, |max| max as u64) - self.moved;
-            if wanted == 0 {
-                return Ok(());
-            }
-            if interrupt.is_told() {
-                return Err(Failure::Interrupted);
-            }
-            let max = self.pace.next_up_to(usize::try_from(wanted).unwrap_or(usize::MAX));
-            // The first time without waiting; later it is known that there is something to wait for.
-            let wait =
-                if found_empty == 0 || self.args.no_wait { Duration::ZERO } else { LOOK_EVERY };
-            let request = Receive::up_to(max).visibility(self.args.visibility).wait(wait);
-            let deliveries = interrupt.or(self.source.receive(request)).await??;
-            if deliveries.is_empty() {
-                found_empty += 1;
-                if self.is_done(found_empty, progress).await? {
-                    return Ok(());
-                }
-                continue;
-            }
-            found_empty = 0;
-            progress.say("");
-            let bytes = deliveries.iter().map(|delivery| delivery.message.body.len()).sum();
-            self.pace.seen(deliveries.len(), bytes);
-            let moved = self.copy(deliveries).await?;
-            self.moved += moved;
-            progress.add(moved);
+        Self {
+            pace: Pace::new(limits.into_iter().min().unwrap_or(1)),
+            emptiness: Emptiness::new(from),
+            source,
+            target,
+            args,
+            moved: 0,
+            in_both: HashSet::new(),
+            refused: HashMap::new(),
+            reasons: Vec::new(),
+            differ: false,
+            undecided: 0,
         }
     }
 
-    /// Whether there is nothing more to wait for, when nothing was ready.
-    async fn is_done(&self, found_empty: u32, progress: &Progress) -> Result<bool> {
+    async fn run(&mut self, interrupt: &Interrupt, progress: &Progress) -> Result<()> {
+        let mut waiting = false;
+        while let Some(request) = self.next_request(waiting) {
+            if interrupt.is_told() {
+                return Err(Failure::Interrupted);
+            }
+            let deliveries = interrupt.or(self.source.receive(request)).await??;
+            let deliveries = self.hold_refused(deliveries).await?;
+            if self.emptiness.saw(deliveries.is_empty()) {
+                if self.is_done(progress).await? {
+                    return Ok(());
+                }
+                waiting = true;
+            } else if !deliveries.is_empty() {
+                waiting = false;
+                progress.say("");
+                let moved = self.moved;
+                let copied = self.copy(deliveries).await;
+                progress.add(self.moved - moved);
+                copied?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What to receive next. `None`: enough were moved.
+    fn next_request(&self, waiting: bool) -> Option<Receive> {
+        let taken = self.moved + self.in_both.len() as u64;
+        let wanted = self.args.max.map_or(u64::MAX, |max| max as u64).saturating_sub(taken);
+        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+        // One to begin with, for if the queues are the same it is given back.
+        let max = if self.differ { self.pace.next_up_to(wanted) } else { wanted.min(1) };
+        let patience = self.emptiness.patience();
+        let wait = if waiting && !self.args.no_wait { LOOK_EVERY.max(patience) } else { patience };
+        (max > 0).then(|| Receive::up_to(max).visibility(self.args.visibility).wait(wait))
+    }
+
+    /// Whether there is nothing more to wait for, when nothing came.
+    async fn is_done(&self, progress: &Progress) -> Result<bool> {
         if self.args.no_wait {
             return Ok(true);
         }
@@ -172,34 +227,78 @@ impl<'a> Mover<'a> {
         }
         let counts = self.source.counts().await?;
         let held = self.refused.len() as u64;
-        if counts.total() > held {
-            let in_flight = counts.in_flight.saturating_sub(held);
-            progress.say(format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
-            return Ok(false);
+        if counts.total() <= held {
+            return Ok(true);
         }
-        let looks = if self.source.capabilities().exact_counts { 1 } else { LAGGING_LOOKS };
-        Ok(found_empty >= looks)
+        let in_flight = counts.in_flight.saturating_sub(held);
+        progress.say(format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
+        Ok(false)
     }
 
-    /// Sends what was received, and acknowledges what the target has taken. Says how many.
-    async fn copy(&mut self, deliveries: Vec<Delivery>) -> Result<u64> {
-        let mut receipts: Vec<Receipt> = deliveries.iter().map(|one| one.receipt.clone()).collect();
-        let copied = self.copy_unless_same(deliveries).await;
-        let results = match copied {
+    /// Sets apart what is known to be refused, and keeps it from coming back for a while.
+    async fn hold_refused(&mut self, deliveries: Vec<Delivery>) -> Result<Vec<Delivery>> {
+        let (known, new): (Vec<_>, Vec<_>) = deliveries
+            .into_iter()
+            .partition(|delivery| self.refused.contains_key(&delivery.message.id));
+        let mut extend = Vec::with_capacity(known.len());
+        for delivery in known {
+            extend.push(Settle::extend(delivery.receipt.clone(), REFUSED_LEASE));
+            self.refused.insert(delivery.message.id, delivery.receipt);
+        }
+        settle(&self.source, extend).await?;
+        Ok(new)
+    }
+
+    /// Sends what was received, and acknowledges what the target has taken.
+    async fn copy(&mut self, deliveries: Vec<Delivery>) -> Result<()> {
+        let bytes = deliveries.iter().map(|delivery| delivery.message.body.len()).sum();
+        self.pace.seen(deliveries.len(), bytes);
+        let receipts: Vec<Receipt> = deliveries.iter().map(|one| one.receipt.clone()).collect();
+        if !self.differ {
+            match self.compare(&receipts[0]).await {
+                Ok(Some(())) => self.differ = true,
+                // The lease ended before anything could be told; the message comes again.
+                Ok(None) if self.undecided < UNDECIDED => {
+                    self.undecided += 1;
+                    return Ok(());
+                }
+                Ok(None) => {
+                    let text =
+                        "leases end before a message can be copied: say a longer --visibility";
+                    return Err(Failure::Usage(text.to_owned()));
+                }
+                Err(failure) => {
+                    self.give_back(receipts).await;
+                    return Err(failure);
+                }
+            }
+        }
+        let messages = deliveries.into_iter().map(outgoing).collect::<Vec<_>>();
+        let ids: Vec<_> = messages.iter().map(|message| message.id).collect();
+        let results = match self.target.send(messages).await {
             Ok(results) => results,
-            Err(failure) => {
+            Err(error) => {
                 self.give_back(receipts).await;
-                return Err(failure);
+                return Err(error.into());
             }
         };
         let mut stored = Vec::new();
+        let mut stored_ids = Vec::new();
+        let mut extend = Vec::new();
         let mut failed = Vec::new();
         let mut reason = None;
-        for (receipt, (id, result)) in receipts.drain(..).zip(results) {
+        for ((receipt, id), result) in receipts.into_iter().zip(ids).zip(results) {
             match result {
-                Ok(_) => stored.push(Settle::acknowledge(receipt)),
+                Ok(_) => {
+                    stored.push(Settle::acknowledge(receipt));
+                    stored_ids.push(id);
+                }
                 Err(error @ Error::InvalidParameter { .. }) => {
-                    self.refused.insert(id, (receipt, error));
+                    extend.push(Settle::extend(receipt.clone(), REFUSED_LEASE));
+                    self.refused.insert(id, receipt);
+                    if self.reasons.len() < REASONS {
+                        self.reasons.push(error);
+                    }
                 }
                 Err(error) => {
                     failed.push(receipt);
@@ -208,52 +307,50 @@ impl<'a> Mover<'a> {
             }
         }
         self.give_back(failed).await;
-        let mut moved = 0;
-        for result in settle(&self.source, stored).await? {
+        // Until it is known to be acknowledged.
+        self.in_both.extend(&stored_ids);
+        for (id, result) in stored_ids.iter().zip(settle(&self.source, stored).await?) {
             match result {
-                Ok(()) => moved += 1,
+                Ok(()) => {
+                    self.in_both.remove(id);
+                    self.moved += 1;
+                }
                 // The lease has ended meanwhile: the message comes again, and is not stored again.
                 Err(Error::ReceiptHandleExpired { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        match reason {
-            Some(error) => Err(error.into()),
-            None => Ok(moved),
-        }
+        settle(&self.source, extend).await?;
+        reason.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    async fn copy_unless_same(
-        &mut self,
-        deliveries: Vec<Delivery>,
-    ) -> Result<Vec<(MessageId, pillarbox::Result<MessageId>)>> {
-        if let Some(first) = deliveries.first()
-            && !self.known_to_differ
-        {
-            self.refuse_same_queue(&first.receipt).await?;
-        }
-        let ids: Vec<_> = deliveries.iter().map(|delivery| delivery.message.id).collect();
-        let messages = deliveries.into_iter().map(outgoing).collect();
-        Ok(ids.into_iter().zip(self.target.send(messages).await?).collect())
-    }
-
-    /// Refuses to move a queue onto itself: its messages would be found there, and acknowledged.
+    /// Makes sure that a queue is not moved onto itself, where its messages would be found to be
+    /// already, and then be acknowledged. `None`: it cannot be told by this receipt.
     ///
-    /// Two URLs may lead to one place. But a receipt is valid in one queue of the world only.
-    async fn refuse_same_queue(&mut self, receipt: &Receipt) -> Result<()> {
-        let extend = Settle::extend(receipt.clone(), self.args.visibility);
-        if let Ok(results) = self.target.settle(vec![extend]).await
-            && results.iter().any(Result::is_ok)
-        {
-            let text = "the queue cannot be moved: this and the destination are the same queue";
-            return Err(Failure::Usage(text.to_owned()));
+    /// Two URLs may lead to one place. But a receipt is valid in one queue of the world only: if the
+    /// target does not know it, and the source still does after that, they are not the same.
+    async fn compare(&self, receipt: &Receipt) -> Result<Option<()>> {
+        let extend = || vec![Settle::extend(receipt.clone(), self.args.visibility)];
+        let is_unknown = |error: &Error| {
+            matches!(error, Error::ReceiptHandleExpired { .. } | Error::InvalidParameter { .. })
+        };
+        match settle(&self.target, extend()).await?.pop() {
+            Some(Err(error)) if is_unknown(&error) => {}
+            Some(Err(error)) => return Err(error.into()),
+            Some(Ok(())) | None => {
+                let text = "the queue cannot be moved: this and the destination are the same queue";
+                return Err(Failure::Usage(text.to_owned()));
+            }
         }
-        self.known_to_differ = true;
-        Ok(())
+        match settle(&self.source, extend()).await?.pop() {
+            Some(Ok(())) => Ok(Some(())),
+            Some(Err(error)) if !is_unknown(&error) => Err(error.into()),
+            _ => Ok(None),
+        }
     }
 
     async fn release_refused(&self) {
-        self.give_back(self.refused.values().map(|(receipt, _)| receipt.clone()).collect()).await;
+        self.give_back(self.refused.values().cloned().collect()).await;
     }
 
     /// Makes messages ready again. Where that fails, their leases end by themselves.
@@ -271,4 +368,126 @@ fn outgoing(delivery: Delivery) -> Outgoing {
     outgoing.reply_to = message.reply_to;
     outgoing.enqueued_at = Some(message.enqueued_at);
     outgoing
+}
+
+#[cfg(test)]
+mod tests {
+    use pillarbox::{Backend, MemoryBackend};
+    use pillarbox_testing::{FaultQueue, Faults};
+
+    use super::*;
+    use crate::narrow::Narrow;
+
+    fn args() -> args::Move {
+        args::Move {
+            queue: "jobs".parse().unwrap(),
+            to_url: "memory:".parse().unwrap(),
+            to_queue: "jobs".parse().unwrap(),
+            max: None,
+            no_wait: false,
+            follow: false,
+            visibility: Duration::from_secs(30),
+        }
+    }
+
+    fn queue(backend: &MemoryBackend, name: &str) -> Arc<dyn Queue> {
+        backend.queue(&name.parse().unwrap(), QueueOptions::new()).unwrap()
+    }
+
+    async fn fill(queue: &Arc<dyn Queue>, bodies: impl IntoIterator<Item = &'static str>) {
+        for body in bodies {
+            queue.send(vec![Outgoing::new(body)]).await.unwrap().remove(0).unwrap();
+        }
+    }
+
+    async fn bodies(queue: &Arc<dyn Queue>) -> Vec<String> {
+        let page = queue.peek(1000, None).await.unwrap();
+        let text =
+            |peeked: pillarbox::Peeked| String::from_utf8(peeked.message.body.to_vec()).unwrap();
+        page.messages.into_iter().map(text).collect()
+    }
+
+    async fn run(mover: &mut Mover<'_>) -> Result<()> {
+        let progress = Progress::new(false, 0, "messages");
+        let result = mover.run(&Interrupt::listen().unwrap(), &progress).await;
+        mover.release_refused().await;
+        result
+    }
+
+    #[tokio::test]
+    async fn a_narrow_target_gets_what_it_takes_and_the_rest_stays() {
+        let backend = MemoryBackend::new();
+        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        fill(&source, ["a", "far too long for it", "b", "c"].into_iter().cycle().take(60)).await;
+        let args = args();
+        let mut mover = Mover::new(source.clone(), Arc::new(Narrow::over(target.clone())), &args);
+        run(&mut mover).await.unwrap();
+        assert_eq!((mover.moved, mover.refused.len(), mover.reasons.len()), (45, 15, REASONS));
+        assert!(mover.reasons[0].to_string().contains("body"), "{}", mover.reasons[0]);
+        assert_eq!(bodies(&target).await.len(), 45);
+        let left = source.counts().await.unwrap();
+        assert_eq!((left.ready, left.in_flight), (15, 0), "they are ready again");
+    }
+
+    #[tokio::test]
+    async fn a_narrow_source_is_moved_in_small_batches_and_asked_more_than_once() {
+        let backend = MemoryBackend::new();
+        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        fill(&source, ["a"; 35]).await;
+        let narrow = Arc::new(Narrow::over(source.clone()));
+        for no_wait in [true, false] {
+            let args = args::Move { no_wait, ..args() };
+            run(&mut Mover::new(narrow.clone(), target.clone(), &args)).await.unwrap();
+            assert_eq!(source.counts().await.unwrap().total(), 0);
+        }
+        assert_eq!(bodies(&target).await.len(), 35);
+    }
+
+    /// A lease that ends at once tells nothing of whether the queues are the same: nothing may be
+    /// acknowledged by it.
+    #[tokio::test]
+    async fn an_ended_lease_is_no_proof_that_the_queues_differ() {
+        let backend = MemoryBackend::new();
+        let source = queue(&backend, "source");
+        fill(&source, ["a", "b", "c"]).await;
+        let args = args::Move { visibility: Duration::ZERO, ..args() };
+        for target in ["source", "target"] {
+            let mut mover = Mover::new(source.clone(), queue(&backend, target), &args);
+            let Err(Failure::Usage(text)) = run(&mut mover).await else { panic!("it was moved") };
+            assert!(text.contains("a longer --visibility"), "{text}");
+            assert_eq!((mover.moved, source.counts().await.unwrap().total()), (0, 3));
+        }
+    }
+
+    /// A target that takes its time: leases end before anything can be acknowledged.
+    #[tokio::test]
+    async fn no_more_than_asked_for_is_copied_when_leases_end_too_early() {
+        let backend = MemoryBackend::new();
+        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        fill(&source, ["a"; 30]).await;
+        let args = args::Move { max: Some(5), visibility: Duration::from_millis(40), ..args() };
+        let slow = FaultQueue::new(
+            target.clone(),
+            Faults::none().delay(1.0, Duration::from_millis(60)),
+            1,
+        );
+        let mut mover = Mover { differ: true, ..Mover::new(source.clone(), slow, &args) };
+        run(&mut mover).await.unwrap();
+        assert_eq!(mover.moved + mover.in_both.len() as u64, 5);
+        assert!(!mover.in_both.is_empty(), "no lease ended");
+        assert_eq!(bodies(&target).await.len(), 5);
+        assert_eq!(source.counts().await.unwrap().total(), 30 - mover.moved);
+    }
+
+    #[tokio::test]
+    async fn the_same_queue_is_refused_and_nothing_is_held() {
+        let backend = MemoryBackend::new();
+        let source = queue(&backend, "source");
+        fill(&source, ["a", "b", "c"]).await;
+        let args = args();
+        let failure = run(&mut Mover::new(source.clone(), queue(&backend, "source"), &args)).await;
+        assert!(matches!(failure, Err(Failure::Usage(_))));
+        let counts = source.counts().await.unwrap();
+        assert_eq!((counts.ready, counts.in_flight), (3, 0));
+    }
 }

@@ -10,7 +10,6 @@ pub(crate) use progress::Progress;
 pub(crate) use style::Style;
 pub(crate) use table::Table;
 
-use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
 use serde::Serialize;
@@ -88,7 +87,7 @@ impl Out {
         {
             use std::os::fd::AsFd;
             let stdout = self.stdout.get_ref().as_fd().try_clone_to_owned();
-            let stdout = File::from(stdout.map_err(Failure::Output)?);
+            let stdout = std::fs::File::from(stdout.map_err(Failure::Output)?);
             if stdout.metadata().is_ok_and(|stdout| stdout.is_file()) {
                 stdout.sync_data().map_err(Failure::Output)?;
             }

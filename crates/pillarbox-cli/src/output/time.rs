@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pillarbox::Timestamp;
+use pillarbox::{Capabilities, Timestamp};
 
 const UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
@@ -29,6 +29,15 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         rest = &rest[digits + letters..];
     }
     if text.is_empty() { Err(wrong()) } else { Ok(Duration::from_millis(total)) }
+}
+
+/// A duration that the backend takes: where it keeps whole seconds only, the next one.
+pub(crate) fn for_backend(duration: Duration, capabilities: &Capabilities) -> Duration {
+    if capabilities.sub_second || duration.subsec_nanos() == 0 {
+        duration
+    } else {
+        Duration::from_secs(duration.as_secs().saturating_add(1))
+    }
 }
 
 /// A duration in its two largest units: `1h5m`, `30s`, `250ms`.
@@ -62,14 +71,13 @@ pub(crate) fn measured(duration: Duration) -> String {
     }
 }
 
-/// How long ago it was, seen from `now`.
+/// How long ago it was, or how long it will be, seen from `now`.
 pub(crate) fn ago(at: Timestamp, now: Timestamp) -> String {
-    if at > now { until(at, now) } else { format!("{} ago", show(now.since(at))) }
-}
-
-/// How long it will be, seen from `now`.
-pub(crate) fn until(at: Timestamp, now: Timestamp) -> String {
-    if at < now { ago(at, now) } else { format!("in {}", show(at.since(now))) }
+    if at > now {
+        format!("in {}", show(at.since(now)))
+    } else {
+        format!("{} ago", show(now.since(at)))
+    }
 }
 
 #[cfg(test)]
@@ -104,6 +112,17 @@ mod tests {
     }
 
     #[test]
+    fn a_backend_without_fractions_gets_the_next_second() {
+        let mut capabilities = Capabilities::full("test");
+        let odd = Duration::from_millis(1500);
+        assert_eq!(for_backend(odd, &capabilities), odd);
+        capabilities.sub_second = false;
+        assert_eq!(for_backend(odd, &capabilities), Duration::from_secs(2));
+        assert_eq!(for_backend(Duration::ZERO, &capabilities), Duration::ZERO);
+        assert_eq!(for_backend(Duration::MAX, &capabilities).subsec_nanos(), 0);
+    }
+
+    #[test]
     fn durations_are_shown_in_two_units() {
         for (milliseconds, text) in [
             (0, "0s"),
@@ -125,7 +144,5 @@ mod tests {
         let now = Timestamp::from_secs(1000);
         assert_eq!(ago(Timestamp::from_secs(910), now), "1m30s ago");
         assert_eq!(ago(Timestamp::from_secs(1030), now), "in 30s");
-        assert_eq!(until(Timestamp::from_secs(1030), now), "in 30s");
-        assert_eq!(until(Timestamp::from_secs(999), now), "1s ago");
     }
 }

@@ -138,6 +138,22 @@ pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until a command has begun to notice signals: until then one would just end it.
+pub(crate) fn until_it_listens(child: &Child) {
+    until_process_listens(child.id());
+}
+
+pub(crate) fn until_process_listens(pid: u32) {
+    let status = format!("/proc/{pid}/status");
+    eventually("signals are noticed", || {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        // The mask begins with signal 1; SIGINT is 2.
+        caught.is_some_and(|mask| mask & 0b10 != 0)
+    });
+}
+
 /// Sends a signal to a process that the test has started.
 pub(crate) fn signal(child: &Child, name: &str) {
     let kill = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();

@@ -16,7 +16,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::queue::{Backend, BoxFuture, Queue, QueueOptions};
-use crate::{Capabilities, QueueName};
+use crate::{Capabilities, Diagnosis, QueueName};
 
 #[cfg(test)]
 mod tests;
@@ -123,6 +123,15 @@ impl Backend for MemoryBackend {
                 return Err(Error::Closed { queue: None });
             }
             Ok(lock(&self.shared.queues).keys().cloned().collect())
+        })
+    }
+
+    fn diagnose(&self, _: bool) -> BoxFuture<'_, Result<Diagnosis>> {
+        Box::pin(async {
+            if self.gate.is_closed() {
+                return Err(Error::Closed { queue: None });
+            }
+            Ok(Diagnosis::of(self.capabilities()))
         })
     }
 

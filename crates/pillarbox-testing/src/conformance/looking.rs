@@ -233,3 +233,21 @@ pub async fn a_queue_that_was_drained_holds_nothing(s: &Subject) {
     queue.put("works on").await;
     only(queue.take(10, LONG).await);
 }
+
+/// Neither looking for problems nor repairing what is not broken.
+pub async fn a_sound_backend_has_no_problem_and_diagnosing_changes_nothing(s: &Subject) {
+    let queue = s.queue();
+    queue.put_all(&["a", "b"]).await;
+    queue.put_delayed("c", LONG).await;
+    let held = queue.take_one(LONG).await;
+    for repair in [false, true] {
+        let diagnosis = s.backend().diagnose(repair).await.expect("a diagnosis");
+        let problems: Vec<_> = diagnosis.problems().collect();
+        assert!(problems.is_empty(), "{problems:?}");
+        assert!(!diagnosis.promise.is_empty());
+    }
+    if s.capabilities().exact_counts {
+        assert_eq!(queue.states().await, (1, 1, 1));
+    }
+    queue.acknowledge(&held.receipt).await.expect("the lease runs on");
+}

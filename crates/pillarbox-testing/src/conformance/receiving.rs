@@ -292,4 +292,5 @@ pub async fn closing_the_backend_closes_its_queues(s: &Subject) {
     };
     assert!(matches!(refused, Err(Error::Closed { .. })), "{refused:?}");
     assert!(matches!(s.backend().queues().await, Err(Error::Closed { .. })));
+    assert!(matches!(s.backend().diagnose(false).await, Err(Error::Closed { .. })));
 }

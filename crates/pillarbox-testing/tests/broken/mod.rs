@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pillarbox_core::{
-    Attributes, Backend, BoxFuture, Capabilities, Counts, Cursor, Delivery, Mailboxes,
+    Attributes, Backend, BoxFuture, Capabilities, Counts, Cursor, Delivery, Diagnosis, Mailboxes,
     MemoryBackend, MessageId, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result,
     Settle, SettleAction,
 };
@@ -51,6 +51,10 @@ impl Backend for BrokenBackend {
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
         self.0.queues()
+    }
+
+    fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>> {
+        self.0.diagnose(repair)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
 use super::tally::{Event, What};
+use crate::output::time;
 
 /// Longer than any task takes.
 const LEASE: Duration = Duration::from_secs(30);
@@ -72,6 +73,7 @@ impl Worker {
             }
             Err(error) if attempt <= self.max_retries => {
                 let again_in = self.scaled(Duration::from_millis(400) * attempt);
+                let again_in = time::for_backend(again_in, self.tasks.capabilities());
                 message.nack(again_in).await?;
                 What::Failed { error, again_in }
             }

@@ -16,7 +16,7 @@ pub(crate) enum Input {
     Resized,
 }
 
-/// Reads the terminal in a thread of its own, which ends with this.
+/// Reads the terminal in a thread of its own, which ends with this as long as there is a terminal.
 #[derive(Debug)]
 pub(crate) struct Keys {
     inputs: mpsc::Receiver<Input>,
@@ -58,9 +58,16 @@ impl Drop for Keys {
     fn drop(&mut self) {
         self.end.store(true, Ordering::Relaxed);
         self.inputs.close();
-        if let Some(thread) = self.thread.take() {
-            // A panic there was printed when it happened.
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return };
+        // A terminal that is gone may keep the thread in the library that reads it, for ever. It ends
+        // with the process then.
+        for _ in 0..20 {
+            if thread.is_finished() {
+                // A panic there was printed when it happened.
+                let _ = thread.join();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }

@@ -22,9 +22,10 @@ use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
+use crate::pace::Pace;
 
-/// How many messages of a queue are shown.
-const MESSAGES: usize = 200;
+/// How many messages of a queue are shown, or some more.
+const MESSAGES: usize = 100;
 
 /// What the backend has answered.
 enum Answer {
@@ -65,7 +66,7 @@ async fn watch(
     let mut ticks = tokio::time::interval(model.every());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut asked = JoinSet::new();
-    let mut counting = false;
+    let (mut counting, mut peeking) = (false, false);
     loop {
         terminal.draw(|frame| screen::draw(frame, model))?;
         let action = tokio::select! {
@@ -77,6 +78,7 @@ async fn watch(
             },
             Some(Ok(answer)) = asked.join_next() => {
                 counting &= !matches!(answer, Answer::Counted(..));
+                peeking &= !matches!(answer, Answer::Peeked(..));
                 take(model, answer)
             }
             // One that does not answer is not asked again meanwhile, and keys still work.
@@ -88,7 +90,8 @@ async fn watch(
             Action::Count if counting => {}
             Action::Count => {
                 counting = true;
-                if let Some(queue) = model.inspected() {
+                if let Some(queue) = model.inspected().filter(|_| !peeking) {
+                    peeking = true;
                     asked.spawn(peek(backend.clone(), queue.clone()));
                 }
                 let (backend, names) = (backend.clone(), names.to_vec());
@@ -98,6 +101,7 @@ async fn watch(
                 });
             }
             Action::Inspect(queue) => {
+                peeking = true;
                 asked.spawn(peek(backend.clone(), queue));
             }
             Action::Purge(queue) => {
@@ -115,14 +119,22 @@ async fn watch(
 }
 
 async fn peek(backend: Mailboxes, queue: QueueName) -> Answer {
-    let peeked = match backend.queue(&queue, QueueOptions::new()) {
-        Ok(opened) => {
-            let max = MESSAGES.min(opened.capabilities().max_receive);
-            opened.peek(max, None).await.map(|page| page.messages)
-        }
-        Err(error) => Err(error),
-    };
+    let peeked = peek_some(&backend, &queue).await;
     Answer::Peeked(queue, peeked)
+}
+
+/// The first messages of a queue: fewer if they are large, for they are read again and again.
+async fn peek_some(backend: &Mailboxes, queue: &QueueName) -> pillarbox::Result<Vec<Peeked>> {
+    let opened = backend.queue(queue, QueueOptions::new())?;
+    let mut pace = Pace::new(opened.capabilities().max_receive.min(MESSAGES));
+    let first = opened.peek(pace.next(), None).await?;
+    let bytes = first.messages.iter().map(|peeked| peeked.message.body.len()).sum();
+    pace.seen(first.messages.len(), bytes);
+    let mut messages = first.messages;
+    if pace.next() > messages.len() && first.next.is_some() {
+        messages.extend(opened.peek(pace.next(), first.next).await?.messages);
+    }
+    Ok(messages)
 }
 
 fn take(model: &mut Model, answer: Answer) -> Action {

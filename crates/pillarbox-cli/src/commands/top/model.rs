@@ -7,7 +7,7 @@ use pillarbox::{Counts, Peeked, QueueName};
 use ratatui::crossterm::event::KeyCode;
 
 /// How far back the sparkline goes, in counts.
-pub(crate) const HISTORY: usize = 40;
+const HISTORY: usize = 40;
 
 /// What is to be done because of a key.
 #[derive(Debug, PartialEq, Eq)]
@@ -105,7 +105,13 @@ impl Model {
         }
     }
 
-    /// Takes new counts. A queue that is gone is shown as empty for as long as `top` runs.
+    /// Whether the backend counts sends, so that rates in and out are known.
+    pub(crate) fn counts_sends(&self) -> bool {
+        self.rows.iter().all(|row| row.counts.sent.is_some())
+    }
+
+    /// Takes new counts. A queue that is gone is shown as empty for as long as its depth was ever
+    /// more than nothing.
     pub(crate) fn counted(&mut self, at: Instant, counted: Vec<(QueueName, Counts)>) {
         let chosen = self.chosen().map(|row| row.name.clone());
         let mut rows = std::mem::take(&mut self.rows);
@@ -116,7 +122,12 @@ impl Model {
             };
             self.rows.push(row);
         }
-        self.rows.extend(rows.into_iter().map(|row| row.again(at, Counts::default())));
+        // A queue that is gone holds nothing, and was sent nothing more.
+        let gone = rows.into_iter().map(|row| {
+            let counts = Counts::default().with_sent(row.counts.sent);
+            row.again(at, counts)
+        });
+        self.rows.extend(gone.filter(|row| row.history.iter().any(|depth| *depth > 0)));
         if matches!(self.status, Some(Status::Failed(_))) {
             self.status = None;
         }
@@ -248,14 +259,15 @@ fn rates(before: &Counts, now: &Counts, elapsed: Duration) -> Option<Rates> {
         return None;
     }
     let per_second = |number: f64| number / elapsed.as_secs_f64();
-    let flow = before.sent.zip(now.sent).zip(before.removed().zip(now.removed()));
-    Some(match flow {
-        // A queue that was forgotten and made anew counts from nothing.
-        Some(((sent, now_sent), (removed, now_removed))) if now_sent >= sent => Rates::Flow {
-            sent: per_second((now_sent - sent) as f64),
-            removed: per_second(now_removed.saturating_sub(removed) as f64),
-        },
-        _ => Rates::Change(per_second(now.total() as f64 - before.total() as f64)),
+    let (Some(sent), Some(removed)) = (now.sent, now.removed()) else {
+        return Some(Rates::Change(per_second(now.total() as f64 - before.total() as f64)));
+    };
+    // A queue that was forgotten and made anew counts from nothing.
+    let anew = before.sent.is_none_or(|before| before > sent);
+    let before = if anew { Counts::default() } else { *before };
+    Some(Rates::Flow {
+        sent: per_second((sent - before.sent.unwrap_or(0)) as f64),
+        removed: per_second(removed.saturating_sub(before.removed().unwrap_or(0)) as f64),
     })
 }
 
@@ -282,18 +294,21 @@ mod tests {
         assert_eq!(rates(&before, &now, two), Some(Rates::Flow { sent: 10.5, removed: 10.0 }));
         let uncounted = Counts::new(1, 0, 0);
         assert_eq!(rates(&Counts::new(5, 0, 0), &uncounted, two), Some(Rates::Change(-2.0)));
-        let anew = Counts::new(1, 0, 0).with_sent(Some(1));
-        assert_eq!(rates(&before, &anew, two), Some(Rates::Change(-2.0)));
+        let anew = Counts::new(1, 0, 0).with_sent(Some(3));
+        assert_eq!(rates(&before, &anew, two), Some(Rates::Flow { sent: 1.5, removed: 1.0 }));
         assert_eq!(rates(&before, &now, Duration::ZERO), None);
     }
 
     #[test]
     fn a_queue_that_is_gone_is_shown_as_empty() {
-        let (mut model, start) = model(&[("a", Counts::new(3, 0, 0)), ("b", Counts::new(1, 0, 0))]);
-        model.counted(start + Duration::from_secs(1), vec![(name("b"), Counts::new(1, 0, 0))]);
-        assert_eq!(model.rows.len(), 2);
+        let held = |number| Counts::new(number, 0, 0).with_sent(Some(5));
+        let (mut model, start) = model(&[("a", held(3)), ("b", held(1)), ("c", held(0))]);
+        model.counted(start + Duration::from_secs(1), vec![(name("b"), held(1))]);
+        assert_eq!(model.rows.len(), 2, "what never held anything is not kept");
         assert_eq!(model.rows[0].counts.total(), 0);
         assert_eq!(model.rows[0].history, [3, 0]);
+        assert_eq!(model.rows[0].rates, Some(Rates::Flow { sent: 0.0, removed: 3.0 }));
+        assert!(model.counts_sends());
     }
 
     #[test]

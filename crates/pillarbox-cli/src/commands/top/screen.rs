@@ -9,7 +9,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table, TableState, Wrap};
 
-use super::model::{Dialog, HISTORY, Model, Page, Rates, Row, Sort, Status};
+use super::model::{Dialog, Model, Page, Rates, Row, Sort, Status};
 use crate::commands::peek;
 use crate::output::{text, time};
 
@@ -76,8 +76,7 @@ fn queues(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let mark = |heading: &str, sort: Sort| {
         if model.sort == sort { format!("{heading} ▾") } else { heading.to_owned() }
     };
-    let changes = model.rows.iter().any(|row| matches!(row.rates, Some(Rates::Change(_))));
-    let flow = if changes { ["", "CHANGE"] } else { ["IN/S", "OUT/S"] };
+    let flow = if model.counts_sends() { ["IN/S", "OUT/S"] } else { ["", "CHANGE"] };
     let headings = [
         mark("QUEUE", Sort::Name),
         right(&mark("READY", Sort::Ready), 9),
@@ -138,8 +137,7 @@ fn right(text: &str, width: usize) -> String {
 pub(crate) fn sparkline(history: &VecDeque<u64>) -> String {
     let most = history.iter().copied().max().unwrap_or(0).max(1);
     let bar = |depth: &u64| BARS[(*depth as f64 / most as f64 * 7.0).round() as usize];
-    let line: String = history.iter().map(bar).collect();
-    format!("{line:>HISTORY$}").trim_start().to_owned()
+    history.iter().map(bar).collect()
 }
 
 fn inspect(frame: &mut Frame<'_>, area: Rect, queue: &str, messages: &[Peeked], selected: usize) {

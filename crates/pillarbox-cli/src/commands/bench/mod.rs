@@ -1,6 +1,9 @@
 //! `pillarbox bench`
 
+mod histogram;
+
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -9,6 +12,7 @@ use rand::Rng;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
+use self::histogram::Histogram;
 use super::using;
 use crate::args;
 use crate::context::Context;
@@ -30,12 +34,12 @@ struct Line<'a> {
     max_ms: f64,
 }
 
-/// How long each call of a kind took.
+/// How long the calls of each kind took.
 #[derive(Debug, Default)]
 struct Times {
-    send: Vec<Duration>,
-    receive: Vec<Duration>,
-    acknowledge: Vec<Duration>,
+    send: Histogram,
+    receive: Histogram,
+    acknowledge: Histogram,
     messages: usize,
 }
 
@@ -89,21 +93,33 @@ async fn measure(
 ) -> Result<Times> {
     let body: Bytes = vec![b'x'; args.size].into();
     let end = Instant::now() + args.duration.min(Duration::from_secs(86_400));
+    let stopped = Arc::new(AtomicBool::new(false));
     let mut callers = JoinSet::new();
     for _ in 0..args.callers {
-        callers.spawn(call(queue.clone(), body.clone(), args.batch, end));
+        callers.spawn(call(queue.clone(), body.clone(), args.batch, end, stopped.clone()));
     }
     let mut all = Times::default();
-    while let Ok(Some(caller)) = interrupt.or(callers.join_next()).await {
-        let times =
-            caller.map_err(|error| Failure::Other(format!("a caller ended: {error}")))??;
-        all.send.extend(times.send);
-        all.receive.extend(times.receive);
-        all.acknowledge.extend(times.acknowledge);
-        all.messages += times.messages;
+    let mut result = Ok(());
+    while let Some(caller) = tokio::select! {
+        biased;
+        caller = callers.join_next() => caller,
+        () = interrupt.told(), if !stopped.load(Ordering::Relaxed) => {
+            stopped.store(true, Ordering::Relaxed);
+            callers.join_next().await
+        }
+    } {
+        match caller {
+            Ok(Ok(times)) => all.add(&times),
+            Ok(Err(error)) => result = Err(error.into()),
+            Err(error) => result = Err(Failure::Other(format!("a caller ended: {error}"))),
+        }
+        if result.is_err() {
+            break;
+        }
     }
+    // None of them may send when the queue is purged.
     callers.shutdown().await;
-    Ok(all)
+    result.map(|()| all)
 }
 
 /// Sends, receives and acknowledges until the time is over. Each caller puts in as many as it takes
@@ -113,13 +129,14 @@ async fn call(
     body: Bytes,
     batch: usize,
     end: Instant,
+    stopped: Arc<AtomicBool>,
 ) -> pillarbox::Result<Times> {
     let mut times = Times::default();
-    while Instant::now() < end {
+    while Instant::now() < end && !stopped.load(Ordering::Relaxed) {
         let messages = (0..batch).map(|_| Outgoing::new(body.clone())).collect();
         let start = Instant::now();
         let sent = queue.send(messages).await?;
-        times.send.push(start.elapsed());
+        times.send.record(start.elapsed());
         sent.into_iter().collect::<Result<Vec<_>, _>>()?;
 
         let mut wanted = batch;
@@ -127,7 +144,7 @@ async fn call(
             let wait = queue.capabilities().max_wait.unwrap_or(WAIT).min(WAIT);
             let start = Instant::now();
             let received = queue.receive(Receive::up_to(wanted).wait(wait)).await?;
-            times.receive.push(start.elapsed());
+            times.receive.record(start.elapsed());
             if received.is_empty() {
                 break;
             }
@@ -135,7 +152,7 @@ async fn call(
             let acknowledge = |delivery: pillarbox::Delivery| Settle::acknowledge(delivery.receipt);
             let start = Instant::now();
             let settled = queue.settle(received.into_iter().map(acknowledge).collect()).await?;
-            times.acknowledge.push(start.elapsed());
+            times.acknowledge.record(start.elapsed());
             times.messages += settled.len();
             settled.into_iter().collect::<Result<Vec<_>, _>>()?;
         }
@@ -148,26 +165,24 @@ fn report(context: &mut Context, times: &Times, elapsed: Duration) -> Result<()>
     let mut table = Table::new(&["OPERATION", ">CALLS", ">P50", ">P99", ">MAX"]);
     let kinds =
         [("send", &times.send), ("receive", &times.receive), ("acknowledge", &times.acknowledge)];
-    for (operation, times_of_kind) in kinds {
-        let mut sorted = times_of_kind.clone();
-        sorted.sort_unstable();
-        let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| quantile(&sorted, share));
+    for (operation, calls) in kinds {
+        let [p50, p99, max] = [calls.quantile(0.5), calls.quantile(0.99), calls.longest()];
         if context.out.is_json() {
             let ms = |duration: Duration| duration.as_micros() as f64 / 1e3;
             context.out.json(&Line {
                 operation,
-                calls: sorted.len(),
-                calls_per_second: per_second(sorted.len()).round(),
+                calls: calls.number(),
+                calls_per_second: per_second(calls.number()).round(),
                 messages_per_second: per_second(times.messages).round(),
                 p50_ms: ms(p50),
                 p99_ms: ms(p99),
                 max_ms: ms(max),
             })?;
         }
-        let calls = text::rate(per_second(sorted.len()));
+        let rate = text::rate(per_second(calls.number()));
         table.row([
             operation.to_owned(),
-            calls,
+            rate,
             time::measured(p50),
             time::measured(p99),
             time::measured(max),
@@ -185,8 +200,11 @@ fn report(context: &mut Context, times: &Times, elapsed: Duration) -> Result<()>
     Ok(())
 }
 
-/// The time that this share of the calls did not exceed.
-fn quantile(sorted: &[Duration], share: f64) -> Duration {
-    let last = sorted.len().saturating_sub(1);
-    sorted.get((last as f64 * share).round() as usize).copied().unwrap_or_default()
+impl Times {
+    fn add(&mut self, other: &Self) {
+        self.send.add(&other.send);
+        self.receive.add(&other.receive);
+        self.acknowledge.add(&other.acknowledge);
+        self.messages += other.messages;
+    }
 }
