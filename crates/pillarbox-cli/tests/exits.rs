@@ -33,6 +33,7 @@ fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
     let receipt = format!("{}.AAAAAAAAAAAAAAAA", id(1));
     std::fs::write(place.path().join("letter.txt"), "Dear diary, ".repeat(500)).unwrap();
     std::fs::write(place.path().join("bad.jsonl"), "{\"body\":1}\n{\"body\":2\n").unwrap();
+    std::fs::write(place.path().join("odd.jsonl"), "[1]\n").unwrap();
     for (line, says) in [
         ("queues --url sqlite:nothing.db", vec!["there is no file", "nothing.db"]),
         ("queues --url sqlite:no/where.db", vec!["create the directory first"]),
@@ -43,6 +44,7 @@ fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
         ("load q nothing.jsonl", vec!["cannot read nothing.jsonl", "No such file"]),
         ("load q bad.jsonl", vec!["line 2 of bad.jsonl", "EOF", "nothing was sent"]),
         ("send q --file bad.jsonl", vec!["line 2 of bad.jsonl", "not JSON", "nothing was sent"]),
+        ("load q odd.jsonl", vec!["line 1 of odd.jsonl", "nothing was sent"]),
         ("load q .", vec!["cannot read .: is a directory"]),
         ("man /proc/nothing", vec!["cannot write manual pages", "/proc/nothing"]),
     ] {
@@ -76,6 +78,7 @@ fn without_a_url_an_error_says_which_was_tried() {
 fn wrong_usage_is_2_and_changes_nothing() {
     let place = Place::new().with_orders();
     let before = place.ok("dump orders");
+    let receipt = format!("{}.AAAAAAAAAAAAAAAA", id(1));
     for (line, says) in [
         ("", "Usage:"),
         ("sned orders x", "a similar subcommand exists: 'send'"),
@@ -86,6 +89,11 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("send orders x --delay soon", "write it as 1500ms, 30s"),
         ("send orders x --attr novalue", "NAME=VALUE"),
         ("send orders x --id 17", "a UUID"),
+        ("send orders x --attr a=1 --attr a=2", "'a' is given twice"),
+        (&format!("extend orders {} 13h", receipt), "0 to 43200 s"),
+        ("stats --watch 500ms", "--watch=500ms"),
+        ("queues --url jobs.db", "a file is written sqlite:PATH"),
+        ("move orders sqlite:other.db orders --visibility 5ms", "at least 1s"),
         ("receive orders --max 0", "at least 1"),
         ("receive orders --visibility 13h", "visibility"),
         ("peek orders --max none", "a whole number"),
@@ -130,6 +138,9 @@ fn a_password_is_never_printed() {
         format!("stats {secret}"),
         format!("receive {secret} --max {secret}"),
         format!("send --delay={secret} q x"),
+        "queues --url sqlite:x.db?password=hunter2".to_owned(),
+        "queues --url sqlite://me:hunter2@host/x.db".to_owned(),
+        "move q sqlite:other.db?key=hunter2 q".to_owned(),
     ] {
         let run = place.run(&line);
         assert_ne!(run.code, 0, "{line}");
@@ -153,5 +164,8 @@ fn the_environment_names_the_backend_and_the_command_line_overrules_it() {
     assert_eq!(run("queues").stdout, "q\n");
     assert_eq!(run("send other x --url sqlite:line.db").code, 0);
     assert_eq!(run("queues -u sqlite:line.db").stdout, "other\n");
+    let mut command = place.command(["queues"]);
+    let empty = common::finish(command.env("PILLARBOX_URL", "").spawn().unwrap());
+    assert!(empty.stderr.contains("so sqlite:pillarbox.db was tried"), "{empty:?}");
     assert!(!place.path().join("pillarbox.db").exists());
 }

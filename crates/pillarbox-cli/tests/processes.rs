@@ -211,3 +211,66 @@ fn an_interrupted_demo_finishes_what_runs_and_keeps_the_rest() {
     let held = stats["ready"].as_u64().unwrap() + stats["delayed"].as_u64().unwrap();
     assert_eq!(held as usize, 100 - done, "{rest}");
 }
+
+/// Delays end while the queue is gone through: what was delayed is ready then, behind what was seen.
+#[test]
+fn a_dump_misses_nothing_that_changes_its_state_meanwhile() {
+    let place = Place::new();
+    let bodies: String = (0..6000).map(|n| format!("\"{n} {}\"\n", "x".repeat(100))).collect();
+    let run = place.run_with_input("send jobs --file - --delay 4s", bodies);
+    assert_eq!(run.code, 0, "{run:?}");
+    let mut child = place.start("dump jobs");
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut dump = String::new();
+    stdout.read_line(&mut dump).unwrap();
+    assert!(dump.contains("\"delayed\""), "the machine was too slow: {dump}");
+    // It cannot go on while nobody reads.
+    eventually("all are ready", || place.ok("stats --json").contains("\"ready\":6000"));
+    stdout.read_to_string(&mut dump).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let ids: std::collections::HashSet<_> =
+        lines(&dump).into_iter().map(|line| line["id"].to_string()).collect();
+    assert_eq!((ids.len(), dump.lines().count()), (6000, 6000));
+}
+
+/// What was sent is told, so that it need not be sent again.
+#[test]
+fn interrupted_sends_and_loads_say_how_far_they_came() {
+    let place = Place::new();
+    for line in ["send jobs --file -", "load jobs"] {
+        let mut command = place.command(line.split_whitespace());
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        until_it_listens(&child);
+        let mut stdin = child.stdin.take().unwrap();
+        // A batch is a thousand; the rest waits for more, and finds that it is to end.
+        let bodies: String = (0..1500).map(|n| format!("{{\"body\":{n}}}\n")).collect();
+        std::io::Write::write_all(&mut stdin, bodies.as_bytes()).unwrap();
+        eventually("a batch is in", || {
+            place.run("stats jobs --json").stdout.contains("\"ready\":1000")
+        });
+        signal(&child, "INT");
+        std::thread::sleep(Duration::from_millis(100));
+        drop(stdin);
+        let run = finish(child);
+        assert_eq!(run.code, 130, "{line}: {run:?}");
+        assert!(run.stderr.contains("1000 messages were"), "{line}: {run:?}");
+        if line.starts_with("send") {
+            assert_eq!(run.stdout.lines().count(), 1000);
+        }
+        place.ok("purge jobs --yes");
+    }
+}
+
+#[test]
+fn an_interrupted_bench_tells_what_it_has_measured() {
+    let place = Place::new();
+    let child = place.start("bench --duration 1h --json");
+    until_it_listens(&child);
+    eventually("it runs", || place.run("queues").stdout.contains("pillarbox-bench"));
+    std::thread::sleep(Duration::from_millis(100));
+    signal(&child, "INT");
+    let run = finish(child);
+    assert_eq!(run.code, 130, "{run:?}");
+    assert!(lines(&run.stdout).iter().all(|line| line["calls"].as_u64() > Some(0)), "{run:?}");
+    assert_eq!(place.ok("queues"), "");
+}
