@@ -90,7 +90,7 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("send orders x --attr novalue", "NAME=VALUE"),
         ("send orders x --id 17", "a UUID"),
         ("send orders x --attr a=1 --attr a=2", "'a' is given twice"),
-        (&format!("extend orders {} 13h", receipt), "0 to 43200 s"),
+        (&format!("extend orders {receipt} 13h"), "0 to 43200 s"),
         ("stats --watch 500ms", "--watch=500ms"),
         ("queues --url jobs.db", "a file is written sqlite:PATH"),
         ("move orders sqlite:other.db orders --visibility 5ms", "at least 1s"),
