@@ -58,6 +58,9 @@ impl Context {
     }
 
     fn explain(&self, opened: pillarbox::Result<Mailboxes>) -> Result<Mailboxes> {
+        if let Ok(backend) = &opened {
+            tracing::info!(url = %self.url(), capabilities = ?backend.capabilities(), "opened");
+        }
         opened.map_err(|error| match (&error, &self.url) {
             (pillarbox::Error::Connection { .. }, None) => Failure::Other(format!(
                 "{error}\nNo --url was given and PILLARBOX_URL is not set, so {} was tried.",

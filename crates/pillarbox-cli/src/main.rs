@@ -5,6 +5,7 @@
 //! | what can be said on the command line | `args` |
 //! | what a command does | the file of its name in `commands/` |
 //! | how a message is written as a line of JSON, and read again | `line` |
+//! | the lines of a file or a pipe, some at a time | `lines` |
 //! | tables, colours, ages, progress | `output/` |
 //! | URLs that tell no password | `url` |
 //! | Ctrl+C | `interrupt` |
@@ -20,6 +21,7 @@ mod emptiness;
 mod failure;
 mod interrupt;
 mod line;
+mod lines;
 #[cfg(test)]
 mod narrow;
 mod output;

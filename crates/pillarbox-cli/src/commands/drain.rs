@@ -48,6 +48,7 @@ async fn drain(
         pace.seen(deliveries.len(), deliveries.iter().map(|one| one.message.body.len()).sum());
         progress.add(deliveries.len() as u64);
         write(&mut context.out, &queue, deliveries).await?;
+        tracing::debug!(drained, next = pace.next(), "drained a batch");
     }
     drop(progress);
     let left = queue.counts().await?;

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use pillarbox::{QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
 
-use super::send::{Lines, send_batch};
+use super::send::send_batch;
 use super::using;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::line;
+use crate::lines::Lines;
 use crate::output::{text, time};
 
 #[derive(Serialize)]
@@ -36,12 +37,12 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
         let mut loaded = 0;
         let again = |loaded| format!("{loaded} messages were loaded; load it again to go on");
         loop {
-            let batch = match lines.next_batch(queue.capabilities().max_batch) {
-                Ok(Some(batch)) if !interrupt.is_told() => batch,
+            let batch = match lines.next_batch(queue.capabilities().max_batch, &interrupt).await {
+                Ok(Some(batch)) => batch,
                 Ok(None) => break,
-                ended => {
+                Err(failure) => {
                     context.out.note(&again(loaded));
-                    return ended.and(Err(Failure::Interrupted));
+                    return Err(failure);
                 }
             };
             let messages: Result<Vec<_>, _> = batch.iter().map(|text| read(text)).collect();

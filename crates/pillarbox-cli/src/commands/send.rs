@@ -1,8 +1,7 @@
 //! `pillarbox send`
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek};
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,6 +16,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::line;
+use crate::lines::Lines;
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -93,13 +93,12 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
         let progress = context.out.progress(lines.total(), "messages");
         let mut sent = 0;
         loop {
-            let batch = match lines.next_batch(queue.capabilities().max_batch) {
-                Ok(Some(batch)) if !interrupt.is_told() => batch,
+            let batch = match lines.next_batch(queue.capabilities().max_batch, &interrupt).await {
+                Ok(Some(batch)) => batch,
                 Ok(None) => return Ok(()),
-                ended => {
-                    context.out.flush()?;
+                Err(failure) => {
                     context.out.note(&format!("{sent} messages were sent, whose ids are printed"));
-                    return ended.and(Err(Failure::Interrupted));
+                    return Err(failure);
                 }
             };
             let messages = batch
@@ -140,87 +139,4 @@ pub(crate) async fn send_batch(
         }
     }
     (stored, failure)
-}
-
-/// The lines of a file or of standard input, some at a time. Empty ones are passed over.
-///
-/// A file is checked from end to end before its first line is given.
-pub(crate) struct Lines<C> {
-    reader: Box<dyn BufRead>,
-    name: String,
-    number: usize,
-    total: u64,
-    check: C,
-}
-
-impl<C: Fn(&str) -> Result<(), String>> Lines<C> {
-    pub(crate) fn open(path: &Path, check: C) -> Result<Self> {
-        if path == Path::new("-") {
-            let reader = Box::new(BufReader::new(io::stdin()));
-            return Ok(Self {
-                reader,
-                name: "standard input".to_owned(),
-                number: 0,
-                total: 0,
-                check,
-            });
-        }
-        let name = path.display().to_string();
-        let failed = |error| Failure::Other(format!("cannot read {name}: {error}"));
-        let file = File::open(path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.is_dir() {
-            return Err(failed(io::ErrorKind::IsADirectory.into()));
-        }
-        // What cannot be read twice, such as a pipe, is checked as it is read.
-        if !file.metadata().map_err(failed)?.is_file() {
-            let reader = Box::new(BufReader::new(file));
-            return Ok(Self { reader, name, number: 0, total: 0, check });
-        }
-        let again = file.try_clone().map_err(failed)?;
-        let mut first =
-            Self { reader: Box::new(BufReader::new(file)), name, number: 0, total: 0, check };
-        let mut total = 0;
-        while let Some(lines) = first.next_batch(1000).map_err(|failure| match failure {
-            Failure::Other(text) => Failure::Other(format!("{text}; nothing was sent")),
-            other => other,
-        })? {
-            total += lines.len() as u64;
-        }
-        let Self { name, check, .. } = first;
-        let mut again = BufReader::new(again);
-        again.rewind().map_err(|error| Failure::Other(format!("cannot read {name}: {error}")))?;
-        Ok(Self { reader: Box::new(again), name, number: 0, total, check })
-    }
-
-    /// How many there are, where it is known.
-    pub(crate) fn total(&self) -> u64 {
-        self.total
-    }
-
-    /// Up to `max` lines, fewer if they are long. `None`: there are no more.
-    pub(crate) fn next_batch(&mut self, max: usize) -> Result<Option<Vec<String>>> {
-        const ENOUGH_BYTES: usize = 4 << 20;
-        let mut batch = Vec::new();
-        let mut bytes = 0;
-        while batch.len() < max && bytes < ENOUGH_BYTES {
-            let mut line = String::new();
-            self.number += 1;
-            match self.reader.read_line(&mut line) {
-                Ok(0) => break,
-                Ok(_) if line.trim().is_empty() => {}
-                Ok(length) => {
-                    (self.check)(&line).map_err(|problem| {
-                        Failure::Other(format!("line {} of {}: {problem}", self.number, self.name))
-                    })?;
-                    bytes += length;
-                    batch.push(line);
-                }
-                Err(error) => {
-                    let (number, name) = (self.number, &self.name);
-                    return Err(Failure::Other(format!("line {number} of {name}: {error}")));
-                }
-            }
-        }
-        Ok(Some(batch).filter(|batch| !batch.is_empty()))
-    }
 }

@@ -48,6 +48,10 @@ struct Line<'a> {
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Move) -> Result<()> {
+    if args.visibility < MIN_VISIBILITY {
+        let text = "leases end before messages are copied: say --visibility of at least 1s";
+        return Err(Failure::Usage(text.to_owned()));
+    }
     let interrupt = Interrupt::listen()?;
     using(context.open_existing().await?, async |source| {
         let target = pillarbox::open(args.to_url.reveal()).await;
@@ -66,11 +70,6 @@ async fn transfer(
     interrupt: &Interrupt,
     args: &args::Move,
 ) -> Result<()> {
-    if args.visibility < MIN_VISIBILITY {
-        let text =
-            "--visibility of at least 1s is needed, or leases end before messages are copied";
-        return Err(Failure::Usage(text.to_owned()));
-    }
     if !target.capabilities().durable {
         return Err(Failure::Usage(format!(
             "what is moved to {} would be gone when this command ends",
@@ -198,6 +197,7 @@ impl<'a> Mover<'a> {
                 let moved = self.moved;
                 let copied = self.copy(deliveries).await;
                 progress.add(self.moved - moved);
+                tracing::debug!(moved = self.moved, next = self.pace.next(), "moved a batch");
                 copied?;
             }
         }
@@ -217,7 +217,7 @@ impl<'a> Mover<'a> {
     }
 
     /// Whether there is nothing more to wait for, when nothing came.
-    async fn is_done(&self, progress: &Progress) -> Result<bool> {
+    async fn is_done(&mut self, progress: &Progress) -> Result<bool> {
         if self.args.no_wait {
             return Ok(true);
         }
@@ -228,6 +228,8 @@ impl<'a> Mover<'a> {
         let counts = self.source.counts().await?;
         let held = self.refused.len() as u64;
         if counts.total() <= held {
+            // Whatever is not here any more, somebody else has acknowledged.
+            self.in_both.clear();
             return Ok(true);
         }
         let in_flight = counts.in_flight.saturating_sub(held);

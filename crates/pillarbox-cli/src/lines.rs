@@ -1,0 +1,211 @@
+//! The lines of a file or a pipe, some at a time.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Seek};
+use std::path::Path;
+
+use tokio::sync::mpsc;
+
+use crate::failure::{Failure, Result};
+use crate::interrupt::Interrupt;
+
+/// A batch is no longer than this, unless one line is.
+const ENOUGH_BYTES: usize = 4 << 20;
+/// How many lines of a pipe are read ahead.
+const READ_AHEAD: usize = 1000;
+
+/// Lines that pass a check. Empty ones are passed over.
+///
+/// A file is checked from end to end before its first line is given. A pipe cannot be: its lines are
+/// given as they come.
+pub(crate) struct Lines<C> {
+    source: Source,
+    name: String,
+    number: usize,
+    total: u64,
+    check: C,
+}
+
+enum Source {
+    File(BufReader<File>),
+    Pipe(mpsc::Receiver<io::Result<String>>),
+}
+
+impl<C: Fn(&str) -> Result<(), String>> Lines<C> {
+    /// Opens a file, or standard input if it is called `-`.
+    pub(crate) fn open(path: &Path, check: C) -> Result<Self> {
+        if path == Path::new("-") {
+            let source = Source::Pipe(read_in_thread(BufReader::new(io::stdin()))?);
+            return Ok(Self::new(source, "standard input".to_owned(), check));
+        }
+        let name = path.display().to_string();
+        let failed = |error| Failure::Other(format!("cannot read {name}: {error}"));
+        let file = File::open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if metadata.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        }
+        if !metadata.is_file() {
+            let source = Source::Pipe(read_in_thread(BufReader::new(file))?);
+            return Ok(Self::new(source, name, check));
+        }
+        let mut reader = BufReader::new(file);
+        let mut lines = Self::new(Source::File(reader), name, check);
+        lines.check_all().map_err(|failure| match failure {
+            Failure::Other(text) => Failure::Other(format!("{text}; nothing was sent")),
+            other => other,
+        })?;
+        let Self { source: Source::File(again), name, total, check, .. } = lines else {
+            // It was made of a file above.
+            return Err(Failure::Other("cannot read".to_owned()));
+        };
+        reader = again;
+        reader.rewind().map_err(|error| Failure::Other(format!("cannot read {name}: {error}")))?;
+        Ok(Self { source: Source::File(reader), name, number: 0, total, check })
+    }
+
+    fn new(source: Source, name: String, check: C) -> Self {
+        Self { source, name, number: 0, total: 0, check }
+    }
+
+    /// How many there are, where it is known.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Up to `max` lines, fewer if they are long or no more have come. `None`: there are no more.
+    pub(crate) async fn next_batch(
+        &mut self,
+        max: usize,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Vec<String>>> {
+        if interrupt.is_told() {
+            return Err(Failure::Interrupted);
+        }
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        while batch.len() < max && bytes < ENOUGH_BYTES {
+            let line = match &mut self.source {
+                Source::File(reader) => read_line(reader),
+                // Waits for the first; others are taken if they are here.
+                Source::Pipe(lines) if batch.is_empty() => interrupt.or(lines.recv()).await?,
+                Source::Pipe(lines) => lines.try_recv().ok(),
+            };
+            let Some(line) = line else { break };
+            if let Some(line) = self.checked(line)? {
+                bytes += line.len();
+                batch.push(line);
+            }
+        }
+        Ok(Some(batch).filter(|batch| !batch.is_empty()))
+    }
+
+    /// Checks a file from here to its end, and counts its lines.
+    fn check_all(&mut self) -> Result<()> {
+        while let Source::File(reader) = &mut self.source
+            && let Some(line) = read_line(reader)
+        {
+            if self.checked(line)?.is_some() {
+                self.total += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// A line that was read, unless it is empty.
+    fn checked(&mut self, line: io::Result<String>) -> Result<Option<String>> {
+        self.number += 1;
+        let (number, name) = (self.number, &self.name);
+        let failed = |text: String| Failure::Other(format!("line {number} of {name}: {text}"));
+        let line = line.map_err(|error| failed(error.to_string()))?;
+        if line.trim().is_empty() {
+            return Ok(None);
+        }
+        (self.check)(&line).map_err(failed)?;
+        Ok(Some(line))
+    }
+}
+
+fn read_line(reader: &mut impl BufRead) -> Option<io::Result<String>> {
+    let mut line = String::new();
+    match reader.read_line(&mut line) {
+        Ok(0) => None,
+        Ok(_) => Some(Ok(line)),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+/// Reads a pipe in a thread of its own, for a read that waits cannot be ended otherwise: the thread
+/// then ends with the process.
+fn read_in_thread(
+    mut reader: impl BufRead + Send + 'static,
+) -> Result<mpsc::Receiver<io::Result<String>>> {
+    let (send, lines) = mpsc::channel(READ_AHEAD);
+    let read = move || {
+        while let Some(line) = read_line(&mut reader) {
+            let failed = line.is_err();
+            if send.blocking_send(line).is_err() || failed {
+                break;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("pillarbox-lines".into());
+    let started = thread.spawn(read);
+    started.map_err(|error| Failure::Other(format!("cannot start a thread: {error}")))?;
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn numbers(line: &str) -> Result<(), String> {
+        line.trim().parse::<u32>().map(drop).map_err(|error| error.to_string())
+    }
+
+    fn file(text: &str) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    #[tokio::test]
+    async fn a_file_is_checked_before_its_first_line_is_given() {
+        let interrupt = Interrupt::listen().unwrap();
+        let good = file("1\n\n2\n3");
+        let mut lines = Lines::open(good.path(), numbers).unwrap();
+        assert_eq!(lines.total(), 3);
+        let first = lines.next_batch(2, &interrupt).await.unwrap().unwrap();
+        assert_eq!(first, ["1\n", "2\n"]);
+        let last = lines.next_batch(2, &interrupt).await.unwrap().unwrap();
+        assert_eq!(last, ["3"]);
+        assert!(lines.next_batch(2, &interrupt).await.unwrap().is_none());
+
+        let bad = file("1\n\nx\n");
+        let Err(Failure::Other(text)) = Lines::open(bad.path(), numbers) else {
+            panic!("it is bad")
+        };
+        assert!(text.starts_with("line 3 of ") && text.ends_with("nothing was sent"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_pipe_gives_what_has_come() {
+        let interrupt = Interrupt::listen().unwrap();
+        let (send, pipe) = mpsc::channel(READ_AHEAD);
+        let mut lines = Lines::new(Source::Pipe(pipe), "pipe".to_owned(), numbers);
+        for line in ["1\n", "2\n"] {
+            send.send(Ok(line.to_owned())).await.unwrap();
+        }
+        let batch = lines.next_batch(100, &interrupt).await.unwrap().unwrap();
+        assert_eq!(batch.len(), 2, "it does not wait to fill the batch");
+        send.send(Ok("x\n".to_owned())).await.unwrap();
+        let Err(Failure::Other(text)) = lines.next_batch(100, &interrupt).await else {
+            panic!("it is bad")
+        };
+        assert!(text.starts_with("line 3 of pipe: "), "{text}");
+        drop(send);
+        assert!(lines.next_batch(100, &interrupt).await.unwrap().is_none());
+    }
+}
