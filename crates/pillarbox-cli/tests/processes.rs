@@ -164,14 +164,17 @@ fn a_closed_pipe_is_no_error_and_loses_nothing() {
 }
 
 #[test]
-fn a_full_disk_loses_nothing_that_is_drained() {
+fn what_cannot_be_written_is_there_for_others() {
     let place = Place::new().with_orders();
-    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = place.command(["drain", "orders"]);
-    let run = finish(command.stdout(Stdio::from(full)).spawn().unwrap());
-    assert_eq!(run.code, 1, "{run:?}");
-    assert!(run.stderr.contains("cannot write to stdout"), "{run:?}");
-    assert_eq!(lines(&place.ok("stats orders --json"))[0]["ready"], 2);
+    for line in ["drain orders", "receive orders --max 2", "receive orders --max 2 --ack --json"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = place.command(line.split_whitespace());
+        let run = finish(command.stdout(Stdio::from(full)).spawn().unwrap());
+        assert_eq!(run.code, 1, "{line}: {run:?}");
+        assert!(run.stderr.contains("cannot write to stdout"), "{line}: {run:?}");
+        let stats = lines(&place.ok("stats orders --json")).remove(0);
+        assert_eq!((&stats["ready"], &stats["in_flight"]), (&2.into(), &0.into()), "{line}");
+    }
 }
 
 #[test]
