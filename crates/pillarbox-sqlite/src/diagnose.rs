@@ -246,8 +246,12 @@ fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> 
         .with_fact("file", path.display().to_string())
         .with_fact("schema", format!("version {}", schema::VERSION))
         .with_fact("synchronous", setting)
-        .with_fact("size", format!("{}, {} of it free; log {}", mib(size), mib(free), mib(log)))
-        .with_fact("holds", format!("{messages} messages in {queues} queues"))
+        .with_fact(
+            "size",
+            format!("{}, {} of it free; log {}", size_of(size), size_of(free), size_of(log)),
+        )
+        .with_fact("messages", messages.to_string())
+        .with_fact("queues", queues.to_string())
         .with_fact("clock", "that of this machine");
     let mut warn = |text: String, advice: String| {
         let (severity, repair) = (Severity::Warning, Repair::Manual);
@@ -255,7 +259,7 @@ fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> 
     };
     if log > LONG_LOG {
         warn(
-            format!("the log has grown to {}", mib(log)),
+            format!("the log has grown to {}", size_of(log)),
             "a program has been reading for long and keeps it from being moved into the file: end \
              its transaction"
                 .to_owned(),
@@ -263,7 +267,7 @@ fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> 
     }
     if free > MUCH_SPACE && free > size / 2 {
         warn(
-            format!("{} of the {} of the file are free", mib(free), mib(size)),
+            format!("{} of the {} of the file are free", size_of(free), size_of(size)),
             format!("they are used again; to give them back: sqlite3 {} VACUUM", path.display()),
         );
     }
@@ -278,8 +282,12 @@ fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> 
     Ok(diagnosis)
 }
 
-fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+/// A size in a unit that suits it.
+fn size_of(bytes: u64) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{} KiB", bytes.div_ceil(1 << 10)),
+        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    }
 }
 
 /// A file that is open, by a name that stays true if the program changes its directory.
@@ -419,8 +427,8 @@ mod tests {
         let diagnosis = backend.diagnose(true).await.unwrap();
         assert_eq!(diagnosis.findings, []);
         assert!(diagnosis.promise.contains("may lose the last moments"), "{diagnosis:?}");
-        let holds = diagnosis.facts.iter().find(|fact| fact.name == "holds").unwrap();
-        assert_eq!(holds.value, "9 messages in 1 queues");
+        let fact = |name| &diagnosis.facts.iter().find(|fact| fact.name == name).unwrap().value;
+        assert_eq!((fact("messages").as_str(), fact("queues").as_str()), ("9", "1"));
     }
 
     #[tokio::test]
