@@ -14,16 +14,16 @@ const ENOUGH_BYTES: usize = 4 << 20;
 /// How many lines of a pipe are read ahead.
 const READ_AHEAD: usize = 1000;
 
-/// Lines that pass a check. Empty ones are passed over.
+/// What is read from each line. Empty ones are passed over.
 ///
-/// A file is checked from end to end before its first line is given. A pipe cannot be: its lines are
-/// given as they come.
-pub(crate) struct Lines<C> {
+/// A file is read from end to end before its first line is given, so that a bad one is found before
+/// anything is done. A pipe cannot be: its lines are given as they come.
+pub(crate) struct Lines<R> {
     source: Source,
     name: String,
     number: usize,
     total: u64,
-    check: C,
+    read: R,
 }
 
 enum Source {
@@ -31,12 +31,12 @@ enum Source {
     Pipe(mpsc::Receiver<io::Result<String>>),
 }
 
-impl<C: Fn(&str) -> Result<(), String>> Lines<C> {
+impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
     /// Opens a file, or standard input if it is called `-`.
-    pub(crate) fn open(path: &Path, check: C) -> Result<Self> {
+    pub(crate) fn open(path: &Path, read: R) -> Result<Self> {
         if path == Path::new("-") {
             let source = Source::Pipe(read_in_thread(BufReader::new(io::stdin()))?);
-            return Ok(Self::new(source, "standard input".to_owned(), check));
+            return Ok(Self::new(source, "standard input".to_owned(), read));
         }
         let name = path.display().to_string();
         let failed = |error| Failure::Other(format!("cannot read {name}: {error}"));
@@ -47,25 +47,22 @@ impl<C: Fn(&str) -> Result<(), String>> Lines<C> {
         }
         if !metadata.is_file() {
             let source = Source::Pipe(read_in_thread(BufReader::new(file))?);
-            return Ok(Self::new(source, name, check));
+            return Ok(Self::new(source, name, read));
         }
-        let mut reader = BufReader::new(file);
-        let mut lines = Self::new(Source::File(reader), name, check);
-        lines.check_all().map_err(|failure| match failure {
+        let again = file.try_clone().map_err(failed)?;
+        let mut lines = Self::new(Source::File(BufReader::new(file)), name.clone(), read);
+        let total = lines.count().map_err(|failure| match failure {
             Failure::Other(text) => Failure::Other(format!("{text}; nothing was sent")),
             other => other,
         })?;
-        let Self { source: Source::File(again), name, total, check, .. } = lines else {
-            // It was made of a file above.
-            return Err(Failure::Other("cannot read".to_owned()));
-        };
-        reader = again;
-        reader.rewind().map_err(|error| Failure::Other(format!("cannot read {name}: {error}")))?;
-        Ok(Self { source: Source::File(reader), name, number: 0, total, check })
+        // Both have one place in the file.
+        let mut again = BufReader::new(again);
+        again.rewind().map_err(failed)?;
+        Ok(Self { total, ..Self::new(Source::File(again), name, lines.read) })
     }
 
-    fn new(source: Source, name: String, check: C) -> Self {
-        Self { source, name, number: 0, total: 0, check }
+    fn new(source: Source, name: String, read: R) -> Self {
+        Self { source, name, number: 0, total: 0, read }
     }
 
     /// How many there are, where it is known.
@@ -78,7 +75,7 @@ impl<C: Fn(&str) -> Result<(), String>> Lines<C> {
         &mut self,
         max: usize,
         interrupt: &Interrupt,
-    ) -> Result<Option<Vec<String>>> {
+    ) -> Result<Option<Vec<T>>> {
         if interrupt.is_told() {
             return Err(Failure::Interrupted);
         }
@@ -92,28 +89,25 @@ impl<C: Fn(&str) -> Result<(), String>> Lines<C> {
                 Source::Pipe(lines) => lines.try_recv().ok(),
             };
             let Some(line) = line else { break };
-            if let Some(line) = self.checked(line)? {
-                bytes += line.len();
-                batch.push(line);
-            }
+            bytes += line.as_ref().map_or(0, String::len);
+            batch.extend(self.parse(line)?);
         }
         Ok(Some(batch).filter(|batch| !batch.is_empty()))
     }
 
-    /// Checks a file from here to its end, and counts its lines.
-    fn check_all(&mut self) -> Result<()> {
+    /// Reads a file from here to its end, and counts its lines.
+    fn count(&mut self) -> Result<u64> {
+        let mut total = 0;
         while let Source::File(reader) = &mut self.source
             && let Some(line) = read_line(reader)
         {
-            if self.checked(line)?.is_some() {
-                self.total += 1;
-            }
+            total += u64::from(self.parse(line)?.is_some());
         }
-        Ok(())
+        Ok(total)
     }
 
-    /// A line that was read, unless it is empty.
-    fn checked(&mut self, line: io::Result<String>) -> Result<Option<String>> {
+    /// What a line says, unless it is empty.
+    fn parse(&mut self, line: io::Result<String>) -> Result<Option<T>> {
         self.number += 1;
         let (number, name) = (self.number, &self.name);
         let failed = |text: String| Failure::Other(format!("line {number} of {name}: {text}"));
@@ -121,8 +115,7 @@ impl<C: Fn(&str) -> Result<(), String>> Lines<C> {
         if line.trim().is_empty() {
             return Ok(None);
         }
-        (self.check)(&line).map_err(failed)?;
-        Ok(Some(line))
+        (self.read)(&line).map(Some).map_err(failed)
     }
 }
 
@@ -161,8 +154,9 @@ mod tests {
 
     use super::*;
 
-    fn numbers(line: &str) -> Result<(), String> {
-        line.trim().parse::<u32>().map(drop).map_err(|error| error.to_string())
+    fn numbers(line: &str) -> Result<String, String> {
+        let number = line.trim().parse::<u32>();
+        number.map(|_| line.to_owned()).map_err(|error| error.to_string())
     }
 
     fn file(text: &str) -> tempfile::NamedTempFile {

@@ -38,7 +38,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(std::env::args_os()) {
+    let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 /// The URL of a backend. What is printed of it has no password.
@@ -13,16 +14,36 @@ impl BackendUrl {
 
     /// A text in which the secrets of this URL are not to be seen.
     pub(crate) fn hide_secrets_in(&self, text: &str) -> String {
-        let user = self.0.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@'));
-        let user =
-            user.map(|(user, _)| user.split_once(':').map_or(user, |(_, password)| password));
-        let query = self.0.rsplit_once('?').map_or("", |(_, query)| query).split('&');
-        let query =
-            query.filter_map(|pair| pair.split_once('=')).filter(|(name, _)| is_secret(name));
-        let secrets = user.into_iter().chain(query.map(|(_, value)| value));
+        let secrets = self.secrets().into_iter().map(|place| &self.0[place]);
         secrets
             .filter(|secret| !secret.is_empty())
             .fold(text.to_owned(), |text, secret| text.replace(secret, "***"))
+    }
+
+    /// Where in the text of the URL its secrets are, in order.
+    fn secrets(&self) -> Vec<Range<usize>> {
+        let mut secrets = Vec::new();
+        let mut rest = 0;
+        // A password may hold anything, even an `@` or a `?`.
+        if let Some((scheme, after)) = self.0.split_once("://")
+            && let Some((user, _)) = after.rsplit_once('@')
+        {
+            let start = scheme.len() + "://".len();
+            let password = user.find(':').map_or(start, |colon| start + colon + 1);
+            rest = start + user.len();
+            secrets.push(password..rest);
+        }
+        if let Some(query) = self.0[rest..].find('?') {
+            let mut start = rest + query + 1;
+            for pair in self.0[start..].split('&') {
+                let end = start + pair.len();
+                if let Some((name, _)) = pair.split_once('=').filter(|(name, _)| is_secret(name)) {
+                    secrets.push(start + name.len() + 1..end);
+                }
+                start = end + 1;
+            }
+        }
+        secrets
     }
 
     /// All of it, to open the backend with.
@@ -59,34 +80,12 @@ impl FromStr for BackendUrl {
 
 impl fmt::Display for BackendUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A password may hold anything, even an `@` or a `?`.
-        let user = self.0.split_once("://").and_then(|(scheme, rest)| {
-            let (user, rest) = rest.rsplit_once('@')?;
-            Some((scheme, user, rest))
-        });
-        let rest = match user {
-            Some((scheme, user, rest)) => {
-                match user.split_once(':') {
-                    Some((name, _)) => write!(f, "{scheme}://{name}:***@")?,
-                    None => write!(f, "{scheme}://***@")?,
-                }
-                rest
-            }
-            None => &self.0,
-        };
-        let (address, query) = match rest.split_once('?') {
-            Some((address, query)) => (address, Some(query)),
-            None => (rest, None),
-        };
-        f.write_str(address)?;
-        for (place, pair) in query.into_iter().flat_map(|query| query.split('&')).enumerate() {
-            f.write_str(if place == 0 { "?" } else { "&" })?;
-            match pair.split_once('=') {
-                Some((name, _)) if is_secret(name) => write!(f, "{name}=***")?,
-                _ => f.write_str(pair)?,
-            }
+        let mut shown = 0;
+        for secret in self.secrets() {
+            write!(f, "{}***", &self.0[shown..secret.start])?;
+            shown = secret.end;
         }
-        Ok(())
+        f.write_str(&self.0[shown..])
     }
 }
 

@@ -48,6 +48,11 @@ impl Gate {
         if self.is_closed() { Err(Error::Closed { queue: Some(queue.clone()) }) } else { Ok(()) }
     }
 
+    /// Fails with [`Error::Closed`] of no queue in particular once the gate is closed.
+    pub fn check_backend(&self) -> Result<()> {
+        if self.is_closed() { Err(Error::Closed { queue: None }) } else { Ok(()) }
+    }
+
     /// Waits until the gate is closed.
     pub async fn closed(&self) {
         match &self.parent {

@@ -12,9 +12,10 @@ use pillarbox_core::{
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::diagnose::{self, Located};
+use crate::diagnose;
 use crate::engine::Session;
 use crate::failure::Failure;
+use crate::file::Located;
 use crate::inbox::{Call, Claim, Op, Received, Request, Sending};
 use crate::options::SqliteOptions;
 use crate::store::PeekFrom;
@@ -84,7 +85,8 @@ impl SqliteBackend {
     async fn start(options: SqliteOptions, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
         let session = Session::open(options.clone(), clock).await;
         let session = session.map_err(|failure| failure.during("open", None))?;
-        let located = Located::of(&options).map_err(|failure| failure.during("open", None))?;
+        let located = options.path.as_deref().map(Located::of).transpose();
+        let located = located.map_err(|failure| failure.during("open", None))?;
         Ok(Self { session: Arc::new(session), options, located })
     }
 }
@@ -108,9 +110,7 @@ impl Backend for SqliteBackend {
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
         Box::pin(async {
-            if self.session.gate.is_closed() {
-                return Err(Error::Closed { queue: None });
-            }
+            self.session.gate.check_backend()?;
             let (call, answer) = Call::new(());
             // About no queue in particular; the name is not looked at.
             let request = Request { queue: QueueName::new("queues")?, op: Op::Queues(call) };
@@ -122,9 +122,7 @@ impl Backend for SqliteBackend {
 
     fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>> {
         Box::pin(async move {
-            if self.session.gate.is_closed() {
-                return Err(Error::Closed { queue: None });
-            }
+            self.session.gate.check_backend()?;
             let options = self.options.clone();
             let Some(located) = self.located.clone() else { return Ok(diagnose::in_memory()) };
             // On connections of its own: whoever sends and receives goes on meanwhile.

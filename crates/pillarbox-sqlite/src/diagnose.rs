@@ -1,13 +1,13 @@
 //! What a file tells of itself, and putting right what is wrong with it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pillarbox_core::{Diagnosis, Finding, Repair, Severity, Timestamp};
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::failure::Failure;
-use crate::file::{self, BUSY_TIMEOUT, Patience, beside, is_damage};
+use crate::file::{self, BUSY_TIMEOUT, Located, Patience, beside, is_damage, open_to_read};
 use crate::options::{SqliteOptions, Synchronous};
 use crate::schema;
 use crate::verify::{self, Kind, Problem};
@@ -124,14 +124,12 @@ pub(crate) fn diagnose(
         for _ in 0..3 {
             let Some(first) = remaining.first() else { break };
             repair_kind(path, first.kind)?;
-            remaining = verify::look(path)?;
-            found.extend(
-                remaining
-                    .iter()
-                    .filter(|problem| !found.contains(problem))
-                    .cloned()
-                    .collect::<Vec<_>>(),
-            );
+            let now = verify::look(path)?;
+            if now == remaining {
+                break;
+            }
+            found.extend(now.iter().filter(|problem| !remaining.contains(problem)).cloned());
+            remaining = now;
         }
     }
     let mut diagnosis = describe(path, options)?;
@@ -160,7 +158,7 @@ fn repair_kind(path: &Path, kind: Kind) -> Result<(), Failure> {
             _ => Err(failure),
         }),
         Kind::Missing => {
-            let missing = schema::missing(&Connection::open(path)?)?;
+            let missing = schema::missing(&open_to_read(path)?)?;
             let all: Vec<_> = missing.into_iter().map(|(_, sql)| sql).collect();
             change(path, &all.join(";\n"))
         }
@@ -207,9 +205,7 @@ fn change(path: &Path, sql: &str) -> Result<(), Failure> {
 
 /// Versions, sizes, settings, and what could be better.
 fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
+    let connection = open_to_read(path)?;
     // What cannot be read is not told; the findings say why.
     let number = |sql: &str| -> Result<u64, Failure> {
         match connection.query_row(sql, [], |row| row.get(0)) {
@@ -287,32 +283,6 @@ fn size_of(bytes: u64) -> String {
     match bytes {
         0..0x10_0000 => format!("{} KiB", bytes.div_ceil(1 << 10)),
         _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
-    }
-}
-
-/// A file that is open, by a name that stays true if the program changes its directory.
-#[derive(Debug, Clone)]
-pub(crate) struct Located {
-    path: PathBuf,
-    identity: file::Identity,
-}
-
-impl Located {
-    /// Where the file is that was just opened. `None`: in no file.
-    pub(crate) fn of(options: &SqliteOptions) -> Result<Option<Self>, Failure> {
-        let Some(path) = options.path.as_deref() else { return Ok(None) };
-        let found = path.canonicalize().and_then(|path| Ok((file::identity(&path)?, path)));
-        let (identity, path) =
-            found.map_err(|error| Failure::io("cannot look at the file", error))?;
-        Ok(Some(Self { path, identity }))
-    }
-
-    /// Fails if another file is there by now.
-    fn check(&self) -> Result<(), Failure> {
-        match file::identity(&self.path) {
-            Ok(found) if found == self.identity => Ok(()),
-            _ => Err(Failure::Replaced),
-        }
     }
 }
 
@@ -447,7 +417,7 @@ mod tests {
             .unwrap();
         drop(connection);
         let options = SqliteOptions::new(&path);
-        let located = Located::of(&options).unwrap().unwrap();
+        let located = Located::of(&path).unwrap();
         let before = diagnose(&located, &options, false).unwrap();
         assert!(before.problems().count() > 0, "{before:?}");
         let after = diagnose(&located, &options, true).unwrap();
@@ -474,7 +444,7 @@ mod tests {
         bytes[start..start + 4096].fill(0x5a);
         fs::write(&path, bytes).unwrap();
         let options = SqliteOptions::new(&path);
-        let diagnosis = diagnose(&Located::of(&options).unwrap().unwrap(), &options, true).unwrap();
+        let diagnosis = diagnose(&Located::of(&path).unwrap(), &options, true).unwrap();
         let problem = diagnosis.problems().next().unwrap();
         assert_eq!(problem.repair, Repair::Manual);
         assert!(problem.advice.contains("restore it from a backup"), "{problem:?}");

@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -16,6 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::clock::WallClock;
 use crate::failure::Failure;
+use crate::file::Located;
 use crate::inbox::{Inbox, Op, Request};
 use crate::options::{SqliteOptions, Synchronous};
 use crate::sync::Syncer;
@@ -85,7 +85,7 @@ struct Handles {
 }
 
 /// The same file, with the same promise.
-type Name = (PathBuf, file::Identity, Synchronous);
+type Name = (Located, Synchronous);
 
 /// The engines of this process that are shared.
 static ENGINES: LazyLock<Mutex<HashMap<Name, Running>>> = LazyLock::new(Mutex::default);
@@ -250,9 +250,7 @@ impl Drop for CloseOnDrop {
 
 fn name(options: &SqliteOptions) -> Option<Name> {
     let path = options.path.as_deref()?;
-    let identity = file::identity(path).ok()?;
-    let canonical = path.canonicalize().ok()?;
-    Some((canonical, identity, options.synchronous))
+    Some((Located::of(path).ok()?, options.synchronous))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

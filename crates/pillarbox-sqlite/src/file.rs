@@ -86,10 +86,7 @@ pub(crate) fn open(
     let turn = take_turn(&lock, &mut patience)?;
     let connection = open_locked(path, options, &mut patience)?;
     drop(turn);
-    // Absolute, for the program may change its directory.
-    let found = path.canonicalize().and_then(|path| Ok((identity(&path)?, path)));
-    let (identity, path) = found.map_err(|error| Failure::io("cannot look at the file", error))?;
-    Ok((connection, Place::File { path, lock, identity }))
+    Ok((connection, Place::File { located: Located::of(path)?, lock }))
 }
 
 fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
@@ -170,9 +167,7 @@ fn inspect(
     if !fs::metadata(path).is_ok_and(|file| file.len() > 0) {
         return Ok(());
     }
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
+    let connection = open_to_read(path)?;
     match patience.retry(|| schema::content(&connection)) {
         Ok(Content::Nothing) => Ok(()),
         Ok(Content::Ours(version)) => schema::check_version(version),
@@ -184,6 +179,14 @@ fn inspect(
         }
         Err(failure) => Err(failure),
     }
+}
+
+/// A connection that changes nothing.
+pub(crate) fn open_to_read(path: &Path) -> Result<Connection, Failure> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    Ok(connection)
 }
 
 /// Whether SQLite says that it cannot make sense of the file.
@@ -211,7 +214,34 @@ pub(crate) fn lock_file(path: &Path) -> Result<File, Failure> {
 #[derive(Debug)]
 pub(crate) enum Place {
     InMemory,
-    File { path: PathBuf, lock: File, identity: Identity },
+    File { located: Located, lock: File },
+}
+
+/// A file that is open: its absolute name, for the program may change its directory, and what tells
+/// it from another that takes its place.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Located {
+    pub(crate) path: PathBuf,
+    identity: Identity,
+}
+
+impl Located {
+    pub(crate) fn of(path: &Path) -> Result<Self, Failure> {
+        let found = path.canonicalize().and_then(|path| Ok((identity(&path)?, path)));
+        let (identity, path) =
+            found.map_err(|error| Failure::io("cannot look at the file", error))?;
+        Ok(Self { path, identity })
+    }
+
+    /// Fails if the path no longer leads to the file that is open.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        match identity(&self.path) {
+            Ok(found) if found == self.identity => Ok(()),
+            Ok(_) => Err(Failure::Replaced),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::Replaced),
+            Err(error) => Err(Failure::io("cannot look at the file", error)),
+        }
+    }
 }
 
 impl Place {
@@ -226,12 +256,12 @@ impl Place {
 
     /// The write-ahead log, where it must be synced before anybody is answered.
     pub(crate) fn log_to_sync(&self, options: &SqliteOptions) -> Result<Option<File>, Failure> {
-        let Self::File { path, .. } = self else { return Ok(None) };
+        let Self::File { located, .. } = self else { return Ok(None) };
         if options.synchronous == Synchronous::Normal {
             return Ok(None);
         }
         // SQLite keeps no locks on it, so that closing it later drops none.
-        let name = beside(path, "-wal");
+        let name = beside(&located.path, "-wal");
         match OpenOptions::new().write(true).open(&name) {
             Ok(log) => Ok(Some(log)),
             Err(error) => Err(Failure::Beside(name, Arc::new(error))),
@@ -240,12 +270,9 @@ impl Place {
 
     /// Fails if the path no longer leads to the file that is open.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        let Self::File { path, identity: opened, .. } = self else { return Ok(()) };
-        match identity(path) {
-            Ok(found) if found == *opened => Ok(()),
-            Ok(_) => Err(Failure::Replaced),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::Replaced),
-            Err(error) => Err(Failure::io("cannot look at the file", error)),
+        match self {
+            Self::InMemory => Ok(()),
+            Self::File { located, .. } => located.check(),
         }
     }
 }
@@ -287,16 +314,16 @@ impl Drop for Turn<'_> {
 }
 
 /// What tells a file from another of the same name.
-pub(crate) type Identity = (u64, u64);
+type Identity = (u64, u64);
 
 #[cfg(unix)]
-pub(crate) fn identity(path: &Path) -> io::Result<Identity> {
+fn identity(path: &Path) -> io::Result<Identity> {
     use std::os::unix::fs::MetadataExt;
     fs::metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
 /// Elsewhere an open file cannot be deleted or replaced.
 #[cfg(not(unix))]
-pub(crate) fn identity(path: &Path) -> io::Result<Identity> {
+fn identity(path: &Path) -> io::Result<Identity> {
     fs::metadata(path).map(|_| (0, 0))
 }

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use pillarbox_core::Result;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 
 use crate::failure::Failure;
-use crate::file::{BUSY_TIMEOUT, is_damage};
+use crate::file::{is_damage, open_to_read};
 use crate::schema::{self, Content};
 
 /// What must not be found, and the question that finds it; and from which version of the schema on
@@ -155,9 +155,7 @@ pub(crate) enum Kind {
 /// Looks for problems. Where pages are damaged or something is missing, nothing is asked about
 /// tables: what they answer could not be believed.
 pub(crate) fn look(path: &Path) -> Result<Vec<Problem>, Failure> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
+    let mut connection = open_to_read(path)?;
     // All questions are about the same moment.
     let snapshot = connection.transaction()?;
     let damage = match check_pages(&snapshot) {

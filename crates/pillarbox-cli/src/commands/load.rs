@@ -26,13 +26,12 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
     let path = args.file.unwrap_or_else(|| PathBuf::from("-"));
     using(context.open_to_send().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
-        let read = |text: &str| {
+        let mut lines = Lines::open(&path, |text| {
             let mut message = line::read(text, Timestamp::now())?;
             message.delay = time::for_backend(message.delay, queue.capabilities());
             let checked = queue.capabilities().check_outgoing(queue.name(), &message);
             checked.map(|()| message).map_err(|error| error.to_string())
-        };
-        let mut lines = Lines::open(&path, |text| read(text).map(drop))?;
+        })?;
         let progress = context.out.progress(lines.total(), "messages");
         let mut loaded = 0;
         let again = |loaded| format!("{loaded} messages were loaded; load it again to go on");
@@ -45,8 +44,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
                     return Err(failure);
                 }
             };
-            let messages: Result<Vec<_>, _> = batch.iter().map(|text| read(text)).collect();
-            let (stored, failure) = send_batch(&queue, messages.map_err(Failure::Other)?).await;
+            let (stored, failure) = send_batch(&queue, batch).await;
             loaded += stored.len() as u64;
             progress.add(stored.len() as u64);
             if let Some(error) = failure {

@@ -88,7 +88,7 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
                 .map_err(|error| format!("not JSON: {}", line::problem(&error)))?;
             let message = outgoing(args, MessageId::new(), line.trim().to_owned().into());
             let checked = queue.capabilities().check_outgoing(queue.name(), &message);
-            checked.map_err(|error| error.to_string())
+            checked.map(|()| message).map_err(|error| error.to_string())
         })?;
         let progress = context.out.progress(lines.total(), "messages");
         let mut sent = 0;
@@ -101,10 +101,7 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
                     return Err(failure);
                 }
             };
-            let messages = batch
-                .into_iter()
-                .map(|body| outgoing(args, MessageId::new(), body.trim().to_owned().into()));
-            let (stored, failure) = send_batch(&queue, messages.collect()).await;
+            let (stored, failure) = send_batch(&queue, batch).await;
             sent += stored.len();
             for id in stored {
                 report(context, &args.queue, id)?;

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use pillarbox::{MessageId, Queue, QueueName, QueueOptions, Receipt, Settle, SettleAction};
+use bytes::Bytes;
+use pillarbox::{
+    Mailbox, MessageId, NoReplies, Queue, QueueName, QueueOptions, Raw, Receipt, Settle,
+    SettleAction,
+};
 use serde::Serialize;
 
 use super::using;
@@ -79,11 +83,11 @@ pub(crate) async fn settle(
     queue: &Arc<dyn Queue>,
     settles: Vec<Settle>,
 ) -> pillarbox::Result<Vec<pillarbox::Result<()>>> {
-    let mut results = Vec::with_capacity(settles.len());
-    for batch in settles.chunks(queue.capabilities().max_batch) {
-        results.extend(queue.settle(batch.to_vec()).await?);
+    if settles.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(results)
+    let mailbox: Mailbox<Bytes> = Mailbox::new(queue.clone(), Raw, NoReplies);
+    Ok(mailbox.settle(settles).await?.into_iter().collect())
 }
 
 /// Settles deliveries that the command itself has received, and says which it came too late for.

@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use self::queue::{Core, MemoryQueue};
 use crate::clock::{Clock, SystemClock};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gate::Gate;
 use crate::queue::{Backend, BoxFuture, Queue, QueueOptions};
 use crate::{Capabilities, Diagnosis, QueueName};
@@ -119,18 +119,14 @@ impl Backend for MemoryBackend {
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
         Box::pin(async {
-            if self.gate.is_closed() {
-                return Err(Error::Closed { queue: None });
-            }
+            self.gate.check_backend()?;
             Ok(lock(&self.shared.queues).keys().cloned().collect())
         })
     }
 
     fn diagnose(&self, _: bool) -> BoxFuture<'_, Result<Diagnosis>> {
         Box::pin(async {
-            if self.gate.is_closed() {
-                return Err(Error::Closed { queue: None });
-            }
+            self.gate.check_backend()?;
             Ok(Diagnosis::of(self.capabilities()))
         })
     }
