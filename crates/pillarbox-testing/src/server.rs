@@ -1,0 +1,668 @@
+//! Real servers of the Redis family, each on a free port, with a directory of its own.
+//!
+//! A server lives as long as its [`RedisServer`], and no longer than the process that started it,
+//! however that ends: it is started by `setpriv --pdeathsig KILL`. That signal comes when the
+//! *thread* ends that started it, and a test's thread ends with the test; hence each server has a
+//! thread of its own, its keeper, which does nothing but start it.
+//!
+//! Where the programs are looked for:
+//!
+//! | flavour | variable | otherwise |
+//! |---|---|---|
+//! | [`Flavour::Redis`] | `PILLARBOX_REDIS_SERVER` | `redis-server` in the `PATH` |
+//! | [`Flavour::Valkey`] | `PILLARBOX_VALKEY_SERVER` | `target/servers/valkey-server` |
+//! | [`Flavour::Redis62`] | `PILLARBOX_REDIS62_SERVER` | `target/servers/redis-server-6.2` |
+
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{env, io};
+
+use tempfile::TempDir;
+
+/// How long a server may take to answer, which includes loading its data.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is asked meanwhile.
+const PAUSE: Duration = Duration::from_millis(5);
+/// How many ports are tried: between looking for a free one and its use, another may take it.
+const PORTS: usize = 10;
+
+/// Which server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Flavour {
+    /// The distribution's Redis.
+    Redis,
+    /// Valkey 9.
+    Valkey,
+    /// Redis 6.2, the oldest that is supported.
+    Redis62,
+}
+
+impl Flavour {
+    /// Every flavour.
+    pub const ALL: [Self; 3] = [Self::Redis, Self::Valkey, Self::Redis62];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Redis => "Redis",
+            Self::Valkey => "Valkey",
+            Self::Redis62 => "Redis 6.2",
+        }
+    }
+
+    /// Whether its program is here.
+    pub fn is_here(self) -> bool {
+        self.program().is_some()
+    }
+
+    /// Its program, if it is here.
+    pub fn program(self) -> Option<PathBuf> {
+        let (variable, name) = match self {
+            Self::Redis => ("PILLARBOX_REDIS_SERVER", "redis-server"),
+            Self::Valkey => ("PILLARBOX_VALKEY_SERVER", "valkey-server"),
+            Self::Redis62 => ("PILLARBOX_REDIS62_SERVER", "redis-server-6.2"),
+        };
+        if let Some(named) = env::var_os(variable) {
+            return Some(PathBuf::from(named)).filter(|program| program.is_file());
+        }
+        let program = |directory: PathBuf| Some(directory.join(name)).filter(|path| path.is_file());
+        match self {
+            Self::Redis => env::split_paths(&env::var_os("PATH")?).find_map(program),
+            Self::Valkey | Self::Redis62 => {
+                let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+                program(crate_directory.join("../../target/servers"))
+            }
+        }
+    }
+}
+
+/// How a server is to be started.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct RedisServerBuilder {
+    flavour: Flavour,
+    settings: Vec<(String, String)>,
+    password: Option<String>,
+    tls: bool,
+    parent: PathBuf,
+}
+
+impl RedisServerBuilder {
+    /// Starts a server of this flavour, in place of the distribution's Redis.
+    pub fn flavour(mut self, flavour: Flavour) -> Self {
+        self.flavour = flavour;
+        self
+    }
+
+    /// Adds a line to the server's configuration file. The value is taken as it is there: several
+    /// words are several words, and nothing is `""`.
+    pub fn setting(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Has every change logged in a file, which is synced `always`, `everysec` or `no`.
+    pub fn appendonly(self, fsync: &str) -> Self {
+        self.setting("appendonly", "yes").setting("appendfsync", fsync)
+    }
+
+    /// Asks clients for a password.
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = Some(password.to_owned());
+        self
+    }
+
+    /// Has the port speak TLS and nothing else, with a certificate for `127.0.0.1` and `localhost`
+    /// that an authority of its own has signed: [`RedisServer::ca_file`].
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
+    /// Makes the server's directory in this one, in place of the system's for temporary files.
+    pub fn directory_in(mut self, parent: impl Into<PathBuf>) -> Self {
+        self.parent = parent.into();
+        self
+    }
+
+    /// Starts it and waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// When the program is not here, or the server does not come up; the message has its log.
+    pub fn start(self) -> RedisServer {
+        let program = self.flavour.program().unwrap_or_else(|| {
+            panic!("the server of {} is not here; `make setup` installs it", self.flavour.name())
+        });
+        let directory =
+            tempfile::Builder::new().prefix("pillarbox-redis-").tempdir_in(&self.parent);
+        let directory = directory.expect("a directory for a server");
+        if self.tls {
+            make_certificates(directory.path());
+        }
+        let mut server = RedisServer {
+            program,
+            options: self,
+            port: 0,
+            pid: 0,
+            child: Mutex::new(None),
+            keeper: Keeper::start(),
+            directory,
+        };
+        for _ in 0..PORTS {
+            server.port = free_port();
+            server.write_configuration();
+            server.start_again();
+            if server.comes_up() {
+                return server;
+            }
+        }
+        panic!("no server came up on any of {PORTS} ports:\n{}", server.log());
+    }
+}
+
+/// A server, killed when dropped and its directory removed.
+#[derive(Debug)]
+pub struct RedisServer {
+    program: PathBuf,
+    options: RedisServerBuilder,
+    port: u16,
+    pid: u32,
+    /// The process, until it is known to have ended.
+    child: Mutex<Option<Child>>,
+    keeper: Keeper,
+    directory: TempDir,
+}
+
+impl RedisServer {
+    /// Starts the distribution's Redis, which keeps nothing on disk.
+    ///
+    /// # Panics
+    ///
+    /// When it is not here, or does not come up.
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// Says how a server is to be started.
+    pub fn builder() -> RedisServerBuilder {
+        RedisServerBuilder {
+            flavour: Flavour::Redis,
+            settings: Vec::new(),
+            password: None,
+            tls: false,
+            parent: env::temp_dir(),
+        }
+    }
+
+    /// Where to find it: `redis://127.0.0.1:PORT`, with the password if it has one, and `rediss`
+    /// if it speaks TLS.
+    pub fn url(&self) -> String {
+        let scheme = if self.options.tls { "rediss" } else { "redis" };
+        let password = self.options.password.as_ref();
+        let password = password.map(|password| format!(":{password}@")).unwrap_or_default();
+        format!("{scheme}://{password}127.0.0.1:{}", self.port)
+    }
+
+    /// The port on which it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its process, or the last one if it was stopped.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Where its files are.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The Unix socket on which it listens too, always without TLS.
+    pub fn socket(&self) -> PathBuf {
+        self.directory().join("socket")
+    }
+
+    /// The certificate of the authority that has signed the server's, if it speaks TLS.
+    pub fn ca_file(&self) -> Option<PathBuf> {
+        self.options.tls.then(|| self.directory().join("ca.crt"))
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read(self.log_file()).map_or_else(
+            |error| format!("(no log: {error})"),
+            |text| String::from_utf8_lossy(&text).into_owned(),
+        )
+    }
+
+    /// Ends it by SIGKILL.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child().take() {
+            child.kill().expect("killed a server");
+            child.wait().expect("the end of a server");
+        }
+    }
+
+    /// Ends it in order, by SIGTERM.
+    pub fn stop(&mut self) {
+        self.signal("TERM");
+        if let Some(mut child) = self.child().take() {
+            child.wait().expect("the end of a server");
+        }
+    }
+
+    /// Stops its process from running until [`resume`](Self::resume): connections stay open, and
+    /// nobody answers.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// Lets its process run on.
+    pub fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    /// Starts it anew, on the same port with the same files and settings, after killing it if it
+    /// still runs. Waits until it answers.
+    pub fn restart(&mut self) {
+        self.start_again();
+        self.wait_until_ready();
+    }
+
+    /// Starts it anew as [`restart`](Self::restart) does, and does not wait.
+    pub fn start_again(&mut self) {
+        self.kill();
+        let log = OpenOptions::new().create(true).append(true).open(self.log_file());
+        let log = log.expect("the log of a server");
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "KILL"])
+            .arg(&self.program)
+            .arg(self.configuration_file())
+            .current_dir(self.directory())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("the log of a server"))
+            .stderr(log);
+        let child = self.keeper.spawn(command);
+        let child = child.unwrap_or_else(|error| panic!("cannot start setpriv: {error}"));
+        self.pid = child.id();
+        *self.child() = Some(child);
+    }
+
+    /// Waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// When it ends instead, or takes longer than a minute; the message has its log.
+    pub fn wait_until_ready(&self) {
+        assert!(self.comes_up(), "a server has ended:\n{}", self.log());
+    }
+
+    /// Asks for one command and gives the answer as text: of a list an element a line, of nothing
+    /// an empty text.
+    ///
+    /// By the Unix socket, so that it is this server that answers and the network may be cut.
+    ///
+    /// # Panics
+    ///
+    /// When the server says that it failed, or says nothing.
+    pub fn command(&self, words: &[&str]) -> String {
+        self.try_command(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// Asks for one command as [`command`](Self::command) does, and gives what went wrong.
+    pub fn try_command(&self, words: &[&str]) -> Result<String, String> {
+        let answer = || -> io::Result<Result<String, String>> {
+            let stream = UnixStream::connect(self.socket())?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let mut stream = BufReader::new(stream);
+            if let Some(password) = &self.options.password {
+                ask(&mut stream, &["AUTH", password])?.ok();
+            }
+            ask(&mut stream, words)
+        };
+        answer().map_err(|error| error.to_string())?
+    }
+
+    /// One field of what `INFO` tells.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such field.
+    pub fn info(&self, field: &str) -> String {
+        let info = self.command(&["INFO", "all"]);
+        let value = field_of(&info, field);
+        value.unwrap_or_else(|| panic!("INFO has no field {field}")).to_owned()
+    }
+
+    /// How many microseconds its main thread has run, or all of its threads where it does not tell
+    /// them apart.
+    pub fn cpu_micros(&self) -> u64 {
+        let info = self.command(&["INFO", "cpu"]);
+        let micros = |field: &str| {
+            let seconds = field_of(&info, field)?.parse::<f64>().ok()?;
+            Some((seconds * 1e6).round() as u64)
+        };
+        let sum = |user, system| Some(micros(user)? + micros(system)?);
+        sum("used_cpu_user_main_thread", "used_cpu_sys_main_thread")
+            .or_else(|| sum("used_cpu_user", "used_cpu_sys"))
+            .expect("INFO tells of CPU time")
+    }
+
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn configuration_file(&self) -> PathBuf {
+        self.directory().join("server.conf")
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.directory().join("server.log")
+    }
+
+    /// Sends a signal, if the process still runs: nobody else can have its number until then.
+    fn signal(&self, name: &str) {
+        if self.child().is_some() {
+            let kill = format!("kill -{name} {}", self.pid);
+            let status = Command::new("sh").args(["-c", &kill]).status().expect("a shell");
+            assert!(status.success(), "{kill}: {status}");
+        }
+    }
+
+    /// Waits until it answers, or has ended.
+    fn comes_up(&self) -> bool {
+        let start = Instant::now();
+        loop {
+            let ended = match self.child().as_mut() {
+                Some(child) => child.try_wait().expect("the state of a server").is_some(),
+                None => true,
+            };
+            if ended {
+                return false;
+            }
+            // While it loads its data, it says so instead.
+            if self.try_command(&["PING"]).is_ok_and(|answer| answer == "PONG") {
+                return true;
+            }
+            assert!(start.elapsed() < PATIENCE, "a server does not answer:\n{}", self.log());
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Of a setting that is there twice, the last counts.
+    fn write_configuration(&self) {
+        let directory = self.directory().display();
+        let (plain, encrypted) = if self.options.tls { (0, self.port) } else { (self.port, 0) };
+        let mut text = format!(
+            "bind 127.0.0.1\nport {plain}\nunixsocket \"{directory}/socket\"\n\
+             daemonize no\ndir \"{directory}\"\nsave \"\"\nappendonly no\n"
+        );
+        if self.options.tls {
+            let _ = write!(
+                text,
+                "tls-port {encrypted}\ntls-cert-file \"{directory}/server.crt\"\n\
+                 tls-key-file \"{directory}/server.key\"\ntls-ca-cert-file \"{directory}/ca.crt\"\n\
+                 tls-auth-clients no\n"
+            );
+        }
+        if let Some(password) = &self.options.password {
+            let _ = writeln!(text, "requirepass {password:?}");
+        }
+        for (name, value) in &self.options.settings {
+            let value = if value.is_empty() { "\"\"" } else { value };
+            let _ = writeln!(text, "{name} {value}");
+        }
+        fs::write(self.configuration_file(), text).expect("the configuration of a server");
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The thread that starts a server, and lives as long.
+#[derive(Debug)]
+struct Keeper {
+    /// `None` once it is told to end.
+    requests: Option<Sender<Command>>,
+    children: Mutex<Receiver<io::Result<Child>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    fn start() -> Self {
+        let (requests, commands) = channel::<Command>();
+        let (answers, children) = channel();
+        let thread = thread::spawn(move || {
+            for mut command in commands {
+                // Nobody is there to hear it only when a test has panicked in between.
+                let _ = answers.send(command.spawn());
+            }
+        });
+        Self { requests: Some(requests), children: Mutex::new(children), thread: Some(thread) }
+    }
+
+    fn spawn(&self, command: Command) -> io::Result<Child> {
+        let children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = self.requests.as_ref().expect("it is told to end when dropped");
+        requests.send(command).expect("the keeper lives");
+        children.recv().expect("the keeper lives")
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.local_addr().expect("its number").port()
+}
+
+/// An authority and a certificate that it has signed, by the program `openssl`.
+fn make_certificates(directory: &Path) {
+    fs::write(
+        directory.join("server.ext"),
+        "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n",
+    )
+    .expect("a file for openssl");
+    let key = "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -sha256";
+    for line in [
+        format!(
+            "{key} -x509 -days 30 -subj /CN=pillarbox-test-authority -keyout ca.key -out ca.crt"
+        ),
+        format!("{key} -subj /CN=localhost -keyout server.key -out server.csr"),
+        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -sha256 \
+         -extfile server.ext -out server.crt"
+            .to_owned(),
+    ] {
+        let output = Command::new("openssl")
+            .args(line.split_whitespace())
+            .current_dir(directory)
+            .output()
+            .unwrap_or_else(|error| panic!("openssl: {error}; `make setup` installs it"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "openssl {line}:\n{errors}");
+    }
+}
+
+fn field_of<'a>(info: &'a str, field: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.trim_end().strip_prefix(field)?.strip_prefix(':'))
+}
+
+/// Says a command and reads its answer.
+fn ask(stream: &mut BufReader<UnixStream>, words: &[&str]) -> io::Result<Result<String, String>> {
+    let mut command = format!("*{}\r\n", words.len());
+    for word in words {
+        let _ = write!(command, "${}\r\n{word}\r\n", word.len());
+    }
+    stream.get_mut().write_all(command.as_bytes())?;
+    read_answer(stream)
+}
+
+/// Reads one answer of the protocol's second version.
+fn read_answer(stream: &mut impl BufRead) -> io::Result<Result<String, String>> {
+    let mut line = String::new();
+    if stream.read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let line = line.trim_end();
+    let strange = || io::Error::new(io::ErrorKind::InvalidData, format!("an answer of {line:?}"));
+    let (kind, rest) = line.split_at_checked(1).ok_or_else(strange)?;
+    let length = || rest.parse::<i64>().map_err(|_| strange());
+    match kind {
+        "+" | ":" => Ok(Ok(rest.to_owned())),
+        "-" => Ok(Err(rest.to_owned())),
+        "$" => {
+            let Ok(length) = usize::try_from(length()?) else { return Ok(Ok(String::new())) };
+            let mut bytes = vec![0; length + 2];
+            stream.read_exact(&mut bytes)?;
+            bytes.truncate(length);
+            Ok(Ok(String::from_utf8_lossy(&bytes).into_owned()))
+        }
+        "*" => {
+            let mut lines = Vec::new();
+            for _ in 0..length()? {
+                // An element may be an error, where the whole is none.
+                lines.push(read_answer(stream)?.unwrap_or_else(|error| format!("({error})")));
+            }
+            Ok(Ok(lines.join("\n")))
+        }
+        _ => Err(strange()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_answers_by_itself_and_keeps_nothing() {
+        let mut server = RedisServer::start();
+        assert_eq!(server.command(&["SET", "key", "two words"]), "OK");
+        assert_eq!(server.command(&["MGET", "key", "none"]), "two words\n");
+        assert_eq!(server.command(&["INCR", "count"]), "1");
+        let error = server.try_command(&["INCR", "key"]).expect_err("not a number");
+        assert!(error.contains("not an integer"), "{error}");
+        assert_eq!(server.info("process_id"), server.pid().to_string());
+        assert_eq!(server.info("tcp_port"), server.port().to_string());
+        server.restart();
+        assert_eq!(server.command(&["DBSIZE"]), "0");
+        assert!(server.cpu_micros() > 0);
+    }
+
+    #[test]
+    fn a_server_that_logs_every_change_survives_a_kill() {
+        let mut server = RedisServer::builder().appendonly("always").start();
+        let (url, first) = (server.url(), server.pid());
+        server.command(&["SET", "key", "value"]);
+        server.kill();
+        assert!(server.try_command(&["PING"]).is_err());
+        server.restart();
+        assert_eq!(server.command(&["GET", "key"]), "value");
+        assert_eq!(server.url(), url);
+        assert_ne!(server.pid(), first);
+        server.stop();
+        server.start_again();
+        server.wait_until_ready();
+        assert_eq!(server.command(&["GET", "key"]), "value");
+    }
+
+    #[test]
+    fn a_server_asks_for_its_password() {
+        let server = RedisServer::builder().password("pass-word").start();
+        assert_eq!(server.command(&["PING"]), "PONG");
+        assert_eq!(server.url(), format!("redis://:pass-word@127.0.0.1:{}", server.port()));
+        let mut stranger = BufReader::new(UnixStream::connect(server.socket()).expect("connected"));
+        let answer = ask(&mut stranger, &["PING"]).expect("an answer");
+        assert!(answer.expect_err("refused").contains("NOAUTH"));
+    }
+
+    #[test]
+    fn a_server_speaks_tls_with_a_certificate_that_its_authority_has_signed() {
+        let server = RedisServer::builder().tls().start();
+        assert_eq!(server.url(), format!("rediss://127.0.0.1:{}", server.port()));
+        let address = format!("127.0.0.1:{}", server.port());
+        let authority = server.ca_file().expect("an authority");
+        let output = Command::new("openssl")
+            .args(["s_client", "-connect", &address, "-verify_return_error"])
+            .args(["-verify_ip", "127.0.0.1", "-CAfile"])
+            .arg(authority)
+            .stdin(Stdio::null())
+            .output()
+            .expect("openssl");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    #[test]
+    fn a_server_of_every_flavour_that_is_here_comes_up() {
+        for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
+            let server = RedisServer::builder().flavour(flavour).setting("hz", "20").start();
+            assert_eq!(server.command(&["CONFIG", "GET", "hz"]), "hz\n20", "{flavour:?}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_does_not_come_up_shows_its_log() {
+        let start = || RedisServer::builder().setting("hz", "often").start();
+        let panic = thread::spawn(start).join().expect_err("a panic");
+        let message = panic.downcast_ref::<String>().expect("a text");
+        assert!(message.contains("argument couldn't be parsed into an integer"), "{message}");
+    }
+
+    /// What the next test starts and kills.
+    #[test]
+    #[ignore = "waits to be killed"]
+    fn an_owner_that_waits_to_be_killed() {
+        // Started by a thread that ends, which must not matter.
+        let server = thread::spawn(RedisServer::start).join().expect("a server");
+        println!("\nserver {}", server.pid());
+        thread::sleep(PATIENCE);
+    }
+
+    #[test]
+    fn a_server_dies_with_its_owner() {
+        // The owner cannot tidy up, so its directories are put where they are removed.
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut owner = Command::new(env::current_exe().expect("this test"))
+            .args(["--exact", "server::tests::an_owner_that_waits_to_be_killed"])
+            .args(["--ignored", "--nocapture"])
+            .env("TMPDIR", directory.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("an owner");
+        let said = BufReader::new(owner.stdout.take().expect("its output"));
+        let mut said = said.lines().map_while(Result::ok);
+        let pid = said.find_map(|line| Some(line.strip_prefix("server ")?.to_owned()));
+        let stat = format!("/proc/{}/stat", pid.expect("the number of its server"));
+        // Whoever has ended and was not waited for is still there, as Z.
+        let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        assert!(runs(), "{stat}");
+        owner.kill().expect("killed");
+        owner.wait().expect("its end");
+        let start = Instant::now();
+        while runs() {
+            assert!(start.elapsed() < PATIENCE, "the server has outlived its owner");
+            thread::sleep(PAUSE);
+        }
+    }
+}
