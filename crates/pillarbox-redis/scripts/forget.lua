@@ -1,0 +1,11 @@
+-- Deletes what is left of a queue that holds no message, so that short-lived queues do not pile up.
+--
+-- Reads: data, pending, invisible. Writes: pending, invisible, data, meta.
+-- Reply: 1 if nothing is left of it, 0 if it holds messages.
+-- Twice: what is deleted stays so.
+if redis.call('HLEN', data) > 0 or redis.call('LLEN', pending) > 0
+  or redis.call('ZCOUNT', invisible, '-inf', '(+inf') > 0 then
+  return 0
+end
+redis.call('UNLINK', pending, invisible, data, meta)
+return 1

@@ -1,0 +1,53 @@
+-- Shows messages: the ready ones in order of delivery, then the others by when they become ready.
+--
+-- Arguments after the common ones: 4 the most to show; 5 'r' or 'i', for in which part the last page
+--   ended; 6 how many messages of that part were shown, or the last one's score; 7 its id, or nothing.
+-- Reads and writes: what promote does; reads data.
+-- Reply: 'r' or 'i' for where this page ended, how many ready ones are shown in all pages; then for
+--   each message its id, its score ('' if it is ready), its meta and its data.
+-- Twice: changes nothing that time has not changed already.
+promote()
+local wanted, part, last = tonumber(ARGV[4]), ARGV[5], ARGV[7]
+local ids, scores = {}, {}
+local skip = 0
+if part == 'r' then
+  skip = tonumber(ARGV[6])
+  if last ~= '' then
+    -- The line moves on while pages are turned: go by where the last one shown is now.
+    local place = redis.call('LPOS', pending, last, 'RANK', -1, 'MAXLEN', 10000)
+    if place then skip = redis.call('LLEN', pending) - place end
+  end
+  local line = redis.call('LRANGE', pending, -skip - wanted, -skip - 1)
+  for n = #line, 1, -1 do
+    ids[#ids + 1] = line[n]
+    scores[#scores + 1] = ''
+  end
+  skip = skip + #ids
+end
+if #ids < wanted then
+  local from, offset = '-inf', 0
+  if part == 'i' then
+    from = '(' .. ARGV[6]
+    local rank = redis.call('ZRANK', invisible, last)
+    if rank then from, offset = '-inf', rank + 1 end
+  end
+  local timed = redis.call('ZRANGEBYSCORE', invisible, from, '(+inf', 'WITHSCORES', 'LIMIT', offset,
+    wanted - #ids)
+  for n = 1, #timed, 2 do
+    ids[#ids + 1] = timed[n]
+    scores[#scores + 1] = timed[n + 1]
+    part = 'i'
+  end
+end
+local reply = {part, skip}
+if #ids > 0 then
+  local bodies = redis.call('HMGET', data, unpack(ids))
+  local known = redis.call('HMGET', meta, unpack(ids))
+  for n, id in ipairs(ids) do
+    reply[#reply + 1] = id
+    reply[#reply + 1] = scores[n]
+    reply[#reply + 1] = known[n] or ''
+    reply[#reply + 1] = bodies[n]
+  end
+end
+return reply

@@ -1,0 +1,171 @@
+//! What can go wrong at a server, in words that say what to do.
+
+use std::sync::Arc;
+
+use pillarbox_core::{Error, QueueName};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+/// Why a call to the server failed for good.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("{place} cannot be used: {what}{}", advice(.what))]
+    Server {
+        place: Arc<str>,
+        what: String,
+        #[source]
+        cause: Option<Arc<RedisError>>,
+    },
+    #[error("{place} answered what was not expected: {what}")]
+    Reply { place: Arc<str>, what: String },
+    #[error("the backend was closed")]
+    Closed,
+}
+
+/// What to do after an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Send the script along: the server does not know it.
+    SendScript,
+    /// Try again after a pause, on a new connection.
+    Reconnect,
+    /// Try again after a pause.
+    Wait,
+    /// Tell the caller.
+    GiveUp,
+}
+
+/// Judges an error by its code, and by its text where a script of an old server hides the code.
+pub(crate) fn judge(error: &RedisError) -> Verdict {
+    if let ErrorKind::Server(kind) = error.kind() {
+        match kind {
+            ServerErrorKind::NoScript => return Verdict::SendScript,
+            ServerErrorKind::BusyLoading
+            | ServerErrorKind::TryAgain
+            | ServerErrorKind::ClusterDown
+            | ServerErrorKind::MasterDown => return Verdict::Wait,
+            // Perhaps the address belongs to another server by now.
+            ServerErrorKind::ReadOnly => return Verdict::Reconnect,
+            _ => {}
+        }
+    }
+    let says = |word: &str| error.code() == Some(word) || mentions(error, word);
+    if says("READONLY") {
+        Verdict::Reconnect
+    } else if says("LOADING") || says("BUSY") || says("MASTERDOWN") || says("NOREPLICAS") {
+        Verdict::Wait
+    } else if error.code().is_some() {
+        Verdict::GiveUp
+    } else {
+        match error.kind() {
+            ErrorKind::Io | ErrorKind::Parse => Verdict::Reconnect,
+            _ if error.is_connection_dropped() || error.is_timeout() => Verdict::Reconnect,
+            _ => Verdict::GiveUp,
+        }
+    }
+}
+
+fn mentions(error: &RedisError, word: &str) -> bool {
+    error.detail().is_some_and(|detail| {
+        detail.split(|c: char| !c.is_ascii_alphabetic()).any(|found| found == word)
+    })
+}
+
+/// What the reader can do about it.
+fn advice(what: &str) -> &'static str {
+    let says = |word: &str| what.contains(word);
+    if says("OOM") {
+        "; the server is out of memory (maxmemory): nothing was stored. Receiving and settling \
+         still work and make room"
+    } else if says("WRONGTYPE") {
+        "; a key of the queue is of another type: another program uses the same name. Choose \
+         another queue name or database, or remove the key"
+    } else if says("NOAUTH") {
+        "; the server wants a password: redis://:PASSWORD@HOST"
+    } else if says("WRONGPASS") || says("invalid password") || says("AUTH failed") {
+        "; user or password are wrong"
+    } else if says("NOPERM") {
+        "; the user needs the commands of the scripts, keys {queue:* and pillarbox:*, and channels \
+         {queue:*"
+    } else if says("READONLY") {
+        "; it is a replica: connect to the primary"
+    } else if says("LOADING") {
+        "; it is still loading its data"
+    } else if says("MISCONF") {
+        "; it refuses writes because it cannot save to its disk"
+    } else if says("NOREPLICAS") {
+        "; too few of its replicas are connected (min-replicas-to-write)"
+    } else if says("refused") {
+        "; is it running there?"
+    } else {
+        ""
+    }
+}
+
+impl Failure {
+    pub(crate) fn server(place: &Arc<str>, error: RedisError) -> Self {
+        Self::Server { place: place.clone(), what: text(&error), cause: Some(Arc::new(error)) }
+    }
+
+    /// The error that a caller gets.
+    pub(crate) fn on(self, queue: Option<&QueueName>, action: &'static str) -> Error {
+        match self {
+            Self::Closed => Error::Closed { queue: queue.cloned() },
+            failure => Error::connection(queue, action, failure),
+        }
+    }
+}
+
+/// What the server or the network said, in one line.
+fn text(error: &RedisError) -> String {
+    let code = error.code().filter(|code| *code != "ERR");
+    match (code, error.detail()) {
+        (Some(code), Some(detail)) if !detail.starts_with(code) => format!("{code} {detail}"),
+        (Some(code), None) => code.to_owned(),
+        (_, Some(detail)) => detail.to_owned(),
+        (None, None) => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server_error(line: &str) -> RedisError {
+        let reply = format!("-{line}\r\n");
+        let value = redis::parse_redis_value(reply.as_bytes()).unwrap();
+        value.extract_error().unwrap_err()
+    }
+
+    #[test]
+    fn errors_are_told_apart_on_new_servers_and_old_ones() {
+        for (line, verdict) in [
+            ("NOSCRIPT No matching script.", Verdict::SendScript),
+            ("LOADING Redis is loading the dataset in memory", Verdict::Wait),
+            ("BUSY Redis is busy running a script.", Verdict::Wait),
+            ("READONLY You can't write against a read only replica.", Verdict::Reconnect),
+            (
+                "ERR Error running script (call to f_1): @user_script:1: -READONLY You can't",
+                Verdict::Reconnect,
+            ),
+            ("OOM command not allowed when used memory > 'maxmemory'.", Verdict::GiveUp),
+            ("WRONGTYPE Operation against a key", Verdict::GiveUp),
+            ("WRONGPASS invalid username-password pair", Verdict::GiveUp),
+            ("NOAUTH Authentication required.", Verdict::GiveUp),
+            ("NOREPLICAS Not enough good replicas to write.", Verdict::Wait),
+        ] {
+            assert_eq!(judge(&server_error(line)), verdict, "{line}");
+        }
+        let io = RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+        assert_eq!(judge(&io), Verdict::Reconnect);
+    }
+
+    #[test]
+    fn a_failure_says_where_what_and_what_to_do() {
+        let place: Arc<str> = "redis://h:1/0".into();
+        let failure = Failure::server(&place, server_error("OOM command not allowed"));
+        let text = failure.on(Some(&"q".parse().unwrap()), "send").to_string();
+        for part in ["cannot send on queue 'q'", "redis://h:1/0", "OOM command", "make room"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

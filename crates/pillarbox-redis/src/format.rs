@@ -1,0 +1,235 @@
+//! How a queue is written down in Redis: names of keys, ids, heads and bodies.
+//!
+//! What the keys hold is said in `scripts/common.lua`.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+use pillarbox_core::{
+    Attributes, MessageId, Nonce, Outgoing, QueueName, RawMessage, SettleAction, Timestamp,
+};
+use serde::{Deserialize, Serialize};
+
+/// The names of all queues that may be there, by when they were last used.
+pub(crate) const REGISTRY: &str = "pillarbox:queues";
+
+/// The keys of a queue, all in one slot of a cluster.
+#[derive(Debug)]
+pub(crate) struct Keys {
+    pub(crate) pending: String,
+    pub(crate) invisible: String,
+    pub(crate) data: String,
+    pub(crate) meta: String,
+    /// Where the queue's wake-ups are published.
+    pub(crate) wake: String,
+    tag: String,
+}
+
+impl Keys {
+    pub(crate) fn new(queue: &QueueName) -> Self {
+        let tag = format!("{{queue:{queue}}}");
+        Self {
+            pending: format!("{tag}:pending"),
+            invisible: format!("{tag}:invisible"),
+            data: format!("{tag}:data"),
+            meta: format!("{tag}:meta"),
+            wake: format!("{tag}:wake"),
+            tag,
+        }
+    }
+
+    /// The key that remembers the last call of a caller.
+    pub(crate) fn call(&self, caller: &str) -> String {
+        format!("{}:call:{caller}", self.tag)
+    }
+}
+
+/// The characters of an id as text, in the order of their bytes, so that ids sort alike in both forms.
+const DIGITS: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
+
+/// A message id as 22 characters: 14 less than the usual form, in three places per message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IdText([u8; 22]);
+
+impl IdText {
+    pub(crate) fn new(id: MessageId) -> Self {
+        let mut rest = u128::from_be_bytes(*id.as_bytes());
+        let mut text = [0; 22];
+        for digit in text.iter_mut().rev() {
+            *digit = DIGITS[(rest & 63) as usize];
+            rest >>= 6;
+        }
+        Self(text)
+    }
+
+    pub(crate) fn parse(text: &[u8]) -> Option<MessageId> {
+        let text: &[u8; 22] = text.try_into().ok()?;
+        let mut id = 0u128;
+        for digit in text {
+            let value = DIGITS.binary_search(digit).ok()?;
+            id = id.checked_mul(64)? | value as u128;
+        }
+        Some(MessageId::from_uuid(uuid::Uuid::from_u128(id)))
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// What stands beside the time in front of a body, if there is anything.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Extra {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reply_to: Option<String>,
+    #[serde(default, skip_serializing_if = "Attributes::is_empty")]
+    attributes: Attributes,
+}
+
+/// The head of a message on its way to `send.lua`.
+pub(crate) fn head(message: &Outgoing) -> String {
+    let plain = message.delay.is_zero()
+        && message.enqueued_at.is_none()
+        && message.reply_to.is_none()
+        && message.attributes.is_empty();
+    if plain {
+        return String::new();
+    }
+    let mut head = format!("{} ", micros(message.delay));
+    // Writing to a string cannot fail.
+    let _ = match message.enqueued_at {
+        Some(at) => write!(head, "{}", at.as_nanos()),
+        None => write!(head, "-"),
+    };
+    if message.reply_to.is_some() || !message.attributes.is_empty() {
+        let reply_to = message.reply_to.as_deref().map(str::to_owned);
+        let extra = Extra { reply_to, attributes: message.attributes.clone() };
+        head.push(' ');
+        // Nor can writing strings as JSON.
+        head.push_str(&serde_json::to_string(&extra).unwrap_or_default());
+    }
+    head
+}
+
+/// Reads a message from a value of `data`. Says what is wrong with it otherwise.
+pub(crate) fn message(
+    id: MessageId,
+    data: Vec<u8>,
+    delivery_count: u32,
+) -> Result<RawMessage, String> {
+    let wrong = || format!("the data of message {id} do not begin as ours do");
+    let end = data.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
+    let head = std::str::from_utf8(&data[..end]).map_err(|_| wrong())?;
+    let at = sent_at(head.as_bytes()).ok_or_else(wrong)?;
+    let extra: Extra = match head.split_once(' ').map(|(_, extra)| extra) {
+        Some(json) => serde_json::from_str(json).map_err(|_| wrong())?,
+        None => Extra::default(),
+    };
+    let body = Bytes::from(data).slice(end + 1..);
+    let mut message = RawMessage::new(id, body, at);
+    message.reply_to = extra.reply_to.map(Into::into);
+    message.attributes = extra.attributes;
+    message.delivery_count = delivery_count;
+    Ok(message)
+}
+
+/// When a message was sent, by the first bytes of its data.
+pub(crate) fn sent_at(start: &[u8]) -> Option<Timestamp> {
+    let end = start.iter().position(|byte| b" \n".contains(byte)).unwrap_or(start.len());
+    std::str::from_utf8(&start[..end]).ok()?.parse().ok().map(Timestamp::from_nanos)
+}
+
+/// Reads a value of `meta`: whether somebody holds a receipt, and how often it was delivered.
+pub(crate) fn meta(value: &[u8]) -> Option<(bool, u32)> {
+    let is_held = value.len() > Nonce::TEXT_LEN;
+    let count = if is_held { &value[Nonce::TEXT_LEN..] } else { value };
+    if count.is_empty() {
+        return Some((false, 0));
+    }
+    std::str::from_utf8(count).ok()?.parse().ok().map(|count| (is_held, count))
+}
+
+/// Reads a score of `invisible`: when the message becomes ready. `None` for one that is.
+pub(crate) fn score(text: &[u8]) -> Option<Timestamp> {
+    let micros: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    Some(Timestamp::from_micros(micros as i64))
+}
+
+/// What `settle.lua` is told about one delivery.
+pub(crate) fn token(nonce: Nonce, action: SettleAction) -> String {
+    match action {
+        SettleAction::Acknowledge => nonce.to_string(),
+        SettleAction::Nack { delay } => format!("{nonce}n{}", micros(delay)),
+        SettleAction::Extend { timeout } => format!("{nonce}e{}", micros(timeout)),
+    }
+}
+
+/// A duration in whole microseconds, rounded up: what is not nothing stays so. Beyond a thousand
+/// years it does not matter, and a score is exact up to there.
+pub(crate) fn micros(time: std::time::Duration) -> u64 {
+    const MOST: u64 = 1000 * 366 * 86_400 * 1_000_000;
+    u64::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(MOST).min(MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn ids_survive_their_short_form_and_sort_alike() {
+        let mut ids: Vec<_> = (0..200).map(|n| MessageId::from_key(&n.to_string())).collect();
+        ids.push(MessageId::from_uuid(uuid::Uuid::nil()));
+        ids.push(MessageId::from_uuid(uuid::Uuid::max()));
+        ids.sort();
+        let texts: Vec<_> = ids.iter().map(|id| IdText::new(*id).0).collect();
+        assert!(texts.is_sorted());
+        for (id, text) in ids.iter().zip(&texts) {
+            assert_eq!(IdText::parse(text), Some(*id));
+        }
+        let long = [b'z'; 22];
+        for bad in [&b""[..], b"short", b"!!!!!!!!!!!!!!!!!!!!!!", &long] {
+            assert_eq!(IdText::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_survives_its_data() {
+        let id = MessageId::new();
+        let message = |data: &str| message(id, data.as_bytes().to_vec(), 3);
+        let plain = message("1763200000123456000\nbody\nand more").unwrap();
+        assert_eq!(&plain.body[..], b"body\nand more");
+        assert_eq!(plain.enqueued_at.as_micros(), 1_763_200_000_123_456);
+        assert_eq!(plain.delivery_count, 3);
+
+        let mut outgoing = Outgoing::new("b");
+        outgoing.reply_to = Some("client\n7".into());
+        outgoing.attributes = [("a", "\"\n")].into_iter().collect();
+        outgoing.delay = Duration::from_nanos(1);
+        let head = head(&outgoing);
+        let (start, json) = head.split_at(4);
+        assert_eq!(start, "1 - ");
+        let full = message(&format!("-5 {json}\nb")).unwrap();
+        assert_eq!(full.reply_to, outgoing.reply_to);
+        assert_eq!(full.attributes, outgoing.attributes);
+        assert_eq!(full.enqueued_at.as_nanos(), -5);
+
+        for bad in ["", "no newline", "x\nbody", "5 {\nbody"] {
+            assert!(message(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_plain_message_has_no_head() {
+        assert_eq!(head(&Outgoing::new("b")), "");
+    }
+
+    #[test]
+    fn durations_are_rounded_up_and_bounded() {
+        assert_eq!(micros(Duration::ZERO), 0);
+        assert_eq!(micros(Duration::from_nanos(1)), 1);
+        assert_eq!(micros(Duration::from_nanos(2_000)), 2);
+        assert!(micros(Duration::MAX) < 1 << 55);
+    }
+}

@@ -1,0 +1,181 @@
+//! Putting together what many callers ask for at the same time.
+//!
+//! A lane is one kind of operation on one queue. Callers put their requests in it and wait. A few
+//! runners, one or two, take whatever has gathered, make one call to the server of it, hand out the
+//! answers and look again. So a lone caller waits for nobody, and the more callers there are, the
+//! fewer calls each of them costs.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::failure::Failure;
+use crate::hub::Hub;
+
+/// The most requests in a lane; further callers wait before it.
+const ROOM: usize = 8192;
+
+/// The most bytes that are put together into one call, unless a single request has more.
+const BYTES: usize = 1 << 20;
+
+/// A kind of operation that can be put together.
+pub(crate) trait Operation: Sized + Send + Sync + 'static {
+    /// What one caller asks.
+    type Request: Send;
+    /// What one caller is told.
+    type Answer: Send;
+    /// Stands for the lane in the names of its callers.
+    const LETTER: char;
+
+    /// The lane of this operation.
+    fn lane(hub: &Hub) -> &Lane<Self>;
+
+    /// How many entries a request has, and how many bytes.
+    fn size(request: &Self::Request) -> (usize, usize);
+
+    /// Whether two requests can be in one call.
+    fn joins(one: &Self::Request, other: &Self::Request) -> bool;
+
+    /// Makes one call of all requests, as the given caller. Answers each of them.
+    fn call(
+        hub: &Arc<Hub>,
+        caller: &Caller,
+        requests: &[Self::Request],
+    ) -> impl Future<Output = Result<Vec<Self::Answer>, Failure>> + Send;
+}
+
+/// Who calls: the server remembers the last call of each by its number.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) key: String,
+    pub(crate) number: u64,
+}
+
+/// How much is put together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Calls under way at the same time.
+    pub(crate) runners: usize,
+    /// Entries in one call, unless a single request has more.
+    pub(crate) entries: usize,
+}
+
+pub(crate) struct Lane<O: Operation> {
+    state: Mutex<State<O>>,
+    room: Semaphore,
+    limits: Limits,
+}
+
+struct State<O: Operation> {
+    waiting: VecDeque<Waiting<O>>,
+    /// Callers of runners that are not at work.
+    idle: Vec<Caller>,
+    /// How many callers were made.
+    callers: usize,
+}
+
+struct Waiting<O: Operation> {
+    request: O::Request,
+    answer: oneshot::Sender<Result<O::Answer, Failure>>,
+}
+
+impl<O: Operation> Lane<O> {
+    pub(crate) fn new(limits: Limits) -> Self {
+        let state = State { waiting: VecDeque::new(), idle: Vec::new(), callers: 0 };
+        Self { state: Mutex::new(state), room: Semaphore::new(ROOM), limits }
+    }
+
+    /// Held for moments, never across an await.
+    fn lock(&self) -> MutexGuard<'_, State<O>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a caller who can start to run, if there is one and something to do.
+    fn runner(&self, hub: &Hub, state: &mut State<O>) -> Option<Caller> {
+        if let Some(caller) = state.idle.pop() {
+            return Some(caller);
+        }
+        (state.callers < self.limits.runners).then(|| {
+            state.callers += 1;
+            let name = format!("{}{}{}", hub.engine.name, O::LETTER, state.callers);
+            Caller { key: hub.keys.call(&name), number: 0 }
+        })
+    }
+
+    /// Takes what fits into one call; or, where nothing waits, gives the caller back.
+    fn next(&self, caller: Caller) -> Option<(Caller, Vec<O::Request>, Vec<Answers<O>>)> {
+        let mut state = self.lock();
+        // Whoever does not wait any more need not be served.
+        while state.waiting.front().is_some_and(|waiting| waiting.answer.is_closed()) {
+            state.waiting.pop_front();
+            self.room.add_permits(1);
+        }
+        let Some(first) = state.waiting.pop_front() else {
+            state.idle.push(caller);
+            return None;
+        };
+        let (mut entries, mut bytes) = O::size(&first.request);
+        let (mut requests, mut answers) = (vec![first.request], vec![first.answer]);
+        while let Some(next) = state.waiting.front() {
+            let (more, heavier) = O::size(&next.request);
+            (entries, bytes) = (entries + more, bytes + heavier);
+            let fits = entries <= self.limits.entries && bytes <= BYTES;
+            if !fits || !O::joins(&requests[0], &next.request) {
+                break;
+            }
+            if let Some(Waiting { request, answer }) = state.waiting.pop_front() {
+                requests.push(request);
+                answers.push(answer);
+            }
+        }
+        self.room.add_permits(requests.len());
+        Some((caller, requests, answers))
+    }
+}
+
+type Answers<O> = oneshot::Sender<Result<<O as Operation>::Answer, Failure>>;
+
+/// Asks for an operation, together with whoever asks at the same time.
+pub(crate) async fn submit<O: Operation>(
+    hub: &Arc<Hub>,
+    request: O::Request,
+) -> Result<O::Answer, Failure> {
+    let lane = O::lane(hub);
+    // The semaphore is never closed.
+    if let Ok(place) = lane.room.acquire().await {
+        place.forget();
+    }
+    let (answer, answered) = oneshot::channel();
+    let runner = {
+        let mut state = lane.lock();
+        state.waiting.push_back(Waiting { request, answer });
+        lane.runner(hub, &mut state)
+    };
+    if let Some(caller) = runner {
+        hub.engine.spawn(run::<O>(hub.clone(), caller));
+    }
+    answered.await.unwrap_or(Err(Failure::Closed))
+}
+
+/// Makes calls until nobody waits.
+async fn run<O: Operation>(hub: Arc<Hub>, mut caller: Caller) {
+    while let Some((back, requests, waiting)) = O::lane(&hub).next(caller) {
+        caller = back;
+        caller.number += 1;
+        match O::call(&hub, &caller, &requests).await {
+            Ok(answers) => {
+                for (waiting, answer) in waiting.into_iter().zip(answers) {
+                    // Whoever is gone does not want to know; what was claimed for it goes back by
+                    // itself.
+                    let _ = waiting.send(Ok(answer));
+                }
+            }
+            Err(failure) => {
+                for waiting in waiting {
+                    let _ = waiting.send(Err(failure.clone()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Reading what a script answers, word by word.
+
+use std::sync::Arc;
+
+use redis::Value;
+
+use crate::failure::Failure;
+
+/// What a script answered.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    value: Value,
+    place: Arc<str>,
+}
+
+/// The words of an answer that is a list, one after the other.
+#[derive(Debug)]
+pub(crate) struct Words {
+    words: std::vec::IntoIter<Value>,
+    place: Arc<str>,
+}
+
+impl Reply {
+    pub(crate) fn new(value: Value, place: &Arc<str>) -> Self {
+        Self { value, place: place.clone() }
+    }
+
+    /// The answer as words: those of a list, or one alone.
+    pub(crate) fn words(self) -> Words {
+        let words = match self.value {
+            Value::Array(words) => words,
+            word => vec![word],
+        };
+        Words { words: words.into_iter(), place: self.place }
+    }
+
+    /// The answer as one character for each of so many entries.
+    pub(crate) fn characters(self, entries: usize) -> Result<Vec<u8>, Failure> {
+        let mut words = self.words();
+        let characters = words.bytes()?;
+        if characters.len() == entries { Ok(characters) } else { Err(words.wrong()) }
+    }
+}
+
+impl Words {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.words.len() == 0
+    }
+
+    pub(crate) fn bytes(&mut self) -> Result<Vec<u8>, Failure> {
+        self.bytes_or_nothing()?.ok_or_else(|| self.wrong())
+    }
+
+    pub(crate) fn bytes_or_nothing(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        match self.words.next() {
+            Some(Value::BulkString(bytes)) => Ok(Some(bytes)),
+            Some(Value::SimpleString(text)) => Ok(Some(text.into_bytes())),
+            Some(Value::Nil) => Ok(None),
+            _ => Err(self.wrong()),
+        }
+    }
+
+    pub(crate) fn integer(&mut self) -> Result<i64, Failure> {
+        match self.words.next() {
+            Some(Value::Int(number)) => Ok(number),
+            _ => Err(self.wrong()),
+        }
+    }
+
+    /// A number that is not negative.
+    pub(crate) fn count(&mut self) -> Result<u64, Failure> {
+        // A count that was damaged by hand may be below nothing.
+        self.integer().map(|number| number.max(0) as u64)
+    }
+
+    /// A text that is something else.
+    pub(crate) fn parsed<T: std::str::FromStr>(&mut self) -> Result<T, Failure> {
+        let bytes = self.bytes()?;
+        let text = std::str::from_utf8(&bytes).ok();
+        text.and_then(|text| text.parse().ok()).ok_or_else(|| self.wrong())
+    }
+
+    /// The failure to say when a word is not what it should be.
+    pub(crate) fn wrong(&self) -> Failure {
+        self.bad("a reply of another form".into())
+    }
+
+    pub(crate) fn bad(&self, what: String) -> Failure {
+        Failure::Reply { place: self.place.clone(), what }
+    }
+}

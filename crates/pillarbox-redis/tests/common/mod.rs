@@ -1,0 +1,53 @@
+//! Real servers, and backends on them.
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
+use std::sync::{Arc, Mutex};
+
+use pillarbox_core::{Mailboxes, Queue, QueueOptions};
+use pillarbox_redis::{RedisBackend, RedisOptions};
+use pillarbox_testing::Subject;
+use pillarbox_testing::server::{Flavour, RedisServer};
+
+pub(crate) async fn open(url: &str) -> Mailboxes {
+    let options = RedisOptions::from_url(url).unwrap_or_else(|error| panic!("{error}"));
+    let backend = RedisBackend::open(options).await;
+    Mailboxes::new(backend.unwrap_or_else(|error| panic!("{error}")))
+}
+
+pub(crate) fn queue(backend: &Mailboxes, name: &str) -> Arc<dyn Queue> {
+    backend.queue(name, QueueOptions::new()).expect("a queue")
+}
+
+/// A subject on a server of its own, which is killed and started again where a rule says so. `None`
+/// if such a server is not here.
+pub(crate) async fn subject(flavour: Flavour) -> Option<Subject> {
+    if !flavour.is_here() {
+        println!("left out: {} is not installed", flavour.name());
+        return None;
+    }
+    let server = RedisServer::builder().flavour(flavour).appendonly("always").start();
+    let url = server.url();
+    let backend = open(&url).await;
+    let server = Arc::new(Mutex::new(server));
+    let restart = {
+        let server = server.clone();
+        move || {
+            let (server, url) = (server.clone(), url.clone());
+            async move {
+                let restart = move || {
+                    let mut server = server.lock().expect("the server");
+                    server.kill();
+                    server.restart();
+                };
+                tokio::task::spawn_blocking(restart).await.expect("restarted");
+                open(&url).await
+            }
+        }
+    };
+    Some(Subject::new(backend).with_restart(restart).keeping(server))
+}
+
+/// A number from the environment, or this one.
+pub(crate) fn setting(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
+}
