@@ -3,9 +3,9 @@
 -- Reads: data, pending, invisible. Writes: pending, invisible, data, meta.
 -- Reply: 1 if nothing is left of it, 0 if it holds messages.
 -- Twice: what is deleted stays so.
-if redis.call('HLEN', data) > 0 or redis.call('LLEN', pending) > 0
-  or redis.call('ZCOUNT', invisible, '-inf', '(+inf') > 0 then
+if redis_call('HLEN', data) > 0 or redis_call('LLEN', pending) > 0
+  or redis_call('ZCOUNT', invisible, '-inf', '(+inf') > 0 then
   return 0
 end
-redis.call('UNLINK', pending, invisible, data, meta)
+redis_call('UNLINK', pending, invisible, data, meta)
 return 1

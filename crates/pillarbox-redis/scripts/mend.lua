@@ -10,53 +10,55 @@
 -- Twice: what was put right is right.
 local repair = ARGV[4] == '1'
 if #ARGV == 4 then
-  if redis.call('ZCARD', invisible) > 50000 then return '' end
+  if redis_call('ZCARD', invisible) > 50000 then return '' end
   local delayed = 0
-  local all = redis.call('ZRANGEBYSCORE', invisible, '-inf', '(+inf')
+  local all = redis_call('ZRANGEBYSCORE', invisible, '-inf', '(+inf')
   for n = 1, #all, 1000 do
     local page = {unpack(all, n, math.min(n + 999, #all))}
-    for _, known in ipairs(redis.call('HMGET', meta, unpack(page))) do
+    for _, known in ipairs(redis_call('HMGET', meta, unpack(page))) do
       if not known or #known <= 16 then delayed = delayed + 1 end
     end
   end
-  local off = tonumber(redis.call('HGET', meta, '#delayed') or 0) - delayed
-  if repair and off ~= 0 then redis.call('HINCRBY', meta, '#delayed', -off) end
+  local off = tonumber(redis_call('HGET', meta, '#delayed') or 0) - delayed
+  if repair and off ~= 0 then redis_call('HINCRBY', meta, '#delayed', -off) end
   return tostring(off)
 end
 
 local answers = {}
 for n = 5, #ARGV do
   local id = ARGV[n]
-  local body = redis.call('HEXISTS', data, id) == 1
-  local in_line = redis.call('LPOS', pending, id, 'COUNT', 0)
-  local timed = redis.call('ZSCORE', invisible, id)
-  local known = redis.call('HGET', meta, id)
+  local body = redis_call('HEXISTS', data, id) == 1
+  local in_line = redis_call('LPOS', pending, id, 'COUNT', 0)
+  local timed = redis_call('ZSCORE', invisible, id)
+  local known = redis_call('HGET', meta, id)
   local held = known and #known > 16
   local answer = '.'
   if not body then
     if #in_line > 0 or timed or known then answer = 'n' end
     if repair and answer == 'n' then
-      redis.call('LREM', pending, 0, id)
-      redis.call('ZREM', invisible, id)
-      redis.call('HDEL', meta, id)
+      redis_call('LREM', pending, 0, id)
+      redis_call('ZREM', invisible, id)
+      redis_call('HDEL', meta, id)
     end
   elseif #in_line == 0 and not timed then
     answer = 'u'
     if repair then
-      redis.call('LPUSH', pending, id)
-      if held then redis.call('HSET', meta, id, string.sub(known, 17)) end
+      redis_call('LPUSH', pending, id)
+      if held then redis_call('HSET', meta, id, sub(known, 17)) end
     end
   elseif #in_line > 1 or (#in_line == 1 and timed) then
     answer = 'b'
     if repair and timed and held then
-      redis.call('LREM', pending, 0, id)
+      redis_call('LREM', pending, 0, id)
     elseif repair then
-      redis.call('ZREM', invisible, id)
+      redis_call('ZREM', invisible, id)
       -- LREM with 0 would remove all of them.
-      if #in_line > 1 then redis.call('LREM', pending, #in_line - 1, id) end
+      if #in_line > 1 then redis_call('LREM', pending, #in_line - 1, id) end
     end
   end
   answers[#answers + 1] = answer
 end
-if repair then wake() end
+if repair then
+  -- @wake
+end
 return table.concat(answers)

@@ -6,7 +6,7 @@
 -- Reply: 'r' or 'i' for where this page ended, how many ready ones are shown in all pages; then for
 --   each message its id, its score ('' if it is ready), its meta and its data.
 -- Twice: changes nothing that time has not changed already.
-promote()
+-- @promote
 local wanted, part, last = tonumber(ARGV[4]), ARGV[5], ARGV[7]
 local ids, scores = {}, {}
 local skip = 0
@@ -14,10 +14,10 @@ if part == 'r' then
   skip = tonumber(ARGV[6])
   if last ~= '' then
     -- The line moves on while pages are turned: go by where the last one shown is now.
-    local place = redis.call('LPOS', pending, last, 'RANK', -1, 'MAXLEN', 10000)
-    if place then skip = redis.call('LLEN', pending) - place end
+    local place = redis_call('LPOS', pending, last, 'RANK', -1, 'MAXLEN', 10000)
+    if place then skip = redis_call('LLEN', pending) - place end
   end
-  local line = redis.call('LRANGE', pending, -skip - wanted, -skip - 1)
+  local line = redis_call('LRANGE', pending, -skip - wanted, -skip - 1)
   for n = #line, 1, -1 do
     ids[#ids + 1] = line[n]
     scores[#scores + 1] = ''
@@ -28,10 +28,10 @@ if #ids < wanted then
   local from, offset = '-inf', 0
   if part == 'i' then
     from = '(' .. ARGV[6]
-    local rank = redis.call('ZRANK', invisible, last)
+    local rank = redis_call('ZRANK', invisible, last)
     if rank then from, offset = '-inf', rank + 1 end
   end
-  local timed = redis.call('ZRANGEBYSCORE', invisible, from, '(+inf', 'WITHSCORES', 'LIMIT', offset,
+  local timed = redis_call('ZRANGEBYSCORE', invisible, from, '(+inf', 'WITHSCORES', 'LIMIT', offset,
     wanted - #ids)
   for n = 1, #timed, 2 do
     ids[#ids + 1] = timed[n]
@@ -41,8 +41,8 @@ if #ids < wanted then
 end
 local reply = {part, skip}
 if #ids > 0 then
-  local bodies = redis.call('HMGET', data, unpack(ids))
-  local known = redis.call('HMGET', meta, unpack(ids))
+  local bodies = redis_call('HMGET', data, unpack(ids))
+  local known = redis_call('HMGET', meta, unpack(ids))
   for n, id in ipairs(ids) do
     reply[#reply + 1] = id
     reply[#reply + 1] = scores[n]

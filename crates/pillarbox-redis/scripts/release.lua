@@ -8,17 +8,17 @@
 -- Twice: a receipt that was taken back is no longer current. Works when the server is out of memory.
 local ids = {}
 for n = 4, #ARGV, 2 do ids[#ids + 1] = ARGV[n] end
-local scores = redis.call('ZMSCORE', invisible, unpack(ids))
-local known = redis.call('HMGET', meta, unpack(ids))
-local empty = redis.call('LLEN', pending) == 0
+local scores = redis_call('ZMSCORE', invisible, unpack(ids))
+local known = redis_call('HMGET', meta, unpack(ids))
+local empty = redis_call('LLEN', pending) == 0
 local back, counts, never = {}, {}, {}
 -- The first is pushed last, so that it is the next to be delivered.
 for n = #ids, 1, -1 do
   local current = known[n]
-  if scores[n] and tonumber(scores[n]) > now and current and #current > 16
-    and string.sub(current, 1, 16) == ARGV[2 * n + 3] then
+  if scores[n] and tonumber(scores[n]) > tonumber(now_text) and current and #current > 16
+    and sub(current, 1, 16) == ARGV[2 * n + 3] then
     back[#back + 1] = ids[n]
-    local count = tonumber(string.sub(current, 17)) - 1
+    local count = tonumber(sub(current, 17)) - 1
     if count > 0 then
       counts[#counts + 1] = ids[n]
       counts[#counts + 1] = count
@@ -28,9 +28,11 @@ for n = #ids, 1, -1 do
   end
 end
 if #back == 0 then return 0 end
-redis.call('ZREM', invisible, unpack(back))
-redis.call('RPUSH', pending, unpack(back))
-if #counts > 0 then redis.call('HSET', meta, unpack(counts)) end
-if #never > 0 then redis.call('HDEL', meta, unpack(never)) end
-if empty then wake() end
+redis_call('ZREM', invisible, unpack(back))
+redis_call('RPUSH', pending, unpack(back))
+if #counts > 0 then redis_call('HSET', meta, unpack(counts)) end
+if #never > 0 then redis_call('HDEL', meta, unpack(never)) end
+if empty then
+  -- @wake
+end
 return #back

@@ -1,84 +1,103 @@
 -- Stores messages, ready or delayed. One whose id is here already is not stored again.
 --
--- Arguments after the common ones: 4 the most messages that the queue may hold, or nothing;
---   then for each message its id, its head and its body. The head is empty for most, or: delay in
---   microseconds, space, nanosecond at which it was first sent or '-', and a space and JSON if there
---   is any.
--- Reads: data, pending, invisible. Writes: meta, data, invisible, pending, call.
--- Reply: for each message a character: 1 stored, 0 was here already, F full.
--- Twice: see common.lua. Refused as a whole, with nothing changed, when the server is out of memory.
-local again = answered()
-if again then return again end
+-- Arguments after the common ones: 4 the most messages that the queue may hold, or nothing; 5 how many
+--   messages; then all ids, each only once; then all bodies; then all heads, or none if all are empty.
+--   A head is empty, or: delay in microseconds, space, nanosecond at which it was first sent or '-',
+--   and a space and JSON if there is any.
+-- Reads: data, invisible. Writes: meta, invisible, pending, data, call.
+-- Reply: + if all are stored; or for each message a character: 1 stored, 0 was here already, F full.
+-- Twice: see header.lua. Refused as a whole, with nothing changed, when the server is out of memory.
+local record = redis_call('GET', call)
+if record and record >= ARGV[1] then return sub(record, 13) end
 
-local ids = {}
-for n = 5, #ARGV, 3 do ids[#ids + 1] = ARGV[n] end
-local here = redis.call('HMGET', data, unpack(ids))
-local length = redis.call('LLEN', pending)
-local first = tonumber(redis.call('ZRANGE', invisible, 0, 0, 'WITHSCORES')[2] or math.huge)
+local count = tonumber(ARGV[5])
+local last_id, heads = 5 + count, 5 + 2 * count
+local here = redis_call('HMGET', data, unpack(ARGV, 6, last_id))
 local room = math.huge
-if ARGV[4] ~= '' then room = tonumber(ARGV[4]) - redis.call('HLEN', data) end
+if ARGV[4] ~= '' then room = ARGV[4] - redis_call('HLEN', data) end
 
-local sent_at = string.format('%s%06d000', time[1], time[2])
-local answers, stored, line, timed, fresh = {}, {}, {}, {}, {}
-local earliest = math.huge
-for n, id in ipairs(ids) do
-  local head, body = ARGV[3 * n + 3], ARGV[3 * n + 4]
-  if here[n] or fresh[id] then
-    answers[n] = '0'
-  elseif room <= 0 then
-    answers[n] = 'F'
-  else
-    answers[n] = '1'
-    room = room - 1
-    fresh[id] = true
-    stored[#stored + 1] = id
-    if head == '' then
-      stored[#stored + 1] = sent_at .. '\n' .. body
-      line[#line + 1] = id
+local answer, stored, size, line, timed = '+', {}, 0, nil, nil
+if #ARGV == heads and room >= count then
+  -- All are ready at once, and most often all are new.
+  local start = now_text .. '000\n'
+  for n = 1, count do
+    if here[n] then
+      size = 0
+      break
+    end
+    stored[size + 1] = ARGV[5 + n]
+    stored[size + 2] = start .. ARGV[last_id + n]
+    size = size + 2
+  end
+end
+if size == 0 then
+  answer, stored, line, timed = {}, {}, {}, {}
+  for n = 1, count do
+    if here[n] then
+      answer[n] = '0'
+    elseif room <= 0 then
+      answer[n] = 'F'
     else
+      answer[n] = '1'
+      room = room - 1
+      local id, head = ARGV[5 + n], ARGV[heads + n] or ''
       local delay, at, extra = string.match(head, '^(%d+) (%S+)(.*)$')
-      if at == '-' then at = sent_at end
-      stored[#stored + 1] = at .. extra .. '\n' .. body
-      if delay == '0' then
+      if not at or at == '-' then at = now_text .. '000' end
+      stored[size + 1] = id
+      stored[size + 2] = at .. (extra or '') .. '\n' .. ARGV[last_id + n]
+      size = size + 2
+      if not delay or delay == '0' then
         line[#line + 1] = id
       else
-        local due = now + delay + #timed / 8
-        if due < earliest then earliest = due end
-        timed[#timed + 1] = due
+        -- A quarter of a microsecond apart: those that become ready together keep their order.
+        timed[#timed + 1] = now_text + delay + #timed / 8
         timed[#timed + 1] = id
       end
     end
   end
+  answer = table.concat(answer)
+  if size == 0 then return answer end
 end
-answers = table.concat(answers)
-if #stored == 0 then return answers end
 
-local total = redis.call('HINCRBY', meta, '#sent', #stored / 2)
-if total == #stored / 2 then
-  redis.call('HSET', meta, '#about', 'pillarbox queue, format 1; each field: '
+if redis_call('HINCRBY', meta, '#sent', size / 2) == size / 2 then
+  redis_call('HSET', meta, '#about', 'pillarbox queue, format 1; each field: '
     .. '[16 characters of the receipt, if in flight] times delivered')
-  redis.call('ZADD', invisible, '+inf', 'a member that is never due, long enough to have this set '
+  redis_call('ZADD', invisible, '+inf', 'a member that is never due, long enough to have this set '
     .. 'stored as a tree')
 end
-redis.call('HSET', data, unpack(stored))
-local became_ready = #line
-if first <= now then
-  local promoted = promote()
-  became_ready = became_ready + promoted
-  if promoted == 200 then
-    -- There may be more, which became ready before these: they line up behind them.
-    for n, id in ipairs(line) do
-      timed[#timed + 1] = now + n / 4
-      timed[#timed + 1] = id
-    end
-    line = {}
+-- @promote
+if promoted == 200 then
+  -- There may be more that became ready before these, which therefore line up behind them.
+  line, timed = line or {unpack(ARGV, 6, last_id)}, timed or {}
+  for n = 1, #line do
+    timed[#timed + 1] = now_text + n / 4
+    timed[#timed + 1] = line[n]
   end
+  line = {}
 end
-if #line > 0 then redis.call('LPUSH', pending, unpack(line)) end
-if #timed > 0 then
-  redis.call('ZADD', invisible, unpack(timed))
-  redis.call('HINCRBY', meta, '#delayed', #timed / 2)
+local pushed, length = count, nil
+if not line then
+  length = redis.pcall('LPUSH', pending, unpack(ARGV, 6, last_id))
+elseif #line > 0 then
+  pushed = #line
+  length = redis.pcall('LPUSH', pending, unpack(line))
 end
-remember(answers)
-if (length == 0 and became_ready > 0) or earliest < first then wake() end
-return answers
+if type(length) == 'table' then
+  -- Pending is of another type, and nothing is stored.
+  redis_call('HINCRBY', meta, '#sent', -size / 2)
+  return length
+end
+redis_call('HSET', data, unpack(stored))
+-- Nothing was pending before, or somebody must look at the clock again.
+local news = promoted > 0 or length == pushed
+if timed and #timed > 0 then
+  local first = redis_call('ZRANGE', invisible, 0, 0)[1]
+  redis_call('ZADD', invisible, unpack(timed))
+  redis_call('HINCRBY', meta, '#delayed', #timed / 2)
+  news = news or redis_call('ZRANGE', invisible, 0, 0)[1] ~= first
+end
+-- @remember
+if news then
+  -- @wake
+end
+return answer

@@ -1,42 +1,64 @@
 -- Ends or extends leases, each only if its receipt is the current one and still runs.
 --
--- Arguments after the common ones: for each entry the id of its message and its token: the 16 secret
---   characters of the receipt to acknowledge; with 'n' and microseconds to give back, ready after so
---   long; with 'e' and microseconds to extend.
+-- Arguments after the common ones: 4 how many entries; then the ids of all; then their tokens: the 16
+--   secret characters of the receipt and a 1 to acknowledge; instead of the 1 an 'n' and microseconds
+--   to give back, ready after so long, or an 'e' and microseconds to extend.
 -- Reads: invisible, meta, pending. Writes: data, invisible, meta, pending, call.
--- Reply: for each entry a character: 1 done, 0 refused.
--- Twice: see common.lua. Works when the server is out of memory.
-local again = answered()
-if again then return again end
+-- Reply: + if all are done; or for each entry a character: 1 done, 0 refused.
+-- Twice: see header.lua. Works when the server is out of memory.
+local record = redis_call('GET', call)
+if record and record >= ARGV[1] then return sub(record, 13) end
 
-local ids = {}
-for n = 4, #ARGV, 2 do ids[#ids + 1] = ARGV[n] end
-local scores = redis.call('ZMSCORE', invisible, unpack(ids))
-local known = redis.call('HMGET', meta, unpack(ids))
-local answers, gone, line, timed, moved, given_back = {}, {}, {}, {}, {}, {}
-local left, delayed, earliest = {}, 0, math.huge
-for n, id in ipairs(ids) do
-  local token, current = ARGV[2 * n + 3], known[n]
-  local score = left[id]
-  if score == nil then score = scores[n] and tonumber(scores[n]) end
-  if score and score > now and current and #current > 16
-    and string.sub(current, 1, 16) == string.sub(token, 1, 16) then
-    answers[n] = '1'
-    left[id] = false
-    if #token == 16 then
+local count = tonumber(ARGV[4])
+local last_id = 4 + count
+-- @promote
+local known = redis_call('HMGET', meta, unpack(ARGV, 5, last_id))
+
+-- Most often all are acknowledged, after their first delivery, and none is there twice.
+local plain = promoted < 200
+for n = 1, count do
+  if known[n] ~= ARGV[last_id + n] then
+    plain = false
+    break
+  end
+end
+if plain and redis_call('HDEL', data, unpack(ARGV, 5, last_id)) == count then
+  redis_call('ZREM', invisible, unpack(ARGV, 5, last_id))
+  redis_call('HDEL', meta, unpack(ARGV, 5, last_id))
+  local answer = '+'
+  -- @remember
+  return answer
+end
+
+-- Where not all that is due was promoted, a lease that has ended is known by its score.
+local scores = promoted == 200 and redis_call('ZMSCORE', invisible, unpack(ARGV, 5, last_id))
+local now = tonumber(now_text)
+local answer, gone, line, timed, moved, given_back = {}, {}, {}, {}, {}, {}
+local settled, delayed, earliest = {}, 0, math.huge
+for n = 1, count do
+  local id, token, current = ARGV[4 + n], ARGV[last_id + n], known[n]
+  local runs = not settled[id] and current and #current > 16
+    and sub(current, 1, 16) == sub(token, 1, 16)
+  if runs and scores then runs = scores[n] and tonumber(scores[n]) > now end
+  if runs then
+    answer[n] = '1'
+    local kind, micros = string.byte(token, 17), tonumber(sub(token, 18))
+    if kind == 49 then
       gone[#gone + 1] = id
+      settled[id] = true
     else
-      local micros = tonumber(string.sub(token, 18))
-      local nack = string.byte(token, 17) == 110
+      local nack = kind == 110
       if nack then
         given_back[#given_back + 1] = id
-        given_back[#given_back + 1] = string.sub(current, 17)
+        given_back[#given_back + 1] = sub(current, 17)
       end
+      -- A lease that is extended by nothing has ended, too.
+      settled[id] = nack or micros == 0
       if nack and micros == 0 then
         line[#line + 1] = id
       else
         local due = now + micros + #timed / 8
-        if nack then delayed = delayed + 1 else left[id] = due end
+        if nack then delayed = delayed + 1 end
         if due < earliest then earliest = due end
         timed[#timed + 1] = due
         timed[#timed + 1] = id
@@ -44,44 +66,46 @@ for n, id in ipairs(ids) do
       end
     end
   else
-    answers[n] = '0'
+    answer[n] = '0'
   end
 end
-answers = table.concat(answers)
+answer = table.concat(answer)
+if not string.find(answer, '1', 1, true) then return answer end
 
-local empty = #line > 0 and redis.call('LLEN', pending) == 0
+local empty = #line > 0 and redis_call('LLEN', pending) == 0
 if #timed > 0 then
   -- Taken out first: that is never refused for lack of memory, and lets what follows pass.
-  redis.call('ZREM', invisible, unpack(moved))
-  redis.call('ZADD', invisible, unpack(timed))
+  redis_call('ZREM', invisible, unpack(moved))
+  redis_call('ZADD', invisible, unpack(timed))
 end
 if #gone > 0 then
-  redis.call('HDEL', data, unpack(gone))
-  redis.call('ZREM', invisible, unpack(gone))
-  redis.call('HDEL', meta, unpack(gone))
+  redis_call('HDEL', data, unpack(gone))
+  redis_call('ZREM', invisible, unpack(gone))
+  redis_call('HDEL', meta, unpack(gone))
 end
 if #line > 0 then
-  redis.call('ZREM', invisible, unpack(line))
-  if promote() == 200 then
-    -- There may be more, which became ready before these: they line up behind them.
-    timed = {}
-    for n, id in ipairs(line) do
-      timed[#timed + 1] = now + n / 4
-      timed[#timed + 1] = id
+  redis_call('ZREM', invisible, unpack(line))
+  if promoted == 200 then
+    -- There may be more that became ready before these, which therefore line up behind them.
+    local behind = {}
+    for n = 1, #line do
+      behind[2 * n - 1] = now + n / 4
+      behind[2 * n] = line[n]
     end
-    redis.call('ZADD', invisible, unpack(timed))
+    redis_call('ZADD', invisible, unpack(behind))
     delayed = delayed + #line
   else
-    redis.call('LPUSH', pending, unpack(line))
+    redis_call('LPUSH', pending, unpack(line))
   end
 end
-if #given_back > 0 then redis.call('HSET', meta, unpack(given_back)) end
-if delayed > 0 then redis.call('HINCRBY', meta, '#delayed', delayed) end
-if #gone > 0 or #timed > 0 or #line > 0 then remember(answers) end
-if empty then
-  wake()
-elseif earliest < math.huge
-  and tonumber(redis.call('ZRANGE', invisible, 0, 0, 'WITHSCORES')[2]) >= earliest then
-  wake()
+if #given_back > 0 then redis_call('HSET', meta, unpack(given_back)) end
+if delayed > 0 then redis_call('HINCRBY', meta, '#delayed', delayed) end
+-- @remember
+local news = empty
+if earliest < math.huge then
+  news = news or tonumber(redis_call('ZRANGE', invisible, 0, 0, 'WITHSCORES')[2]) >= earliest
 end
-return answers
+if news then
+  -- @wake
+end
+return answer

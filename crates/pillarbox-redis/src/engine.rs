@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,7 +23,9 @@ pub(crate) struct Engine {
     pub(crate) gate: Arc<Gate>,
     pub(crate) ears: Ears,
     /// Tells this backend from all others that use the server.
-    pub(crate) name: String,
+    name: String,
+    /// How many callers have got a name.
+    callers: AtomicU64,
     /// How many queues somebody waits at.
     pub(crate) waited_at: AtomicUsize,
     hubs: Mutex<BTreeMap<QueueName, Registered>>,
@@ -62,11 +64,17 @@ impl Engine {
             gate,
             ears,
             name,
+            callers: AtomicU64::new(0),
             waited_at: AtomicUsize::new(0),
             hubs: Mutex::default(),
             tasks,
             runtime,
         })
+    }
+
+    /// A name that no other caller has, or had: the server remembers callers for some minutes.
+    pub(crate) fn caller_name(&self) -> String {
+        format!("{}-{}", self.name, self.callers.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Runs something to its end, which closing waits for.

@@ -1,6 +1,6 @@
 //! How a queue is written down in Redis: names of keys, ids, heads and bodies.
 //!
-//! What the keys hold is said in `scripts/common.lua`.
+//! What the keys hold is said in `scripts/header.lua`.
 
 use std::fmt::Write as _;
 
@@ -86,13 +86,17 @@ struct Extra {
     attributes: Attributes,
 }
 
-/// The head of a message on its way to `send.lua`.
-pub(crate) fn head(message: &Outgoing) -> String {
-    let plain = message.delay.is_zero()
+/// Whether a message is nothing but a body.
+pub(crate) fn is_plain(message: &Outgoing) -> bool {
+    message.delay.is_zero()
         && message.enqueued_at.is_none()
         && message.reply_to.is_none()
-        && message.attributes.is_empty();
-    if plain {
+        && message.attributes.is_empty()
+}
+
+/// The head of a message on its way to `send.lua`.
+pub(crate) fn head(message: &Outgoing) -> String {
+    if is_plain(message) {
         return String::new();
     }
     let mut head = format!("{} ", micros(message.delay));
@@ -158,7 +162,7 @@ pub(crate) fn score(text: &[u8]) -> Option<Timestamp> {
 /// What `settle.lua` is told about one delivery.
 pub(crate) fn token(nonce: Nonce, action: SettleAction) -> String {
     match action {
-        SettleAction::Acknowledge => nonce.to_string(),
+        SettleAction::Acknowledge => format!("{nonce}1"),
         SettleAction::Nack { delay } => format!("{nonce}n{}", micros(delay)),
         SettleAction::Extend { timeout } => format!("{nonce}e{}", micros(timeout)),
     }

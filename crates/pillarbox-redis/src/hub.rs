@@ -39,7 +39,7 @@ pub(crate) struct Hub {
     listed: Mutex<Option<Instant>>,
 }
 
-/// As many as `promote` in `common.lua` moves.
+/// As many as `promote.lua` moves.
 const PROMOTED_AT_ONCE: i64 = 200;
 
 /// How often a queue that is sent to is put on the list anew. See `Backend::queues`.
@@ -196,13 +196,13 @@ impl Hub {
         });
     }
 
-    /// Runs a script that needs not be remembered.
+    /// Runs a script whose answer needs not be remembered.
     pub(crate) async fn look(
         &self,
         script: &Script,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<Words, Failure> {
-        let caller = Caller { key: self.keys.call(&self.engine.name), number: 0 };
+        let caller = Caller { key: self.keys.call(""), number: 0 };
         self.run(script, &caller, arguments).await.map(Reply::words)
     }
 

@@ -25,8 +25,6 @@ pub(crate) trait Operation: Sized + Send + Sync + 'static {
     type Request: Send;
     /// What one caller is told.
     type Answer: Send;
-    /// Stands for the lane in the names of its callers.
-    const LETTER: char;
 
     /// The lane of this operation.
     fn lane(hub: &Hub) -> &Lane<Self>;
@@ -98,8 +96,7 @@ impl<O: Operation> Lane<O> {
         }
         (state.callers < self.limits.runners).then(|| {
             state.callers += 1;
-            let name = format!("{}{}{}", hub.engine.name, O::LETTER, state.callers);
-            Caller { key: hub.keys.call(&name), number: 0 }
+            Caller { key: hub.keys.call(&hub.engine.caller_name()), number: 0 }
         })
     }
 

@@ -95,7 +95,7 @@ impl Link {
     ) -> Result<Value, Failure> {
         self.persist(gate, |whole| {
             let mut command = redis::cmd(if whole { "EVAL" } else { "EVALSHA" });
-            command.arg(if whole { script.code } else { &script.hash });
+            command.arg(if whole { &script.code } else { &script.hash });
             arguments(&mut command);
             command
         })

@@ -1,9 +1,12 @@
 //! The operations that callers ask for together: one script call each.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{Delivery, Nonce, Outgoing, Receipt, Receive, Settle};
+use pillarbox_core::{
+    Delivery, MessageId, Nonce, Outgoing, Receipt, Receive, Settle, SettleAction,
+};
 
 use crate::failure::Failure;
 use crate::format::{self, IdText, micros};
@@ -26,7 +29,6 @@ impl Operation for Sends {
     type Request = Sending;
     /// Of each message, whether there was room.
     type Answer = Vec<bool>;
-    const LETTER: char = 's';
 
     fn lane(hub: &Hub) -> &Lane<Self> {
         &hub.sends
@@ -48,16 +50,54 @@ impl Operation for Sends {
     ) -> Result<Vec<Vec<bool>>, Failure> {
         hub.list().await?;
         let max_size = requests[0].max_size.map_or(String::new(), |max| max.to_string());
+        let all = || requests.iter().flat_map(|request| &request.messages);
+        let unique = Unique::new(all().map(|message| message.id));
+        let messages: Vec<_> = all().zip(&unique.first).filter(|(_, first)| **first).collect();
+        let messages = || messages.iter().map(|(message, _)| *message);
+        let is_plain = messages().all(format::is_plain);
         let reply = hub.run(&scripts::SEND, caller, |command| {
-            command.arg(&max_size);
-            for message in requests.iter().flat_map(|request| &request.messages) {
+            command.arg(&max_size).arg(messages().count());
+            for message in messages() {
                 command.arg(IdText::new(message.id).as_bytes());
-                command.arg(format::head(message)).arg(&message.body[..]);
+            }
+            for message in messages() {
+                command.arg(&message.body[..]);
+            }
+            for message in messages().filter(|_| !is_plain) {
+                command.arg(format::head(message));
             }
         });
+        let answers = reply.await?.characters(messages().count())?;
+        let answers = unique.answers(&answers);
         let entries = requests.iter().map(|request| request.messages.len());
-        let answers = reply.await?.characters(entries.clone().sum())?;
         Ok(share(&answers, entries, |answer| answer != b'F'))
+    }
+}
+
+/// Which ids are there for the first time: the server is told of each message once.
+#[derive(Debug)]
+struct Unique {
+    first: Vec<bool>,
+    /// Of each, where among the first ones its like is.
+    places: Vec<usize>,
+}
+
+impl Unique {
+    fn new(ids: impl Iterator<Item = MessageId>) -> Self {
+        let mut seen = HashMap::new();
+        let (mut first, mut places) = (Vec::new(), Vec::new());
+        for id in ids {
+            let next = seen.len();
+            let place = *seen.entry(id).or_insert(next);
+            first.push(place == next);
+            places.push(place);
+        }
+        Self { first, places }
+    }
+
+    /// The answers of the first ones, for all.
+    fn answers(&self, answers: &[u8]) -> Vec<u8> {
+        self.places.iter().map(|place| answers[*place]).collect()
     }
 }
 
@@ -77,7 +117,6 @@ pub(crate) enum Found {
 impl Operation for Receives {
     type Request = Receive;
     type Answer = Found;
-    const LETTER: char = 'r';
 
     fn lane(hub: &Hub) -> &Lane<Self> {
         &hub.receives
@@ -98,36 +137,39 @@ impl Operation for Receives {
     ) -> Result<Vec<Found>, Failure> {
         let wanted = requests.iter().map(|request| request.max).sum();
         let nonces: Vec<_> = (0..wanted).map(|_| Nonce::random()).collect();
-        let secrets: String = nonces.iter().map(Nonce::to_string).collect();
         let reply = hub.run(&scripts::RECEIVE, caller, |command| {
-            command.arg(&secrets);
+            command.arg(wanted).arg(requests.len());
             for request in requests {
                 command.arg(request.max).arg(micros(request.visibility));
             }
+            for nonce in &nonces {
+                command.arg(format::token(*nonce, SettleAction::Acknowledge));
+            }
         });
-        let mut words = reply.await?.words();
-        let due = match words.integer()? {
+        let mut reply = reply.await?.words();
+        let due = match reply.integer()? {
             ..0 => None,
             wait => Some(Duration::from_micros(wait as u64)),
         };
         let mut claims: Vec<_> = requests.iter().map(|_| Claim::new(hub)).collect();
-        let mut place = 0;
-        let mut nonces = nonces.into_iter();
-        while !words.is_empty() {
-            let id = words.bytes()?;
-            let count = words.integer()?;
-            let data = words.bytes_or_nothing()?;
-            let nonce = nonces.next().ok_or_else(|| words.wrong())?;
-            while claims.get(place).is_some_and(|claim| claim.len() == requests[place].max) {
-                place += 1;
+        if !reply.is_empty() {
+            let (mut ids, mut data, mut meta) = (reply.list()?, reply.list()?, reply.list()?);
+            let places = requests.iter().enumerate();
+            let places =
+                places.flat_map(|(place, request)| std::iter::repeat_n(place, request.max));
+            for (place, nonce) in places.zip(nonces) {
+                if ids.is_empty() {
+                    break;
+                }
+                let id = IdText::parse(&ids.bytes()?).ok_or_else(|| ids.wrong())?;
+                let known = meta.bytes_or_nothing()?.unwrap_or_default();
+                // Without data it is no message, or not ours any more.
+                let Some(data) = data.bytes_or_nothing()? else { continue };
+                let (_, before) = format::meta(&known).ok_or_else(|| reply.wrong())?;
+                let message = format::message(id, data, before.saturating_add(1));
+                let message = message.map_err(|what| reply.bad(what))?;
+                claims[place].deliveries.push(Delivery::new(message, Receipt::new(id, nonce)));
             }
-            let (Some(claim), Some(id)) = (claims.get_mut(place), IdText::parse(&id)) else {
-                return Err(words.wrong());
-            };
-            let Some(data) = data else { continue };
-            let count = u32::try_from(count).unwrap_or(u32::MAX);
-            let message = format::message(id, data, count).map_err(|what| words.bad(what))?;
-            claim.deliveries.push(Delivery::new(message, Receipt::new(id, nonce)));
         }
         let found = |claim: Claim| match claim.len() {
             0 => Found::Nothing { due },
@@ -175,7 +217,6 @@ impl Operation for Settles {
     type Request = Vec<Settle>;
     /// Of each delivery, whether its receipt was good.
     type Answer = Vec<bool>;
-    const LETTER: char = 'x';
 
     fn lane(hub: &Hub) -> &Lane<Self> {
         &hub.settles
@@ -194,18 +235,21 @@ impl Operation for Settles {
         caller: &Caller,
         requests: &[Vec<Settle>],
     ) -> Result<Vec<Vec<bool>>, Failure> {
+        let all = || requests.iter().flatten();
         let reply = hub.run(&scripts::SETTLE, caller, |command| {
-            for settle in requests.iter().flatten() {
+            command.arg(all().count());
+            for settle in all() {
+                // A receipt of another backend has no id, and nothing here has that.
+                match settle.receipt.message_id() {
+                    Some(id) => command.arg(IdText::new(id).as_bytes()),
+                    None => command.arg(""),
+                };
+            }
+            for settle in all() {
                 match settle.receipt.token() {
-                    Some((id, nonce)) => {
-                        command.arg(IdText::new(id).as_bytes());
-                        command.arg(format::token(nonce, settle.action));
-                    }
-                    // A receipt of another backend: nothing has an id like that.
-                    None => {
-                        command.arg("").arg("");
-                    }
-                }
+                    Some((_, nonce)) => command.arg(format::token(nonce, settle.action)),
+                    None => command.arg(""),
+                };
             }
         });
         let entries = requests.iter().map(Vec::len);
@@ -222,7 +266,6 @@ impl Operation for Purges {
     type Request = ();
     /// How many there were.
     type Answer = u64;
-    const LETTER: char = 'p';
 
     fn lane(hub: &Hub) -> &Lane<Self> {
         &hub.purges

@@ -34,11 +34,15 @@ impl Reply {
         Words { words: words.into_iter(), place: self.place }
     }
 
-    /// The answer as one character for each of so many entries.
+    /// The answer as one character for each of so many entries, or a plus for all of them.
     pub(crate) fn characters(self, entries: usize) -> Result<Vec<u8>, Failure> {
         let mut words = self.words();
         let characters = words.bytes()?;
-        if characters.len() == entries { Ok(characters) } else { Err(words.wrong()) }
+        match &characters[..] {
+            b"+" => Ok(vec![b'1'; entries]),
+            each if each.len() == entries => Ok(characters),
+            _ => Err(words.wrong()),
+        }
     }
 }
 
@@ -56,6 +60,16 @@ impl Words {
             Some(Value::BulkString(bytes)) => Ok(Some(bytes)),
             Some(Value::SimpleString(text)) => Ok(Some(text.into_bytes())),
             Some(Value::Nil) => Ok(None),
+            _ => Err(self.wrong()),
+        }
+    }
+
+    /// The words of a list within the list.
+    pub(crate) fn list(&mut self) -> Result<Self, Failure> {
+        match self.words.next() {
+            Some(Value::Array(words)) => {
+                Ok(Self { words: words.into_iter(), place: self.place.clone() })
+            }
             _ => Err(self.wrong()),
         }
     }

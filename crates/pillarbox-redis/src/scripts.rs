@@ -5,29 +5,73 @@ use std::sync::LazyLock;
 /// A script, and the hash by which the server knows it once it has seen it.
 #[derive(Debug)]
 pub(crate) struct Script {
-    pub(crate) code: &'static str,
+    pub(crate) code: String,
     pub(crate) hash: String,
 }
 
-macro_rules! script {
-    ($name:ident, $file:literal) => {
-        pub(crate) static $name: LazyLock<Script> = LazyLock::new(|| {
-            let code = concat!(
-                include_str!("../scripts/common.lua"),
-                include_str!(concat!("../scripts/", $file, ".lua"))
-            );
-            Script { code, hash: redis::Script::new(code).get_hash().to_owned() }
-        });
+/// Texts that a line `-- @name` of a script stands for.
+const PARTS: &[(&str, &str)] = &[
+    ("promote", include_str!("../scripts/promote.lua")),
+    ("remember", include_str!("../scripts/remember.lua")),
+    ("wake", include_str!("../scripts/wake.lua")),
+];
+
+impl Script {
+    fn new(text: &str) -> Self {
+        let mut code = String::new();
+        for line in include_str!("../scripts/header.lua").lines().chain(text.lines()) {
+            let name = line.trim_start().strip_prefix("-- @");
+            let part = name.and_then(|name| PARTS.iter().find(|(part, _)| *part == name));
+            let text = part.map_or(line, |(_, text)| text);
+            // Comments are for readers of the files, not for the server.
+            for line in text.lines().filter(|line| !line.trim_start().starts_with("--")) {
+                code.push_str(line);
+                code.push('\n');
+            }
+        }
+        let hash = redis::Script::new(&code).get_hash().to_owned();
+        Self { code, hash }
+    }
+}
+
+macro_rules! scripts {
+    ($($name:ident = $file:literal,)*) => {
+        $(pub(crate) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(include_str!(concat!("../scripts/", $file, ".lua"))));)*
+
+        #[cfg(test)]
+        const ALL: &[(&str, &LazyLock<Script>)] = &[$(($file, &$name)),*];
     };
 }
 
-script!(SEND, "send");
-script!(RECEIVE, "receive");
-script!(SETTLE, "settle");
-script!(RELEASE, "release");
-script!(COUNTS, "counts");
-script!(PEEK, "peek");
-script!(PURGE, "purge");
-script!(FORGET, "forget");
-script!(FIELDS, "fields");
-script!(MEND, "mend");
+scripts! {
+    SEND = "send",
+    RECEIVE = "receive",
+    SETTLE = "settle",
+    RELEASE = "release",
+    COUNTS = "counts",
+    PEEK = "peek",
+    PURGE = "purge",
+    FORGET = "forget",
+    FIELDS = "fields",
+    MEND = "mend",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_are_put_together_and_each_says_what_it_does() {
+        for (name, script) in ALL {
+            assert!(!script.code.contains("--"), "{name}: {}", script.code);
+            assert!(script.code.contains("local pending, invisible"), "{name}");
+            let file = format!("{}/scripts/{name}.lua", env!("CARGO_MANIFEST_DIR"));
+            let text = std::fs::read_to_string(file).unwrap();
+            for heading in ["-- Reads", "-- Reply: ", "-- Twice: "] {
+                assert!(text.contains(heading), "{name}.lua does not say {heading}");
+            }
+        }
+        assert!(SEND.code.contains("'PX'") && SEND.code.contains("'PUBLISH'"));
+    }
+}
