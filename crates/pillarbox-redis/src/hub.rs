@@ -98,7 +98,11 @@ impl Hub {
 
     /// Delivers what is ready; where nothing is, says when something will be.
     pub(crate) async fn receive(self: &Arc<Self>, request: Receive) -> Result<Found, Failure> {
-        submit::<Receives>(self, request).await
+        let found = submit::<Receives>(self, request).await?;
+        if let Found::Claim(_) = found {
+            self.line().found_something(later(request.visibility));
+        }
+        Ok(found)
     }
 
     /// Ends or extends leases. Says of each whether its receipt was good.
@@ -236,6 +240,12 @@ impl Hub {
         *self.listed.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         Ok(())
     }
+}
+
+/// So long from now, or as long as it makes a difference.
+pub(crate) fn later(wait: Duration) -> Instant {
+    const YEARS: Duration = Duration::from_secs(30 * 365 * 86_400);
+    Instant::now() + wait.min(YEARS)
 }
 
 impl fmt::Debug for Hub {

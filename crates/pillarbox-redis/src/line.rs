@@ -99,9 +99,21 @@ impl Line {
     /// Notes that the server had nothing, and when it will.
     pub(crate) fn found_nothing(&mut self, asked: Asked, due: Option<Instant>) {
         self.quiet = asked.0 == self.heard;
-        let sooner = due.is_some_and(|due| self.due.is_none_or(|known| due < known));
-        if sooner {
-            self.due = due;
+        if let Some(due) = due {
+            self.expect(due);
+        }
+    }
+
+    /// Notes that somebody of this process has taken messages, whose leases end then.
+    pub(crate) fn found_something(&mut self, lease_ends: Instant) {
+        self.quiet = false;
+        self.expect(lease_ends);
+    }
+
+    /// Has the first in line ask the server then, at the latest.
+    fn expect(&mut self, due: Instant) {
+        if self.due.is_none_or(|known| due < known) {
+            self.due = Some(due);
             if let Some((_, first)) = self.places.first_key_value() {
                 first.signal.notify_one();
             }
@@ -193,6 +205,23 @@ mod tests {
         assert!(line.must_ask(two, later, far() + Duration::from_secs(10)));
         let at = now();
         assert!(line.must_ask(two, at, at));
+    }
+
+    #[tokio::test]
+    async fn those_who_wait_know_when_the_lease_of_another_ends() {
+        let mut line = Line::default();
+        let (one, _) = line.join();
+        let (two, signal) = line.join();
+        let asked = line.asks(one, now());
+        line.found_nothing(asked, None);
+        line.asks(one, now());
+        line.leave(one);
+        signal.notified().await;
+        let soon = now() + Duration::from_secs(5);
+        line.found_something(soon);
+        signal.notified().await;
+        assert!(!line.is_quiet(now()) && line.due() == Some(soon));
+        assert!(line.must_ask(two, soon, far()));
     }
 
     #[tokio::test]

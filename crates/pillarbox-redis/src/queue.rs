@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, MessageId, Outgoing, PeekPage,
@@ -13,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::backend::CAPABILITIES;
 use crate::failure::Failure;
-use crate::hub::{Hub, PageEnd};
+use crate::hub::{Hub, PageEnd, later};
 use crate::line::Ticket;
 use crate::operations::Found;
 
@@ -139,12 +138,6 @@ impl RedisQueue {
             must_ask = place.must_ask();
         }
     }
-}
-
-/// So long from now, or as long as it makes a difference.
-fn later(wait: Duration) -> Instant {
-    const YEARS: Duration = Duration::from_secs(30 * 365 * 86_400);
-    Instant::now() + wait.min(YEARS)
 }
 
 /// A place in line, given up when dropped.

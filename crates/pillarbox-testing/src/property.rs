@@ -31,6 +31,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, Reason, TestCaseError, TestError, TestRunner};
 use tokio::time::Instant;
 
+use crate::subject::Expected;
 use crate::{Subject, block_on};
 
 /// One step of a case. Durations are in ticks.
@@ -227,8 +228,18 @@ impl<'a> Run<'a> {
         let now = self.steer_clear().await;
         let started = Instant::now();
         self.history.push(String::new());
-        let outcome = self.carry_out(now, command).await;
+        let mut outcome = self.carry_out(now, command).await;
         let passing = matches!(command, Command::Pass { .. });
+        if outcome.is_ok() && !passing {
+            let expected = || {
+                let mut ledger = self.ledger.clone();
+                let sent = ledger.counts(now).sent.unwrap_or(0);
+                let messages = ledger.peek(now, 0, usize::MAX);
+                Expected { queue: self.queue.name().clone(), messages, sent }
+            };
+            let inspected = self.subject.inspect(expected).await;
+            outcome = inspected.map_err(|problem| self.disagree(&format!("stored: {problem}")));
+        }
         if !passing && !self.subject.is_exact() && started.elapsed() > self.margin() {
             // Whatever came of it, times cannot be compared.
             return Err(TestCaseError::reject("the backend was too slow"));

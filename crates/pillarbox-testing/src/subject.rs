@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{
-    BoxFuture, Capabilities, Clock, Mailboxes, ManualClock, MessageId, Queue, QueueName,
+    BoxFuture, Capabilities, Clock, Mailboxes, ManualClock, MessageId, Peeked, Queue, QueueName,
     QueueOptions, Timestamp,
 };
 use tokio::time::Instant;
@@ -33,6 +33,7 @@ pub struct Subject {
     tick: Duration,
     time: Time,
     restart: Option<Restart>,
+    inspect: Option<Inspect>,
     kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -49,6 +50,20 @@ enum Time {
 
 type Restart = Box<dyn Fn() -> BoxFuture<'static, Mailboxes> + Send + Sync>;
 
+type Inspect = Box<dyn Fn(Expected) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
+/// What a queue must hold, for those who know where to look.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Expected {
+    /// The queue.
+    pub queue: QueueName,
+    /// All its messages: the ready ones in order, then the others by when they become ready.
+    pub messages: Vec<Peeked>,
+    /// How many messages were ever stored.
+    pub sent: u64,
+}
+
 impl Subject {
     /// A backend whose clock runs by itself, with ticks of 200 ms or, where it knows only whole
     /// seconds, of one second.
@@ -59,7 +74,7 @@ impl Subject {
     }
 
     fn with(backend: Mailboxes, tick: Duration, time: Time) -> Self {
-        Self { backend, tick, time, restart: None, kept: None }
+        Self { backend, tick, time, restart: None, inspect: None, kept: None }
     }
 
     /// A backend on a manual clock, which [`pass`](Self::pass) moves. For tests in which nobody
@@ -90,6 +105,25 @@ impl Subject {
     {
         self.restart = Some(Box::new(move || Box::pin(open())));
         self
+    }
+
+    /// Looks at what the backend has stored after each step of a [property](crate::property) test,
+    /// and says what is wrong with it.
+    #[must_use]
+    pub fn inspected_by<F>(mut self, look: impl Fn(Expected) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        self.inspect = Some(Box::new(move |expected| Box::pin(look(expected))));
+        self
+    }
+
+    /// Looks at what is stored, if the subject was told how.
+    pub(crate) async fn inspect(&self, expected: impl FnOnce() -> Expected) -> Result<(), String> {
+        match &self.inspect {
+            Some(look) => look(expected()).await,
+            None => Ok(()),
+        }
     }
 
     /// Keeps something for as long as the subject lives, such as a directory or a server.

@@ -175,6 +175,25 @@ pub async fn a_long_poll_sees_a_lease_end(s: &Subject) {
     assert_eq!(answer(s, poll, 10).await.message.delivery_count, 2);
 }
 
+/// Also the lease of a receiver that waited beside it.
+pub async fn a_long_poll_sees_the_lease_of_its_neighbour_end(s: &Subject) {
+    let queue = s.queue();
+    let request = Receive::one().visibility(s.ticks(4)).wait(long_wait(s));
+    let neighbours = [(); 2].map(|()| {
+        let queue = queue.clone();
+        tokio::spawn(async move { only(queue.receive(request).await.expect("received")) })
+    });
+    s.pass(1).await;
+    queue.put("x").await;
+    let mut counts = Vec::new();
+    for neighbour in neighbours {
+        let delivery = tokio::time::timeout(s.ticks(14), neighbour).await.expect("it is woken");
+        counts.push(delivery.expect("the task ends").message.delivery_count);
+    }
+    counts.sort_unstable();
+    assert_eq!(counts, [1, 2]);
+}
+
 /// So does a nack, with and without a delay.
 pub async fn a_long_poll_sees_a_nack(s: &Subject) {
     let queue = s.queue();

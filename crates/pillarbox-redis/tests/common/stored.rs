@@ -1,0 +1,178 @@
+//! What is in the keys of a queue, read in one step, and what must be true of it.
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+use pillarbox_core::{MessageId, MessageState, QueueName};
+use pillarbox_redis::redis;
+use pillarbox_testing::Expected;
+
+/// The keys of a queue as they are at one moment.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    /// In microseconds.
+    pub(crate) now: f64,
+    /// Ids of ready messages, the next one first.
+    pub(crate) pending: Vec<String>,
+    /// Ids in flight or delayed, the first to become ready first.
+    pub(crate) invisible: Vec<(String, f64)>,
+    pub(crate) data: HashSet<String>,
+    pub(crate) meta: BTreeMap<String, String>,
+}
+
+type Words = (Vec<String>, Vec<String>, Vec<String>, Vec<String>, Vec<String>);
+
+impl Stored {
+    pub(crate) async fn read(client: &redis::Client, queue: &QueueName) -> Self {
+        let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
+        let mut command = redis::cmd("EVAL");
+        command.arg(
+            "return {redis.call('TIME'), redis.call('LRANGE', KEYS[1], 0, -1),
+                redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), redis.call('HKEYS', KEYS[3]),
+                redis.call('HGETALL', KEYS[4])}",
+        );
+        command.arg(4);
+        for key in ["pending", "invisible", "data", "meta"] {
+            command.arg(format!("{{queue:{queue}}}:{key}"));
+        }
+        let (time, pending, invisible, data, meta): Words =
+            command.query_async(&mut connection).await.expect("the keys");
+        let number = |text: &String| text.parse::<f64>().expect("a number");
+        let pairs = |words: Vec<String>| {
+            let pairs = words.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone()));
+            pairs.collect::<Vec<_>>()
+        };
+        let timed = pairs(invisible).into_iter().map(|(id, score)| (id, number(&score)));
+        Self {
+            now: number(&time[0]) * 1e6 + number(&time[1]),
+            pending: pending.into_iter().rev().collect(),
+            invisible: timed.filter(|(_, score)| score.is_finite()).collect(),
+            data: data.into_iter().collect(),
+            meta: pairs(meta).into_iter().collect(),
+        }
+    }
+
+    /// The part of a meta value that is secret, and the delivery count.
+    pub(crate) fn meta_of(&self, id: &str) -> (Option<&str>, u32) {
+        match self.meta.get(id) {
+            None => (None, 0),
+            Some(value) if value.len() > 16 => {
+                (Some(&value[..16]), value[16..].parse().expect("a count"))
+            }
+            Some(value) => (None, value.parse().expect("a count")),
+        }
+    }
+
+    fn number(&self, field: &str) -> u64 {
+        self.meta.get(field).map_or(0, |text| text.parse().expect("a number"))
+    }
+
+    /// What must be true whatever happened before.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        let timed = self.invisible.iter().map(|(id, _)| id);
+        for id in self.pending.iter().chain(timed) {
+            *places.entry(id).or_default() += 1;
+        }
+        if let Some((id, _)) = places.iter().find(|(_, times)| **times != 1) {
+            return Err(format!("{id} is in two places"));
+        }
+        let placed: HashSet<&str> = places.into_keys().collect();
+        let data: HashSet<&str> = self.data.iter().map(String::as_str).collect();
+        if placed != data {
+            return Err(format!("data are of {data:?}, places are of {placed:?}"));
+        }
+        let ids = self.meta.keys().filter(|field| !field.starts_with('#'));
+        if let Some(id) = ids.filter(|id| !data.contains(id.as_str())).next() {
+            return Err(format!("{id} has a delivery count and no data"));
+        }
+        if let Some(id) = self.pending.iter().find(|id| self.meta_of(id).0.is_some()) {
+            return Err(format!("{id} is ready and somebody has a receipt for it"));
+        }
+        let unheld = |(id, _): &&(String, f64)| self.meta_of(id).0.is_none();
+        let delayed = self.invisible.iter().filter(unheld).count() as u64;
+        if delayed != self.number("#delayed") {
+            return Err(format!("{delayed} are delayed, {} counted", self.number("#delayed")));
+        }
+        Ok(())
+    }
+
+    /// What must be true if the queue holds what the ledger says.
+    fn check_against(&self, expected: &Expected) -> Result<(), String> {
+        let due = self.invisible.iter().filter(|(_, score)| *score <= self.now);
+        let ready: Vec<_> = self.pending.iter().chain(due.map(|(id, _)| id)).collect();
+        let of_ready = |state: MessageState| state == MessageState::Ready;
+        let should = expected.messages.iter().filter(|peeked| of_ready(peeked.state));
+        let should: Vec<_> = should.map(|peeked| short(peeked.message.id)).collect();
+        if !ready.iter().copied().eq(&should) {
+            return Err(format!("ready are {ready:?}, not {should:?}"));
+        }
+        if self.data.len() != expected.messages.len() {
+            return Err(format!("{} messages, not {}", self.data.len(), expected.messages.len()));
+        }
+        for peeked in &expected.messages {
+            let id = short(peeked.message.id);
+            let (secret, count) = self.meta_of(&id);
+            if count != peeked.message.delivery_count {
+                let should = peeked.message.delivery_count;
+                return Err(format!("{id} was delivered {should} times, and has {count}"));
+            }
+            let held = matches!(peeked.state, MessageState::InFlight { .. });
+            let must_differ = !matches!(peeked.state, MessageState::Ready);
+            if must_differ && secret.is_some() != held {
+                return Err(format!("{id} is {:?}, and its meta says otherwise", peeked.state));
+            }
+        }
+        if self.number("#sent") != expected.sent {
+            return Err(format!("{} sent, {} counted", expected.sent, self.number("#sent")));
+        }
+        Ok(())
+    }
+}
+
+/// Looks at the keys after every step, and remembers what it saw.
+#[derive(Debug, Clone)]
+pub(crate) struct Inspector {
+    client: redis::Client,
+    seen: Arc<Mutex<HashMap<String, Vec<(u32, Option<String>)>>>>,
+}
+
+impl Inspector {
+    pub(crate) fn new(url: &str) -> Self {
+        Self { client: redis::Client::open(url).expect("a client"), seen: Arc::default() }
+    }
+
+    pub(crate) async fn look(self, expected: Expected) -> Result<(), String> {
+        let stored = Stored::read(&self.client, &expected.queue).await;
+        stored.check()?;
+        stored.check_against(&expected)?;
+        let mut seen = self.seen.lock().expect("what was seen");
+        // One that is sent again after it was gone begins anew.
+        seen.retain(|id, _| stored.data.contains(id));
+        for id in &stored.data {
+            let (secret, count) = stored.meta_of(id);
+            let history = seen.entry(id.clone()).or_default();
+            if let Some((before, _)) = history.last().filter(|(before, _)| *before > count) {
+                return Err(format!("the delivery count of {id} fell from {before} to {count}"));
+            }
+            let secret = secret.map(str::to_owned);
+            let used = history.iter().any(|(at, old)| *at != count && old == &secret);
+            if secret.is_some() && used {
+                return Err(format!("{id} has the receipt of an earlier delivery"));
+            }
+            if history.last().is_none_or(|last| *last != (count, secret.clone())) {
+                history.push((count, secret));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An id as it is stored.
+pub(crate) fn short(id: MessageId) -> String {
+    const DIGITS: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
+    let number = u128::from_be_bytes(*id.as_bytes());
+    let digit = |place: u32| char::from(DIGITS[(number >> (6 * place) & 63) as usize]);
+    (0..22).rev().map(digit).collect()
+}

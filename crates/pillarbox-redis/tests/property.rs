@@ -1,0 +1,52 @@
+//! Random commands on real servers, with the lease ledger as the oracle and a look at the keys after
+//! every step.
+//!
+//! `make property-tests` runs the long version: `PILLARBOX_CASES` says how many cases each.
+
+mod common;
+#[path = "common/stored.rs"]
+mod stored;
+
+use std::time::Duration;
+
+use pillarbox_testing::server::{Flavour, RedisServer};
+use pillarbox_testing::{Subject, property};
+
+use crate::common::{open, setting};
+use crate::stored::Inspector;
+
+fn agrees_with_the_ledger(flavour: Flavour) {
+    if !flavour.is_here() {
+        println!("left out: {} is not installed", flavour.name());
+        return;
+    }
+    let server = RedisServer::builder().flavour(flavour).start();
+    let url = server.url();
+    let cases = setting("PILLARBOX_CASES", 10) as u32;
+    property::check(cases, 50, || async {
+        let inspector = Inspector::new(&url);
+        Subject::new(open(&url).await)
+            .tick(Duration::from_millis(60))
+            .inspected_by(move |expected| inspector.clone().look(expected))
+    });
+}
+
+#[test]
+fn redis_agrees_with_the_ledger() {
+    agrees_with_the_ledger(Flavour::Redis);
+}
+
+#[test]
+fn redis_agrees_with_the_ledger_in_other_cases() {
+    agrees_with_the_ledger(Flavour::Redis);
+}
+
+#[test]
+fn redis_6_2_agrees_with_the_ledger() {
+    agrees_with_the_ledger(Flavour::Redis62);
+}
+
+#[test]
+fn valkey_agrees_with_the_ledger() {
+    agrees_with_the_ledger(Flavour::Valkey);
+}
