@@ -100,8 +100,8 @@ impl<O: Operation> Lane<O> {
         })
     }
 
-    /// Takes what fits into one call; or, where nothing waits, gives the caller back.
-    fn next(&self, caller: Caller) -> Option<(Caller, Vec<O::Request>, Vec<Answers<O>>)> {
+    /// Takes what fits into one call; or, where nothing waits, the caller, who is idle then.
+    fn next(&self, mut caller: Caller) -> Option<Call<O>> {
         let mut state = self.lock();
         // Whoever does not wait any more need not be served.
         while state.waiting.front().is_some_and(|waiting| waiting.answer.is_closed()) {
@@ -127,11 +127,17 @@ impl<O: Operation> Lane<O> {
             }
         }
         self.room.add_permits(requests.len());
-        Some((caller, requests, answers))
+        caller.number += 1;
+        Some(Call { caller, requests, answers })
     }
 }
 
-type Answers<O> = oneshot::Sender<Result<<O as Operation>::Answer, Failure>>;
+/// What is put together into one call.
+struct Call<O: Operation> {
+    caller: Caller,
+    requests: Vec<O::Request>,
+    answers: Vec<oneshot::Sender<Result<O::Answer, Failure>>>,
+}
 
 /// Asks for an operation, together with whoever asks at the same time.
 pub(crate) async fn submit<O: Operation>(
@@ -157,19 +163,18 @@ pub(crate) async fn submit<O: Operation>(
 
 /// Makes calls until nobody waits.
 async fn run<O: Operation>(hub: Arc<Hub>, mut caller: Caller) {
-    while let Some((back, requests, waiting)) = O::lane(&hub).next(caller) {
-        caller = back;
-        caller.number += 1;
-        match O::call(&hub, &caller, &requests).await {
+    while let Some(call) = O::lane(&hub).next(caller) {
+        let answered = O::call(&hub, &call.caller, &call.requests).await;
+        caller = call.caller;
+        // Whoever is gone does not want to know; what was claimed for it goes back by itself.
+        match answered {
             Ok(answers) => {
-                for (waiting, answer) in waiting.into_iter().zip(answers) {
-                    // Whoever is gone does not want to know; what was claimed for it goes back by
-                    // itself.
+                for (waiting, answer) in call.answers.into_iter().zip(answers) {
                     let _ = waiting.send(Ok(answer));
                 }
             }
             Err(failure) => {
-                for waiting in waiting {
+                for waiting in call.answers {
                     let _ = waiting.send(Err(failure.clone()));
                 }
             }

@@ -34,7 +34,7 @@ pub(crate) struct Link {
 /// Where connections come from.
 enum Source {
     /// We make them.
-    Client(Client),
+    Client(Box<Client>),
     /// The caller gave one, which mends itself or not.
     Given(Box<dyn Wire>),
 }
@@ -62,7 +62,7 @@ impl Link {
     /// A way to the server of a client.
     pub(crate) fn to(client: Client, usage: Usage) -> Self {
         let place = crate::options::place(client.get_connection_info()).into();
-        Self::new(place, usage, Source::Client(client))
+        Self::new(place, usage, Source::Client(Box::new(client)))
     }
 
     /// A way by a connection that the caller has.

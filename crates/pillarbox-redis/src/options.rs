@@ -50,12 +50,42 @@ impl Default for Usage {
     }
 }
 
+impl Usage {
+    /// Sets an option of a URL. Says whether there is such an option, and the value is a good one.
+    fn set(&mut self, name: &str, value: &str) -> bool {
+        let seconds = value.parse().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
+        let positive = seconds.filter(|time| !time.is_zero());
+        match (name, seconds, positive, value.parse()) {
+            ("retry_for", Some(time), ..) => self.retry_for = time,
+            ("response_timeout", _, Some(time), _) => self.response_timeout = time,
+            ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time),
+            ("coalesce", _, _, Ok(coalesce)) => self.coalesce = coalesce,
+            _ => return false,
+        }
+        true
+    }
+}
+
 /// Files in PEM format that TLS needs beside what the machine has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
     pub(crate) ca: Option<PathBuf>,
     pub(crate) certificate: Option<PathBuf>,
     pub(crate) key: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    /// Sets an option of a URL. Says whether there is such an option.
+    fn set(&mut self, name: &str, path: &str) -> bool {
+        let file = match name {
+            "ca" => &mut self.ca,
+            "cert" => &mut self.certificate,
+            "key" => &mut self.key,
+            _ => return false,
+        };
+        *file = Some(path.into());
+        true
+    }
 }
 
 const FORMS: &str = "redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// the same over TLS, \
@@ -91,27 +121,15 @@ impl RedisOptions {
         let mut use_of = Usage::default();
         let mut left = Vec::new();
         for (name, value) in parsed.query_pairs() {
-            let file = || Some(PathBuf::from(value.as_ref()));
-            let known = match name.as_ref() {
-                "retry_for" => seconds(&value).map(|time| use_of.retry_for = time),
-                "response_timeout" => seconds(&value)
-                    .filter(|time| !time.is_zero())
-                    .map(|time| use_of.response_timeout = time),
-                "default_ttl" => seconds(&value)
-                    .filter(|time| !time.is_zero())
-                    .map(|time| use_of.default_ttl = Some(time)),
-                "coalesce" => value.parse().ok().map(|coalesce| use_of.coalesce = coalesce),
-                "ca" if scheme == "rediss" => Some(tls.ca = file()),
-                "cert" if scheme == "rediss" => Some(tls.certificate = file()),
-                "key" if scheme == "rediss" => Some(tls.key = file()),
-                name if native.contains(&name) => {
-                    left.push((name.to_owned(), value.into_owned()));
-                    continue;
-                }
-                _ => None,
-            };
+            if native.contains(&name.as_ref()) {
+                left.push((name.into_owned(), value.into_owned()));
+                continue;
+            }
+            let known = use_of.set(&name, &value) || scheme == "rediss" && tls.set(&name, &value);
             // Only its name: the value may be a secret.
-            known.ok_or_else(|| invalid(&format!("unknown option or value of {name:?}")))?;
+            if !known {
+                return Err(invalid(&format!("unknown option or value of {name:?}")));
+            }
         }
         if tls.certificate.is_some() != tls.key.is_some() {
             return Err(invalid("cert and key belong together"));
@@ -204,10 +222,6 @@ fn robust(server: ConnectionInfo) -> ConnectionInfo {
     #[cfg(target_os = "linux")]
     let tcp = tcp.set_user_timeout(Duration::from_secs(20));
     server.set_tcp_settings(tcp)
-}
-
-fn seconds(text: &str) -> Option<Duration> {
-    text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ fn a_receive_moves_a_message_from_pending_to_invisible_in_one_step() {
     block_on(async {
         let scene = Scene::new().await;
         let id = short(scene.send(1).await[0]);
-        assert_eq!(scene.stored().await.pending, [id.clone()]);
+        assert_eq!(scene.stored().await.pending, std::slice::from_ref(&id));
         let delivery = scene.take(1, LONG).await.remove(0);
         let stored = scene.stored().await;
         assert!(stored.pending.is_empty());

@@ -9,10 +9,11 @@ mod stored;
 
 use std::time::Duration;
 
+use pillarbox_testing::process::setting;
 use pillarbox_testing::server::{Flavour, RedisServer};
 use pillarbox_testing::{Subject, property};
 
-use crate::common::{open, setting};
+use crate::common::open;
 use crate::stored::Inspector;
 
 fn agrees_with_the_ledger(flavour: Flavour) {

@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use pillarbox_core::{BoxFuture, Error, Outgoing, Queue, Receive, Settle};
 use pillarbox_redis::redis;
+use pillarbox_testing::process::setting;
 use pillarbox_testing::server::{Flavour, RedisServer};
 use pillarbox_testing::stress::Stress;
 
-use crate::common::{open, queue, setting};
+use crate::common::{open, queue};
 use crate::stored::Stored;
 
 fn on_threads<T>(work: impl FnOnce() -> BoxFuture<'static, T>) -> T {

@@ -12,9 +12,10 @@ use pillarbox_core::{Mailbox, Receive, SendOptions};
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_sqlite::{transaction, verify};
 use pillarbox_testing::campaign::{Record, Workload};
+use pillarbox_testing::process::{Child, setting, told};
 use rand::RngExt;
 
-use crate::common::{Child, open, queue, setting, told};
+use crate::common::{open, queue};
 
 const QUEUE: &str = "campaign";
 

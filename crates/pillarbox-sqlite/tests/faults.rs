@@ -11,9 +11,10 @@ use std::time::Duration;
 use pillarbox_core::{Error, Mailboxes, Outgoing, Receive};
 use pillarbox_sqlite::rusqlite::Connection;
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions, verify};
+use pillarbox_testing::process::{Child, told};
 use tempfile::TempDir;
 
-use crate::common::{Child, open, queue, told};
+use crate::common::{open, queue};
 
 fn directory() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");

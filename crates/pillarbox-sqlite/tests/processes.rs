@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use pillarbox_core::{Mailboxes, Outgoing, Receipt, Receive, Settle};
 use pillarbox_sqlite::rusqlite::Connection;
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions, Synchronous, verify};
+use pillarbox_testing::process::{Child, told};
 
-use crate::common::{Child, open, queue, told};
+use crate::common::{open, queue};
 
 /// Waits for messages and tells each. Not a test by itself.
 #[test]

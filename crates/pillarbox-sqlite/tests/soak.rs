@@ -13,9 +13,10 @@ use std::time::Duration;
 use pillarbox_core::{Outgoing, Queue, Receive, Settle};
 use pillarbox_sqlite::rusqlite::{Connection, OpenFlags};
 use pillarbox_sqlite::verify;
+use pillarbox_testing::process::setting;
 use tokio::task::JoinSet;
 
-use crate::common::{open, queue, setting};
+use crate::common::{open, queue};
 
 const BODY: usize = 2000;
 /// What the log may come to: the limit from which on writing stops for a moment, and what is

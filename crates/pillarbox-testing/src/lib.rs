@@ -10,6 +10,7 @@
 //! | compare a backend with the ledger over random commands | [`property`] |
 //! | use a queue from many tasks at once and check what happened | [`stress`], [`history`] |
 //! | kill processes that use a queue and check what they were told | [`campaign`] |
+//! | run a test in a process of its own | [`process`] |
 //! | have a Redis server of one's own | [`server`] |
 //!
 //! Test doubles are queues like any other, behind the one [`Mailbox`](pillarbox_core::Mailbox)
@@ -20,6 +21,7 @@ pub mod conformance;
 mod doubles;
 pub mod fault;
 pub mod history;
+pub mod process;
 pub mod property;
 pub mod server;
 pub mod stress;

@@ -45,6 +45,9 @@
 //! | `sqlite:PATH` | one durable file that several processes share; made if it is not there | `sqlite`, on by default |
 //! | `sqlite:PATH?synchronous=normal` | the same, faster, where a power failure may cost the last moments | |
 //! | `sqlite::memory:` | SQLite without a file, private to the handle that it gives | |
+//! | `redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]` | a Redis (6.2 or later) or Valkey server | `redis` |
+//! | `rediss://...` | the same over TLS | `redis-tls` |
+//! | `redis+unix:///PATH` | the same by a Unix socket | `redis` |
 //! | `memory:` | in memory, private to the handle that it gives | always there |
 //! | `memory:NAME` | in memory, shared by all of the process that open this name | always there |
 //!
@@ -53,6 +56,8 @@
 //! | feature | adds |
 //! |---|---|
 //! | `sqlite` (default) | the backend [`sqlite`], with transactional sends and acknowledgements |
+//! | `redis` | the backend `redis`, on a server |
+//! | `redis-tls` | TLS for it, by rustls |
 //! | `msgpack` | the `MessagePack` codec |
 
 mod open;
@@ -64,6 +69,8 @@ struct Readme;
 
 pub use open::{open, open_existing, url_forms};
 pub use pillarbox_core::*;
+#[cfg(feature = "redis")]
+pub use pillarbox_redis as redis;
 #[cfg(feature = "sqlite")]
 pub use pillarbox_sqlite as sqlite;
 

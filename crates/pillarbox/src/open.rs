@@ -17,6 +17,24 @@ const SCHEMES: &[Scheme] = &[
         feature: Some("sqlite"),
         is_here: cfg!(feature = "sqlite"),
     },
+    Scheme {
+        name: "redis",
+        form: "redis://HOST",
+        feature: Some("redis"),
+        is_here: cfg!(feature = "redis"),
+    },
+    Scheme {
+        name: "rediss",
+        form: "rediss://HOST",
+        feature: Some("redis-tls"),
+        is_here: cfg!(feature = "redis-tls"),
+    },
+    Scheme {
+        name: "redis+unix",
+        form: "redis+unix:///PATH",
+        feature: Some("redis"),
+        is_here: cfg!(feature = "redis"),
+    },
     Scheme { name: "memory", form: "memory:", feature: None, is_here: true },
 ];
 
@@ -69,6 +87,7 @@ async fn open_as(url: &str, missing: Missing) -> Result<Mailboxes> {
         }
         Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
         Some(("sqlite", _)) => open_sqlite(url, missing).await,
+        Some(("redis" | "rediss" | "redis+unix", _)) => open_redis(url).await,
         Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
         None => Err(unknown("there is no scheme; a file is written sqlite:PATH")),
     }
@@ -87,6 +106,18 @@ async fn open_sqlite(url: &str, missing: Missing) -> Result<Mailboxes> {
 #[cfg(not(feature = "sqlite"))]
 async fn open_sqlite(_: &str, _: Missing) -> Result<Mailboxes> {
     Err(unknown("this program was built without the cargo feature `sqlite`"))
+}
+
+/// A queue of a server needs not be made: there is nothing to refuse.
+#[cfg(feature = "redis")]
+async fn open_redis(url: &str) -> Result<Mailboxes> {
+    use pillarbox_redis::{RedisBackend, RedisOptions};
+    Ok(Mailboxes::new(RedisBackend::open(RedisOptions::from_url(url)?).await?))
+}
+
+#[cfg(not(feature = "redis"))]
+async fn open_redis(_: &str) -> Result<Mailboxes> {
+    Err(unknown("this program was built without the cargo feature `redis`"))
 }
 
 /// Says what is wrong, and never more of the URL than its scheme: there may be a password in it.
@@ -134,7 +165,7 @@ mod tests {
             let error = open(url).await.unwrap_err();
             assert!(matches!(error, Error::InvalidParameter { .. }), "{url}: {error}");
             let text = error.to_string();
-            assert!(text.contains("sqlite: (cargo feature `sqlite`), memory:"), "{text}");
+            assert!(text.contains("sqlite: (cargo feature `sqlite`), redis:"), "{text}");
             assert!(!text.contains("hunter2"), "{text}");
         }
     }

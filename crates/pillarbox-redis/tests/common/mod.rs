@@ -46,8 +46,3 @@ pub(crate) async fn subject(flavour: Flavour) -> Option<Subject> {
     };
     Some(Subject::new(backend).with_restart(restart).keeping(server))
 }
-
-/// A number from the environment, or this one.
-pub(crate) fn setting(name: &str, default: usize) -> usize {
-    std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
-}

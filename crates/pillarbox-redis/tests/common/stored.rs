@@ -83,8 +83,8 @@ impl Stored {
         if placed != data {
             return Err(format!("data are of {data:?}, places are of {placed:?}"));
         }
-        let ids = self.meta.keys().filter(|field| !field.starts_with('#'));
-        if let Some(id) = ids.filter(|id| !data.contains(id.as_str())).next() {
+        let mut ids = self.meta.keys().filter(|field| !field.starts_with('#'));
+        if let Some(id) = ids.find(|id| !data.contains(id.as_str())) {
             return Err(format!("{id} has a delivery count and no data"));
         }
         if let Some(id) = self.pending.iter().find(|id| self.meta_of(id).0.is_some()) {
@@ -135,8 +135,11 @@ impl Stored {
 #[derive(Debug, Clone)]
 pub(crate) struct Inspector {
     client: redis::Client,
-    seen: Arc<Mutex<HashMap<String, Vec<(u32, Option<String>)>>>>,
+    seen: Arc<Mutex<HashMap<String, Deliveries>>>,
 }
+
+/// The delivery counts and secrets that a message had, one after the other.
+type Deliveries = Vec<(u32, Option<String>)>;
 
 impl Inspector {
     pub(crate) fn new(url: &str) -> Self {
