@@ -81,7 +81,7 @@ fn advice(what: &str) -> &'static str {
          another queue name or database, or remove the key"
     } else if says("NOAUTH") {
         "; the server wants a password: redis://:PASSWORD@HOST"
-    } else if says("WRONGPASS") || says("invalid password") || says("AUTH failed") {
+    } else if says("WRONGPASS") || says("authentication failed") || says("invalid password") {
         "; user or password are wrong"
     } else if says("NOPERM") {
         "; the user needs the commands of the scripts, keys {queue:* and pillarbox:*, and channels \
