@@ -149,9 +149,9 @@ impl Hub {
         while !reply.is_empty() {
             let (id_text, score) = (reply.bytes()?, reply.bytes()?);
             let (meta, data) = (reply.bytes()?, reply.bytes_or_nothing()?);
-            let id = IdText::parse(&id_text).ok_or_else(|| reply.wrong())?;
             // Without data it is no message; a receive would pass over it.
             if let Some(data) = data {
+                let id = IdText::parse(&id_text).ok_or_else(|| reply.wrong())?;
                 let (is_held, count) = format::meta(&meta).ok_or_else(|| reply.wrong())?;
                 let state = match format::score(&score) {
                     None => MessageState::Ready,

@@ -161,10 +161,11 @@ impl Operation for Receives {
                 if ids.is_empty() {
                     break;
                 }
-                let id = IdText::parse(&ids.bytes()?).ok_or_else(|| ids.wrong())?;
+                let id = ids.bytes()?;
                 let known = meta.bytes_or_nothing()?.unwrap_or_default();
                 // Without data it is no message, or not ours any more.
                 let Some(data) = data.bytes_or_nothing()? else { continue };
+                let id = IdText::parse(&id).ok_or_else(|| ids.wrong())?;
                 let (_, before) = format::meta(&known).ok_or_else(|| reply.wrong())?;
                 let message = format::message(id, data, before.saturating_add(1));
                 let message = message.map_err(|what| reply.bad(what))?;
