@@ -1,9 +1,11 @@
 -- Counts the messages by state.
 --
--- Reads and writes: what promote does; reads data.
+-- Reads and writes: what due and promote do; reads data.
 -- Reply: whether more is due than one script moves (then ask again); ready, in flight, delayed, ever
 --   sent; the time now in microseconds; the first bytes of the data of the next message.
 -- Twice: changes nothing that time has not changed already.
+-- @due
+if wrong then return wrong end
 -- @promote
 local ready = redis_call('LLEN', pending)
 local members = redis_call('ZCARD', invisible)

@@ -32,6 +32,11 @@ local wanted = tonumber(ARGV[4])
 local ids = redis_call('RPOP', pending, ARGV[4]) or {}
 if #ids < wanted then
   -- All that is due became ready after all that is pending.
+  -- @due
+  if wrong then
+    for n = #ids, 1, -1 do redis_call('RPUSH', pending, ids[n]) end
+    return wrong
+  end
   -- @promote
   if promoted > 0 then
     local more = redis_call('RPOP', pending, wanted - #ids) or {}
@@ -82,11 +87,16 @@ for n = 1, count do
     lost[#lost + 1] = id
   end
 end
-if lost then redis_call('HDEL', meta, unpack(lost)) end
 if place > 0 then
-  redis_call('ZADD', invisible, unpack(leases))
+  local leased = redis.pcall('ZADD', invisible, unpack(leases))
+  if type(leased) == 'table' then
+    -- So is this one.
+    for n = count, 1, -1 do redis_call('RPUSH', pending, ids[n]) end
+    return leased
+  end
   redis_call('HSET', meta, unpack(counts))
   local answer = table.concat(ids, ' ')
   -- @remember
 end
+if lost then redis_call('HDEL', meta, unpack(lost)) end
 return {0, ids, bodies, known}

@@ -59,6 +59,8 @@ if size == 0 then
   if size == 0 then return answer end
 end
 
+-- @due
+if wrong then return wrong end
 if redis_call('HINCRBY', meta, '#sent', size / 2) == size / 2 then
   redis_call('HSET', meta, '#about', 'pillarbox queue, format 1; each field: '
     .. '[16 characters of the receipt, if in flight] times delivered')

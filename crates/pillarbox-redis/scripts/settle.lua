@@ -11,6 +11,8 @@ if record and record >= ARGV[1] then return sub(record, 13) end
 
 local count = tonumber(ARGV[4])
 local last_id = 4 + count
+-- @due
+if wrong then return wrong end
 -- @promote
 local known = redis_call('HMGET', meta, unpack(ARGV, 5, last_id))
 

@@ -11,6 +11,7 @@ pub(crate) struct Script {
 
 /// Texts that a line `-- @name` of a script stands for.
 const PARTS: &[(&str, &str)] = &[
+    ("due", include_str!("../scripts/due.lua")),
     ("promote", include_str!("../scripts/promote.lua")),
     ("remember", include_str!("../scripts/remember.lua")),
     ("wake", include_str!("../scripts/wake.lua")),
