@@ -14,12 +14,14 @@
 --                      holds; #about: what this is, long enough to have fields found by hash from
 --                      the first one on
 --   5 call       STRING, for some minutes: number and answer of the last call of one caller
+--   6 call once more, if this call may have been made before
 -- Arguments: 1 number of the call, 12 digits; 2 milliseconds for which its answer is remembered;
 --   3 milliseconds after which an unused queue is deleted, or 0.
 --
 -- Why a script may run twice: the answer of a call is stored by the call itself, in the same atomic
 -- step. A call that comes again, because its answer was lost or because it was stuck somewhere while
--- the caller repeated it, finds its own number or a later one and changes nothing.
+-- the caller repeated it, finds its own number or a later one and changes nothing. An answer that
+-- changes nothing is stored only if the call is a repetition: else there is no other one on its way.
 --
 -- Redis does not roll back, so: what can fail does so before the first write, or is undone; and the
 -- first write is one that is never refused for lack of memory, unless the script stores messages.

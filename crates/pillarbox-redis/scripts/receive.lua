@@ -15,6 +15,7 @@ local secrets = 5 + 2 * ARGV[5]
 if record and record >= ARGV[1] then
   local ids = {}
   for id in string.gmatch(sub(record, 13), '%S+') do ids[#ids + 1] = id end
+  if #ids == 0 then return {0} end
   local bodies = redis_call('HMGET', data, unpack(ids))
   local known = redis_call('HMGET', meta, unpack(ids))
   for n = 1, #ids do
@@ -42,6 +43,10 @@ if #ids < wanted then
     local more = redis_call('RPOP', pending, wanted - #ids) or {}
     for n = 1, #more do ids[#ids + 1] = more[n] end
   elseif #ids == 0 then
+    if KEYS[6] then
+      local answer = ''
+      -- @remember
+    end
     local first = redis_call('ZRANGE', invisible, 0, 0, 'WITHSCORES')[2]
     first = first and tonumber(first) or math.huge
     if first == math.huge then return {-1} end

@@ -56,7 +56,14 @@ if size == 0 then
     end
   end
   answer = table.concat(answer)
-  if size == 0 then return answer end
+  if size == 0 then
+    if KEYS[6] then
+      -- Deleted first: that is never refused for lack of memory, and lets what follows pass.
+      redis_call('DEL', call)
+      -- @remember
+    end
+    return answer
+  end
 end
 
 -- @due

@@ -219,9 +219,11 @@ impl Hub {
         let Engine { link, gate, .. } = &*self.engine;
         let remembered = link.usage.retry_for * 2 + Duration::from_secs(60);
         let ttl = link.usage.default_ttl.map_or(0, |ttl| ttl.as_millis().max(1));
-        let value = link.run(gate, script, |command| {
+        let value = link.run(gate, script, |command, again| {
             let Keys { pending, invisible, data, meta, .. } = &self.keys;
-            command.arg(5).arg(pending).arg(invisible).arg(data).arg(meta).arg(&caller.key);
+            let keys = [pending, invisible, data, meta, &caller.key, &caller.key];
+            let keys = if again { &keys[..] } else { &keys[..5] };
+            command.arg(keys.len()).arg(keys);
             command.arg(format!("{:012}", caller.number));
             command.arg(remembered.as_millis() as u64).arg(ttl as u64);
             arguments(command);

@@ -51,6 +51,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Wire for C {
     }
 }
 
+/// How a call is made.
+#[derive(Debug, Clone, Copy)]
+struct Attempt {
+    /// With the text of the script, which the server does not know.
+    whole: bool,
+    /// After one that got no answer, and may still be on its way to the server.
+    again: bool,
+}
+
 /// A connection that may still be in the making.
 #[derive(Clone)]
 struct Current {
@@ -86,17 +95,18 @@ impl Link {
         }
     }
 
-    /// Runs a script, by its hash if the server knows it. `arguments` adds keys and arguments.
+    /// Runs a script, by its hash if the server knows it. `arguments` adds keys and arguments, and is
+    /// told whether the call may have been made before.
     pub(crate) async fn run(
         &self,
         gate: &Gate,
         script: &Script,
-        arguments: impl Fn(&mut Cmd),
+        arguments: impl Fn(&mut Cmd, bool),
     ) -> Result<Value, Failure> {
-        self.persist(gate, |whole| {
+        self.persist(gate, |Attempt { whole, again }| {
             let mut command = redis::cmd(if whole { "EVAL" } else { "EVALSHA" });
             command.arg(if whole { &script.code } else { &script.hash });
-            arguments(&mut command);
+            arguments(&mut command, again);
             command
         })
         .await
@@ -107,26 +117,32 @@ impl Link {
         self.persist(gate, |_| command.clone()).await
     }
 
-    /// Tries until there is an answer, an error that stays, or no time left. `command` is told
-    /// whether to send a script as a whole.
+    /// Tries until there is an answer, an error that stays, or no time left.
     ///
     /// A call whose answer was lost is made again: every script may run twice.
-    async fn persist(&self, gate: &Gate, command: impl Fn(bool) -> Cmd) -> Result<Value, Failure> {
+    async fn persist(
+        &self,
+        gate: &Gate,
+        command: impl Fn(Attempt) -> Cmd,
+    ) -> Result<Value, Failure> {
         let end = Instant::now() + self.usage.retry_for;
         let mut pauses = Pauses::new();
-        let mut whole = false;
+        let mut attempt = Attempt { whole: false, again: false };
         loop {
-            let (number, error) = match self.call_once(&command(whole)).await {
+            let (number, error) = match self.call_once(&command(attempt)).await {
                 Ok(value) => return Ok(value),
                 Err(failed) => failed,
             };
             match judge(&error) {
-                Verdict::SendScript if !whole => {
-                    whole = true;
+                Verdict::SendScript if !attempt.whole => {
+                    attempt.whole = true;
                     continue;
                 }
                 Verdict::SendScript | Verdict::Wait => {}
-                Verdict::Reconnect => self.discard(number),
+                Verdict::Reconnect => {
+                    attempt.again = true;
+                    self.discard(number);
+                }
                 Verdict::GiveUp => return Err(Failure::server(&self.place, error)),
             }
             let pause = pauses.next();
