@@ -14,6 +14,8 @@ if promoted > 0 then
   end
   redis_call('ZREM', invisible, unpack(due))
   redis_call('LPUSH', pending, unpack(due))
+  -- A new key would outlive the queue.
+  if ARGV[3] ~= '0' then redis_call('PEXPIRE', pending, ARGV[3]) end
   if #ended > 0 then redis_call('HSET', meta, unpack(ended)) end
   if delayed > 0 then redis_call('HINCRBY', meta, '#delayed', -delayed) end
 end
