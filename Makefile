@@ -9,6 +9,9 @@ export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 CARGO := cargo
 SUITES := memory sqlite
 KILLS := 200
+REDIS_KILLS := 100
+CASES := 100
+STRESS := 100000
 MESSAGES := 5000000
 say = @printf '== %s\n'
 
@@ -70,6 +73,21 @@ crash-sqlite: setup ## The long crash campaigns: KILLS processes on a SQLite fil
 soak-sqlite: setup ## Steady load on a SQLite file with a slow reader, for some minutes
 	@PILLARBOX_SOAK_MESSAGES=$(MESSAGES) $(CARGO) nextest run --locked -p pillarbox-sqlite \
 		--cargo-quiet --test soak --no-capture --profile campaign
+
+.PHONY: crash-redis
+crash-redis: setup ## The long crash campaigns on Redis: REDIS_KILLS clients, servers and replies
+	@PILLARBOX_KILLS=$(REDIS_KILLS) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
+		--cargo-quiet --test crash --no-capture --profile campaign
+
+.PHONY: property-tests
+property-tests: setup ## Random commands on real Redis servers against the ledger: CASES each, and the invariants
+	@PILLARBOX_CASES=$(CASES) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
+		--cargo-quiet --test property --test invariants --profile campaign
+
+.PHONY: stress-tests
+stress-tests: setup ## Four producers and four consumers on Redis, leases that end under load: STRESS messages
+	@PILLARBOX_MESSAGES=$(STRESS) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
+		--cargo-quiet --test stress --no-capture --profile campaign
 
 .PHONY: install
 install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs

@@ -44,6 +44,8 @@ if #ids < wanted then
     for n = 1, #more do ids[#ids + 1] = more[n] end
   elseif #ids == 0 then
     if KEYS[6] then
+      -- Deleted first: that is never refused for lack of memory, and lets what follows pass.
+      redis_call('DEL', call)
       local answer = ''
       -- @remember
     end

@@ -15,8 +15,8 @@ pub(crate) enum Failure {
         #[source]
         cause: Option<Arc<RedisError>>,
     },
-    #[error("{place} answered what was not expected: {what}")]
-    Reply { place: Arc<str>, what: String },
+    #[error("{place} answered in a form that is not expected: is it Redis or Valkey?")]
+    Reply { place: Arc<str> },
     #[error("the backend was closed")]
     Closed,
 }

@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 /// The names of all queues that may be there, by when they were last used.
 pub(crate) const REGISTRY: &str = "pillarbox:queues";
 
+/// When a message was sent that does not say so.
+pub(crate) const LONG_AGO: Timestamp = Timestamp::from_secs(0);
+
 /// The keys of a queue, all in one slot of a cluster.
 #[derive(Debug)]
 pub(crate) struct Keys {
@@ -115,26 +118,31 @@ pub(crate) fn head(message: &Outgoing) -> String {
     head
 }
 
-/// Reads a message from a value of `data`. Says what is wrong with it otherwise.
-pub(crate) fn message(
-    id: MessageId,
-    data: Vec<u8>,
-    delivery_count: u32,
-) -> Result<RawMessage, String> {
-    let wrong = || format!("the data of message {id} do not begin as ours do");
-    let end = data.iter().position(|byte| *byte == b'\n').ok_or_else(wrong)?;
-    let head = std::str::from_utf8(&data[..end]).map_err(|_| wrong())?;
-    let at = sent_at(head.as_bytes()).ok_or_else(wrong)?;
-    let extra: Extra = match head.split_once(' ').map(|(_, extra)| extra) {
-        Some(json) => serde_json::from_str(json).map_err(|_| wrong())?,
-        None => Extra::default(),
-    };
-    let body = Bytes::from(data).slice(end + 1..);
-    let mut message = RawMessage::new(id, body, at);
+/// Reads a message from a value of `data`.
+///
+/// One that does not begin as ours do, for somebody else has written it, is all body, and as old as can
+/// be: its receiver cannot decode it, and sets it aside like any other.
+pub(crate) fn message(id: MessageId, data: Vec<u8>, delivery_count: u32) -> RawMessage {
+    let (at, extra, start) = read_head(&data).unwrap_or_else(|| {
+        tracing::warn!(%id, "the data of a message do not begin as ours do");
+        (LONG_AGO, Extra::default(), 0)
+    });
+    let mut message = RawMessage::new(id, Bytes::from(data).slice(start..), at);
     message.reply_to = extra.reply_to.map(Into::into);
     message.attributes = extra.attributes;
     message.delivery_count = delivery_count;
-    Ok(message)
+    message
+}
+
+/// The time of sending, what stands beside it, and where the body starts.
+fn read_head(data: &[u8]) -> Option<(Timestamp, Extra, usize)> {
+    let end = data.iter().position(|byte| *byte == b'\n')?;
+    let head = std::str::from_utf8(&data[..end]).ok()?;
+    let extra = match head.split_once(' ') {
+        Some((_, json)) => serde_json::from_str(json).ok()?,
+        None => Extra::default(),
+    };
+    Some((sent_at(head.as_bytes())?, extra, end + 1))
 }
 
 /// When a message was sent, by the first bytes of its data.
@@ -202,7 +210,7 @@ mod tests {
     fn a_message_survives_its_data() {
         let id = MessageId::new();
         let message = |data: &str| message(id, data.as_bytes().to_vec(), 3);
-        let plain = message("1763200000123456000\nbody\nand more").unwrap();
+        let plain = message("1763200000123456000\nbody\nand more");
         assert_eq!(&plain.body[..], b"body\nand more");
         assert_eq!(plain.enqueued_at.as_micros(), 1_763_200_000_123_456);
         assert_eq!(plain.delivery_count, 3);
@@ -214,13 +222,13 @@ mod tests {
         let head = head(&outgoing);
         let (start, json) = head.split_at(4);
         assert_eq!(start, "1 - ");
-        let full = message(&format!("-5 {json}\nb")).unwrap();
+        let full = message(&format!("-5 {json}\nb"));
         assert_eq!(full.reply_to, outgoing.reply_to);
         assert_eq!(full.attributes, outgoing.attributes);
         assert_eq!(full.enqueued_at.as_nanos(), -5);
 
-        for bad in ["", "no newline", "x\nbody", "5 {\nbody"] {
-            assert!(message(bad).is_err(), "{bad:?}");
+        for foreign in ["", "no newline", "x\nbody", "5 {\nbody"] {
+            assert_eq!(&message(foreign).body[..], foreign.as_bytes());
         }
     }
 

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::format::{self, IdText, Keys};
+use crate::format::{self, IdText, Keys, LONG_AGO};
 use crate::lane::{Caller, Lane, Limits, submit};
 use crate::line::Line;
 use crate::operations::{Found, Purges, Receives, Sending, Sends, Settles};
@@ -123,10 +123,8 @@ impl Hub {
             let (ready, in_flight, delayed) = (reply.count()?, reply.count()?, reply.count()?);
             let sent = reply.count()?;
             let now = reply.parsed::<i64>().map(Timestamp::from_micros)?;
-            let oldest = match reply.bytes_or_nothing()? {
-                Some(start) => Some(format::sent_at(&start).ok_or_else(|| reply.wrong())?),
-                None => None,
-            };
+            let start = reply.bytes_or_nothing()?;
+            let oldest = start.map(|start| format::sent_at(&start).unwrap_or(LONG_AGO));
             // As many as one script moves: there may be more to move.
             if moved < PROMOTED_AT_ONCE {
                 return Ok(Counts::new(ready, in_flight, delayed)
@@ -158,8 +156,7 @@ impl Hub {
                     Some(until) if is_held => MessageState::InFlight { until },
                     Some(until) => MessageState::Delayed { until },
                 };
-                let message = format::message(id, data, count).map_err(|what| reply.bad(what))?;
-                messages.push(Peeked::new(message, state));
+                messages.push(Peeked::new(format::message(id, data, count), state));
             }
             shown += 1;
             last = Some((id_text, score));

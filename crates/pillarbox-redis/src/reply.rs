@@ -96,10 +96,6 @@ impl Words {
 
     /// The failure to say when a word is not what it should be.
     pub(crate) fn wrong(&self) -> Failure {
-        self.bad("a reply of another form".into())
-    }
-
-    pub(crate) fn bad(&self, what: String) -> Failure {
-        Failure::Reply { place: self.place.clone(), what }
+        Failure::Reply { place: self.place.clone() }
     }
 }
