@@ -7,13 +7,17 @@
 //! |---|---|
 //! | how contestants take turns and which figure counts | `measure` |
 //! | rows, units, the ratio, the table and the JSON lines | `report` |
+//! | bodies, and callers that send at the same time | `load` |
+//! | where files are | `place` |
 //! | measurements that need a process of their own | `process` |
 //! | whether every message arrived | `tally` |
 //!
 //! Build with `--release`; figures of a debug build mean nothing.
 
+mod load;
 mod measure;
 mod memory;
+mod place;
 mod process;
 mod report;
 mod sqlite;

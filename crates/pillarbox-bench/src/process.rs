@@ -1,8 +1,8 @@
 //! Measurements of a whole process, made by a child that does nothing else.
 //!
 //! A child is this program again, with a hidden subcommand; it prints its figure and nothing
-//! else. A [`Companion`] is one that works beside its parent, and talks with it line by line. Linux
-//! only: the figures come from `/proc`.
+//! else. A [`Companion`] is one that works beside its parent, and talks with it line by line; it may
+//! be another program. Linux only: the figures come from `/proc`.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -38,12 +38,18 @@ pub(crate) struct Companion {
 impl Companion {
     /// Runs this program again with `args`.
     pub(crate) fn start(args: &[&str]) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(args)
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(args);
+        Self::run(command)
+    }
+
+    /// Runs another program.
+    pub(crate) fn run(mut command: Command) -> Result<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|error| format!("cannot start a child for {args:?}: {error}"))?;
+            .map_err(|error| format!("cannot start {command:?}: {error}"))?;
         let to = child.stdin.take().ok_or("a child has no input")?;
         let from = BufReader::new(child.stdout.take().ok_or("a child has no output")?);
         Ok(Self { child, to, from })

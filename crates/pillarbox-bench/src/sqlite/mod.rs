@@ -34,7 +34,6 @@ mod expiry;
 mod load;
 mod log;
 mod ours;
-mod place;
 mod processes;
 mod reopen;
 mod wake;
@@ -46,6 +45,7 @@ use pillarbox_sqlite::Synchronous;
 use self::backlog::{Backlog, Callers};
 pub(crate) use self::child::Child;
 use crate::measure::{Case, Plan, Result, micros};
+use crate::place;
 use crate::report::Report;
 
 const SUITE: &str = "sqlite";

@@ -14,14 +14,14 @@ use crate::measure::{Result, percentile};
 const VARIABLE: &str = "PILLARBOX_BENCH_DIR";
 
 /// A new directory, deleted with all that is in it when dropped.
-pub(super) fn fresh() -> Result<TempDir> {
+pub(crate) fn fresh() -> Result<TempDir> {
     let root = root();
     let made = tempfile::Builder::new().prefix("pillarbox-bench-").tempdir_in(&root);
     made.map_err(|error| format!("cannot make a directory in {}: {error}", root.display()).into())
 }
 
 /// Warns if the files would be in memory, where a sync costs nothing and protects nothing.
-pub(super) fn warn_if_in_memory() {
+pub(crate) fn warn_if_in_memory() {
     let root = root();
     if file_system(&root).is_some_and(|kind| kind == "tmpfs" || kind == "ramfs") {
         eprintln!(
@@ -33,7 +33,7 @@ pub(super) fn warn_if_in_memory() {
 }
 
 /// How long a sync takes here and now, which says a lot about all figures: the median of a few.
-pub(super) fn sync_time() -> Result<Duration> {
+pub(crate) fn sync_time() -> Result<Duration> {
     let directory = fresh()?;
     let file = File::create(directory.path().join("probe"))?;
     let mut times = Vec::new();
@@ -46,7 +46,8 @@ pub(super) fn sync_time() -> Result<Duration> {
     percentile(&mut times, 50)
 }
 
-fn root() -> PathBuf {
+/// Where all directories are made.
+pub(crate) fn root() -> PathBuf {
     env::var_os(VARIABLE).map_or_else(env::temp_dir, PathBuf::from)
 }
 
