@@ -19,6 +19,7 @@ mod measure;
 mod memory;
 mod place;
 mod process;
+mod redis;
 mod report;
 mod sqlite;
 mod tally;
@@ -49,6 +50,12 @@ enum Command {
     /// files. It should be on a disk and have 2 GB to spare.
     #[command(after_help = RATIO)]
     Sqlite(Options),
+    /// The Redis backend against plain commands, BullMQ, apalis-redis and the scripts it began with.
+    ///
+    /// Starts servers of its own on this machine. Peers that `make bench` could not install are left
+    /// out.
+    #[command(after_help = RATIO)]
+    Redis(Options),
     /// One measurement of the memory suite that needs a process of its own.
     #[command(hide = true, subcommand)]
     MemoryChild(memory::Child),
@@ -88,6 +95,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Memory(options) => suite(&options, memory::run),
         Command::Sqlite(options) => suite(&options, sqlite::run),
+        Command::Redis(options) => suite(&options, redis::run),
         Command::MemoryChild(child) => {
             println!("{}", child.measure()?);
             Ok(())

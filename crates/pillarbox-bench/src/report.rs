@@ -5,7 +5,8 @@ use serde::Serialize;
 /// What the ratio means. Said by `--help` and below every table.
 pub(crate) const RATIO: &str = "\
 ratio: how many times better ours is. Above 1 we win, below 1 we lose.
-       ours / other for rates (per second), other / ours for costs (bytes, time, CPU time).";
+       ours / other for rates (messages per second), other / ours for costs (bytes, time, CPU
+       time, commands to a server).";
 
 /// One comparison of ours with one other. Its fields are those of a JSON line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -40,6 +41,12 @@ pub(crate) enum Unit {
     /// Microseconds of CPU time per second of wall time.
     #[serde(rename = "us CPU/s")]
     CpuMicrosPerSecond,
+    /// Microseconds of CPU time for one message to go all the way.
+    #[serde(rename = "us CPU/message")]
+    CpuMicrosPerMessage,
+    /// Commands that a server carries out per second.
+    #[serde(rename = "commands/s")]
+    CommandsPerSecond,
 }
 
 impl Unit {
@@ -51,7 +58,9 @@ impl Unit {
             | Self::Micros
             | Self::Millis
             | Self::Bytes
-            | Self::CpuMicrosPerSecond => false,
+            | Self::CpuMicrosPerSecond
+            | Self::CpuMicrosPerMessage
+            | Self::CommandsPerSecond => false,
         }
     }
 
@@ -64,6 +73,8 @@ impl Unit {
             Self::Millis => format!("{} ms", three_digits(figure)),
             Self::Bytes => format!("{} B", three_digits(figure)),
             Self::CpuMicrosPerSecond => format!("{} µs/s", three_digits(figure)),
+            Self::CpuMicrosPerMessage => format!("{} µs CPU", three_digits(figure)),
+            Self::CommandsPerSecond => format!("{} cmd/s", three_digits(figure)),
         }
     }
 }
@@ -190,7 +201,9 @@ mod tests {
     fn the_ratio_is_above_one_where_we_win_for_rates_and_for_costs() {
         assert_eq!(ratio(Unit::MessagesPerSecond, 300.0, 100.0), 3.0);
         let times = [Unit::NanosPerCycle, Unit::Micros, Unit::Millis];
-        for cost in times.into_iter().chain([Unit::Bytes, Unit::CpuMicrosPerSecond]) {
+        let of_cpu = [Unit::CpuMicrosPerSecond, Unit::CpuMicrosPerMessage];
+        let others = [Unit::Bytes, Unit::CommandsPerSecond];
+        for cost in times.into_iter().chain(of_cpu).chain(others) {
             assert_eq!(ratio(cost, 100.0, 300.0), 3.0);
         }
     }

@@ -36,3 +36,10 @@ fn the_sqlite_suite_prints_rows_of_the_agreed_form() {
     let rows = bench(&["sqlite", "--quick", "--rounds", "1", "--json"]);
     check(&rows, "sqlite", 26);
 }
+
+#[test]
+fn the_redis_suite_prints_rows_of_the_agreed_form() {
+    // Peers that are not installed are left out, and their rows with them.
+    let rows = bench(&["redis", "--quick", "--rounds", "1", "--json"]);
+    check(&rows, "redis", 28);
+}

@@ -1,0 +1,137 @@
+//! Callers that send, receive and acknowledge: how many messages go all the way in a second, and
+//! how much of the server's time each of them takes.
+//!
+//! Every run has a server of its own, which shares the processors with its clients. A rate is
+//! therefore that of both together, and the server's own time is the limit for many clients.
+
+use pillarbox_testing::server::RedisServer;
+
+use super::apalis::Tuned;
+use super::load::{Contestant, Done, Load, cycle, cycles};
+use super::native::Native;
+use super::ours::Ours;
+use super::script::Script;
+use super::{apalis, fresh, window};
+use crate::measure::{Case, Plan, Result, on_two_threads, per_second};
+use crate::report::Unit;
+
+/// Who does the cycles.
+#[derive(Debug, Clone, Copy)]
+enum Who {
+    Ours,
+    OursUncoalesced,
+    Native,
+    Apalis(Tuned),
+    Script(Script),
+}
+
+/// How a server keeps its data on disk.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kept {
+    /// Not at all.
+    No,
+    /// In a log that is synced every second.
+    EverySecond,
+    /// In a log that is synced before anything is answered.
+    Always,
+}
+
+/// Full cycles by so many callers, against everybody.
+pub(super) fn against_all(plan: &Plan, callers: u64, batch: u64) -> Case {
+    let load = Load { callers, batch, window: window(plan) };
+    let name = format!("cycle, {}", load.name());
+    let mut case = rate(name, load, Kept::No);
+    // Where calls are large already, there is little to put together.
+    if callers > 1 && batch == 1 {
+        case = against_rate(case, Who::OursUncoalesced, load, Kept::No);
+    }
+    case = against_rate(case, Who::Native, load, Kept::No);
+    let scripts = Script::ALL.into_iter().filter(|script| script.is_here()).map(Who::Script);
+    for peer in scripts.chain([Tuned::No, Tuned::Yes].map(Who::Apalis)) {
+        case = against_rate(case, peer, load, Kept::No);
+    }
+    case
+}
+
+/// Full cycles with a server that keeps its data.
+pub(super) fn kept(plan: &Plan, kept: Kept) -> Case {
+    let load = Load { callers: 64, batch: 10, window: window(plan) };
+    let log = match kept {
+        Kept::No => "off",
+        Kept::EverySecond => "everysec",
+        Kept::Always => "always",
+    };
+    let case = rate(format!("cycle, {}, AOF {log}", load.name()), load, kept);
+    against_rate(case, Who::Native, load, kept)
+}
+
+/// How much of the server's time a message takes.
+pub(super) fn server_cpu(plan: &Plan, callers: u64, batch: u64) -> Case {
+    let load = Load { callers, batch, window: window(plan) };
+    let name = format!("server CPU per message, {}", load.name());
+    Case::new(name, Unit::CpuMicrosPerMessage, move || {
+        let server = fresh(Kept::No);
+        on_two_threads(async { cpu(&server, Ours::open(&server.url()).await?, load).await })
+    })
+    .against(Who::Native.name(), move || {
+        let server = fresh(Kept::No);
+        on_two_threads(async { cpu(&server, Native::open(&server.url()).await?, load).await })
+    })
+}
+
+/// Says how many microseconds of the server's time each message took.
+async fn cpu(server: &RedisServer, queue: impl Contestant, load: Load) -> Result<f64> {
+    // By now it is connected, and the server knows the scripts.
+    cycle(&queue, 0, load.batch).await?;
+    let before = server.cpu_micros();
+    let done = cycles(&queue, load).await?;
+    let used = server.cpu_micros() - before;
+    queue.close(0).await?;
+    Ok(used as f64 / done.messages as f64)
+}
+
+fn rate(name: String, load: Load, kept: Kept) -> Case {
+    Case::new(name, Unit::MessagesPerSecond, move || Who::Ours.rate(load, kept))
+}
+
+fn against_rate(case: Case, who: Who, load: Load, kept: Kept) -> Case {
+    case.against(who.name(), move || who.rate(load, kept))
+}
+
+impl Who {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::OursUncoalesced => "ours, calls not put together",
+            Self::Native => "plain commands (the limit)",
+            Self::Apalis(Tuned::No) => "apalis-redis Worker",
+            Self::Apalis(Tuned::Yes) => "apalis-redis Worker, tuned",
+            Self::Script(script) => script.name(),
+        }
+    }
+
+    /// Messages per second on a server of its own.
+    fn rate(self, load: Load, kept: Kept) -> Result<f64> {
+        let done = self.cycles(&fresh(kept), load)?;
+        Ok(per_second(done.messages, done.elapsed))
+    }
+
+    fn cycles(self, server: &RedisServer, load: Load) -> Result<Done> {
+        let url = server.url();
+        match self {
+            Self::Ours => on_two_threads(async { run(Ours::open(&url).await?, load).await }),
+            Self::OursUncoalesced => {
+                on_two_threads(async { run(Ours::open_uncoalesced(&url).await?, load).await })
+            }
+            Self::Native => on_two_threads(async { run(Native::open(&url).await?, load).await }),
+            Self::Apalis(tuned) => on_two_threads(apalis::cycles(&url, load, tuned)),
+            Self::Script(script) => script.cycles(server.port(), load),
+        }
+    }
+}
+
+async fn run(queue: impl Contestant, load: Load) -> Result<Done> {
+    let done = cycles(&queue, load).await?;
+    queue.close(0).await?;
+    Ok(done)
+}

@@ -1,0 +1,44 @@
+//! The server's memory for one message that waits.
+//!
+//! How much `used_memory` grows while a queue is filled, divided by the number of messages. The
+//! body is in it, 256 bytes, and so is what the server's tables keep for growth, which depends on
+//! the number. The limit has 16 bytes of an id twice, in the list and in the hash, and the body.
+
+use pillarbox_testing::server::RedisServer;
+
+use super::cycle::Kept;
+use super::fresh;
+use super::load::{BODY, Contestant, body};
+use super::native::Native;
+use super::ours::Ours;
+use crate::measure::{Case, Plan, Result, on_two_threads};
+use crate::report::{Unit, grouped};
+
+pub(super) fn case(plan: &Plan) -> Case {
+    let messages = plan.pick(1_000_000, 2_000);
+    let name = format!("server memory per message, {} pending", grouped(messages));
+    Case::new(name, Unit::Bytes, move || {
+        let server = fresh(Kept::No);
+        on_two_threads(async { measure(&server, Ours::open(&server.url()).await?, messages).await })
+    })
+    .against("plain commands (the limit)", move || {
+        let server = fresh(Kept::No);
+        on_two_threads(async {
+            measure(&server, Native::open(&server.url()).await?, messages).await
+        })
+    })
+    .cold()
+}
+
+async fn measure(server: &RedisServer, queue: impl Contestant, messages: u64) -> Result<f64> {
+    const BATCH: u64 = 1000;
+    let used = || server.info("used_memory").parse::<u64>();
+    let before = used()?;
+    for start in (0..messages).step_by(BATCH as usize) {
+        let end = messages.min(start + BATCH);
+        queue.send((start..end).map(|seq| body(seq, BODY)).collect()).await?;
+    }
+    let grown = used()?.saturating_sub(before);
+    queue.close(messages).await?;
+    Ok(grown as f64 / messages as f64)
+}

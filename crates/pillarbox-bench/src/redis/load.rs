@@ -1,0 +1,112 @@
+//! What the contestants of the suite have in common, and the cycles that they are asked for.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub(super) use crate::load::{BODY, Numbers, WAIT, body, crowd, seq_of};
+use crate::measure::Result;
+use crate::tally::Tally;
+
+/// A queue on a server, within this process.
+pub(super) trait Contestant: Clone + Send + Sync + 'static {
+    /// The right to acknowledge one delivery.
+    type Receipt: Send + 'static;
+
+    /// Sends messages in one call.
+    fn send(&self, bodies: Vec<Bytes>) -> impl Future<Output = Result<()>> + Send;
+
+    /// Takes up to `max` messages in one call. Waits for the first no longer than [`WAIT`], and
+    /// fails if there is none: it is lost.
+    fn receive(
+        &self,
+        max: usize,
+    ) -> impl Future<Output = Result<Vec<(Bytes, Self::Receipt)>>> + Send;
+
+    /// Acknowledges deliveries in one call.
+    fn acknowledge(&self, receipts: Vec<Self::Receipt>) -> impl Future<Output = Result<()>> + Send;
+
+    /// Checks how many messages are there, and closes.
+    fn close(self, left: u64) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// Who asks for what, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    /// How many ask at the same time.
+    pub(super) callers: u64,
+    /// Messages in a call.
+    pub(super) batch: u64,
+    pub(super) window: Duration,
+}
+
+impl Load {
+    /// In words.
+    pub(super) fn name(self) -> String {
+        let Self { callers, batch, .. } = self;
+        let callers = format!("{callers} {}", if callers == 1 { "caller" } else { "callers" });
+        if batch == 1 {
+            format!("{callers}, one by one")
+        } else {
+            format!("{callers}, batch {batch}")
+        }
+    }
+}
+
+/// What was done, and how long it took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Done {
+    pub(super) messages: u64,
+    pub(super) elapsed: Duration,
+}
+
+/// Full cycles until time is up, on a queue that is empty before and after: each caller sends a
+/// batch, receives as many messages, though not always its own, and acknowledges them.
+pub(super) async fn cycles(queue: &impl Contestant, load: Load) -> Result<Done> {
+    let (done, tally) = cycles_on_backlog(queue, load).await?;
+    tally.expect_all(done.messages)?;
+    Ok(done)
+}
+
+/// Full cycles until time is up, on a queue where others may come first. Says what was received.
+pub(super) async fn cycles_on_backlog(
+    queue: &impl Contestant,
+    load: Load,
+) -> Result<(Done, Tally)> {
+    let numbers = Numbers::within(load.window);
+    let callers = (0..load.callers).map(|_| {
+        let (queue, numbers) = (queue.clone(), numbers.clone());
+        async move {
+            let mut tally = Tally::default();
+            while let Some(number) = numbers.take() {
+                tally.merge(cycle(&queue, number, load.batch).await?);
+            }
+            Ok(tally)
+        }
+    });
+    let (tallies, elapsed) = crowd(callers).await?;
+    let mut all = Tally::default();
+    tallies.into_iter().for_each(|tally| all.merge(tally));
+    Ok((Done { messages: numbers.taken() * load.batch, elapsed }, all))
+}
+
+/// One cycle of the batch of this number. Says what was received.
+pub(super) async fn cycle(queue: &impl Contestant, number: u64, batch: u64) -> Result<Tally> {
+    let bodies = (number * batch..(number + 1) * batch).map(|seq| body(seq, BODY));
+    queue.send(bodies.collect()).await?;
+    let mut tally = Tally::default();
+    let mut missing = batch as usize;
+    // Nobody takes more than it has sent, so that there is always enough. A receive may still give
+    // fewer than were asked for.
+    while missing > 0 {
+        let deliveries = queue.receive(missing).await?;
+        missing = missing.checked_sub(deliveries.len()).ok_or("more than were asked for")?;
+        let mut receipts = Vec::with_capacity(deliveries.len());
+        for (body, receipt) in deliveries {
+            tally.add(seq_of(&body, BODY)?);
+            receipts.push(receipt);
+        }
+        queue.acknowledge(receipts).await?;
+    }
+    Ok(tally)
+}

@@ -1,0 +1,117 @@
+//! Pillarbox: the Redis backend, as bytes by [`Queue`].
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use pillarbox_core::{
+    Delivery, Mailboxes, Outgoing, Queue, QueueOptions, Receipt, Receive, Settle,
+};
+use pillarbox_redis::{RedisBackend, RedisOptions};
+
+use super::load::{BODY, Contestant, WAIT, body};
+use crate::measure::{Result, expect_eq};
+
+/// The most messages that one call may send or receive.
+const BATCH: u64 = 1000;
+/// As long as a lease can be.
+const LONG: Duration = Duration::from_secs(12 * 60 * 60);
+
+/// One queue of a server.
+#[derive(Debug, Clone)]
+pub(super) struct Ours {
+    backend: Arc<Mailboxes>,
+    queue: Arc<dyn Queue>,
+}
+
+impl Ours {
+    /// Opens a server as users do.
+    pub(super) async fn open(url: &str) -> Result<Self> {
+        Self::open_with(RedisOptions::from_url(url)?).await
+    }
+
+    /// Opens a server so that each call of a caller's is one to the server.
+    pub(super) async fn open_uncoalesced(url: &str) -> Result<Self> {
+        Self::open_with(RedisOptions::from_url(url)?.coalesce(false)).await
+    }
+
+    async fn open_with(options: RedisOptions) -> Result<Self> {
+        let backend = Arc::new(Mailboxes::new(RedisBackend::open(options).await?));
+        let queue = backend.queue("bench", QueueOptions::new())?;
+        Ok(Self { backend, queue })
+    }
+
+    /// Another queue of the same backend.
+    pub(super) fn another(&self, name: &str) -> Result<Self> {
+        let queue = self.backend.queue(name, QueueOptions::new())?;
+        Ok(Self { backend: self.backend.clone(), queue })
+    }
+
+    /// Receives up to `max` messages. Waits for the first no longer than `wait`.
+    pub(super) async fn receive_up_to(&self, max: usize, wait: Duration) -> Result<Vec<Delivery>> {
+        Ok(self.queue.receive(Receive::up_to(max).wait(wait)).await?)
+    }
+
+    /// How many messages the queue holds, in whatever state.
+    pub(super) async fn count(&self) -> Result<u64> {
+        Ok(self.queue.counts().await?.total())
+    }
+
+    /// Sends so many messages, in large batches.
+    pub(super) async fn fill(&self, messages: u64) -> Result<()> {
+        for batch in batches(messages) {
+            self.send(batch.map(|seq| body(seq, BODY)).collect()).await?;
+        }
+        expect_eq("messages in the queue", self.count().await?, messages)
+    }
+
+    /// Receives so many messages, in large batches, and keeps them for longer than a run takes.
+    pub(super) async fn hold(&self, messages: u64) -> Result<()> {
+        for batch in batches(messages) {
+            let request = Receive::up_to(batch.clone().count()).visibility(LONG);
+            let deliveries = self.queue.receive(request).await?;
+            expect_eq("messages received", deliveries.len(), batch.count())?;
+        }
+        expect_eq("messages in flight", self.queue.counts().await?.in_flight, messages)
+    }
+}
+
+impl Contestant for Ours {
+    type Receipt = Receipt;
+
+    async fn send(&self, bodies: Vec<Bytes>) -> Result<()> {
+        all(self.queue.send(bodies.into_iter().map(Outgoing::new).collect()).await?)
+    }
+
+    async fn receive(&self, max: usize) -> Result<Vec<(Bytes, Receipt)>> {
+        let deliveries = self.receive_up_to(max, WAIT).await?;
+        if deliveries.is_empty() {
+            return Err("waited for a message that is lost".into());
+        }
+        let pair = |delivery: Delivery| (delivery.message.body, delivery.receipt);
+        Ok(deliveries.into_iter().map(pair).collect())
+    }
+
+    async fn acknowledge(&self, receipts: Vec<Receipt>) -> Result<()> {
+        all(self.queue.settle(receipts.into_iter().map(Settle::acknowledge).collect()).await?)
+    }
+
+    async fn close(self, left: u64) -> Result<()> {
+        let count = self.count().await?;
+        self.backend.close().await;
+        expect_eq("messages left", count, left)
+    }
+}
+
+/// The numbers of so many messages, in batches that one call can take.
+fn batches(messages: u64) -> impl Iterator<Item = Range<u64>> {
+    let starts = (0..messages).step_by(BATCH as usize);
+    starts.map(move |start| start..messages.min(start + BATCH))
+}
+
+/// Fails if any entry of a batch failed.
+fn all<T>(results: Vec<pillarbox_core::Result<T>>) -> Result<()> {
+    results.into_iter().try_for_each(|result| result.map(drop))?;
+    Ok(())
+}

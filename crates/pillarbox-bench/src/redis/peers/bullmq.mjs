@@ -1,0 +1,100 @@
+// BullMQ: so many callers who add jobs, and a worker that does nothing with them.
+//
+//   node bullmq.mjs MODULES PORT CALLERS BATCH MILLIS
+//
+// MODULES is the directory in which bullmq was installed. Says "ready", waits for a line, runs, and
+// says what it did as a line of JSON. What it leaves out and does more is told in script.rs.
+
+import { createRequire } from 'node:module';
+import { once } from 'node:events';
+
+const [modules, port, callers, batch, millis] = process.argv.slice(2);
+const { Queue, Worker } = createRequire(`${modules}/`)('bullmq');
+
+const BODY = 256;
+// Of 10, 25, 50, 100 and 256, this was the quickest for 256 callers.
+const MOST_AT_ONCE = 100;
+const name = 'bench';
+const connection = { host: '127.0.0.1', port: Number(port), maxRetriesPerRequest: null };
+const perCall = Number(batch);
+
+// What was handled, and those who wait for it.
+let count = 0;
+let sum = 0;
+let free = 0;
+const waiting = [];
+
+function handled() {
+  const first = waiting[0];
+  free += 1;
+  if (first && free >= perCall) {
+    free -= perCall;
+    waiting.shift();
+    first();
+  }
+}
+
+function untilHandled() {
+  if (free >= perCall) {
+    free -= perCall;
+    return Promise.resolve();
+  }
+  return new Promise((resolve) => waiting.push(resolve));
+}
+
+const queue = new Queue(name, {
+  connection,
+  defaultJobOptions: { removeOnComplete: true, removeOnFail: true },
+});
+const worker = new Worker(
+  name,
+  async (job) => {
+    if (job.data.body.length !== BODY) throw new Error(`a body of ${job.data.body.length}`);
+    count += 1;
+    sum += job.data.seq;
+  },
+  { connection, concurrency: Math.min(Number(callers), MOST_AT_ONCE) },
+);
+const failed = (error) => {
+  console.error(error);
+  process.exit(1);
+};
+worker.on('error', failed);
+worker.on('failed', (_, error) => failed(error));
+// Told once the server knows that the job is done, and has removed it.
+worker.on('completed', handled);
+await Promise.all([queue.waitUntilReady(), worker.waitUntilReady()]);
+
+console.log('ready');
+await once(process.stdin, 'data');
+
+let next = 0;
+const start = performance.now();
+const until = start + Number(millis);
+
+async function caller() {
+  while (performance.now() < until) {
+    const jobs = [];
+    for (let i = 0; i < perCall; i += 1) {
+      const seq = next;
+      next += 1;
+      jobs.push({ name: 'job', data: { seq, body: 'x'.repeat(BODY) } });
+    }
+    if (perCall === 1) {
+      await queue.add(jobs[0].name, jobs[0].data);
+    } else {
+      await queue.addBulk(jobs);
+    }
+    await untilHandled();
+  }
+}
+
+await Promise.all(Array.from({ length: Number(callers) }, caller));
+const seconds = (performance.now() - start) / 1000;
+
+const counts = await queue.getJobCounts();
+const left = Object.values(counts).reduce((all, some) => all + some, 0);
+console.log(JSON.stringify({ count, sum, sent: next, left, seconds }));
+await worker.close(true);
+await queue.close();
+process.exit(0);
