@@ -7,7 +7,7 @@ SHELL := bash
 # Tools that the set-up builds are kept inside target/, beside everything else that is built.
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 CARGO := cargo
-SUITES := memory sqlite
+SUITES := memory sqlite redis
 KILLS := 200
 REDIS_KILLS := 100
 CASES := 100
@@ -59,7 +59,8 @@ examples: setup ## Runs every example program
 	done
 
 .PHONY: bench
-bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite")
+bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite redis")
+	@if [[ " $(SUITES) " == *" redis "* ]]; then scripts/setup.sh redis bench-peers; fi
 	@for suite in $(SUITES); do \
 		$(CARGO) run --quiet --release --locked -p pillarbox-bench -- $$suite; \
 	done

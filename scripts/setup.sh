@@ -85,6 +85,7 @@ for need in "$@"; do
         { command -v node && command -v npm; } > /dev/null || apt_install nodejs npm
         mkdir -p target/peers-node
         npm install --silent --no-audit --no-fund --prefix target/peers-node bullmq@6.7.0 \
+          ioredis@5.11.1 \
           > /dev/null 2>&1 || echo "(bullmq does not install here: it is left out)"
         touch target/peers-node/tried
       fi
