@@ -1,6 +1,9 @@
 //! Real servers, and backends on them.
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
+pub(crate) mod proxy;
+pub(crate) mod steps;
+
 use std::sync::{Arc, Mutex};
 
 use pillarbox_core::{Mailboxes, Queue, QueueOptions};

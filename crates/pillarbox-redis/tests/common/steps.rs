@@ -1,0 +1,76 @@
+//! Single steps on a queue, for tests that are about something else.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pillarbox_core::{Delivery, MessageId, Outgoing, Queue, Receive, Result, Settle};
+
+/// How long something may take that a test waits for, on a machine with much to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Sends a message with this body.
+pub(crate) async fn send(queue: &Arc<dyn Queue>, body: &str) -> Result<MessageId> {
+    queue.send(vec![Outgoing::new(body.to_owned())]).await?.remove(0)
+}
+
+/// Sends a message with this body, invisible for a while.
+pub(crate) async fn send_later(queue: &Arc<dyn Queue>, body: &str, delay: Duration) -> Result<()> {
+    let mut message = Outgoing::new(body.to_owned());
+    message.delay = delay;
+    queue.send(vec![message]).await?.remove(0).map(|_| ())
+}
+
+/// Receives a message, if one is ready.
+pub(crate) async fn receive(queue: &Arc<dyn Queue>) -> Result<Option<Delivery>> {
+    Ok(queue.receive(Receive::one()).await?.pop())
+}
+
+/// Receives a message that must be ready.
+pub(crate) async fn take(queue: &Arc<dyn Queue>) -> Delivery {
+    receive(queue).await.unwrap_or_else(|error| panic!("{error}")).expect("a message")
+}
+
+/// Waits for a message.
+pub(crate) async fn wait_for(queue: &Arc<dyn Queue>, time: Duration) -> Result<Option<Delivery>> {
+    Ok(queue.receive(Receive::one().wait(time)).await?.pop())
+}
+
+/// Settles one delivery.
+pub(crate) async fn settle(queue: &Arc<dyn Queue>, settle: Settle) -> Result<()> {
+    queue.settle(vec![settle]).await?.remove(0)
+}
+
+/// Acknowledges one delivery.
+pub(crate) async fn acknowledge(queue: &Arc<dyn Queue>, delivery: &Delivery) -> Result<()> {
+    settle(queue, Settle::acknowledge(delivery.receipt.clone())).await
+}
+
+/// The body of a delivery as text.
+pub(crate) fn body(delivery: &Delivery) -> String {
+    String::from_utf8_lossy(&delivery.message.body).into_owned()
+}
+
+/// Receives and acknowledges whatever is ready, and gives the bodies in order.
+pub(crate) async fn drain(queue: &Arc<dyn Queue>) -> Vec<String> {
+    let mut bodies = Vec::new();
+    while let Some(delivery) = receive(queue).await.unwrap_or_else(|error| panic!("{error}")) {
+        acknowledge(queue, &delivery).await.unwrap_or_else(|error| panic!("{error}"));
+        bodies.push(body(&delivery));
+    }
+    bodies
+}
+
+/// Ready, in flight, delayed, ever sent.
+pub(crate) async fn counts(queue: &Arc<dyn Queue>) -> (u64, u64, u64, u64) {
+    let counts = queue.counts().await.unwrap_or_else(|error| panic!("{error}"));
+    (counts.ready, counts.in_flight, counts.delayed, counts.sent.expect("a count"))
+}
+
+/// Waits until something is so, and panics where it takes too long.
+pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so().await {
+        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
