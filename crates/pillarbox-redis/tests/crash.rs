@@ -14,6 +14,7 @@ use pillarbox_testing::process::{Child, setting, told};
 use pillarbox_testing::server::RedisServer;
 use rand::RngExt;
 
+use crate::common::proxy::Proxy;
 use crate::common::{open, queue};
 use crate::stored::Stored;
 
@@ -109,4 +110,27 @@ fn nothing_is_lost_or_resurrected_when_the_server_is_killed() {
     }
     clients.into_iter().for_each(|client| record.add(&client.kill()));
     println!("server: {}", check(&server, &record, &format!("{kills} kills")));
+}
+
+/// Connections break off in the middle of replies, and before them.
+#[test]
+fn nothing_is_lost_or_resurrected_when_replies_are_cut() {
+    let server = RedisServer::start();
+    let cuts = setting("PILLARBOX_KILLS", 40);
+    let mut record = Record::new();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(1).enable_all().build().expect("a runtime");
+    let proxy = runtime.block_on(Proxy::to(server.port()));
+    // One of them has no proxy before it: what the others repeat, it may have settled meanwhile.
+    let urls = [proxy.url(), proxy.url(), server.url()];
+    let clients = [0, 1, 2].map(|seed| client_of(&urls[seed], seed));
+    for cut in 1..=cuts {
+        proxy.cut_answer("EVALSHA", rand::rng().random_range(0..400));
+        runtime.block_on(proxy.sprung(cut));
+        for client in &clients {
+            client.wait_for("x", client.said("x"));
+        }
+    }
+    clients.into_iter().for_each(|client| record.add(&client.kill()));
+    println!("replies: {}", check(&server, &record, &format!("{cuts} cuts")));
 }

@@ -1,6 +1,6 @@
 use pillarbox::prelude::*;
 
-async fn handle(message: Message<String>) -> pillarbox::Result<()> {
+async fn handle(message: Message<u32>) -> pillarbox::Result<()> {
     message.acknowledge().await?;
     message.acknowledge().await
 }

@@ -1,7 +1,7 @@
 
 use pillarbox::prelude::*;
 
-async fn handle(message: Message<String>) -> pillarbox::Result<()> {
+async fn handle(message: Message<u32>) -> pillarbox::Result<()> {
     message.acknowledge().await?;
     message.nack(Duration::ZERO).await
 }
