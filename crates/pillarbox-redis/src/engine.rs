@@ -40,14 +40,14 @@ struct Registered {
     handles: usize,
 }
 
-/// How often the server is asked anew by those who wait, in case a wake-up was lost.
-const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// How often the server is asked anew by those who wait at a queue, in case a wake-up was lost.
+const ASK_AGAIN: Duration = Duration::from_secs(7);
 
 /// The same when nothing can be heard.
 const ASK_DEAF: Duration = Duration::from_millis(500);
 
-/// All queues together ask no more often than this.
-const ASK_PACE: Duration = Duration::from_millis(1250);
+/// All queues together ask no more often than this. Asking is one call, and six commands within it.
+const ASK_PACE: Duration = Duration::from_secs(7);
 
 /// How long closing waits for what is under way.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);

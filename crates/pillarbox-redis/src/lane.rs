@@ -2,12 +2,16 @@
 //!
 //! A lane is one kind of operation on one queue. Callers put their requests in it and wait. A few
 //! runners, one or two, take whatever has gathered, make one call to the server of it, hand out the
-//! answers and look again. So a lone caller waits for nobody, and the more callers there are, the
-//! fewer calls each of them costs.
+//! answers and look again. A runner is whoever finds the lane idle, until it has its own answer, and
+//! then a task. So a lone caller waits for nobody, and the more callers there are, the fewer calls
+//! each of them costs.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
+use pillarbox_core::BoxFuture;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::failure::Failure;
@@ -155,10 +159,46 @@ pub(crate) async fn submit<O: Operation>(
         state.waiting.push_back(Waiting { request, answer });
         lane.runner(hub, &mut state)
     };
-    if let Some(caller) = runner {
-        hub.engine.spawn(run::<O>(hub.clone(), caller));
+    let Some(caller) = runner else {
+        return answered.await.unwrap_or(Err(Failure::Closed));
+    };
+    // Nobody is at work: this caller does it itself, which saves a switch of tasks.
+    let mut work = Work { hub, task: Some(Box::pin(run::<O>(hub.clone(), caller))) };
+    let mut answered = std::pin::pin!(answered);
+    tokio::select! {
+        biased;
+        answer = &mut answered => answer.unwrap_or(Err(Failure::Closed)),
+        // Ends when nobody waits for anything any more, so this caller has its answer.
+        () = &mut work => answered.await.unwrap_or(Err(Failure::Closed)),
     }
-    answered.await.unwrap_or(Err(Failure::Closed))
+}
+
+/// Work for others that a caller does while it waits itself. If it goes, because it has its answer or
+/// does not want it any more, a task goes on with it.
+struct Work<'a> {
+    hub: &'a Arc<Hub>,
+    task: Option<BoxFuture<'static, ()>>,
+}
+
+impl Future for Work<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Some(task) = &mut self.task else { return Poll::Ready(()) };
+        let done = task.as_mut().poll(context);
+        if done.is_ready() {
+            self.task = None;
+        }
+        done
+    }
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            self.hub.engine.spawn(task);
+        }
+    }
 }
 
 /// Makes calls until nobody waits.
