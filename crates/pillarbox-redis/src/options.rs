@@ -50,15 +50,21 @@ impl Default for Usage {
     }
 }
 
+/// More than anybody waits for.
+const A_DAY: Duration = Duration::from_secs(86_400);
+
+/// What Redis can count in milliseconds, and then some.
+const A_CENTURY: Duration = Duration::from_secs(36_525 * 86_400);
+
 impl Usage {
     /// Sets an option of a URL. Says whether there is such an option, and the value is a good one.
     fn set(&mut self, name: &str, value: &str) -> bool {
         let seconds = value.parse().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
         let positive = seconds.filter(|time| !time.is_zero());
         match (name, seconds, positive, value.parse()) {
-            ("retry_for", Some(time), ..) => self.retry_for = time,
-            ("response_timeout", _, Some(time), _) => self.response_timeout = time,
-            ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time),
+            ("retry_for", Some(time), ..) => self.retry_for = time.min(A_DAY),
+            ("response_timeout", _, Some(time), _) => self.response_timeout = time.min(A_DAY),
+            ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time.min(A_CENTURY)),
             ("coalesce", _, _, Ok(coalesce)) => self.coalesce = coalesce,
             _ => return false,
         }
@@ -146,23 +152,23 @@ impl RedisOptions {
 
     /// How long an operation is tried again, with growing pauses, while the server cannot be
     /// reached, loads its data or is a replica. After that, the error is the caller's. 15 seconds
-    /// unless told otherwise.
+    /// unless told otherwise, and a day at most.
     pub fn retry_for(mut self, time: Duration) -> Self {
-        self.use_of.retry_for = time;
+        self.use_of.retry_for = time.min(A_DAY);
         self
     }
 
     /// How long an answer may take before the connection is given up and the operation tried anew.
     /// 5 seconds unless told otherwise.
     pub fn response_timeout(mut self, time: Duration) -> Self {
-        self.use_of.response_timeout = time;
+        self.use_of.response_timeout = time.min(A_DAY);
         self
     }
 
     /// Lets the server delete a queue, **with all its messages**, when nothing was sent, received or
     /// settled for so long. Never, unless told otherwise.
     pub fn default_ttl(mut self, time: Duration) -> Self {
-        self.use_of.default_ttl = Some(time);
+        self.use_of.default_ttl = Some(time.min(A_CENTURY));
         self
     }
 
@@ -270,6 +276,18 @@ mod tests {
         assert_eq!(options.tls.key, Some("k.pem".into()));
         let error = RedisOptions::from_url("rediss://h?cert=c.pem").unwrap_err().to_string();
         assert!(error.contains("cert and key belong together"), "{error}");
+    }
+
+    #[test]
+    fn times_beyond_reason_are_cut_short() {
+        let huge = read("redis://h?retry_for=1e18&response_timeout=1e18&default_ttl=1e18").use_of;
+        assert_eq!((huge.retry_for, huge.response_timeout), (A_DAY, A_DAY));
+        assert_eq!(huge.default_ttl, Some(A_CENTURY));
+        let options = read("redis://h").retry_for(Duration::MAX).default_ttl(Duration::MAX);
+        assert_eq!(
+            (options.use_of.retry_for, options.use_of.default_ttl),
+            (A_DAY, Some(A_CENTURY))
+        );
     }
 
     #[test]

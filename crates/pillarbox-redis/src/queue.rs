@@ -79,7 +79,10 @@ impl RedisQueue {
     async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<MessageId>>> {
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
         let max_size = self.options.max_size;
-        let stored = self.hub.send(batch, max_size).await.map_err(self.failed("send"))?;
+        let mut stored = Vec::with_capacity(ids.len());
+        for part in parts(batch) {
+            stored.extend(self.hub.send(part, max_size).await.map_err(self.failed("send"))?);
+        }
         let answer = |(id, stored)| {
             let full = || Error::MailboxFull {
                 queue: self.hub.name.clone(),
@@ -137,6 +140,29 @@ impl RedisQueue {
             }
             must_ask = place.must_ask();
         }
+    }
+}
+
+/// The most bytes of bodies that go to the server at once: it refuses too much.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Cuts a batch into parts that a server takes. Most often there is only one.
+fn parts(mut batch: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
+    let mut parts = Vec::new();
+    loop {
+        let mut bytes = 0;
+        let mut fits = |message: &Outgoing| {
+            bytes += message.body.len();
+            bytes <= MOST_BYTES
+        };
+        // A body of its own may be larger.
+        let end = batch.iter().take_while(|message| fits(message)).count().max(1);
+        if end >= batch.len() {
+            parts.push(batch);
+            return parts;
+        }
+        let rest = batch.split_off(end);
+        parts.push(std::mem::replace(&mut batch, rest));
     }
 }
 
@@ -306,5 +332,22 @@ impl Queue for RedisQueue {
 impl Drop for RedisQueue {
     fn drop(&mut self) {
         self.hub.engine.close_handle(&self.hub.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_cut_where_it_is_too_large_to_go_at_once() {
+        let of = |sizes: &[usize]| {
+            let body = bytes::Bytes::from(vec![0; 80 << 20]);
+            let batch = sizes.iter().map(|size| Outgoing::new(body.slice(..size << 20))).collect();
+            parts(batch).iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[]), [0]);
+        assert_eq!(of(&[1, 2, 3]), [3]);
+        assert_eq!(of(&[60, 4, 1, 80, 80, 2]), [2, 1, 1, 1, 1]);
     }
 }
