@@ -48,7 +48,7 @@ const LIST_AGAIN: Duration = Duration::from_secs(600);
 impl Hub {
     pub(crate) fn new(name: QueueName, engine: Arc<Engine>) -> Self {
         let limits = if engine.link.usage.coalesce {
-            Limits { runners: 2, entries: 128 }
+            Limits { runners: 2, entries: 256 }
         } else {
             Limits { runners: usize::MAX, entries: 0 }
         };
