@@ -87,19 +87,29 @@ async fn scripts_may_be_forgotten_while_many_work() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
-    let is_done = Arc::new(AtomicBool::new(false));
+    let trouble = Trouble::default();
     let forgetting = tokio::task::spawn_blocking({
-        let is_done = is_done.clone();
+        let is_over = trouble.0.clone();
         move || {
-            while !is_done.load(Ordering::Relaxed) {
+            while !is_over.load(Ordering::Relaxed) {
                 server.command(&["SCRIPT", "FLUSH"]);
             }
             server
         }
     });
     work(&queue, 200).await;
-    is_done.store(true, Ordering::Relaxed);
+    drop(trouble);
     forgetting.await.expect("a server");
+}
+
+/// Whether a thread is to make no more trouble: once this is dropped, also by a test that fails.
+#[derive(Default)]
+struct Trouble(Arc<AtomicBool>);
+
+impl Drop for Trouble {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Four senders and four receivers pass so many messages on: every call succeeds, and every message
@@ -107,6 +117,7 @@ async fn scripts_may_be_forgotten_while_many_work() {
 async fn work(queue: &Arc<dyn Queue>, messages: usize) {
     let (_, _, _, before) = counts(queue).await;
     let left = Arc::new(AtomicUsize::new(messages));
+    let start = Instant::now();
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let mut tasks = Vec::new();
     for worker in 0..4 {
@@ -119,6 +130,7 @@ async fn work(queue: &Arc<dyn Queue>, messages: usize) {
         let (receives, left, seen) = (queue.clone(), left.clone(), seen.clone());
         tasks.push(tokio::spawn(async move {
             while left.load(Ordering::Relaxed) > 0 {
+                assert!(start.elapsed() < 2 * PATIENCE, "{left:?} messages do not come");
                 let wait = Duration::from_millis(200);
                 let Some(delivery) = wait_for(&receives, wait).await.expect("received") else {
                     continue;
@@ -145,12 +157,12 @@ async fn connections_may_be_killed_while_many_work() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
-    let is_done = Arc::new(AtomicBool::new(false));
+    let trouble = Trouble::default();
     let killing = tokio::task::spawn_blocking({
-        let is_done = is_done.clone();
+        let is_over = trouble.0.clone();
         move || {
             let mut killed = 0;
-            while !is_done.load(Ordering::Relaxed) {
+            while !is_over.load(Ordering::Relaxed) {
                 for kind in ["normal", "pubsub"] {
                     let answer = server.command(&["CLIENT", "KILL", "TYPE", kind]);
                     killed += answer.parse::<usize>().expect("a number");
@@ -162,7 +174,7 @@ async fn connections_may_be_killed_while_many_work() {
         }
     });
     work(&queue, 300).await;
-    is_done.store(true, Ordering::Relaxed);
+    drop(trouble);
     let (_server, killed) = killing.await.expect("a server");
     assert!(killed > 2, "{killed} connections were killed");
 }
@@ -468,12 +480,12 @@ async fn a_server_that_is_killed_and_restarted_goes_unnoticed() {
         let quiet = quiet.clone();
         async move { wait_for(&quiet, 3 * PATIENCE).await }
     });
-    let is_done = Arc::new(AtomicBool::new(false));
+    let trouble = Trouble::default();
     let restarting = tokio::task::spawn_blocking({
-        let is_done = is_done.clone();
+        let is_over = trouble.0.clone();
         move || {
             let mut restarts = 0;
-            while restarts < 3 || !is_done.load(Ordering::Relaxed) {
+            while restarts < 3 || !is_over.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(100));
                 server.kill();
                 server.restart();
@@ -483,7 +495,7 @@ async fn a_server_that_is_killed_and_restarted_goes_unnoticed() {
         }
     });
     work(&busy, 300).await;
-    is_done.store(true, Ordering::Relaxed);
+    drop(trouble);
     let _server = restarting.await.expect("a server");
     assert!(!waiting.is_finished());
     send(&quiet, "after the restart").await.expect("sent");
