@@ -1,7 +1,7 @@
 -- Counts the messages by state.
 --
 -- Reads and writes: what due and promote do; reads data.
--- Reply: whether more is due than one script moves (then ask again); ready, in flight, delayed, ever
+-- Reply: 1 if there may be more that is due, and 0 if not (ask again while there is); ready, in flight, delayed, ever
 --   sent; the time now in microseconds; the first bytes of the data of the next message.
 -- Twice: changes nothing that time has not changed already.
 -- @due
@@ -17,4 +17,4 @@ if ready > 0 then
   oldest = redis_call('HGET', data, redis_call('LINDEX', pending, -1))
   if oldest then oldest = sub(oldest, 1, 20) end
 end
-return {promoted, ready, members - delayed, delayed, sent, now_text, oldest}
+return {promoted == at_once and 1 or 0, ready, members - delayed, delayed, sent, now_text, oldest}

@@ -4,7 +4,14 @@
 -- Reads: that key. Writes: nothing.
 -- Reply: where to go on, 0 at the end; then the fields.
 -- Twice: changes nothing.
-local page = redis_call('HSCAN', KEYS[tonumber(ARGV[4])], ARGV[5], 'COUNT', 1000)
+local key, count = KEYS[tonumber(ARGV[4])], 1000
+if key == data then
+  -- The bodies are read along with the ids: about a megabyte of them at a time.
+  local one = redis_call('HRANDFIELD', data)
+  local size = one and redis_call('HSTRLEN', data, one) or 0
+  count = math.max(10, math.min(1000, math.floor(1048576 / (size + 1))))
+end
+local page = redis_call('HSCAN', key, ARGV[5], 'COUNT', count)
 local reply = {page[1]}
 for n = 1, #page[2], 2 do reply[#reply + 1] = page[2][n] end
 return reply

@@ -14,14 +14,14 @@
 --                      holds; #about: what this is, long enough to have fields found by hash from
 --                      the first one on
 --   5 call       STRING, for some minutes: number and answer of the last call of one caller
---   6 call once more, if this call may have been made before
+--   6 call once more, if a call of this caller may still be on its way: this one, or one that failed
 -- Arguments: 1 number of the call, 12 digits; 2 milliseconds for which its answer is remembered;
 --   3 milliseconds after which an unused queue is deleted, or 0.
 --
 -- Why a script may run twice: the answer of a call is stored by the call itself, in the same atomic
 -- step. A call that comes again, because its answer was lost or because it was stuck somewhere while
 -- the caller repeated it, finds its own number or a later one and changes nothing. An answer that
--- changes nothing is stored only if the call is a repetition: else there is no other one on its way.
+-- changes nothing is stored only if an earlier call of this caller may still be on its way.
 --
 -- Redis does not roll back, so: what can fail does so before the first write, or is undone; and the
 -- first write is one that is never refused for lack of memory, unless the script stores messages.
@@ -32,3 +32,5 @@ local redis_call, unpack, sub, tonumber = redis.call, unpack, string.sub, tonumb
 local pending, invisible, data, meta, call = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local time = redis_call('TIME')
 local now_text = time[1] .. sub('000000', #time[2] + 1) .. time[2]
+-- The most messages that one script promotes.
+local at_once = 200

@@ -4,7 +4,7 @@
 -- Arguments after the common ones: 4 whether to repair, 1 or 0; then ids, or none to count the delayed
 --   messages anew.
 -- Reads: all. Writes: all.
--- Reply: for each id a character: . right; u has data and no place: made ready; b has two places: keeps
+-- Reply: for each id a character: . right; h is ready and has a secret: loses it; u has data and no place: made ready; b has two places: keeps
 --   the one of its lease; n has a place or a delivery count and no data: removed. Without ids: by how
 --   much #delayed was wrong; nothing if there are too many to count at once.
 -- Twice: what was put right is right.
@@ -55,6 +55,10 @@ for n = 5, #ARGV do
       -- LREM with 0 would remove all of them.
       if #in_line > 1 then redis_call('LREM', pending, #in_line - 1, id) end
     end
+  end
+  if answer == '.' and #in_line > 0 and held then
+    answer = 'h'
+    if repair then redis_call('HSET', meta, id, sub(known, 17)) end
   end
   answers[#answers + 1] = answer
 end

@@ -1,4 +1,4 @@
--- Moves the messages that due has found to the tail of pending. If they are less than 200, meta then has
+-- Moves the messages that due has found to the tail of pending. If they are less than at_once, meta then has
 -- a secret for exactly those messages whose lease runs.
 -- Writes: invisible, pending, meta.
 if promoted > 0 then
@@ -14,8 +14,7 @@ if promoted > 0 then
   end
   redis_call('ZREM', invisible, unpack(due))
   redis_call('LPUSH', pending, unpack(due))
-  -- A new key would outlive the queue.
-  if ARGV[3] ~= '0' then redis_call('PEXPIRE', pending, ARGV[3]) end
+  -- @live
   if #ended > 0 then redis_call('HSET', meta, unpack(ended)) end
   if delayed > 0 then redis_call('HINCRBY', meta, '#delayed', -delayed) end
 end

@@ -4,8 +4,8 @@
 --   receivers; for each of them how many it takes, and the microseconds of its leases; then for each
 --   message that may be delivered the 16 secret characters of its receipt and a 1.
 -- Reads: pending, data, meta, invisible. Writes: pending, invisible, meta, call.
--- Reply: microseconds until the next message becomes ready, if none is: -1 for never, 0 for at once;
---   then, if there are any, the ids, data and meta of the messages as they were before. The first
+-- Reply: microseconds until the next message becomes ready, those delivered aside: -1 for never, 0 if
+--   there may be more at once; then, if there are any, the ids, data and meta of the messages as they were before. The first
 --   receiver gets as many as it takes, then the second, and so on; the n-th id has the n-th secret. One
 --   without data is no message.
 -- Twice: see header.lua. What is remembered are the ids; a second run reads the messages anew, and
@@ -31,6 +31,7 @@ end
 
 local wanted = tonumber(ARGV[4])
 local ids = redis_call('RPOP', pending, ARGV[4]) or {}
+local wait = 0
 if #ids < wanted then
   -- All that is due became ready after all that is pending.
   -- @due
@@ -42,17 +43,19 @@ if #ids < wanted then
   if promoted > 0 then
     local more = redis_call('RPOP', pending, wanted - #ids) or {}
     for n = 1, #more do ids[#ids + 1] = more[n] end
-  elseif #ids == 0 then
+  end
+  if promoted < at_once then
+    local first = tonumber(redis_call('ZRANGE', invisible, 0, 0, 'WITHSCORES')[2] or math.huge)
+    wait = first == math.huge and -1 or math.ceil(first - now_text)
+  end
+  if #ids == 0 then
     if KEYS[6] then
       -- Deleted first: that is never refused for lack of memory, and lets what follows pass.
       redis_call('DEL', call)
       local answer = ''
       -- @remember
     end
-    local first = redis_call('ZRANGE', invisible, 0, 0, 'WITHSCORES')[2]
-    first = first and tonumber(first) or math.huge
-    if first == math.huge then return {-1} end
-    return {math.ceil(first - now_text)}
+    return {wait}
   end
 end
 
@@ -66,6 +69,8 @@ if known.err then
 end
 local leases, counts, lost = {}, {}, nil
 local receiver, left, place, last = 4, 0, 0, ''
+-- A sorted set compares bytes; Lua compares as the server's locale says, which may be otherwise.
+local by_bytes = 'B' < 'a' and '-' < '0' and 'Z' < '_'
 local ends, lease
 for n = 1, count do
   local id = ids[n]
@@ -80,10 +85,13 @@ for n = 1, count do
   if bodies[n] then
     -- Of leases that end at the same moment, the one with the lower id is the first. Where that is
     -- not the order of delivery, they end a quarter of a microsecond apart.
-    if id < last then lease = ends + n / 4 end
+    if not by_bytes or id < last then lease = ends + n / 4 end
     last = id
     local secret = ARGV[secrets + n]
-    if known[n] then secret = sub(secret, 1, 16) .. string.format('%d', known[n] + 1) end
+    if known[n] then
+      local before = #known[n] > 16 and sub(known[n], 17) or known[n]
+      secret = sub(secret, 1, 16) .. string.format('%d', (tonumber(before) or 0) + 1)
+    end
     leases[place + 1] = lease
     leases[place + 2] = id
     counts[place + 1] = id
@@ -106,4 +114,4 @@ if place > 0 then
   -- @remember
 end
 if lost then redis_call('HDEL', meta, unpack(lost)) end
-return {0, ids, bodies, known}
+return {wait, ids, bodies, known}

@@ -30,8 +30,7 @@ end
 if #back == 0 then return 0 end
 redis_call('ZREM', invisible, unpack(back))
 redis_call('RPUSH', pending, unpack(back))
--- A new key would outlive the queue.
-if ARGV[3] ~= '0' then redis_call('PEXPIRE', pending, ARGV[3]) end
+-- @live
 if #counts > 0 then redis_call('HSET', meta, unpack(counts)) end
 if #never > 0 then redis_call('HDEL', meta, unpack(never)) end
 if empty then

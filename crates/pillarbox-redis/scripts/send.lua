@@ -5,7 +5,8 @@
 --   A head is empty, or: delay in microseconds, space, nanosecond at which it was first sent or '-',
 --   and a space and JSON if there is any.
 -- Reads: data, invisible. Writes: meta, invisible, pending, data, call.
--- Reply: + if all are stored; or for each message a character: 1 stored, 0 was here already, F full.
+-- Reply: + if all are stored; or for each message a character: 1 stored, 0 was here already, F full. Then
+--   a ! if there was no such queue before.
 -- Twice: see header.lua. Refused as a whole, with nothing changed, when the server is out of memory.
 local record = redis_call('GET', call)
 if record and record >= ARGV[1] then return sub(record, 13) end
@@ -68,14 +69,15 @@ end
 
 -- @due
 if wrong then return wrong end
-if redis_call('HINCRBY', meta, '#sent', size / 2) == size / 2 then
+local is_new = redis_call('HINCRBY', meta, '#sent', size / 2) == size / 2
+if is_new then
   redis_call('HSET', meta, '#about', 'pillarbox queue, format 1; each field: '
     .. '[16 characters of the receipt, if in flight] times delivered')
   redis_call('ZADD', invisible, '+inf', 'a member that is never due, long enough to have this set '
     .. 'stored as a tree')
 end
 -- @promote
-if promoted == 200 then
+if promoted == at_once then
   -- There may be more that became ready before these, which therefore line up behind them.
   line, timed = line or {unpack(ARGV, 6, last_id)}, timed or {}
   for n = 1, #line do
@@ -109,4 +111,5 @@ end
 if news then
   -- @wake
 end
+if is_new then return answer .. '!' end
 return answer

@@ -17,7 +17,7 @@ if wrong then return wrong end
 local known = redis_call('HMGET', meta, unpack(ARGV, 5, last_id))
 
 -- Most often all are acknowledged, after their first delivery, and none is there twice.
-local plain = promoted < 200
+local plain = promoted < at_once
 for n = 1, count do
   if known[n] ~= ARGV[last_id + n] then
     plain = false
@@ -33,7 +33,7 @@ if plain and redis_call('HDEL', data, unpack(ARGV, 5, last_id)) == count then
 end
 
 -- Where not all that is due was promoted, a lease that has ended is known by its score.
-local scores = promoted == 200 and redis_call('ZMSCORE', invisible, unpack(ARGV, 5, last_id))
+local scores = promoted == at_once and redis_call('ZMSCORE', invisible, unpack(ARGV, 5, last_id))
 local now = tonumber(now_text)
 local answer, gone, line, timed, moved, given_back = {}, {}, {}, {}, {}, {}
 local settled, delayed, earliest = {}, 0, math.huge
@@ -87,7 +87,7 @@ if #gone > 0 then
 end
 if #line > 0 then
   redis_call('ZREM', invisible, unpack(line))
-  if promoted == 200 then
+  if promoted == at_once then
     -- There may be more that became ready before these, which therefore line up behind them.
     local behind = {}
     for n = 1, #line do

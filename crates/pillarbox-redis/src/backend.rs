@@ -62,9 +62,9 @@ impl RedisBackend {
     /// Connects to a server, and fails where that does not succeed within
     /// [`retry_for`](RedisOptions::retry_for). Warns where the server may throw messages away.
     pub async fn open(options: RedisOptions) -> Result<Self> {
-        let RedisOptions { server, tls, use_of } = options;
+        let RedisOptions { server, tls, usage } = options;
         let client = crate::tls::client(server, &tls)?;
-        let backend = Self::new(Link::to(client, use_of))?;
+        let backend = Self::new(Link::to(client, usage))?;
         diagnose::warn(&backend.engine).await.map_err(|failure| failure.on(None, "open"))?;
         Ok(backend)
     }
@@ -101,11 +101,11 @@ impl RedisBackend {
     async fn list(&self) -> Result<Vec<QueueName>, Failure> {
         let Engine { link, gate, .. } = &*self.engine;
         let now: f64 = Reply::new(link.call(gate, &redis::cmd("TIME")).await?, &link.place)
-            .words()
+            .flat_words()
             .parsed()?;
         let mut list = redis::cmd("ZRANGE");
         list.arg(REGISTRY).arg(0).arg(-1).arg("WITHSCORES");
-        let mut words = Reply::new(link.call(gate, &list).await?, &link.place).words();
+        let mut words = Reply::new(link.call(gate, &list).await?, &link.place).flat_words();
         let mut listed = Vec::new();
         while !words.is_empty() {
             let (name, used): (String, f64) = (words.parsed()?, words.parsed()?);
@@ -117,19 +117,26 @@ impl RedisBackend {
         for some in listed.chunks(LOOKS_AT_ONCE) {
             let exists = some.iter().map(async |(name, _)| {
                 let mut exists = redis::cmd("EXISTS");
-                exists.arg(&Keys::new(name).meta);
-                Reply::new(link.call(gate, &exists).await?, &link.place).words().integer()
+                let Keys { pending, invisible, data, meta, .. } = &Keys::new(name);
+                exists.arg(pending).arg(invisible).arg(data).arg(meta);
+                Reply::new(link.call(gate, &exists).await?, &link.place).flat_words().integer()
             });
             for ((name, used), exists) in some.iter().zip(join_all(exists).await) {
                 if exists? > 0 {
                     there.push(name.clone());
                 } else if now - used > LISTED_FOR {
-                    gone.push(name.as_str());
+                    gone.push((name.as_str(), used));
                 }
             }
         }
-        if !gone.is_empty() {
-            link.call(gate, redis::cmd("ZREM").arg(REGISTRY).arg(gone)).await?;
+        for (name, used) in gone {
+            // Unless somebody has used it meanwhile.
+            let mut remove = redis::cmd("EVAL");
+            remove.arg(
+                "if tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or 0) == tonumber(ARGV[2]) then \
+                 redis.call('ZREM', KEYS[1], ARGV[1]) end",
+            );
+            link.call(gate, remove.arg(1).arg(REGISTRY).arg(name).arg(used)).await?;
         }
         there.sort();
         Ok(there)

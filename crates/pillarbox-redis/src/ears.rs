@@ -60,7 +60,12 @@ impl Ears {
             let gate = gate.clone();
             tasks.spawn_on(
                 async move {
-                    let listener = Listener { client, requests: receiver, hubs: HashMap::new() };
+                    let listener = Listener {
+                        client,
+                        requests: receiver,
+                        hubs: HashMap::new(),
+                        has_warned: false,
+                    };
                     tokio::select! {
                         () = gate.closed() => {}
                         () = listener.run() => {}
@@ -92,6 +97,8 @@ struct Listener {
     requests: mpsc::Receiver<Request>,
     /// Who is to be told of what is published where.
     hubs: HashMap<String, Weak<Hub>>,
+    /// Whether somebody was told that it may not listen.
+    has_warned: bool,
 }
 
 impl Listener {
@@ -119,6 +126,12 @@ impl Listener {
                     }
                     tracing::debug!("the subscription has broken off");
                     self.tell_all(false);
+                }
+                Err(error) if error.code() == Some("NOPERM") && !self.has_warned => {
+                    self.has_warned = true;
+                    let advice = "receivers that wait look every half second instead: the user needs \
+                                  channels {queue:*";
+                    tracing::warn!(%error, "wake-ups cannot be heard; {advice}");
                 }
                 Err(error) => tracing::debug!(%error, "cannot subscribe"),
             }
@@ -155,7 +168,7 @@ impl Listener {
 
     /// Tells all queues whether they are heard.
     fn tell_all(&self, is_heard: bool) {
-        self.hubs.values().filter_map(Weak::upgrade).for_each(|hub| hub.is_heard_now(is_heard));
+        self.hubs.values().filter_map(Weak::upgrade).for_each(|hub| hub.set_heard(is_heard));
     }
 
     /// Listens until the connection breaks off, or for good.
@@ -201,7 +214,7 @@ impl Listener {
         let subscribed = within_patience(sink.subscribe(channels)).await;
         for request in requests {
             if let Some(hub) = request.hub.upgrade().filter(|_| subscribed.is_ok()) {
-                hub.is_heard_now(true);
+                hub.set_heard(true);
             }
             tell(self.note(request));
         }

@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use pillarbox_core::{Gate, Nonce, QueueName};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::ears::Ears;
 use crate::failure::Failure;
@@ -80,6 +81,11 @@ impl Engine {
     /// Runs something to its end, which closing waits for.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn_on(task, &self.runtime);
+    }
+
+    /// Something that closing waits for.
+    pub(crate) fn token(&self) -> TaskTrackerToken {
+        self.tasks.token()
     }
 
     /// What all handles of a queue share, for one more handle.

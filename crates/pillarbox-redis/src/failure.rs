@@ -13,7 +13,7 @@ pub(crate) enum Failure {
         place: Arc<str>,
         what: String,
         #[source]
-        cause: Option<Arc<RedisError>>,
+        cause: Arc<RedisError>,
     },
     #[error("{place} answered in a form that is not expected: is it Redis or Valkey?")]
     Reply { place: Arc<str> },
@@ -90,6 +90,8 @@ fn advice(what: &str) -> &'static str {
         "; it is a replica: connect to the primary"
     } else if says("LOADING") {
         "; it is still loading its data"
+    } else if says("MOVED") || says("CROSSSLOT") {
+        "; it is one node of a cluster, and clusters are not supported yet"
     } else if says("MISCONF") {
         "; it refuses writes because it cannot save to its disk"
     } else if says("NOREPLICAS") {
@@ -103,7 +105,12 @@ fn advice(what: &str) -> &'static str {
 
 impl Failure {
     pub(crate) fn server(place: &Arc<str>, error: RedisError) -> Self {
-        Self::Server { place: place.clone(), what: text(&error), cause: Some(Arc::new(error)) }
+        Self::Server { place: place.clone(), what: text(&error), cause: Arc::new(error) }
+    }
+
+    /// Whether the user of the server may not do it.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Server { cause, .. } if cause.code() == Some("NOPERM"))
     }
 
     /// The error that a caller gets.

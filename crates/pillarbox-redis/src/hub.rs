@@ -39,9 +39,6 @@ pub(crate) struct Hub {
     listed: Mutex<Option<Instant>>,
 }
 
-/// As many as `promote.lua` moves.
-const PROMOTED_AT_ONCE: i64 = 200;
-
 /// How often a queue that is sent to is put on the list anew. See `Backend::queues`.
 const LIST_AGAIN: Duration = Duration::from_secs(600);
 
@@ -77,8 +74,8 @@ impl Hub {
         self.is_used.store(true, Ordering::Relaxed);
     }
 
-    /// Notes whether wake-ups are heard. What was published before they were must be asked for.
-    pub(crate) fn is_heard_now(&self, is_heard: bool) {
+    /// Notes whether wake-ups are heard from now on. What was published before they were must be asked for.
+    pub(crate) fn set_heard(&self, is_heard: bool) {
         self.is_heard.store(is_heard, Ordering::Release);
         self.line().wake();
     }
@@ -99,8 +96,9 @@ impl Hub {
     /// Delivers what is ready; where nothing is, says when something will be.
     pub(crate) async fn receive(self: &Arc<Self>, request: Receive) -> Result<Found, Failure> {
         let found = submit::<Receives>(self, request).await?;
-        if let Found::Claim(_) = found {
-            self.line().found_something(later(request.visibility));
+        if let Found::Claim { next, .. } = &found {
+            let next = next.map_or(request.visibility, |next| next.min(request.visibility));
+            self.line().found_something(later(next));
         }
         Ok(found)
     }
@@ -118,15 +116,14 @@ impl Hub {
     /// Counts the messages.
     pub(crate) async fn counts(&self) -> Result<Counts, Failure> {
         loop {
-            let mut reply = self.look(&scripts::COUNTS, |_| ()).await?;
-            let moved = reply.integer()?;
+            let mut reply = self.run_unremembered(&scripts::COUNTS, |_| ()).await?;
+            let is_more_due = reply.integer()? == 1;
             let (ready, in_flight, delayed) = (reply.count()?, reply.count()?, reply.count()?);
             let sent = reply.count()?;
             let now = reply.parsed::<i64>().map(Timestamp::from_micros)?;
             let start = reply.bytes_or_nothing()?;
             let oldest = start.map(|start| format::sent_at(&start).unwrap_or(LONG_AGO));
-            // As many as one script moves: there may be more to move.
-            if moved < PROMOTED_AT_ONCE {
+            if !is_more_due {
                 return Ok(Counts::new(ready, in_flight, delayed)
                     .with_oldest_age(oldest.map(|at| now.since(at)))
                     .with_sent(Some(sent)));
@@ -137,7 +134,7 @@ impl Hub {
     /// Shows messages, from the first one or from where a page ended.
     pub(crate) async fn peek(&self, max: usize, after: &PageEnd) -> Result<PeekPage, Failure> {
         let mut reply = self
-            .look(&scripts::PEEK, |command| {
+            .run_unremembered(&scripts::PEEK, |command| {
                 command.arg(max).arg(after.part).arg(&after.place).arg(&after.last);
             })
             .await?;
@@ -174,7 +171,7 @@ impl Hub {
     /// pile up. One that was only looked at is left as it is.
     pub(crate) async fn forget(&self) {
         if self.is_used.load(Ordering::Relaxed)
-            && let Err(failure) = self.look(&scripts::FORGET, |_| ()).await
+            && let Err(failure) = self.run_unremembered(&scripts::FORGET, |_| ()).await
         {
             tracing::debug!(queue = %self.name, %failure, "a queue was not forgotten");
         }
@@ -185,7 +182,7 @@ impl Hub {
         let engine = self.engine.clone();
         engine.spawn(async move {
             let tokens: Vec<_> = deliveries.iter().filter_map(|d| d.receipt.token()).collect();
-            let released = self.look(&scripts::RELEASE, |command| {
+            let released = self.run_unremembered(&scripts::RELEASE, |command| {
                 for (id, nonce) in &tokens {
                     command.arg(IdText::new(*id).as_bytes()).arg(nonce.to_string());
                 }
@@ -198,12 +195,12 @@ impl Hub {
     }
 
     /// Runs a script whose answer needs not be remembered.
-    pub(crate) async fn look(
+    pub(crate) async fn run_unremembered(
         &self,
         script: &Script,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<Words, Failure> {
-        let caller = Caller { key: self.keys.call(""), number: 0 };
+        let caller = Caller { key: self.keys.call(""), number: 0, is_unsure: false };
         self.run(script, &caller, arguments).await.map(Reply::words)
     }
 
@@ -216,7 +213,7 @@ impl Hub {
         let Engine { link, gate, .. } = &*self.engine;
         let remembered = link.usage.retry_for * 2 + Duration::from_secs(60);
         let ttl = link.usage.default_ttl.map_or(0, |ttl| ttl.as_millis().max(1));
-        let value = link.run(gate, script, |command, again| {
+        let value = link.run(gate, script, caller.is_unsure, |command, again| {
             let Keys { pending, invisible, data, meta, .. } = &self.keys;
             let keys = [pending, invisible, data, meta, &caller.key, &caller.key];
             let keys = if again { &keys[..] } else { &keys[..5] };
@@ -226,6 +223,12 @@ impl Hub {
             arguments(command);
         });
         Ok(Reply::new(value.await?, &link.place))
+    }
+
+    /// Puts the queue on the list of queues, for it came into being just now.
+    pub(crate) async fn list_anew(&self) -> Result<(), Failure> {
+        *self.listed.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.list().await
     }
 
     /// Puts the queue on the list of queues, unless that was done lately.
@@ -280,9 +283,11 @@ impl PageEnd {
                 _ => return None,
             };
             let (place, last) = (words.next()?, words.next()?);
-            let is_good = place.parse::<f64>().is_ok() && IdText::parse(last.as_bytes()).is_some();
-            let (place, last) = (place.to_owned(), last.to_owned());
-            is_good.then_some(Self { part, place, last })
+            match part {
+                "r" => drop(place.parse::<u64>().ok()?),
+                _ => drop(place.parse::<f64>().ok().filter(|score| score.is_finite())?),
+            }
+            Some(Self { part, place: place.to_owned(), last: last.to_owned() })
         };
         read().ok_or_else(|| {
             let allowed = "a cursor that this queue gave";

@@ -2,9 +2,9 @@
 //!
 //! A lane is one kind of operation on one queue. Callers put their requests in it and wait. A few
 //! runners, one or two, take whatever has gathered, make one call to the server of it, hand out the
-//! answers and look again. A runner is whoever finds the lane idle, until it has its own answer, and
-//! then a task. So a lone caller waits for nobody, and the more callers there are, the fewer calls
-//! each of them costs.
+//! answers and look again. Whoever finds the lane idle makes its own call, by itself and for itself:
+//! others never depend on a caller's being polled. So a lone caller waits for nobody, and the more
+//! callers there are, the fewer calls each of them costs.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 
 use pillarbox_core::BoxFuture;
 use tokio::sync::{Semaphore, oneshot};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::failure::Failure;
 use crate::hub::Hub;
@@ -26,7 +27,7 @@ const BYTES: usize = 1 << 20;
 /// A kind of operation that can be put together.
 pub(crate) trait Operation: Sized + Send + Sync + 'static {
     /// What one caller asks.
-    type Request: Send;
+    type Request: Send + Sync;
     /// What one caller is told.
     type Answer: Send;
 
@@ -52,6 +53,8 @@ pub(crate) trait Operation: Sized + Send + Sync + 'static {
 pub(crate) struct Caller {
     pub(crate) key: String,
     pub(crate) number: u64,
+    /// An earlier call has failed, and may still be on its way to the server.
+    pub(crate) is_unsure: bool,
 }
 
 /// How much is put together.
@@ -71,10 +74,12 @@ pub(crate) struct Lane<O: Operation> {
 
 struct State<O: Operation> {
     waiting: VecDeque<Waiting<O>>,
-    /// Callers of runners that are not at work.
+    /// Those who make no call at present.
     idle: Vec<Caller>,
-    /// How many callers were made.
-    callers: usize,
+    /// How many runners are at work.
+    running: usize,
+    /// Whether a caller makes its own call.
+    alone: bool,
 }
 
 struct Waiting<O: Operation> {
@@ -84,7 +89,7 @@ struct Waiting<O: Operation> {
 
 impl<O: Operation> Lane<O> {
     pub(crate) fn new(limits: Limits) -> Self {
-        let state = State { waiting: VecDeque::new(), idle: Vec::new(), callers: 0 };
+        let state = State { waiting: VecDeque::new(), idle: Vec::new(), running: 0, alone: false };
         Self { state: Mutex::new(state), room: Semaphore::new(ROOM), limits }
     }
 
@@ -93,19 +98,36 @@ impl<O: Operation> Lane<O> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a caller who can start to run, if there is one and something to do.
-    fn runner(&self, hub: &Hub, state: &mut State<O>) -> Option<Caller> {
-        if let Some(caller) = state.idle.pop() {
-            return Some(caller);
+    /// Decides how a request is served.
+    fn enter(&self, hub: &Hub, request: O::Request) -> Service<O> {
+        let mut state = self.lock();
+        let caller = |state: &mut State<O>| {
+            let name = || hub.keys.call(&hub.engine.caller_name());
+            let new = || Caller { key: name(), number: 0, is_unsure: false };
+            state.idle.pop().unwrap_or_else(new)
+        };
+        if state.running == 0 && !state.alone {
+            state.alone = true;
+            return Service::Alone(caller(&mut state), request);
         }
-        (state.callers < self.limits.runners).then(|| {
-            state.callers += 1;
-            Caller { key: hub.keys.call(&hub.engine.caller_name()), number: 0 }
-        })
+        let (answer, answered) = oneshot::channel();
+        state.waiting.push_back(Waiting { request, answer });
+        let runner = (state.running < self.limits.runners).then(|| {
+            state.running += 1;
+            caller(&mut state)
+        });
+        Service::Together(runner, answered)
+    }
+
+    /// The caller that made its own call is idle again.
+    fn is_back(&self, caller: Caller) {
+        let mut state = self.lock();
+        state.alone = false;
+        state.idle.push(caller);
     }
 
     /// Takes what fits into one call; or, where nothing waits, the caller, who is idle then.
-    fn next(&self, mut caller: Caller) -> Option<Call<O>> {
+    fn next(&self, caller: Caller) -> Option<Call<O>> {
         let mut state = self.lock();
         // Whoever does not wait any more need not be served.
         while state.waiting.front().is_some_and(|waiting| waiting.answer.is_closed()) {
@@ -113,6 +135,7 @@ impl<O: Operation> Lane<O> {
             self.room.add_permits(1);
         }
         let Some(first) = state.waiting.pop_front() else {
+            state.running -= 1;
             state.idle.push(caller);
             return None;
         };
@@ -131,7 +154,6 @@ impl<O: Operation> Lane<O> {
             }
         }
         self.room.add_permits(requests.len());
-        caller.number += 1;
         Some(Call { caller, requests, answers })
     }
 }
@@ -141,6 +163,14 @@ struct Call<O: Operation> {
     caller: Caller,
     requests: Vec<O::Request>,
     answers: Vec<oneshot::Sender<Result<O::Answer, Failure>>>,
+}
+
+/// How a request is served.
+enum Service<O: Operation> {
+    /// By itself, for nobody else is there.
+    Alone(Caller, O::Request),
+    /// With others, by a runner that may have to be started.
+    Together(Option<Caller>, oneshot::Receiver<Result<O::Answer, Failure>>),
 }
 
 /// Asks for an operation, together with whoever asks at the same time.
@@ -153,71 +183,95 @@ pub(crate) async fn submit<O: Operation>(
     if let Ok(place) = lane.room.acquire().await {
         place.forget();
     }
-    let (answer, answered) = oneshot::channel();
-    let runner = {
-        let mut state = lane.lock();
-        state.waiting.push_back(Waiting { request, answer });
-        lane.runner(hub, &mut state)
-    };
-    let Some(caller) = runner else {
-        return answered.await.unwrap_or(Err(Failure::Closed));
-    };
-    // Nobody is at work: this caller does it itself, which saves a switch of tasks.
-    let mut work = Work { hub, task: Some(Box::pin(run::<O>(hub.clone(), caller))) };
-    let mut answered = std::pin::pin!(answered);
-    tokio::select! {
-        biased;
-        answer = &mut answered => answer.unwrap_or(Err(Failure::Closed)),
-        // Ends when nobody waits for anything any more, so this caller has its answer.
-        () = &mut work => answered.await.unwrap_or(Err(Failure::Closed)),
-    }
-}
-
-/// Work for others that a caller does while it waits itself. If it goes, because it has its answer or
-/// does not want it any more, a task goes on with it.
-struct Work<'a> {
-    hub: &'a Arc<Hub>,
-    task: Option<BoxFuture<'static, ()>>,
-}
-
-impl Future for Work<'_> {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Some(task) = &mut self.task else { return Poll::Ready(()) };
-        let done = task.as_mut().poll(context);
-        if done.is_ready() {
-            self.task = None;
+    match lane.enter(hub, request) {
+        Service::Alone(caller, request) => {
+            lane.room.add_permits(1);
+            Errand::new(hub, alone::<O>(hub.clone(), caller, request)).await
         }
-        done
-    }
-}
-
-impl Drop for Work<'_> {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.take() {
-            self.hub.engine.spawn(task);
+        Service::Together(runner, answered) => {
+            if let Some(caller) = runner {
+                hub.engine.spawn(run::<O>(hub.clone(), caller));
+            }
+            answered.await.unwrap_or(Err(Failure::Closed))
         }
     }
+}
+
+/// Makes the call of one caller, which saves a switch of tasks.
+async fn alone<O: Operation>(
+    hub: Arc<Hub>,
+    mut caller: Caller,
+    request: O::Request,
+) -> Result<O::Answer, Failure> {
+    let answered = call::<O>(&hub, &mut caller, &[request]).await;
+    O::lane(&hub).is_back(caller);
+    answered.and_then(|mut answers| answers.pop().ok_or(Failure::Closed))
 }
 
 /// Makes calls until nobody waits.
 async fn run<O: Operation>(hub: Arc<Hub>, mut caller: Caller) {
-    while let Some(call) = O::lane(&hub).next(caller) {
-        let answered = O::call(&hub, &call.caller, &call.requests).await;
-        caller = call.caller;
+    while let Some(Call { caller: at_work, requests, answers: waiting }) =
+        O::lane(&hub).next(caller)
+    {
+        caller = at_work;
         // Whoever is gone does not want to know; what was claimed for it goes back by itself.
-        match answered {
+        match call::<O>(&hub, &mut caller, &requests).await {
             Ok(answers) => {
-                for (waiting, answer) in call.answers.into_iter().zip(answers) {
+                for (waiting, answer) in waiting.into_iter().zip(answers) {
                     let _ = waiting.send(Ok(answer));
                 }
             }
             Err(failure) => {
-                for waiting in call.answers {
+                for waiting in waiting {
                     let _ = waiting.send(Err(failure.clone()));
                 }
             }
+        }
+    }
+}
+
+async fn call<O: Operation>(
+    hub: &Arc<Hub>,
+    caller: &mut Caller,
+    requests: &[O::Request],
+) -> Result<Vec<O::Answer>, Failure> {
+    caller.number += 1;
+    let answered = O::call(hub, caller, requests).await;
+    caller.is_unsure = answered.is_err();
+    answered
+}
+
+/// A call that goes on as a task if whoever waits for it goes: others may depend on what it leaves
+/// behind. Closing waits for it either way.
+struct Errand<'a, T: Send + 'static> {
+    hub: &'a Arc<Hub>,
+    call: Option<BoxFuture<'static, T>>,
+    _token: TaskTrackerToken,
+}
+
+impl<'a, T: Send + 'static> Errand<'a, T> {
+    fn new(hub: &'a Arc<Hub>, call: impl Future<Output = T> + Send + 'static) -> Self {
+        Self { hub, call: Some(Box::pin(call)), _token: hub.engine.token() }
+    }
+}
+
+impl<T: Send + 'static> Future for Errand<'_, T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let Some(call) = &mut self.call else { return Poll::Pending };
+        let answered = call.as_mut().poll(context);
+        if answered.is_ready() {
+            self.call = None;
+        }
+        answered
+    }
+}
+
+impl<T: Send + 'static> Drop for Errand<'_, T> {
+    fn drop(&mut self) {
+        if let Some(call) = self.call.take() {
+            self.hub.engine.spawn(async move { drop(call.await) });
         }
     }
 }

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 /// Who waits, in order of arrival, and what is known of the queue.
 ///
-/// * A wake-up calls one receiver, which asks the server. If it comes back with as many messages as
-///   it takes, there may be more, and it calls the next one.
+/// * A wake-up calls one receiver, which asks the server. The answer says when there will be more, at
+///   once perhaps, and the first in line asks then.
 /// * A receiver that was called and leaves without having asked passes the call on.
 /// * Only the first in line watches the clock.
 /// * While the server has been asked and nothing was heard since, nobody needs to ask: the queue is
@@ -70,6 +70,12 @@ impl Line {
         self.call_next();
     }
 
+    /// Notes that there may be something, which will be heard.
+    pub(crate) fn is_stirred(&mut self) {
+        self.heard += 1;
+        self.quiet = false;
+    }
+
     /// Calls the first receiver that is not called already.
     pub(crate) fn call_next(&mut self) {
         if let Some(place) = self.places.values_mut().find(|place| !place.called) {
@@ -104,10 +110,11 @@ impl Line {
         }
     }
 
-    /// Notes that somebody of this process has taken messages, whose leases end then.
-    pub(crate) fn found_something(&mut self, lease_ends: Instant) {
+    /// Notes that somebody of this process has taken messages, and when there will be more: others, or the
+    /// same when their leases end.
+    pub(crate) fn found_something(&mut self, next: Instant) {
         self.quiet = false;
-        self.expect(lease_ends);
+        self.expect(next);
     }
 
     /// Has the first in line ask the server then, at the latest.

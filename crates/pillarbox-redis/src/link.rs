@@ -96,14 +96,15 @@ impl Link {
     }
 
     /// Runs a script, by its hash if the server knows it. `arguments` adds keys and arguments, and is
-    /// told whether the call may have been made before.
+    /// told whether the call may have been made before; `again` says so from the first time on.
     pub(crate) async fn run(
         &self,
         gate: &Gate,
         script: &Script,
+        again: bool,
         arguments: impl Fn(&mut Cmd, bool),
     ) -> Result<Value, Failure> {
-        self.persist(gate, |Attempt { whole, again }| {
+        self.persist(gate, again, |Attempt { whole, again }| {
             let mut command = redis::cmd(if whole { "EVAL" } else { "EVALSHA" });
             command.arg(if whole { &script.code } else { &script.hash });
             arguments(&mut command, again);
@@ -114,7 +115,7 @@ impl Link {
 
     /// Runs a command.
     pub(crate) async fn call(&self, gate: &Gate, command: &Cmd) -> Result<Value, Failure> {
-        self.persist(gate, |_| command.clone()).await
+        self.persist(gate, false, |_| command.clone()).await
     }
 
     /// Tries until there is an answer, an error that stays, or no time left.
@@ -123,11 +124,12 @@ impl Link {
     async fn persist(
         &self,
         gate: &Gate,
+        again: bool,
         command: impl Fn(Attempt) -> Cmd,
     ) -> Result<Value, Failure> {
         let end = Instant::now() + self.usage.retry_for;
         let mut pauses = Pauses::new();
-        let mut attempt = Attempt { whole: false, again: false };
+        let mut attempt = Attempt { whole: false, again };
         loop {
             let (number, error) = match self.call_once(&command(attempt)).await {
                 Ok(value) => return Ok(value),

@@ -67,7 +67,10 @@ impl Operation for Sends {
                 command.arg(format::head(message));
             }
         });
-        let answers = reply.await?.characters(messages().count())?;
+        let (answers, is_new) = reply.await?.characters(messages().count())?;
+        if is_new {
+            hub.list_anew().await?;
+        }
         let answers = unique.answers(&answers);
         let entries = requests.iter().map(|request| request.messages.len());
         Ok(share(&answers, entries, |answer| answer != b'F'))
@@ -108,10 +111,10 @@ pub(crate) struct Receives;
 /// What a receive found.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// Messages.
-    Claim(Claim),
-    /// Nothing, until so long from now perhaps.
-    Nothing { due: Option<Duration> },
+    /// Messages, and when there will be more.
+    Claim { claim: Claim, next: Option<Duration> },
+    /// Nothing, and when there will be something.
+    Nothing { next: Option<Duration> },
 }
 
 impl Operation for Receives {
@@ -147,7 +150,7 @@ impl Operation for Receives {
             }
         });
         let mut reply = reply.await?.words();
-        let due = match reply.integer()? {
+        let next = match reply.integer()? {
             ..0 => None,
             wait => Some(Duration::from_micros(wait as u64)),
         };
@@ -165,15 +168,18 @@ impl Operation for Receives {
                 let known = meta.bytes_or_nothing()?.unwrap_or_default();
                 // Without data it is no message, or not ours any more.
                 let Some(data) = data.bytes_or_nothing()? else { continue };
-                let id = IdText::parse(&id).ok_or_else(|| ids.wrong())?;
+                let Some(id) = IdText::parse(&id) else {
+                    tracing::warn!(queue = %hub.name, "an entry has an id that is not ours");
+                    continue;
+                };
                 let (_, before) = format::meta(&known).ok_or_else(|| reply.wrong())?;
                 let message = format::message(id, data, before.saturating_add(1));
                 claims[place].deliveries.push(Delivery::new(message, Receipt::new(id, nonce)));
             }
         }
         let found = |claim: Claim| match claim.len() {
-            0 => Found::Nothing { due },
-            _ => Found::Claim(claim),
+            0 => Found::Nothing { next },
+            _ => Found::Claim { claim, next },
         };
         Ok(claims.into_iter().map(found).collect())
     }
@@ -253,7 +259,7 @@ impl Operation for Settles {
             }
         });
         let entries = requests.iter().map(Vec::len);
-        let answers = reply.await?.characters(entries.clone().sum())?;
+        let (answers, _) = reply.await?.characters(entries.clone().sum())?;
         Ok(share(&answers, entries, |answer| answer == b'1'))
     }
 }

@@ -27,7 +27,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 pub struct RedisOptions {
     pub(crate) server: ConnectionInfo,
     pub(crate) tls: TlsFiles,
-    pub(crate) use_of: Usage,
+    pub(crate) usage: Usage,
 }
 
 /// How a server is used, whichever way it is reached.
@@ -49,6 +49,9 @@ impl Default for Usage {
         }
     }
 }
+
+/// Less than any answer takes.
+const A_MOMENT: Duration = Duration::from_millis(1);
 
 /// More than anybody waits for.
 const A_DAY: Duration = Duration::from_secs(86_400);
@@ -124,14 +127,14 @@ impl RedisOptions {
             other => return Err(invalid(&format!("unknown scheme {other:?}"))),
         };
         let mut tls = TlsFiles::default();
-        let mut use_of = Usage::default();
+        let mut usage = Usage::default();
         let mut left = Vec::new();
         for (name, value) in parsed.query_pairs() {
             if native.contains(&name.as_ref()) {
                 left.push((name.into_owned(), value.into_owned()));
                 continue;
             }
-            let known = use_of.set(&name, &value) || scheme == "rediss" && tls.set(&name, &value);
+            let known = usage.set(&name, &value) || scheme == "rediss" && tls.set(&name, &value);
             // Only its name: the value may be a secret.
             if !known {
                 return Err(invalid(&format!("unknown option or value of {name:?}")));
@@ -147,35 +150,36 @@ impl RedisOptions {
         let server = parsed
             .into_connection_info()
             .map_err(|error| invalid(error.detail().map_or(error.category(), |detail| detail)))?;
-        Ok(Self { server: robust(server), tls, use_of })
+        Ok(Self { server: robust(server), tls, usage })
     }
 
     /// How long an operation is tried again, with growing pauses, while the server cannot be
     /// reached, loads its data or is a replica. After that, the error is the caller's. 15 seconds
     /// unless told otherwise, and a day at most.
     pub fn retry_for(mut self, time: Duration) -> Self {
-        self.use_of.retry_for = time.min(A_DAY);
+        self.usage.retry_for = time.min(A_DAY);
         self
     }
 
-    /// How long an answer may take before the connection is given up and the operation tried anew.
-    /// 5 seconds unless told otherwise.
+    /// How long an answer may take, the way there and back included, before the connection is given up
+    /// and the operation tried anew. 5 seconds unless told otherwise. Where bodies are large and the
+    /// network is slow, it must be longer than a batch takes to be sent or received.
     pub fn response_timeout(mut self, time: Duration) -> Self {
-        self.use_of.response_timeout = time.min(A_DAY);
+        self.usage.response_timeout = time.clamp(A_MOMENT, A_DAY);
         self
     }
 
     /// Lets the server delete a queue, **with all its messages**, when nothing was sent, received or
-    /// settled for so long. Never, unless told otherwise.
+    /// settled for so long. Never, unless told otherwise, or told zero.
     pub fn default_ttl(mut self, time: Duration) -> Self {
-        self.use_of.default_ttl = Some(time.min(A_CENTURY));
+        self.usage.default_ttl = Some(time.min(A_CENTURY)).filter(|time| !time.is_zero());
         self
     }
 
     /// Whether operations that callers of one queue ask for at the same time are put together into
     /// one call to the server. They are, unless told otherwise.
     pub fn coalesce(mut self, coalesce: bool) -> Self {
-        self.use_of.coalesce = coalesce;
+        self.usage.coalesce = coalesce;
         self
     }
 
@@ -203,7 +207,7 @@ impl fmt::Debug for RedisOptions {
         f.debug_struct("RedisOptions")
             .field("server", &self.place())
             .field("tls", &self.tls)
-            .field("use_of", &self.use_of)
+            .field("usage", &self.usage)
             .finish()
     }
 }
@@ -211,9 +215,12 @@ impl fmt::Debug for RedisOptions {
 /// Where a server is, for people and without secrets.
 pub(crate) fn place(server: &ConnectionInfo) -> String {
     let db = server.redis_settings().db();
+    let host = |host: &str| if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     match server.addr() {
-        ConnectionAddr::Tcp(host, port) => format!("redis://{host}:{port}/{db}"),
-        ConnectionAddr::TcpTls { host, port, .. } => format!("rediss://{host}:{port}/{db}"),
+        ConnectionAddr::Tcp(name, port) => format!("redis://{}:{port}/{db}", host(name)),
+        ConnectionAddr::TcpTls { host: name, port, .. } => {
+            format!("rediss://{}:{port}/{db}", host(name))
+        }
         ConnectionAddr::Unix(path) => format!("redis+unix://{}?db={db}", path.display()),
         _ => "a server".to_owned(),
     }
@@ -242,7 +249,7 @@ mod tests {
     fn urls_name_servers_as_people_write_them() {
         assert_eq!(read("redis://localhost").place(), "redis://localhost:6379/0");
         assert_eq!(read("redis://127.0.0.1:7000/3").place(), "redis://127.0.0.1:7000/3");
-        assert_eq!(read("redis://[::1]:7000").place(), "redis://::1:7000/0");
+        assert_eq!(read("redis://[::1]:7000").place(), "redis://[::1]:7000/0");
         let unix = read("redis+unix:///run/redis.sock?db=2&user=me&pass=hunter2");
         assert_eq!(unix.place(), "redis+unix:///run/redis.sock?db=2");
         assert_eq!(unix.server.redis_settings().username(), Some("me"));
@@ -264,7 +271,7 @@ mod tests {
             default_ttl: Some(Duration::from_secs(60)),
             coalesce: false,
         };
-        assert_eq!(options.use_of, expected);
+        assert_eq!(options.usage, expected);
     }
 
     #[cfg(feature = "tls")]
@@ -280,14 +287,11 @@ mod tests {
 
     #[test]
     fn times_beyond_reason_are_cut_short() {
-        let huge = read("redis://h?retry_for=1e18&response_timeout=1e18&default_ttl=1e18").use_of;
+        let huge = read("redis://h?retry_for=1e18&response_timeout=1e18&default_ttl=1e18").usage;
         assert_eq!((huge.retry_for, huge.response_timeout), (A_DAY, A_DAY));
         assert_eq!(huge.default_ttl, Some(A_CENTURY));
         let options = read("redis://h").retry_for(Duration::MAX).default_ttl(Duration::MAX);
-        assert_eq!(
-            (options.use_of.retry_for, options.use_of.default_ttl),
-            (A_DAY, Some(A_CENTURY))
-        );
+        assert_eq!((options.usage.retry_for, options.usage.default_ttl), (A_DAY, Some(A_CENTURY)));
     }
 
     #[test]

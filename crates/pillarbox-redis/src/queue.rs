@@ -42,10 +42,13 @@ impl RedisQueue {
         move |failure| failure.on(Some(&self.hub.name), action)
     }
 
-    /// Wakes receivers of this process that no publication reaches.
+    /// Tells receivers of this process what a publication tells all, or would.
     fn tell_ourselves(&self) {
-        if !self.hub.is_heard() {
-            self.hub.line().wake();
+        let mut line = self.hub.line();
+        if self.hub.is_heard() {
+            line.is_stirred();
+        } else {
+            line.wake();
         }
     }
 
@@ -80,18 +83,29 @@ impl RedisQueue {
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
         let max_size = self.options.max_size;
         let mut stored = Vec::with_capacity(ids.len());
+        let mut failed = None;
         for part in parts(batch) {
-            stored.extend(self.hub.send(part, max_size).await.map_err(self.failed("send"))?);
+            match self.hub.send(part, max_size).await.map_err(self.failed("send")) {
+                Ok(answers) => stored.extend(answers),
+                Err(error) if stored.is_empty() => return Err(error),
+                Err(error) => {
+                    // Of what comes before this part, we know.
+                    failed = Some(error);
+                    break;
+                }
+            }
         }
-        let answer = |(id, stored)| {
-            let full = || Error::MailboxFull {
-                queue: self.hub.name.clone(),
-                id,
-                max_size: max_size.unwrap_or(u64::MAX),
-            };
-            if stored { Ok(id) } else { Err(full()) }
+        let full = |id| Error::MailboxFull {
+            queue: self.hub.name.clone(),
+            id,
+            max_size: max_size.unwrap_or(u64::MAX),
         };
-        Ok(ids.into_iter().zip(stored).map(answer).collect())
+        let answer = |(place, id): (usize, MessageId)| match (stored.get(place), &failed) {
+            (Some(true), _) => Ok(id),
+            (None, Some(error)) => Err(error.clone().about(Some(id))),
+            (Some(false), _) | (None, None) => Err(full(id)),
+        };
+        Ok(ids.into_iter().enumerate().map(answer).collect())
     }
 
     async fn end(&self, batch: Vec<Settle>) -> Result<Vec<Result<()>>> {
@@ -111,10 +125,11 @@ impl RedisQueue {
     async fn wait(&self, request: Receive) -> Result<Vec<Delivery>> {
         let end = later(request.wait);
         let place = Place::join(self);
-        let mut has_listened = false;
+        let (mut has_asked, mut has_listened) = (false, false);
         let mut must_ask = !(self.hub.is_heard() && self.hub.line().is_quiet(Instant::now()));
         loop {
             if must_ask {
+                has_asked = true;
                 if let Some(deliveries) = place.ask(request).await? {
                     return Ok(deliveries);
                 }
@@ -136,7 +151,9 @@ impl RedisQueue {
                 () = tokio::time::sleep_until(place.asleep_until(end)) => {}
             }
             if Instant::now() >= end {
-                return Ok(Vec::new());
+                // A wake-up may still be on its way.
+                let last = if has_asked { None } else { place.ask(request).await? };
+                return Ok(last.unwrap_or_default());
             }
             must_ask = place.must_ask();
         }
@@ -195,16 +212,9 @@ impl<'a> Place<'a> {
         };
         std::mem::forget(unasked);
         Ok(match found {
-            Found::Claim(claim) => {
-                let deliveries = claim.take();
-                if deliveries.len() == request.max {
-                    // There may be more, for others.
-                    queue.hub.line().call_next();
-                }
-                Some(deliveries)
-            }
-            Found::Nothing { due } => {
-                queue.hub.line().found_nothing(asked, due.map(later));
+            Found::Claim { claim, .. } => Some(claim.take()),
+            Found::Nothing { next } => {
+                queue.hub.line().found_nothing(asked, next.map(later));
                 None
             }
         })
@@ -279,7 +289,7 @@ impl Queue for RedisQueue {
                 return Box::pin(self.wait(request)).await;
             }
             match self.hub.receive(request).await.map_err(self.failed("receive"))? {
-                Found::Claim(claim) => Ok(claim.take()),
+                Found::Claim { claim, .. } => Ok(claim.take()),
                 Found::Nothing { .. } => Ok(Vec::new()),
             }
         })

@@ -34,15 +34,36 @@ impl Reply {
         Words { words: words.into_iter(), place: self.place }
     }
 
-    /// The answer as one character for each of so many entries, or a plus for all of them.
-    pub(crate) fn characters(self, entries: usize) -> Result<Vec<u8>, Failure> {
+    /// The same, where pairs and lists within the list are words of it: newer protocols have them where
+    /// older ones have not.
+    pub(crate) fn flat_words(self) -> Words {
+        let mut words = Vec::new();
+        flatten(self.value, &mut words);
+        Words { words: words.into_iter(), place: self.place }
+    }
+
+    /// The answer as one character for each of so many entries, or a plus for all of them; and whether
+    /// an exclamation mark follows.
+    pub(crate) fn characters(self, entries: usize) -> Result<(Vec<u8>, bool), Failure> {
         let mut words = self.words();
-        let characters = words.bytes()?;
+        let mut characters = words.bytes()?;
+        let is_marked = characters.pop_if(|last| *last == b'!').is_some();
         match &characters[..] {
-            b"+" => Ok(vec![b'1'; entries]),
-            each if each.len() == entries => Ok(characters),
+            b"+" => Ok((vec![b'1'; entries], is_marked)),
+            each if each.len() == entries => Ok((characters, is_marked)),
             _ => Err(words.wrong()),
         }
+    }
+}
+
+fn flatten(value: Value, words: &mut Vec<Value>) {
+    match value {
+        Value::Array(list) => list.into_iter().for_each(|value| flatten(value, words)),
+        Value::Map(pairs) => pairs.into_iter().for_each(|(name, value)| {
+            flatten(name, words);
+            flatten(value, words);
+        }),
+        word => words.push(word),
     }
 }
 
@@ -58,7 +79,10 @@ impl Words {
     pub(crate) fn bytes_or_nothing(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         match self.words.next() {
             Some(Value::BulkString(bytes)) => Ok(Some(bytes)),
-            Some(Value::SimpleString(text)) => Ok(Some(text.into_bytes())),
+            Some(Value::SimpleString(text) | Value::VerbatimString { text, .. }) => {
+                Ok(Some(text.into_bytes()))
+            }
+            Some(Value::Double(number)) => Ok(Some(number.to_string().into_bytes())),
             Some(Value::Nil) => Ok(None),
             _ => Err(self.wrong()),
         }

@@ -12,6 +12,7 @@ pub(crate) struct Script {
 /// Texts that a line `-- @name` of a script stands for.
 const PARTS: &[(&str, &str)] = &[
     ("due", include_str!("../scripts/due.lua")),
+    ("live", include_str!("../scripts/live.lua")),
     ("promote", include_str!("../scripts/promote.lua")),
     ("remember", include_str!("../scripts/remember.lua")),
     ("wake", include_str!("../scripts/wake.lua")),
@@ -20,18 +21,23 @@ const PARTS: &[(&str, &str)] = &[
 impl Script {
     fn new(text: &str) -> Self {
         let mut code = String::new();
-        for line in include_str!("../scripts/header.lua").lines().chain(text.lines()) {
-            let name = line.trim_start().strip_prefix("-- @");
-            let part = name.and_then(|name| PARTS.iter().find(|(part, _)| *part == name));
-            let text = part.map_or(line, |(_, text)| text);
-            // Comments are for readers of the files, not for the server.
-            for line in text.lines().filter(|line| !line.trim_start().starts_with("--")) {
-                code.push_str(line);
-                code.push('\n');
-            }
-        }
+        write(include_str!("../scripts/header.lua"), &mut code);
+        write(text, &mut code);
         let hash = redis::Script::new(&code).get_hash().to_owned();
         Self { code, hash }
+    }
+}
+
+/// Writes a text with its parts, and without comments, which are for readers of the files.
+fn write(text: &str, code: &mut String) {
+    for line in text.lines() {
+        let name = line.trim_start().strip_prefix("-- @");
+        if let Some((_, part)) = PARTS.iter().find(|(part, _)| Some(*part) == name) {
+            write(part, code);
+        } else if !line.trim_start().starts_with("--") {
+            code.push_str(line);
+            code.push('\n');
+        }
     }
 }
 

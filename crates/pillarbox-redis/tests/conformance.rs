@@ -2,9 +2,10 @@
 
 mod common;
 
-use pillarbox_testing::server::Flavour;
+use pillarbox_testing::Subject;
+use pillarbox_testing::server::{Flavour, RedisServer};
 
-use crate::common::subject;
+use crate::common::{open, subject};
 
 mod redis {
     use super::*;
@@ -30,5 +31,16 @@ mod valkey {
     pillarbox_testing::conformance!({
         let Some(subject) = subject(Flavour::Valkey).await else { return };
         subject
+    });
+}
+
+/// Every operation in a call of its own.
+mod not_put_together {
+    use super::*;
+
+    pillarbox_testing::conformance!({
+        let server = RedisServer::start();
+        let backend = open(&format!("{}?coalesce=false", server.url())).await;
+        Subject::new(backend).keeping(server)
     });
 }

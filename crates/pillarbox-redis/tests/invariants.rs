@@ -6,6 +6,7 @@ mod stored;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use pillarbox_core::{
@@ -291,5 +292,56 @@ fn a_purged_queue_keeps_nothing_but_how_many_were_sent() {
         let stored = scene.stored().await;
         assert!(stored.data.is_empty() && stored.pending.is_empty() && stored.invisible.is_empty());
         assert_eq!(scene.queue.counts().await.expect("counts").sent, Some(1200));
+    });
+}
+
+/// A script promotes 200 at most, so one answer does not tell of all.
+#[test]
+fn many_that_become_due_at_once_wake_all_who_wait() {
+    block_on(async {
+        let scene = Scene::new().await;
+        let mut waiters = JoinSet::new();
+        for _ in 0..3 {
+            let queue = scene.queue.clone();
+            let request = Receive::up_to(1000).visibility(LONG).wait(LONG);
+            waiters.spawn(async move { queue.receive(request).await.expect("received").len() });
+        }
+        let batch = (0..1000).map(|_| {
+            let mut message = Outgoing::new("x");
+            message.delay = SHORT * 2;
+            message
+        });
+        scene.queue.send(batch.collect()).await.expect("sent");
+        let all = tokio::time::timeout(Duration::from_secs(5), waiters.join_all());
+        let got = all.await.expect("all are woken, and soon");
+        assert!(got.iter().sum::<usize>() <= 1000, "{got:?}");
+        scene.stored().await;
+    });
+}
+
+/// Futures that somebody has begun to poll and forgotten hold up nobody else.
+#[test]
+fn a_future_that_is_not_polled_holds_up_nobody() {
+    block_on(async {
+        let scene = Scene::new().await;
+        scene.send(10).await;
+        let mut forgotten = Vec::new();
+        for _ in 0..4 {
+            let receive = scene.queue.receive(Receive::one().visibility(LONG));
+            let send = scene.queue.send(vec![Outgoing::new("x")]);
+            let mut both = Box::pin(async move { tokio::join!(receive, send) });
+            // Polled once, and not again.
+            let begun = std::future::poll_fn(|context| Poll::Ready(both.as_mut().poll(context)));
+            assert!(begun.await.is_pending());
+            forgotten.push(both);
+        }
+        let others = async {
+            scene.send(1).await;
+            let delivery = scene.take(1, LONG).await.remove(0);
+            scene.settle(Settle::acknowledge(delivery.receipt)).await.expect("acknowledged");
+        };
+        tokio::time::timeout(Duration::from_secs(5), others).await.expect("nobody is in the way");
+        drop(forgotten);
+        scene.stored().await;
     });
 }

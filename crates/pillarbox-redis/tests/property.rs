@@ -38,11 +38,6 @@ fn redis_agrees_with_the_ledger() {
 }
 
 #[test]
-fn redis_agrees_with_the_ledger_in_other_cases() {
-    agrees_with_the_ledger(Flavour::Redis);
-}
-
-#[test]
 fn redis_6_2_agrees_with_the_ledger() {
     agrees_with_the_ledger(Flavour::Redis62);
 }

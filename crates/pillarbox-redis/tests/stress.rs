@@ -119,23 +119,3 @@ fn leases_that_end_under_load_are_all_delivered_again() {
         })
     });
 }
-
-/// Two programs on one queue, each with connections of its own.
-#[test]
-fn two_backends_share_a_queue() {
-    on_threads(|| {
-        Box::pin(async {
-            let server = RedisServer::start();
-            let (one, other) = (open(&server.url()).await, open(&server.url()).await);
-            let stress =
-                |seed| Stress { messages: 1500, seed, may_go_unseen: true, ..Stress::default() };
-            // Each checks what it saw; neither must see the other's messages, which have another name.
-            let (first, second) = (stress(1), stress(2));
-            let runs = tokio::join!(
-                first.run(queue(&one, "shared")),
-                second.run(queue(&other, "its-own")),
-            );
-            println!("{runs:?}");
-        })
-    });
-}

@@ -175,7 +175,10 @@ impl Shared {
                     match self.meets(asked) {
                         Some(Trap::Stall) => return self.stall(asked, server).await,
                         Some(Trap::Cut(after, mode)) => cut = Some((after, mode)),
-                        Some(Trap::Delay(time)) => late = time,
+                        Some(Trap::Delay(time)) => {
+                            late = time;
+                            self.sprung.send_modify(|times| *times += 1);
+                        }
                         None => {}
                     }
                     server.write_all(asked).await?;

@@ -74,6 +74,7 @@ macro_rules! conformance {
                 a_long_poll_sees_a_delayed_message_become_due
                 a_long_poll_sees_a_lease_end
                 a_long_poll_sees_the_lease_of_its_neighbour_end
+                long_polls_see_one_message_after_the_other_become_due
                 a_long_poll_sees_a_nack
                 a_long_poll_ends_empty_after_its_wait_and_not_before
                 each_message_goes_to_one_of_many_waiters

@@ -194,6 +194,27 @@ pub async fn a_long_poll_sees_the_lease_of_its_neighbour_end(s: &Subject) {
     assert_eq!(counts, [1, 2]);
 }
 
+/// Every one of them, whoever takes the one before.
+pub async fn long_polls_see_one_message_after_the_other_become_due(s: &Subject) {
+    let queue = s.queue();
+    let request = Receive::up_to(s.capabilities().max_receive).visibility(LONG).wait(long_wait(s));
+    let neighbours = [(); 2].map(|()| {
+        let queue = queue.clone();
+        tokio::spawn(async move { queue.receive(request).await.expect("received") })
+    });
+    s.pass(1).await;
+    queue.put_delayed("first", s.ticks(2)).await;
+    queue.put_delayed("second", s.ticks(5)).await;
+    let mut received = Vec::new();
+    for neighbour in neighbours {
+        let deliveries = tokio::time::timeout(s.ticks(14), neighbour).await.expect("it is woken");
+        received.extend(deliveries.expect("the task ends"));
+    }
+    let mut received = bodies(&received);
+    received.sort_unstable();
+    assert_eq!(received, ["first", "second"]);
+}
+
 /// So does a nack, with and without a delay.
 pub async fn a_long_poll_sees_a_nack(s: &Subject) {
     let queue = s.queue();
