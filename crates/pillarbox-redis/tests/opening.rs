@@ -166,6 +166,25 @@ async fn a_client_of_the_program_can_be_used() {
 }
 
 #[tokio::test]
+async fn a_client_of_the_newer_protocol_can_be_used() {
+    let server = RedisServer::start();
+    let url = format!("{}?protocol=resp3", server.url());
+    let client = redis::Client::open(url).expect("a client");
+    let backend = Mailboxes::new(RedisBackend::from_client(client).expect("opened"));
+    works(&backend).await;
+    let queue = queue(&backend, "q");
+    let waits = waiting(&queue, PATIENCE);
+    all_quiet(&server, 1).await;
+    send(&queue, "hello").await.expect("sent");
+    assert_eq!(waits.await.expect("a task").as_deref(), Some("hello"));
+    send_later(&queue, "later", Duration::from_secs(60)).await.expect("sent");
+    assert_eq!(backend.queues().await.expect("listed").len(), 1);
+    let diagnosis = backend.diagnose(false).await.expect("diagnosed");
+    assert_eq!(diagnosis.problems().count(), 0, "{diagnosis:?}");
+    assert!(diagnosis.promise.contains("stores nothing"), "{}", diagnosis.promise);
+}
+
+#[tokio::test]
 async fn a_connection_of_the_program_can_be_used() {
     let server = RedisServer::start();
     let client = redis::Client::open(server.url()).expect("a client");
