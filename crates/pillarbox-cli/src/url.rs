@@ -91,7 +91,8 @@ impl fmt::Display for BackendUrl {
 
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    ["pass", "pwd", "secret", "token", "key", "auth"].iter().any(|word| name.contains(word))
+    // A letter may be written as a number.
+    ["%", "pass", "pwd", "secret", "token", "key", "auth"].iter().any(|word| name.contains(word))
 }
 
 impl fmt::Debug for BackendUrl {
@@ -118,6 +119,7 @@ mod tests {
                 "x://h?a=1&password=hunter2&Access_Token=t",
                 "x://h?a=1&password=***&Access_Token=***",
             ),
+            ("redis+unix:///s?p%61ss=hunter2&db=1", "redis+unix:///s?p%61ss=***&db=1"),
             ("", ""),
         ] {
             let url: BackendUrl = url.parse().unwrap();

@@ -8,10 +8,9 @@
 if wrong then return wrong end
 -- @promote
 local ready = redis_call('LLEN', pending)
-local members = redis_call('ZCARD', invisible)
+local members = redis_call('ZCOUNT', invisible, '-inf', '(+inf')
 local delayed = tonumber(redis_call('HGET', meta, '#delayed') or 0)
 local sent = tonumber(redis_call('HGET', meta, '#sent') or 0)
-if sent > 0 and members > 0 then members = members - redis_call('ZCOUNT', invisible, '+inf', '+inf') end
 local oldest = false
 if ready > 0 then
   oldest = redis_call('HGET', data, redis_call('LINDEX', pending, -1))

@@ -1,21 +1,20 @@
 //! What a server is, what it promises, and whether its queues are sound.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use pillarbox_core::{Diagnosis, Finding, QueueName, Repair, Severity, Timestamp};
 
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::format::{IdText, Keys};
 use crate::hub::Hub;
 use crate::link::field;
 use crate::reply::Reply;
 use crate::scripts;
 
-/// The most messages of a queue that are looked at twice.
-const MOST_SUSPECTS: usize = 1000;
-
-/// How many of them one script looks at: it searches the whole line for each.
-const SUSPECTS_AT_ONCE: usize = 10;
+/// How many entries in line one script may look at: it searches the line for each message that it
+/// looks at twice.
+const ENTRIES_AT_ONCE: usize = 1_000_000;
 
 /// What a server says of itself.
 #[derive(Debug, Default)]
@@ -107,6 +106,17 @@ impl Server {
         }
     }
 
+    /// Whether there is hardly any memory left.
+    fn fullness(&self) -> Option<Finding> {
+        let (used, most) = (self.number("used_memory"), self.number("maxmemory"));
+        (most > 0 && used > most / 20 * 19).then(|| Finding {
+            severity: Severity::Warning,
+            text: "the server's memory is nearly full (maxmemory): sends fail, or soon will".into(),
+            advice: "drain queues, or give the server more".into(),
+            repair: Repair::Manual,
+        })
+    }
+
     /// Whether the server may throw away keys that are still needed.
     fn eviction(&self, has_ttl: bool) -> Option<Finding> {
         let policy = self.setting("maxmemory-policy").or(self.info("maxmemory_policy"))?;
@@ -148,7 +158,10 @@ pub(crate) async fn diagnose(
     let mut diagnosis = Diagnosis::new(server.promise())
         .with_fact("server", server.version())
         .with_fact("place", &*link.place)
-        .with_fact("mode", server.info("redis_mode").unwrap_or("unknown"))
+        .with_fact(
+            "mode",
+            server.info("redis_mode").or(server.info("server_mode")).unwrap_or("unknown"),
+        )
         .with_fact("role", server.info("role").unwrap_or("unknown"))
         .with_fact("memory", memory(&server))
         .with_fact("queues", queues.len().to_string());
@@ -157,6 +170,7 @@ pub(crate) async fn diagnose(
     let (seconds, micros): (i64, i64) = (time.parsed()?, time.parsed()?);
     diagnosis.clock = Some(Timestamp::from_micros(seconds * 1_000_000 + micros));
     diagnosis.findings.extend(server.eviction(link.usage.default_ttl.is_some()));
+    diagnosis.findings.extend(server.fullness());
     if server.info("role") == Some("slave") {
         diagnosis.findings.push(Finding {
             severity: Severity::Problem,
@@ -165,9 +179,27 @@ pub(crate) async fn diagnose(
             repair: Repair::Manual,
         });
     }
-    for queue in queues {
+    let unlisted = unlisted(engine, queues).await?;
+    if !unlisted.is_empty() {
+        let names: Vec<_> = unlisted.iter().take(10).map(|name| format!("'{name}'")).collect();
+        diagnosis.findings.push(Finding {
+            severity: Severity::Problem,
+            text: format!("{} queues are not on the list: {}", unlisted.len(), names.join(", ")),
+            advice: "somebody has removed them from pillarbox:queues; a send puts them there"
+                .into(),
+            repair: if repair { Repair::Done } else { Repair::Possible },
+        });
+    }
+    for queue in queues.iter().chain(&unlisted) {
         let hub = Hub::new(queue.clone(), engine.clone());
-        diagnosis.findings.extend(check(&hub, repair).await?);
+        if repair && unlisted.contains(queue) {
+            engine.list(queue).await?;
+        }
+        let foreign = foreign_keys(&hub).await?;
+        if foreign.is_empty() {
+            diagnosis.findings.extend(check(&hub, repair).await?);
+        }
+        diagnosis.findings.extend(foreign);
     }
     Ok(diagnosis)
 }
@@ -191,16 +223,19 @@ async fn check(hub: &Hub, repair: bool) -> Result<Vec<Finding>, Failure> {
     for id in in_line.iter().chain(&timed) {
         *places.entry(id.clone()).or_default() += 1;
     }
-    let data = fields(hub, 3).await?;
-    let meta = fields(hub, 4).await?;
+    let (data, foreign) = fields(hub, 3).await?;
+    let (meta, _) = fields(hub, 4).await?;
     let mut suspects: HashSet<&Id> =
         places.iter().filter(|(_, times)| **times > 1).map(|(id, _)| id).collect();
     suspects.extend(data.iter().filter(|id| !places.contains_key(*id)));
     suspects.extend(places.keys().chain(&meta).filter(|id| !data.contains(*id)));
-    let suspects: Vec<_> = suspects.into_iter().take(MOST_SUSPECTS).collect();
+    // By id, which is the order of sending: those that are put in line are in that order.
+    let mut suspects: Vec<_> = suspects.into_iter().collect();
+    suspects.sort();
 
     let mut found: HashMap<u8, usize> = HashMap::new();
-    for some in suspects.chunks(SUSPECTS_AT_ONCE) {
+    let at_once = (ENTRIES_AT_ONCE / (in_line.len() + suspects.len() + 1)).clamp(1, 200);
+    for some in suspects.chunks(at_once) {
         for answer in mend(hub, repair, some).await? {
             *found.entry(answer).or_default() += 1;
         }
@@ -209,21 +244,77 @@ async fn check(hub: &Hub, repair: bool) -> Result<Vec<Finding>, Failure> {
     if off != 0 {
         found.insert(b'd', off.unsigned_abs() as usize);
     }
+    if foreign > 0 {
+        found.insert(b'f', foreign);
+    }
     let finding = |(kind, count): (&u8, &usize)| {
         let (severity, what) = match kind {
-            b'u' => (Severity::Problem, "messages are neither ready nor in flight nor delayed"),
-            b'b' => (Severity::Problem, "messages are in two places"),
-            b'h' => (Severity::Problem, "ready messages have a receipt"),
-            b'n' => (Severity::Warning, "entries belong to no message"),
-            b'd' => (Severity::Warning, "is the error in the number of delayed messages"),
+            b'u' => {
+                (Severity::Problem, "messages that are neither ready nor in flight nor delayed")
+            }
+            b'b' => (Severity::Problem, "messages in two places"),
+            b'h' => (Severity::Problem, "ready messages with a receipt"),
+            b'n' => (Severity::Warning, "entries that belong to no message"),
+            b'd' => (Severity::Warning, "delayed messages counted wrongly"),
+            b'f' => (Severity::Warning, "data under names that are no ids, which nobody receives"),
             _ => return None,
         };
-        let repair = if repair { Repair::Done } else { Repair::Possible };
+        let repair = match (kind, repair) {
+            (b'f', _) => Repair::Manual,
+            (_, true) => Repair::Done,
+            (_, false) => Repair::Possible,
+        };
         let text = format!("queue '{}': {count} {what}", hub.name);
         let advice = "somebody has written to the keys, or the server has lost some".into();
         Some(Finding { severity, text, advice, repair })
     };
-    Ok(found.iter().filter_map(finding).collect())
+    let mut findings: Vec<_> = found.iter().filter_map(finding).collect();
+    findings.sort_by(|one, other| one.text.cmp(&other.text));
+    Ok(findings)
+}
+
+/// Which keys of a queue are of another type.
+async fn foreign_keys(hub: &Hub) -> Result<Vec<Finding>, Failure> {
+    let Engine { link, gate, .. } = &*hub.engine;
+    let Keys { pending, invisible, data, meta, .. } = &hub.keys;
+    let mut findings = Vec::new();
+    for (key, expected) in [(pending, "list"), (invisible, "zset"), (data, "hash"), (meta, "hash")]
+    {
+        let answer = link.call(gate, redis::cmd("TYPE").arg(key)).await?;
+        let found: String = Reply::new(answer, &link.place).flat_words().parsed()?;
+        if found != expected && found != "none" {
+            findings.push(Finding {
+                severity: Severity::Problem,
+                text: format!("queue '{}': the key {key} is a {found}, not a {expected}", hub.name),
+                advice: "another program uses the name: rename or remove the key".into(),
+                repair: Repair::Manual,
+            });
+        }
+    }
+    Ok(findings)
+}
+
+/// Queues that are there and not on the list.
+async fn unlisted(engine: &Engine, listed: &[QueueName]) -> Result<Vec<QueueName>, Failure> {
+    let Engine { link, gate, .. } = engine;
+    let mut found = BTreeSet::new();
+    let mut cursor = "0".to_owned();
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(&cursor).arg("MATCH").arg("{queue:*}:*").arg("COUNT").arg(1000);
+        let mut words = Reply::new(link.call(gate, &scan).await?, &link.place).flat_words();
+        cursor = words.parsed()?;
+        while !words.is_empty() {
+            let key = String::from_utf8_lossy(&words.bytes()?).into_owned();
+            let name = key.strip_prefix("{queue:").and_then(|rest| rest.split_once('}'));
+            if let Some((name, ":pending" | ":data" | ":invisible")) = name {
+                found.extend(QueueName::new(name));
+            }
+        }
+        if cursor == "0" {
+            return Ok(found.into_iter().filter(|name| !listed.contains(name)).collect());
+        }
+    }
 }
 
 async fn mend(hub: &Hub, repair: bool, ids: &[&Id]) -> Result<Vec<u8>, Failure> {
@@ -275,9 +366,10 @@ async fn timed(hub: &Hub) -> Result<HashSet<Id>, Failure> {
     }
 }
 
-/// All ids that are fields of the hash that is key number `key` of the scripts.
-async fn fields(hub: &Hub, key: u32) -> Result<HashSet<Id>, Failure> {
-    let mut ids = HashSet::new();
+/// All ids that are fields of the hash that is key number `key` of the scripts, and how many fields are
+/// something else.
+async fn fields(hub: &Hub, key: u32) -> Result<(HashSet<Id>, usize), Failure> {
+    let (mut ids, mut foreign) = (HashSet::new(), 0);
     let mut cursor = "0".to_owned();
     loop {
         let mut words = hub
@@ -287,10 +379,15 @@ async fn fields(hub: &Hub, key: u32) -> Result<HashSet<Id>, Failure> {
             .await?;
         cursor = words.parsed()?;
         while !words.is_empty() {
-            ids.extend(Some(words.bytes()?).filter(|id| id.len() == 22));
+            let field = words.bytes()?;
+            if IdText::parse(&field).is_some() {
+                ids.insert(field);
+            } else if !field.starts_with(b"#") {
+                foreign += 1;
+            }
         }
         if cursor == "0" {
-            return Ok(ids);
+            return Ok((ids, foreign));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What can go wrong at a server, in words that say what to do.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox_core::{Error, QueueName};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
@@ -77,8 +78,8 @@ fn advice(what: &str) -> &'static str {
         "; the server is out of memory (maxmemory): nothing was stored. Receiving and settling \
          still work and make room"
     } else if says("WRONGTYPE") {
-        "; a key of the queue is of another type: another program uses the same name. Choose \
-         another queue name or database, or remove the key"
+        "; a key of ours ({queue:NAME}:... or pillarbox:queues) is of another type: another program \
+         uses the same name. Choose another queue name or database, or remove the key"
     } else if says("NOAUTH") {
         "; the server wants a password: redis://:PASSWORD@HOST"
     } else if says("WRONGPASS") || says("authentication failed") || says("invalid password") {
@@ -106,6 +107,18 @@ fn advice(what: &str) -> &'static str {
 impl Failure {
     pub(crate) fn server(place: &Arc<str>, error: RedisError) -> Self {
         Self::Server { place: place.clone(), what: text(&error), cause: Arc::new(error) }
+    }
+
+    /// The same, after it was tried for so long.
+    #[must_use]
+    pub(crate) fn after(mut self, time: Duration) -> Self {
+        if let Self::Server { place, what, .. } = &mut self {
+            if place.starts_with("rediss:") && what.contains("timed out") {
+                what.push_str(" (does it speak TLS there?)");
+            }
+            what.push_str(&format!(" (tried for {time:?})"));
+        }
+        self
     }
 
     /// Whether the user of the server may not do it.

@@ -149,7 +149,7 @@ impl Link {
             }
             let pause = pauses.next();
             if Instant::now() + pause > end {
-                return Err(Failure::server(&self.place, error));
+                return Err(Failure::server(&self.place, error).after(self.usage.retry_for));
             }
             tracing::debug!(place = %self.place, %error, ?pause, "a call failed and is made again");
             tokio::select! {

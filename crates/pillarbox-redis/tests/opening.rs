@@ -267,7 +267,6 @@ async fn queues_are_listed_in_order_and_without_looking_at_all_keys() {
     let listed: Vec<_> =
         other.queues().await.expect("a list").iter().map(ToString::to_string).collect();
     assert_eq!(listed, expected);
-    other.diagnose(false).await.expect("a diagnosis");
     let stats = server.command(&["INFO", "commandstats"]);
     assert!(stats.contains("cmdstat_evalsha"), "{stats}");
     for command in ["keys", "scan", "randomkey"] {
