@@ -46,6 +46,8 @@ pub struct Capabilities {
     pub exact_counts: bool,
     /// `max_size` is enforced.
     pub bounded: bool,
+    /// The most partitions that a queue can be spread over. 1: every queue is kept whole.
+    pub max_partitions: u32,
     /// Messages can be looked at without being delivered.
     pub peek: bool,
     /// Waiting time between two purges.
@@ -76,6 +78,7 @@ impl Capabilities {
             strict_receipts: true,
             exact_counts: true,
             bounded: true,
+            max_partitions: 1,
             peek: true,
             purge_cooldown: None,
         }
@@ -93,6 +96,18 @@ impl Capabilities {
     /// Refuses a batch of more entries than one call takes.
     pub fn check_batch(&self, queue: &QueueName, entries: usize) -> Result<()> {
         at_most(queue, "batch size", entries, self.max_batch)
+    }
+
+    /// Refuses a number of partitions that a queue cannot be spread over.
+    pub fn check_partitions(&self, queue: &QueueName, partitions: u32) -> Result<()> {
+        if partitions == 0 {
+            return Err(Error::invalid(Some(queue), "partitions", "0", "at least 1"));
+        }
+        if partitions > 1 && self.max_partitions == 1 {
+            let allowed = format!("1: {} keeps every queue whole", self.backend);
+            return Err(Error::invalid(Some(queue), "partitions", partitions.to_string(), allowed));
+        }
+        at_most(queue, "partitions", partitions as usize, self.max_partitions as usize)
     }
 
     /// Refuses to peek at more messages than one call shows, or where it cannot be done at all.

@@ -49,7 +49,7 @@ pub use memory::MemoryBackend;
 pub use name::QueueName;
 pub use options::{Receive, SendOptions};
 pub use queue::{
-    Backend, BoxFuture, Cursor, Delivery, MessageState, Outgoing, PeekPage, Peeked, Queue,
-    QueueOptions, RawMessage, Settle, SettleAction,
+    Backend, BoxFuture, Cursor, Delivery, MessageState, Outgoing, Partitions, PeekPage, Peeked,
+    Queue, QueueOptions, RawMessage, Settle, SettleAction,
 };
 pub use receipt::{Nonce, Receipt};

@@ -63,6 +63,12 @@ impl SendOptions {
         self
     }
 
+    /// Has the message keep its order with others of the same group, also where the queue is spread
+    /// over partitions. See [`Outgoing::group`](crate::Outgoing::group).
+    pub fn group(self, group: impl Into<String>) -> Self {
+        self.attribute(crate::Outgoing::GROUP, group)
+    }
+
     /// Keeps the time at which the message was first sent, when it is moved from another queue.
     pub fn enqueued_at(mut self, at: Timestamp) -> Self {
         self.enqueued_at = Some(at);

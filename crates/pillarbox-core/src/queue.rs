@@ -82,6 +82,28 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// name. Says [`Closed`](crate::Error::Closed) once the backend is closed.
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>>;
 
+    /// How many partitions a queue is spread over.
+    ///
+    /// A backend that keeps every queue whole needs not write this method nor the next one.
+    fn partitions<'a>(&'a self, queue: &'a QueueName) -> BoxFuture<'a, Result<Partitions>> {
+        let _ = queue;
+        Box::pin(async { Ok(Partitions::WHOLE) })
+    }
+
+    /// Spreads a queue over so many partitions from now on, and says how it is spread then. It may be
+    /// in use meanwhile. Messages stay where they are: when there are to be fewer partitions, those
+    /// that are no longer sent to are received from until they are empty.
+    fn set_partitions<'a>(
+        &'a self,
+        queue: &'a QueueName,
+        partitions: u32,
+    ) -> BoxFuture<'a, Result<Partitions>> {
+        Box::pin(async move {
+            self.capabilities().check_partitions(queue, partitions)?;
+            self.partitions(queue).await
+        })
+    }
+
     /// Looks for everything that may be wrong, and puts right what it can if told to `repair`.
     ///
     /// May take long and read everything there is, but keeps nobody from working meanwhile except
@@ -95,6 +117,27 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
+/// How a queue is spread over partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Partitions {
+    /// How many partitions messages are sent to.
+    pub sent_to: u32,
+    /// How many partitions may hold messages. More than [`sent_to`](Self::sent_to) while some are
+    /// being drained because there shall be fewer.
+    pub held_in: u32,
+}
+
+impl Partitions {
+    /// A queue that is not spread.
+    pub const WHOLE: Self = Self { sent_to: 1, held_in: 1 };
+
+    /// Says how a queue is spread.
+    pub const fn new(sent_to: u32, held_in: u32) -> Self {
+        Self { sent_to, held_in }
+    }
+}
+
 /// How a queue is opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -102,17 +145,33 @@ pub struct QueueOptions {
     /// The most messages, in whatever state, that sends through this handle may fill the queue
     /// up to. `None`: no limit.
     pub max_size: Option<u64>,
+    /// The least number of parts that the queue is spread over, where the backend can do that. `None`:
+    /// as many as it has.
+    pub partitions: Option<u32>,
 }
 
 impl QueueOptions {
     /// The defaults.
     pub const fn new() -> Self {
-        Self { max_size: None }
+        Self { max_size: None, partitions: None }
     }
 
     /// Refuses sends that would make the queue hold more than `max_size` messages.
     pub const fn max_size(mut self, max_size: u64) -> Self {
         self.max_size = Some(max_size);
+        self
+    }
+
+    /// Spreads the queue over at least `partitions` parts, which may be on different servers. The
+    /// order of messages is then kept within a part; those of one [group](Outgoing::group) are
+    /// always in the same. The queue stays so for all who use it, until
+    /// [`Backend::set_partitions`] says otherwise.
+    ///
+    /// A backend that keeps every queue whole
+    /// ([`Capabilities::max_partitions`](crate::Capabilities::max_partitions) is 1) takes any number
+    /// and keeps it whole: order is then kept for all.
+    pub const fn partitions(mut self, partitions: u32) -> Self {
+        self.partitions = Some(partitions);
         self
     }
 }
@@ -134,12 +193,24 @@ pub struct Outgoing {
     /// When it was first sent, for a message that is moved from another queue. `None`: now, by
     /// the backend's clock.
     pub enqueued_at: Option<Timestamp>,
+    /// Whether the id was made for this message alone, so that nobody can have sent it before.
+    pub is_new: bool,
 }
 
 impl Outgoing {
+    /// The attribute that holds a message's [group](Self::group).
+    pub const GROUP: &str = "pillarbox.group";
+
     /// Makes a message with a new id and nothing but a body.
     pub fn new(body: impl Into<Bytes>) -> Self {
-        Self::with_id(MessageId::new(), body)
+        Self { is_new: true, ..Self::with_id(MessageId::new(), body) }
+    }
+
+    /// Which messages it keeps its order with: in a queue that is spread over partitions, messages of
+    /// one group are in the same one. It is the value of the attribute [`Outgoing::GROUP`], so it
+    /// goes wherever the message goes.
+    pub fn group(&self) -> Option<&str> {
+        self.attributes.get(Self::GROUP)
     }
 
     /// Makes a message with the caller's id and nothing but a body.
@@ -151,6 +222,7 @@ impl Outgoing {
             reply_to: None,
             delay: Duration::ZERO,
             enqueued_at: None,
+            is_new: false,
         }
     }
 }

@@ -152,6 +152,20 @@ impl Nonce {
         Self(bytes)
     }
 
+    /// Makes a nonce whose first 84 bits nobody can guess, and whose last 12 are the backend's own:
+    /// what it must know of a delivery to find it, such as a partition.
+    pub fn random_with_mark(mark: u16) -> Self {
+        let mut nonce = Self::random();
+        nonce.0[10] = nonce.0[10] & 0xf0 | (mark >> 8) as u8 & 0x0f;
+        nonce.0[11] = mark as u8;
+        nonce
+    }
+
+    /// The last 12 bits.
+    pub const fn mark(&self) -> u16 {
+        (self.0[10] as u16 & 0x0f) << 8 | self.0[11] as u16
+    }
+
     /// Makes a nonce of the caller's bytes, for tests and for models that must be repeatable.
     pub const fn from_bytes(bytes: [u8; 12]) -> Self {
         Self(bytes)
@@ -227,6 +241,16 @@ mod tests {
     fn nonces_do_not_repeat() {
         let seen: HashSet<_> = (0..100_000).map(|_| Nonce::random()).collect();
         assert_eq!(seen.len(), 100_000);
+    }
+
+    #[test]
+    fn a_nonce_carries_a_mark_and_stays_secret() {
+        for mark in [0, 1, 15, 255, 256, 2741, 4095] {
+            let (one, other) = (Nonce::random_with_mark(mark), Nonce::random_with_mark(mark));
+            assert_eq!((one.mark(), other.mark()), (mark, mark));
+            assert_ne!(one, other);
+            assert_eq!(Nonce::parse(&one.to_string()).map(|nonce| nonce.mark()), Some(mark));
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 -- In front of every script. (In a script, a line "-- @name" stands for the text of name.lua: functions
 -- would be made anew in each run, which costs as much as a command.)
 --
--- Keys, all under the hash tag {queue:NAME}:
+-- Keys, all under one hash tag: {queue:NAME}, or {queue:NAME#K} of the partition K of a queue that is
+-- spread over several:
 --   1 pending    LIST  ids of ready messages; sent at the left, delivered from the right
 --   2 invisible  ZSET  ids of messages in flight or delayed, by the microsecond at which they
 --                      become ready; and one member that never does, which keeps a small set from
@@ -32,5 +33,7 @@ local redis_call, unpack, sub, tonumber = redis.call, unpack, string.sub, tonumb
 local pending, invisible, data, meta, call = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local time = redis_call('TIME')
 local now_text = time[1] .. sub('000000', #time[2] + 1) .. time[2]
+-- What wake says.
+local message = ''
 -- The most messages that one script promotes.
 local at_once = 200

@@ -4,9 +4,10 @@
 -- Arguments after the common ones: 4 whether to repair, 1 or 0; then ids, or none to count the delayed
 --   messages anew.
 -- Reads: all. Writes: all.
--- Reply: for each id a character: . right; h is ready and has a secret: loses it; u has data and no place: made ready; b has two places: keeps
---   the one of its lease; n has a place or a delivery count and no data: removed. Without ids: by how
---   much #delayed was wrong; nothing if there are too many to count at once.
+-- Reply: for each id a character: . right; h is ready and has a secret: loses it; u has data and no place:
+--   made ready; b has two places: keeps the one of its lease; n has a place or a delivery count and no
+--   data: removed. Without ids: by how much #delayed was wrong; nothing if there are too many to count
+--   at once.
 -- Twice: what was put right is right.
 local repair = ARGV[4] == '1'
 if #ARGV == 4 then

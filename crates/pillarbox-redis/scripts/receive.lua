@@ -5,9 +5,9 @@
 --   message that may be delivered the 16 secret characters of its receipt and a 1.
 -- Reads: pending, data, meta, invisible. Writes: pending, invisible, meta, call.
 -- Reply: microseconds until the next message becomes ready, those delivered aside: -1 for never, 0 if
---   there may be more at once; then, if there are any, the ids, data and meta of the messages as they were before. The first
---   receiver gets as many as it takes, then the second, and so on; the n-th id has the n-th secret. One
---   without data is no message.
+--   there may be more at once; then, if there are any, the ids, data and meta of the messages as they
+--   were before. The first receiver gets as many as it takes, then the second, and so on; the n-th id
+--   has the n-th secret. One without data is no message.
 -- Twice: see header.lua. What is remembered are the ids; a second run reads the messages anew, and
 --   leaves out the data of those whose lease is not the one given then.
 local record = redis_call('GET', call)
@@ -36,7 +36,7 @@ if #ids < wanted then
   -- All that is due became ready after all that is pending.
   -- @due
   if wrong then
-    for n = #ids, 1, -1 do redis_call('RPUSH', pending, ids[n]) end
+    -- @give_back
     return wrong
   end
   -- @promote
@@ -45,15 +45,12 @@ if #ids < wanted then
     for n = 1, #more do ids[#ids + 1] = more[n] end
   end
   if promoted < at_once then
-    local first = tonumber(redis_call('ZRANGE', invisible, 0, 0, 'WITHSCORES')[2] or math.huge)
-    wait = first == math.huge and -1 or math.ceil(first - now_text)
+    -- @next_due
   end
   if #ids == 0 then
     if KEYS[6] then
-      -- Deleted first: that is never refused for lack of memory, and lets what follows pass.
-      redis_call('DEL', call)
       local answer = ''
-      -- @remember
+      -- @renew
     end
     return {wait}
   end
@@ -64,7 +61,7 @@ local bodies = redis.pcall('HMGET', data, unpack(ids))
 local known = bodies.err and bodies or redis.pcall('HMGET', meta, unpack(ids))
 if known.err then
   -- A key is of another type: all goes back to where it was.
-  for n = count, 1, -1 do redis_call('RPUSH', pending, ids[n]) end
+  -- @give_back
   return known
 end
 local leases, counts, lost = {}, {}, nil
@@ -106,7 +103,7 @@ if place > 0 then
   local leased = redis.pcall('ZADD', invisible, unpack(leases))
   if type(leased) == 'table' then
     -- So is this one.
-    for n = count, 1, -1 do redis_call('RPUSH', pending, ids[n]) end
+    -- @give_back
     return leased
   end
   redis_call('HSET', meta, unpack(counts))

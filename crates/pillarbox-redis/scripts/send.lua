@@ -59,9 +59,7 @@ if size == 0 then
   answer = table.concat(answer)
   if size == 0 then
     if KEYS[6] then
-      -- Deleted first: that is never refused for lack of memory, and lets what follows pass.
-      redis_call('DEL', call)
-      -- @remember
+      -- @renew
     end
     return answer
   end
@@ -107,9 +105,9 @@ if timed and #timed > 0 then
   redis_call('HINCRBY', meta, '#delayed', #timed / 2)
   news = news or redis_call('ZRANGE', invisible, 0, 0)[1] ~= first
 end
+if is_new then answer = answer .. '!' end
 -- @remember
 if news then
   -- @wake
 end
-if is_new then return answer .. '!' end
 return answer

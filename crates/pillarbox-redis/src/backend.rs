@@ -4,21 +4,24 @@ use std::sync::{Arc, LazyLock};
 
 use futures_util::future::join_all;
 use pillarbox_core::{
-    Backend, BoxFuture, Capabilities, Diagnosis, Error, Gate, Queue, QueueName, QueueOptions,
-    Result,
+    Backend, BoxFuture, Capabilities, Diagnosis, Error, Gate, Partitions, Queue, QueueName,
+    QueueOptions, Result,
 };
 use redis::Client;
 use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 
 use crate::diagnose;
-use crate::engine::Engine;
+use crate::engine::{Engine, LIST_ROUTE};
 use crate::failure::Failure;
 use crate::format::{Keys, REGISTRY};
+use crate::layout::{MAX_PARTITIONS, Number};
 use crate::link::Link;
 use crate::options::{RedisOptions, Usage};
 use crate::queue::RedisQueue;
-use crate::reply::Reply;
+use crate::scripts;
+use crate::servers::{Node, Route, Servers};
+use crate::state::QueueState;
 
 /// The longest body. Redis itself ends at 512 MiB, for everything that is sent at once.
 const MAX_BODY: usize = 256 << 20;
@@ -27,6 +30,14 @@ pub(crate) static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
     let mut capabilities = Capabilities::full("redis");
     capabilities.durable = true;
     capabilities.max_body = Some(MAX_BODY);
+    capabilities.max_partitions = MAX_PARTITIONS;
+    capabilities
+});
+
+/// Those of a queue that is spread over partitions.
+pub(crate) static SPREAD_CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
+    let mut capabilities = CAPABILITIES.clone();
+    capabilities.fifo = false;
     capabilities
 });
 
@@ -37,9 +48,9 @@ const LISTED_FOR: f64 = 3600.0;
 /// How many queues are asked for at the same time.
 const LOOKS_AT_ONCE: usize = 1000;
 
-/// Queues on a Redis or Valkey server.
+/// Queues on Redis or Valkey: one server, one with replicas that sentinels watch, or a cluster.
 ///
-/// One connection serves all queues, and a second one listens for all who wait. Must be used within
+/// One connection to each server serves all queues, and a second one listens for all who wait. Must be used within
 /// the tokio runtime that it was opened in.
 ///
 /// ```no_run
@@ -62,9 +73,7 @@ impl RedisBackend {
     /// Connects to a server, and fails where that does not succeed within
     /// [`retry_for`](RedisOptions::retry_for). Warns where the server may throw messages away.
     pub async fn open(options: RedisOptions) -> Result<Self> {
-        let RedisOptions { server, tls, usage } = options;
-        let client = crate::tls::client(server, &tls)?;
-        let backend = Self::new(Link::to(client, usage))?;
+        let backend = Self::new(Link::new(options.servers()?, options.usage))?;
         diagnose::warn(&backend.engine).await.map_err(|failure| failure.on(None, "open"))?;
         Ok(backend)
     }
@@ -73,7 +82,9 @@ impl RedisBackend {
     ///
     /// Fails outside of a tokio runtime.
     pub fn from_client(client: Client) -> Result<Self> {
-        Self::new(Link::to(client, Usage::default()))
+        let usage = Usage::default();
+        let node = Node::of(client, usage.response_timeout);
+        Self::new(Link::new(Servers::One(Arc::new(node)), usage))
     }
 
     /// Uses a connection that the program has already, such as a
@@ -87,7 +98,8 @@ impl RedisBackend {
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::new(Link::by(connection, Usage::default()))
+        let node = Node::given(connection);
+        Self::new(Link::new(Servers::One(Arc::new(node)), Usage::default()))
     }
 
     fn new(link: Link) -> Result<Self> {
@@ -100,12 +112,10 @@ impl RedisBackend {
     /// taken off it.
     async fn list(&self) -> Result<Vec<QueueName>, Failure> {
         let Engine { link, gate, .. } = &*self.engine;
-        let now: f64 = Reply::new(link.call(gate, &redis::cmd("TIME")).await?, &link.place)
-            .flat_words()
-            .parsed()?;
+        let now: f64 = link.ask(gate, *LIST_ROUTE, &redis::cmd("TIME")).await?.parsed()?;
         let mut list = redis::cmd("ZRANGE");
         list.arg(REGISTRY).arg(0).arg(-1).arg("WITHSCORES");
-        let mut words = Reply::new(link.call(gate, &list).await?, &link.place).flat_words();
+        let mut words = link.ask(gate, *LIST_ROUTE, &list).await?;
         let mut listed = Vec::new();
         while !words.is_empty() {
             let (name, used): (String, f64) = (words.parsed()?, words.parsed()?);
@@ -117,9 +127,10 @@ impl RedisBackend {
         for some in listed.chunks(LOOKS_AT_ONCE) {
             let exists = some.iter().map(async |(name, _)| {
                 let mut exists = redis::cmd("EXISTS");
-                let Keys { pending, invisible, data, meta, .. } = &Keys::new(name);
-                exists.arg(pending).arg(invisible).arg(data).arg(meta);
-                Reply::new(link.call(gate, &exists).await?, &link.place).flat_words().integer()
+                let keys = Keys::new(name, 0);
+                let Keys { pending, invisible, data, meta, .. } = &keys;
+                exists.arg(pending).arg(invisible).arg(data).arg(meta).arg(keys.partitions());
+                link.ask(gate, Route::Slot(keys.slot), &exists).await?.integer()
             });
             for ((name, used), exists) in some.iter().zip(join_all(exists).await) {
                 if exists? > 0 {
@@ -130,26 +141,42 @@ impl RedisBackend {
             }
         }
         for (name, used) in gone {
-            // Unless somebody has used it meanwhile.
-            let mut remove = redis::cmd("EVAL");
-            remove.arg(
-                "if tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or 0) == tonumber(ARGV[2]) then \
-                 redis.call('ZREM', KEYS[1], ARGV[1]) end",
-            );
-            link.call(gate, remove.arg(1).arg(REGISTRY).arg(name).arg(used)).await?;
+            self.engine.run_on_list(&scripts::UNLIST, &[name, &used.to_string()]).await?;
         }
         there.sort();
         Ok(there)
+    }
+
+    /// A queue that is spread has keys that are not used together, some of which would be deleted.
+    fn check_no_ttl(&self, queue: &QueueName, partitions: u32) -> Result<()> {
+        if partitions > 1 && self.engine.link.usage.default_ttl.is_some() {
+            let allowed = "1 where there is a default_ttl";
+            return Err(Error::invalid(Some(queue), "partitions", partitions.to_string(), allowed));
+        }
+        Ok(())
+    }
+
+    /// What is known of a queue, whether it is open or not.
+    fn state(&self, queue: &QueueName) -> Result<QueueState> {
+        self.engine.gate.check(queue)?;
+        Ok(QueueState::new(queue.clone(), self.engine.clone()))
     }
 }
 
 impl Backend for RedisBackend {
     fn capabilities(&self) -> &Capabilities {
-        &CAPABILITIES
+        match self.engine.link.usage.partitions {
+            1 => &CAPABILITIES,
+            _ => &SPREAD_CAPABILITIES,
+        }
     }
 
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>> {
         self.engine.gate.check(name)?;
+        if let Some(partitions) = options.partitions {
+            CAPABILITIES.check_partitions(name, partitions)?;
+            self.check_no_ttl(name, partitions)?;
+        }
         let gate = Gate::child(&self.engine.gate);
         Ok(Arc::new(RedisQueue::new(self.engine.open_hub(name), options, gate)))
     }
@@ -158,6 +185,31 @@ impl Backend for RedisBackend {
         Box::pin(async {
             self.engine.gate.check_backend()?;
             self.list().await.map_err(|failure| failure.on(None, "list queues"))
+        })
+    }
+
+    fn partitions<'a>(&'a self, queue: &'a QueueName) -> BoxFuture<'a, Result<Partitions>> {
+        Box::pin(async move {
+            let layout = self.state(queue)?.learn_layout(1).await;
+            layout.map(Into::into).map_err(|failure| failure.on(Some(queue), "read the layout"))
+        })
+    }
+
+    fn set_partitions<'a>(
+        &'a self,
+        queue: &'a QueueName,
+        partitions: u32,
+    ) -> BoxFuture<'a, Result<Partitions>> {
+        Box::pin(async move {
+            let state = self.state(queue)?;
+            CAPABILITIES.check_partitions(queue, partitions)?;
+            self.check_no_ttl(queue, partitions)?;
+            let spread = async {
+                self.engine.list(queue).await?;
+                state.spread(partitions as Number).await
+            };
+            let layout = spread.await;
+            layout.map(Into::into).map_err(|failure| failure.on(Some(queue), "spread"))
         })
     }
 

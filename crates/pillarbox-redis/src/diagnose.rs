@@ -1,52 +1,69 @@
 //! What a server is, what it promises, and whether its queues are sound.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
+use futures_util::future::join_all;
 use pillarbox_core::{Diagnosis, Finding, QueueName, Repair, Severity, Timestamp};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, LIST_ROUTE};
 use crate::failure::Failure;
 use crate::format::{IdText, Keys};
 use crate::hub::Hub;
-use crate::link::field;
-use crate::reply::Reply;
+use crate::layout::Number;
+use crate::options::Durability;
+use crate::partition::Partition;
 use crate::scripts;
+use crate::servers::{Node, Route, Servers, field};
 
 /// How many entries in line one script may look at: it searches the line for each message that it
 /// looks at twice.
 const ENTRIES_AT_ONCE: usize = 1_000_000;
 
+/// What decides whether a server keeps what it is given.
+const SETTINGS: [&str; 6] = [
+    "appendonly",
+    "appendfsync",
+    "save",
+    "maxmemory-policy",
+    "min-replicas-to-write",
+    "cluster-require-full-coverage",
+];
+
 /// What a server says of itself.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Server {
+    place: Arc<str>,
     info: String,
-    /// `None` of a setting that may not be asked for.
+    /// Without those that may not be asked for.
     settings: HashMap<String, String>,
 }
 
 impl Server {
-    async fn ask(engine: &Engine) -> Result<Self, Failure> {
+    async fn ask(engine: &Engine, node: &Arc<Node>) -> Result<Self, Failure> {
         let Engine { link, gate, .. } = engine;
-        let info = match link.call(gate, &redis::cmd("INFO")).await {
-            Ok(info) => Reply::new(info, &link.place).flat_words().parsed()?,
+        let to = Route::To(node);
+        let info = match link.ask(gate, to, &redis::cmd("INFO")).await {
+            Ok(mut info) => info.parsed()?,
             // A user who may use queues may not be one who may know more of the server.
             Err(failure) if failure.is_forbidden() => String::new(),
             Err(failure) => return Err(failure),
         };
-        let mut settings = HashMap::new();
         // One by one: servers before 7 take no more. Some do not tell.
-        for name in
-            ["appendonly", "appendfsync", "save", "maxmemory-policy", "min-replicas-to-write"]
-        {
-            let answer = link.call(gate, redis::cmd("CONFIG").arg("GET").arg(name)).await;
-            if let Ok(answer) = answer {
-                let mut words = Reply::new(answer, &link.place).flat_words();
-                if !words.is_empty() {
-                    settings.insert(words.parsed()?, words.parsed()?);
-                }
-            }
-        }
-        Ok(Self { info, settings })
+        let settings = SETTINGS.map(async |name| {
+            let mut command = redis::cmd("CONFIG");
+            let mut words = link.ask(gate, to, command.arg("GET").arg(name)).await.ok()?;
+            Some((words.parsed().ok()?, words.parsed().ok()?))
+        });
+        let settings = join_all(settings).await.into_iter().flatten().collect();
+        Ok(Self { place: node.place.clone(), info, settings })
+    }
+
+    /// All servers that have keys.
+    async fn all(engine: &Engine) -> Result<Vec<Self>, Failure> {
+        let nodes = engine.link.all_servers().await?;
+        let asked = join_all(nodes.iter().map(|node| Self::ask(engine, node))).await;
+        asked.into_iter().collect()
     }
 
     fn info(&self, name: &str) -> Option<&str> {
@@ -94,16 +111,50 @@ impl Server {
             },
         };
         let replicas = self.number("connected_slaves");
-        match (replicas, self.setting("min-replicas-to-write")) {
+        match (replicas, self.least_replicas()) {
             (0, _) => disk.to_owned(),
-            (_, Some(least)) if least != "0" => format!(
+            (_, 0) => format!(
+                "{disk}; {replicas} replicas are told afterwards: a failover may cost the last moments"
+            ),
+            (_, least) => format!(
                 "{disk}; {replicas} replicas are told afterwards, and writes are refused while fewer \
                  than {least} keep up"
             ),
-            _ => format!(
-                "{disk}; {replicas} replicas are told afterwards: a failover may cost the last moments"
-            ),
         }
+    }
+
+    /// How many replicas must keep up, or the server refuses to write.
+    fn least_replicas(&self) -> u64 {
+        self.setting("min-replicas-to-write").and_then(|least| least.parse().ok()).unwrap_or(0)
+    }
+
+    /// Whether a failover may cost what others were told has been stored.
+    fn replication(&self, durability: Option<Durability>) -> Option<Finding> {
+        let replicas = self.number("connected_slaves");
+        let wanted = durability.map_or(0, |durability| u64::from(durability.replicas));
+        let finding = |severity, text: String, advice: &str| {
+            let (advice, repair) = (advice.to_owned(), Repair::Manual);
+            Some(Finding { severity, text, advice, repair })
+        };
+        if replicas < wanted {
+            let text = format!(
+                "{} has {replicas} replicas, and {wanted} are asked to confirm (replicas={wanted}): \
+                 sends and settles fail",
+                self.place
+            );
+            return finding(Severity::Problem, text, "add replicas, or ask for fewer");
+        }
+        if replicas > 0 && wanted == 0 && self.least_replicas() == 0 {
+            let text = format!(
+                "{} goes on alone when it loses its {replicas} replicas: what it is sent then is lost \
+                 when another takes over (min-replicas-to-write 0)",
+                self.place
+            );
+            let advice = "set min-replicas-to-write 1 and min-replicas-max-lag 10; and open with \
+                          replicas=1 where not a single answered send may be lost";
+            return finding(Severity::Warning, text, advice);
+        }
+        None
     }
 
     /// Whether there is hardly any memory left.
@@ -111,7 +162,10 @@ impl Server {
         let (used, most) = (self.number("used_memory"), self.number("maxmemory"));
         (most > 0 && used > most / 20 * 19).then(|| Finding {
             severity: Severity::Warning,
-            text: "the server's memory is nearly full (maxmemory): sends fail, or soon will".into(),
+            text: format!(
+                "the memory of {} is nearly full (maxmemory): sends fail, or soon will",
+                self.place
+            ),
             advice: "drain queues, or give the server more".into(),
             repair: Repair::Manual,
         })
@@ -127,8 +181,9 @@ impl Server {
                 _ => Severity::Problem,
             },
             text: format!(
-                "the server throws away keys, queues among them, when its memory is full \
-                           (maxmemory-policy {policy})"
+                "{} throws away keys, queues among them, when its memory is full \
+                 (maxmemory-policy {policy})",
+                self.place
             ),
             advice: "set maxmemory-policy to noeviction: sends then fail with a clear error".into(),
             repair: Repair::Manual,
@@ -136,50 +191,71 @@ impl Server {
     }
 }
 
-/// Connects, and warns of a server that may lose messages.
+/// Connects, and warns of servers that may lose messages.
 pub(crate) async fn warn(engine: &Engine) -> Result<(), Failure> {
-    let server = Server::ask(engine).await?;
-    let place = &engine.link.place;
-    if let Some(finding) = server.eviction(engine.link.usage.default_ttl.is_some()) {
-        tracing::warn!(%place, "{}; {}", finding.text, finding.advice);
+    let place = engine.link.place();
+    // A server that cannot be reached yet is not given up.
+    engine.link.ask(&engine.gate, *LIST_ROUTE, &redis::cmd("PING")).await?;
+    for server in Server::all(engine).await? {
+        if let Some(finding) = server.eviction(engine.link.usage.default_ttl.is_some()) {
+            tracing::warn!(%place, "{}; {}", finding.text, finding.advice);
+        }
+        let (version, promise) = (server.version(), server.promise());
+        tracing::info!(%place, server = %server.place, version, promise, "opened");
     }
-    tracing::info!(%place, version = server.version(), promise = server.promise(), "opened");
     Ok(())
 }
 
-/// Looks at the server and at every message of every queue.
+/// Looks at the servers and at every message of every queue.
 pub(crate) async fn diagnose(
-    engine: &std::sync::Arc<Engine>,
+    engine: &Arc<Engine>,
     queues: &[QueueName],
     repair: bool,
 ) -> Result<Diagnosis, Failure> {
     let Engine { link, gate, .. } = &**engine;
-    let server = Server::ask(engine).await?;
-    let mut diagnosis = Diagnosis::new(server.promise())
-        .with_fact("server", server.version())
-        .with_fact("place", &*link.place)
-        .with_fact(
-            "mode",
-            server.info("redis_mode").or(server.info("server_mode")).unwrap_or("unknown"),
-        )
-        .with_fact("role", server.info("role").unwrap_or("unknown"))
-        .with_fact("memory", memory(&server))
+    let servers = Server::all(engine).await?;
+    // What is true of all is said once.
+    let all = |of: &dyn Fn(&Server) -> String| {
+        let mut texts: Vec<_> = servers.iter().map(of).collect();
+        if texts.windows(2).all(|two| two[0] == two[1]) {
+            texts.truncate(1);
+            return texts.pop().unwrap_or_default();
+        }
+        let places = servers.iter().map(|server| &server.place);
+        let texts: Vec<_> = places.zip(texts).map(|(place, it)| format!("{place}: {it}")).collect();
+        texts.join("; ")
+    };
+    let info = |server: &Server, names: &[&str]| {
+        let found = names.iter().find_map(|name| server.info(name));
+        found.unwrap_or("unknown").to_owned()
+    };
+    let mut diagnosis = Diagnosis::new(promise(engine, &all(&Server::promise)))
+        .with_fact("server", all(&Server::version))
+        .with_fact("place", &**link.place())
+        .with_fact("mode", all(&|server| info(server, &["redis_mode", "server_mode"])))
+        .with_fact("role", all(&|server| info(server, &["role"])))
+        .with_fact("replicas", all(&|server| server.number("connected_slaves").to_string()))
+        .with_fact("memory", all(&memory))
         .with_fact("queues", queues.len().to_string());
-    let mut time =
-        Reply::new(link.call(gate, &redis::cmd("TIME")).await?, &link.place).flat_words();
+    let mut time = link.ask(gate, *LIST_ROUTE, &redis::cmd("TIME")).await?;
     let (seconds, micros): (i64, i64) = (time.parsed()?, time.parsed()?);
     diagnosis.clock = Some(Timestamp::from_micros(seconds * 1_000_000 + micros));
-    diagnosis.findings.extend(server.eviction(link.usage.default_ttl.is_some()));
-    diagnosis.findings.extend(server.fullness());
-    if server.info("role") == Some("slave") {
-        diagnosis.findings.push(Finding {
-            severity: Severity::Problem,
-            text: "the server is a replica, which refuses to store anything".into(),
-            advice: "connect to its primary".into(),
-            repair: Repair::Manual,
-        });
+    for server in &servers {
+        diagnosis.findings.extend(server.eviction(link.usage.default_ttl.is_some()));
+        diagnosis.findings.extend(server.fullness());
+        diagnosis.findings.extend(server.replication(link.usage.durability));
+        if server.info("role") == Some("slave") {
+            diagnosis.findings.push(Finding {
+                severity: Severity::Problem,
+                text: format!("{} is a replica, which refuses to store anything", server.place),
+                advice: "connect to its primary".into(),
+                repair: Repair::Manual,
+            });
+        }
     }
-    let unlisted = unlisted(engine, queues).await?;
+    diagnosis.findings.extend(uncovered(engine));
+    let found = partitions_found(engine).await?;
+    let unlisted: Vec<_> = found.keys().filter(|name| !queues.contains(name)).cloned().collect();
     if !unlisted.is_empty() {
         let names: Vec<_> = unlisted.iter().take(10).map(|name| format!("'{name}'")).collect();
         diagnosis.findings.push(Finding {
@@ -195,13 +271,54 @@ pub(crate) async fn diagnose(
         if repair && unlisted.contains(queue) {
             engine.list(queue).await?;
         }
-        let foreign = foreign_keys(&hub).await?;
-        if foreign.is_empty() {
-            diagnosis.findings.extend(check(&hub, repair).await?);
+        let mut layout = hub.state.learn_layout(1).await?;
+        if let Some(last) = found.get(queue).filter(|last| **last >= layout.held_in) {
+            diagnosis.findings.push(Finding {
+                severity: Severity::Problem,
+                text: format!(
+                    "queue '{queue}': there is a partition {last}, and only {} are received from",
+                    layout.held_in
+                ),
+                advice: "somebody has changed the queue's key :partitions".into(),
+                repair: if repair { Repair::Done } else { Repair::Possible },
+            });
+            if repair {
+                layout = hub.state.enlist(*last).await?;
+            }
         }
-        diagnosis.findings.extend(foreign);
+        for partition in hub.all(layout) {
+            let foreign = foreign_keys(&partition).await?;
+            if foreign.is_empty() {
+                diagnosis.findings.extend(check(&partition, repair).await?);
+            }
+            diagnosis.findings.extend(foreign);
+        }
     }
     Ok(diagnosis)
+}
+
+/// What an answered send has survived, all in all.
+fn promise(engine: &Engine, servers: &str) -> String {
+    match engine.link.usage.durability {
+        None => servers.to_owned(),
+        Some(Durability { replicas, timeout }) => format!(
+            "{servers}. Here, a send or settle is answered when {replicas} replicas have confirmed it, \
+             and fails after {timeout:?} without"
+        ),
+    }
+}
+
+/// Whether a cluster has slots that nobody serves.
+fn uncovered(engine: &Engine) -> Option<Finding> {
+    let Servers::Cluster(cluster) = &engine.link.servers else { return None };
+    let uncovered = cluster.uncovered();
+    (uncovered > 0).then(|| Finding {
+        severity: Severity::Problem,
+        text: format!("{uncovered} of the cluster's 16384 slots have no primary"),
+        advice: "queues in them cannot be used: see CLUSTER NODES, or redis-cli --cluster fix"
+            .into(),
+        repair: Repair::Manual,
+    })
 }
 
 fn memory(server: &Server) -> String {
@@ -216,15 +333,15 @@ type Id = Vec<u8>;
 
 /// Reads the keys of a queue one after the other, while others use it, and looks twice at whatever
 /// does not fit together.
-async fn check(hub: &Hub, repair: bool) -> Result<Vec<Finding>, Failure> {
+async fn check(partition: &Partition, repair: bool) -> Result<Vec<Finding>, Failure> {
     let mut places: HashMap<Id, u32> = HashMap::new();
-    let in_line = line(hub).await?;
-    let timed = timed(hub).await?;
+    let in_line = line(partition).await?;
+    let timed = timed(partition).await?;
     for id in in_line.iter().chain(&timed) {
         *places.entry(id.clone()).or_default() += 1;
     }
-    let (data, foreign) = fields(hub, 3).await?;
-    let (meta, _) = fields(hub, 4).await?;
+    let (data, foreign) = fields(partition, 3).await?;
+    let (meta, _) = fields(partition, 4).await?;
     let mut suspects: HashSet<&Id> =
         places.iter().filter(|(_, times)| **times > 1).map(|(id, _)| id).collect();
     suspects.extend(data.iter().filter(|id| !places.contains_key(*id)));
@@ -236,11 +353,12 @@ async fn check(hub: &Hub, repair: bool) -> Result<Vec<Finding>, Failure> {
     let mut found: HashMap<u8, usize> = HashMap::new();
     let at_once = (ENTRIES_AT_ONCE / (in_line.len() + suspects.len() + 1)).clamp(1, 200);
     for some in suspects.chunks(at_once) {
-        for answer in mend(hub, repair, some).await? {
+        for answer in mend(partition, repair, some).await? {
             *found.entry(answer).or_default() += 1;
         }
     }
-    let off = String::from_utf8_lossy(&mend(hub, repair, &[]).await?).parse::<i64>().unwrap_or(0);
+    let off =
+        String::from_utf8_lossy(&mend(partition, repair, &[]).await?).parse::<i64>().unwrap_or(0);
     if off != 0 {
         found.insert(b'd', off.unsigned_abs() as usize);
     }
@@ -264,7 +382,7 @@ async fn check(hub: &Hub, repair: bool) -> Result<Vec<Finding>, Failure> {
             (_, true) => Repair::Done,
             (_, false) => Repair::Possible,
         };
-        let text = format!("queue '{}': {count} {what}", hub.name);
+        let text = format!("{}: {count} {what}", name(partition));
         let advice = "somebody has written to the keys, or the server has lost some".into();
         Some(Finding { severity, text, advice, repair })
     };
@@ -273,19 +391,27 @@ async fn check(hub: &Hub, repair: bool) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-/// Which keys of a queue are of another type.
-async fn foreign_keys(hub: &Hub) -> Result<Vec<Finding>, Failure> {
-    let Engine { link, gate, .. } = &*hub.engine;
-    let Keys { pending, invisible, data, meta, .. } = &hub.keys;
+/// What a partition is called.
+fn name(partition: &Partition) -> String {
+    match partition.number {
+        0 => format!("queue '{}'", partition.queue.name),
+        number => format!("queue '{}', partition {number}", partition.queue.name),
+    }
+}
+
+/// Which keys of a partition are of another type.
+async fn foreign_keys(partition: &Partition) -> Result<Vec<Finding>, Failure> {
+    let Engine { link, gate, .. } = &**partition.engine();
+    let Keys { pending, invisible, data, meta, slot, .. } = &partition.keys;
     let mut findings = Vec::new();
     for (key, expected) in [(pending, "list"), (invisible, "zset"), (data, "hash"), (meta, "hash")]
     {
-        let answer = link.call(gate, redis::cmd("TYPE").arg(key)).await?;
-        let found: String = Reply::new(answer, &link.place).flat_words().parsed()?;
+        let mut answer = link.ask(gate, Route::Slot(*slot), redis::cmd("TYPE").arg(key)).await?;
+        let found: String = answer.parsed()?;
         if found != expected && found != "none" {
             findings.push(Finding {
                 severity: Severity::Problem,
-                text: format!("queue '{}': the key {key} is a {found}, not a {expected}", hub.name),
+                text: format!("{}: the key {key} is a {found}, not a {expected}", name(partition)),
                 advice: "another program uses the name: rename or remove the key".into(),
                 repair: Repair::Manual,
             });
@@ -294,31 +420,35 @@ async fn foreign_keys(hub: &Hub) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-/// Queues that are there and not on the list.
-async fn unlisted(engine: &Engine, listed: &[QueueName]) -> Result<Vec<QueueName>, Failure> {
+/// The queues that are there, whether they are on the list or not, each with its last partition.
+async fn partitions_found(engine: &Engine) -> Result<BTreeMap<QueueName, Number>, Failure> {
     let Engine { link, gate, .. } = engine;
-    let mut found = BTreeSet::new();
-    let mut cursor = "0".to_owned();
-    loop {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(&cursor).arg("MATCH").arg("{queue:*}:*").arg("COUNT").arg(1000);
-        let mut words = Reply::new(link.call(gate, &scan).await?, &link.place).flat_words();
-        cursor = words.parsed()?;
-        while !words.is_empty() {
-            let key = String::from_utf8_lossy(&words.bytes()?).into_owned();
-            let name = key.strip_prefix("{queue:").and_then(|rest| rest.split_once('}'));
-            if let Some((name, ":pending" | ":data" | ":invisible")) = name {
-                found.extend(QueueName::new(name));
+    let mut found = BTreeMap::new();
+    for node in link.all_servers().await? {
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(&cursor).arg("MATCH").arg("{queue:*}:*").arg("COUNT").arg(1000);
+            let mut words = link.ask(gate, Route::To(&node), &scan).await?;
+            cursor = words.parsed()?;
+            while !words.is_empty() {
+                let key = String::from_utf8_lossy(&words.bytes()?).into_owned();
+                if let Some((name, partition, "pending" | "data" | "invisible")) = Keys::owner(&key)
+                {
+                    let last = found.entry(name).or_insert(partition);
+                    *last = partition.max(*last);
+                }
+            }
+            if cursor == "0" {
+                break;
             }
         }
-        if cursor == "0" {
-            return Ok(found.into_iter().filter(|name| !listed.contains(name)).collect());
-        }
     }
+    Ok(found)
 }
 
-async fn mend(hub: &Hub, repair: bool, ids: &[&Id]) -> Result<Vec<u8>, Failure> {
-    let mut words = hub
+async fn mend(partition: &Partition, repair: bool, ids: &[&Id]) -> Result<Vec<u8>, Failure> {
+    let mut words = partition
         .run_unremembered(&scripts::MEND, |command| {
             command.arg(u8::from(repair));
             for id in ids {
@@ -330,14 +460,15 @@ async fn mend(hub: &Hub, repair: bool, ids: &[&Id]) -> Result<Vec<u8>, Failure> 
 }
 
 /// All ids in the line of ready messages.
-async fn line(hub: &Hub) -> Result<Vec<Id>, Failure> {
-    let Engine { link, gate, .. } = &*hub.engine;
+async fn line(partition: &Partition) -> Result<Vec<Id>, Failure> {
+    let Engine { link, gate, .. } = &**partition.engine();
+    let route = Route::Slot(partition.keys.slot);
     let mut ids = Vec::new();
     loop {
         // From the tail on: what is delivered meanwhile is at the other end.
         let mut page = redis::cmd("LRANGE");
-        page.arg(&hub.keys.pending).arg(ids.len()).arg(ids.len() + 999);
-        let mut words = Reply::new(link.call(gate, &page).await?, &link.place).flat_words();
+        page.arg(&partition.keys.pending).arg(ids.len()).arg(ids.len() + 999);
+        let mut words = link.ask(gate, route, &page).await?;
         if words.is_empty() {
             return Ok(ids);
         }
@@ -348,14 +479,15 @@ async fn line(hub: &Hub) -> Result<Vec<Id>, Failure> {
 }
 
 /// All ids in flight or delayed.
-async fn timed(hub: &Hub) -> Result<HashSet<Id>, Failure> {
-    let Engine { link, gate, .. } = &*hub.engine;
+async fn timed(partition: &Partition) -> Result<HashSet<Id>, Failure> {
+    let Engine { link, gate, .. } = &**partition.engine();
+    let route = Route::Slot(partition.keys.slot);
     let mut ids = HashSet::new();
     let mut from = 0;
     loop {
         let mut page = redis::cmd("ZRANGE");
-        page.arg(&hub.keys.invisible).arg(from).arg(from + 999);
-        let mut words = Reply::new(link.call(gate, &page).await?, &link.place).flat_words();
+        page.arg(&partition.keys.invisible).arg(from).arg(from + 999);
+        let mut words = link.ask(gate, route, &page).await?;
         if words.is_empty() {
             return Ok(ids);
         }
@@ -368,11 +500,11 @@ async fn timed(hub: &Hub) -> Result<HashSet<Id>, Failure> {
 
 /// All ids that are fields of the hash that is key number `key` of the scripts, and how many fields are
 /// something else.
-async fn fields(hub: &Hub, key: u32) -> Result<(HashSet<Id>, usize), Failure> {
+async fn fields(partition: &Partition, key: u32) -> Result<(HashSet<Id>, usize), Failure> {
     let (mut ids, mut foreign) = (HashSet::new(), 0);
     let mut cursor = "0".to_owned();
     loop {
-        let mut words = hub
+        let mut words = partition
             .run_unremembered(&scripts::FIELDS, |command| {
                 command.arg(key).arg(&cursor);
             })

@@ -1,102 +1,204 @@
-//! Hearing that a queue has something: one subscription for all queues of a backend.
+//! Hearing that a queue has something: one subscription for all queues that are at one server.
 //!
-//! Scripts publish on a queue's channel when there is something to deliver that was not there
-//! before, or will be sooner than those who wait may know. A task listens for all queues of the
-//! backend on one connection of its own. What is published while it is not connected is lost;
+//! Scripts publish on a partition's channel when there is something to deliver that was not there
+//! before, or will be sooner than those who wait may know. One task keeps a connection to each server
+//! that has such channels, and none to others. What is published while it is not connected is lost;
 //! therefore everybody is woken whenever it has subscribed anew.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::future::join_all;
 use pillarbox_core::Gate;
-use redis::aio::{PubSubSink, PubSubStream};
-use redis::{Client, RedisResult};
+use redis::aio::{AsyncPushSender, ConnectionLike, MultiplexedConnection, SendError};
+use redis::{Pipeline, PushInfo, PushKind, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{MissedTickBehavior, timeout};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::task::TaskTracker;
 
-use crate::hub::Hub;
-use crate::link::Pauses;
+use crate::failure::{Verdict, judge};
+use crate::layout::Number;
+use crate::link::{Link, Pauses};
+use crate::partition::Partition;
+use crate::servers::{Node, Route};
+use crate::state::QueueState;
 
-/// How long the server may take to connect, subscribe or answer a ping.
+/// How long a server may take to connect, subscribe or answer a ping.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often the connection is tried, so that one that is dead is noticed.
+/// How often a connection is tried, so that one that is dead is noticed.
 const PING: Duration = Duration::from_secs(15);
 
-/// The most channels in one command.
+/// The most channels that are subscribed to at once.
 const AT_ONCE: usize = 500;
 
-/// Where queues ask to be listened for.
+/// Where partitions ask to be listened for.
 #[derive(Debug)]
 pub(crate) struct Ears {
     /// `None` where there is no way to make a connection.
     requests: Option<mpsc::Sender<Request>>,
 }
 
-/// Listen for this queue, and tell when that is so.
+/// Listen for these partitions, and tell when that is so.
 #[derive(Debug)]
 struct Request {
-    hub: Weak<Hub>,
-    channel: String,
+    channels: Vec<(String, Channel)>,
     done: oneshot::Sender<()>,
+}
+
+/// What is published for a partition.
+#[derive(Debug)]
+struct Channel {
+    queue: Weak<QueueState>,
+    partition: Number,
+    slot: u16,
+    /// The subscription that hears it, by its number.
+    heard_by: Option<u64>,
+}
+
+impl Channel {
+    fn set_heard(&mut self, by: Option<u64>) {
+        let was_heard = self.heard_by.is_some();
+        self.heard_by = by;
+        if (by.is_some() || was_heard)
+            && let Some(queue) = self.queue.upgrade()
+        {
+            queue.line().set_heard(self.partition, by.is_some());
+        }
+    }
 }
 
 impl Ears {
     /// Starts the task that listens. It connects when the first queue asks, and ends when the
     /// backend is closed or gone.
     pub(crate) fn open(
-        client: Option<Client>,
+        link: &Arc<Link>,
         gate: &Arc<Gate>,
         tasks: &TaskTracker,
         runtime: &Handle,
     ) -> Self {
-        let requests = client.map(|client| {
+        let requests = link.servers.can_connect().then(|| {
             let (sender, receiver) = mpsc::channel(64);
-            let gate = gate.clone();
-            tasks.spawn_on(
-                async move {
-                    let listener = Listener {
-                        client,
-                        requests: receiver,
-                        hubs: HashMap::new(),
-                        has_warned: false,
-                    };
-                    tokio::select! {
-                        () = gate.closed() => {}
-                        () = listener.run() => {}
-                    }
-                },
-                runtime,
-            );
+            let (gate, link) = (gate.clone(), link.clone());
+            let listener = Listener {
+                link,
+                requests: receiver,
+                heard: Arc::default(),
+                subscriptions: HashMap::new(),
+                made: 0,
+                has_warned: false,
+            };
+            let listen = async move {
+                tokio::select! {
+                    () = gate.closed() => {}
+                    () = listener.run() => {}
+                }
+            };
+            tasks.spawn_on(listen, runtime);
             sender
         });
         Self { requests }
     }
 
-    /// Has a queue listened for. Returns when it is, or when that cannot be done at present: whether
-    /// it is heard, the queue knows.
-    pub(crate) async fn listen(&self, hub: &Arc<Hub>) {
+    /// Has partitions of one queue listened for. Returns when they are, or when that cannot be done at
+    /// present: whether they are heard, the queue knows.
+    pub(crate) async fn listen(&self, partitions: &[Arc<Partition>]) {
         let Some(requests) = &self.requests else { return };
         let (done, told) = oneshot::channel();
-        let channel = hub.keys.wake.clone();
-        let request = Request { hub: Arc::downgrade(hub), channel, done };
-        if requests.send(request).await.is_ok() {
+        let channel = |partition: &Arc<Partition>| {
+            let channel = Channel {
+                queue: Arc::downgrade(&partition.queue),
+                partition: partition.number,
+                slot: partition.keys.slot,
+                heard_by: None,
+            };
+            (partition.keys.wake.clone(), channel)
+        };
+        let channels = partitions.iter().map(channel).collect();
+        if requests.send(Request { channels, done }).await.is_ok() {
             let _ = told.await;
         }
     }
 }
 
+/// What the connections share with the task: they tell queues directly.
+#[derive(Debug, Default)]
+struct Heard {
+    channels: Mutex<HashMap<String, Channel>>,
+    /// A subscription is lost.
+    news: Notify,
+}
+
+impl Heard {
+    /// Held for moments, never across an await.
+    fn channels(&self) -> MutexGuard<'_, HashMap<String, Channel>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes what one connection hears.
+struct Ear {
+    number: u64,
+    heard: Arc<Heard>,
+    is_broken: Arc<AtomicBool>,
+}
+
+impl AsyncPushSender for Ear {
+    fn send(&self, PushInfo { kind, data }: PushInfo) -> Result<(), SendError> {
+        let text = |place: usize| match data.get(place) {
+            Some(Value::BulkString(bytes)) => std::str::from_utf8(bytes).ok(),
+            _ => None,
+        };
+        let mut channels = self.heard.channels();
+        let channel = text(0).and_then(|channel| channels.get_mut(channel));
+        match kind {
+            PushKind::Message | PushKind::SMessage => {
+                if let Some(channel) = channel
+                    && let Some(queue) = channel.queue.upgrade()
+                {
+                    if text(1) == Some("p") {
+                        queue.layout_has_changed();
+                    }
+                    queue.line().wake(channel.partition);
+                }
+            }
+            // The slot has moved to another server. (A channel that we have let go of is not here.)
+            PushKind::SUnsubscribe => {
+                if let Some(channel) = channel.filter(|c| c.heard_by == Some(self.number)) {
+                    channel.set_heard(None);
+                    self.heard.news.notify_one();
+                }
+            }
+            PushKind::Disconnection => {
+                self.is_broken.store(true, Ordering::Release);
+                self.heard.news.notify_one();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A connection that listens to some channels of one server.
+struct Subscription {
+    number: u64,
+    connection: MultiplexedConnection,
+    is_broken: Arc<AtomicBool>,
+    /// Whether the server knows channels that belong to one shard.
+    is_sharded: bool,
+}
+
 /// The task that listens.
 struct Listener {
-    client: Client,
+    link: Arc<Link>,
     requests: mpsc::Receiver<Request>,
-    /// Who is to be told of what is published where.
-    hubs: HashMap<String, Weak<Hub>>,
+    heard: Arc<Heard>,
+    /// By the place of the server.
+    subscriptions: HashMap<Arc<str>, Subscription>,
+    made: u64,
     /// Whether somebody was told that it may not listen.
     has_warned: bool,
 }
@@ -104,135 +206,226 @@ struct Listener {
 impl Listener {
     async fn run(mut self) {
         let mut pauses = Pauses::new();
+        let mut ticks = tokio::time::interval(PING);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let heard = self.heard.clone();
         let mut asked = Vec::new();
+        let mut again: Option<Instant> = None;
         loop {
-            // Nobody waits, nobody needs a connection.
-            if self.hubs.is_empty() {
-                match self.requests.recv().await {
-                    Some(request) => asked.push(self.note(request)),
-                    None => return,
-                }
-            }
-            let connected = self.connect().await;
-            if connected.is_ok() {
-                self.tell_all(true);
-            }
-            asked.drain(..).for_each(tell);
-            match connected {
-                Ok((sink, stream)) => {
+            if again.is_none_or(|again| again <= Instant::now()) || !asked.is_empty() {
+                let is_complete = self.subscribe().await;
+                asked.drain(..).for_each(tell);
+                again = if is_complete {
                     pauses = Pauses::new();
-                    if self.listen(sink, stream).await.is_break() {
-                        return;
+                    None
+                } else {
+                    Some(Instant::now() + pauses.next())
+                };
+            }
+            let pause = async {
+                match again {
+                    Some(again) => tokio::time::sleep_until(again).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                request = self.requests.recv() => match request {
+                    Some(request) => {
+                        asked.push(self.note(request));
+                        while let Ok(request) = self.requests.try_recv() {
+                            asked.push(self.note(request));
+                        }
                     }
-                    tracing::debug!("the subscription has broken off");
-                    self.tell_all(false);
-                }
-                Err(error) if error.code() == Some("NOPERM") && !self.has_warned => {
-                    self.has_warned = true;
-                    let advice = "receivers that wait look every half second instead: the user needs \
-                                  channels {queue:*";
-                    tracing::warn!(%error, "wake-ups cannot be heard; {advice}");
-                }
-                Err(error) => tracing::debug!(%error, "cannot subscribe"),
+                    None => return,
+                },
+                () = heard.news.notified() => {}
+                _ = ticks.tick() => self.keep().await,
+                () = pause => self.link.servers.look_around().await,
             }
-            let mut pause = std::pin::pin!(tokio::time::sleep(pauses.next()));
-            loop {
-                tokio::select! {
-                    () = &mut pause => break,
-                    request = self.requests.recv() => match request {
-                        Some(request) => tell(self.note(request)),
-                        None => return,
-                    },
-                }
-            }
+            self.let_go_of_broken();
         }
     }
 
-    fn note(&mut self, request: Request) -> oneshot::Sender<()> {
-        self.hubs.insert(request.channel, request.hub);
+    fn note(&self, request: Request) -> oneshot::Sender<()> {
+        let mut channels = self.heard.channels();
+        for (name, mut channel) in request.channels {
+            // It may be heard already, for a queue that was closed.
+            if let Some(before) = channels.remove(&name) {
+                channel.set_heard(before.heard_by);
+            }
+            channels.insert(name, channel);
+        }
         request.done
     }
 
-    /// Connects and subscribes to all channels.
-    async fn connect(&self) -> RedisResult<(PubSubSink, PubSubStream)> {
-        let connect = async {
-            let (mut sink, stream) = self.client.get_async_pubsub().await?.split();
-            let channels: Vec<_> = self.hubs.keys().collect();
-            for channels in channels.chunks(AT_ONCE) {
-                sink.subscribe(channels).await?;
-            }
-            Ok((sink, stream))
+    /// Subscribes to all channels that are not heard. Says whether all are heard then.
+    async fn subscribe(&mut self) -> bool {
+        let unheard: Vec<_> = {
+            let channels = self.heard.channels();
+            let unheard = channels.iter().filter(|(_, channel)| channel.heard_by.is_none());
+            unheard.map(|(name, channel)| (name.clone(), channel.slot)).collect()
         };
-        within_patience(connect).await
-    }
-
-    /// Tells all queues whether they are heard.
-    fn tell_all(&self, is_heard: bool) {
-        self.hubs.values().filter_map(Weak::upgrade).for_each(|hub| hub.set_heard(is_heard));
-    }
-
-    /// Listens until the connection breaks off, or for good.
-    async fn listen(&mut self, mut sink: PubSubSink, mut stream: PubSubStream) -> ControlFlow<()> {
-        let mut ticks = tokio::time::interval(PING);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        ticks.reset();
-        loop {
-            let kept = tokio::select! {
-                biased;
-                message = stream.next() => match message {
-                    Some(message) => {
-                        let hub = self.hubs.get(message.get_channel_name());
-                        if let Some(hub) = hub.and_then(Weak::upgrade) {
-                            hub.line().wake();
-                        }
-                        Ok(())
+        if unheard.is_empty() {
+            return true;
+        }
+        let mut by_server: HashMap<Arc<str>, (Arc<Node>, Vec<String>)> = HashMap::new();
+        let mut is_complete = true;
+        for (name, slot) in unheard {
+            match self.link.servers.node(Route::Slot(slot)).await {
+                Ok(node) => {
+                    let entry = by_server.entry(node.place.clone());
+                    entry.or_insert_with(|| (node, Vec::new())).1.push(name);
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no server is known to listen to");
+                    is_complete = false;
+                }
+            }
+        }
+        let work = by_server.into_iter().map(|(place, (node, names))| {
+            let existing = self.subscriptions.remove(&place);
+            self.made += 1;
+            let (number, heard) = (self.made, self.heard.clone());
+            let link = &self.link;
+            async move {
+                let done = subscribe_at(link, &node, existing, number, &heard, &names);
+                (place, within_patience(done).await)
+            }
+        });
+        let done: Vec<_> = join_all(work.collect::<Vec<_>>()).await;
+        for (place, outcome) in done {
+            match outcome {
+                Ok((subscription, is_whole)) => {
+                    is_complete &= is_whole;
+                    self.subscriptions.insert(place, subscription);
+                }
+                Err(error) => {
+                    is_complete = false;
+                    if error.code() == Some("NOPERM") && !self.has_warned {
+                        self.has_warned = true;
+                        let advice = "receivers that wait look every half second instead: the user \
+                                      needs the commands ssubscribe and subscribe, and channels \
+                                      {queue:*";
+                        tracing::warn!(%error, "wake-ups cannot be heard; {advice}");
+                    } else {
+                        tracing::debug!(%place, %error, "cannot subscribe");
                     }
-                    None => return ControlFlow::Continue(()),
-                },
-                request = self.requests.recv() => match request {
-                    Some(request) => self.add(&mut sink, request).await,
-                    None => return ControlFlow::Break(()),
-                },
-                _ = ticks.tick() => self.keep(&mut sink).await,
-            };
-            if let Err(error) = kept {
-                tracing::debug!(%error, "the subscription is given up");
-                return ControlFlow::Continue(());
+                }
+            }
+        }
+        self.unheard_without_subscription();
+        is_complete
+    }
+
+    /// Gives up connections that have broken off.
+    fn let_go_of_broken(&mut self) {
+        let before = self.subscriptions.len();
+        self.subscriptions.retain(|_, one| !one.is_broken.load(Ordering::Acquire));
+        if self.subscriptions.len() < before {
+            tracing::debug!("a subscription has broken off");
+            self.unheard_without_subscription();
+        }
+    }
+
+    /// Tells the queues whose subscription is gone that they are not heard.
+    fn unheard_without_subscription(&self) {
+        let mut channels = self.heard.channels();
+        for channel in channels.values_mut() {
+            let is_there = |by: &u64| self.subscriptions.values().any(|one| one.number == *by);
+            if channel.heard_by.is_some_and(|by| !is_there(&by)) {
+                channel.set_heard(None);
             }
         }
     }
 
-    /// Subscribes to the channel of a queue, and of whichever others ask at the same time.
-    async fn add(&mut self, sink: &mut PubSubSink, request: Request) -> RedisResult<()> {
-        let mut requests = vec![request];
-        while requests.len() < AT_ONCE
-            && let Ok(request) = self.requests.try_recv()
-        {
-            requests.push(request);
-        }
-        let channels: Vec<_> = requests.iter().map(|request| request.channel.clone()).collect();
-        let subscribed = within_patience(sink.subscribe(channels)).await;
-        for request in requests {
-            if let Some(hub) = request.hub.upgrade().filter(|_| subscribed.is_ok()) {
-                hub.set_heard(true);
+    /// Lets go of channels that nobody uses any more, and sees whether the connections live.
+    async fn keep(&mut self) {
+        let gone: Vec<_> = {
+            let mut channels = self.heard.channels();
+            channels.extract_if(|_, channel| channel.queue.strong_count() == 0).collect()
+        };
+        let used: Vec<_> = self.heard.channels().values().filter_map(|c| c.heard_by).collect();
+        self.subscriptions.retain(|_, subscription| used.contains(&subscription.number));
+        let work = self.subscriptions.values_mut().map(async |subscription| {
+            let mut commands = redis::pipe();
+            let name = if subscription.is_sharded { "SUNSUBSCRIBE" } else { "UNSUBSCRIBE" };
+            for (channel, _) in gone.iter().filter(|(_, c)| c.heard_by == Some(subscription.number))
+            {
+                commands.cmd(name).arg(channel);
             }
-            tell(self.note(request));
-        }
-        subscribed
+            commands.cmd("PING");
+            let kept = all_of(&mut subscription.connection, &commands);
+            if let Err(error) = within_patience(kept).await {
+                tracing::debug!(%error, "a subscription is given up");
+                subscription.is_broken.store(true, Ordering::Release);
+            }
+        });
+        join_all(work).await;
     }
+}
 
-    /// Lets go of channels that nobody uses any more, and sees whether the connection lives.
-    async fn keep(&mut self, sink: &mut PubSubSink) -> RedisResult<()> {
-        let gone: Vec<_> = self.hubs.extract_if(|_, hub| hub.strong_count() == 0).collect();
-        let gone: Vec<_> = gone.into_iter().map(|(channel, _)| channel).collect();
-        within_patience(async {
-            for channels in gone.chunks(AT_ONCE) {
-                sink.unsubscribe(channels).await?;
+/// Subscribes to channels at one server, by the connection there is or a new one. Says whether all of them
+/// are heard then: some may have moved to another.
+async fn subscribe_at(
+    link: &Link,
+    node: &Node,
+    existing: Option<Subscription>,
+    number: u64,
+    heard: &Arc<Heard>,
+    names: &[String],
+) -> RedisResult<(Subscription, bool)> {
+    let mut subscription = match existing {
+        Some(subscription) => subscription,
+        None => {
+            let is_broken = Arc::new(AtomicBool::new(false));
+            let ear = Ear { number, heard: heard.clone(), is_broken: is_broken.clone() };
+            let connection = node.listen(ear).await?;
+            Subscription { number, connection, is_broken, is_sharded: true }
+        }
+    };
+    let mut is_whole = true;
+    let mut rest = names.to_vec();
+    while !rest.is_empty() {
+        let some: Vec<_> = rest.drain(..rest.len().min(AT_ONCE)).collect();
+        let is_sharded = subscription.is_sharded;
+        let name = if is_sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+        let mut commands = redis::pipe();
+        for channel in &some {
+            commands.cmd(name).arg(channel);
+        }
+        let answers = subscription.connection.req_packed_commands(&commands, 0, some.len()).await?;
+        for (channel, answer) in some.into_iter().zip(answers) {
+            match answer.extract_error() {
+                Ok(_) => {
+                    if let Some(channel) = heard.channels().get_mut(&channel) {
+                        channel.set_heard(Some(subscription.number));
+                    }
+                }
+                Err(error) if matches!(judge(&error), Verdict::GoTo { .. }) => {
+                    link.servers.redirected(&error, true);
+                    is_whole = false;
+                }
+                Err(error) if is_sharded && is_unknown_command(&error) => {
+                    // A server before 7: what is published reaches all servers.
+                    subscription.is_sharded = false;
+                    rest.push(channel);
+                }
+                Err(error) => return Err(error),
             }
-            sink.ping::<redis::Value>().await.map(|_| ())
-        })
-        .await
+        }
     }
+    Ok((subscription, is_whole))
+}
+
+fn is_unknown_command(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.contains("unknown command"))
+}
+
+/// Asks for commands, none of which may fail.
+async fn all_of(connection: &mut MultiplexedConnection, commands: &Pipeline) -> RedisResult<()> {
+    let answers = connection.req_packed_commands(commands, 0, commands.len()).await?;
+    answers.into_iter().try_for_each(|answer| answer.extract_error().map(|_| ()))
 }
 
 /// Tells somebody who may not wait any more.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -12,22 +12,32 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use crate::confirm::Confirmations;
 use crate::ears::Ears;
 use crate::failure::Failure;
 use crate::format::REGISTRY;
 use crate::hub::Hub;
+use crate::line::Patience;
 use crate::link::Link;
+use crate::reply::Words;
+use crate::scripts::{self, Script};
+use crate::servers::{Route, slot};
+
+/// Where the list of queues is.
+pub(crate) static LIST_ROUTE: LazyLock<Route<'static>> =
+    LazyLock::new(|| Route::Slot(slot(REGISTRY)));
 
 /// What all queues of a backend share.
 pub(crate) struct Engine {
-    pub(crate) link: Link,
+    pub(crate) link: Arc<Link>,
+    pub(crate) confirmations: Confirmations,
     pub(crate) gate: Arc<Gate>,
     pub(crate) ears: Ears,
     /// Tells this backend from all others that use the server.
     name: String,
     /// How many callers have got a name.
     callers: AtomicU64,
-    /// How many queues somebody waits at.
+    /// How many partitions somebody waits at.
     pub(crate) waited_at: AtomicUsize,
     hubs: Mutex<BTreeMap<QueueName, Registered>>,
     tasks: TaskTracker,
@@ -41,14 +51,12 @@ struct Registered {
     handles: usize,
 }
 
-/// How often the server is asked anew by those who wait at a queue, in case a wake-up was lost.
+/// How often the servers are asked anew by those who wait, all queues together, in case a wake-up was
+/// lost. Asking is one call, and six commands within it.
 const ASK_AGAIN: Duration = Duration::from_secs(7);
 
-/// The same when nothing can be heard.
+/// How often a queue is asked for when nothing can be heard.
 const ASK_DEAF: Duration = Duration::from_millis(500);
-
-/// All queues together ask no more often than this. Asking is one call, and six commands within it.
-const ASK_PACE: Duration = Duration::from_secs(7);
 
 /// How long closing waits for what is under way.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
@@ -57,11 +65,13 @@ impl Engine {
     pub(crate) fn new(link: Link, runtime: Handle) -> Arc<Self> {
         let gate = Arc::new(Gate::new());
         let tasks = TaskTracker::new();
-        let ears = Ears::open(link.client().cloned(), &gate, &tasks, &runtime);
+        let link = Arc::new(link);
+        let ears = Ears::open(&link, &gate, &tasks, &runtime);
         // 48 random bits: enough to tell the processes that use a server within some minutes.
         let name = Nonce::random().to_string()[..8].to_owned();
         Arc::new(Self {
             link,
+            confirmations: Confirmations::default(),
             gate,
             ears,
             name,
@@ -118,18 +128,27 @@ impl Engine {
         self.hubs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long those who wait at a queue may go without asking the server.
-    pub(crate) fn patience(&self, is_heard: bool) -> Duration {
-        let queues = self.waited_at.load(Ordering::Relaxed) as u32;
-        if is_heard { ASK_AGAIN.max(ASK_PACE * queues) } else { ASK_DEAF }
+    /// How long those who wait may go without asking a server.
+    pub(crate) fn patience(&self) -> Patience {
+        let partitions = self.waited_at.load(Ordering::Relaxed) as u32;
+        Patience { heard: ASK_AGAIN * partitions.max(1), deaf: ASK_DEAF }
     }
 
     /// Puts a queue on the list of queues.
     pub(crate) async fn list(&self, queue: &QueueName) -> Result<(), Failure> {
-        let mut command = redis::cmd("EVAL");
-        command.arg("return redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])");
-        command.arg(1).arg(REGISTRY).arg(queue.as_str());
-        self.link.call(&self.gate, &command).await.map(|_| ())
+        self.run_on_list(&scripts::LIST, &[queue.as_str()]).await.map(|_| ())
+    }
+
+    /// Runs a script on the list of queues.
+    pub(crate) async fn run_on_list(
+        &self,
+        script: &Script,
+        arguments: &[&str],
+    ) -> Result<Words, Failure> {
+        let reply = self.link.run(&self.gate, *LIST_ROUTE, script, false, |command, _| {
+            command.arg(1).arg(REGISTRY).arg(arguments);
+        });
+        Ok(reply.await?.words())
     }
 
     /// Wakes all who wait, lets what is under way end, and disconnects.
@@ -145,7 +164,7 @@ impl Engine {
             join_all(hubs.iter().map(|hub| hub.forget())).await;
         };
         if tokio::time::timeout(CLOSE_WITHIN, end).await.is_err() {
-            tracing::warn!(place = %self.link.place, "closed while operations were under way");
+            tracing::warn!(place = %self.link.place(), "closed while operations were under way");
         }
         self.link.disconnect();
     }

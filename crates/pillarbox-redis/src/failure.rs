@@ -18,6 +18,11 @@ pub(crate) enum Failure {
     },
     #[error("{place} answered in a form that is not expected: is it Redis or Valkey?")]
     Reply { place: Arc<str> },
+    #[error(
+        "{place} has done it, and only {confirmed} of {wanted} replicas have confirmed that within \
+         {within:?}: it is lost if the server fails now. Doing it again is safe"
+    )]
+    Unconfirmed { place: Arc<str>, confirmed: u32, wanted: u32, within: Duration },
     #[error("the backend was closed")]
     Closed,
 }
@@ -29,6 +34,8 @@ pub(crate) enum Verdict {
     SendScript,
     /// Try again after a pause, on a new connection.
     Reconnect,
+    /// Try again at the server that the error names: for this call, or for all of its slot.
+    GoTo { for_good: bool },
     /// Try again after a pause.
     Wait,
     /// Tell the caller.
@@ -40,6 +47,8 @@ pub(crate) fn judge(error: &RedisError) -> Verdict {
     if let ErrorKind::Server(kind) = error.kind() {
         match kind {
             ServerErrorKind::NoScript => return Verdict::SendScript,
+            ServerErrorKind::Moved => return Verdict::GoTo { for_good: true },
+            ServerErrorKind::Ask => return Verdict::GoTo { for_good: false },
             ServerErrorKind::BusyLoading
             | ServerErrorKind::TryAgain
             | ServerErrorKind::ClusterDown
@@ -91,8 +100,14 @@ fn advice(what: &str) -> &'static str {
         "; it is a replica: connect to the primary"
     } else if says("LOADING") {
         "; it is still loading its data"
-    } else if says("MOVED") || says("CROSSSLOT") {
-        "; it is one node of a cluster, and clusters are not supported yet"
+    } else if says("MOVED") {
+        "; it is one node of a cluster: use redis-cluster://HOST:PORT,..."
+    } else if says("cluster support disabled") {
+        "; it is not a cluster: use redis://HOST:PORT"
+    } else if says("CLUSTERDOWN") {
+        "; some of the cluster's slots have no primary"
+    } else if says("TRYAGAIN") {
+        "; the queue's slot is being moved to another node"
     } else if says("MISCONF") {
         "; it refuses writes because it cannot save to its disk"
     } else if says("NOREPLICAS") {
@@ -172,6 +187,10 @@ mod tests {
             ("WRONGPASS invalid username-password pair", Verdict::GiveUp),
             ("NOAUTH Authentication required.", Verdict::GiveUp),
             ("NOREPLICAS Not enough good replicas to write.", Verdict::Wait),
+            ("CLUSTERDOWN Hash slot not served", Verdict::Wait),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Verdict::Wait),
+            ("MOVED 866 127.0.0.1:7001", Verdict::GoTo { for_good: true }),
+            ("ASK 866 127.0.0.1:7001", Verdict::GoTo { for_good: false }),
         ] {
             assert_eq!(judge(&server_error(line)), verdict, "{line}");
         }

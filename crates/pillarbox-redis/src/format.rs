@@ -10,28 +10,38 @@ use pillarbox_core::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::layout::Number;
+use crate::servers::slot;
+
 /// The names of all queues that may be there, by when they were last used.
 pub(crate) const REGISTRY: &str = "pillarbox:queues";
 
 /// When a message was sent that does not say so.
 pub(crate) const LONG_AGO: Timestamp = Timestamp::from_secs(0);
 
-/// The keys of a queue, all in one slot of a cluster.
+/// The keys of one partition of a queue, all in one slot of a cluster.
 #[derive(Debug)]
 pub(crate) struct Keys {
     pub(crate) pending: String,
     pub(crate) invisible: String,
     pub(crate) data: String,
     pub(crate) meta: String,
-    /// Where the queue's wake-ups are published.
+    /// Where the wake-ups are published.
     pub(crate) wake: String,
+    /// The slot of all of them.
+    pub(crate) slot: u16,
     tag: String,
 }
 
 impl Keys {
-    pub(crate) fn new(queue: &QueueName) -> Self {
-        let tag = format!("{{queue:{queue}}}");
+    /// The keys of one partition of a queue. No name of a queue has a `#`.
+    pub(crate) fn new(queue: &QueueName, partition: Number) -> Self {
+        let tag = match partition {
+            0 => format!("{{queue:{queue}}}"),
+            _ => format!("{{queue:{queue}#{partition}}}"),
+        };
         Self {
+            slot: slot(&tag),
             pending: format!("{tag}:pending"),
             invisible: format!("{tag}:invisible"),
             data: format!("{tag}:data"),
@@ -39,6 +49,21 @@ impl Keys {
             wake: format!("{tag}:wake"),
             tag,
         }
+    }
+
+    /// The key that says how the queue is spread, of partition 0.
+    pub(crate) fn partitions(&self) -> String {
+        format!("{}:partitions", self.tag)
+    }
+
+    /// Which queue and which partition a key belongs to, and what it holds.
+    pub(crate) fn owner(key: &str) -> Option<(QueueName, Number, &str)> {
+        let (tag, what) = key.strip_prefix("{queue:")?.split_once("}:")?;
+        let (name, partition) = match tag.split_once('#') {
+            Some((name, partition)) => (name, partition.parse().ok().filter(|n| *n > 0)?),
+            None => (tag, 0),
+        };
+        Some((QueueName::new(name).ok()?, partition, what))
     }
 
     /// The key that remembers the last call of a caller.

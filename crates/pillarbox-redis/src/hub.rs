@@ -1,246 +1,394 @@
-//! What all handles of one queue in this process share, and the operations on it.
+//! What all handles of one queue in this process share: its partitions, as one queue.
 
-use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use pillarbox_core::{
-    Counts, Cursor, Delivery, Error, MessageState, Outgoing, PeekPage, Peeked, QueueName, Receive,
-    Result, Settle, Timestamp,
+    Counts, Cursor, Delivery, Error, Outgoing, PeekPage, QueueName, Receive, Result, Settle,
 };
-use redis::Cmd;
 use tokio::time::Instant;
 
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::format::{self, IdText, Keys, LONG_AGO};
-use crate::lane::{Caller, Lane, Limits, submit};
-use crate::line::Line;
-use crate::operations::{Found, Purges, Receives, Sending, Sends, Settles};
-use crate::reply::{Reply, Words};
-use crate::scripts::{self, Script};
+use crate::layout::{Layout, MAX_PARTITIONS, Number};
+use crate::partition::{PageEnd, Partition};
+use crate::state::QueueState;
+
+/// How many messages go to one partition before it is the next one's turn: what is sent one by one is
+/// put together there as well.
+const TURN: u32 = 64;
 
 /// What all handles of one queue in this process share.
+#[derive(Debug)]
 pub(crate) struct Hub {
-    pub(crate) name: QueueName,
-    pub(crate) keys: Keys,
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) sends: Lane<Sends>,
-    pub(crate) receives: Lane<Receives>,
-    pub(crate) settles: Lane<Settles>,
-    pub(crate) purges: Lane<Purges>,
-    line: Mutex<Line>,
-    /// Whether the queue's wake-ups are heard.
-    is_heard: AtomicBool,
-    /// Whether more was done with it than looking.
-    is_used: AtomicBool,
-    /// When the queue was last put on the list of queues.
-    listed: Mutex<Option<Instant>>,
+    pub(crate) state: Arc<QueueState>,
+    /// Those that were used.
+    partitions: Mutex<BTreeMap<Number, Arc<Partition>>>,
+    /// How many messages have taken turns.
+    sent: AtomicU32,
+    /// Which partition is asked first.
+    first: AtomicU16,
 }
 
-/// How often a queue that is sent to is put on the list anew. See `Backend::queues`.
-const LIST_AGAIN: Duration = Duration::from_secs(600);
+/// What has become of each entry of a batch, of which some may have failed together.
+pub(crate) type Outcomes<T> = Vec<Result<T, Failure>>;
 
 impl Hub {
     pub(crate) fn new(name: QueueName, engine: Arc<Engine>) -> Self {
-        let limits = if engine.link.usage.coalesce {
-            Limits { runners: 2, entries: 256 }
-        } else {
-            Limits { runners: usize::MAX, entries: 0 }
-        };
         Self {
-            keys: Keys::new(&name),
-            name,
-            engine,
-            sends: Lane::new(limits),
-            receives: Lane::new(limits),
-            settles: Lane::new(limits),
-            purges: Lane::new(limits),
-            line: Mutex::default(),
-            is_heard: AtomicBool::new(false),
-            is_used: AtomicBool::new(false),
-            listed: Mutex::default(),
+            state: Arc::new(QueueState::new(name, engine)),
+            partitions: Mutex::default(),
+            // Programs that begin at the same time begin at different places.
+            sent: AtomicU32::new(rand::random()),
+            first: AtomicU16::new(rand::random()),
         }
     }
 
-    /// The receivers that wait. Held for moments, never across an await.
-    pub(crate) fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn name(&self) -> &QueueName {
+        &self.state.name
     }
 
-    /// Notes that more is done than looking.
-    pub(crate) fn use_it(&self) {
-        self.is_used.store(true, Ordering::Relaxed);
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.state.engine
     }
 
-    /// Notes whether wake-ups are heard from now on. What was published before they were must be asked for.
-    pub(crate) fn set_heard(&self, is_heard: bool) {
-        self.is_heard.store(is_heard, Ordering::Release);
-        self.line().wake();
+    /// One partition.
+    pub(crate) fn partition(&self, number: Number) -> Arc<Partition> {
+        let make = || Arc::new(Partition::new(self.state.clone(), number));
+        self.partitions().entry(number).or_insert_with(make).clone()
     }
 
-    pub(crate) fn is_heard(&self) -> bool {
-        self.is_heard.load(Ordering::Acquire)
+    /// All partitions that may hold messages.
+    pub(crate) fn all(&self, layout: Layout) -> Vec<Arc<Partition>> {
+        (0..layout.held_in).map(|number| self.partition(number)).collect()
+    }
+
+    /// Held for moments, never across an await.
+    fn partitions(&self) -> MutexGuard<'_, BTreeMap<Number, Arc<Partition>>> {
+        self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stores messages. Says of each whether there was room.
     pub(crate) async fn send(
-        self: &Arc<Self>,
-        messages: Vec<Outgoing>,
+        &self,
+        batch: Vec<Outgoing>,
         max_size: Option<u64>,
-    ) -> Result<Vec<bool>, Failure> {
-        submit::<Sends>(self, Sending { messages, max_size }).await
+        layout: Layout,
+    ) -> Outcomes<bool> {
+        if layout.sent_to == 1 {
+            return self.store(0, batch, max_size).await;
+        }
+        let turn = self.turn(batch.len(), layout);
+        let places: Vec<_> = batch.iter().map(|message| layout.place(message, turn)).collect();
+        let Some(max_size) = max_size else {
+            return divided(batch, &places, |partition, batch| self.store(partition, batch, None))
+                .await;
+        };
+        let share = |partition| Some(layout.share(max_size, partition));
+        // Those that may be anywhere are sent elsewhere where there is no room.
+        let movable = |message: &Outgoing| message.is_new && message.group().is_none();
+        let spare: Vec<_> =
+            batch.iter().map(|message| movable(message).then(|| message.clone())).collect();
+        let mut outcomes = divided(batch, &places, |partition, batch| {
+            self.store(partition, batch, share(partition))
+        })
+        .await;
+        for further in 1..layout.sent_to {
+            let left = outcomes.iter().zip(&spare).enumerate();
+            let left = left.filter(|(_, (outcome, _))| matches!(outcome, Ok(false)));
+            let left = left.filter_map(|(place, (_, spare))| Some((place, spare.clone()?)));
+            let (left, batch): (Vec<_>, Vec<_>) = left.unzip();
+            if left.is_empty() {
+                break;
+            }
+            let partition = (turn + further) % layout.sent_to;
+            let stored = self.store(partition, batch, share(partition)).await;
+            for (place, stored) in left.into_iter().zip(stored) {
+                outcomes[place] = stored;
+            }
+        }
+        outcomes
     }
 
-    /// Delivers what is ready; where nothing is, says when something will be.
-    pub(crate) async fn receive(self: &Arc<Self>, request: Receive) -> Result<Found, Failure> {
-        let found = submit::<Receives>(self, request).await?;
-        if let Found::Claim { next, .. } = &found {
-            let next = next.map_or(request.visibility, |next| next.min(request.visibility));
-            self.line().found_something(later(next));
+    /// Whose turn it is. A batch goes to one partition as a whole.
+    fn turn(&self, messages: usize, layout: Layout) -> Number {
+        let messages = u32::try_from(messages).unwrap_or(u32::MAX);
+        let before = self.sent.fetch_add(messages, Ordering::Relaxed);
+        (before / TURN % u32::from(layout.sent_to)) as Number
+    }
+
+    /// Stores messages in one partition.
+    async fn store(
+        &self,
+        partition: Number,
+        batch: Vec<Outgoing>,
+        max_size: Option<u64>,
+    ) -> Outcomes<bool> {
+        let partition = self.partition(partition);
+        let mut stored = Vec::with_capacity(batch.len());
+        let mut failed: Option<Failure> = None;
+        for part in parts(batch) {
+            let entries = part.len();
+            // Of what comes before a part that failed, we know.
+            let answers = match &failed {
+                None => partition.send(part, max_size).await,
+                Some(failure) => Err(failure.clone()),
+            };
+            failed = answers.as_ref().err().cloned();
+            stored.extend(each(answers, entries));
         }
-        Ok(found)
+        stored
     }
 
     /// Ends or extends leases. Says of each whether its receipt was good.
-    pub(crate) async fn settle(self: &Arc<Self>, batch: Vec<Settle>) -> Result<Vec<bool>, Failure> {
-        submit::<Settles>(self, batch).await
+    pub(crate) async fn settle(&self, batch: Vec<Settle>) -> Outcomes<bool> {
+        let place = |settle: &Settle| match settle.receipt.token() {
+            // One that was made up belongs nowhere.
+            Some((_, nonce)) if u32::from(nonce.mark()) < MAX_PARTITIONS => nonce.mark(),
+            _ => 0,
+        };
+        let places: Vec<_> = batch.iter().map(place).collect();
+        divided(batch, &places, |partition, batch| async move {
+            let entries = batch.len();
+            each(self.partition(partition).settle(batch).await, entries)
+        })
+        .await
+    }
+
+    /// Delivers what is ready in one of these partitions, the next one's turn first.
+    ///
+    /// Deliveries are taken out of their claim in the same poll that returns them, so a dropped
+    /// future holds none.
+    pub(crate) async fn receive(
+        &self,
+        request: Receive,
+        partitions: &[Number],
+    ) -> Result<Vec<Delivery>, Failure> {
+        let Some(first) = self.first_of(partitions) else { return Ok(Vec::new()) };
+        if let Some(claim) = self.partition(partitions[first]).receive(request).await? {
+            return Ok(claim.take());
+        }
+        if partitions.len() == 1 {
+            return Ok(Vec::new());
+        }
+        // All others at once, and without taking anything: one may have more than enough.
+        let others = || partitions[first + 1..].iter().chain(&partitions[..first]);
+        let others: Vec<_> = others().map(|number| self.partition(*number)).collect();
+        let looks = join_all(others.iter().map(|partition| partition.look())).await;
+        let mut failed = None;
+        for (partition, is_ready) in others.iter().zip(looks) {
+            match is_ready {
+                Ok(false) => {}
+                Ok(true) => match partition.receive(request).await {
+                    Ok(Some(claim)) => return Ok(claim.take()),
+                    Ok(None) => {}
+                    Err(failure) => failed = Some(failure),
+                },
+                Err(failure) => failed = Some(failure),
+            }
+        }
+        // Where there is nothing that can be had, what cannot be had is told.
+        failed.map_or(Ok(Vec::new()), Err)
+    }
+
+    /// Which of the partitions is asked first.
+    fn first_of(&self, partitions: &[Number]) -> Option<usize> {
+        match partitions.len() {
+            0 => None,
+            1 => Some(0),
+            all => Some(usize::from(self.first.fetch_add(1, Ordering::Relaxed)) % all),
+        }
     }
 
     /// Deletes all messages and says how many.
-    pub(crate) async fn purge(self: &Arc<Self>) -> Result<u64, Failure> {
-        submit::<Purges>(self, ()).await
+    pub(crate) async fn purge(&self, layout: Layout) -> Result<u64, Failure> {
+        let all = self.all(layout);
+        let purged = join_all(all.iter().map(|partition| partition.purge())).await;
+        purged.into_iter().sum()
     }
 
     /// Counts the messages.
-    pub(crate) async fn counts(&self) -> Result<Counts, Failure> {
+    pub(crate) async fn counts(&self, layout: Layout) -> Result<Counts, Failure> {
+        let all = self.all(layout);
+        let counted = join_all(all.iter().map(|partition| partition.counts())).await;
+        let counted: Vec<Counts> = counted.into_iter().collect::<Result<_, _>>()?;
+        let sum = |count: fn(&Counts) -> u64| counted.iter().map(count).sum();
+        let counts = Counts::new(
+            sum(|counts| counts.ready),
+            sum(|counts| counts.in_flight),
+            sum(|counts| counts.delayed),
+        );
+        let oldest = counted.iter().filter_map(|counts| counts.oldest_age).max();
+        let sent = counted.iter().filter_map(|counts| counts.sent).sum();
+        Ok(counts.with_oldest_age(oldest).with_sent(Some(sent)))
+    }
+
+    /// Shows messages of one partition after the other, from the first one or from where a page ended.
+    pub(crate) async fn peek(
+        &self,
+        max: usize,
+        after: Option<Page>,
+        layout: Layout,
+    ) -> Result<PeekPage, Failure> {
+        let Page { mut partition, mut end } = after.unwrap_or_else(Page::beginning);
+        let mut messages = Vec::new();
         loop {
-            let mut reply = self.run_unremembered(&scripts::COUNTS, |_| ()).await?;
-            let is_more_due = reply.integer()? == 1;
-            let (ready, in_flight, delayed) = (reply.count()?, reply.count()?, reply.count()?);
-            let sent = reply.count()?;
-            let now = reply.parsed::<i64>().map(Timestamp::from_micros)?;
-            let start = reply.bytes_or_nothing()?;
-            let oldest = start.map(|start| format::sent_at(&start).unwrap_or(LONG_AGO));
-            if !is_more_due {
-                return Ok(Counts::new(ready, in_flight, delayed)
-                    .with_oldest_age(oldest.map(|at| now.since(at)))
-                    .with_sent(Some(sent)));
+            let left = max - messages.len();
+            let (more, ended) = self.partition(partition).peek(left, &end).await?;
+            messages.extend(more);
+            match ended {
+                // Entries without a message are not shown, and others are.
+                Some(next) if messages.len() < max => end = next,
+                Some(end) => {
+                    let next = Page { partition, end };
+                    return Ok(PeekPage::new(messages, Some(next.into())));
+                }
+                None if partition + 1 >= layout.held_in => {
+                    return Ok(PeekPage::new(messages, None));
+                }
+                None => {
+                    (partition, end) = (partition + 1, PageEnd::beginning());
+                    if messages.len() == max {
+                        let next = Page { partition, end };
+                        return Ok(PeekPage::new(messages, Some(next.into())));
+                    }
+                }
             }
         }
     }
 
-    /// Shows messages, from the first one or from where a page ended.
-    pub(crate) async fn peek(&self, max: usize, after: &PageEnd) -> Result<PeekPage, Failure> {
-        let mut reply = self
-            .run_unremembered(&scripts::PEEK, |command| {
-                command.arg(max).arg(after.part).arg(&after.place).arg(&after.last);
-            })
-            .await?;
-        let in_line = reply.bytes()? == b"r";
-        let ready_shown = reply.count()?;
-        let (mut messages, mut shown, mut last) = (Vec::new(), 0, None);
-        while !reply.is_empty() {
-            let (id_text, score) = (reply.bytes()?, reply.bytes()?);
-            let (meta, data) = (reply.bytes()?, reply.bytes_or_nothing()?);
-            // Without data it is no message; a receive would pass over it.
-            if let Some(data) = data {
-                let id = IdText::parse(&id_text).ok_or_else(|| reply.wrong())?;
-                let (is_held, count) = format::meta(&meta).ok_or_else(|| reply.wrong())?;
-                let state = match format::score(&score) {
-                    None => MessageState::Ready,
-                    Some(until) if is_held => MessageState::InFlight { until },
-                    Some(until) => MessageState::Delayed { until },
-                };
-                messages.push(Peeked::new(format::message(id, data, count), state));
-            }
-            shown += 1;
-            last = Some((id_text, score));
+    /// Takes away the last partitions, if they are no longer sent to and hold nothing.
+    pub(crate) fn narrow(self: &Arc<Self>, layout: Layout) {
+        if layout.held_in <= layout.sent_to || !self.state.may_narrow() {
+            return;
         }
-        let next = last.filter(|_| shown == max).map(|(id, score)| {
-            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-            let (part, place) =
-                if in_line { ("r", ready_shown.to_string()) } else { ("i", text(score)) };
-            PageEnd { part, place, last: text(id) }.into()
+        let hub = self.clone();
+        self.engine().spawn(async move {
+            if let Err(failure) = hub.narrow_now(layout).await {
+                tracing::debug!(queue = %hub.name(), %failure, "a partition could not be taken away");
+            }
         });
-        Ok(PeekPage::new(messages, next))
+    }
+
+    async fn narrow_now(&self, layout: Layout) -> Result<(), Failure> {
+        let mut left = layout.held_in;
+        while left > layout.sent_to && self.partition(left - 1).forget().await? {
+            left -= 1;
+        }
+        if left < layout.held_in { self.state.narrow(layout, left).await } else { Ok(()) }
     }
 
     /// Deletes what is left of the queue if it holds no message, so that short-lived queues do not
     /// pile up. One that was only looked at is left as it is.
     pub(crate) async fn forget(&self) {
-        if self.is_used.load(Ordering::Relaxed)
-            && let Err(failure) = self.run_unremembered(&scripts::FORGET, |_| ()).await
+        if self.state.is_used()
+            && let Err(failure) = self.forget_now().await
         {
-            tracing::debug!(queue = %self.name, %failure, "a queue was not forgotten");
+            tracing::debug!(queue = %self.name(), %failure, "a queue was not forgotten");
         }
     }
 
-    /// Gives deliveries back that nobody has seen.
-    pub(crate) fn release(self: Arc<Self>, deliveries: Vec<Delivery>) {
-        let engine = self.engine.clone();
-        engine.spawn(async move {
-            let tokens: Vec<_> = deliveries.iter().filter_map(|d| d.receipt.token()).collect();
-            let released = self.run_unremembered(&scripts::RELEASE, |command| {
-                for (id, nonce) in &tokens {
-                    command.arg(IdText::new(*id).as_bytes()).arg(nonce.to_string());
-                }
-            });
-            if let Err(failure) = released.await {
-                // They come back when their leases end.
-                tracing::debug!(queue = %self.name, %failure, "deliveries could not be given back");
-            }
-        });
-    }
-
-    /// Runs a script whose answer needs not be remembered.
-    pub(crate) async fn run_unremembered(
-        &self,
-        script: &Script,
-        arguments: impl Fn(&mut Cmd),
-    ) -> Result<Words, Failure> {
-        let caller = Caller { key: self.keys.call(""), number: 0, is_unsure: false };
-        self.run(script, &caller, arguments).await.map(Reply::words)
-    }
-
-    pub(crate) async fn run(
-        &self,
-        script: &Script,
-        caller: &Caller,
-        arguments: impl Fn(&mut Cmd),
-    ) -> Result<Reply, Failure> {
-        let Engine { link, gate, .. } = &*self.engine;
-        let remembered = link.usage.retry_for * 2 + Duration::from_secs(60);
-        let ttl = link.usage.default_ttl.map_or(0, |ttl| ttl.as_millis().max(1));
-        let value = link.run(gate, script, caller.is_unsure, |command, again| {
-            let Keys { pending, invisible, data, meta, .. } = &self.keys;
-            let keys = [pending, invisible, data, meta, &caller.key, &caller.key];
-            let keys = if again { &keys[..] } else { &keys[..5] };
-            command.arg(keys.len()).arg(keys);
-            command.arg(format!("{:012}", caller.number));
-            command.arg(remembered.as_millis() as u64).arg(ttl as u64);
-            arguments(command);
-        });
-        Ok(Reply::new(value.await?, &link.place))
-    }
-
-    /// Puts the queue on the list of queues, for it came into being just now.
-    pub(crate) async fn list_anew(&self) -> Result<(), Failure> {
-        *self.listed.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.list().await
-    }
-
-    /// Puts the queue on the list of queues, unless that was done lately.
-    pub(crate) async fn list(&self) -> Result<(), Failure> {
-        let now = Instant::now();
-        let listed = *self.listed.lock().unwrap_or_else(PoisonError::into_inner);
-        if listed.is_some_and(|at| now.duration_since(at) < LIST_AGAIN) {
-            return Ok(());
+    async fn forget_now(&self) -> Result<(), Failure> {
+        let layout = self.state.known_layout();
+        let all = self.all(layout);
+        let forgotten = join_all(all.iter().map(|partition| partition.forget())).await;
+        let forgotten: Vec<bool> = forgotten.into_iter().collect::<Result<_, _>>()?;
+        if layout != Layout::WHOLE && forgotten.iter().all(|forgotten| *forgotten) {
+            self.state.narrow(layout, 0).await?;
         }
-        self.engine.list(&self.name).await?;
-        *self.listed.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         Ok(())
+    }
+}
+
+/// The answers of entries that were done together, or the failure of each.
+fn each<T>(answers: Result<Vec<T>, Failure>, entries: usize) -> Outcomes<T> {
+    match answers {
+        Ok(answers) => answers.into_iter().map(Ok).collect(),
+        Err(failure) => std::iter::repeat_n(failure, entries).map(Err).collect(),
+    }
+}
+
+/// Has the entries of each partition done together, all partitions at once, and puts the outcomes in order.
+async fn divided<E, T, F: Future<Output = Outcomes<T>>>(
+    batch: Vec<E>,
+    places: &[Number],
+    done: impl Fn(Number, Vec<E>) -> F,
+) -> Outcomes<T> {
+    let Some(first) = places.first() else { return Vec::new() };
+    if places.iter().all(|place| place == first) {
+        return done(*first, batch).await;
+    }
+    let mut groups: BTreeMap<Number, (Vec<usize>, Vec<E>)> = BTreeMap::new();
+    for (order, (entry, place)) in batch.into_iter().zip(places).enumerate() {
+        let (orders, entries) = groups.entry(*place).or_default();
+        orders.push(order);
+        entries.push(entry);
+    }
+    let (orders, groups): (Vec<_>, Vec<_>) =
+        groups.into_iter().map(|(place, (orders, entries))| (orders, (place, entries))).unzip();
+    let outcomes = join_all(groups.into_iter().map(|(place, entries)| done(place, entries))).await;
+    let mut in_order: Vec<_> =
+        orders.into_iter().flatten().zip(outcomes.into_iter().flatten()).collect();
+    in_order.sort_unstable_by_key(|(order, _)| *order);
+    in_order.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// The most bytes of bodies that go to the server at once: it refuses too much.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Cuts a batch into parts that a server takes. Most often there is only one.
+fn parts(mut batch: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
+    let mut parts = Vec::new();
+    loop {
+        let mut bytes = 0;
+        let mut fits = |message: &Outgoing| {
+            bytes += message.body.len();
+            bytes <= MOST_BYTES
+        };
+        // A body of its own may be larger.
+        let end = batch.iter().take_while(|message| fits(message)).count().max(1);
+        if end >= batch.len() {
+            parts.push(batch);
+            return parts;
+        }
+        let rest = batch.split_off(end);
+        parts.push(std::mem::replace(&mut batch, rest));
+    }
+}
+
+/// Where a page of the messages of a queue ended.
+#[derive(Debug)]
+pub(crate) struct Page {
+    partition: Number,
+    end: PageEnd,
+}
+
+impl Page {
+    fn beginning() -> Self {
+        Self { partition: 0, end: PageEnd::beginning() }
+    }
+
+    /// Reads a cursor that was given before.
+    pub(crate) fn of(cursor: &Cursor, queue: &QueueName) -> Result<Self> {
+        let read = || {
+            let (partition, end) = cursor.as_str().split_once(' ')?;
+            let partition = partition.parse().ok()?;
+            let is_sound = u32::from(partition) < MAX_PARTITIONS;
+            is_sound.then_some(Self { partition, end: PageEnd::parse(end)? })
+        };
+        read().ok_or_else(|| {
+            let allowed = "a cursor that this queue gave";
+            Error::invalid(Some(queue), "cursor", cursor.as_str(), allowed)
+        })
+    }
+}
+
+impl From<Page> for Cursor {
+    fn from(Page { partition, end }: Page) -> Self {
+        Self::new(format!("{partition} {end}"))
     }
 }
 
@@ -250,54 +398,40 @@ pub(crate) fn later(wait: Duration) -> Instant {
     Instant::now() + wait.min(YEARS)
 }
 
-impl fmt::Debug for Hub {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hub").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Where a page of messages ended.
-#[derive(Debug)]
-pub(crate) struct PageEnd {
-    /// `r` among the ready ones, `i` among the others.
-    part: &'static str,
-    /// How many ready ones were shown, or the score of the last.
-    place: String,
-    /// The id of the last.
-    last: String,
-}
-
-impl PageEnd {
-    /// Before the first message.
-    pub(crate) fn beginning() -> Self {
-        Self { part: "r", place: "0".into(), last: String::new() }
-    }
-
-    /// Reads a cursor that was given before.
-    pub(crate) fn of(cursor: &Cursor, queue: &QueueName) -> Result<Self> {
-        let read = || {
-            let mut words = cursor.as_str().split(' ');
-            let part = match words.next()? {
-                "r" => "r",
-                "i" => "i",
-                _ => return None,
-            };
-            let (place, last) = (words.next()?, words.next()?);
-            match part {
-                "r" => drop(place.parse::<u64>().ok()?),
-                _ => drop(place.parse::<f64>().ok().filter(|score| score.is_finite())?),
-            }
-            Some(Self { part, place: place.to_owned(), last: last.to_owned() })
+    #[test]
+    fn a_batch_is_cut_where_it_is_too_large_to_go_at_once() {
+        let of = |sizes: &[usize]| {
+            let body = bytes::Bytes::from(vec![0; 80 << 20]);
+            let batch = sizes.iter().map(|size| Outgoing::new(body.slice(..size << 20))).collect();
+            parts(batch).iter().map(Vec::len).collect::<Vec<_>>()
         };
-        read().ok_or_else(|| {
-            let allowed = "a cursor that this queue gave";
-            Error::invalid(Some(queue), "cursor", cursor.as_str(), allowed)
-        })
+        assert_eq!(of(&[]), [0]);
+        assert_eq!(of(&[1, 2, 3]), [3]);
+        assert_eq!(of(&[60, 4, 1, 80, 80, 2]), [2, 1, 1, 1, 1]);
     }
-}
 
-impl From<PageEnd> for Cursor {
-    fn from(end: PageEnd) -> Self {
-        Self::new(format!("{} {} {}", end.part, end.place, end.last))
+    #[tokio::test]
+    async fn outcomes_come_back_in_the_order_of_their_entries() {
+        let batch: Vec<_> = (0..100_u32).collect();
+        let places: Vec<_> = batch.iter().map(|n| (n * n % 7) as Number).collect();
+        let outcomes = divided(batch, &places, |place, entries: Vec<u32>| async move {
+            assert!(entries.iter().all(|n| n * n % 7 == u32::from(place)));
+            if place == 4 {
+                return each(Err(Failure::Closed), entries.len());
+            }
+            each(Ok(entries), 0)
+        })
+        .await;
+        assert_eq!(outcomes.len(), 100);
+        for (n, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(entry) => assert_eq!(entry as usize, n),
+                Err(_) => assert_eq!(n * n % 7, 4),
+            }
+        }
     }
 }

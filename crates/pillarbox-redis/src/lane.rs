@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::failure::Failure;
-use crate::hub::Hub;
+use crate::partition::Partition;
 
 /// The most requests in a lane; further callers wait before it.
 const ROOM: usize = 8192;
@@ -32,7 +32,7 @@ pub(crate) trait Operation: Sized + Send + Sync + 'static {
     type Answer: Send;
 
     /// The lane of this operation.
-    fn lane(hub: &Hub) -> &Lane<Self>;
+    fn lane(partition: &Partition) -> &Lane<Self>;
 
     /// How many entries a request has, and how many bytes.
     fn size(request: &Self::Request) -> (usize, usize);
@@ -42,7 +42,7 @@ pub(crate) trait Operation: Sized + Send + Sync + 'static {
 
     /// Makes one call of all requests, as the given caller. Answers each of them.
     fn call(
-        hub: &Arc<Hub>,
+        partition: &Arc<Partition>,
         caller: &Caller,
         requests: &[Self::Request],
     ) -> impl Future<Output = Result<Vec<Self::Answer>, Failure>> + Send;
@@ -99,10 +99,10 @@ impl<O: Operation> Lane<O> {
     }
 
     /// Decides how a request is served.
-    fn enter(&self, hub: &Hub, request: O::Request) -> Service<O> {
+    fn enter(&self, partition: &Partition, request: O::Request) -> Service<O> {
         let mut state = self.lock();
         let caller = |state: &mut State<O>| {
-            let name = || hub.keys.call(&hub.engine.caller_name());
+            let name = || partition.keys.call(&partition.engine().caller_name());
             let new = || Caller { key: name(), number: 0, is_unsure: false };
             state.idle.pop().unwrap_or_else(new)
         };
@@ -175,22 +175,22 @@ enum Service<O: Operation> {
 
 /// Asks for an operation, together with whoever asks at the same time.
 pub(crate) async fn submit<O: Operation>(
-    hub: &Arc<Hub>,
+    partition: &Arc<Partition>,
     request: O::Request,
 ) -> Result<O::Answer, Failure> {
-    let lane = O::lane(hub);
+    let lane = O::lane(partition);
     // The semaphore is never closed.
     if let Ok(place) = lane.room.acquire().await {
         place.forget();
     }
-    match lane.enter(hub, request) {
+    match lane.enter(partition, request) {
         Service::Alone(caller, request) => {
             lane.room.add_permits(1);
-            Errand::new(hub, alone::<O>(hub.clone(), caller, request)).await
+            Errand::new(partition, alone::<O>(partition.clone(), caller, request)).await
         }
         Service::Together(runner, answered) => {
             if let Some(caller) = runner {
-                hub.engine.spawn(run::<O>(hub.clone(), caller));
+                partition.engine().spawn(run::<O>(partition.clone(), caller));
             }
             answered.await.unwrap_or(Err(Failure::Closed))
         }
@@ -199,23 +199,23 @@ pub(crate) async fn submit<O: Operation>(
 
 /// Makes the call of one caller, which saves a switch of tasks.
 async fn alone<O: Operation>(
-    hub: Arc<Hub>,
+    partition: Arc<Partition>,
     mut caller: Caller,
     request: O::Request,
 ) -> Result<O::Answer, Failure> {
-    let answered = call::<O>(&hub, &mut caller, &[request]).await;
-    O::lane(&hub).is_back(caller);
+    let answered = call::<O>(&partition, &mut caller, &[request]).await;
+    O::lane(&partition).is_back(caller);
     answered.and_then(|mut answers| answers.pop().ok_or(Failure::Closed))
 }
 
 /// Makes calls until nobody waits.
-async fn run<O: Operation>(hub: Arc<Hub>, mut caller: Caller) {
+async fn run<O: Operation>(partition: Arc<Partition>, mut caller: Caller) {
     while let Some(Call { caller: at_work, requests, answers: waiting }) =
-        O::lane(&hub).next(caller)
+        O::lane(&partition).next(caller)
     {
         caller = at_work;
         // Whoever is gone does not want to know; what was claimed for it goes back by itself.
-        match call::<O>(&hub, &mut caller, &requests).await {
+        match call::<O>(&partition, &mut caller, &requests).await {
             Ok(answers) => {
                 for (waiting, answer) in waiting.into_iter().zip(answers) {
                     let _ = waiting.send(Ok(answer));
@@ -231,12 +231,12 @@ async fn run<O: Operation>(hub: Arc<Hub>, mut caller: Caller) {
 }
 
 async fn call<O: Operation>(
-    hub: &Arc<Hub>,
+    partition: &Arc<Partition>,
     caller: &mut Caller,
     requests: &[O::Request],
 ) -> Result<Vec<O::Answer>, Failure> {
     caller.number += 1;
-    let answered = O::call(hub, caller, requests).await;
+    let answered = O::call(partition, caller, requests).await;
     caller.is_unsure = answered.is_err();
     answered
 }
@@ -244,14 +244,14 @@ async fn call<O: Operation>(
 /// A call that goes on as a task if whoever waits for it goes: others may depend on what it leaves
 /// behind. Closing waits for it either way.
 struct Errand<'a, T: Send + 'static> {
-    hub: &'a Arc<Hub>,
+    partition: &'a Arc<Partition>,
     call: Option<BoxFuture<'static, T>>,
     _token: TaskTrackerToken,
 }
 
 impl<'a, T: Send + 'static> Errand<'a, T> {
-    fn new(hub: &'a Arc<Hub>, call: impl Future<Output = T> + Send + 'static) -> Self {
-        Self { hub, call: Some(Box::pin(call)), _token: hub.engine.token() }
+    fn new(partition: &'a Arc<Partition>, call: impl Future<Output = T> + Send + 'static) -> Self {
+        Self { partition, call: Some(Box::pin(call)), _token: partition.engine().token() }
     }
 }
 
@@ -271,7 +271,7 @@ impl<T: Send + 'static> Future for Errand<'_, T> {
 impl<T: Send + 'static> Drop for Errand<'_, T> {
     fn drop(&mut self) {
         if let Some(call) = self.call.take() {
-            self.hub.engine.spawn(async move { drop(call.await) });
+            self.partition.engine().spawn(async move { drop(call.await) });
         }
     }
 }

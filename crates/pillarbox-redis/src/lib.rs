@@ -35,6 +35,7 @@
 //! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do.
 
 mod backend;
+mod confirm;
 mod diagnose;
 mod ears;
 mod engine;
@@ -42,15 +43,19 @@ mod failure;
 mod format;
 mod hub;
 mod lane;
+mod layout;
 mod line;
 mod link;
 mod operations;
 mod options;
+mod partition;
 mod queue;
 mod reply;
 mod scripts;
+mod servers;
+mod state;
 mod tls;
 
 pub use backend::RedisBackend;
-pub use options::RedisOptions;
+pub use options::{Durability, RedisOptions};
 pub use redis;

@@ -8,10 +8,13 @@ use pillarbox_core::{
     Delivery, MessageId, Nonce, Outgoing, Receipt, Receive, Settle, SettleAction,
 };
 
+use redis::Cmd;
+
 use crate::failure::Failure;
 use crate::format::{self, IdText, micros};
-use crate::hub::Hub;
 use crate::lane::{Caller, Lane, Operation};
+use crate::partition::Partition;
+use crate::reply::Reply;
 use crate::scripts;
 
 /// Storing messages.
@@ -30,8 +33,8 @@ impl Operation for Sends {
     /// Of each message, whether there was room.
     type Answer = Vec<bool>;
 
-    fn lane(hub: &Hub) -> &Lane<Self> {
-        &hub.sends
+    fn lane(partition: &Partition) -> &Lane<Self> {
+        &partition.sends
     }
 
     fn size(request: &Sending) -> (usize, usize) {
@@ -44,18 +47,18 @@ impl Operation for Sends {
     }
 
     async fn call(
-        hub: &Arc<Hub>,
+        partition: &Arc<Partition>,
         caller: &Caller,
         requests: &[Sending],
     ) -> Result<Vec<Vec<bool>>, Failure> {
-        hub.list().await?;
+        partition.queue.list().await?;
         let max_size = requests[0].max_size.map_or(String::new(), |max| max.to_string());
         let all = || requests.iter().flat_map(|request| &request.messages);
         let unique = Unique::new(all().map(|message| message.id));
         let messages: Vec<_> = all().zip(&unique.first).filter(|(_, first)| **first).collect();
         let messages = || messages.iter().map(|(message, _)| *message);
         let is_plain = messages().all(format::is_plain);
-        let reply = hub.run(&scripts::SEND, caller, |command| {
+        let arguments = |command: &mut Cmd| {
             command.arg(&max_size).arg(messages().count());
             for message in messages() {
                 command.arg(IdText::new(message.id).as_bytes());
@@ -66,10 +69,15 @@ impl Operation for Sends {
             for message in messages().filter(|_| !is_plain) {
                 command.arg(format::head(message));
             }
-        });
-        let (answers, is_new) = reply.await?.characters(messages().count())?;
+        };
+        // What is there already may have been sent by a call that was not confirmed.
+        let reply = partition.run_durably(&scripts::SEND, caller, arguments, |_| true).await?;
+        let (answers, is_new) = reply.characters(messages().count())?;
         if is_new {
-            hub.list_anew().await?;
+            partition.queue.list_anew().await?;
+            if partition.number > 0 {
+                partition.queue.enlist(partition.number).await?;
+            }
         }
         let answers = unique.answers(&answers);
         let entries = requests.iter().map(|request| request.messages.len());
@@ -121,8 +129,8 @@ impl Operation for Receives {
     type Request = Receive;
     type Answer = Found;
 
-    fn lane(hub: &Hub) -> &Lane<Self> {
-        &hub.receives
+    fn lane(partition: &Partition) -> &Lane<Self> {
+        &partition.receives
     }
 
     fn size(request: &Receive) -> (usize, usize) {
@@ -134,13 +142,14 @@ impl Operation for Receives {
     }
 
     async fn call(
-        hub: &Arc<Hub>,
+        partition: &Arc<Partition>,
         caller: &Caller,
         requests: &[Receive],
     ) -> Result<Vec<Found>, Failure> {
         let wanted = requests.iter().map(|request| request.max).sum();
-        let nonces: Vec<_> = (0..wanted).map(|_| Nonce::random()).collect();
-        let reply = hub.run(&scripts::RECEIVE, caller, |command| {
+        let nonces: Vec<_> =
+            (0..wanted).map(|_| Nonce::random_with_mark(partition.number)).collect();
+        let reply = partition.run(&scripts::RECEIVE, caller, |command| {
             command.arg(wanted).arg(requests.len());
             for request in requests {
                 command.arg(request.max).arg(micros(request.visibility));
@@ -150,11 +159,8 @@ impl Operation for Receives {
             }
         });
         let mut reply = reply.await?.words();
-        let next = match reply.integer()? {
-            ..0 => None,
-            wait => Some(Duration::from_micros(wait as u64)),
-        };
-        let mut claims: Vec<_> = requests.iter().map(|_| Claim::new(hub)).collect();
+        let next = reply.micros()?;
+        let mut claims: Vec<_> = requests.iter().map(|_| Claim::new(partition)).collect();
         if !reply.is_empty() {
             let (mut ids, mut data, mut meta) = (reply.list()?, reply.list()?, reply.list()?);
             let places = requests.iter().enumerate();
@@ -169,7 +175,7 @@ impl Operation for Receives {
                 // Without data it is no message, or not ours any more.
                 let Some(data) = data.bytes_or_nothing()? else { continue };
                 let Some(id) = IdText::parse(&id) else {
-                    tracing::warn!(queue = %hub.name, "an entry has an id that is not ours");
+                    tracing::warn!(queue = %partition.queue.name, "an entry has an id that is not ours");
                     continue;
                 };
                 let (_, before) = format::meta(&known).ok_or_else(|| reply.wrong())?;
@@ -188,13 +194,13 @@ impl Operation for Receives {
 /// Deliveries on their way to a receiver, which go back to the queue if it is not there any more.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    hub: Arc<Hub>,
+    partition: Arc<Partition>,
     deliveries: Vec<Delivery>,
 }
 
 impl Claim {
-    fn new(hub: &Arc<Hub>) -> Self {
-        Self { hub: hub.clone(), deliveries: Vec::new() }
+    fn new(partition: &Arc<Partition>) -> Self {
+        Self { partition: partition.clone(), deliveries: Vec::new() }
     }
 
     fn len(&self) -> usize {
@@ -210,7 +216,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if !self.deliveries.is_empty() {
-            self.hub.clone().release(std::mem::take(&mut self.deliveries));
+            self.partition.clone().release(std::mem::take(&mut self.deliveries));
         }
     }
 }
@@ -224,8 +230,8 @@ impl Operation for Settles {
     /// Of each delivery, whether its receipt was good.
     type Answer = Vec<bool>;
 
-    fn lane(hub: &Hub) -> &Lane<Self> {
-        &hub.settles
+    fn lane(partition: &Partition) -> &Lane<Self> {
+        &partition.settles
     }
 
     fn size(request: &Vec<Settle>) -> (usize, usize) {
@@ -237,12 +243,12 @@ impl Operation for Settles {
     }
 
     async fn call(
-        hub: &Arc<Hub>,
+        partition: &Arc<Partition>,
         caller: &Caller,
         requests: &[Vec<Settle>],
     ) -> Result<Vec<Vec<bool>>, Failure> {
         let all = || requests.iter().flatten();
-        let reply = hub.run(&scripts::SETTLE, caller, |command| {
+        let arguments = |command: &mut Cmd| {
             command.arg(all().count());
             for settle in all() {
                 // A receipt of another backend has no id, and nothing here has that.
@@ -257,9 +263,11 @@ impl Operation for Settles {
                     None => command.arg(""),
                 };
             }
-        });
+        };
+        let has_done = |reply: &Reply| reply.has(b'+') || reply.has(b'1');
+        let reply = partition.run_durably(&scripts::SETTLE, caller, arguments, has_done).await?;
         let entries = requests.iter().map(Vec::len);
-        let (answers, _) = reply.await?.characters(entries.clone().sum())?;
+        let (answers, _) = reply.characters(entries.clone().sum())?;
         Ok(share(&answers, entries, |answer| answer == b'1'))
     }
 }
@@ -273,8 +281,8 @@ impl Operation for Purges {
     /// How many there were.
     type Answer = u64;
 
-    fn lane(hub: &Hub) -> &Lane<Self> {
-        &hub.purges
+    fn lane(partition: &Partition) -> &Lane<Self> {
+        &partition.purges
     }
 
     fn size((): &()) -> (usize, usize) {
@@ -285,8 +293,12 @@ impl Operation for Purges {
         false
     }
 
-    async fn call(hub: &Arc<Hub>, caller: &Caller, _: &[()]) -> Result<Vec<u64>, Failure> {
-        let reply = hub.run(&scripts::PURGE, caller, |_| ()).await?;
+    async fn call(
+        partition: &Arc<Partition>,
+        caller: &Caller,
+        _: &[()],
+    ) -> Result<Vec<u64>, Failure> {
+        let reply = partition.run_durably(&scripts::PURGE, caller, |_| (), |_| true).await?;
         Ok(vec![reply.words().count()?])
     }
 }

@@ -1,14 +1,18 @@
-//! Which server, and how it is used.
+//! Which servers, and how they are used.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{Error, Result};
 use redis::io::tcp::TcpSettings;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-/// Which server, and how it is used.
+use crate::layout::MAX_PARTITIONS;
+use crate::servers::{Cluster, Maker, Node, Sentinels, Servers, address};
+
+/// Which servers, and how they are used.
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,10 +29,29 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 #[derive(Clone)]
 #[must_use]
 pub struct RedisOptions {
-    pub(crate) server: ConnectionInfo,
-    pub(crate) tls: TlsFiles,
+    /// The server, or one like those that are named elsewhere.
+    server: ConnectionInfo,
+    found: Found,
+    tls: TlsFiles,
     pub(crate) usage: Usage,
 }
+
+/// How the servers are found.
+#[derive(Clone, PartialEq, Eq)]
+enum Found {
+    /// There is only one.
+    There,
+    /// Sentinels know it.
+    Sentinels { hosts: Vec<Host>, service: String, user: Option<String>, password: Option<String> },
+    /// These nodes of a cluster, or some of them, know all of them.
+    Cluster { hosts: Vec<Host> },
+}
+
+/// A name and a port.
+type Host = (String, u16);
+
+/// A name, and a port if one was said.
+type BareHost = (String, Option<u16>);
 
 /// How a server is used, whichever way it is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +60,39 @@ pub(crate) struct Usage {
     pub(crate) response_timeout: Duration,
     pub(crate) default_ttl: Option<Duration>,
     pub(crate) coalesce: bool,
+    pub(crate) durability: Option<Durability>,
+    /// The least number of partitions of every queue.
+    pub(crate) partitions: u32,
+}
+
+/// What an answered send or settle has reached beside the primary. See
+/// [`RedisOptions::durability`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Durability {
+    /// How many replicas must have it.
+    pub replicas: u32,
+    /// How long they are waited for.
+    pub timeout: Duration,
+}
+
+impl Durability {
+    /// So many replicas, which are waited for no longer than a second.
+    pub const fn replicas(replicas: u32) -> Self {
+        Self { replicas, timeout: Duration::from_secs(1) }
+    }
+
+    /// Waits so long for them.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Nothing, where no replica is asked for; and no wait that is none or has no end.
+    fn sensible(self) -> Option<Self> {
+        let timeout = self.timeout.clamp(A_MOMENT, A_DAY);
+        (self.replicas > 0).then_some(Self { timeout, ..self })
+    }
 }
 
 impl Default for Usage {
@@ -46,6 +102,8 @@ impl Default for Usage {
             response_timeout: Duration::from_secs(5),
             default_ttl: None,
             coalesce: true,
+            durability: None,
+            partitions: 1,
         }
     }
 }
@@ -60,10 +118,32 @@ const A_DAY: Duration = Duration::from_secs(86_400);
 const A_CENTURY: Duration = Duration::from_secs(36_525 * 86_400);
 
 impl Usage {
+    /// How long the server remembers what a call has answered: longer than it is made again.
+    pub(crate) fn remembered(&self) -> Duration {
+        self.retry_for * 2 + Duration::from_secs(60)
+    }
+
     /// Sets an option of a URL. Says whether there is such an option, and the value is a good one.
     fn set(&mut self, name: &str, value: &str) -> bool {
         let seconds = value.parse().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
         let positive = seconds.filter(|time| !time.is_zero());
+        let count = value.parse::<u32>();
+        let durability = self.durability.unwrap_or(Durability::replicas(0));
+        match (name, positive, count) {
+            ("replicas", _, Ok(replicas)) => {
+                self.durability = Some(Durability { replicas, ..durability });
+                return true;
+            }
+            ("replicas_timeout", Some(timeout), _) => {
+                self.durability = Some(Durability { timeout, ..durability });
+                return true;
+            }
+            ("partitions", _, Ok(partitions @ 1..=MAX_PARTITIONS)) => {
+                self.partitions = partitions;
+                return true;
+            }
+            _ => {}
+        }
         match (name, seconds, positive, value.parse()) {
             ("retry_for", Some(time), ..) => self.retry_for = time.min(A_DAY),
             ("response_timeout", _, Some(time), _) => self.response_timeout = time.min(A_DAY),
@@ -97,44 +177,73 @@ impl TlsFiles {
     }
 }
 
-const FORMS: &str = "redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// the same over TLS, \
-                     or redis+unix:///PATH?db=N&user=U&pass=P; then perhaps retry_for=SECONDS, \
-                     response_timeout=SECONDS, default_ttl=SECONDS, coalesce=true|false, and for \
-                     TLS ca=FILE, cert=FILE, key=FILE";
+const FORMS: &str = "redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], \
+                     redis+unix:///PATH?db=N&user=U&pass=P, \
+                     redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT],.../SERVICE[/DATABASE], \
+                     redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],..., or with rediss in place of \
+                     redis the same over TLS; then perhaps retry_for=SECONDS, \
+                     response_timeout=SECONDS, default_ttl=SECONDS, coalesce=true|false, \
+                     replicas=N, replicas_timeout=SECONDS, partitions=N, for sentinels \
+                     sentinel_user=U, sentinel_password=P, and for TLS ca=FILE, cert=FILE, key=FILE";
+
+/// The port of sentinels that do not name theirs.
+const SENTINEL_PORT: u16 = 26379;
+
+/// The port of servers that do not name theirs.
+const PORT: u16 = 6379;
 
 impl RedisOptions {
     /// Reads a URL:
     ///
-    /// * `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`
-    /// * `rediss://...`: the same over TLS (feature `tls`), with the certificates that the machine
-    ///   trusts, or those of `?ca=FILE`; with a certificate of our own by `cert=FILE` and `key=FILE`
-    /// * `redis+unix:///PATH?db=N&user=U&pass=P`
+    /// * `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`: one server
+    /// * `redis+unix:///PATH?db=N&user=U&pass=P`: one server, by a Unix socket
+    /// * `redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT],.../SERVICE[/DATABASE]`: the server that
+    ///   these sentinels name as the primary of a service. User and password are those of the
+    ///   server; the sentinels' own are `?sentinel_user=U&sentinel_password=P`
+    /// * `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],...`: the cluster that these nodes belong to;
+    ///   one that answers is enough
+    /// * `rediss://`, `rediss-sentinel://`, `rediss-cluster://`: the same over TLS (feature `tls`),
+    ///   with the certificates that the machine trusts, or those of `?ca=FILE`; with a certificate of
+    ///   our own by `cert=FILE` and `key=FILE`
     ///
     /// After a `?`, and with `&` between them: `retry_for`, `response_timeout` and `default_ttl` in
-    /// seconds, `coalesce=true|false`. See the methods of the same names. A password with special
-    /// characters is written with percent signs, as in any URL.
+    /// seconds, `coalesce=true|false`, `replicas=N` and `replicas_timeout` in seconds for the
+    /// [durability](Self::durability), `partitions=N`. See the methods of the same names. A password
+    /// with special characters is written with percent signs, as in any URL.
     ///
     /// No error tells more of the URL than its scheme and the names of options.
     pub fn from_url(url: &str) -> Result<Self> {
         let invalid = |problem: &str| Error::invalid(None, "backend URL", problem, FORMS);
-        let mut parsed = url::Url::parse(url).map_err(|error| invalid(&error.to_string()))?;
-        let scheme = parsed.scheme().to_owned();
+        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
+        let (one, kind) = scheme.split_once('-').unwrap_or((&scheme, ""));
+        if one == "rediss" && !cfg!(feature = "tls") {
+            return Err(invalid("this program was built without the feature for TLS"));
+        }
+        let (first, hosts) = match kind {
+            "sentinel" | "cluster" => first_host(url, one).map_err(|problem| invalid(&problem))?,
+            _ => (url.to_owned(), Vec::new()),
+        };
+        let mut parsed = url::Url::parse(&first).map_err(|error| invalid(&error.to_string()))?;
         let native: &[&str] = match scheme.as_str() {
-            "redis" => &[],
-            "rediss" if cfg!(feature = "tls") => &[],
-            "rediss" => return Err(invalid("this program was built without the feature for TLS")),
             "redis+unix" => &["db", "user", "pass"],
+            "redis" | "rediss" | "redis-sentinel" | "rediss-sentinel" | "redis-cluster"
+            | "rediss-cluster" => &[],
             other => return Err(invalid(&format!("unknown scheme {other:?}"))),
         };
         let mut tls = TlsFiles::default();
         let mut usage = Usage::default();
+        let (mut user, mut password) = (None, None);
         let mut left = Vec::new();
         for (name, value) in parsed.query_pairs() {
             if native.contains(&name.as_ref()) {
                 left.push((name.into_owned(), value.into_owned()));
                 continue;
             }
-            let known = usage.set(&name, &value) || scheme == "rediss" && tls.set(&name, &value);
+            let known = match (kind, &*name) {
+                ("sentinel", "sentinel_user") => user.replace(value.into_owned()).is_none(),
+                ("sentinel", "sentinel_password") => password.replace(value.into_owned()).is_none(),
+                _ => usage.set(&name, &value) || one == "rediss" && tls.set(&name, &value),
+            };
             // Only its name: the value may be a secret.
             if !known {
                 return Err(invalid(&format!("unknown option or value of {name:?}")));
@@ -143,14 +252,68 @@ impl RedisOptions {
         if tls.certificate.is_some() != tls.key.is_some() {
             return Err(invalid("cert and key belong together"));
         }
+        if usage.default_ttl.is_some() && usage.partitions > 1 {
+            return Err(invalid("default_ttl and partitions cannot be had together"));
+        }
+        usage.durability = usage.durability.and_then(Durability::sensible);
         parsed.set_query(None);
         if !left.is_empty() {
             parsed.query_pairs_mut().extend_pairs(left);
         }
+        let found = match kind {
+            "sentinel" => {
+                let path = parsed.path().trim_start_matches('/').to_owned();
+                let (service, database) = path.split_once('/').unwrap_or((&path, ""));
+                if service.is_empty() {
+                    return Err(invalid("the name of the service is missing: .../SERVICE"));
+                }
+                let service = percent_decoded(service)
+                    .ok_or_else(|| invalid("the name of the service is not text"))?;
+                parsed.set_path(database);
+                let hosts = with_ports(hosts, SENTINEL_PORT);
+                Found::Sentinels { hosts, service, user, password }
+            }
+            "cluster" => {
+                if !matches!(parsed.path(), "" | "/" | "/0") {
+                    return Err(invalid("a cluster has only the database 0"));
+                }
+                Found::Cluster { hosts: with_ports(hosts, PORT) }
+            }
+            _ => Found::There,
+        };
         let server = parsed
             .into_connection_info()
             .map_err(|error| invalid(error.detail().map_or(error.category(), |detail| detail)))?;
-        Ok(Self { server: robust(server), tls, usage })
+        Ok(Self { server: robust(server), found, tls, usage })
+    }
+
+    /// The servers. Nothing is connected yet.
+    pub(crate) fn servers(&self) -> Result<Servers> {
+        let client = crate::tls::client(self.server.clone(), &self.tls)?;
+        let response_timeout = self.usage.response_timeout;
+        let maker = Maker { like: client.get_connection_info().clone() };
+        Ok(match &self.found {
+            Found::There => Servers::One(Arc::new(Node::of(client, response_timeout))),
+            Found::Cluster { hosts } => {
+                Servers::Cluster(Cluster::new(hosts, maker, response_timeout))
+            }
+            Found::Sentinels { hosts, service, user, password } => {
+                let mut settings = redis::RedisConnectionInfo::default();
+                if let Some(user) = user {
+                    settings = settings.set_username(user);
+                }
+                if let Some(password) = password {
+                    settings = settings.set_password(password);
+                }
+                let sentinels = Sentinels {
+                    addresses: hosts.clone(),
+                    sentinels: Maker { like: maker.like.clone().set_redis_settings(settings) },
+                    service: service.clone(),
+                    servers: maker,
+                };
+                Servers::One(Arc::new(Node::behind(sentinels, response_timeout)))
+            }
+        })
     }
 
     /// How long an operation is tried again, with growing pauses, while the server cannot be
@@ -183,6 +346,24 @@ impl RedisOptions {
         self
     }
 
+    /// Answers a send or a settle only when so many replicas have confirmed that they have it, too;
+    /// otherwise it is an error after the time given, though the primary has done it. Zero replicas is
+    /// what there is without: the primary answers, and tells the replicas afterwards.
+    ///
+    /// Many callers are confirmed together (one `WAIT`), and receivers do not wait for it. What it does
+    /// and does not promise is said in `docs/redis.md`.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.usage.durability = durability.sensible();
+        self
+    }
+
+    /// Spreads every queue that is used over at least so many partitions, 1,000 at most, as
+    /// [`QueueOptions::partitions`](pillarbox_core::QueueOptions::partitions) does for one.
+    pub fn partitions(mut self, partitions: u32) -> Self {
+        self.usage.partitions = partitions.clamp(1, MAX_PARTITIONS);
+        self
+    }
+
     /// Trusts the certificates of this file, in PEM format, instead of those of the machine.
     pub fn ca_file(mut self, path: impl AsRef<Path>) -> Self {
         self.tls.ca = Some(path.as_ref().to_owned());
@@ -196,10 +377,49 @@ impl RedisOptions {
         self
     }
 
-    /// Where the server is, without secrets.
-    pub(crate) fn place(&self) -> String {
-        place(&self.server)
+    /// Where the servers are, without secrets.
+    fn place(&self) -> String {
+        let all = |hosts: &[Host]| {
+            let hosts: Vec<_> = hosts.iter().map(|(host, port)| address(host, *port)).collect();
+            hosts.join(",")
+        };
+        match &self.found {
+            Found::There => place(&self.server),
+            Found::Sentinels { hosts, service, .. } => {
+                format!("redis-sentinel://{}/{service}", all(hosts))
+            }
+            Found::Cluster { hosts } => format!("redis-cluster://{}", all(hosts)),
+        }
     }
+}
+
+/// Takes a URL with several hosts apart: a URL of another scheme with only the first of them, and all
+/// of them with their ports, if they have any.
+fn first_host(url: &str, scheme: &str) -> Result<(String, Vec<BareHost>), String> {
+    let rest = url.split_once("://").ok_or("no hosts are named")?.1;
+    let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (user, names) = authority.rsplit_once('@').map_or(("", authority), |(u, n)| (u, n));
+    let mut hosts = Vec::new();
+    for name in names.split(',') {
+        // As one of a URL of its own, so that the same names are good.
+        let alone = url::Url::parse(&format!("{scheme}://{name}/"));
+        let alone = alone.map_err(|error| format!("one of the hosts: {error}"))?;
+        let host = alone.host_str().filter(|host| !host.is_empty()).ok_or("a host is missing")?;
+        hosts.push((host.trim_matches(['[', ']']).to_owned(), alone.port()));
+    }
+    let first = names.split(',').next().unwrap_or_default();
+    let at = if authority.contains('@') { "@" } else { "" };
+    Ok((format!("{scheme}://{user}{at}{first}{tail}"), hosts))
+}
+
+fn with_ports(hosts: Vec<BareHost>, usual: u16) -> Vec<Host> {
+    hosts.into_iter().map(|(host, port)| (host, port.unwrap_or(usual))).collect()
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    // What stands in a query is decoded by the parser.
+    let url = url::Url::parse(&format!("x://x/?x={}", text.replace('+', "%2B"))).ok()?;
+    url.query_pairs().next().map(|(_, value)| value.into_owned())
 }
 
 impl fmt::Debug for RedisOptions {
@@ -270,8 +490,29 @@ mod tests {
             response_timeout: Duration::from_secs(1),
             default_ttl: Some(Duration::from_secs(60)),
             coalesce: false,
+            ..Usage::default()
         };
         assert_eq!(options.usage, expected);
+        let usage = read("redis://h?replicas=2&replicas_timeout=0.5&partitions=12").usage;
+        let durability = Durability::replicas(2).timeout(Duration::from_millis(500));
+        assert_eq!((usage.durability, usage.partitions), (Some(durability), 12));
+        assert_eq!(read("redis://h?replicas=0&replicas_timeout=5").usage, Usage::default());
+    }
+
+    #[test]
+    fn sentinels_and_nodes_are_named_together() {
+        let sentinel =
+            read("redis-sentinel://me:hunter2@a,b:7,[::1]:8/the%20jobs/3?sentinel_password=s");
+        assert_eq!(sentinel.place(), "redis-sentinel://a:26379,b:7,::1:8/the jobs");
+        let settings = sentinel.server.redis_settings();
+        assert_eq!((settings.username(), settings.password()), (Some("me"), Some("hunter2")));
+        assert_eq!(settings.db(), 3);
+        let Found::Sentinels { password, user, .. } = &sentinel.found else { panic!() };
+        assert_eq!((user.as_deref(), password.as_deref()), (None, Some("s")));
+        let cluster = read("redis-cluster://:hunter2@a:7000,b");
+        assert_eq!(cluster.place(), "redis-cluster://a:7000,b:6379");
+        assert_eq!(cluster.server.redis_settings().password(), Some("hunter2"));
+        assert!(!format!("{cluster:?} {sentinel:?}").contains("hunter2"));
     }
 
     #[cfg(feature = "tls")]
@@ -310,6 +551,20 @@ mod tests {
             "redis://me:hunter2@0.0.0.0",
             "redis+unix://hunter2",
             "redis+unix:///s?pass=hunter2&db=hunter2",
+            "redis://me:hunter2@h?replicas=-1",
+            "redis://me:hunter2@h?replicas_timeout=0",
+            "redis://me:hunter2@h?partitions=0",
+            "redis://me:hunter2@h?partitions=1001",
+            "redis://me:hunter2@h?partitions=2&default_ttl=5",
+            "redis://me:hunter2@h?sentinel_password=hunter2",
+            "redis-sentinel:hunter2",
+            "redis-sentinel://me:hunter2@h",
+            "redis-sentinel://me:hunter2@/service",
+            "redis-sentinel://me:hunter2@h,,i/service",
+            "redis-sentinel://me:hunter2@h/service/two",
+            "redis-cluster://me:hunter2@h:hunter2",
+            "redis-cluster://me:hunter2@h/1",
+            "redis-ring://me:hunter2@h",
             "http://me:hunter2@h",
             "hunter2",
         ] {

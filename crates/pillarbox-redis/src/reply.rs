@@ -1,6 +1,7 @@
 //! Reading what a script answers, word by word.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::Value;
 
@@ -40,6 +41,15 @@ impl Reply {
         let mut words = Vec::new();
         flatten(self.value, &mut words);
         Words { words: words.into_iter(), place: self.place }
+    }
+
+    /// Whether the answer is a text with this character in it.
+    pub(crate) fn has(&self, character: u8) -> bool {
+        match &self.value {
+            Value::BulkString(bytes) => bytes.contains(&character),
+            Value::SimpleString(text) => text.as_bytes().contains(&character),
+            _ => false,
+        }
     }
 
     /// The answer as one character for each of so many entries, or a plus for all of them; and whether
@@ -103,6 +113,11 @@ impl Words {
             Some(Value::Int(number)) => Ok(number),
             _ => Err(self.wrong()),
         }
+    }
+
+    /// A number of microseconds, or none if it is negative.
+    pub(crate) fn micros(&mut self) -> Result<Option<Duration>, Failure> {
+        Ok(u64::try_from(self.integer()?).ok().map(Duration::from_micros))
     }
 
     /// A number that is not negative.

@@ -12,17 +12,30 @@ pub(crate) struct Script {
 /// Texts that a line `-- @name` of a script stands for.
 const PARTS: &[(&str, &str)] = &[
     ("due", include_str!("../scripts/due.lua")),
+    ("give_back", include_str!("../scripts/give_back.lua")),
     ("live", include_str!("../scripts/live.lua")),
+    ("next_due", include_str!("../scripts/next_due.lua")),
     ("promote", include_str!("../scripts/promote.lua")),
     ("remember", include_str!("../scripts/remember.lua")),
+    ("renew", include_str!("../scripts/renew.lua")),
+    ("version", include_str!("../scripts/version.lua")),
     ("wake", include_str!("../scripts/wake.lua")),
 ];
 
 impl Script {
-    fn new(text: &str) -> Self {
+    /// A script on the keys of a partition.
+    fn of_partition(text: &str) -> Self {
+        Self::new(&[include_str!("../scripts/header.lua"), text])
+    }
+
+    /// A script on one key.
+    fn of_key(text: &str) -> Self {
+        Self::new(&[text])
+    }
+
+    fn new(texts: &[&str]) -> Self {
         let mut code = String::new();
-        write(include_str!("../scripts/header.lua"), &mut code);
-        write(text, &mut code);
+        texts.iter().for_each(|text| write(text, &mut code));
         let hash = redis::Script::new(&code).get_hash().to_owned();
         Self { code, hash }
     }
@@ -42,9 +55,9 @@ fn write(text: &str, code: &mut String) {
 }
 
 macro_rules! scripts {
-    ($($name:ident = $file:literal,)*) => {
+    ($($name:ident = $make:ident $file:literal,)*) => {
         $(pub(crate) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new(include_str!(concat!("../scripts/", $file, ".lua"))));)*
+            LazyLock::new(|| Script::$make(include_str!(concat!("../scripts/", $file, ".lua"))));)*
 
         #[cfg(test)]
         const ALL: &[(&str, &LazyLock<Script>)] = &[$(($file, &$name)),*];
@@ -52,16 +65,23 @@ macro_rules! scripts {
 }
 
 scripts! {
-    SEND = "send",
-    RECEIVE = "receive",
-    SETTLE = "settle",
-    RELEASE = "release",
-    COUNTS = "counts",
-    PEEK = "peek",
-    PURGE = "purge",
-    FORGET = "forget",
-    FIELDS = "fields",
-    MEND = "mend",
+    SEND = of_partition "send",
+    RECEIVE = of_partition "receive",
+    LOOK = of_partition "look",
+    SETTLE = of_partition "settle",
+    RELEASE = of_partition "release",
+    COUNTS = of_partition "counts",
+    PEEK = of_partition "peek",
+    PURGE = of_partition "purge",
+    FORGET = of_partition "forget",
+    FIELDS = of_partition "fields",
+    MEND = of_partition "mend",
+    LIST = of_key "list",
+    UNLIST = of_key "unlist",
+    LAYOUT = of_key "layout",
+    SPREAD = of_key "spread",
+    NARROW = of_key "narrow",
+    CONFIRM = of_key "confirm",
 }
 
 #[cfg(test)]
@@ -72,13 +92,14 @@ mod tests {
     fn scripts_are_put_together_and_each_says_what_it_does() {
         for (name, script) in ALL {
             assert!(!script.code.contains("--"), "{name}: {}", script.code);
-            assert!(script.code.contains("local pending, invisible"), "{name}");
             let file = format!("{}/scripts/{name}.lua", env!("CARGO_MANIFEST_DIR"));
             let text = std::fs::read_to_string(file).unwrap();
             for heading in ["-- Reads", "-- Reply: ", "-- Twice: "] {
                 assert!(text.contains(heading), "{name}.lua does not say {heading}");
             }
         }
+        assert!(SEND.code.contains("local pending, invisible"));
         assert!(SEND.code.contains("'PX'") && SEND.code.contains("'PUBLISH'"));
+        assert!(!CONFIRM.code.contains("invisible"));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Factory, Mailbox, NoReplies};
 use crate::codec::{Codec, Json};
 use crate::error::{Error, Result};
-use crate::queue::{Backend, Queue, QueueOptions};
+use crate::queue::{Backend, Partitions, Queue, QueueOptions};
 use crate::{Capabilities, Diagnosis, QueueName};
 
 /// An open backend: opens mailboxes by name. Cheap to clone.
@@ -72,6 +72,24 @@ impl Mailboxes {
     /// Lists the queues of the backend, in order of name.
     pub async fn queues(&self) -> Result<Vec<QueueName>> {
         self.backend.queues().await
+    }
+
+    /// How many partitions a queue is spread over.
+    pub async fn partitions(
+        &self,
+        name: impl TryInto<QueueName, Error: Into<Error>>,
+    ) -> Result<Partitions> {
+        self.backend.partitions(&name.try_into().map_err(Into::into)?).await
+    }
+
+    /// Spreads a queue over so many partitions from now on, while it is in use. See
+    /// [`Backend::set_partitions`].
+    pub async fn set_partitions(
+        &self,
+        name: impl TryInto<QueueName, Error: Into<Error>>,
+        partitions: u32,
+    ) -> Result<Partitions> {
+        self.backend.set_partitions(&name.try_into().map_err(Into::into)?, partitions).await
     }
 
     /// Looks for everything that may be wrong with the backend, and puts right what it can if told
@@ -158,6 +176,13 @@ where
     /// Encodes bodies, and those of replies, with `codec`.
     pub fn codec<D>(self, codec: D) -> MailboxBuilder<N, D> {
         MailboxBuilder { backend: self.backend, name: self.name, codec, options: self.options }
+    }
+
+    /// Spreads the queue over at least so many partitions, where the backend can do that. See
+    /// [`QueueOptions::partitions`].
+    pub fn partitions(mut self, partitions: u32) -> Self {
+        self.options.partitions = Some(partitions);
+        self
     }
 
     /// Refuses sends that would make the queue hold more than `max_size` messages.

@@ -257,6 +257,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
             cause: cause.into(),
         })?;
         let mut message = Outgoing::with_id(id, body);
+        message.is_new = options.id.is_none();
         message.attributes = options.attributes;
         message.reply_to = options.reply_to;
         message.delay = options.delay;

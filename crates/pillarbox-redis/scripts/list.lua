@@ -1,0 +1,7 @@
+-- Puts a queue on the list of queues, or notes that it is still used.
+--
+-- Keys: 1 the list, a ZSET of names by the second of their last use. Arguments: 1 the name.
+-- Reads: nothing. Writes: the list.
+-- Reply: 1 if it was not there.
+-- Twice: is there once.
+return redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])

@@ -1,0 +1,20 @@
+-- Notes that partitions at the end are gone, unless the layout was changed since it was read: somebody who
+-- sends to a partition that was not there changes it.
+--
+-- Keys: 1 partitions, see layout.lua. Arguments: 1 the microsecond at which it was changed, as it was
+--   read; 2 how many partitions may still hold messages, or 0 if none does and the queue is forgotten.
+-- Reads: partitions. Writes: partitions.
+-- Reply: 1 if it is so.
+-- Twice: the second time it was changed, by the first.
+local stored = redis.call('GET', KEYS[1])
+if not stored then return 0 end
+local sent_to, held_in, version, kept = string.match(stored, '^(%d+) (%d+) (%d+) (%d)$')
+if version ~= ARGV[1] then return 0 end
+local left = math.max(sent_to, ARGV[2])
+if ARGV[2] == '0' and kept == '0' or left == 1 then
+  redis.call('DEL', KEYS[1])
+elseif left < tonumber(held_in) then
+  -- @version
+  redis.call('SET', KEYS[1], string.format('%d %d %s %s', sent_to, left, version, kept))
+end
+return 1

@@ -1,0 +1,345 @@
+//! One partition of a queue, and the operations on it. A queue that is whole has only the first.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pillarbox_core::{
+    Counts, Delivery, MessageState, Outgoing, Peeked, Receive, Settle, Timestamp,
+};
+use redis::Cmd;
+use tokio::time::Instant;
+
+use crate::confirm::{Confirmed, confirm};
+use crate::engine::Engine;
+use crate::failure::Failure;
+use crate::format::{self, IdText, Keys, LONG_AGO};
+use crate::hub::later;
+use crate::lane::{Caller, Lane, Limits, submit};
+use crate::layout::Number;
+use crate::line::Asked;
+use crate::link::Pauses;
+use crate::operations::{Claim, Found, Purges, Receives, Sending, Sends, Settles};
+use crate::options::Durability;
+use crate::reply::{Reply, Words};
+use crate::scripts::{self, Script};
+use crate::servers::Route;
+use crate::state::QueueState;
+
+/// One partition of a queue.
+pub(crate) struct Partition {
+    pub(crate) queue: Arc<QueueState>,
+    pub(crate) number: Number,
+    pub(crate) keys: Keys,
+    pub(crate) sends: Lane<Sends>,
+    pub(crate) receives: Lane<Receives>,
+    pub(crate) settles: Lane<Settles>,
+    pub(crate) purges: Lane<Purges>,
+}
+
+impl Partition {
+    pub(crate) fn new(queue: Arc<QueueState>, number: Number) -> Self {
+        let limits = if queue.engine.link.usage.coalesce {
+            Limits { runners: 2, entries: 256 }
+        } else {
+            Limits { runners: usize::MAX, entries: 0 }
+        };
+        Self {
+            keys: Keys::new(&queue.name, number),
+            queue,
+            number,
+            sends: Lane::new(limits),
+            receives: Lane::new(limits),
+            settles: Lane::new(limits),
+            purges: Lane::new(limits),
+        }
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.queue.engine
+    }
+
+    /// Stores messages. Says of each whether there was room.
+    pub(crate) async fn send(
+        self: &Arc<Self>,
+        messages: Vec<Outgoing>,
+        max_size: Option<u64>,
+    ) -> Result<Vec<bool>, Failure> {
+        submit::<Sends>(self, Sending { messages, max_size }).await
+    }
+
+    /// Delivers what is ready, if anything is, and notes when something will be.
+    pub(crate) async fn receive(
+        self: &Arc<Self>,
+        request: Receive,
+    ) -> Result<Option<Claim>, Failure> {
+        let asking = Asking::begin(self);
+        let found = submit::<Receives>(self, request).await?;
+        let asked = asking.answered();
+        let mut line = self.queue.line();
+        Ok(match found {
+            Found::Claim { claim, next } => {
+                let next = next.map_or(request.visibility, |next| next.min(request.visibility));
+                line.found_something(self.number, later(next));
+                Some(claim)
+            }
+            Found::Nothing { next } => {
+                line.found_nothing(self.number, asked, next.map(later));
+                None
+            }
+        })
+    }
+
+    /// Whether something is ready; where nothing is, notes when something will be.
+    pub(crate) async fn look(self: &Arc<Self>) -> Result<bool, Failure> {
+        let asking = Asking::begin(self);
+        let mut reply = self.run_unremembered(&scripts::LOOK, |_| ()).await?;
+        let (ready, next) = (reply.count()?, reply.micros()?);
+        let asked = asking.answered();
+        let mut line = self.queue.line();
+        if ready > 0 {
+            line.found_something(self.number, Instant::now());
+        } else {
+            line.found_nothing(self.number, asked, next.map(later));
+        }
+        Ok(ready > 0)
+    }
+
+    /// Ends or extends leases. Says of each whether its receipt was good.
+    pub(crate) async fn settle(self: &Arc<Self>, batch: Vec<Settle>) -> Result<Vec<bool>, Failure> {
+        submit::<Settles>(self, batch).await
+    }
+
+    /// Deletes all messages and says how many.
+    pub(crate) async fn purge(self: &Arc<Self>) -> Result<u64, Failure> {
+        submit::<Purges>(self, ()).await
+    }
+
+    /// Counts the messages.
+    pub(crate) async fn counts(&self) -> Result<Counts, Failure> {
+        loop {
+            let mut reply = self.run_unremembered(&scripts::COUNTS, |_| ()).await?;
+            let is_more_due = reply.integer()? == 1;
+            let (ready, in_flight, delayed) = (reply.count()?, reply.count()?, reply.count()?);
+            let sent = reply.count()?;
+            let now = reply.parsed::<i64>().map(Timestamp::from_micros)?;
+            let start = reply.bytes_or_nothing()?;
+            let oldest = start.map(|start| format::sent_at(&start).unwrap_or(LONG_AGO));
+            if !is_more_due {
+                return Ok(Counts::new(ready, in_flight, delayed)
+                    .with_oldest_age(oldest.map(|at| now.since(at)))
+                    .with_sent(Some(sent)));
+            }
+        }
+    }
+
+    /// Shows messages, from the first one or from where a page ended; and where this page ends, unless
+    /// it is the last.
+    pub(crate) async fn peek(
+        &self,
+        max: usize,
+        after: &PageEnd,
+    ) -> Result<(Vec<Peeked>, Option<PageEnd>), Failure> {
+        let mut reply = self
+            .run_unremembered(&scripts::PEEK, |command| {
+                command.arg(max).arg(after.part).arg(&after.place).arg(&after.last);
+            })
+            .await?;
+        let in_line = reply.bytes()? == b"r";
+        let ready_shown = reply.count()?;
+        let (mut messages, mut shown, mut last) = (Vec::new(), 0, None);
+        while !reply.is_empty() {
+            let (id_text, score) = (reply.bytes()?, reply.bytes()?);
+            let (meta, data) = (reply.bytes()?, reply.bytes_or_nothing()?);
+            // Without data it is no message; a receive would pass over it.
+            if let Some(data) = data {
+                let id = IdText::parse(&id_text).ok_or_else(|| reply.wrong())?;
+                let (is_held, count) = format::meta(&meta).ok_or_else(|| reply.wrong())?;
+                let state = match format::score(&score) {
+                    None => MessageState::Ready,
+                    Some(until) if is_held => MessageState::InFlight { until },
+                    Some(until) => MessageState::Delayed { until },
+                };
+                messages.push(Peeked::new(format::message(id, data, count), state));
+            }
+            shown += 1;
+            last = Some((id_text, score));
+        }
+        let end = last.filter(|_| shown == max).map(|(id, score)| {
+            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+            let (part, place) =
+                if in_line { ("r", ready_shown.to_string()) } else { ("i", text(score)) };
+            PageEnd { part, place, last: text(id) }
+        });
+        Ok((messages, end))
+    }
+
+    /// Deletes what is left of the partition if it holds no message. Says whether nothing is left.
+    pub(crate) async fn forget(&self) -> Result<bool, Failure> {
+        let mut reply = self.run_unremembered(&scripts::FORGET, |_| ()).await?;
+        Ok(reply.integer()? == 1)
+    }
+
+    /// Gives deliveries back that nobody has seen.
+    pub(crate) fn release(self: Arc<Self>, deliveries: Vec<Delivery>) {
+        let engine = self.engine().clone();
+        engine.spawn(async move {
+            let tokens: Vec<_> = deliveries.iter().filter_map(|d| d.receipt.token()).collect();
+            let released = self.run_unremembered(&scripts::RELEASE, |command| {
+                for (id, nonce) in &tokens {
+                    command.arg(IdText::new(*id).as_bytes()).arg(nonce.to_string());
+                }
+            });
+            if let Err(failure) = released.await {
+                // They come back when their leases end.
+                let queue = &self.queue.name;
+                tracing::debug!(%queue, %failure, "deliveries could not be given back");
+            }
+        });
+    }
+
+    /// Runs a script whose answer needs not be remembered.
+    pub(crate) async fn run_unremembered(
+        &self,
+        script: &Script,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<Words, Failure> {
+        let caller = Caller { key: self.keys.call(""), number: 0, is_unsure: false };
+        self.run(script, &caller, arguments).await.map(Reply::words)
+    }
+
+    /// Runs a script.
+    pub(crate) async fn run(
+        &self,
+        script: &Script,
+        caller: &Caller,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<Reply, Failure> {
+        let Engine { link, gate, .. } = &**self.engine();
+        let ttl = link.usage.default_ttl.map_or(0, |ttl| ttl.as_millis().max(1));
+        let route = Route::Slot(self.keys.slot);
+        let reply = link.run(gate, route, script, caller.is_unsure, |command, again| {
+            let Keys { pending, invisible, data, meta, .. } = &self.keys;
+            let keys = [pending, invisible, data, meta, &caller.key, &caller.key];
+            let keys = if again { &keys[..] } else { &keys[..5] };
+            command.arg(keys.len()).arg(keys);
+            command.arg(format!("{:012}", caller.number));
+            command.arg(link.usage.remembered().as_millis() as u64).arg(ttl as u64);
+            arguments(command);
+        });
+        reply.await
+    }
+
+    /// Runs a script that changes something, and waits until as many replicas have it as they should.
+    /// `is_effective` says of an answer whether there is something to wait for, and then remembered.
+    pub(crate) async fn run_durably(
+        &self,
+        script: &Script,
+        caller: &Caller,
+        arguments: impl Fn(&mut Cmd),
+        is_effective: impl Fn(&Reply) -> bool,
+    ) -> Result<Reply, Failure> {
+        let Engine { link, gate, .. } = &**self.engine();
+        let Some(Durability { replicas: wanted, timeout: within }) = link.usage.durability else {
+            return self.run(script, caller, arguments).await;
+        };
+        // A call that is said to be unsure is remembered whatever it answers.
+        let caller = &Caller { is_unsure: true, key: caller.key.clone(), ..*caller };
+        let end = Instant::now() + link.usage.retry_for;
+        let mut pauses = Pauses::new();
+        let place = || link.place().clone();
+        loop {
+            let reply = self.run(script, caller, &arguments).await?;
+            if !is_effective(&reply) {
+                return Ok(reply);
+            }
+            match confirm(self.engine(), self.keys.slot, caller).await {
+                Confirmed::By(replicas) if replicas >= wanted => return Ok(reply),
+                Confirmed::By(confirmed) => {
+                    return Err(Failure::Unconfirmed { place: place(), confirmed, wanted, within });
+                }
+                Confirmed::Unknown => {}
+            }
+            let pause = pauses.next();
+            if Instant::now() + pause > end {
+                return Err(Failure::Unconfirmed { place: place(), confirmed: 0, wanted, within });
+            }
+            tokio::select! {
+                biased;
+                () = gate.closed() => return Err(Failure::Closed),
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { queue, number, .. } = self;
+        f.debug_struct("Partition").field("queue", &queue.name).field("number", number).finish()
+    }
+}
+
+/// A question to the server. If it gets no answer, another receiver has to ask.
+struct Asking<'a> {
+    partition: &'a Partition,
+    asked: Asked,
+}
+
+impl<'a> Asking<'a> {
+    fn begin(partition: &'a Partition) -> Self {
+        let asked = partition.queue.line().asks(partition.number, Instant::now());
+        Self { partition, asked }
+    }
+
+    fn answered(self) -> Asked {
+        let asked = self.asked;
+        std::mem::forget(self);
+        asked
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.partition.queue.line().must_be_asked(self.partition.number);
+    }
+}
+
+/// Where a page of the messages of a partition ended.
+#[derive(Debug)]
+pub(crate) struct PageEnd {
+    /// `r` among the ready ones, `i` among the others.
+    part: &'static str,
+    /// How many ready ones were shown, or the score of the last.
+    place: String,
+    /// The id of the last.
+    last: String,
+}
+
+impl PageEnd {
+    /// Before the first message.
+    pub(crate) fn beginning() -> Self {
+        Self { part: "r", place: "0".into(), last: String::new() }
+    }
+
+    /// Reads what was written before.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let part = match words.next()? {
+            "r" => "r",
+            "i" => "i",
+            _ => return None,
+        };
+        let (place, last) = (words.next()?, words.next()?);
+        match part {
+            "r" => drop(place.parse::<u64>().ok()?),
+            _ => drop(place.parse::<f64>().ok().filter(|score| score.is_finite())?),
+        }
+        Some(Self { part, place: place.to_owned(), last: last.to_owned() })
+    }
+}
+
+impl fmt::Display for PageEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.part, self.place, self.last)
+    }
+}

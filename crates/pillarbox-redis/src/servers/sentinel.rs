@@ -1,0 +1,163 @@
+//! Asking sentinels which server is the primary.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, Value};
+
+use super::Maker;
+use super::node::CONNECT_TIMEOUT;
+
+/// How long a sentinel may take to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Sentinels, and the service that they watch for us.
+#[derive(Debug)]
+pub(crate) struct Sentinels {
+    /// Where each of them is.
+    pub(crate) addresses: Vec<(String, u16)>,
+    /// Makes connections to them.
+    pub(crate) sentinels: Maker,
+    /// The name of the primary and its replicas, as sentinels know it.
+    pub(crate) service: String,
+    /// Makes connections to the primary.
+    pub(crate) servers: Maker,
+}
+
+/// What one sentinel says of the primary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Primary {
+    /// Of two that sentinels name, the one with the higher epoch was chosen later.
+    epoch: u64,
+    host: String,
+    port: u16,
+}
+
+impl Sentinels {
+    /// Where they are, for people.
+    pub(crate) fn place(&self) -> String {
+        let hosts: Vec<_> = self.addresses.iter().map(|(h, port)| format!("{h}:{port}")).collect();
+        format!("redis-sentinel://{}/{}", hosts.join(","), self.service)
+    }
+
+    /// A client of the server that is the primary at present.
+    ///
+    /// The majority of the sentinels is heard, as far as they answer: one that was cut off from the
+    /// others may still name a server that has been replaced.
+    pub(crate) async fn primary(&self) -> RedisResult<Client> {
+        let needed = self.addresses.len() / 2 + 1;
+        let mut asked: FuturesUnordered<_> =
+            self.addresses.iter().map(|(host, port)| self.ask(host, *port)).collect();
+        let (mut named, mut problem) = (Vec::new(), None);
+        while let Some(answer) = asked.next().await {
+            match answer {
+                Ok(primary) => named.push(primary),
+                Err(error) => problem = Some(error),
+            }
+            if named.len() >= needed {
+                break;
+            }
+        }
+        let Some(primary) = named.into_iter().max_by_key(|primary| primary.epoch) else {
+            return Err(problem.unwrap_or_else(|| late("no sentinel is named")));
+        };
+        let client = self.servers.client(&primary.host, primary.port)?;
+        refuse_replica(&client).await?;
+        tracing::debug!(service = self.service, host = primary.host, primary.port, "the primary");
+        Ok(client)
+    }
+
+    async fn ask(&self, host: &str, port: u16) -> RedisResult<Primary> {
+        let ask = async {
+            let client = self.sentinels.client(host, port)?;
+            let config = AsyncConnectionConfig::new()
+                .set_connection_timeout(Some(PATIENCE))
+                .set_response_timeout(Some(PATIENCE));
+            let mut connection =
+                client.get_multiplexed_async_connection_with_config(&config).await?;
+            let mut command = redis::cmd("SENTINEL");
+            command.arg("MASTER").arg(&self.service);
+            let answer: Value = command.query_async(&mut connection).await?;
+            primary_of(answer)
+        };
+        let answer = tokio::time::timeout(PATIENCE, ask).await;
+        answer.unwrap_or_else(|_| Err(late("a sentinel does not answer"))).map_err(|error| {
+            tracing::debug!(host, port, %error, "a sentinel cannot be asked");
+            match error.detail() {
+                Some(detail) if detail.contains("No such master") => {
+                    let detail = format!("the sentinels know no service {:?}", self.service);
+                    (ErrorKind::InvalidClientConfig, "unknown service", detail).into()
+                }
+                _ => error,
+            }
+        })
+    }
+}
+
+/// Reads what `SENTINEL MASTER` answers: names and values.
+fn primary_of(answer: Value) -> RedisResult<Primary> {
+    let fields: std::collections::HashMap<String, String> = redis::from_redis_value(answer)?;
+    let text = |name: &str| fields.get(name).map(String::as_str).unwrap_or_default();
+    let number = |name: &str| text(name).parse::<u64>().ok();
+    match (text("ip"), number("port").and_then(|port| u16::try_from(port).ok())) {
+        ("", _) | (_, None | Some(0)) => Err(late("a sentinel names no primary")),
+        (host, Some(port)) => {
+            let epoch = number("config-epoch").unwrap_or(0);
+            Ok(Primary { epoch, host: host.to_owned(), port })
+        }
+    }
+}
+
+/// Fails on a server that is not a primary, or not yet.
+async fn refuse_replica(client: &Client) -> RedisResult<()> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(CONNECT_TIMEOUT));
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let role: RedisResult<Vec<Value>> = redis::cmd("ROLE").query_async(&mut connection).await;
+    match role {
+        Ok(role) => match role.into_iter().next() {
+            Some(Value::BulkString(role)) if role != b"master" => {
+                Err(late("the server that sentinels name is not a primary yet"))
+            }
+            _ => Ok(()),
+        },
+        // It may not be for us to ask. If it is a replica, the first write says so.
+        Err(error) if error.code() == Some("NOPERM") => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// An error that is worth another attempt.
+fn late(what: &'static str) -> RedisError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, what).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(pairs: &[(&str, &str)]) -> Value {
+        let text = |text: &str| Value::BulkString(text.into());
+        Value::Array(pairs.iter().flat_map(|(name, value)| [text(name), text(value)]).collect())
+    }
+
+    #[test]
+    fn a_sentinel_names_the_primary_and_when_it_was_chosen() {
+        let full =
+            answer(&[("name", "s"), ("ip", "10.0.0.7"), ("port", "6380"), ("config-epoch", "4")]);
+        let expected = Primary { epoch: 4, host: "10.0.0.7".into(), port: 6380 };
+        assert_eq!(primary_of(full).unwrap(), expected);
+        for wrong in [
+            answer(&[]),
+            answer(&[("ip", "10.0.0.7")]),
+            answer(&[("ip", ""), ("port", "1")]),
+            answer(&[("ip", "h"), ("port", "0")]),
+            answer(&[("ip", "h"), ("port", "70000")]),
+            Value::Int(3),
+        ] {
+            assert!(primary_of(wrong.clone()).is_err(), "{wrong:?}");
+        }
+    }
+}
