@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::QueueName;
 use crate::error::{Error, Result};
 use crate::options::Receive;
-use crate::queue::{Outgoing, Settle, SettleAction};
+use crate::queue::{Outgoing, Settle, SettleAction, of_length};
 
 /// What a backend can do, and within which limits.
 ///
@@ -108,6 +108,54 @@ impl Capabilities {
             return Err(Error::invalid(Some(queue), "partitions", partitions.to_string(), allowed));
         }
         at_most(queue, "partitions", partitions as usize, self.max_partitions as usize)
+    }
+
+    /// Checks a batch and each of its entries, calls `operation` with those that pass, if there are
+    /// any, and puts its answers in order with the refusals of the others.
+    ///
+    /// Fails as a whole where the batch is too large, where `operation` fails, and where it answers
+    /// more or fewer entries than it was given.
+    ///
+    /// ```
+    /// use pillarbox_core::{Capabilities, MessageId, Outgoing, QueueName, Result};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<()> {
+    /// async fn store(batch: Vec<Outgoing>) -> Result<Vec<Result<MessageId>>> {
+    ///     Ok(batch.into_iter().map(|message| Ok(message.id)).collect())
+    /// }
+    ///
+    /// let mut capabilities = Capabilities::full("small");
+    /// capabilities.max_body = Some(5);
+    /// let queue: QueueName = "jobs".parse()?;
+    /// let batch = vec![Outgoing::new("sweep"), Outgoing::new("far too long"), Outgoing::new("dust")];
+    /// let check = Capabilities::check_outgoing;
+    /// let sent = capabilities.check_each(&queue, batch, check, store).await?;
+    /// assert!(sent[0].is_ok() && sent[1].is_err() && sent[2].is_ok());
+    /// # Ok(()) }
+    /// ```
+    pub async fn check_each<E, A>(
+        &self,
+        queue: &QueueName,
+        mut batch: Vec<E>,
+        check: impl Fn(&Self, &QueueName, &E) -> Result<()>,
+        operation: impl AsyncFnOnce(Vec<E>) -> Result<Vec<Result<A>>>,
+    ) -> Result<Vec<Result<A>>> {
+        self.check_batch(queue, batch.len())?;
+        let mut refused = Vec::new();
+        let mut place = 0;
+        batch.retain(|entry| {
+            let checked = check(self, queue, entry).map_err(|error| refused.push((place, error)));
+            place += 1;
+            checked.is_ok()
+        });
+        let entries = batch.len();
+        let answers = if batch.is_empty() { Vec::new() } else { operation(batch).await? };
+        let mut answers = of_length(answers, entries)?;
+        // The earlier ones first, so that each place is right when it is filled.
+        for (place, error) in refused {
+            answers.insert(place, Err(error));
+        }
+        Ok(answers)
     }
 
     /// Refuses to peek at more messages than one call shows, or where it cannot be done at all.
@@ -276,5 +324,48 @@ mod tests {
         assert!(caps.check_receive(&queue, &request).is_ok());
         assert!(caps.check_batch(&queue, 10).is_ok());
         assert!(Capabilities::full("any").check_peek(&queue, 1000).is_ok());
+    }
+
+    /// Sends bodies, of which those that are longer than 4 bytes are refused, and gives for each the
+    /// place that it had among those that were not.
+    async fn send(
+        bodies: &[&'static str],
+        operation: impl AsyncFnOnce(Vec<Outgoing>) -> Result<Vec<Result<usize>>>,
+    ) -> Result<Vec<Option<usize>>> {
+        let queue: QueueName = "q".parse().unwrap();
+        let batch = bodies.iter().copied().map(Outgoing::new).collect();
+        let answers =
+            narrow().check_each(&queue, batch, Capabilities::check_outgoing, operation).await?;
+        Ok(answers.into_iter().map(Result::ok).collect())
+    }
+
+    async fn numbered(batch: Vec<Outgoing>) -> Result<Vec<Result<usize>>> {
+        assert!(batch.iter().all(|message| message.body.len() <= 4));
+        Ok((0..batch.len()).map(Ok).collect())
+    }
+
+    #[tokio::test]
+    async fn what_is_refused_keeps_its_place_among_what_is_done() {
+        let sent = send(&["good", "good"], numbered).await.unwrap();
+        assert_eq!(sent, [Some(0), Some(1)]);
+        let sent = send(&["wrong", "good", "wrong", "wrong", "good", "wrong"], numbered).await;
+        assert_eq!(sent.unwrap(), [None, Some(0), None, None, Some(1), None]);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_done_where_nothing_passes() {
+        let never = async |_| panic!("called");
+        assert_eq!(send(&[], never).await.unwrap(), []);
+        assert_eq!(send(&["wrong", "wrong"], never).await.unwrap(), [None, None]);
+        says(send(&["good"; 11], never).await.map(|_| ()), "at most 10");
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_is_not_answered_entry_by_entry_fails_as_a_whole() {
+        let closed = async |_| Err(Error::Closed { queue: None });
+        let error = send(&["wrong", "good"], closed).await.unwrap_err();
+        assert!(matches!(error, Error::Closed { .. }), "{error}");
+        let error = send(&["good", "good", "wrong"], async |_| Ok(vec![Ok(0)])).await.unwrap_err();
+        assert!(error.to_string().contains("2 entries with 1 results"), "{error}");
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::clock::Timestamp;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::Receive;
 use crate::{Attributes, Capabilities, Counts, Diagnosis, MessageId, QueueName, Receipt};
 
@@ -388,4 +388,13 @@ pub enum SettleAction {
         /// How long from now.
         timeout: Duration,
     },
+}
+
+/// The results themselves, unless a broken backend gave too many or too few.
+pub(crate) fn of_length<T>(results: Vec<Result<T>>, expected: usize) -> Result<Vec<Result<T>>> {
+    if results.len() == expected {
+        return Ok(results);
+    }
+    let problem = format!("it answered {expected} entries with {} results", results.len());
+    Err(Error::connection(None, "use the backend", problem))
 }

@@ -189,33 +189,6 @@ impl SqliteQueue {
         failure.during(action, Some(&self.name))
     }
 
-    /// Asks for what passes the check, and puts the refusals of the rest in their places.
-    async fn each<E, A, F>(
-        &self,
-        batch: Vec<E>,
-        check: impl Fn(&E) -> Result<()>,
-        ask: impl FnOnce(Vec<E>) -> F,
-    ) -> Result<Vec<Result<A>>>
-    where
-        F: Future<Output = Result<Vec<Result<A>>>>,
-    {
-        self.gate.check(&self.name)?;
-        self.capabilities().check_batch(&self.name, batch.len())?;
-        let mut refused = Vec::new();
-        let mut place = 0;
-        let mut batch = batch;
-        batch.retain(|entry| {
-            let checked = check(entry).map_err(|error| refused.push((place, error)));
-            place += 1;
-            checked.is_ok()
-        });
-        let mut results = if batch.is_empty() { Vec::new() } else { ask(batch).await? };
-        for (place, error) in refused {
-            results.insert(place, Err(error));
-        }
-        Ok(results)
-    }
-
     async fn send_checked(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<MessageId>>> {
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
         let max_size = self.options.max_size;
@@ -294,8 +267,12 @@ impl Queue for SqliteQueue {
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
         self.used.store(true, Ordering::Relaxed);
-        let check = |message: &Outgoing| self.capabilities().check_outgoing(&self.name, message);
-        Box::pin(self.each(batch, check, |batch| self.send_checked(batch)))
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            let send = |batch| self.send_checked(batch);
+            let check = Capabilities::check_outgoing;
+            self.capabilities().check_each(&self.name, batch, check, send).await
+        })
     }
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
@@ -309,8 +286,12 @@ impl Queue for SqliteQueue {
 
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
         self.used.store(true, Ordering::Relaxed);
-        let check = |settle: &Settle| self.capabilities().check_settle(&self.name, settle);
-        Box::pin(self.each(batch, check, |batch| self.settle_checked(batch)))
+        Box::pin(async move {
+            self.gate.check(&self.name)?;
+            let settle = |batch| self.settle_checked(batch);
+            let check = Capabilities::check_settle;
+            self.capabilities().check_each(&self.name, batch, check, settle).await
+        })
     }
 
     fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {

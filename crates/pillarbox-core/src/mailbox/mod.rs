@@ -19,7 +19,7 @@ use std::time::Duration;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::options::{Receive, SendOptions};
-use crate::queue::{Delivery, Outgoing, Queue, RawMessage, Settle};
+use crate::queue::{Delivery, Outgoing, Queue, RawMessage, Settle, of_length};
 use crate::{Capabilities, Counts, MessageId, MessageState, QueueName, Receipt};
 
 /// A mailbox: a queue of messages with bodies of type `T`, whose receivers reply with an `R`.
@@ -347,13 +347,4 @@ async fn settle_one(queue: &dyn Queue, settle: Settle) -> Result<()> {
 fn only<T>(results: Result<Vec<Result<T>>>) -> Result<T> {
     let mut results = of_length(results?, 1)?;
     results.remove(0)
-}
-
-/// The results themselves, unless a broken backend gave too many or too few.
-fn of_length<T>(results: Vec<Result<T>>, expected: usize) -> Result<Vec<Result<T>>> {
-    if results.len() == expected {
-        return Ok(results);
-    }
-    let problem = format!("it answered {expected} entries with {} results", results.len());
-    Err(Error::connection(None, "use the backend", problem))
 }
