@@ -190,6 +190,15 @@ impl Clock for SystemClock {
     }
 }
 
+/// The moment so much later by tokio's clock, until which a caller waits; in some decades where that
+/// is out of reach.
+///
+/// For waits that no clock of a backend judges, such as how long a receive may take.
+pub fn after(wait: Duration) -> Instant {
+    const DECADES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    Instant::now() + wait.min(DECADES)
+}
+
 /// A clock that moves only when told to, for tests.
 ///
 /// ```
@@ -268,6 +277,15 @@ mod tests {
         assert!(!sleeper.is_finished());
         clock.advance(Duration::from_secs(1));
         sleeper.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_has_an_end_however_long_it_is() {
+        let now = Instant::now();
+        assert_eq!(after(Duration::ZERO), now);
+        assert_eq!(after(Duration::from_millis(1500)), now + Duration::from_millis(1500));
+        let years = after(Duration::MAX).duration_since(now).as_secs() / (365 * 24 * 3600);
+        assert_eq!(years, 30);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
+use pillarbox_core::clock;
 use pillarbox_core::lease::{Full, Stale};
 use pillarbox_core::{
     Backend, BoxFuture, Capabilities, Clock, Counts, Cursor, Delivery, Diagnosis, Error, Gate,
@@ -145,13 +145,6 @@ impl Backend for SqliteBackend {
     }
 }
 
-/// The moment so much later; in some decades where that is out of range.
-fn after(wait: Duration) -> Instant {
-    const DECADES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
-    let now = Instant::now();
-    now.checked_add(wait).unwrap_or_else(|| now + DECADES)
-}
-
 impl Session {
     fn capabilities(&self) -> &'static Capabilities {
         if self.engine.durable { &IN_FILE } else { &IN_MEMORY }
@@ -215,7 +208,7 @@ impl SqliteQueue {
     }
 
     async fn receive_checked(&self, request: Receive) -> Result<Vec<Delivery>> {
-        let end = after(request.wait);
+        let end = clock::after(request.wait);
         let (call, answer) = Call::new(request);
         let asked = Request { queue: self.name.clone(), op: Op::Receive(call) };
         let received = self.session.ask(asked, answer).await;
