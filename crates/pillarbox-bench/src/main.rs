@@ -8,12 +8,14 @@
 //! | how contestants take turns and which figure counts | `measure` |
 //! | rows, units, the ratio, the table and the JSON lines | `report` |
 //! | bodies, and callers that send at the same time | `load` |
+//! | jobs and a worker of apalis, on a disk or a server | `apalis` |
 //! | where files are | `place` |
 //! | measurements that need a process of their own | `process` |
 //! | whether every message arrived | `tally` |
 //!
 //! Build with `--release`; figures of a debug build mean nothing.
 
+mod apalis;
 mod load;
 mod measure;
 mod memory;

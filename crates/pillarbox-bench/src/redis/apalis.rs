@@ -14,24 +14,17 @@
 //! Not like for like: it keeps jobs that are done, with their bodies, for ever; bodies are JSON; the
 //! caller does not wait until the job is marked done; there are neither receipts nor leases.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use apalis::prelude::*;
 use apalis_redis::{Config, RedisStorage};
-use futures_channel::mpsc::{UnboundedSender, unbounded};
+use futures_channel::mpsc::UnboundedSender;
 use redis::cmd;
-use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, oneshot};
 
-use super::load::{BODY, Done, Load, Numbers, crowd};
+use super::load::{Done, Load, Numbers, crowd};
 use super::native::connect;
+use crate::apalis::{Handled, Job, Running, handle, when_told};
 use crate::measure::{Result, expect_eq};
-use crate::tally::Tally;
-
-/// How often the worker looks for jobs that nobody has told it of.
-const INTERVAL: Duration = Duration::from_millis(100);
 
 /// How it is configured.
 #[derive(Debug, Clone, Copy)]
@@ -40,12 +33,6 @@ pub(super) enum Tuned {
     No,
     /// For throughput.
     Yes,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Job {
-    seq: u64,
-    body: String,
 }
 
 /// Full cycles on a fresh server.
@@ -57,29 +44,20 @@ pub(super) async fn cycles(url: &str, load: Load, tuned: Tuned) -> Result<Done> 
     }
     let done_set = config.done_jobs_set();
     let storage = RedisStorage::<Job>::new(apalis_redis::connect(url).await?).with_config(config);
-    let (wake, woken) = unbounded();
+    let (tell, when_told) = when_told();
     let handled = Handled::default();
-    let strategy = Strategy::new().stream(woken).interval(INTERVAL);
     let worker = WorkerBuilder::new("bench")
-        .backend(storage.clone().poll_with_strategy(strategy))
+        .backend(storage.clone().poll_with_strategy(when_told))
         .data(handled.clone())
         .build(handle);
-    let (stop, stopped) = oneshot::channel::<()>();
-    let worker = tokio::spawn(worker.run_until(async {
-        // Where this fails, the run has failed too.
-        let _ = stopped.await;
-        Ok::<_, std::io::Error>(())
-    }));
+    let worker = Running::start(|stopped| worker.run_until(stopped));
 
     let numbers = Numbers::within(load.window);
-    let callers = (0..load.callers).map(|_| {
-        let (numbers, permits) = (numbers.clone(), handled.permits.clone());
-        push(storage.clone(), numbers, load.batch, wake.clone(), permits)
-    });
+    let callers = (0..load.callers)
+        .map(|_| push(storage.clone(), numbers.clone(), load.batch, tell.clone(), handled.clone()));
     let start = Instant::now();
     crowd(callers).await?;
-    let _ = stop.send(());
-    worker.await??;
+    worker.stop().await?;
     let elapsed = start.elapsed();
 
     let messages = numbers.taken() * load.batch;
@@ -93,48 +71,18 @@ async fn push(
     mut storage: RedisStorage<Job>,
     numbers: Numbers,
     batch: u64,
-    wake: UnboundedSender<()>,
-    permits: Arc<Semaphore>,
+    tell: UnboundedSender<()>,
+    handled: Handled,
 ) -> Result<()> {
     while let Some(number) = numbers.take() {
-        let job = |seq| Job { seq, body: "x".repeat(BODY) };
         if batch == 1 {
-            storage.push(job(number)).await?;
+            storage.push(Job::new(number)).await?;
         } else {
-            storage.push_bulk((number * batch..(number + 1) * batch).map(job).collect()).await?;
+            let jobs = (number * batch..(number + 1) * batch).map(Job::new);
+            storage.push_bulk(jobs.collect()).await?;
         }
-        wake.unbounded_send(())?;
-        permits.acquire_many(batch as u32).await?.forget();
+        tell.unbounded_send(())?;
+        handled.wait_for(batch).await?;
     }
-    Ok(())
-}
-
-/// What the handler has seen.
-#[derive(Debug, Clone)]
-struct Handled {
-    count: Arc<AtomicU64>,
-    sum: Arc<AtomicU64>,
-    /// One for each job that was handled.
-    permits: Arc<Semaphore>,
-}
-
-impl Default for Handled {
-    fn default() -> Self {
-        let permits = Arc::new(Semaphore::new(0));
-        Self { count: Arc::default(), sum: Arc::default(), permits }
-    }
-}
-
-impl Handled {
-    fn tally(&self) -> Tally {
-        Tally::of(self.count.load(Ordering::Relaxed), self.sum.load(Ordering::Relaxed))
-    }
-}
-
-async fn handle(job: Job, handled: Data<Handled>) -> std::result::Result<(), BoxDynError> {
-    expect_eq("bytes in a body", job.body.len(), BODY)?;
-    handled.sum.fetch_add(job.seq, Ordering::Relaxed);
-    handled.count.fetch_add(1, Ordering::Relaxed);
-    handled.permits.add_permits(1);
     Ok(())
 }

@@ -21,56 +21,36 @@
 //! by `fsync`, while ours and the log wait by `fdatasync`, which may have less to write.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use apalis::prelude::*;
 use apalis_sqlite::{Config, SqliteConnectOptions, SqlitePool, SqlitePoolOptions, SqliteStorage};
-use futures_channel::mpsc::{UnboundedSender, unbounded};
-use serde::{Deserialize, Serialize};
+use futures_channel::mpsc::UnboundedSender;
 use sqlx::sqlite::{SqliteJournalMode, SqliteSynchronous};
-use tokio::sync::{Semaphore, oneshot};
 
-use super::load::{BODY, Numbers, crowd};
+use super::load::{Numbers, crowd};
+use crate::apalis::{Handled, Job, Running, handle, when_told};
 use crate::measure::{Result, expect_eq, per_second};
-use crate::tally::Tally;
-
-/// How often the worker looks for jobs that nobody has told it of.
-const INTERVAL: Duration = Duration::from_millis(100);
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Job {
-    seq: u64,
-    body: String,
-}
 
 /// Full cycles by so many callers until time is up. Says how many jobs were done per second.
 pub(super) async fn cycles(directory: &Path, callers: u64, window: Duration) -> Result<f64> {
     let pool = open(&directory.join("jobs.db")).await?;
     let config = Config::default().queue("bench").batch_size(callers.max(10) as usize);
     let storage = SqliteStorage::<Job>::new(&pool).with_config(config.lock_tasks(false));
-    let (wake, woken) = unbounded();
+    let (tell, when_told) = when_told();
     let handled = Handled::default();
-    let strategy = Strategy::new().stream(woken).interval(INTERVAL);
     let worker = WorkerBuilder::new("bench")
-        .backend(storage.clone().poll_with_strategy(strategy))
+        .backend(storage.clone().poll_with_strategy(when_told))
         .data(handled.clone())
         .build(handle);
-    let (stop, stopped) = oneshot::channel::<()>();
-    let worker = tokio::spawn(worker.run_until(async {
-        // Where this fails, the run has failed too.
-        let _ = stopped.await;
-        Ok::<_, std::io::Error>(())
-    }));
+    let worker = Running::start(|stopped| worker.run_until(stopped));
 
     let numbers = Numbers::within(window);
-    let callers = (0..callers)
-        .map(|_| push(storage.clone(), numbers.clone(), wake.clone(), handled.permits.clone()));
+    let callers =
+        (0..callers).map(|_| push(storage.clone(), numbers.clone(), tell.clone(), handled.clone()));
     let start = Instant::now();
     crowd(callers).await?;
-    let _ = stop.send(());
-    worker.await??;
+    worker.stop().await?;
     let elapsed = start.elapsed();
 
     let count = numbers.taken();
@@ -105,43 +85,13 @@ async fn open(path: &Path) -> Result<SqlitePool> {
 async fn push(
     mut storage: SqliteStorage<Job>,
     numbers: Numbers,
-    wake: UnboundedSender<()>,
-    permits: Arc<Semaphore>,
+    tell: UnboundedSender<()>,
+    handled: Handled,
 ) -> Result<()> {
     while let Some(seq) = numbers.take() {
-        storage.push(Job { seq, body: "x".repeat(BODY) }).await?;
-        wake.unbounded_send(())?;
-        permits.acquire().await?.forget();
+        storage.push(Job::new(seq)).await?;
+        tell.unbounded_send(())?;
+        handled.wait_for(1).await?;
     }
-    Ok(())
-}
-
-/// What the handler has seen.
-#[derive(Debug, Clone)]
-struct Handled {
-    count: Arc<AtomicU64>,
-    sum: Arc<AtomicU64>,
-    /// One for each job that was handled.
-    permits: Arc<Semaphore>,
-}
-
-impl Default for Handled {
-    fn default() -> Self {
-        let permits = Arc::new(Semaphore::new(0));
-        Self { count: Arc::default(), sum: Arc::default(), permits }
-    }
-}
-
-impl Handled {
-    fn tally(&self) -> Tally {
-        Tally::of(self.count.load(Ordering::Relaxed), self.sum.load(Ordering::Relaxed))
-    }
-}
-
-async fn handle(job: Job, handled: Data<Handled>) -> std::result::Result<(), BoxDynError> {
-    expect_eq("bytes in a body", job.body.len(), BODY)?;
-    handled.sum.fetch_add(job.seq, Ordering::Relaxed);
-    handled.count.fetch_add(1, Ordering::Relaxed);
-    handled.permits.add_permits(1);
     Ok(())
 }

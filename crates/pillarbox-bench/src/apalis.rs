@@ -1,0 +1,108 @@
+//! What the suites on a disk and on a server ask of apalis: jobs, a handler that does nothing but
+//! count them, and a worker that is told of new jobs and can be stopped.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use apalis::prelude::*;
+use futures_channel::mpsc::{UnboundedSender, unbounded};
+use pillarbox_core::BoxFuture;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::load::BODY;
+use crate::measure::{Result, expect_eq};
+use crate::tally::Tally;
+
+/// How often a worker looks for jobs that nobody has told it of.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Job {
+    seq: u64,
+    body: String,
+}
+
+impl Job {
+    pub(crate) fn new(seq: u64) -> Self {
+        Self { seq, body: "x".repeat(BODY) }
+    }
+}
+
+/// When a worker looks for jobs: as soon as it is told of one, and at intervals besides.
+pub(crate) fn when_told() -> (UnboundedSender<()>, Strategy) {
+    let (tell, told) = unbounded();
+    (tell, Strategy::new().stream(told).interval(INTERVAL))
+}
+
+/// What the handler has seen.
+#[derive(Debug, Clone)]
+pub(crate) struct Handled {
+    count: Arc<AtomicU64>,
+    sum: Arc<AtomicU64>,
+    /// One for each job that was handled.
+    permits: Arc<Semaphore>,
+}
+
+impl Default for Handled {
+    fn default() -> Self {
+        let permits = Arc::new(Semaphore::new(0));
+        Self { count: Arc::default(), sum: Arc::default(), permits }
+    }
+}
+
+impl Handled {
+    /// Waits until so many jobs were handled that nobody else has waited for.
+    pub(crate) async fn wait_for(&self, jobs: u64) -> Result<()> {
+        self.permits.acquire_many(jobs as u32).await?.forget();
+        Ok(())
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        Tally::of(self.count.load(Ordering::Relaxed), self.sum.load(Ordering::Relaxed))
+    }
+}
+
+/// The handler.
+pub(crate) async fn handle(
+    job: Job,
+    handled: Data<Handled>,
+) -> std::result::Result<(), BoxDynError> {
+    expect_eq("bytes in a body", job.body.len(), BODY)?;
+    handled.sum.fetch_add(job.seq, Ordering::Relaxed);
+    handled.count.fetch_add(1, Ordering::Relaxed);
+    handled.permits.add_permits(1);
+    Ok(())
+}
+
+/// A worker in a task of its own.
+#[derive(Debug)]
+pub(crate) struct Running {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<std::result::Result<(), WorkerError>>,
+}
+
+impl Running {
+    /// Spawns a worker, which `run` runs until the future that it is given ends.
+    pub(crate) fn start<F>(run: impl FnOnce(BoxFuture<'static, io::Result<()>>) -> F) -> Self
+    where
+        F: Future<Output = std::result::Result<(), WorkerError>> + Send + 'static,
+    {
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(run(Box::pin(async {
+            // Where this fails, the run has failed too.
+            let _ = stopped.await;
+            Ok(())
+        })));
+        Self { stop, task }
+    }
+
+    /// Waits until the worker has ended, and so has written that all jobs are done.
+    pub(crate) async fn stop(self) -> Result<()> {
+        let _ = self.stop.send(());
+        Ok(self.task.await??)
+    }
+}
