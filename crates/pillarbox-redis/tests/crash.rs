@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pillarbox_redis::redis;
 use pillarbox_testing::campaign::{Record, Workload};
+use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, setting, told};
 use pillarbox_testing::server::RedisServer;
 use rand::RngExt;
@@ -30,12 +31,6 @@ fn client() {
         let seed = seed.parse().expect("a number");
         Workload { seed, ..Workload::default() }.run(queue(&backend, QUEUE)).await;
     });
-}
-
-fn on_threads<F: Future>(future: F) -> F::Output {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(future)
 }
 
 fn client_of(url: &str, seed: usize) -> Child {

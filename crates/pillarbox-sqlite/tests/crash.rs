@@ -12,6 +12,7 @@ use pillarbox_core::{Mailbox, Receive, SendOptions};
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_sqlite::{transaction, verify};
 use pillarbox_testing::campaign::{Record, Workload};
+use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, setting, told};
 use rand::RngExt;
 
@@ -32,12 +33,6 @@ fn client() {
         let workload = Workload { seed, max_body, may_fail, ..Workload::default() };
         workload.run(queue(&backend, QUEUE)).await;
     });
-}
-
-fn on_threads<F: Future>(future: F) -> F::Output {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(future)
 }
 
 fn client_of(file: &Path, seed: usize) -> Child {

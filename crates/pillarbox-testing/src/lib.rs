@@ -29,4 +29,4 @@ mod subject;
 
 pub use doubles::{CollectingMailbox, FakeMailbox, Injected, NullMailbox};
 pub use fault::{Fault, FaultQueue, Faults, Operation};
-pub use subject::{Expected, Subject, block_on};
+pub use subject::{Expected, Subject, block_on, on_threads};

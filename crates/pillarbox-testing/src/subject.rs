@@ -222,3 +222,10 @@ pub fn block_on<F: Future>(test: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(test)
 }
+
+/// Runs a test on a runtime with two threads, for what must happen at the same time.
+pub fn on_threads<F: Future>(test: F) -> F::Output {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(test)
+}
