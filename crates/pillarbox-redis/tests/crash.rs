@@ -3,8 +3,6 @@
 //! `make crash-redis` runs the long version: `PILLARBOX_KILLS` says how many kills of each kind.
 
 mod common;
-#[path = "common/stored.rs"]
-mod stored;
 
 use std::time::Duration;
 
@@ -16,8 +14,8 @@ use pillarbox_testing::server::RedisServer;
 use rand::RngExt;
 
 use crate::common::proxy::Proxy;
+use crate::common::stored::Stored;
 use crate::common::{open, queue};
-use crate::stored::Stored;
 
 const QUEUE: &str = "campaign";
 

@@ -1,8 +1,6 @@
 //! The invariants of a queue, one by one, with a look at its keys.
 
 mod common;
-#[path = "common/stored.rs"]
-mod stored;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,8 +15,8 @@ use pillarbox_testing::block_on;
 use pillarbox_testing::server::RedisServer;
 use tokio::task::JoinSet;
 
+use crate::common::stored::{Stored, short};
 use crate::common::{open, queue};
-use crate::stored::{Stored, short};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(80);

@@ -4,8 +4,6 @@
 //! `make property-tests` runs the long version: `PILLARBOX_CASES` says how many cases each.
 
 mod common;
-#[path = "common/stored.rs"]
-mod stored;
 
 use std::time::Duration;
 
@@ -14,7 +12,7 @@ use pillarbox_testing::server::{Flavour, RedisServer};
 use pillarbox_testing::{Subject, property};
 
 use crate::common::open;
-use crate::stored::Inspector;
+use crate::common::stored::Inspector;
 
 fn agrees_with_the_ledger(flavour: Flavour) {
     if !flavour.is_here() {

@@ -3,8 +3,6 @@
 //! `make stress-tests` runs the long version: `PILLARBOX_MESSAGES` says how many messages.
 
 mod common;
-#[path = "common/stored.rs"]
-mod stored;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +14,8 @@ use pillarbox_testing::process::setting;
 use pillarbox_testing::server::{Flavour, RedisServer};
 use pillarbox_testing::stress::Stress;
 
+use crate::common::stored::Stored;
 use crate::common::{open, queue};
-use crate::stored::Stored;
 
 async fn holds_nothing(server: &RedisServer, queue: &Arc<dyn Queue>) {
     let client = redis::Client::open(server.url()).expect("a client");

@@ -3,6 +3,7 @@
 
 pub(crate) mod proxy;
 pub(crate) mod steps;
+pub(crate) mod stored;
 
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,4 @@
 //! What is in the keys of a queue, read in one step, and what must be true of it.
-#![allow(dead_code, reason = "each test binary uses some of it")]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
