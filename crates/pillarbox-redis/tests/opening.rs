@@ -61,6 +61,14 @@ async fn all_quiet(server: &RedisServer, queues: usize) {
     .await;
 }
 
+/// Gets one message by a receive that listens for it, and has ceased to ask.
+async fn hears(server: &RedisServer, queue: &Arc<dyn Queue>) {
+    let waits = waiting(queue, PATIENCE);
+    all_quiet(server, 1).await;
+    send(queue, "news").await.expect("sent");
+    assert_eq!(waits.await.expect("a task").as_deref(), Some("news"));
+}
+
 // Ways to a server.
 
 #[tokio::test]
@@ -104,10 +112,7 @@ async fn a_server_is_reached_by_its_unix_socket() {
     let backend = open(&format!("redis+unix://{}?db=2", socket.display())).await;
     works(&backend).await;
     let queue = queue(&backend, "q");
-    let waits = waiting(&queue, PATIENCE);
-    all_quiet(&server, 1).await;
-    send(&queue, "by socket").await.expect("sent");
-    assert_eq!(waits.await.expect("a task").as_deref(), Some("by socket"));
+    hears(&server, &queue).await;
     assert!(server.info("db2").starts_with("keys="));
     assert_eq!(connections(&server), 0);
 }
@@ -120,10 +125,7 @@ async fn a_server_is_reached_by_tls_if_its_certificate_is_trusted() {
     let backend = open(&format!("{}?ca={}", server.url(), authority.display())).await;
     works(&backend).await;
     let queue = queue(&backend, "q");
-    let waits = waiting(&queue, PATIENCE);
-    all_quiet(&server, 1).await;
-    send(&queue, "in secret").await.expect("sent");
-    assert_eq!(waits.await.expect("a task").as_deref(), Some("in secret"));
+    hears(&server, &queue).await;
     let by_name = server.url().replace("127.0.0.1", "localhost");
     let options = RedisOptions::from_url(&by_name).expect("options").ca_file(&authority);
     works(&Mailboxes::new(RedisBackend::open(options).await.expect("opened"))).await;
@@ -156,10 +158,7 @@ async fn a_client_of_the_program_can_be_used() {
     assert_eq!(connections(&server), 0, "it connects when first used");
     works(&backend).await;
     let queue = queue(&backend, "q");
-    let waits = waiting(&queue, PATIENCE);
-    all_quiet(&server, 1).await;
-    send(&queue, "hello").await.expect("sent");
-    assert_eq!(waits.await.expect("a task").as_deref(), Some("hello"));
+    hears(&server, &queue).await;
     assert_eq!(connections(&server), 2);
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     works(&backend).await;
@@ -173,10 +172,7 @@ async fn a_client_of_the_newer_protocol_can_be_used() {
     let backend = Mailboxes::new(RedisBackend::from_client(client).expect("opened"));
     works(&backend).await;
     let queue = queue(&backend, "q");
-    let waits = waiting(&queue, PATIENCE);
-    all_quiet(&server, 1).await;
-    send(&queue, "hello").await.expect("sent");
-    assert_eq!(waits.await.expect("a task").as_deref(), Some("hello"));
+    hears(&server, &queue).await;
     send_later(&queue, "later", Duration::from_secs(60)).await.expect("sent");
     assert_eq!(backend.queues().await.expect("listed").len(), 1);
     let diagnosis = backend.diagnose(false).await.expect("diagnosed");
