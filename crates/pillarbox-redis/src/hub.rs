@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use pillarbox_core::{
     Counts, Cursor, Delivery, Error, Outgoing, PeekPage, QueueName, Receive, Result, Settle,
 };
-use tokio::time::Instant;
 
 use crate::engine::Engine;
 use crate::failure::Failure;
@@ -390,12 +388,6 @@ impl From<Page> for Cursor {
     fn from(Page { partition, end }: Page) -> Self {
         Self::new(format!("{partition} {end}"))
     }
-}
-
-/// So long from now, or as long as it makes a difference.
-pub(crate) fn later(wait: Duration) -> Instant {
-    const YEARS: Duration = Duration::from_secs(30 * 365 * 86_400);
-    Instant::now() + wait.min(YEARS)
 }
 
 #[cfg(test)]

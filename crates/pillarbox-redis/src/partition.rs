@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use pillarbox_core::clock::after;
 use pillarbox_core::{
     Counts, Delivery, MessageState, Outgoing, Peeked, Receive, Settle, Timestamp,
 };
@@ -13,7 +14,6 @@ use crate::confirm::{Confirmed, confirm};
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::format::{self, IdText, Keys, LONG_AGO};
-use crate::hub::later;
 use crate::lane::{Caller, Lane, Limits, submit};
 use crate::layout::Number;
 use crate::line::Asked;
@@ -79,11 +79,11 @@ impl Partition {
         Ok(match found {
             Found::Claim { claim, next } => {
                 let next = next.map_or(request.visibility, |next| next.min(request.visibility));
-                line.found_something(self.number, later(next));
+                line.found_something(self.number, after(next));
                 Some(claim)
             }
             Found::Nothing { next } => {
-                line.found_nothing(self.number, asked, next.map(later));
+                line.found_nothing(self.number, asked, next.map(after));
                 None
             }
         })
@@ -99,7 +99,7 @@ impl Partition {
         if ready > 0 {
             line.found_something(self.number, Instant::now());
         } else {
-            line.found_nothing(self.number, asked, next.map(later));
+            line.found_nothing(self.number, asked, next.map(after));
         }
         Ok(ready > 0)
     }

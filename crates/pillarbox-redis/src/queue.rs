@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use pillarbox_core::clock::after;
 use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, MessageId, Outgoing, PeekPage,
     Queue, QueueName, QueueOptions, Receive, Result, Settle,
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::backend::{CAPABILITIES, SPREAD_CAPABILITIES};
 use crate::failure::Failure;
-use crate::hub::{Hub, Outcomes, Page, later};
+use crate::hub::{Hub, Outcomes, Page};
 use crate::layout::{Layout, MAX_PARTITIONS, Number};
 use crate::line::Ticket;
 
@@ -76,29 +77,6 @@ impl RedisQueue {
         Error::Closed { queue: Some(self.hub.name().clone()) }
     }
 
-    /// Lets the entries that pass the check be done, and puts all answers in order.
-    async fn each<E, O>(
-        &self,
-        batch: Vec<E>,
-        check: impl Fn(&E) -> Result<()>,
-        done: impl AsyncFnOnce(Vec<E>) -> Result<Vec<Result<O>>>,
-    ) -> Result<Vec<Result<O>>> {
-        self.use_it()?;
-        CAPABILITIES.check_batch(self.hub.name(), batch.len())?;
-        let checked: Vec<_> = batch.iter().map(check).collect();
-        if checked.iter().all(Result::is_ok) {
-            return if batch.is_empty() { Ok(Vec::new()) } else { done(batch).await };
-        }
-        let good = batch.into_iter().zip(&checked).filter(|(_, checked)| checked.is_ok());
-        let good: Vec<_> = good.map(|(entry, _)| entry).collect();
-        let answers = if good.is_empty() { Vec::new() } else { done(good).await? };
-        let mut answers = answers.into_iter();
-        let answer = |checked: Result<()>| {
-            checked.and_then(|()| answers.next().unwrap_or_else(|| Err(self.closed())))
-        };
-        Ok(checked.into_iter().map(answer).collect())
-    }
-
     async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<MessageId>>> {
         let layout = self.layout("send").await?;
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
@@ -151,7 +129,7 @@ impl RedisQueue {
     /// Waits in line until there is something or time is up.
     async fn wait(&self, request: Receive) -> Result<Vec<Delivery>> {
         let state = &self.hub.state;
-        let end = later(request.wait);
+        let end = after(request.wait);
         let layout = self.layout("receive").await?;
         self.hub.narrow(layout);
         let place = Place::join(self);
@@ -270,8 +248,9 @@ impl Queue for RedisQueue {
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
         Box::pin(async move {
-            let check = |message: &Outgoing| CAPABILITIES.check_outgoing(self.name(), message);
-            let answers = self.each(batch, check, async |batch| self.store(batch).await).await;
+            self.use_it()?;
+            let (check, store) = (Capabilities::check_outgoing, |batch| self.store(batch));
+            let answers = CAPABILITIES.check_each(self.name(), batch, check, store).await;
             self.tell_ourselves();
             answers
         })
@@ -292,8 +271,9 @@ impl Queue for RedisQueue {
 
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
         Box::pin(async move {
-            let check = |settle: &Settle| CAPABILITIES.check_settle(self.name(), settle);
-            let answers = self.each(batch, check, async |batch| self.end(batch).await).await;
+            self.use_it()?;
+            let (check, end) = (Capabilities::check_settle, |batch| self.end(batch));
+            let answers = CAPABILITIES.check_each(self.name(), batch, check, end).await;
             self.tell_ourselves();
             answers
         })

@@ -18,8 +18,8 @@ use pillarbox_testing::server::{Flavour, RedisServer, RedisServerBuilder};
 
 use crate::common::proxy::{Mode, Proxy};
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, counts, drain, eventually, receive, send, send_later, settle,
-    take, wait_for,
+    PATIENCE, acknowledge, body, channels, counts, drain, eventually, receive, send, send_later,
+    settle, take, wait_for,
 };
 use crate::common::{open, queue};
 
@@ -231,7 +231,7 @@ async fn a_long_poll_whose_answer_was_cut_off_delivers() {
         let queue = queue.clone();
         async move { wait_for(&queue, PATIENCE).await }
     });
-    eventually("it listens", async || !server.command(&["PUBSUB", "CHANNELS"]).is_empty()).await;
+    eventually("it listens", async || !channels(&server).is_empty()).await;
     // It asks once more when it has subscribed.
     eventually("it waits", async || {
         let before = server.info("total_commands_processed");
@@ -551,7 +551,7 @@ async fn a_replica_is_waited_for_until_it_is_a_primary() {
         let text = refusal(receive(&hasty_queue).await);
         assert!(text.contains("it is a replica: connect to the primary"), "{text}");
         let diagnosis = hasty.diagnose(false).await.expect("a diagnosis");
-        assert!(texts(&diagnosis).contains("the server is a replica"), "{diagnosis:?}");
+        assert!(texts(&diagnosis).contains("is a replica, which refuses"), "{diagnosis:?}");
         assert!(!sending.is_finished());
         server.command(&["REPLICAOF", "NO", "ONE"]);
         sending.await.expect("a task").expect("sent");
@@ -614,7 +614,7 @@ async fn closes_soon(outage: impl Fn(&mut RedisServer)) {
         let queue = queue.clone();
         async move { wait_for(&queue, HOUR).await.map(|_| ()) }
     });
-    eventually("it listens", async || !server.command(&["PUBSUB", "CHANNELS"]).is_empty()).await;
+    eventually("it listens", async || !channels(&server).is_empty()).await;
     outage(&mut server);
     let mut calls = vec![long_poll];
     for n in 0..4 {
@@ -781,8 +781,7 @@ async fn a_user_without_permission_is_told_what_is_missing() {
             let least = least.clone();
             async move { wait_for(&least, PATIENCE).await }
         });
-        eventually("it listens", async || !server.command(&["PUBSUB", "CHANNELS"]).is_empty())
-            .await;
+        eventually("it listens", async || !channels(&server).is_empty()).await;
         send(&least, "yes").await.expect("sent");
         let found = waiting.await.expect("a task").expect("received");
         assert_eq!(body(&found.expect("a message")), "yes", "{flavour:?}");

@@ -11,7 +11,8 @@ use pillarbox_redis::{RedisBackend, RedisOptions, redis};
 use pillarbox_testing::server::RedisServer;
 
 use crate::common::steps::{
-    PATIENCE, acknowledge, body, counts, drain, eventually, send, send_later, take, wait_for,
+    PATIENCE, acknowledge, body, channels, counts, drain, eventually, send, send_later, take,
+    wait_for,
 };
 use crate::common::{open, queue};
 
@@ -48,10 +49,7 @@ fn waiting(queue: &Arc<dyn Queue>, time: Duration) -> tokio::task::JoinHandle<Op
 
 /// Waits until so many queues are listened for, and nobody asks any more.
 async fn all_quiet(server: &RedisServer, queues: usize) {
-    eventually("all queues are listened for", async || {
-        server.command(&["PUBSUB", "CHANNELS"]).lines().count() == queues
-    })
-    .await;
+    eventually("all queues are listened for", async || channels(server).len() == queues).await;
     eventually("nobody asks", async || {
         let before = number(&server.info("total_commands_processed"));
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -210,7 +208,7 @@ async fn a_connection_of_the_program_can_be_used() {
     send(&queue(&others, "q"), "theirs").await.expect("sent");
     assert_eq!(waits.await.expect("a task").as_deref(), Some("theirs"));
     assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
-    assert_eq!(server.command(&["PUBSUB", "CHANNELS"]), "");
+    assert_eq!(channels(&server), [""; 0]);
     assert!(backend.diagnose(false).await.is_ok());
     backend.close().await;
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{Delivery, MessageId, Outgoing, Queue, Receive, Result, Settle};
+use pillarbox_testing::server::RedisServer;
 
 /// How long something may take that a test waits for, on a machine with much to do.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -73,4 +74,12 @@ pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool)
         assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// The channels that somebody listens to: those of one shard, which servers before 7 do not know, and
+/// others.
+pub(crate) fn channels(server: &RedisServer) -> Vec<String> {
+    let channels = |kind| server.try_command(&["PUBSUB", kind]).unwrap_or_default();
+    let both = [channels("SHARDCHANNELS"), channels("CHANNELS")];
+    both.iter().flat_map(|channels| channels.lines()).map(str::to_owned).collect()
 }
