@@ -12,6 +12,12 @@
 //! | [`Flavour::Redis`] | `PILLARBOX_REDIS_SERVER` | `redis-server` in the `PATH` |
 //! | [`Flavour::Valkey`] | `PILLARBOX_VALKEY_SERVER` | `target/servers/valkey-server` |
 //! | [`Flavour::Redis62`] | `PILLARBOX_REDIS62_SERVER` | `target/servers/redis-server-6.2` |
+//!
+//! Several servers make a [`RedisCluster`].
+
+mod cluster;
+
+pub use cluster::{RedisCluster, RedisClusterBuilder, SLOTS, slot_of};
 
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
@@ -91,6 +97,7 @@ impl Flavour {
 pub struct RedisServerBuilder {
     flavour: Flavour,
     settings: Vec<(String, String)>,
+    arguments: Vec<String>,
     password: Option<String>,
     tls: bool,
     parent: PathBuf,
@@ -107,6 +114,12 @@ impl RedisServerBuilder {
     /// words are several words, and nothing is `""`.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Adds an argument for the program, after its configuration file.
+    pub fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
         self
     }
 
@@ -140,6 +153,13 @@ impl RedisServerBuilder {
     ///
     /// When the program is not here, or the server does not come up; the message has its log.
     pub fn start(self) -> RedisServer {
+        let mut server = self.prepare();
+        server.start_on(free_port);
+        server
+    }
+
+    /// Makes its directory, and starts nothing yet.
+    fn prepare(self) -> RedisServer {
         let program = self.flavour.program().unwrap_or_else(|| {
             panic!("the server of {} is not here; `make setup` installs it", self.flavour.name())
         });
@@ -149,7 +169,7 @@ impl RedisServerBuilder {
         if self.tls {
             make_certificates(directory.path());
         }
-        let mut server = RedisServer {
+        RedisServer {
             program,
             options: self,
             port: 0,
@@ -157,16 +177,7 @@ impl RedisServerBuilder {
             child: Mutex::new(None),
             keeper: Keeper::start(),
             directory,
-        };
-        for _ in 0..PORTS {
-            server.port = free_port();
-            server.write_configuration();
-            server.start_again();
-            if server.comes_up() {
-                return server;
-            }
         }
-        panic!("no server came up on any of {PORTS} ports:\n{}", server.log());
     }
 }
 
@@ -198,6 +209,7 @@ impl RedisServer {
         RedisServerBuilder {
             flavour: Flavour::Redis,
             settings: Vec::new(),
+            arguments: Vec::new(),
             password: None,
             tls: false,
             parent: env::temp_dir(),
@@ -246,6 +258,14 @@ impl RedisServer {
         )
     }
 
+    /// Whether its process is there: it was started, and has not ended.
+    pub fn is_running(&self) -> bool {
+        match self.child().as_mut() {
+            Some(child) => child.try_wait().expect("the state of a server").is_none(),
+            None => false,
+        }
+    }
+
     /// Ends it by SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child().take() {
@@ -290,6 +310,7 @@ impl RedisServer {
             .args(["--pdeathsig", "KILL"])
             .arg(&self.program)
             .arg(self.configuration_file())
+            .args(&self.options.arguments)
             .current_dir(self.directory())
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("the log of a server"))
@@ -323,9 +344,15 @@ impl RedisServer {
 
     /// Asks for one command as [`command`](Self::command) does, and gives what went wrong.
     pub fn try_command(&self, words: &[&str]) -> Result<String, String> {
+        self.try_command_within(PATIENCE, words)
+    }
+
+    /// Asks for one command as [`try_command`](Self::try_command) does, and waits no longer than
+    /// this for each answer.
+    pub fn try_command_within(&self, patience: Duration, words: &[&str]) -> Result<String, String> {
         let answer = || -> io::Result<Result<String, String>> {
             let stream = UnixStream::connect(self.socket())?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(patience))?;
             let mut stream = BufReader::new(stream);
             if let Some(password) = &self.options.password {
                 ask(&mut stream, &["AUTH", password])?.ok();
@@ -360,6 +387,19 @@ impl RedisServer {
             .expect("INFO tells of CPU time")
     }
 
+    /// Starts it on a port that is found by this function, and waits until it answers.
+    fn start_on(&mut self, find_port: fn() -> u16) {
+        for _ in 0..PORTS {
+            self.port = find_port();
+            self.write_configuration();
+            self.start_again();
+            if self.comes_up() {
+                return;
+            }
+        }
+        panic!("no server came up on any of {PORTS} ports:\n{}", self.log());
+    }
+
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -385,11 +425,7 @@ impl RedisServer {
     fn comes_up(&self) -> bool {
         let start = Instant::now();
         loop {
-            let ended = match self.child().as_mut() {
-                Some(child) => child.try_wait().expect("the state of a server").is_some(),
-                None => true,
-            };
-            if ended {
+            if !self.is_running() {
                 return false;
             }
             // While it loads its data, it says so instead.

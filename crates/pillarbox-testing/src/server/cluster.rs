@@ -1,0 +1,684 @@
+//! A cluster of real servers.
+//!
+//! Its nodes are formed into a cluster by commands, and quickly, for a test starts one of its own.
+//! What would take long is a rule of the server: a primary refuses all commands in its first two
+//! seconds, lest it came back from the dead. A replica that takes its primary's place does not.
+//! Hence each primary is started as the replica of a ghost, a node that never was, and takes its
+//! place at once.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::RngExt as _;
+
+use super::{Flavour, PATIENCE, PAUSE, PORTS, RedisServer, field_of};
+
+/// How many slots a cluster has.
+pub const SLOTS: u16 = 16384;
+/// How long a node may take to say how it is, where others are asked as well.
+const GLANCE: Duration = Duration::from_secs(2);
+/// After which time a step that may get lost is taken again.
+const AGAIN: Duration = Duration::from_secs(3);
+/// How far a node's port for other nodes is from that for clients.
+const BUS: u16 = 10_000;
+
+/// The slot in which a key is: by what is between the first `{` and the next `}`, if anything is.
+pub fn slot_of(key: &str) -> u16 {
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    let hashed = tag.filter(|tag| !tag.is_empty()).unwrap_or(key);
+    crc16(hashed.as_bytes()) % SLOTS
+}
+
+/// The checksum CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    })
+}
+
+/// How a cluster is to be started.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct RedisClusterBuilder {
+    flavour: Flavour,
+    primaries: usize,
+    replicas: usize,
+    node_timeout: Duration,
+    settings: Vec<(String, String)>,
+}
+
+impl RedisClusterBuilder {
+    /// Starts servers of this flavour, in place of the distribution's Redis.
+    pub fn flavour(mut self, flavour: Flavour) -> Self {
+        self.flavour = flavour;
+        self
+    }
+
+    /// Starts this many primaries, in place of three.
+    pub fn primaries(mut self, primaries: usize) -> Self {
+        self.primaries = primaries;
+        self
+    }
+
+    /// Starts this many replicas of each primary, in place of one.
+    pub fn replicas(mut self, replicas: usize) -> Self {
+        self.replicas = replicas;
+        self
+    }
+
+    /// Has a node taken for dead when it was silent for this long, in place of a second.
+    pub fn node_timeout(mut self, timeout: Duration) -> Self {
+        self.node_timeout = timeout;
+        self
+    }
+
+    /// Adds a line to the configuration file of every node.
+    pub fn setting(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Has every change logged in a file, which is synced `always`, `everysec` or `no`.
+    pub fn appendonly(self, fsync: &str) -> Self {
+        self.setting("appendonly", "yes").setting("appendfsync", fsync)
+    }
+
+    /// Starts it and waits until it is whole.
+    ///
+    /// # Panics
+    ///
+    /// When the program is not here, a node does not come up, or they make no cluster.
+    pub fn start(self) -> RedisCluster {
+        assert!(self.primaries > 0, "a cluster has a primary");
+        let count = self.primaries * (1 + self.replicas);
+        let nodes = (0..count).map(|_| self.node().prepare()).collect();
+        let ids = (0..count).map(|_| random_id()).collect();
+        let mut cluster =
+            RedisCluster { nodes, ids, primaries: self.primaries, replicas: self.replicas };
+        cluster.start_nodes();
+        cluster.place_primaries();
+        cluster.acquaint();
+        cluster.demand_full_coverage(&self.settings);
+        cluster.wait_until_whole();
+        cluster
+    }
+
+    fn node(&self) -> super::RedisServerBuilder {
+        let timeout = self.node_timeout.as_millis().to_string();
+        let own = [
+            ("cluster-enabled", "yes"),
+            ("cluster-node-timeout", &timeout),
+            // A replica stands for election, however long its link was down.
+            ("cluster-replica-validity-factor", "0"),
+            // And stays with its primary.
+            ("cluster-migration-barrier", "1000"),
+            ("repl-diskless-sync", "yes"),
+            ("repl-diskless-sync-delay", "0"),
+            // By way of a file, Valkey's replicas look only once a second whether it is complete.
+            ("repl-diskless-load", "on-empty-db"),
+        ];
+        let mut node = RedisServer::builder().flavour(self.flavour);
+        for (name, value) in own {
+            node = node.setting(name, value);
+        }
+        for (name, value) in &self.settings {
+            node = node.setting(name, value);
+        }
+        // Until all know each other: see `demand_full_coverage`.
+        node.setting(COVERAGE, "no")
+    }
+}
+
+/// Whether a node refuses all commands while any slot has no primary.
+const COVERAGE: &str = "cluster-require-full-coverage";
+
+/// A cluster, killed when dropped and its directories removed.
+///
+/// Nodes are named by number. At first the primaries are the nodes 0, 1 and so on, each with an
+/// equal part of the slots, in order; then come the replicas of the first primary, those of the
+/// second, and so on. After a failover it is otherwise: ask.
+#[derive(Debug)]
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
+    /// What the nodes call each other.
+    ids: Vec<String>,
+    /// How many primaries there are at first.
+    primaries: usize,
+    /// How many replicas each of them has.
+    replicas: usize,
+}
+
+impl RedisCluster {
+    /// Starts three primaries of the distribution's Redis with a replica each.
+    ///
+    /// # Panics
+    ///
+    /// When it is not here, or does not come up.
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// Says how a cluster is to be started.
+    pub fn builder() -> RedisClusterBuilder {
+        RedisClusterBuilder {
+            flavour: Flavour::Redis,
+            primaries: 3,
+            replicas: 1,
+            node_timeout: Duration::from_secs(1),
+            settings: Vec::new(),
+        }
+    }
+
+    /// Where to find it: `redis-cluster://127.0.0.1:PORT,127.0.0.1:PORT,...`, with all nodes.
+    pub fn url(&self) -> String {
+        let nodes = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port()));
+        format!("redis-cluster://{}", nodes.collect::<Vec<_>>().join(","))
+    }
+
+    /// Its nodes, those that were killed included.
+    pub fn nodes(&self) -> &[RedisServer] {
+        &self.nodes
+    }
+
+    /// One of its nodes.
+    pub fn node(&self, node: usize) -> &RedisServer {
+        &self.nodes[node]
+    }
+
+    /// One of its nodes, to be stopped and started.
+    pub fn node_mut(&mut self, node: usize) -> &mut RedisServer {
+        &mut self.nodes[node]
+    }
+
+    /// The slot in which a key is.
+    pub fn slot_of(&self, key: &str) -> u16 {
+        slot_of(key)
+    }
+
+    /// Which node is the primary of a slot, as the nodes that answer know it, and of those the one
+    /// with the newest knowledge. It may be dead.
+    ///
+    /// # Panics
+    ///
+    /// When no node answers, or none knows.
+    pub fn primary_of_slot(&self, slot: u16) -> usize {
+        let owners = owners(&self.views());
+        owners[usize::from(slot)].unwrap_or_else(|| panic!("nobody knows who has slot {slot}"))
+    }
+
+    /// Which node is the primary of a key.
+    ///
+    /// # Panics
+    ///
+    /// When no node answers, or none knows.
+    pub fn primary_of(&self, key: &str) -> usize {
+        self.primary_of_slot(slot_of(key))
+    }
+
+    /// Which nodes are primaries of any slot, by number.
+    pub fn primaries(&self) -> Vec<usize> {
+        let owners: BTreeSet<_> = owners(&self.views()).into_iter().flatten().collect();
+        owners.into_iter().collect()
+    }
+
+    /// Which nodes are replicas of this one, by number: by what they say of themselves, or, of
+    /// those that do not answer, what others say.
+    pub fn replicas_of(&self, primary: usize) -> Vec<usize> {
+        let views = self.views();
+        let replicates = |node: &usize| {
+            let own = views.iter().find(|view| view.of == *node);
+            let known = own.or(views.first()).and_then(|view| view.line(*node));
+            known.is_some_and(|line| line.primary == Some(primary))
+        };
+        (0..self.nodes.len()).filter(replicates).collect()
+    }
+
+    /// Ends a node by SIGKILL.
+    pub fn kill(&mut self, node: usize) {
+        self.nodes[node].kill();
+    }
+
+    /// Starts a node anew, after killing it if it still runs, and waits until it answers. It may
+    /// not have found its place yet: see [`wait_until_whole`](Self::wait_until_whole).
+    ///
+    /// # Panics
+    ///
+    /// When it does not come up.
+    pub fn restart(&mut self, node: usize) {
+        self.nodes[node].restart();
+    }
+
+    /// Waits until all running nodes know each other and agree: every slot has a primary that runs,
+    /// every replica has what its primary has, and all is well.
+    ///
+    /// # Panics
+    ///
+    /// When that takes longer than a minute; the message says what is missing.
+    pub fn wait_until_whole(&self) {
+        self.wait(|| self.is_whole());
+    }
+
+    /// Waits until every replica that runs has received all that its primary has done until now.
+    ///
+    /// # Panics
+    ///
+    /// When that takes longer than a minute.
+    pub fn wait_until_replicated(&self) {
+        for primary in self.primaries() {
+            if !self.nodes[primary].is_running() {
+                continue;
+            }
+            let replicas = self.replicas_of(primary);
+            let done = self.wait(|| self.offset(primary, "master_repl_offset"));
+            for replica in replicas.into_iter().filter(|node| self.nodes[*node].is_running()) {
+                self.wait(|| match self.offset(replica, "slave_repl_offset")? {
+                    received if received >= done => Ok(()),
+                    received => Err(format!("node {replica} is at {received} of {done}")),
+                });
+            }
+        }
+    }
+
+    /// Waits until another node has taken the place of this one, and is known by all that answer.
+    /// Gives its number.
+    ///
+    /// # Panics
+    ///
+    /// When that takes longer than a minute.
+    pub fn wait_for_promotion(&self, old: usize) -> usize {
+        self.wait(|| self.heir_of(old))
+    }
+
+    /// Has a replica take the place of this primary in order, without losing anything, and waits
+    /// until it has. Gives its number.
+    ///
+    /// # Panics
+    ///
+    /// When it has no replica that runs, or that takes longer than a minute.
+    pub fn failover(&self, primary: usize) -> usize {
+        let replicas = self.replicas_of(primary);
+        let heir = replicas.into_iter().find(|replica| self.nodes[*replica].is_running());
+        let heir = heir.unwrap_or_else(|| panic!("node {primary} has no replica that runs"));
+        let mut asked: Option<Instant> = None;
+        self.wait(|| {
+            // It gives up when the two of them do not get it done in time.
+            if asked.is_none_or(|asked| asked.elapsed() > AGAIN * 2) {
+                asked = Some(Instant::now());
+                self.ask(heir, &["CLUSTER", "FAILOVER"])?;
+            }
+            self.heir_of(primary)
+        })
+    }
+
+    /// Waits until this gives no error, which says what is missing.
+    fn wait<T>(&self, mut look: impl FnMut() -> Result<T, String>) -> T {
+        let start = Instant::now();
+        loop {
+            let missing = match look() {
+                Ok(found) => return found,
+                Err(missing) => missing,
+            };
+            if start.elapsed() > PATIENCE {
+                let views = self.views();
+                let views = views.iter().map(|view| format!("node {}:\n{}", view.of, view.text));
+                let views = views.collect::<Vec<_>>().join("\n");
+                panic!("waited in vain for a cluster: {missing}\n{views}");
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Asks a node that may be dead or hang.
+    fn ask(&self, node: usize, words: &[&str]) -> Result<String, String> {
+        let answer = self.nodes[node].try_command_within(GLANCE, words);
+        answer.map_err(|error| format!("node {node} said to {words:?}: {error}"))
+    }
+
+    fn running(&self) -> impl Iterator<Item = usize> + Clone {
+        (0..self.nodes.len()).filter(|node| self.nodes[*node].is_running())
+    }
+
+    /// What each node knows of all, of those that answer.
+    fn views(&self) -> Vec<View> {
+        self.running().filter_map(|node| self.view(node).ok()).collect()
+    }
+
+    fn view(&self, node: usize) -> Result<View, String> {
+        let text = self.ask(node, &["CLUSTER", "NODES"])?;
+        let lines = text.lines().filter_map(|line| Line::read(line, &self.ids)).collect();
+        Ok(View { of: node, lines, text })
+    }
+
+    fn is_well(&self, node: usize) -> Result<(), String> {
+        let info = self.ask(node, &["CLUSTER", "INFO"])?;
+        match field_of(&info, "cluster_state") {
+            Some("ok") => Ok(()),
+            state => Err(format!("node {node} says that the cluster's state is {state:?}")),
+        }
+    }
+
+    /// How far replication has come, in bytes.
+    fn offset(&self, node: usize, field: &str) -> Result<u64, String> {
+        let info = self.ask(node, &["INFO", "replication"])?;
+        let offset = field_of(&info, field).and_then(|offset| offset.parse().ok());
+        offset.ok_or_else(|| format!("node {node} has no {field}"))
+    }
+
+    fn is_whole(&self) -> Result<(), String> {
+        let running: Vec<usize> = self.running().collect();
+        let views = running.iter().map(|node| self.view(*node)).collect::<Result<Vec<_>, _>>()?;
+        let owners = owners(&views);
+        for (slot, owner) in owners.iter().enumerate() {
+            if !owner.is_some_and(|owner| running.contains(&owner)) {
+                return Err(format!("slot {slot} has no primary that runs, but {owner:?}"));
+            }
+        }
+        for view in &views {
+            self.is_well(view.of)?;
+            if view.owners() != owners {
+                return Err(format!("node {} does not know who has which slots", view.of));
+            }
+            for node in &running {
+                let line = view.line(*node);
+                if !line.is_some_and(|line| line.connected && line.well) {
+                    return Err(format!("node {} is not in touch with node {node}", view.of));
+                }
+                let own = views.iter().find_map(|own| own.line(*node).filter(|_| own.of == *node));
+                if line.map(|line| line.primary) != own.map(|own| own.primary) {
+                    return Err(format!("node {} does not know what node {node} is", view.of));
+                }
+            }
+            let own = view.line(view.of).ok_or("a node does not know itself")?;
+            match own.primary {
+                Some(primary) if owners.contains(&Some(primary)) => {
+                    let info = self.ask(view.of, &["INFO", "replication"])?;
+                    if field_of(&info, "master_link_status") != Some("up") {
+                        return Err(format!("node {} has not what {primary} has", view.of));
+                    }
+                }
+                Some(primary) => {
+                    return Err(format!("node {} replicates {primary}, with no slots", view.of));
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The nodes that started as a primary and its replicas, of which this is one.
+    fn family_of(&self, node: usize) -> impl Iterator<Item = usize> {
+        let head = match node.checked_sub(self.primaries) {
+            None => node,
+            Some(replica) => replica / self.replicas,
+        };
+        let first = self.primaries + head * self.replicas;
+        std::iter::once(head).chain(first..first + self.replicas)
+    }
+
+    /// Who has taken the place of a node.
+    fn heir_of(&self, old: usize) -> Result<usize, String> {
+        let mut views = self.views();
+        views.retain(|view| view.of != old);
+        let owners = owners(&views);
+        let mut heirs = self.family_of(old).filter(|node| {
+            let own = views.iter().find(|view| view.of == *node).and_then(|own| own.line(*node));
+            *node != old && own.is_some_and(|own| own.primary.is_none() && !own.slots.is_empty())
+        });
+        let heir = heirs.next().ok_or_else(|| format!("none has the place of node {old}"))?;
+        for view in &views {
+            self.is_well(view.of)?;
+            if view.owners() != owners {
+                return Err(format!("node {} does not know who has which slots", view.of));
+            }
+        }
+        Ok(heir)
+    }
+
+    /// Starts all nodes, and has them come up side by side.
+    fn start_nodes(&mut self) {
+        for node in 0..self.nodes.len() {
+            self.start_node(node);
+        }
+        for node in 0..self.nodes.len() {
+            let mut tries = 1;
+            while !self.nodes[node].comes_up() {
+                assert!(tries < PORTS, "a node does not come up:\n{}", self.nodes[node].log());
+                tries += 1;
+                self.start_node(node);
+            }
+        }
+        for node in self.primaries..self.nodes.len() {
+            self.ids[node] = self.nodes[node].command(&["CLUSTER", "MYID"]);
+        }
+    }
+
+    fn start_node(&mut self, number: usize) {
+        let node = &mut self.nodes[number];
+        node.port = free_ports();
+        node.write_configuration();
+        if number < self.primaries {
+            let part = |number| number * usize::from(SLOTS) / self.primaries;
+            let (id, ghost) = (&self.ids[number], ghost_of(&self.ids[number]));
+            let (port, bus, no_bus) = (node.port, node.port + BUS, 1 + BUS);
+            let (first, last) = (part(number), part(number + 1) - 1);
+            // Each has an epoch of its own, else they would settle that between them first.
+            let text = format!(
+                "{id} 127.0.0.1:{port}@{bus} myself,slave {ghost} 0 0 0 connected\n\
+                 {ghost} 127.0.0.1:1@{no_bus} master - 0 0 0 connected {first}-{last}\n\
+                 vars currentEpoch {number} lastVoteEpoch 0\n"
+            );
+            fs::write(node.directory().join("nodes.conf"), text).expect("what a node knows");
+        }
+        node.start_again();
+    }
+
+    /// Has each primary take the place of its ghost, and forget it.
+    fn place_primaries(&self) {
+        let start = Instant::now();
+        for primary in 0..self.primaries {
+            // Who misses this has taken its ghost for dead meanwhile, and refuses commands for its
+            // first two seconds after all.
+            while self.is_well(primary).is_err() && start.elapsed() < Duration::from_secs(1) {
+                thread::sleep(PAUSE);
+            }
+            let node = &self.nodes[primary];
+            node.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+            node.command(&["CLUSTER", "FORGET", &ghost_of(&self.ids[primary])]);
+        }
+    }
+
+    /// Has all nodes meet each other, and replicas follow their primaries.
+    fn acquaint(&self) {
+        let mut met: Option<Instant> = None;
+        self.wait(|| {
+            let meet = met.is_none_or(|met| met.elapsed() > AGAIN);
+            let mut missing = Ok(());
+            for node in 0..self.nodes.len() {
+                let view = self.view(node)?;
+                for other in node + 1..self.nodes.len() {
+                    if view.line(other).is_none() {
+                        missing = Err(format!("node {node} does not know node {other}"));
+                        if meet {
+                            let port = self.nodes[other].port().to_string();
+                            self.ask(node, &["CLUSTER", "MEET", "127.0.0.1", &port])?;
+                        }
+                    }
+                }
+                let head = self.family_of(node).next().unwrap_or(node);
+                let own = view.line(node).ok_or("a node does not know itself")?;
+                if node != head && own.primary != Some(head) {
+                    missing = Err(format!("node {node} does not follow node {head}"));
+                    if view.line(head).is_some_and(|head| !head.slots.is_empty()) {
+                        self.ask(node, &["CLUSTER", "REPLICATE", &self.ids[head]])?;
+                    }
+                }
+                if view.owners().contains(&None) {
+                    missing = missing.and(Err(format!("node {node} does not know all slots")));
+                }
+            }
+            if meet {
+                met = Some(Instant::now());
+            }
+            missing
+        });
+    }
+
+    /// Has nodes refuse commands while any slot has no primary, if that was not set otherwise.
+    ///
+    /// From the start it would have made each primary take all for lost, which knew of its own
+    /// slots alone.
+    fn demand_full_coverage(&mut self, settings: &[(String, String)]) {
+        let set = settings.iter().rfind(|(name, _)| name == COVERAGE);
+        let demand = set.map_or("yes", |(_, value)| value);
+        for node in &mut self.nodes {
+            node.command(&["CONFIG", "SET", COVERAGE, demand]);
+            // For when it is started again.
+            node.options.settings.push((COVERAGE.to_owned(), demand.to_owned()));
+            node.write_configuration();
+        }
+    }
+}
+
+/// What a node knows of all nodes.
+#[derive(Debug)]
+struct View {
+    of: usize,
+    lines: Vec<Line>,
+    text: String,
+}
+
+impl View {
+    fn line(&self, node: usize) -> Option<&Line> {
+        self.lines.iter().find(|line| line.node == node)
+    }
+
+    fn owners(&self) -> Vec<Option<usize>> {
+        owners([self])
+    }
+}
+
+/// Who has each slot. Where views differ, the newest epoch is right.
+fn owners<'a>(views: impl IntoIterator<Item = &'a View>) -> Vec<Option<usize>> {
+    let mut owners: Vec<Option<(u64, usize)>> = vec![None; usize::from(SLOTS)];
+    for line in views.into_iter().flat_map(|view| &view.lines) {
+        for (first, last) in &line.slots {
+            for owner in &mut owners[usize::from(*first)..=usize::from(*last)] {
+                *owner = (*owner).max(Some((line.epoch, line.node)));
+            }
+        }
+    }
+    owners.into_iter().map(|owner| owner.map(|(_, node)| node)).collect()
+}
+
+/// What a node knows of another, or of itself.
+#[derive(Debug)]
+struct Line {
+    node: usize,
+    /// Whether it is not taken for dead.
+    well: bool,
+    connected: bool,
+    /// Whose replica it is.
+    primary: Option<usize>,
+    epoch: u64,
+    /// The first and the last of each range of slots that it has.
+    slots: Vec<(u16, u16)>,
+}
+
+impl Line {
+    /// Reads a line of `CLUSTER NODES`, if it is of a node that is known by its name: while they
+    /// shake hands, it has another.
+    fn read(line: &str, ids: &[String]) -> Option<Self> {
+        let number = |id: &str| ids.iter().position(|known| known == id);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [id, _address, flags, primary, _ping, _pong, epoch, link, rest @ ..] = &words[..]
+        else {
+            return None;
+        };
+        let flagged = |name| flags.split(',').any(|flag| flag == name);
+        if flagged("handshake") {
+            return None;
+        }
+        let range = |word: &&str| {
+            let (first, last) = word.split_once('-').unwrap_or((word, word));
+            Some((first.parse().ok()?, last.parse().ok()?))
+        };
+        Some(Self {
+            node: number(id)?,
+            well: !["fail", "fail?", "noaddr"].into_iter().any(flagged),
+            connected: *link == "connected",
+            primary: number(primary),
+            epoch: epoch.parse().ok()?,
+            // A slot that is moving is in brackets, in addition.
+            slots: rest.iter().filter(|word| !word.starts_with('[')).filter_map(range).collect(),
+        })
+    }
+}
+
+/// A name as nodes have it: 40 hexadecimal digits.
+fn random_id() -> String {
+    let mut random = rand::rng();
+    (0..40).map(|_| char::from(b"0123456789abcdef"[random.random_range(0..16)])).collect()
+}
+
+/// The name of the node that never was, whose replica this one is at first.
+fn ghost_of(id: &str) -> String {
+    id.chars().rev().collect()
+}
+
+/// A free port for clients, for which that for other nodes is free too.
+///
+/// Both are below those that the system gives to clients, which otherwise take the port of a node
+/// while it is dead.
+fn free_ports() -> u16 {
+    let mut random = rand::rng();
+    loop {
+        let port = random.random_range(11_000..11_000 + BUS);
+        let bind = |port| TcpListener::bind(("127.0.0.1", port));
+        if bind(port).is_ok() && bind(port + BUS).is_ok() {
+            return port;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn here() -> impl Iterator<Item = Flavour> {
+        Flavour::ALL.into_iter().filter(|flavour| flavour.is_here())
+    }
+
+    #[test]
+    fn a_cluster_of_every_flavour_that_is_here_comes_up_and_replaces_a_dead_primary() {
+        for flavour in here() {
+            let mut cluster = RedisCluster::builder().flavour(flavour).start();
+            assert_eq!(cluster.primaries(), [0, 1, 2]);
+            assert_eq!(cluster.replicas_of(1), [4]);
+            let old = cluster.primary_of("key");
+            cluster.node(old).command(&["SET", "key", "value"]);
+            cluster.wait_until_replicated();
+            cluster.kill(old);
+            let new = cluster.wait_for_promotion(old);
+            assert_eq!(cluster.primary_of("key"), new);
+            assert_eq!(cluster.node(new).command(&["GET", "key"]), "value");
+            cluster.restart(old);
+            cluster.wait_until_whole();
+            assert_eq!(cluster.replicas_of(new), [old]);
+        }
+    }
+
+    #[test]
+    fn a_key_is_in_the_slot_of_its_tag() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        assert_eq!(slot_of("foo"), 12182);
+        assert_eq!(slot_of("{user1000}.following"), slot_of("user1000"));
+        assert_eq!(slot_of("foo{{bar}}zap"), slot_of("{bar"));
+        assert_eq!(slot_of("foo{bar}{zap}"), slot_of("bar"));
+        assert_eq!(slot_of("foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
+    }
+}
