@@ -1,20 +1,16 @@
 //! A cluster of real servers.
-//!
-//! Its nodes are formed into a cluster by commands, and quickly, for a test starts one of its own.
-//! What would take long is a rule of the server: a primary refuses all commands in its first two
-//! seconds, lest it came back from the dead. A replica that takes its primary's place does not.
-//! Hence each primary is started as the replica of a ghost, a node that never was, and takes its
-//! place at once.
+
+mod forming;
+mod moving;
+mod view;
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rand::RngExt as _;
-
-use super::{Flavour, PATIENCE, PAUSE, PORTS, RedisServer, field_of};
+use self::forming::{COVERAGE, random_id};
+use self::view::{Line, View, owners};
+use super::{Flavour, PATIENCE, PAUSE, RedisServer, RedisServerBuilder, field_of};
 
 /// How many slots a cluster has.
 pub const SLOTS: u16 = 16384;
@@ -22,8 +18,6 @@ pub const SLOTS: u16 = 16384;
 const GLANCE: Duration = Duration::from_secs(2);
 /// After which time a step that may get lost is taken again.
 const AGAIN: Duration = Duration::from_secs(3);
-/// How far a node's port for other nodes is from that for clients.
-const BUS: u16 = 10_000;
 
 /// The slot in which a key is: by what is between the first `{` and the next `}`, if anything is.
 pub fn slot_of(key: &str) -> u16 {
@@ -108,7 +102,7 @@ impl RedisClusterBuilder {
         cluster
     }
 
-    fn node(&self) -> super::RedisServerBuilder {
+    fn node(&self) -> RedisServerBuilder {
         let timeout = self.node_timeout.as_millis().to_string();
         let own = [
             ("cluster-enabled", "yes"),
@@ -133,9 +127,6 @@ impl RedisClusterBuilder {
         node.setting(COVERAGE, "no")
     }
 }
-
-/// Whether a node refuses all commands while any slot has no primary.
-const COVERAGE: &str = "cluster-require-full-coverage";
 
 /// A cluster, killed when dropped and its directories removed.
 ///
@@ -315,6 +306,13 @@ impl RedisCluster {
         })
     }
 
+    /// How many keys each node holds whose names are like this pattern: none, if it does not answer.
+    pub fn keys_by_node(&self, pattern: &str) -> Vec<usize> {
+        let count =
+            |node| self.ask(node, &["KEYS", pattern]).map_or(0, |keys| keys.lines().count());
+        (0..self.nodes.len()).map(count).collect()
+    }
+
     /// Waits until this gives no error, which says what is missing.
     fn wait<T>(&self, mut look: impl FnMut() -> Result<T, String>) -> T {
         let start = Instant::now();
@@ -438,211 +436,6 @@ impl RedisCluster {
         }
         Ok(heir)
     }
-
-    /// Starts all nodes, and has them come up side by side.
-    fn start_nodes(&mut self) {
-        for node in 0..self.nodes.len() {
-            self.start_node(node);
-        }
-        for node in 0..self.nodes.len() {
-            let mut tries = 1;
-            while !self.nodes[node].comes_up() {
-                assert!(tries < PORTS, "a node does not come up:\n{}", self.nodes[node].log());
-                tries += 1;
-                self.start_node(node);
-            }
-        }
-        for node in self.primaries..self.nodes.len() {
-            self.ids[node] = self.nodes[node].command(&["CLUSTER", "MYID"]);
-        }
-    }
-
-    fn start_node(&mut self, number: usize) {
-        let node = &mut self.nodes[number];
-        node.port = free_ports();
-        node.write_configuration();
-        if number < self.primaries {
-            let part = |number| number * usize::from(SLOTS) / self.primaries;
-            let (id, ghost) = (&self.ids[number], ghost_of(&self.ids[number]));
-            let (port, bus, no_bus) = (node.port, node.port + BUS, 1 + BUS);
-            let (first, last) = (part(number), part(number + 1) - 1);
-            // Each has an epoch of its own, else they would settle that between them first.
-            let text = format!(
-                "{id} 127.0.0.1:{port}@{bus} myself,slave {ghost} 0 0 0 connected\n\
-                 {ghost} 127.0.0.1:1@{no_bus} master - 0 0 0 connected {first}-{last}\n\
-                 vars currentEpoch {number} lastVoteEpoch 0\n"
-            );
-            fs::write(node.directory().join("nodes.conf"), text).expect("what a node knows");
-        }
-        node.start_again();
-    }
-
-    /// Has each primary take the place of its ghost, and forget it.
-    fn place_primaries(&self) {
-        let start = Instant::now();
-        for primary in 0..self.primaries {
-            // Who misses this has taken its ghost for dead meanwhile, and refuses commands for its
-            // first two seconds after all.
-            while self.is_well(primary).is_err() && start.elapsed() < Duration::from_secs(1) {
-                thread::sleep(PAUSE);
-            }
-            let node = &self.nodes[primary];
-            node.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
-            node.command(&["CLUSTER", "FORGET", &ghost_of(&self.ids[primary])]);
-        }
-    }
-
-    /// Has all nodes meet each other, and replicas follow their primaries.
-    fn acquaint(&self) {
-        let mut met: Option<Instant> = None;
-        self.wait(|| {
-            let meet = met.is_none_or(|met| met.elapsed() > AGAIN);
-            let mut missing = Ok(());
-            for node in 0..self.nodes.len() {
-                let view = self.view(node)?;
-                for other in node + 1..self.nodes.len() {
-                    if view.line(other).is_none() {
-                        missing = Err(format!("node {node} does not know node {other}"));
-                        if meet {
-                            let port = self.nodes[other].port().to_string();
-                            self.ask(node, &["CLUSTER", "MEET", "127.0.0.1", &port])?;
-                        }
-                    }
-                }
-                let head = self.family_of(node).next().unwrap_or(node);
-                let own = view.line(node).ok_or("a node does not know itself")?;
-                if node != head && own.primary != Some(head) {
-                    missing = Err(format!("node {node} does not follow node {head}"));
-                    if view.line(head).is_some_and(|head| !head.slots.is_empty()) {
-                        self.ask(node, &["CLUSTER", "REPLICATE", &self.ids[head]])?;
-                    }
-                }
-                if view.owners().contains(&None) {
-                    missing = missing.and(Err(format!("node {node} does not know all slots")));
-                }
-            }
-            if meet {
-                met = Some(Instant::now());
-            }
-            missing
-        });
-    }
-
-    /// Has nodes refuse commands while any slot has no primary, if that was not set otherwise.
-    ///
-    /// From the start it would have made each primary take all for lost, which knew of its own
-    /// slots alone.
-    fn demand_full_coverage(&mut self, settings: &[(String, String)]) {
-        let set = settings.iter().rfind(|(name, _)| name == COVERAGE);
-        let demand = set.map_or("yes", |(_, value)| value);
-        for node in &mut self.nodes {
-            node.command(&["CONFIG", "SET", COVERAGE, demand]);
-            // For when it is started again.
-            node.options.settings.push((COVERAGE.to_owned(), demand.to_owned()));
-            node.write_configuration();
-        }
-    }
-}
-
-/// What a node knows of all nodes.
-#[derive(Debug)]
-struct View {
-    of: usize,
-    lines: Vec<Line>,
-    text: String,
-}
-
-impl View {
-    fn line(&self, node: usize) -> Option<&Line> {
-        self.lines.iter().find(|line| line.node == node)
-    }
-
-    fn owners(&self) -> Vec<Option<usize>> {
-        owners([self])
-    }
-}
-
-/// Who has each slot. Where views differ, the newest epoch is right.
-fn owners<'a>(views: impl IntoIterator<Item = &'a View>) -> Vec<Option<usize>> {
-    let mut owners: Vec<Option<(u64, usize)>> = vec![None; usize::from(SLOTS)];
-    for line in views.into_iter().flat_map(|view| &view.lines) {
-        for (first, last) in &line.slots {
-            for owner in &mut owners[usize::from(*first)..=usize::from(*last)] {
-                *owner = (*owner).max(Some((line.epoch, line.node)));
-            }
-        }
-    }
-    owners.into_iter().map(|owner| owner.map(|(_, node)| node)).collect()
-}
-
-/// What a node knows of another, or of itself.
-#[derive(Debug)]
-struct Line {
-    node: usize,
-    /// Whether it is not taken for dead.
-    well: bool,
-    connected: bool,
-    /// Whose replica it is.
-    primary: Option<usize>,
-    epoch: u64,
-    /// The first and the last of each range of slots that it has.
-    slots: Vec<(u16, u16)>,
-}
-
-impl Line {
-    /// Reads a line of `CLUSTER NODES`, if it is of a node that is known by its name: while they
-    /// shake hands, it has another.
-    fn read(line: &str, ids: &[String]) -> Option<Self> {
-        let number = |id: &str| ids.iter().position(|known| known == id);
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [id, _address, flags, primary, _ping, _pong, epoch, link, rest @ ..] = &words[..]
-        else {
-            return None;
-        };
-        let flagged = |name| flags.split(',').any(|flag| flag == name);
-        if flagged("handshake") {
-            return None;
-        }
-        let range = |word: &&str| {
-            let (first, last) = word.split_once('-').unwrap_or((word, word));
-            Some((first.parse().ok()?, last.parse().ok()?))
-        };
-        Some(Self {
-            node: number(id)?,
-            well: !["fail", "fail?", "noaddr"].into_iter().any(flagged),
-            connected: *link == "connected",
-            primary: number(primary),
-            epoch: epoch.parse().ok()?,
-            // A slot that is moving is in brackets, in addition.
-            slots: rest.iter().filter(|word| !word.starts_with('[')).filter_map(range).collect(),
-        })
-    }
-}
-
-/// A name as nodes have it: 40 hexadecimal digits.
-fn random_id() -> String {
-    let mut random = rand::rng();
-    (0..40).map(|_| char::from(b"0123456789abcdef"[random.random_range(0..16)])).collect()
-}
-
-/// The name of the node that never was, whose replica this one is at first.
-fn ghost_of(id: &str) -> String {
-    id.chars().rev().collect()
-}
-
-/// A free port for clients, for which that for other nodes is free too.
-///
-/// Both are below those that the system gives to clients, which otherwise take the port of a node
-/// while it is dead.
-fn free_ports() -> u16 {
-    let mut random = rand::rng();
-    loop {
-        let port = random.random_range(11_000..11_000 + BUS);
-        let bind = |port| TcpListener::bind(("127.0.0.1", port));
-        if bind(port).is_ok() && bind(port + BUS).is_ok() {
-            return port;
-        }
-    }
 }
 
 #[cfg(test)]
@@ -654,21 +447,101 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_of_every_flavour_that_is_here_comes_up_and_replaces_a_dead_primary() {
+    fn a_cluster_of_every_flavour_replaces_a_dead_primary_which_comes_back_as_a_replica() {
         for flavour in here() {
+            let started = Instant::now();
             let mut cluster = RedisCluster::builder().flavour(flavour).start();
+            println!("{} cluster started within {:?}", flavour.name(), started.elapsed());
             assert_eq!(cluster.primaries(), [0, 1, 2]);
-            assert_eq!(cluster.replicas_of(1), [4]);
+            assert_eq!([0, 1, 2].map(|primary| cluster.replicas_of(primary)), [[3], [4], [5]]);
+            assert_eq!(cluster.primary_of_slot(5461), 1);
             let old = cluster.primary_of("key");
             cluster.node(old).command(&["SET", "key", "value"]);
             cluster.wait_until_replicated();
             cluster.kill(old);
+            let killed = Instant::now();
+            assert!(cluster.node(old).try_command(&["PING"]).is_err());
             let new = cluster.wait_for_promotion(old);
+            println!("{} replica promoted within {:?}", flavour.name(), killed.elapsed());
+            assert_eq!(new, old + 3);
             assert_eq!(cluster.primary_of("key"), new);
             assert_eq!(cluster.node(new).command(&["GET", "key"]), "value");
+            cluster.wait_until_whole();
             cluster.restart(old);
             cluster.wait_until_whole();
             assert_eq!(cluster.replicas_of(new), [old]);
+            assert_eq!(cluster.keys_by_node("k*")[old], 1);
+        }
+    }
+
+    #[test]
+    fn a_cluster_lets_its_primaries_take_turns_and_loses_nothing() {
+        let cluster = RedisCluster::builder().primaries(1).replicas(2).start();
+        cluster.node(0).command(&["SET", "key", "value"]);
+        let mut primary = 0;
+        for _ in 0..3 {
+            let next = cluster.failover(primary);
+            assert_ne!(next, primary);
+            assert_eq!(cluster.node(next).command(&["GET", "key"]), "value");
+            cluster.wait_until_whole();
+            assert_eq!(cluster.primaries(), [next]);
+            assert_eq!(cluster.replicas_of(next).len(), 2);
+            primary = next;
+        }
+    }
+
+    #[test]
+    fn a_primary_that_hangs_is_replaced_and_finds_its_place_when_it_goes_on() {
+        let cluster = RedisCluster::builder().flavour(Flavour::Redis).start();
+        cluster.node(1).pause();
+        assert_eq!(cluster.wait_for_promotion(1), 4);
+        cluster.node(1).resume();
+        cluster.wait_until_whole();
+        assert_eq!(cluster.replicas_of(4), [1]);
+    }
+
+    #[test]
+    fn a_cluster_without_replicas_keeps_its_slots_and_keys_over_a_restart() {
+        let mut cluster = RedisCluster::builder().replicas(0).appendonly("always").start();
+        let primary = cluster.primary_of("key");
+        cluster.node(primary).command(&["SET", "key", "value"]);
+        cluster.restart(primary);
+        cluster.wait_until_whole();
+        assert_eq!(cluster.primaries(), [0, 1, 2]);
+        assert_eq!(cluster.node(primary).command(&["GET", "key"]), "value");
+        let coverage = cluster.node(primary).command(&["CONFIG", "GET", COVERAGE]);
+        assert_eq!(coverage, format!("{COVERAGE}\nyes"));
+    }
+
+    #[test]
+    fn a_slot_moves_with_its_keys_at_once_and_in_steps() {
+        for flavour in here() {
+            let cluster = RedisCluster::builder().flavour(flavour).start();
+            let slot = slot_of("{tag}");
+            let from = cluster.primary_of_slot(slot);
+            let to = (from + 1) % 3;
+            for number in 0..250 {
+                cluster.node(from).command(&["SET", &format!("{{tag}}:{number}"), "value"]);
+            }
+            cluster.begin_move(slot, to);
+            assert_eq!(cluster.move_keys(slot, 100), 100);
+            let held = cluster.keys_by_node("{tag}:*");
+            assert_eq!((held[from], held[to]), (150, 100));
+            let error = cluster.node(from).try_command(&["GET", "{tag}:none"]);
+            assert!(error.expect_err("redirected").starts_with("ASK "), "{flavour:?}");
+            assert_eq!(cluster.move_keys(slot, 200), 150);
+            assert_eq!(cluster.move_keys(slot, 200), 0);
+            cluster.end_move(slot);
+            assert_eq!(cluster.primary_of("{tag}:1"), to);
+            let error = cluster.node(from).try_command(&["GET", "{tag}:1"]);
+            assert!(error.expect_err("redirected").starts_with("MOVED "), "{flavour:?}");
+            cluster.wait_until_whole();
+            cluster.move_slot(slot, from);
+            cluster.wait_until_whole();
+            assert_eq!(cluster.primary_of_slot(slot), from);
+            cluster.wait_until_replicated();
+            let held = cluster.keys_by_node("{tag}:*");
+            assert_eq!((held[from], held[to], held[from + 3]), (250, 0, 250));
         }
     }
 

@@ -1,0 +1,153 @@
+//! How servers become a cluster: by commands, and quickly, for a test starts one of its own.
+//!
+//! What would take long is a rule of the server: a primary refuses all commands in its first two
+//! seconds, lest it came back from the dead. A replica that takes its primary's place does not.
+//! Hence each primary is started as the replica of a ghost, a node that never was, and takes its
+//! place at once.
+
+use std::fs;
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::RngExt as _;
+
+use super::{AGAIN, RedisCluster, SLOTS};
+use crate::server::{PAUSE, PORTS};
+
+/// How far a node's port for other nodes is from that for clients.
+const BUS: u16 = 10_000;
+/// Whether a node refuses all commands while any slot has no primary.
+pub(super) const COVERAGE: &str = "cluster-require-full-coverage";
+
+impl RedisCluster {
+    /// Starts all nodes, and has them come up side by side.
+    pub(super) fn start_nodes(&mut self) {
+        for node in 0..self.nodes.len() {
+            self.start_node(node);
+        }
+        for node in 0..self.nodes.len() {
+            let mut tries = 1;
+            while !self.nodes[node].comes_up() {
+                assert!(tries < PORTS, "a node does not come up:\n{}", self.nodes[node].log());
+                tries += 1;
+                self.start_node(node);
+            }
+        }
+        for node in self.primaries..self.nodes.len() {
+            self.ids[node] = self.nodes[node].command(&["CLUSTER", "MYID"]);
+        }
+    }
+
+    fn start_node(&mut self, number: usize) {
+        let node = &mut self.nodes[number];
+        node.port = free_ports();
+        node.write_configuration();
+        if number < self.primaries {
+            let part = |number| number * usize::from(SLOTS) / self.primaries;
+            let (id, ghost) = (&self.ids[number], ghost_of(&self.ids[number]));
+            let (port, bus, no_bus) = (node.port, node.port + BUS, 1 + BUS);
+            let (first, last) = (part(number), part(number + 1) - 1);
+            // Each has an epoch of its own, else they would settle that between them first.
+            let text = format!(
+                "{id} 127.0.0.1:{port}@{bus} myself,slave {ghost} 0 0 0 connected\n\
+                 {ghost} 127.0.0.1:1@{no_bus} master - 0 0 0 connected {first}-{last}\n\
+                 vars currentEpoch {number} lastVoteEpoch 0\n"
+            );
+            fs::write(node.directory().join("nodes.conf"), text).expect("what a node knows");
+        }
+        node.start_again();
+    }
+
+    /// Has each primary take the place of its ghost, and forget it.
+    pub(super) fn place_primaries(&self) {
+        let start = Instant::now();
+        for primary in 0..self.primaries {
+            // Who misses this has taken its ghost for dead meanwhile, and refuses commands for its
+            // first two seconds after all.
+            while self.is_well(primary).is_err() && start.elapsed() < Duration::from_secs(1) {
+                thread::sleep(PAUSE);
+            }
+            let node = &self.nodes[primary];
+            node.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+            node.command(&["CLUSTER", "FORGET", &ghost_of(&self.ids[primary])]);
+        }
+    }
+
+    /// Has all nodes meet each other, and replicas follow their primaries.
+    pub(super) fn acquaint(&self) {
+        let mut met: Option<Instant> = None;
+        self.wait(|| {
+            let meet = met.is_none_or(|met| met.elapsed() > AGAIN);
+            let mut missing = Ok(());
+            for node in 0..self.nodes.len() {
+                let view = self.view(node)?;
+                for other in node + 1..self.nodes.len() {
+                    if view.line(other).is_none() {
+                        missing = Err(format!("node {node} does not know node {other}"));
+                        if meet {
+                            let port = self.nodes[other].port().to_string();
+                            self.ask(node, &["CLUSTER", "MEET", "127.0.0.1", &port])?;
+                        }
+                    }
+                }
+                let head = self.family_of(node).next().unwrap_or(node);
+                let own = view.line(node).ok_or("a node does not know itself")?;
+                if node != head && own.primary != Some(head) {
+                    missing = Err(format!("node {node} does not follow node {head}"));
+                    if view.line(head).is_some_and(|head| !head.slots.is_empty()) {
+                        self.ask(node, &["CLUSTER", "REPLICATE", &self.ids[head]])?;
+                    }
+                }
+                if view.owners().contains(&None) {
+                    missing = missing.and(Err(format!("node {node} does not know all slots")));
+                }
+            }
+            if meet {
+                met = Some(Instant::now());
+            }
+            missing
+        });
+    }
+
+    /// Has nodes refuse commands while any slot has no primary, if that was not set otherwise.
+    ///
+    /// From the start it would have made each primary take all for lost, which knew of its own
+    /// slots alone.
+    pub(super) fn demand_full_coverage(&mut self, settings: &[(String, String)]) {
+        let set = settings.iter().rfind(|(name, _)| name == COVERAGE);
+        let demand = set.map_or("yes", |(_, value)| value);
+        for node in &mut self.nodes {
+            node.command(&["CONFIG", "SET", COVERAGE, demand]);
+            // For when it is started again.
+            node.options.settings.push((COVERAGE.to_owned(), demand.to_owned()));
+            node.write_configuration();
+        }
+    }
+}
+
+/// A name as nodes have it: 40 hexadecimal digits.
+pub(super) fn random_id() -> String {
+    let mut random = rand::rng();
+    (0..40).map(|_| char::from(b"0123456789abcdef"[random.random_range(0..16)])).collect()
+}
+
+/// The name of the node that never was, whose replica this one is at first.
+fn ghost_of(id: &str) -> String {
+    id.chars().rev().collect()
+}
+
+/// A free port for clients, for which that for other nodes is free too.
+///
+/// Both are below those that the system gives to clients, which otherwise take the port of a node
+/// while it is dead.
+fn free_ports() -> u16 {
+    let mut random = rand::rng();
+    loop {
+        let port = random.random_range(11_000..11_000 + BUS);
+        let bind = |port| TcpListener::bind(("127.0.0.1", port));
+        if bind(port).is_ok() && bind(port + BUS).is_ok() {
+            return port;
+        }
+    }
+}
