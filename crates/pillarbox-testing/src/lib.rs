@@ -11,7 +11,7 @@
 //! | use a queue from many tasks at once and check what happened | [`stress`], [`history`] |
 //! | kill processes that use a queue and check what they were told | [`campaign`] |
 //! | run a test in a process of its own | [`process`] |
-//! | have a Redis server of one's own | [`server`] |
+//! | have a Redis server of one's own, a cluster, or sentinels | [`server`] |
 //!
 //! Test doubles are queues like any other, behind the one [`Mailbox`](pillarbox_core::Mailbox)
 //! type: code under test cannot tell the difference.

@@ -13,16 +13,19 @@
 //! | [`Flavour::Valkey`] | `PILLARBOX_VALKEY_SERVER` | `target/servers/valkey-server` |
 //! | [`Flavour::Redis62`] | `PILLARBOX_REDIS62_SERVER` | `target/servers/redis-server-6.2` |
 //!
-//! Several servers make a [`RedisCluster`].
+//! Several servers make a [`RedisCluster`], or a primary with replicas that [`RedisSentinels`] watch.
 
 mod cluster;
+mod sentinel;
 
 pub use cluster::{RedisCluster, RedisClusterBuilder, SLOTS, slot_of};
+pub use sentinel::{RedisSentinels, RedisSentinelsBuilder};
 
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -32,6 +35,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{env, io};
 
+use rand::RngExt as _;
 use tempfile::TempDir;
 
 /// How long a server may take to answer, which includes loading its data.
@@ -40,6 +44,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
 /// How many ports are tried: between looking for a free one and its use, another may take it.
 const PORTS: usize = 10;
+/// How long a server may take to say how it is, where others are asked as well.
+const GLANCE: Duration = Duration::from_secs(2);
+/// The ports of servers that others look for: below those that the system gives to clients, which
+/// otherwise take the port of a server while it is dead.
+const LASTING_PORTS: Range<u16> = 11_000..32_000;
 
 /// Which server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -400,6 +409,18 @@ impl RedisServer {
         panic!("no server came up on any of {PORTS} ports:\n{}", self.log());
     }
 
+    /// Asks a server that may be dead or hang.
+    fn glance(&self, words: &[&str]) -> Result<String, String> {
+        let answer = self.try_command_within(GLANCE, words);
+        answer.map_err(|error| format!("port {} said to {words:?}: {error}", self.port))
+    }
+
+    /// What it tells of replication, or that it does not answer.
+    fn replication(&self, field: &str) -> Result<Option<String>, String> {
+        let info = self.glance(&["INFO", "replication"])?;
+        Ok(field_of(&info, field).map(str::to_owned))
+    }
+
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -512,6 +533,41 @@ impl Drop for Keeper {
 fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.local_addr().expect("its number").port()
+}
+
+/// A free port for a server that others look for, also while it is dead.
+fn lasting_port() -> u16 {
+    let mut random = rand::rng();
+    loop {
+        let port = random.random_range(LASTING_PORTS);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A name as servers give themselves: 40 hexadecimal digits.
+fn random_id() -> String {
+    let mut random = rand::rng();
+    (0..40).map(|_| char::from(b"0123456789abcdef"[random.random_range(0..16)])).collect()
+}
+
+/// Waits until this gives no error, which says what is missing.
+///
+/// # Panics
+///
+/// When that takes longer than a minute; the message has what is missing, and the rest.
+fn wait_for<T>(mut look: impl FnMut() -> Result<T, String>, rest: impl Fn() -> String) -> T {
+    let start = Instant::now();
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(missing) if start.elapsed() > PATIENCE => {
+                panic!("waited in vain: {missing}\n{}", rest());
+            }
+            Err(_) => thread::sleep(PAUSE),
+        }
+    }
 }
 
 /// An authority and a certificate that it has signed, by the program `openssl`.

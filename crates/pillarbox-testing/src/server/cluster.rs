@@ -5,17 +5,14 @@ mod moving;
 mod view;
 
 use std::collections::BTreeSet;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use self::forming::{COVERAGE, random_id};
+use self::forming::COVERAGE;
 use self::view::{Line, View, owners};
-use super::{Flavour, PATIENCE, PAUSE, RedisServer, RedisServerBuilder, field_of};
+use super::{Flavour, RedisServer, RedisServerBuilder, field_of, random_id, wait_for};
 
 /// How many slots a cluster has.
 pub const SLOTS: u16 = 16384;
-/// How long a node may take to say how it is, where others are asked as well.
-const GLANCE: Duration = Duration::from_secs(2);
 /// After which time a step that may get lost is taken again.
 const AGAIN: Duration = Duration::from_secs(3);
 
@@ -314,27 +311,18 @@ impl RedisCluster {
     }
 
     /// Waits until this gives no error, which says what is missing.
-    fn wait<T>(&self, mut look: impl FnMut() -> Result<T, String>) -> T {
-        let start = Instant::now();
-        loop {
-            let missing = match look() {
-                Ok(found) => return found,
-                Err(missing) => missing,
-            };
-            if start.elapsed() > PATIENCE {
-                let views = self.views();
-                let views = views.iter().map(|view| format!("node {}:\n{}", view.of, view.text));
-                let views = views.collect::<Vec<_>>().join("\n");
-                panic!("waited in vain for a cluster: {missing}\n{views}");
-            }
-            thread::sleep(PAUSE);
-        }
+    fn wait<T>(&self, look: impl FnMut() -> Result<T, String>) -> T {
+        let rest = || {
+            let views = self.views();
+            let views = views.iter().map(|view| format!("node {}:\n{}", view.of, view.text));
+            views.collect::<Vec<_>>().join("\n")
+        };
+        wait_for(look, rest)
     }
 
     /// Asks a node that may be dead or hang.
     fn ask(&self, node: usize, words: &[&str]) -> Result<String, String> {
-        let answer = self.nodes[node].try_command_within(GLANCE, words);
-        answer.map_err(|error| format!("node {node} said to {words:?}: {error}"))
+        self.nodes[node].glance(words).map_err(|error| format!("node {node}: {error}"))
     }
 
     fn running(&self) -> impl Iterator<Item = usize> + Clone {
@@ -362,8 +350,8 @@ impl RedisCluster {
 
     /// How far replication has come, in bytes.
     fn offset(&self, node: usize, field: &str) -> Result<u64, String> {
-        let info = self.ask(node, &["INFO", "replication"])?;
-        let offset = field_of(&info, field).and_then(|offset| offset.parse().ok());
+        let offset = self.nodes[node].replication(field)?;
+        let offset = offset.and_then(|offset| offset.parse().ok());
         offset.ok_or_else(|| format!("node {node} has no {field}"))
     }
 
@@ -394,8 +382,8 @@ impl RedisCluster {
             let own = view.line(view.of).ok_or("a node does not know itself")?;
             match own.primary {
                 Some(primary) if owners.contains(&Some(primary)) => {
-                    let info = self.ask(view.of, &["INFO", "replication"])?;
-                    if field_of(&info, "master_link_status") != Some("up") {
+                    let link = self.nodes[view.of].replication("master_link_status")?;
+                    if link.as_deref() != Some("up") {
                         return Err(format!("node {} has not what {primary} has", view.of));
                     }
                 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rand::RngExt as _;
 
 use super::{AGAIN, RedisCluster, SLOTS};
-use crate::server::{PAUSE, PORTS};
+use crate::server::{LASTING_PORTS, PAUSE, PORTS};
 
 /// How far a node's port for other nodes is from that for clients.
 const BUS: u16 = 10_000;
@@ -126,25 +126,16 @@ impl RedisCluster {
     }
 }
 
-/// A name as nodes have it: 40 hexadecimal digits.
-pub(super) fn random_id() -> String {
-    let mut random = rand::rng();
-    (0..40).map(|_| char::from(b"0123456789abcdef"[random.random_range(0..16)])).collect()
-}
-
 /// The name of the node that never was, whose replica this one is at first.
 fn ghost_of(id: &str) -> String {
     id.chars().rev().collect()
 }
 
 /// A free port for clients, for which that for other nodes is free too.
-///
-/// Both are below those that the system gives to clients, which otherwise take the port of a node
-/// while it is dead.
 fn free_ports() -> u16 {
     let mut random = rand::rng();
     loop {
-        let port = random.random_range(11_000..11_000 + BUS);
+        let port = random.random_range(LASTING_PORTS.start..LASTING_PORTS.end - BUS);
         let bind = |port| TcpListener::bind(("127.0.0.1", port));
         if bind(port).is_ok() && bind(port + BUS).is_ok() {
             return port;
