@@ -193,7 +193,8 @@ pub struct Outgoing {
     /// When it was first sent, for a message that is moved from another queue. `None`: now, by
     /// the backend's clock.
     pub enqueued_at: Option<Timestamp>,
-    /// Whether the id was made for this message alone, so that nobody can have sent it before.
+    /// Whether the sender knows that nobody has sent this id before, nor will again. A queue that is
+    /// spread over partitions then may put the message anywhere; otherwise, the id decides where.
     pub is_new: bool,
 }
 
@@ -203,7 +204,7 @@ impl Outgoing {
 
     /// Makes a message with a new id and nothing but a body.
     pub fn new(body: impl Into<Bytes>) -> Self {
-        Self { is_new: true, ..Self::with_id(MessageId::new(), body) }
+        Self::with_id(MessageId::new(), body)
     }
 
     /// Which messages it keeps its order with: in a queue that is spread over partitions, messages of

@@ -38,6 +38,8 @@ pub(crate) static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
 pub(crate) static SPREAD_CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
     let mut capabilities = CAPABILITIES.clone();
     capabilities.fifo = false;
+    // Each partition takes its share.
+    capabilities.bounded = false;
     capabilities
 });
 

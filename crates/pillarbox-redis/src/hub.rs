@@ -12,6 +12,7 @@ use pillarbox_core::{
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::layout::{Layout, MAX_PARTITIONS, Number};
+use crate::operations::Claim;
 use crate::partition::{PageEnd, Partition};
 use crate::state::QueueState;
 
@@ -156,7 +157,8 @@ impl Hub {
         .await
     }
 
-    /// Delivers what is ready in one of these partitions, the next one's turn first.
+    /// Delivers what is ready in these partitions, the next one's turn first: from one of them, if that
+    /// has something and others need not be asked as well to deliver all that is wanted.
     ///
     /// Deliveries are taken out of their claim in the same poll that returns them, so a dropped
     /// future holds none.
@@ -164,32 +166,46 @@ impl Hub {
         &self,
         request: Receive,
         partitions: &[Number],
+        wants_all: bool,
     ) -> Result<Vec<Delivery>, Failure> {
         let Some(first) = self.first_of(partitions) else { return Ok(Vec::new()) };
-        if let Some(claim) = self.partition(partitions[first]).receive(request).await? {
-            return Ok(claim.take());
+        let claim = self.partition(partitions[first]).receive(request).await?;
+        let claimed = claim.as_ref().map_or(0, Claim::len);
+        if partitions.len() == 1 || claimed == request.max || claimed > 0 && !wants_all {
+            return Ok(claim.map_or_else(Vec::new, Claim::take));
         }
-        if partitions.len() == 1 {
-            return Ok(Vec::new());
-        }
-        // All others at once, and without taking anything: one may have more than enough.
-        let others = || partitions[first + 1..].iter().chain(&partitions[..first]);
-        let others: Vec<_> = others().map(|number| self.partition(*number)).collect();
+        // All others at once, without taking anything: one may have more than enough.
+        let others = partitions[first + 1..].iter().chain(&partitions[..first]);
+        let others: Vec<_> = others.map(|number| self.partition(*number)).collect();
         let looks = join_all(others.iter().map(|partition| partition.look())).await;
-        let mut failed = None;
-        for (partition, is_ready) in others.iter().zip(looks) {
-            match is_ready {
-                Ok(false) => {}
-                Ok(true) => match partition.receive(request).await {
-                    Ok(Some(claim)) => return Ok(claim.take()),
-                    Ok(None) => {}
-                    Err(failure) => failed = Some(failure),
-                },
+        let (mut failed, mut ready) = (None, Vec::new());
+        for (partition, look) in others.iter().zip(looks) {
+            match look {
+                Ok(0) => {}
+                Ok(messages) => ready.push((partition, messages)),
                 Err(failure) => failed = Some(failure),
             }
         }
-        // Where there is nothing that can be had, what cannot be had is told.
-        failed.map_or(Ok(Vec::new()), Err)
+        let mut claims: Vec<_> = claim.into_iter().collect();
+        let mut wanted = request.max - claimed;
+        let asked = ready.into_iter().filter_map(|(partition, messages)| {
+            let max = wanted.min(usize::try_from(messages).unwrap_or(usize::MAX));
+            wanted -= max;
+            let mut request = request;
+            request.max = max;
+            (max > 0).then(|| partition.receive(request))
+        });
+        for claim in join_all(asked.collect::<Vec<_>>()).await {
+            match claim {
+                Ok(claim) => claims.extend(claim),
+                Err(failure) => failed = Some(failure),
+            }
+        }
+        match failed {
+            // Where there is nothing that can be had, what cannot be had is told.
+            Some(failure) if claims.is_empty() => Err(failure),
+            _ => Ok(claims.into_iter().flat_map(Claim::take).collect()),
+        }
     }
 
     /// Which of the partitions is asked first.
@@ -292,6 +308,9 @@ impl Hub {
     async fn forget_now(&self) -> Result<(), Failure> {
         let layout = self.state.known_layout();
         let all = self.all(layout);
+        if all.len() > 1 && self.counts(layout).await?.total() > 0 {
+            return Ok(());
+        }
         let forgotten = join_all(all.iter().map(|partition| partition.forget())).await;
         let forgotten: Vec<bool> = forgotten.into_iter().collect::<Result<_, _>>()?;
         if layout != Layout::WHOLE && forgotten.iter().all(|forgotten| *forgotten) {

@@ -91,8 +91,14 @@ mod tests {
         Layout { sent_to, held_in: sent_to, version: 1 }
     }
 
-    fn of_group(group: &str) -> Outgoing {
+    fn new() -> Outgoing {
         let mut message = Outgoing::new("");
+        message.is_new = true;
+        message
+    }
+
+    fn of_group(group: &str) -> Outgoing {
+        let mut message = new();
         message.attributes.insert(Outgoing::GROUP, group);
         message
     }
@@ -117,8 +123,8 @@ mod tests {
             let known = Outgoing::with_id(message.id, "");
             assert_eq!(twelve.place(&known, 0), twelve.place(&known, 7));
         }
-        assert_eq!(twelve.place(&Outgoing::new(""), 7), 7);
-        assert_eq!(twelve.place(&Outgoing::new(""), 31), 7);
+        assert_eq!(twelve.place(&new(), 7), 7);
+        assert_eq!(twelve.place(&new(), 31), 7);
     }
 
     #[test]

@@ -203,7 +203,7 @@ impl Claim {
         Self { partition: partition.clone(), deliveries: Vec::new() }
     }
 
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.deliveries.len()
     }
 

@@ -89,8 +89,8 @@ impl Partition {
         })
     }
 
-    /// Whether something is ready; where nothing is, notes when something will be.
-    pub(crate) async fn look(self: &Arc<Self>) -> Result<bool, Failure> {
+    /// How many messages are ready; where none is, notes when one will be.
+    pub(crate) async fn look(&self) -> Result<u64, Failure> {
         let asking = Asking::begin(self);
         let mut reply = self.run_unremembered(&scripts::LOOK, |_| ()).await?;
         let (ready, next) = (reply.count()?, reply.micros()?);
@@ -101,7 +101,7 @@ impl Partition {
         } else {
             line.found_nothing(self.number, asked, next.map(after));
         }
-        Ok(ready > 0)
+        Ok(ready)
     }
 
     /// Ends or extends leases. Says of each whether its receipt was good.

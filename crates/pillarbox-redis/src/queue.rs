@@ -121,7 +121,8 @@ impl RedisQueue {
     async fn receive_now(&self, request: Receive) -> Result<Vec<Delivery>> {
         let layout = self.layout("receive").await?;
         let partitions: Vec<_> = (0..layout.held_in).collect();
-        let found = self.hub.receive(request, &partitions).await.map_err(self.failed("receive"));
+        let found = self.hub.receive(request, &partitions, true).await;
+        let found = found.map_err(self.failed("receive"));
         self.hub.narrow(layout);
         found
     }
@@ -185,7 +186,8 @@ impl RedisQueue {
 
     /// Asks the servers, unless the handle is closed meanwhile.
     async fn ask(&self, request: Receive, partitions: &[Number]) -> Result<Vec<Delivery>> {
-        self.open(self.hub.receive(request, partitions)).await?.map_err(self.failed("receive"))
+        let found = self.open(self.hub.receive(request, partitions, false)).await?;
+        found.map_err(self.failed("receive"))
     }
 
     /// Does something unless the handle is closed meanwhile.

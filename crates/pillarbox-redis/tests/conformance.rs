@@ -5,7 +5,7 @@ mod common;
 use pillarbox_testing::Subject;
 use pillarbox_testing::server::{Flavour, RedisServer};
 
-use crate::common::{open, subject};
+use crate::common::{cluster_subject, open, subject};
 
 mod redis {
     use super::*;
@@ -42,5 +42,25 @@ mod not_put_together {
         let server = RedisServer::start();
         let backend = open(&format!("{}?coalesce=false", server.url())).await;
         Subject::new(backend).keeping(server)
+    });
+}
+
+/// Three primaries, each with a replica.
+mod cluster {
+    use super::*;
+
+    pillarbox_testing::conformance!({
+        let Some(subject) = cluster_subject(Flavour::Redis, "").await else { return };
+        subject
+    });
+}
+
+/// Every queue is spread over all nodes.
+mod partitions {
+    use super::*;
+
+    pillarbox_testing::conformance!({
+        let Some(subject) = cluster_subject(Flavour::Redis, "?partitions=5").await else { return };
+        subject
     });
 }

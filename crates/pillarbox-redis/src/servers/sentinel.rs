@@ -1,5 +1,6 @@
 //! Asking sentinels which server is the primary.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -30,6 +31,8 @@ pub(crate) struct Sentinels {
 struct Primary {
     /// Of two that sentinels name, the one with the higher epoch was chosen later.
     epoch: u64,
+    /// It has been promoted, and not all know it yet. Of the same epoch, it is the later one.
+    is_promoted: bool,
     host: String,
     port: u16,
 }
@@ -59,7 +62,7 @@ impl Sentinels {
                 break;
             }
         }
-        let Some(primary) = named.into_iter().max_by_key(|primary| primary.epoch) else {
+        let Some(primary) = named.into_iter().max_by_key(Primary::order) else {
             return Err(problem.unwrap_or_else(|| late("no sentinel is named")));
         };
         let client = self.servers.client(&primary.host, primary.port)?;
@@ -76,10 +79,11 @@ impl Sentinels {
                 .set_response_timeout(Some(PATIENCE));
             let mut connection =
                 client.get_multiplexed_async_connection_with_config(&config).await?;
-            let mut command = redis::cmd("SENTINEL");
-            command.arg("MASTER").arg(&self.service);
-            let answer: Value = command.query_async(&mut connection).await?;
-            primary_of(answer)
+            let mut both = redis::pipe();
+            both.cmd("SENTINEL").arg("MASTER").arg(&self.service);
+            both.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+            let (about, named): (Value, Value) = both.query_async(&mut connection).await?;
+            Primary::read(about, named)
         };
         let answer = tokio::time::timeout(PATIENCE, ask).await;
         answer.unwrap_or_else(|_| Err(late("a sentinel does not answer"))).map_err(|error| {
@@ -95,17 +99,29 @@ impl Sentinels {
     }
 }
 
-/// Reads what `SENTINEL MASTER` answers: names and values.
-fn primary_of(answer: Value) -> RedisResult<Primary> {
-    let fields: std::collections::HashMap<String, String> = redis::from_redis_value(answer)?;
-    let text = |name: &str| fields.get(name).map(String::as_str).unwrap_or_default();
-    let number = |name: &str| text(name).parse::<u64>().ok();
-    match (text("ip"), number("port").and_then(|port| u16::try_from(port).ok())) {
-        ("", _) | (_, None | Some(0)) => Err(late("a sentinel names no primary")),
-        (host, Some(port)) => {
-            let epoch = number("config-epoch").unwrap_or(0);
-            Ok(Primary { epoch, host: host.to_owned(), port })
+impl Primary {
+    /// Reads what a sentinel tells about the service, names and values; and what it tells clients, host
+    /// and port, which is the first to change.
+    fn read(about: Value, named: Value) -> RedisResult<Self> {
+        let about: HashMap<String, String> = redis::from_redis_value(about)?;
+        let named: Vec<String> = redis::from_redis_value(named)?;
+        let known = |name: &str| about.get(name).map(String::as_str).unwrap_or_default();
+        let nobody = || late("a sentinel names no primary");
+        let [host, port] = <[String; 2]>::try_from(named).map_err(|_| nobody())?;
+        let is_promoted = (known("ip"), known("port")) != (&host, &port);
+        let port = port.parse().ok().filter(|port| *port > 0);
+        match (host.as_str(), port) {
+            ("", _) | (_, None) => Err(nobody()),
+            (_, Some(port)) => {
+                let epoch = known("config-epoch").parse().unwrap_or(0);
+                Ok(Self { epoch, is_promoted, host, port })
+            }
         }
+    }
+
+    /// Which of two was chosen later.
+    fn order(&self) -> (u64, bool) {
+        (self.epoch, self.is_promoted)
     }
 }
 
@@ -138,26 +154,22 @@ fn late(what: &'static str) -> RedisError {
 mod tests {
     use super::*;
 
-    fn answer(pairs: &[(&str, &str)]) -> Value {
-        let text = |text: &str| Value::BulkString(text.into());
-        Value::Array(pairs.iter().flat_map(|(name, value)| [text(name), text(value)]).collect())
+    fn list(words: &[&str]) -> Value {
+        Value::Array(words.iter().map(|word| Value::BulkString((*word).into())).collect())
     }
 
     #[test]
     fn a_sentinel_names_the_primary_and_when_it_was_chosen() {
-        let full =
-            answer(&[("name", "s"), ("ip", "10.0.0.7"), ("port", "6380"), ("config-epoch", "4")]);
-        let expected = Primary { epoch: 4, host: "10.0.0.7".into(), port: 6380 };
-        assert_eq!(primary_of(full).unwrap(), expected);
-        for wrong in [
-            answer(&[]),
-            answer(&[("ip", "10.0.0.7")]),
-            answer(&[("ip", ""), ("port", "1")]),
-            answer(&[("ip", "h"), ("port", "0")]),
-            answer(&[("ip", "h"), ("port", "70000")]),
-            Value::Int(3),
-        ] {
-            assert!(primary_of(wrong.clone()).is_err(), "{wrong:?}");
+        let about =
+            list(&["name", "s", "ip", "10.0.0.7", "port", "6380", "config-epoch", "4", "x", "y"]);
+        let read = |host, port| Primary::read(about.clone(), list(&[host, port]));
+        let settled = read("10.0.0.7", "6380").unwrap();
+        let promoted = read("10.0.0.8", "6380").unwrap();
+        assert_eq!((settled.epoch, &*settled.host, settled.port), (4, "10.0.0.7", 6380));
+        assert!(promoted.order() > settled.order());
+        for wrong in [list(&[]), list(&["h"]), list(&["", "1"]), list(&["h", "0"]), Value::Int(3)] {
+            assert!(Primary::read(about.clone(), wrong.clone()).is_err(), "{wrong:?}");
         }
+        assert!(read("h", "70000").is_err());
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use pillarbox_core::{Mailboxes, Queue, QueueOptions};
 use pillarbox_redis::{RedisBackend, RedisOptions};
 use pillarbox_testing::Subject;
-use pillarbox_testing::server::{Flavour, RedisServer};
+use pillarbox_testing::server::{Flavour, RedisCluster, RedisServer};
 
 pub(crate) async fn open(url: &str) -> Mailboxes {
     let options = RedisOptions::from_url(url).unwrap_or_else(|error| panic!("{error}"));
@@ -49,4 +49,37 @@ pub(crate) async fn subject(flavour: Flavour) -> Option<Subject> {
         }
     };
     Some(Subject::new(backend).with_restart(restart).keeping(server))
+}
+
+/// A subject on a cluster of its own, of three primaries with a replica each, whose nodes are all killed and
+/// started again where a rule says so. `options` are added to the URL.
+pub(crate) async fn cluster_subject(flavour: Flavour, options: &str) -> Option<Subject> {
+    if !flavour.is_here() {
+        println!("left out: {} is not installed", flavour.name());
+        return None;
+    }
+    let cluster = RedisCluster::builder().flavour(flavour).appendonly("always").start();
+    let url = format!("{}{options}", cluster.url());
+    let backend = open(&url).await;
+    let cluster = Arc::new(Mutex::new(cluster));
+    let restart = {
+        let cluster = cluster.clone();
+        move || {
+            let (cluster, url) = (cluster.clone(), url.clone());
+            async move {
+                let restart = move || restart_all(&mut cluster.lock().expect("the cluster"));
+                tokio::task::spawn_blocking(restart).await.expect("restarted");
+                open(&url).await
+            }
+        }
+    };
+    Some(Subject::new(backend).with_restart(restart).keeping(cluster))
+}
+
+/// Kills all nodes at once and starts them again.
+pub(crate) fn restart_all(cluster: &mut RedisCluster) {
+    let nodes = 0..cluster.nodes().len();
+    nodes.clone().for_each(|node| cluster.kill(node));
+    nodes.for_each(|node| cluster.restart(node));
+    cluster.wait_until_whole();
 }
