@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Load(Load),
     /// Move all messages to another queue, on this backend or another; may be killed and run again.
     Move(Move),
+    /// Say over how many partitions a queue is spread, or spread it over so many, while it is in use.
+    Partitions(Partitions),
     /// Watch all queues, full-screen.
     Top(Top),
     /// Measure the backend, on a queue of its own.
@@ -130,6 +132,9 @@ pub(crate) struct Send {
     /// An attribute; may be given several times.
     #[arg(long = "attr", value_name = "NAME=VALUE", value_parser = attribute)]
     pub(crate) attributes: Vec<(String, String)>,
+    /// The group: in a queue that is spread over partitions, messages of one group keep their order.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) group: Option<String>,
     /// The id, a UUID; a new one if it is not given.
     #[arg(long, conflicts_with = "file")]
     pub(crate) id: Option<MessageId>,
@@ -219,6 +224,20 @@ pub(crate) struct Purge {
     /// Do not ask.
     #[arg(long, short)]
     pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Messages stay where they are. With more partitions, new messages go to all of them; with \
+    fewer, those that are no longer sent to are received from until they are empty. All programs that \
+    use the queue learn of it by themselves, within seconds."
+)]
+pub(crate) struct Partitions {
+    /// The queue.
+    pub(crate) queue: QueueName,
+    /// How many there shall be; without it, only says how many there are.
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) number: Option<u32>,
 }
 
 #[derive(Debug, Args)]

@@ -72,8 +72,10 @@ async fn a_move_that_is_killed_20_times_loses_nothing_and_doubles_nothing() {
             kills += 1;
             both += here.keys().filter(|id| there.contains_key(*id)).count();
         } else {
-            // The machine was busy elsewhere, and the move was done: back to where it was.
             assert_eq!(run.code, 0, "{run:?}");
+        }
+        if here.is_empty() {
+            // The machine was busy elsewhere, and the move was done: back to where it was.
             place.ok("--url sqlite:other.db move jobs sqlite:pillarbox.db jobs");
         }
     }

@@ -97,7 +97,7 @@ fn the_documentation_names_every_command_and_option() {
         .filter(|line| !line.starts_with("   "))
         .map(|line| line.split_whitespace().next().unwrap())
         .collect();
-    assert_eq!(commands.len(), 20, "{commands:?}");
+    assert_eq!(commands.len(), 21, "{commands:?}");
     for command in commands {
         assert!(documented.contains(&format!("**`{command}")), "{command}");
         if command == "help" {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use pillarbox_testing::server::RedisServer;
+use pillarbox_testing::server::{RedisCluster, RedisServer};
 
 use crate::common::{Place, id};
 
@@ -106,4 +106,63 @@ fn messages_keep_their_ids_on_a_server() {
     place.ok(&format!("move orders {} orders --no-wait", scene.url()));
     let peeked = scene.ok("--json peek orders");
     assert!(peeked.contains(&id(1)) && peeked.contains(&id(2)), "{peeked}");
+}
+
+/// A queue that is spread over three nodes is one mailbox to every command.
+#[test]
+fn a_queue_that_is_spread_over_a_cluster_is_one_mailbox() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let place = Place::new();
+    let ok = |line: &str| {
+        let line = format!("--url {} {line}", cluster.url());
+        let run = place.run(&line);
+        assert_eq!(run.code, 0, "{line}: {run:?}");
+        run.stdout
+    };
+    for n in 0..10 {
+        ok(&format!("send orders early-{n}"));
+    }
+    assert_eq!(ok("partitions orders"), "1 partition\n");
+    assert_eq!(ok("partitions orders 6"), "6 partitions\n");
+    let lines: String = (0..290).map(|n| format!("{{\"n\":{n}}}\n")).collect();
+    std::fs::write(place.path().join("lines.jsonl"), lines).expect("a file");
+    ok("send orders --file lines.jsonl --group everything");
+    for n in 0..30 {
+        ok(&format!("send orders late-{n} --group customer-{n}"));
+    }
+    let by_node = cluster.keys_by_node("*:data");
+    assert!(by_node.iter().all(|keys| *keys > 0), "{by_node:?}");
+
+    let stats = ok("--json stats orders");
+    assert!(stats.contains("\"ready\":330"), "{stats}");
+    assert_eq!(ok("dump orders").lines().count(), 330);
+    assert_eq!(ok("peek orders --max 1000 --json").lines().count(), 330);
+    assert_eq!(ok("--json queues").lines().count(), 1);
+    let doctor = ok("doctor");
+    assert!(doctor.contains("redis-cluster://") && doctor.contains("Nothing is wrong"), "{doctor}");
+
+    // Fewer: what is where nobody sends any more is received first.
+    let fewer = ok("partitions orders 2");
+    assert_eq!(fewer, "2 partitions, and 4 more that are received from until they are empty\n");
+    let received = ok("receive orders --max 5 --json --visibility 1s");
+    assert!(received.lines().count() > 0, "{received}");
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    ok(&format!("move orders {} other", cluster.url()));
+    assert_eq!(ok("--json dump other").lines().count(), 330);
+    assert!(ok("--json stats orders").contains("\"ready\":0"));
+    // The partitions that are empty go when somebody receives.
+    let start = std::time::Instant::now();
+    while !ok("--json partitions orders").contains("\"held_in\":2") {
+        assert!(start.elapsed().as_secs() < 20, "{}", ok("partitions orders"));
+        place.run(&format!("--url {} receive orders", cluster.url()));
+    }
+    assert!(ok("purge other --yes").contains("330 messages deleted"));
+
+    let refused = place.run("--url sqlite:here.db send q x");
+    assert_eq!(refused.code, 0, "{refused:?}");
+    let refused = place.run("--url sqlite:here.db partitions q 3");
+    assert!(refused.code == 1 && refused.stderr.contains("keeps every queue whole"), "{refused:?}");
+    let refused = place.run(&format!("--url {} partitions orders 5000", cluster.url()));
+    assert!(refused.code == 1 && refused.stderr.contains("1000"), "{refused:?}");
+    assert_eq!(place.run("--url sqlite:here.db partitions q").stdout, "1 partition\n");
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pillarbox_core::clock::after;
 use pillarbox_core::{
-    Counts, Delivery, MessageState, Outgoing, Peeked, Receive, Settle, Timestamp,
+    Counts, Delivery, MessageState, Outgoing, Peeked, Receive, Settle, SettleAction, Timestamp,
 };
 use redis::Cmd;
 use tokio::time::Instant;
@@ -64,7 +64,19 @@ impl Partition {
         messages: Vec<Outgoing>,
         max_size: Option<u64>,
     ) -> Result<Vec<bool>, Failure> {
-        submit::<Sends>(self, Sending { messages, max_size }).await
+        let sent = submit::<Sends>(self, Sending { messages, max_size }).await;
+        self.tell_ourselves();
+        sent
+    }
+
+    /// Tells receivers of this process what a publication tells all, or would.
+    fn tell_ourselves(&self) {
+        let mut line = self.queue.line();
+        if line.is_heard(self.number) {
+            line.is_stirred(self.number);
+        } else {
+            line.wake(self.number);
+        }
     }
 
     /// Delivers what is ready, if anything is, and notes when something will be.
@@ -106,7 +118,12 @@ impl Partition {
 
     /// Ends or extends leases. Says of each whether its receipt was good.
     pub(crate) async fn settle(self: &Arc<Self>, batch: Vec<Settle>) -> Result<Vec<bool>, Failure> {
-        submit::<Settles>(self, batch).await
+        let may_be_ready = batch.iter().any(|settle| settle.action != SettleAction::Acknowledge);
+        let settled = submit::<Settles>(self, batch).await;
+        if may_be_ready {
+            self.tell_ourselves();
+        }
+        settled
     }
 
     /// Deletes all messages and says how many.

@@ -60,19 +60,6 @@ impl RedisQueue {
         move |failure| failure.on(Some(self.hub.name()), action)
     }
 
-    /// Tells receivers of this process what a publication tells all, or would.
-    fn tell_ourselves(&self) {
-        let layout = self.hub.state.known_layout();
-        let mut line = self.hub.state.line();
-        for partition in 0..layout.held_in {
-            if line.is_heard(partition) {
-                line.is_stirred(partition);
-            } else {
-                line.wake(partition);
-            }
-        }
-    }
-
     fn closed(&self) -> Error {
         Error::Closed { queue: Some(self.hub.name().clone()) }
     }
@@ -252,9 +239,7 @@ impl Queue for RedisQueue {
         Box::pin(async move {
             self.use_it()?;
             let (check, store) = (Capabilities::check_outgoing, |batch| self.store(batch));
-            let answers = CAPABILITIES.check_each(self.name(), batch, check, store).await;
-            self.tell_ourselves();
-            answers
+            CAPABILITIES.check_each(self.name(), batch, check, store).await
         })
     }
 
@@ -275,9 +260,7 @@ impl Queue for RedisQueue {
         Box::pin(async move {
             self.use_it()?;
             let (check, end) = (Capabilities::check_settle, |batch| self.end(batch));
-            let answers = CAPABILITIES.check_each(self.name(), batch, check, end).await;
-            self.tell_ourselves();
-            answers
+            CAPABILITIES.check_each(self.name(), batch, check, end).await
         })
     }
 

@@ -44,11 +44,12 @@ pub(crate) struct QueueState {
     pub(crate) waited_at: AtomicUsize,
 }
 
-/// The layout, and when it was read.
+/// The layout, when it was read, and how many partitions were asked for then.
 #[derive(Debug, Clone, Copy)]
 struct LayoutNote {
     layout: Layout,
     read: Option<Instant>,
+    asked_for: Number,
 }
 
 impl QueueState {
@@ -57,7 +58,7 @@ impl QueueState {
             name,
             engine,
             line: Mutex::new(Line::new()),
-            layout: Mutex::new(LayoutNote { layout: Layout::WHOLE, read: None }),
+            layout: Mutex::new(LayoutNote { layout: Layout::WHOLE, read: None, asked_for: 0 }),
             is_learning: AtomicBool::new(false),
             is_used: AtomicBool::new(false),
             listed: Mutex::default(),
@@ -95,11 +96,12 @@ impl QueueState {
         self.line().call_next();
     }
 
-    /// How the queue is spread, over `least` partitions at least. What was read lately will do; what is
+    /// How the queue is spread: over `least` partitions at least, unless a person has said how many. What was read lately will do; what is
     /// older will do, too, and is read anew meanwhile.
     pub(crate) async fn layout(self: &Arc<Self>, least: Number) -> Result<Layout, Failure> {
-        let LayoutNote { layout, read } = *self.note();
-        let Some(read) = read.filter(|_| layout.sent_to >= least) else {
+        let LayoutNote { layout, read, asked_for } = *self.note();
+        let least = least.max(asked_for);
+        let Some(read) = read.filter(|_| asked_for >= least) else {
             return self.learn_layout(least).await;
         };
         if read.elapsed() > LAYOUT_AGE && !self.is_learning.swap(true, Ordering::Relaxed) {
@@ -127,7 +129,11 @@ impl QueueState {
 
     /// Reads how the queue is spread, and spreads it over `least` partitions if they are fewer.
     pub(crate) async fn learn_layout(&self, least: Number) -> Result<Layout, Failure> {
-        self.change_layout(&scripts::LAYOUT, &[least.to_string(), "1".into(), "0".into()]).await
+        let layout = self
+            .change_layout(&scripts::LAYOUT, &[least.to_string(), "1".into(), "0".into()])
+            .await?;
+        self.note().asked_for = least;
+        Ok(layout)
     }
 
     /// Has a partition received from that has just come into being.
@@ -163,7 +169,10 @@ impl QueueState {
                 .and_then(Layout::parse)
                 .ok_or_else(|| words.wrong())?,
         };
-        *self.note() = LayoutNote { layout, read: Some(Instant::now()) };
+        {
+            let mut note = self.note();
+            (note.layout, note.read) = (layout, Some(Instant::now()));
+        }
         self.line().cover(layout.held_in);
         Ok(layout)
     }

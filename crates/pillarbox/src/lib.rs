@@ -46,8 +46,10 @@
 //! | `sqlite:PATH?synchronous=normal` | the same, faster, where a power failure may cost the last moments | |
 //! | `sqlite::memory:` | SQLite without a file, private to the handle that it gives | |
 //! | `redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]` | a Redis (6.2 or later) or Valkey server | `redis` |
-//! | `rediss://...` | the same over TLS | `redis-tls` |
 //! | `redis+unix:///PATH` | the same by a Unix socket | `redis` |
+//! | `redis-sentinel://HOST[:PORT],.../SERVICE` | the primary that these sentinels name | `redis` |
+//! | `redis-cluster://HOST[:PORT],...` | the cluster that these nodes belong to | `redis` |
+//! | `rediss://...`, `rediss-sentinel://...`, `rediss-cluster://...` | the same over TLS | `redis-tls` |
 //! | `memory:` | in memory, private to the handle that it gives | always there |
 //! | `memory:NAME` | in memory, shared by all of the process that open this name | always there |
 //!

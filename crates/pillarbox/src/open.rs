@@ -11,32 +11,30 @@ struct Scheme {
 }
 
 const SCHEMES: &[Scheme] = &[
-    Scheme {
-        name: "sqlite",
-        form: "sqlite:PATH",
-        feature: Some("sqlite"),
-        is_here: cfg!(feature = "sqlite"),
-    },
-    Scheme {
-        name: "redis",
-        form: "redis://HOST",
-        feature: Some("redis"),
-        is_here: cfg!(feature = "redis"),
-    },
-    Scheme {
-        name: "rediss",
-        form: "rediss://HOST",
-        feature: Some("redis-tls"),
-        is_here: cfg!(feature = "redis-tls"),
-    },
-    Scheme {
-        name: "redis+unix",
-        form: "redis+unix:///PATH",
-        feature: Some("redis"),
-        is_here: cfg!(feature = "redis"),
-    },
+    Scheme::of("sqlite", "sqlite:PATH", "sqlite", cfg!(feature = "sqlite")),
+    Scheme::of("redis", "redis://HOST", "redis", REDIS),
+    Scheme::of("redis+unix", "redis+unix:///PATH", "redis", REDIS),
+    Scheme::of("redis-sentinel", "redis-sentinel://HOST,.../SERVICE", "redis", REDIS),
+    Scheme::of("redis-cluster", "redis-cluster://HOST,...", "redis", REDIS),
+    Scheme::of("rediss", "rediss://HOST", "redis-tls", REDIS_TLS),
+    Scheme::of("rediss-sentinel", "rediss-sentinel://HOST,.../SERVICE", "redis-tls", REDIS_TLS),
+    Scheme::of("rediss-cluster", "rediss-cluster://HOST,...", "redis-tls", REDIS_TLS),
     Scheme { name: "memory", form: "memory:", feature: None, is_here: true },
 ];
+
+const REDIS: bool = cfg!(feature = "redis");
+const REDIS_TLS: bool = cfg!(feature = "redis-tls");
+
+impl Scheme {
+    const fn of(
+        name: &'static str,
+        form: &'static str,
+        feature: &'static str,
+        is_here: bool,
+    ) -> Self {
+        Self { name, form, feature: Some(feature), is_here }
+    }
+}
 
 /// The forms of URL that this program can open, for people: `sqlite:PATH`, ...
 pub fn url_forms() -> impl Iterator<Item = &'static str> {
@@ -87,10 +85,15 @@ async fn open_as(url: &str, missing: Missing) -> Result<Mailboxes> {
         }
         Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
         Some(("sqlite", _)) => open_sqlite(url, missing).await,
-        Some(("redis" | "rediss" | "redis+unix", _)) => open_redis(url).await,
+        Some((scheme, _)) if is_redis(scheme) => open_redis(url).await,
         Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
         None => Err(unknown("there is no scheme; a file is written sqlite:PATH")),
     }
+}
+
+/// Whether a server of the Redis family is meant, reached in whichever way.
+fn is_redis(scheme: &str) -> bool {
+    scheme.starts_with("redis") && SCHEMES.iter().any(|known| known.name == scheme)
 }
 
 #[cfg(feature = "sqlite")]

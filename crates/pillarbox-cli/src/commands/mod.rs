@@ -6,6 +6,7 @@ mod doctor;
 mod drain;
 mod dump;
 mod load;
+mod partitions;
 mod peek;
 mod purge;
 mod queues;
@@ -38,6 +39,7 @@ pub(crate) async fn run(context: &mut Context, command: Command) -> Result<()> {
         Command::Drain(args) => drain::run(context, args).await,
         Command::Load(args) => load::run(context, args).await,
         Command::Move(args) => transfer::run(context, args).await,
+        Command::Partitions(args) => partitions::run(context, args).await,
         Command::Top(args) => top::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,
         Command::Doctor(args) => doctor::run(context, args).await,

@@ -69,6 +69,9 @@ fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoing {
     message.delay = args.delay;
     message.reply_to = args.reply_to.as_deref().map(Into::into);
     message.attributes = args.attributes.iter().cloned().collect();
+    if let Some(group) = &args.group {
+        message.attributes.insert(Outgoing::GROUP, group);
+    }
     message
 }
 

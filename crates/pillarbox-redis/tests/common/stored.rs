@@ -7,6 +7,8 @@ use pillarbox_core::{MessageId, MessageState, QueueName};
 use pillarbox_redis::redis;
 use pillarbox_testing::Expected;
 
+use super::steps::PATIENCE;
+
 /// The keys of a queue as they are at one moment.
 #[derive(Debug)]
 pub(crate) struct Stored {
@@ -24,7 +26,16 @@ type Words = (Vec<String>, Vec<String>, Vec<String>, Vec<String>, Vec<String>);
 
 impl Stored {
     pub(crate) async fn read(client: &redis::Client, queue: &QueueName) -> Self {
-        let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
+        Self::read_at(client, queue).await.unwrap_or_else(|error| panic!("the keys: {error}"))
+    }
+
+    /// The same, of one node of a cluster, which may not have them.
+    async fn read_at(client: &redis::Client, queue: &QueueName) -> redis::RedisResult<Self> {
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+        let mut connection = connection.expect("a connection");
         let mut command = redis::cmd("EVAL");
         command.arg(
             "return {redis.call('TIME'), redis.call('LRANGE', KEYS[1], 0, -1),
@@ -36,20 +47,20 @@ impl Stored {
             command.arg(format!("{{queue:{queue}}}:{key}"));
         }
         let (time, pending, invisible, data, meta): Words =
-            command.query_async(&mut connection).await.expect("the keys");
+            command.query_async(&mut connection).await?;
         let number = |text: &String| text.parse::<f64>().expect("a number");
         let pairs = |words: Vec<String>| {
             let pairs = words.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone()));
             pairs.collect::<Vec<_>>()
         };
         let timed = pairs(invisible).into_iter().map(|(id, score)| (id, number(&score)));
-        Self {
+        Ok(Self {
             now: number(&time[0]) * 1e6 + number(&time[1]),
             pending: pending.into_iter().rev().collect(),
             invisible: timed.filter(|(_, score)| score.is_finite()).collect(),
             data: data.into_iter().collect(),
             meta: pairs(meta).into_iter().collect(),
-        }
+        })
     }
 
     /// The part of a meta value that is secret, and the delivery count.
@@ -133,7 +144,7 @@ impl Stored {
 /// Looks at the keys after every step, and remembers what it saw.
 #[derive(Debug, Clone)]
 pub(crate) struct Inspector {
-    client: redis::Client,
+    clients: Vec<redis::Client>,
     seen: Arc<Mutex<HashMap<String, Deliveries>>>,
 }
 
@@ -142,11 +153,28 @@ type Deliveries = Vec<(u32, Option<String>)>;
 
 impl Inspector {
     pub(crate) fn new(url: &str) -> Self {
-        Self { client: redis::Client::open(url).expect("a client"), seen: Arc::default() }
+        Self::of_nodes([url.to_owned()])
+    }
+
+    /// Looks at whichever of these has the keys.
+    pub(crate) fn of_nodes(urls: impl IntoIterator<Item = String>) -> Self {
+        let client = |url: String| redis::Client::open(url).expect("a client");
+        Self { clients: urls.into_iter().map(client).collect(), seen: Arc::default() }
+    }
+
+    async fn read(&self, queue: &QueueName) -> Stored {
+        for client in &self.clients {
+            match Stored::read_at(client, queue).await {
+                Ok(stored) => return stored,
+                Err(error) if error.code() == Some("MOVED") => {}
+                Err(error) => panic!("the keys: {error}"),
+            }
+        }
+        panic!("no node has the keys of {queue}");
     }
 
     pub(crate) async fn look(self, expected: Expected) -> Result<(), String> {
-        let stored = Stored::read(&self.client, &expected.queue).await;
+        let stored = self.read(&expected.queue).await;
         stored.check()?;
         stored.check_against(&expected)?;
         let mut seen = self.seen.lock().expect("what was seen");
