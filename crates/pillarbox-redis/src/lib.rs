@@ -1,4 +1,5 @@
-//! Pillarbox mailboxes on Redis and Valkey: four keys a queue, one script a batch.
+//! Pillarbox mailboxes on Redis and Valkey: four keys a queue, one script a batch; on one server, behind
+//! Sentinel, or on a Cluster.
 //!
 //! ```no_run
 //! use pillarbox_core::{Mailbox, Mailboxes};
@@ -27,9 +28,12 @@
 //! operation is one of the scripts in `scripts/`, each of which says what it reads, writes and answers,
 //! and why it may run twice.
 //!
+//! Of a queue that is spread over partitions, each has such keys: `{queue:NAME}` the first, and
+//! `{queue:NAME#K}` the others.
+//!
 //! # When something is wrong
 //!
-//! A connection that breaks, a server that restarts, loads or is a replica: the operation is repeated
+//! A connection that breaks, a server that restarts, loads, is a replica or is replaced by one: the operation is repeated
 //! for as long as [`RedisOptions::retry_for`] says, and takes effect once. Then, and at once where
 //! waiting does not help (out of memory, wrong password, a key of another type), it is an
 //! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do.
