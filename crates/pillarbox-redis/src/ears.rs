@@ -23,7 +23,7 @@ use crate::failure::{Verdict, judge};
 use crate::layout::Number;
 use crate::link::{Link, Pauses};
 use crate::partition::Partition;
-use crate::servers::{Node, Route};
+use crate::servers::Node;
 use crate::state::QueueState;
 
 /// How long a server may take to connect, subscribe or answer a ping.
@@ -269,18 +269,19 @@ impl Listener {
         if unheard.is_empty() {
             return true;
         }
+        let servers = &self.link.servers;
+        if unheard.iter().any(|(_, slot)| servers.known_node(*slot).is_none()) {
+            servers.look_around().await;
+        }
         let mut by_server: HashMap<Arc<str>, (Arc<Node>, Vec<String>)> = HashMap::new();
         let mut is_complete = true;
         for (name, slot) in unheard {
-            match self.link.servers.node(Route::Slot(slot)).await {
-                Ok(node) => {
+            match servers.known_node(slot) {
+                Some(node) => {
                     let entry = by_server.entry(node.place.clone());
                     entry.or_insert_with(|| (node, Vec::new())).1.push(name);
                 }
-                Err(error) => {
-                    tracing::debug!(%error, "no server is known to listen to");
-                    is_complete = false;
-                }
+                None => is_complete = false,
             }
         }
         let work = by_server.into_iter().map(|(place, (node, names))| {

@@ -1,13 +1,16 @@
 //! What all handles of one queue in this process share: its partitions, as one queue.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use pillarbox_core::{
     Counts, Cursor, Delivery, Error, Outgoing, PeekPage, QueueName, Receive, Result, Settle,
 };
+use tokio::time::timeout;
 
 use crate::engine::Engine;
 use crate::failure::Failure;
@@ -20,6 +23,9 @@ use crate::state::QueueState;
 /// put together there as well.
 const TURN: u32 = 64;
 
+/// How long a partition may be silent before others are used instead.
+const SILENCE: Duration = Duration::from_secs(3);
+
 /// What all handles of one queue in this process share.
 #[derive(Debug)]
 pub(crate) struct Hub {
@@ -30,6 +36,8 @@ pub(crate) struct Hub {
     sent: AtomicU32,
     /// Which partition is asked first.
     first: AtomicU16,
+    /// Partitions that do not answer. Others are used meanwhile, and a task asks them until they do.
+    silent: Mutex<BTreeSet<Number>>,
 }
 
 /// What has become of each entry of a batch, of which some may have failed together.
@@ -43,6 +51,7 @@ impl Hub {
             // Programs that begin at the same time begin at different places.
             sent: AtomicU32::new(rand::random()),
             first: AtomicU16::new(rand::random()),
+            silent: Mutex::default(),
         }
     }
 
@@ -72,7 +81,7 @@ impl Hub {
 
     /// Stores messages. Says of each whether there was room.
     pub(crate) async fn send(
-        &self,
+        self: &Arc<Self>,
         batch: Vec<Outgoing>,
         max_size: Option<u64>,
         layout: Layout,
@@ -116,24 +125,88 @@ impl Hub {
     fn turn(&self, messages: usize, layout: Layout) -> Number {
         let messages = u32::try_from(messages).unwrap_or(u32::MAX);
         let before = self.sent.fetch_add(messages, Ordering::Relaxed);
-        (before / TURN % u32::from(layout.sent_to)) as Number
+        let turn = (before / TURN % u32::from(layout.sent_to)) as Number;
+        let silent = self.silent();
+        let mut turns = (0..layout.sent_to).map(|further| (turn + further) % layout.sent_to);
+        turns.find(|turn| !silent.contains(turn)).unwrap_or(turn)
+    }
+
+    /// Held for moments, never across an await.
+    fn silent(&self) -> MutexGuard<'_, BTreeSet<Number>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks a partition. One that takes too long is asked by a task from then on, until it answers, and
+    /// passed over meanwhile: then there is no answer. (Where a delivery comes too late, it goes back.)
+    async fn ask<T, F: Future<Output = T>>(
+        self: &Arc<Self>,
+        number: Number,
+        question: impl FnOnce(Arc<Partition>) -> F,
+    ) -> Option<T> {
+        let answer = question(self.partition(number));
+        if self.silent().contains(&number) || self.state.known_layout().held_in == 1 {
+            // There is no other to be asked instead.
+            return Some(answer.await);
+        }
+        let answer = timeout(SILENCE, answer).await.ok();
+        if answer.is_none() {
+            self.is_silent(number);
+        }
+        answer
+    }
+
+    /// Waits for an answer of a partition. One that takes too long is passed over by what comes next.
+    async fn noticed<T>(self: &Arc<Self>, number: Number, answer: impl Future<Output = T>) -> T {
+        let mut answer = pin!(answer);
+        match timeout(SILENCE, &mut answer).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                if self.state.known_layout().held_in > 1 {
+                    self.is_silent(number);
+                }
+                answer.await
+            }
+        }
+    }
+
+    /// Notes that a partition does not answer, and asks it until it does.
+    fn is_silent(self: &Arc<Self>, number: Number) {
+        if !self.silent().insert(number) {
+            return;
+        }
+        let queue = self.name();
+        tracing::warn!(%queue, number, "a partition does not answer; others are used meanwhile");
+        let hub = Arc::downgrade(self);
+        let partition = self.partition(number);
+        self.engine().spawn(async move {
+            while let Err(failure) = partition.look().await {
+                if matches!(failure, Failure::Closed) || hub.strong_count() == 0 {
+                    return;
+                }
+            }
+            if let Some(hub) = hub.upgrade() {
+                hub.silent().remove(&number);
+                hub.state.line().must_be_asked(number);
+                tracing::info!(queue = %hub.name(), number, "a partition answers again");
+            }
+        });
     }
 
     /// Stores messages in one partition.
     async fn store(
-        &self,
+        self: &Arc<Self>,
         partition: Number,
         batch: Vec<Outgoing>,
         max_size: Option<u64>,
     ) -> Outcomes<bool> {
-        let partition = self.partition(partition);
+        let (number, partition) = (partition, self.partition(partition));
         let mut stored = Vec::with_capacity(batch.len());
         let mut failed: Option<Failure> = None;
         for part in parts(batch) {
             let entries = part.len();
             // Of what comes before a part that failed, we know.
             let answers = match &failed {
-                None => partition.send(part, max_size).await,
+                None => self.noticed(number, partition.send(part, max_size)).await,
                 Some(failure) => Err(failure.clone()),
             };
             failed = answers.as_ref().err().cloned();
@@ -163,39 +236,53 @@ impl Hub {
     /// Deliveries are taken out of their claim in the same poll that returns them, so a dropped
     /// future holds none.
     pub(crate) async fn receive(
-        &self,
+        self: &Arc<Self>,
         request: Receive,
         partitions: &[Number],
         wants_all: bool,
     ) -> Result<Vec<Delivery>, Failure> {
-        let Some(first) = self.first_of(partitions) else { return Ok(Vec::new()) };
-        let claim = self.partition(partitions[first]).receive(request).await?;
+        let answering = self.answering(partitions);
+        let Some(first) = self.first_of(&answering) else { return Ok(Vec::new()) };
+        let receive = move |request: Receive| {
+            move |partition: Arc<Partition>| async move { partition.receive(request).await }
+        };
+        let answer = self.ask(answering[first], receive(request)).await;
+        let mut has_answered = answer.is_some();
+        let claim = answer.transpose()?.flatten();
         let claimed = claim.as_ref().map_or(0, Claim::len);
-        if partitions.len() == 1 || claimed == request.max || claimed > 0 && !wants_all {
+        if answering.len() == 1 || claimed == request.max || claimed > 0 && !wants_all {
             return Ok(claim.map_or_else(Vec::new, Claim::take));
         }
         // All others at once, without taking anything: one may have more than enough.
-        let others = partitions[first + 1..].iter().chain(&partitions[..first]);
-        let others: Vec<_> = others.map(|number| self.partition(*number)).collect();
-        let looks = join_all(others.iter().map(|partition| partition.look())).await;
+        let others = || answering[first + 1..].iter().chain(&answering[..first]);
+        let look = |partition: Arc<Partition>| async move { partition.look().await };
+        let looks = others().map(|number| self.ask(*number, look)).collect::<Vec<_>>();
         let (mut failed, mut ready) = (None, Vec::new());
-        for (partition, look) in others.iter().zip(looks) {
-            match look {
-                Ok(0) => {}
-                Ok(messages) => ready.push((partition, messages)),
+        for (number, look) in others().zip(join_all(looks).await) {
+            has_answered |= look.is_some();
+            match look.transpose() {
+                Ok(None | Some(0)) => {}
+                Ok(Some(messages)) => ready.push((*number, messages)),
                 Err(failure) => failed = Some(failure),
             }
         }
+        if !has_answered {
+            // Then it is not about one server that fails while others go on.
+            let claim = self.partition(answering[first]).receive(request).await?;
+            return Ok(claim.map_or_else(Vec::new, Claim::take));
+        }
         let mut claims: Vec<_> = claim.into_iter().collect();
         let mut wanted = request.max - claimed;
-        let asked = ready.into_iter().filter_map(|(partition, messages)| {
-            let max = wanted.min(usize::try_from(messages).unwrap_or(usize::MAX));
-            wanted -= max;
+        let mut asked = Vec::new();
+        for (number, messages) in ready {
             let mut request = request;
-            request.max = max;
-            (max > 0).then(|| partition.receive(request))
-        });
-        for claim in join_all(asked.collect::<Vec<_>>()).await {
+            request.max = wanted.min(usize::try_from(messages).unwrap_or(usize::MAX));
+            wanted -= request.max;
+            if request.max > 0 {
+                asked.push(self.ask(number, receive(request)));
+            }
+        }
+        for claim in join_all(asked).await.into_iter().flatten() {
             match claim {
                 Ok(claim) => claims.extend(claim),
                 Err(failure) => failed = Some(failure),
@@ -205,6 +292,16 @@ impl Hub {
             // Where there is nothing that can be had, what cannot be had is told.
             Some(failure) if claims.is_empty() => Err(failure),
             _ => Ok(claims.into_iter().flat_map(Claim::take).collect()),
+        }
+    }
+
+    /// Those of the partitions that answer; all of them, where none does or there is only one.
+    fn answering(&self, partitions: &[Number]) -> Vec<Number> {
+        let silent = self.silent();
+        let answering = partitions.iter().copied().filter(|number| !silent.contains(number));
+        match answering.collect::<Vec<_>>() {
+            none if none.is_empty() => partitions.to_vec(),
+            some => some,
         }
     }
 

@@ -112,16 +112,18 @@ impl Link {
                     attempt.whole = true;
                     continue;
                 }
-                Verdict::GoTo { for_good } => {
-                    let Some(node) = self.servers.redirected(&error, for_good) else {
-                        return Err(Failure::server(&place, error));
-                    };
-                    redirections += 1;
-                    if redirections % REDIRECTIONS != 0 {
-                        detour = Some(Detour { node, asking: !for_good });
-                        continue;
+                Verdict::GoTo { for_good } => match self.servers.redirected(&error, for_good) {
+                    Some(node) => {
+                        redirections += 1;
+                        if redirections % REDIRECTIONS != 0 {
+                            detour = Some(Detour { node, asking: !for_good });
+                            continue;
+                        }
                     }
-                }
+                    // It names none that can be called: another may.
+                    None if self.servers.is_cluster() => {}
+                    None => return Err(Failure::server(&place, error)),
+                },
                 Verdict::SendScript | Verdict::Wait => {}
                 Verdict::Reconnect => attempt.again = true,
                 Verdict::GiveUp => return Err(Failure::server(&place, error)),

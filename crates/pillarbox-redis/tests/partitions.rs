@@ -457,3 +457,51 @@ async fn a_partition_that_nobody_receives_from_is_found_and_put_back() {
     assert_eq!(backend.diagnose(false).await.expect("a diagnosis").problems().count(), 0);
     assert_eq!(drain(&common::queue(&backend, "spread")).await.len(), 50);
 }
+
+/// One of three servers is stopped: what is on the others is received, and new messages go there.
+#[tokio::test]
+async fn partitions_go_on_while_one_of_them_does_not_answer() {
+    let cluster =
+        RedisCluster::builder().replicas(0).setting("cluster-require-full-coverage", "no");
+    // Nobody else must notice: with a long timeout the others do not call it failed.
+    let cluster = cluster.node_timeout(Duration::from_secs(60)).start();
+    let backend = open(&format!("{}?response_timeout=60", cluster.url())).await;
+    let queue = spread_over(&backend, 12);
+    send_all(&queue, (0..120).map(|n| of_group(&n.to_string(), n.to_string())).collect()).await;
+    let lost = cluster.primary_of("{queue:spread#3}:data");
+    let on_it = |number: u32| {
+        let tag = if number == 0 { String::new() } else { format!("#{number}") };
+        cluster.primary_of(&format!("{{queue:spread{tag}}}:data")) == lost
+    };
+    let silent = (0..12).filter(|number| on_it(*number)).count();
+    assert!((1..12).contains(&silent), "{silent} partitions on one node");
+    let held = cluster.node(lost).command(&[
+        "EVAL",
+        "local n = 0 for _, key in \
+        ipairs(redis.call('KEYS', '*:data')) do n = n + redis.call('HLEN', key) end return n",
+        "0",
+    ]);
+    let held: usize = held.parse().expect("a number");
+    cluster.node(lost).pause();
+    let mut bodies = BTreeSet::new();
+    eventually("the others are drained", async || {
+        for delivery in queue.receive(Receive::up_to(10)).await.expect("received") {
+            acknowledge(&queue, &delivery).await.expect("acknowledged");
+            bodies.insert(body(&delivery));
+        }
+        bodies.len() == 120 - held
+    })
+    .await;
+    for n in 0..2000 {
+        let sent = queue.send(vec![new(n.to_string())]);
+        tokio::time::timeout(PATIENCE, sent).await.expect("not at the silent one").expect("sent");
+    }
+    let more = wait_for(&queue, LONG).await.expect("received").expect("a message");
+    acknowledge(&queue, &more).await.expect("acknowledged");
+    cluster.node(lost).resume();
+    eventually("it is heard again", async || {
+        drain(&queue).await;
+        counts(&queue).await.0 == 0
+    })
+    .await;
+}

@@ -69,6 +69,11 @@ impl Cluster {
         })
     }
 
+    /// The node that has a slot, if that is known.
+    pub(crate) fn known_node(&self, slot: u16) -> Option<Arc<Node>> {
+        self.shared.node(slot).ok().flatten()
+    }
+
     /// The node at an address that a server has named.
     pub(crate) fn node_at(&self, address: &str) -> RedisResult<Arc<Node>> {
         self.shared.node_at(address)

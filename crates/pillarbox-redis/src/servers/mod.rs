@@ -50,6 +50,14 @@ impl Servers {
         }
     }
 
+    /// The server that has a slot, if that is known.
+    pub(crate) fn known_node(&self, slot: u16) -> Option<Arc<Node>> {
+        match self {
+            Self::One(node) => Some(node.clone()),
+            Self::Cluster(cluster) => cluster.known_node(slot),
+        }
+    }
+
     /// All servers that have keys.
     pub(crate) async fn all(&self) -> RedisResult<Vec<Arc<Node>>> {
         match self {
@@ -76,6 +84,11 @@ impl Servers {
         {
             tracing::debug!(place = %cluster.place, %error, "the cluster does not tell its nodes");
         }
+    }
+
+    /// Whether there may be others than those that are known.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
     }
 
     /// Whether connections can be made.
