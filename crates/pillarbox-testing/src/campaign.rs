@@ -5,7 +5,8 @@
 //! this [`Record`], kills the child whenever it likes, starts another, and at the end holds what all
 //! of them were told to the contract: every send that was answered is there or was acknowledged,
 //! nothing acknowledged comes back, delivery counts do not fall, no stale receipt is accepted. What
-//! was under way when the child died may have happened or not.
+//! was under way when the child died may have happened or not. Where a server failed and another took
+//! over, what that undid is counted: see [`Undone`].
 //!
 //! ```text
 //! @ S <id>                                          about to send
@@ -30,7 +31,7 @@ use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::history::{History, Interval, Outcome, Summary, Violations};
+use crate::history::{History, Interval, Outcome, Summary, Undone, Violations};
 
 /// What a child does until it is killed.
 #[derive(Debug, Clone)]
@@ -329,8 +330,8 @@ impl Record {
             }
             "x" => {
                 let receipt: Receipt = words.next()?.parse().ok()?;
-                // Attempts before the last one have failed, and may have been done or not.
-                let (action, start) = self.settling.get_mut(&receipt)?.pop()?;
+                let mut attempts = self.settling.remove(&receipt)?;
+                let (action, start) = attempts.pop()?;
                 let outcome = match words.next()? {
                     "done" => Outcome::Done,
                     "refused" => Outcome::Refused,
@@ -338,6 +339,11 @@ impl Record {
                 };
                 let at = Interval { start, end: self.instant(words.next()?)? };
                 if let Some(delivery) = self.deliveries.get(&receipt) {
+                    // Attempts before the last one have failed, and may have been done or not.
+                    for (action, start) in attempts {
+                        let at = Interval { start, ..at };
+                        self.history.settled(delivery, action, at, Outcome::Unknown);
+                    }
                     self.history.settled(delivery, action, at, outcome);
                 }
                 let ends = !matches!(action, SettleAction::Extend { .. });
@@ -357,18 +363,27 @@ impl Record {
         Some(instant + Duration::from_nanos(nanos.saturating_sub(base)))
     }
 
+    /// Notes that a server failed just now, and what it did last may be undone by the one that takes
+    /// over. To be called after its end, and before another has taken over.
+    pub fn server_failed(&mut self) {
+        self.history.server_replaced(Instant::now());
+    }
+
     /// Holds the record to the contract, given a queue that nobody uses at the moment: looks at
     /// every message that is left, and tries some receipts that must be refused.
     pub async fn check(&self, queue: &Arc<dyn Queue>) -> Result<Summary, Violations> {
         let mut left = HashSet::new();
+        let mut undone = Undone::default();
+        let may_be_undone = self.history.was_server_replaced();
         let mut after = None;
         loop {
             let page = queue.peek(1000, after).await.expect("a page of what is left");
             for peeked in page.messages {
                 let RawMessage { id, delivery_count, .. } = peeked.message;
                 let seen = self.highest_counts.get(&id).copied().unwrap_or(0);
+                undone.forgotten += usize::from(delivery_count < seen);
                 assert!(
-                    delivery_count >= seen,
+                    delivery_count >= seen || may_be_undone,
                     "{id} was delivered {seen} times and has a delivery count of {delivery_count}"
                 );
                 left.insert(id);
@@ -381,12 +396,17 @@ impl Record {
         let recent = self.dead.iter().rev().take(200);
         let settles: Vec<_> = recent.cloned().map(Settle::acknowledge).collect();
         for result in queue.settle(settles).await.expect("an answer") {
+            undone.revived += usize::from(result.is_ok());
             assert!(
-                matches!(result, Err(Error::ReceiptHandleExpired { .. })),
+                matches!(result, Err(Error::ReceiptHandleExpired { .. }))
+                    || may_be_undone && result.is_ok(),
                 "a receipt that had settled was accepted: {result:?}"
             );
         }
-        self.history.check(&left)
+        let mut summary = self.history.check(&left)?;
+        summary.undone.forgotten += undone.forgotten;
+        summary.undone.revived += undone.revived;
+        Ok(summary)
     }
 
     /// What failed, as the children told.

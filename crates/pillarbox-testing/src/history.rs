@@ -15,6 +15,11 @@
 //! Times are taken before a request and after its answer. The queue acted somewhere in between,
 //! so each rule is held to what must be true wherever that was. Where an answer was lost, the
 //! record says so and the rules allow for both.
+//!
+//! Where one server takes over from another that copied to it afterwards, what was done last may be
+//! undone. Such moments are [noted](History::server_replaced), and what can only be explained by one of
+//! them is counted as [`Undone`] instead: only what lies on both sides of one, and never a receipt that is
+//! accepted after its deadline.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -32,6 +37,8 @@ pub struct History {
     /// The answer to a receive was lost: there may be deliveries that nobody knows of.
     receive_lost: bool,
     deliveries: HashMap<MessageId, Vec<Lease>>,
+    /// When a server was replaced by another that may not have had all of it.
+    replaced: Vec<Instant>,
 }
 
 /// One delivery and what was done with it.
@@ -92,6 +99,48 @@ pub struct Summary {
     pub acknowledged: usize,
     /// Settles that were refused.
     pub refused: usize,
+    /// What was undone when a server was replaced.
+    pub undone: Undone,
+}
+
+/// What was done at a server, and was not known to the one that took over from it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Undone {
+    /// Sends that were answered, of messages that are not there and were not acknowledged.
+    pub lost: usize,
+    /// Acknowledged messages that were delivered again or are still there.
+    pub came_back: usize,
+    /// Settles that were done, after which the receipt was accepted once more.
+    pub revived: usize,
+    /// Deliveries: the receipt was refused, or the message came again too early or under the same count.
+    pub forgotten: usize,
+}
+
+impl Undone {
+    fn note(&mut self, kind: Kind) {
+        *match kind {
+            Kind::Lost => &mut self.lost,
+            Kind::CameBack => &mut self.came_back,
+            Kind::Revived => &mut self.revived,
+            Kind::Forgotten => &mut self.forgotten,
+        } += 1;
+    }
+}
+
+/// What is undone, see [`Undone`].
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Lost,
+    CameBack,
+    Revived,
+    Forgotten,
+}
+
+/// Something that must not be, unless a server was replaced in this time.
+struct Problem {
+    kind: Kind,
+    between: Interval,
+    what: String,
 }
 
 /// What a history shows that must not be.
@@ -133,6 +182,20 @@ impl History {
         self.receive_lost = true;
     }
 
+    /// Notes that a server failed, and another took over which may not have had all that it had done.
+    pub fn server_replaced(&mut self, at: Instant) {
+        self.replaced.push(at);
+    }
+
+    /// Whether any server was.
+    pub fn was_server_replaced(&self) -> bool {
+        !self.replaced.is_empty()
+    }
+
+    fn was_replaced_in(&self, time: Interval) -> bool {
+        self.replaced.iter().any(|at| time.start <= *at && *at <= time.end)
+    }
+
     /// Notes a delivery.
     pub fn delivered(&mut self, delivery: &Delivery, received: Interval, visibility: Duration) {
         self.deliveries.entry(delivery.message.id).or_default().push(Lease {
@@ -163,6 +226,7 @@ impl History {
         self.sent.extend(other.sent);
         self.maybe_sent.extend(other.maybe_sent);
         self.receive_lost |= other.receive_lost;
+        self.replaced.extend(other.replaced);
         for (id, leases) in other.deliveries {
             self.deliveries.entry(id).or_default().extend(leases);
         }
@@ -175,7 +239,7 @@ impl History {
         let mut receipts = HashSet::new();
         for (id, leases) in &self.deliveries {
             let mut leases: Vec<_> = leases.iter().collect();
-            leases.sort_by_key(|lease| lease.count);
+            leases.sort_by_key(|lease| (lease.count, lease.received.end));
             let ends: Vec<_> = leases.iter().map(|lease| lease.replay()).collect();
             let acknowledged = ends.iter().map(|end| end.acknowledged).sum::<usize>();
             summary.deliveries += leases.len();
@@ -187,38 +251,84 @@ impl History {
             if !self.sent.contains(id) && !self.maybe_sent.contains(id) {
                 violation("was delivered and never sent".into());
             }
-            if acknowledged > 1 {
-                violation(format!("was acknowledged {acknowledged} times"));
-            }
-            if acknowledged > 0 && left.contains(id) {
-                violation("was acknowledged and is still in the queue".into());
-            }
             for lease in &leases {
                 if !receipts.insert(lease.receipt.clone()) {
                     violation("was delivered under a used receipt".into());
                 }
             }
-            let counts: Vec<_> = leases.iter().map(|lease| lease.count).collect();
-            let gapless = counts.iter().zip(1..).all(|(count, expected)| *count == expected);
-            let rising = counts.is_sorted_by(|a, b| a < b) && counts[0] > 0;
-            if !(gapless || self.receive_lost && rising) {
-                violation(format!("has delivery counts {counts:?}"));
+            ends.iter().flat_map(|end| &end.violations).cloned().for_each(&mut violation);
+            let mut problems = self.problems(&leases, &ends, left.contains(id));
+            let is_back = |problem: &Problem| matches!(problem.kind, Kind::CameBack);
+            if problems.iter().any(is_back) && problems.iter().all(|p| self.explains(p)) {
+                // Once a message, in however many ways it shows.
+                summary.undone.note(Kind::CameBack);
+                problems.retain(|problem| !is_back(problem));
             }
-            for (lease, end) in leases.iter().zip(&ends) {
-                end.violations.iter().for_each(|what| violation(what.clone()));
-                let next = leases.iter().find(|next| next.count > lease.count);
-                let problem = next.and_then(|next| lease.succession(end, next));
-                problem.into_iter().for_each(&mut violation);
+            for problem in problems {
+                if self.explains(&problem) {
+                    summary.undone.note(problem.kind);
+                } else {
+                    violation(problem.what);
+                }
             }
         }
         for id in &self.sent {
             let leases = self.deliveries.get(id);
             let gone = leases.is_some_and(|leases| leases.iter().any(Lease::may_be_acknowledged));
-            if !gone && !left.contains(id) {
+            if gone || left.contains(id) {
+                continue;
+            }
+            if self.replaced.is_empty() {
                 violations.push(format!("{id} is lost"));
+            } else {
+                summary.undone.note(Kind::Lost);
             }
         }
         if violations.is_empty() { Ok(summary) } else { Err(Violations(violations)) }
+    }
+
+    /// Whether a problem is there because a server was replaced.
+    fn explains(&self, problem: &Problem) -> bool {
+        self.was_replaced_in(problem.between)
+    }
+
+    /// What is wrong with the deliveries of one message, in the order of their counts.
+    fn problems(&self, leases: &[&Lease], ends: &[End], is_left: bool) -> Vec<Problem> {
+        let mut problems: Vec<_> = Vec::new();
+        let mut problem =
+            |kind, between, what: String| problems.push(Problem { kind, between, what });
+        let whole = Interval {
+            start: leases
+                .iter()
+                .map(|lease| lease.received.start)
+                .min()
+                .unwrap_or_else(Instant::now),
+            end: leases.iter().map(|lease| lease.last()).max().unwrap_or_else(Instant::now),
+        };
+        let acknowledged = ends.iter().map(|end| end.acknowledged).sum::<usize>();
+        if acknowledged > 1 {
+            problem(Kind::CameBack, whole, format!("was acknowledged {acknowledged} times"));
+        }
+        if acknowledged > 0 && is_left {
+            let between = Interval::since(whole.start);
+            problem(Kind::CameBack, between, "was acknowledged and is still in the queue".into());
+        }
+        let counts: Vec<_> = leases.iter().map(|lease| lease.count).collect();
+        let gapless = counts.iter().zip(1..).all(|(count, expected)| *count == expected);
+        let rising = counts.is_sorted_by(|a, b| a < b) && counts[0] > 0;
+        if !(gapless || self.receive_lost && rising) {
+            problem(Kind::Forgotten, whole, format!("has delivery counts {counts:?}"));
+        }
+        for (place, (lease, end)) in leases.iter().zip(ends).enumerate() {
+            for (kind, between, what) in &end.problems {
+                problem(*kind, *between, what.clone());
+            }
+            let next = leases[place + 1..].iter().find(|next| next.count > lease.count);
+            if let Some((kind, what)) = next.and_then(|next| lease.succession(end, next)) {
+                problem(kind, whole, what);
+            }
+        }
+        problems
     }
 }
 
@@ -230,7 +340,9 @@ struct End {
     acknowledged: usize,
     /// How many settles were refused.
     refused: usize,
+    /// What must not be, whatever happens to servers.
     violations: Vec<String>,
+    problems: Vec<(Kind, Interval, String)>,
 }
 
 impl Lease {
@@ -241,22 +353,26 @@ impl Lease {
             acknowledged: 0,
             refused: 0,
             violations: Vec::new(),
+            problems: Vec::new(),
         };
         // From here on the lease is over.
         let mut latest = self.received.end + self.visibility;
         let (mut over, mut unsure) = (false, false);
+        let since = |at: &Interval| Interval { start: self.received.start, end: at.end };
         for Attempt { action, at, outcome } in &self.settles {
             match outcome {
                 Outcome::Refused => {
                     end.refused += 1;
                     if !over && !unsure && at.end < end.earliest {
-                        end.violations.push(format!("refused {action:?} while its lease ran"));
+                        let what = format!("refused {action:?} while its lease ran");
+                        end.problems.push((Kind::Forgotten, since(at), what));
                     }
                     continue;
                 }
                 Outcome::Unknown => unsure = true,
                 Outcome::Done if over => {
-                    end.violations.push(format!("took {action:?} after it was settled"));
+                    let what = format!("took {action:?} after it was settled");
+                    end.problems.push((Kind::Revived, since(at), what));
                 }
                 Outcome::Done if at.start > latest => {
                     let late = at.start - latest;
@@ -286,23 +402,32 @@ impl Lease {
     }
 
     /// What is wrong with `next` having come after this delivery, which went so.
-    fn succession(&self, end: &End, next: &Lease) -> Option<String> {
+    fn succession(&self, end: &End, next: &Lease) -> Option<(Kind, String)> {
         let count = next.count;
         let late = self.settles.iter().find(|attempt| {
             attempt.outcome == Outcome::Done && attempt.at.start > next.received.end
         });
         if end.acknowledged > 0 {
-            Some(format!("came as delivery {count} though it was acknowledged before"))
+            let what = format!("came as delivery {count} though it was acknowledged before");
+            Some((Kind::CameBack, what))
         } else if let Some(late) = late {
-            Some(format!("took {:?} for a delivery before the last", late.action))
+            let what = format!("took {:?} for a delivery before the last", late.action);
+            Some((Kind::Forgotten, what))
         } else if next.received.end < self.received.start {
-            Some(format!("came as delivery {count} before delivery {}", self.count))
+            let what = format!("came as delivery {count} before delivery {}", self.count);
+            Some((Kind::Forgotten, what))
         } else if next.received.end < end.earliest {
             let early = end.earliest - next.received.end;
-            Some(format!("came as delivery {count} {early:?} before it could be ready"))
+            let what = format!("came as delivery {count} {early:?} before it could be ready");
+            Some((Kind::Forgotten, what))
         } else {
             None
         }
+    }
+
+    /// When it was last heard of.
+    fn last(&self) -> Instant {
+        self.settles.iter().map(|attempt| attempt.at.end).fold(self.received.end, Instant::max)
     }
 
     fn may_be_acknowledged(&self) -> bool {
@@ -352,6 +477,10 @@ mod tests {
             self.history.settled(of, action, self.at(second), outcome);
         }
 
+        fn replaced(&mut self, second: u64) {
+            self.history.server_replaced(self.at(second).start);
+        }
+
         fn refused(&self, says: &str) {
             let violations = self.history.check(&HashSet::new()).unwrap_err().to_string();
             assert!(violations.contains(says), "{violations}");
@@ -371,8 +500,14 @@ mod tests {
         let third = h.deliver(43, 3);
         h.settle(&third, 44, ACK, Outcome::Done);
         let summary = h.history.check(&HashSet::new()).unwrap();
-        let expected =
-            Summary { sent: 1, deliveries: 3, redeliveries: 2, acknowledged: 1, refused: 1 };
+        let expected = Summary {
+            sent: 1,
+            deliveries: 3,
+            redeliveries: 2,
+            acknowledged: 1,
+            refused: 1,
+            ..Summary::default()
+        };
         assert_eq!(summary, expected);
     }
 
@@ -533,6 +668,53 @@ mod tests {
         first.message.delivery_count = 2;
         h.history.delivered(&first, h.at(31), LEASE);
         h.refused("used receipt");
+    }
+
+    #[test]
+    fn what_a_replaced_server_has_undone_is_counted() {
+        let undone = |h: &Builder| h.history.check(&HashSet::new()).unwrap().undone;
+        let mut h = Builder::new();
+        h.replaced(50);
+        assert_eq!(undone(&h), Undone { lost: 1, ..Undone::default() });
+
+        let mut h = Builder::new();
+        let first = h.deliver(0, 1);
+        h.settle(&first, 1, ACK, Outcome::Done);
+        h.replaced(2);
+        h.settle(&first, 3, NACK, Outcome::Done);
+        let second = h.deliver(4, 2);
+        h.settle(&second, 5, ACK, Outcome::Done);
+        assert_eq!(undone(&h), Undone { came_back: 1, revived: 1, ..Undone::default() });
+
+        let mut h = Builder::new();
+        h.deliver(0, 1);
+        h.replaced(2);
+        let again = h.deliver(3, 1);
+        h.settle(&again, 5, ACK, Outcome::Done);
+        assert_eq!(undone(&h), Undone { forgotten: 1, ..Undone::default() });
+    }
+
+    #[test]
+    fn what_a_replaced_server_does_not_explain_is_found() {
+        // All of it happened before.
+        let mut h = Builder::new();
+        let first = h.deliver(0, 1);
+        h.settle(&first, 1, ACK, Outcome::Done);
+        h.settle(&first, 2, NACK, Outcome::Done);
+        h.replaced(3);
+        h.refused("after it was settled");
+
+        let mut h = Builder::new();
+        let first = h.deliver(0, 1);
+        h.replaced(20);
+        h.settle(&first, 31, ACK, Outcome::Done);
+        h.refused("after its lease ended");
+
+        let mut h = Builder::new();
+        h.deliver(0, 1);
+        h.deliver(2, 1);
+        h.replaced(3);
+        h.refused("delivery counts");
     }
 
     #[test]
