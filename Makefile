@@ -10,6 +10,7 @@ CARGO := cargo
 SUITES := memory sqlite redis
 KILLS := 200
 REDIS_KILLS := 100
+FAILOVERS := 20
 CASES := 100
 STRESS := 100000
 MESSAGES := 5000000
@@ -79,6 +80,11 @@ soak-sqlite: setup ## Steady load on a SQLite file with a slow reader, for some 
 crash-redis: setup ## The long crash campaigns on Redis: REDIS_KILLS clients, servers and replies
 	@PILLARBOX_KILLS=$(REDIS_KILLS) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
 		--cargo-quiet --test crash --no-capture --profile campaign
+
+.PHONY: failover-redis
+failover-redis: setup ## The long failover campaigns on Redis: FAILOVERS of each kind, and what they undo
+	@PILLARBOX_FAILOVERS=$(FAILOVERS) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
+		--cargo-quiet --test failover --no-capture --profile campaign
 
 .PHONY: property-tests
 property-tests: setup ## Random commands on real Redis servers against the ledger: CASES each, and the invariants

@@ -1,6 +1,7 @@
 //! Real servers, and backends on them.
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
+pub(crate) mod family;
 pub(crate) mod proxy;
 pub(crate) mod steps;
 pub(crate) mod stored;

@@ -1,0 +1,171 @@
+//! Servers that die, hang and hand over while clients in processes of their own work on: what they were
+//! told is held to the contract, and what a server that took over had not got is counted.
+//!
+//! `make failover-redis` runs the long version: `PILLARBOX_FAILOVERS` says how many of each kind.
+
+mod common;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use pillarbox_testing::campaign::{Record, Workload};
+use pillarbox_testing::history::{Summary, Undone};
+use pillarbox_testing::on_threads;
+use pillarbox_testing::process::{Child, setting, told};
+use rand::RngExt;
+
+use crate::common::family::Family;
+use crate::common::{open, queue};
+
+const QUEUE: &str = "campaign";
+
+/// What a child of the campaigns does. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own, started by the campaigns"]
+fn client() {
+    let Some((url, seed)) = told() else { return };
+    on_threads(async move {
+        let backend = open(&url).await;
+        let seed = seed.parse().expect("a number");
+        // Where replicas are waited for that are gone, calls fail. No others do.
+        let may_fail = url.contains("replicas=");
+        Workload { seed, may_fail, ..Workload::default() }.run(queue(&backend, QUEUE)).await;
+    });
+}
+
+/// Clients that are patient enough for any failover.
+fn clients_of(url: &str, options: &str) -> [Child; 2] {
+    let url = format!("{url}?retry_for=90{options}");
+    let clients = [1, 2].map(|seed: usize| Child::start("client", &url, &seed.to_string()));
+    clients.iter().for_each(|client| go_on(client));
+    clients
+}
+
+/// Waits until a client has sent, received and settled once more.
+#[track_caller]
+fn go_on(client: &Child) {
+    for line in ["s", "d", "x"] {
+        client.wait_for(line, client.said(line));
+    }
+}
+
+/// Stays away for a random time.
+fn a_while(at_most: u64) {
+    std::thread::sleep(random(at_most));
+}
+
+fn random(at_most: u64) -> Duration {
+    Duration::from_micros(rand::rng().random_range(0..at_most * 1000))
+}
+
+/// What the clients were told is what the contract says, but for what servers that took over had not got.
+#[track_caller]
+fn check(url: &str, record: &Record) -> Summary {
+    on_threads(async {
+        let backend = open(url).await;
+        let queue = queue(&backend, QUEUE);
+        let summary = record.check(&queue).await.unwrap_or_else(|wrong| panic!("{wrong}"));
+        backend.close().await;
+        assert!(summary.sent > 0 && summary.acknowledged > 0, "{summary:?}");
+        summary
+    })
+}
+
+/// The time between the death of a server and the first answer after it, of which there are two kinds:
+/// those that wait for replicas, if so told, and those that do not.
+#[derive(Debug, Default)]
+struct Pauses(Vec<Duration>);
+
+impl Pauses {
+    /// Adds the times from each death to the first answer of this kind after it, in the words of a child:
+    /// the last one of the line is the time.
+    fn add(&mut self, deaths: &[u64], lines: &[Vec<String>], kind: &str) {
+        for death in deaths {
+            // What was said before reaches us some moments later; nobody takes over as fast as that.
+            let after = death + 100_000_000;
+            let answers = lines.iter().flatten().filter(|line| line.starts_with(kind));
+            let times = answers.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+            let first = times.filter(|time| *time > after).min().expect("an answer afterwards");
+            self.0.push(Duration::from_nanos(first - death));
+        }
+    }
+
+    fn text(&mut self) -> String {
+        self.0.sort();
+        let median = self.0[self.0.len() / 2].as_secs_f64();
+        let worst = self.0.last().expect("one").as_secs_f64();
+        format!("median {median:.2} s, worst {worst:.2} s")
+    }
+}
+
+fn now_nanos() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64
+}
+
+/// Primaries are killed one after the other while clients work, and come back as replicas. Every second
+/// time the replicas have not got what was done last.
+fn campaign(mut family: Family, options: &str) -> Undone {
+    let failovers = setting("PILLARBOX_FAILOVERS", 2);
+    let mut record = Record::new();
+    let clients = clients_of(&family.url(), options);
+    let mut deaths = Vec::new();
+    for failover in 1..=failovers {
+        a_while(200);
+        let old = if failover % 2 == 0 {
+            family.kill_with_lag(Duration::from_millis(20) + random(180))
+        } else {
+            let primary = family.primary();
+            family.kill(primary);
+            primary
+        };
+        deaths.push(now_nanos());
+        record.server_failed();
+        family.wait_for_promotion(old);
+        family.restart(old);
+        // All of them are at work again.
+        clients.iter().for_each(|client| go_on(client));
+        family.wait_until_whole();
+        family.wait_until_replicated();
+    }
+    clients.iter().for_each(|client| go_on(client));
+    let lines = clients.map(Child::kill);
+    lines.iter().for_each(|lines| record.add(lines));
+    let summary = check(&family.url(), &record);
+    let (mut receives, mut settles) = (Pauses::default(), Pauses::default());
+    receives.add(&deaths, &lines, "d");
+    settles.add(&deaths, &lines, "x");
+    println!(
+        "{}{}: {failovers} failovers, {summary:?}, {} calls failed, first receive after a death: {}, \
+         first settle: {}",
+        family.name(),
+        options.replace('&', ", "),
+        record.failures().len(),
+        receives.text(),
+        settles.text(),
+    );
+    for failure in record.failures() {
+        assert!(failure.contains("of 1 replicas have confirmed"), "{failure}");
+    }
+    summary.undone
+}
+
+#[test]
+fn clients_go_on_when_sentinels_replace_primaries() {
+    campaign(Family::sentinels(), "");
+}
+
+#[test]
+fn clients_go_on_when_primaries_of_a_cluster_are_replaced() {
+    campaign(Family::cluster(QUEUE), "");
+}
+
+#[test]
+fn nothing_that_a_replica_has_confirmed_is_undone_when_sentinels_replace_primaries() {
+    let Undone { lost, came_back, revived, .. } = campaign(Family::sentinels(), "&replicas=1");
+    assert_eq!((lost, came_back, revived), (0, 0, 0));
+}
+
+#[test]
+fn nothing_that_a_replica_has_confirmed_is_undone_when_primaries_of_a_cluster_are_replaced() {
+    let Undone { lost, came_back, revived, .. } = campaign(Family::cluster(QUEUE), "&replicas=1");
+    assert_eq!((lost, came_back, revived), (0, 0, 0));
+}
