@@ -44,8 +44,7 @@ pub struct Capabilities {
     pub strict_receipts: bool,
     /// Counts are exact at the moment they are taken.
     pub exact_counts: bool,
-    /// `max_size` is exact: a send is refused if and only if the queue holds so many. Where it is not,
-    /// the queue never holds more, and may refuse earlier.
+    /// `max_size` is kept to the message: a send is refused if and only if the queue holds so many.
     pub bounded: bool,
     /// The most partitions that a queue can be spread over. 1: every queue is kept whole.
     pub max_partitions: u32,

@@ -32,7 +32,8 @@ impl SendOptions {
         Self::default()
     }
 
-    /// Sends under this id. If the queue already holds it, the send succeeds and stores nothing.
+    /// Sends under this id. If the queue already holds it, the send succeeds and stores nothing. (A queue
+    /// that is spread over partitions knows ids that were given from the first time on.)
     pub fn id(mut self, id: MessageId) -> Self {
         self.id = Some(id);
         self

@@ -153,7 +153,8 @@ impl Nonce {
     }
 
     /// Makes a nonce whose first 84 bits nobody can guess, and whose last 12 are the backend's own:
-    /// what it must know of a delivery to find it, such as a partition.
+    /// what it must know of a delivery to find it, such as a partition. Of the mark, only 12 bits are
+    /// taken.
     pub fn random_with_mark(mark: u16) -> Self {
         let mut nonce = Self::random();
         nonce.0[10] = nonce.0[10] & 0xf0 | (mark >> 8) as u8 & 0x0f;

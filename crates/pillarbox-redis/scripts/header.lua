@@ -11,6 +11,7 @@
 --                      attributes], newline, body
 --   4 meta       HASH  id -> the 16 secret characters of the receipt while it is in flight, then
 --                      how often it was delivered; no field before the first delivery.
+--                      #enlisted: the layout says that the partition is received from;
 --                      #sent: messages ever stored; #delayed: members of invisible that nobody
 --                      holds; #about: what this is, long enough to have fields found by hash from
 --                      the first one on

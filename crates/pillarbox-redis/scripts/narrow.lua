@@ -11,7 +11,7 @@ if not stored then return 0 end
 local sent_to, held_in, version, kept = string.match(stored, '^(%d+) (%d+) (%d+) (%d)$')
 if version ~= ARGV[1] then return 0 end
 local left = math.max(sent_to, ARGV[2])
-if ARGV[2] == '0' and kept == '0' or left == 1 then
+if kept == '0' and (ARGV[2] == '0' or left == 1) then
   redis.call('DEL', KEYS[1])
 elseif left < tonumber(held_in) then
   -- @version

@@ -6,7 +6,7 @@
 --   and a space and JSON if there is any.
 -- Reads: data, invisible. Writes: meta, invisible, pending, data, call.
 -- Reply: + if all are stored; or for each message a character: 1 stored, 0 was here already, F full. Then
---   a ! if there was no such queue before.
+--   a ! if there was no such queue before, or it is a partition that is not enlisted.
 -- Twice: see header.lua. Refused as a whole, with nothing changed, when the server is out of memory.
 local record = redis_call('GET', call)
 if record and record >= ARGV[1] then return sub(record, 13) end
@@ -58,6 +58,9 @@ if size == 0 then
   end
   answer = table.concat(answer)
   if size == 0 then
+    if string.find(pending, '#', 1, true) and redis_call('HEXISTS', meta, '#enlisted') == 0 then
+      answer = answer .. '!'
+    end
     if KEYS[6] then
       -- @renew
     end
@@ -105,7 +108,10 @@ if timed and #timed > 0 then
   redis_call('HINCRBY', meta, '#delayed', #timed / 2)
   news = news or redis_call('ZRANGE', invisible, 0, 0)[1] ~= first
 end
-if is_new then answer = answer .. '!' end
+-- Said by every send until the partition is known to be received from.
+if is_new or string.find(pending, '#', 1, true) and redis_call('HEXISTS', meta, '#enlisted') == 0 then
+  answer = answer .. '!'
+end
 -- @remember
 if news then
   -- @wake

@@ -40,6 +40,8 @@ pub(crate) static SPREAD_CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(||
     capabilities.fifo = false;
     // Each partition takes its share.
     capabilities.bounded = false;
+    // An id that was sent as new may be anywhere.
+    capabilities.idempotent_send = false;
     capabilities
 });
 
@@ -75,7 +77,8 @@ impl RedisBackend {
     /// Connects to a server, and fails where that does not succeed within
     /// [`retry_for`](RedisOptions::retry_for). Warns where the server may throw messages away.
     pub async fn open(options: RedisOptions) -> Result<Self> {
-        let backend = Self::new(Link::new(options.servers()?, options.usage))?;
+        let servers = options.servers()?;
+        let backend = Self::new(Link::new(servers, options.usage))?;
         diagnose::warn(&backend.engine).await.map_err(|failure| failure.on(None, "open"))?;
         Ok(backend)
     }
@@ -135,7 +138,8 @@ impl RedisBackend {
                 link.ask(gate, Route::Slot(keys.slot), &exists).await?.integer()
             });
             for ((name, used), exists) in some.iter().zip(join_all(exists).await) {
-                if exists? > 0 {
+                // One whose server cannot be reached may be there.
+                if exists.or_else(|failure| failure.passing(1))? > 0 {
                     there.push(name.clone());
                 } else if now - used > LISTED_FOR {
                     gone.push((name.as_str(), used));

@@ -36,10 +36,10 @@ struct Waiting {
 }
 
 /// What has become of a call.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Confirmed {
-    /// So many replicas have it.
-    By(u32),
+    /// So many replicas of the server have it.
+    By { replicas: u32, place: Arc<str> },
     /// The server that is asked does not have it, or was not reached.
     Unknown,
 }
@@ -106,7 +106,9 @@ async fn confirm_group(engine: &Engine, node: &Node, calls: &[Waiting]) -> Vec<C
         _ => None,
     };
     let confirmed = |place: usize| match (answers.get(place), replicas) {
-        (Some(Value::Int(1)), Some(replicas)) => Confirmed::By(replicas),
+        (Some(Value::Int(1)), Some(replicas)) => {
+            Confirmed::By { replicas, place: node.place.clone() }
+        }
         _ => Confirmed::Unknown,
     };
     let confirmed: Vec<_> = (0..calls.len()).map(confirmed).collect();

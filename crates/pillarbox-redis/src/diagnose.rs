@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::format::{IdText, Keys};
 use crate::hub::Hub;
 use crate::layout::Number;
+use crate::link::Link;
 use crate::options::Durability;
 use crate::partition::Partition;
 use crate::scripts;
@@ -40,10 +41,8 @@ struct Server {
 }
 
 impl Server {
-    async fn ask(engine: &Engine, node: &Arc<Node>) -> Result<Self, Failure> {
-        let Engine { link, gate, .. } = engine;
-        let to = Route::To(node);
-        let info = match link.ask(gate, to, &redis::cmd("INFO")).await {
+    async fn ask(link: &Link, node: &Arc<Node>) -> Result<Self, Failure> {
+        let info = match link.ask_once(node, &redis::cmd("INFO")).await {
             Ok(mut info) => info.parsed()?,
             // A user who may use queues may not be one who may know more of the server.
             Err(failure) if failure.is_forbidden() => String::new(),
@@ -52,18 +51,30 @@ impl Server {
         // One by one: servers before 7 take no more. Some do not tell.
         let settings = SETTINGS.map(async |name| {
             let mut command = redis::cmd("CONFIG");
-            let mut words = link.ask(gate, to, command.arg("GET").arg(name)).await.ok()?;
+            let mut words = link.ask_once(node, command.arg("GET").arg(name)).await.ok()?;
             Some((words.parsed().ok()?, words.parsed().ok()?))
         });
         let settings = join_all(settings).await.into_iter().flatten().collect();
         Ok(Self { place: node.place.clone(), info, settings })
     }
 
-    /// All servers that have keys.
-    async fn all(engine: &Engine) -> Result<Vec<Self>, Failure> {
-        let nodes = engine.link.all_servers().await?;
-        let asked = join_all(nodes.iter().map(|node| Self::ask(engine, node))).await;
-        asked.into_iter().collect()
+    /// All servers that have keys and answer, and why others do not.
+    async fn all(link: &Link) -> Result<(Vec<Self>, Vec<Failure>), Failure> {
+        let nodes = link.all_servers().await?;
+        let asked = join_all(nodes.iter().map(|node| Self::ask(link, node))).await;
+        let (mut servers, mut failures) = (Vec::new(), Vec::new());
+        for server in asked {
+            match server {
+                Ok(server) => servers.push(server),
+                Err(failure) => failures.push(failure),
+            }
+        }
+        if servers.is_empty()
+            && let Some(failure) = failures.pop()
+        {
+            return Err(failure);
+        }
+        Ok((servers, failures))
     }
 
     fn info(&self, name: &str) -> Option<&str> {
@@ -194,9 +205,12 @@ impl Server {
 /// Connects, and warns of servers that may lose messages.
 pub(crate) async fn warn(engine: &Engine) -> Result<(), Failure> {
     let place = engine.link.place();
-    // A server that cannot be reached yet is not given up.
-    engine.link.ask(&engine.gate, *LIST_ROUTE, &redis::cmd("PING")).await?;
-    for server in Server::all(engine).await? {
+    engine.link.reach(&engine.gate).await?;
+    let (servers, failures) = Server::all(&engine.link).await?;
+    for failure in failures {
+        tracing::warn!(%place, %failure, "a server does not answer");
+    }
+    for server in servers {
         if let Some(finding) = server.eviction(engine.link.usage.default_ttl.is_some()) {
             tracing::warn!(%place, "{}; {}", finding.text, finding.advice);
         }
@@ -213,7 +227,7 @@ pub(crate) async fn diagnose(
     repair: bool,
 ) -> Result<Diagnosis, Failure> {
     let Engine { link, gate, .. } = &**engine;
-    let servers = Server::all(engine).await?;
+    let (servers, failures) = Server::all(link).await?;
     // What is true of all is said once.
     let all = |of: &dyn Fn(&Server) -> String| {
         let mut texts: Vec<_> = servers.iter().map(of).collect();
@@ -240,6 +254,7 @@ pub(crate) async fn diagnose(
     let mut time = link.ask(gate, *LIST_ROUTE, &redis::cmd("TIME")).await?;
     let (seconds, micros): (i64, i64) = (time.parsed()?, time.parsed()?);
     diagnosis.clock = Some(Timestamp::from_micros(seconds * 1_000_000 + micros));
+    diagnosis.findings.extend(failures.iter().map(|failure| unreachable(&failure.to_string())));
     for server in &servers {
         diagnosis.findings.extend(server.eviction(link.usage.default_ttl.is_some()));
         diagnosis.findings.extend(server.fullness());
@@ -254,7 +269,7 @@ pub(crate) async fn diagnose(
         }
     }
     diagnosis.findings.extend(uncovered(engine));
-    let found = partitions_found(engine).await?;
+    let found = partitions_found(link).await?;
     let unlisted: Vec<_> = found.keys().filter(|name| !queues.contains(name)).cloned().collect();
     if !unlisted.is_empty() {
         let names: Vec<_> = unlisted.iter().take(10).map(|name| format!("'{name}'")).collect();
@@ -271,30 +286,56 @@ pub(crate) async fn diagnose(
         if repair && unlisted.contains(queue) {
             engine.list(queue).await?;
         }
-        let mut layout = hub.state.learn_layout(1).await?;
-        if let Some(last) = found.get(queue).filter(|last| **last >= layout.held_in) {
-            diagnosis.findings.push(Finding {
-                severity: Severity::Problem,
-                text: format!(
-                    "queue '{queue}': there is a partition {last}, and only {} are received from",
-                    layout.held_in
-                ),
-                advice: "somebody has changed the queue's key :partitions".into(),
-                repair: if repair { Repair::Done } else { Repair::Possible },
-            });
-            if repair {
-                layout = hub.state.enlist(*last).await?;
-            }
-        }
-        for partition in hub.all(layout) {
-            let foreign = foreign_keys(&partition).await?;
-            if foreign.is_empty() {
-                diagnosis.findings.extend(check(&partition, repair).await?);
-            }
-            diagnosis.findings.extend(foreign);
+        if let Err(failure) =
+            look_into(&hub, found.get(queue).copied(), repair, &mut diagnosis).await
+        {
+            diagnosis.findings.push(unreachable(&format!("queue '{queue}': {failure}")));
         }
     }
     Ok(diagnosis)
+}
+
+/// What cannot be looked at.
+fn unreachable(text: &str) -> Finding {
+    Finding {
+        severity: Severity::Problem,
+        text: text.to_owned(),
+        advice: "what is there cannot be used, nor looked at, until it can be reached".into(),
+        repair: Repair::Manual,
+    }
+}
+
+/// Looks at every message of a queue, of which `last` is the last partition that there is.
+async fn look_into(
+    hub: &Hub,
+    last: Option<Number>,
+    repair: bool,
+    diagnosis: &mut Diagnosis,
+) -> Result<(), Failure> {
+    let queue = hub.name();
+    let mut layout = hub.state.learn_layout(1).await?;
+    if let Some(last) = last.filter(|last| *last >= layout.held_in) {
+        diagnosis.findings.push(Finding {
+            severity: Severity::Problem,
+            text: format!(
+                "queue '{queue}': there is a partition {last}, and only {} are received from",
+                layout.held_in
+            ),
+            advice: "somebody has changed the queue's key :partitions".into(),
+            repair: if repair { Repair::Done } else { Repair::Possible },
+        });
+        if repair {
+            layout = hub.state.enlist(last).await?;
+        }
+    }
+    for partition in hub.all(layout) {
+        let foreign = foreign_keys(&partition).await?;
+        if foreign.is_empty() {
+            diagnosis.findings.extend(check(&partition, repair).await?);
+        }
+        diagnosis.findings.extend(foreign);
+    }
+    Ok(())
 }
 
 /// What an answered send has survived, all in all.
@@ -421,15 +462,15 @@ async fn foreign_keys(partition: &Partition) -> Result<Vec<Finding>, Failure> {
 }
 
 /// The queues that are there, whether they are on the list or not, each with its last partition.
-async fn partitions_found(engine: &Engine) -> Result<BTreeMap<QueueName, Number>, Failure> {
-    let Engine { link, gate, .. } = engine;
+async fn partitions_found(link: &Link) -> Result<BTreeMap<QueueName, Number>, Failure> {
     let mut found = BTreeMap::new();
     for node in link.all_servers().await? {
         let mut cursor = "0".to_owned();
         loop {
             let mut scan = redis::cmd("SCAN");
             scan.arg(&cursor).arg("MATCH").arg("{queue:*}:*").arg("COUNT").arg(1000);
-            let mut words = link.ask(gate, Route::To(&node), &scan).await?;
+            // That a server does not answer is told elsewhere.
+            let Ok(mut words) = link.ask_once(&node, &scan).await else { break };
             cursor = words.parsed()?;
             while !words.is_empty() {
                 let key = String::from_utf8_lossy(&words.bytes()?).into_owned();

@@ -57,9 +57,15 @@ struct Channel {
     slot: u16,
     /// The subscription that hears it, by its number.
     heard_by: Option<u64>,
+    /// Whether the server has refused it, and need not be asked again soon.
+    is_refused: bool,
 }
 
 impl Channel {
+    fn must_be_heard(&self) -> bool {
+        self.heard_by.is_none() && !self.is_refused
+    }
+
     fn set_heard(&mut self, by: Option<u64>) {
         let was_heard = self.heard_by.is_some();
         self.heard_by = by;
@@ -114,6 +120,7 @@ impl Ears {
                 partition: partition.number,
                 slot: partition.keys.slot,
                 heard_by: None,
+                is_refused: false,
             };
             (partition.keys.wake.clone(), channel)
         };
@@ -163,6 +170,12 @@ impl AsyncPushSender for Ear {
                         queue.layout_has_changed();
                     }
                     queue.line().wake(channel.partition);
+                }
+            }
+            // In order with what ends a subscription, unlike the answers to what was asked.
+            PushKind::SSubscribe | PushKind::Subscribe => {
+                if let Some(channel) = channel {
+                    channel.set_heard(Some(self.number));
                 }
             }
             // The slot has moved to another server. (A channel that we have let go of is not here.)
@@ -229,7 +242,6 @@ impl Listener {
                 }
             };
             tokio::select! {
-                biased;
                 request = self.requests.recv() => match request {
                     Some(request) => {
                         asked.push(self.note(request));
@@ -263,7 +275,7 @@ impl Listener {
     async fn subscribe(&mut self) -> bool {
         let unheard: Vec<_> = {
             let channels = self.heard.channels();
-            let unheard = channels.iter().filter(|(_, channel)| channel.heard_by.is_none());
+            let unheard = channels.iter().filter(|(_, channel)| channel.must_be_heard());
             unheard.map(|(name, channel)| (name.clone(), channel.slot)).collect()
         };
         if unheard.is_empty() {
@@ -274,14 +286,10 @@ impl Listener {
             servers.look_around().await;
         }
         let mut by_server: HashMap<Arc<str>, (Arc<Node>, Vec<String>)> = HashMap::new();
-        let mut is_complete = true;
         for (name, slot) in unheard {
-            match servers.known_node(slot) {
-                Some(node) => {
-                    let entry = by_server.entry(node.place.clone());
-                    entry.or_insert_with(|| (node, Vec::new())).1.push(name);
-                }
-                None => is_complete = false,
+            if let Some(node) = servers.known_node(slot) {
+                let entry = by_server.entry(node.place.clone());
+                entry.or_insert_with(|| (node, Vec::new())).1.push(name);
             }
         }
         let work = by_server.into_iter().map(|(place, (node, names))| {
@@ -296,27 +304,25 @@ impl Listener {
         });
         let done: Vec<_> = join_all(work.collect::<Vec<_>>()).await;
         for (place, outcome) in done {
-            match outcome {
-                Ok((subscription, is_whole)) => {
-                    is_complete &= is_whole;
+            let refused = match outcome {
+                Ok((subscription, refused)) => {
                     self.subscriptions.insert(place, subscription);
+                    refused
                 }
                 Err(error) => {
-                    is_complete = false;
-                    if error.code() == Some("NOPERM") && !self.has_warned {
-                        self.has_warned = true;
-                        let advice = "receivers that wait look every half second instead: the user \
-                                      needs the commands ssubscribe and subscribe, and channels \
-                                      {queue:*";
-                        tracing::warn!(%error, "wake-ups cannot be heard; {advice}");
-                    } else {
-                        tracing::debug!(%place, %error, "cannot subscribe");
-                    }
+                    tracing::debug!(%place, %error, "cannot subscribe");
+                    Some(error).filter(|error| error.code() == Some("NOPERM"))
                 }
+            };
+            if let Some(error) = refused.filter(|_| !std::mem::replace(&mut self.has_warned, true))
+            {
+                let advice = "receivers that wait look every half second instead: the user needs the \
+                              commands ssubscribe and subscribe, and channels {queue:*";
+                tracing::warn!(%error, "wake-ups cannot be heard; {advice}");
             }
         }
         self.unheard_without_subscription();
-        is_complete
+        !self.heard.channels().values().any(Channel::must_be_heard)
     }
 
     /// Gives up connections that have broken off.
@@ -344,6 +350,7 @@ impl Listener {
     async fn keep(&mut self) {
         let gone: Vec<_> = {
             let mut channels = self.heard.channels();
+            channels.values_mut().for_each(|channel| channel.is_refused = false);
             channels.extract_if(|_, channel| channel.queue.strong_count() == 0).collect()
         };
         let used: Vec<_> = self.heard.channels().values().filter_map(|c| c.heard_by).collect();
@@ -366,8 +373,8 @@ impl Listener {
     }
 }
 
-/// Subscribes to channels at one server, by the connection there is or a new one. Says whether all of them
-/// are heard then: some may have moved to another.
+/// Subscribes to channels at one server, by the connection there is or a new one, except for those that have
+/// moved to another. Says why some may not be heard at all.
 async fn subscribe_at(
     link: &Link,
     node: &Node,
@@ -375,7 +382,7 @@ async fn subscribe_at(
     number: u64,
     heard: &Arc<Heard>,
     names: &[String],
-) -> RedisResult<(Subscription, bool)> {
+) -> RedisResult<(Subscription, Option<RedisError>)> {
     let mut subscription = match existing {
         Some(subscription) => subscription,
         None => {
@@ -385,7 +392,7 @@ async fn subscribe_at(
             Subscription { number, connection, is_broken, is_sharded: true }
         }
     };
-    let mut is_whole = true;
+    let mut refused = None;
     let mut rest = names.to_vec();
     while !rest.is_empty() {
         let some: Vec<_> = rest.drain(..rest.len().min(AT_ONCE)).collect();
@@ -398,25 +405,26 @@ async fn subscribe_at(
         let answers = subscription.connection.req_packed_commands(&commands, 0, some.len()).await?;
         for (channel, answer) in some.into_iter().zip(answers) {
             match answer.extract_error() {
-                Ok(_) => {
-                    if let Some(channel) = heard.channels().get_mut(&channel) {
-                        channel.set_heard(Some(subscription.number));
-                    }
-                }
+                Ok(_) => {}
                 Err(error) if matches!(judge(&error), Verdict::GoTo { .. }) => {
                     link.servers.redirected(&error, true);
-                    is_whole = false;
                 }
                 Err(error) if is_sharded && is_unknown_command(&error) => {
                     // A server before 7: what is published reaches all servers.
                     subscription.is_sharded = false;
                     rest.push(channel);
                 }
+                Err(error) if error.code() == Some("NOPERM") => {
+                    if let Some(channel) = heard.channels().get_mut(&channel) {
+                        channel.is_refused = true;
+                    }
+                    refused = Some(error);
+                }
                 Err(error) => return Err(error),
             }
         }
     }
-    Ok((subscription, is_whole))
+    Ok((subscription, refused))
 }
 
 fn is_unknown_command(error: &RedisError) -> bool {

@@ -23,6 +23,15 @@ pub(crate) enum Failure {
          {within:?}: it is lost if the server fails now. Doing it again is safe"
     )]
     Unconfirmed { place: Arc<str>, confirmed: u32, wanted: u32, within: Duration },
+    #[error(
+        "the key {key} does not say over how many partitions the queue is spread: another program uses it, or \
+         somebody has changed it. Delete it, and `pillarbox doctor --fix` finds the partitions there are"
+    )]
+    Layout { key: String },
+    #[error(
+        "the queue is spread over partitions, and a default_ttl would delete some of them: open it without"
+    )]
+    Mortal,
     #[error("the backend was closed")]
     Closed,
 }
@@ -128,12 +137,22 @@ impl Failure {
     #[must_use]
     pub(crate) fn after(mut self, time: Duration) -> Self {
         if let Self::Server { place, what, .. } = &mut self {
-            if place.starts_with("rediss:") && what.contains("timed out") {
+            if place.starts_with("rediss") && what.contains("timed out") {
                 what.push_str(" (does it speak TLS there?)");
             }
             what.push_str(&format!(" (tried for {time:?})"));
         }
         self
+    }
+
+    /// Whether it was tried again and may succeed later: no server could be reached that would do it.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::Server { cause, .. } if judge(cause) != Verdict::GiveUp)
+    }
+
+    /// What to assume where it may pass.
+    pub(crate) fn passing<T>(self, assumed: T) -> Result<T, Self> {
+        if self.may_pass() { Ok(assumed) } else { Err(self) }
     }
 
     /// Whether the user of the server may not do it.

@@ -10,7 +10,7 @@ use pillarbox_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::layout::Number;
+use crate::layout::{MAX_PARTITIONS, Number};
 use crate::servers::slot;
 
 /// The names of all queues that may be there, by when they were last used.
@@ -60,7 +60,10 @@ impl Keys {
     pub(crate) fn owner(key: &str) -> Option<(QueueName, Number, &str)> {
         let (tag, what) = key.strip_prefix("{queue:")?.split_once("}:")?;
         let (name, partition) = match tag.split_once('#') {
-            Some((name, partition)) => (name, partition.parse().ok().filter(|n| *n > 0)?),
+            Some((name, partition)) => {
+                let number = partition.parse().ok().filter(|number| *number > 0)?;
+                (name, Some(number).filter(|number| u32::from(*number) < MAX_PARTITIONS)?)
+            }
             None => (tag, 0),
         };
         Some((QueueName::new(name).ok()?, partition, what))

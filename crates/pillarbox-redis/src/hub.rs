@@ -1,6 +1,6 @@
 //! What all handles of one queue in this process share: its partitions, as one queue.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::layout::{Layout, MAX_PARTITIONS, Number};
+use crate::link::Pauses;
 use crate::operations::Claim;
 use crate::partition::{PageEnd, Partition};
 use crate::state::QueueState;
@@ -36,8 +37,6 @@ pub(crate) struct Hub {
     sent: AtomicU32,
     /// Which partition is asked first.
     first: AtomicU16,
-    /// Partitions that do not answer. Others are used meanwhile, and a task asks them until they do.
-    silent: Mutex<BTreeSet<Number>>,
 }
 
 /// What has become of each entry of a batch, of which some may have failed together.
@@ -51,7 +50,6 @@ impl Hub {
             // Programs that begin at the same time begin at different places.
             sent: AtomicU32::new(rand::random()),
             first: AtomicU16::new(rand::random()),
-            silent: Mutex::default(),
         }
     }
 
@@ -95,15 +93,13 @@ impl Hub {
             return divided(batch, &places, |partition, batch| self.store(partition, batch, None))
                 .await;
         };
-        let share = |partition| Some(layout.share(max_size, partition));
+        let share = Some(layout.share(max_size));
         // Those that may be anywhere are sent elsewhere where there is no room.
         let movable = |message: &Outgoing| message.is_new && message.group().is_none();
         let spare: Vec<_> =
             batch.iter().map(|message| movable(message).then(|| message.clone())).collect();
-        let mut outcomes = divided(batch, &places, |partition, batch| {
-            self.store(partition, batch, share(partition))
-        })
-        .await;
+        let mut outcomes =
+            divided(batch, &places, |partition, batch| self.store(partition, batch, share)).await;
         for further in 1..layout.sent_to {
             let left = outcomes.iter().zip(&spare).enumerate();
             let left = left.filter(|(_, (outcome, _))| matches!(outcome, Ok(false)));
@@ -113,7 +109,7 @@ impl Hub {
                 break;
             }
             let partition = (turn + further) % layout.sent_to;
-            let stored = self.store(partition, batch, share(partition)).await;
+            let stored = self.store(partition, batch, share).await;
             for (place, stored) in left.into_iter().zip(stored) {
                 outcomes[place] = stored;
             }
@@ -126,69 +122,67 @@ impl Hub {
         let messages = u32::try_from(messages).unwrap_or(u32::MAX);
         let before = self.sent.fetch_add(messages, Ordering::Relaxed);
         let turn = (before / TURN % u32::from(layout.sent_to)) as Number;
-        let silent = self.silent();
+        let line = self.state.line();
         let mut turns = (0..layout.sent_to).map(|further| (turn + further) % layout.sent_to);
-        turns.find(|turn| !silent.contains(turn)).unwrap_or(turn)
+        turns.find(|turn| !line.is_silent(*turn)).unwrap_or(turn)
     }
 
-    /// Held for moments, never across an await.
-    fn silent(&self) -> MutexGuard<'_, BTreeSet<Number>> {
-        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks a partition. One that takes too long is asked by a task from then on, until it answers, and
-    /// passed over meanwhile: then there is no answer. (Where a delivery comes too late, it goes back.)
+    /// Asks a partition, no longer than it may be silent: then there is no answer, and it is passed over
+    /// until it answers a task that asks from then on. (A delivery that comes too late goes back.)
     async fn ask<T, F: Future<Output = T>>(
         self: &Arc<Self>,
         number: Number,
+        patience: Duration,
         question: impl FnOnce(Arc<Partition>) -> F,
     ) -> Option<T> {
         let answer = question(self.partition(number));
-        if self.silent().contains(&number) || self.state.known_layout().held_in == 1 {
+        if self.state.known_layout().held_in == 1 || self.state.line().all_silent() {
             // There is no other to be asked instead.
             return Some(answer.await);
         }
-        let answer = timeout(SILENCE, answer).await.ok();
+        let answer = timeout(patience, answer).await.ok();
         if answer.is_none() {
             self.is_silent(number);
         }
         answer
     }
 
-    /// Waits for an answer of a partition. One that takes too long is passed over by what comes next.
+    /// Waits for an answer of a partition. What takes too long may be a large batch, or replicas that are
+    /// waited for; or the partition does not answer at all, and is passed over by what comes next.
     async fn noticed<T>(self: &Arc<Self>, number: Number, answer: impl Future<Output = T>) -> T {
         let mut answer = pin!(answer);
-        match timeout(SILENCE, &mut answer).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                if self.state.known_layout().held_in > 1 {
-                    self.is_silent(number);
-                }
-                answer.await
-            }
+        if let Ok(answer) = timeout(SILENCE, &mut answer).await {
+            return answer;
         }
+        if self.state.known_layout().held_in > 1 {
+            let hub = self.clone();
+            self.engine().spawn(async move {
+                let look = |partition: Arc<Partition>| async move { partition.look().await };
+                let _ = hub.ask(number, SILENCE, look).await;
+            });
+        }
+        answer.await
     }
 
     /// Notes that a partition does not answer, and asks it until it does.
     fn is_silent(self: &Arc<Self>, number: Number) {
-        if !self.silent().insert(number) {
+        if !self.state.line().set_silent(number, true) {
             return;
         }
         let queue = self.name();
         tracing::warn!(%queue, number, "a partition does not answer; others are used meanwhile");
-        let hub = Arc::downgrade(self);
-        let partition = self.partition(number);
+        let (hub, partition) = (Arc::downgrade(self), self.partition(number));
         self.engine().spawn(async move {
+            let mut pauses = Pauses::new();
             while let Err(failure) = partition.look().await {
                 if matches!(failure, Failure::Closed) || hub.strong_count() == 0 {
                     return;
                 }
+                tokio::time::sleep(pauses.next()).await;
             }
-            if let Some(hub) = hub.upgrade() {
-                hub.silent().remove(&number);
-                hub.state.line().must_be_asked(number);
-                tracing::info!(queue = %hub.name(), number, "a partition answers again");
-            }
+            let queue = &partition.queue;
+            queue.line().set_silent(number, false);
+            tracing::info!(queue = %queue.name, number, "a partition answers again");
         });
     }
 
@@ -232,77 +226,30 @@ impl Hub {
 
     /// Delivers what is ready in these partitions, the next one's turn first: from one of them, if that
     /// has something and others need not be asked as well to deliver all that is wanted.
-    ///
-    /// Deliveries are taken out of their claim in the same poll that returns them, so a dropped
-    /// future holds none.
     pub(crate) async fn receive(
         self: &Arc<Self>,
         request: Receive,
         partitions: &[Number],
         wants_all: bool,
     ) -> Result<Vec<Delivery>, Failure> {
-        let answering = self.answering(partitions);
-        let Some(first) = self.first_of(&answering) else { return Ok(Vec::new()) };
-        let receive = move |request: Receive| {
-            move |partition: Arc<Partition>| async move { partition.receive(request).await }
-        };
-        let answer = self.ask(answering[first], receive(request)).await;
-        let mut has_answered = answer.is_some();
-        let claim = answer.transpose()?.flatten();
-        let claimed = claim.as_ref().map_or(0, Claim::len);
-        if answering.len() == 1 || claimed == request.max || claimed > 0 && !wants_all {
-            return Ok(claim.map_or_else(Vec::new, Claim::take));
-        }
-        // All others at once, without taking anything: one may have more than enough.
-        let others = || answering[first + 1..].iter().chain(&answering[..first]);
-        let look = |partition: Arc<Partition>| async move { partition.look().await };
-        let looks = others().map(|number| self.ask(*number, look)).collect::<Vec<_>>();
-        let (mut failed, mut ready) = (None, Vec::new());
-        for (number, look) in others().zip(join_all(looks).await) {
-            has_answered |= look.is_some();
-            match look.transpose() {
-                Ok(None | Some(0)) => {}
-                Ok(Some(messages)) => ready.push((*number, messages)),
-                Err(failure) => failed = Some(failure),
+        let Some(first) = self.first_of(partitions) else { return Ok(Vec::new()) };
+        let mut taking = Taking { hub: self, request, claims: Vec::new(), failed: None };
+        let is_answered = taking.from(&[(partitions[first], request.max)], SILENCE).await;
+        if partitions.len() > 1 && taking.wanted() > 0 && (wants_all || taking.claims.is_empty()) {
+            // All others at once, without taking anything: one may have more than enough. What was
+            // claimed must not be held for long.
+            let patience = if taking.claims.is_empty() { SILENCE } else { request.visibility / 4 };
+            let patience = patience.min(SILENCE);
+            let others = partitions[first + 1..].iter().chain(&partitions[..first]);
+            let (ready, others_answered) = taking.look_at(others.copied(), patience).await;
+            if !is_answered && !others_answered && self.state.line().all_silent() {
+                // Then it is not about one server that fails while others go on.
+                taking.from(&[(partitions[first], request.max)], SILENCE).await;
+            } else {
+                taking.from(&ready, patience).await;
             }
         }
-        if !has_answered {
-            // Then it is not about one server that fails while others go on.
-            let claim = self.partition(answering[first]).receive(request).await?;
-            return Ok(claim.map_or_else(Vec::new, Claim::take));
-        }
-        let mut claims: Vec<_> = claim.into_iter().collect();
-        let mut wanted = request.max - claimed;
-        let mut asked = Vec::new();
-        for (number, messages) in ready {
-            let mut request = request;
-            request.max = wanted.min(usize::try_from(messages).unwrap_or(usize::MAX));
-            wanted -= request.max;
-            if request.max > 0 {
-                asked.push(self.ask(number, receive(request)));
-            }
-        }
-        for claim in join_all(asked).await.into_iter().flatten() {
-            match claim {
-                Ok(claim) => claims.extend(claim),
-                Err(failure) => failed = Some(failure),
-            }
-        }
-        match failed {
-            // Where there is nothing that can be had, what cannot be had is told.
-            Some(failure) if claims.is_empty() => Err(failure),
-            _ => Ok(claims.into_iter().flat_map(Claim::take).collect()),
-        }
-    }
-
-    /// Those of the partitions that answer; all of them, where none does or there is only one.
-    fn answering(&self, partitions: &[Number]) -> Vec<Number> {
-        let silent = self.silent();
-        let answering = partitions.iter().copied().filter(|number| !silent.contains(number));
-        match answering.collect::<Vec<_>>() {
-            none if none.is_empty() => partitions.to_vec(),
-            some => some,
-        }
+        taking.end()
     }
 
     /// Which of the partitions is asked first.
@@ -414,6 +361,84 @@ impl Hub {
             self.state.narrow(layout, 0).await?;
         }
         Ok(())
+    }
+}
+
+/// A receive from several partitions.
+struct Taking<'a> {
+    hub: &'a Arc<Hub>,
+    request: Receive,
+    claims: Vec<Claim>,
+    failed: Option<Failure>,
+}
+
+impl Taking<'_> {
+    /// How many messages are still wanted.
+    fn wanted(&self) -> usize {
+        self.request.max - self.claims.iter().map(Claim::len).sum::<usize>()
+    }
+
+    /// Takes so many messages from each of these partitions, but no more than are wanted. Says whether
+    /// one has answered.
+    async fn from(&mut self, partitions: &[(Number, usize)], patience: Duration) -> bool {
+        let mut wanted = self.wanted();
+        let mut asked = Vec::new();
+        for (number, messages) in partitions {
+            let mut request = self.request;
+            request.max = wanted.min(*messages);
+            wanted -= request.max;
+            if request.max > 0 {
+                let receive = move |partition: Arc<Partition>| async move {
+                    partition.receive(request).await
+                };
+                asked.push(self.hub.ask(*number, patience, receive));
+            }
+        }
+        let answers: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+        let is_answered = !answers.is_empty();
+        for answer in answers {
+            match answer {
+                Ok(claim) => self.claims.extend(claim),
+                Err(failure) => self.failed = Some(failure),
+            }
+        }
+        is_answered
+    }
+
+    /// How many messages are ready in those of the partitions that have some, and whether one has
+    /// answered.
+    async fn look_at(
+        &mut self,
+        partitions: impl Iterator<Item = Number>,
+        patience: Duration,
+    ) -> (Vec<(Number, usize)>, bool) {
+        let look =
+            |partition: Arc<Partition>| async move { (partition.number, partition.look().await) };
+        let asked: Vec<_> = partitions.map(|number| self.hub.ask(number, patience, look)).collect();
+        let answers: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+        let is_answered = !answers.is_empty();
+        let mut ready = Vec::new();
+        for (number, answer) in answers {
+            match answer {
+                Ok(0) => {}
+                Ok(messages) => {
+                    ready.push((number, usize::try_from(messages).unwrap_or(usize::MAX)));
+                }
+                Err(failure) => self.failed = Some(failure),
+            }
+        }
+        (ready, is_answered)
+    }
+
+    /// What was claimed; or, where there is nothing that can be had, why something cannot.
+    ///
+    /// Deliveries are taken out of their claims in the same poll that returns them, so a dropped future
+    /// holds none.
+    fn end(self) -> Result<Vec<Delivery>, Failure> {
+        match self.failed {
+            Some(failure) if self.claims.is_empty() => Err(failure),
+            _ => Ok(self.claims.into_iter().flat_map(Claim::take).collect()),
+        }
     }
 }
 

@@ -44,6 +44,8 @@ struct Known {
     quiet: bool,
     /// Whether wake-ups are heard.
     is_heard: bool,
+    /// Whether the server does not answer. Who asks it then is not in line.
+    is_silent: bool,
     /// When the next message becomes ready by time alone, as far as is known.
     due: Option<Instant>,
     /// When the server was last asked.
@@ -180,13 +182,45 @@ impl Line {
         })
     }
 
+    /// Notes whether a partition answers. Says whether that is news.
+    pub(crate) fn set_silent(&mut self, partition: Number, is_silent: bool) -> bool {
+        let Some(known) = self.known(partition) else { return false };
+        let is_news = std::mem::replace(&mut known.is_silent, is_silent) != is_silent;
+        if is_news && !is_silent {
+            self.must_be_asked(partition);
+        }
+        is_news
+    }
+
+    pub(crate) fn is_silent(&self, partition: Number) -> bool {
+        self.partitions.get(usize::from(partition)).is_some_and(|known| known.is_silent)
+    }
+
+    /// Whether no partition answers: then none is better than another.
+    pub(crate) fn all_silent(&self) -> bool {
+        self.partitions.iter().all(|known| known.is_silent)
+    }
+
+    /// Of the first so many partitions those that answer; all of them, if none does.
+    pub(crate) fn answering(&self, partitions: Number) -> Vec<Number> {
+        let answering = (0..partitions).filter(|number| !self.is_silent(*number));
+        match answering.collect::<Vec<_>>() {
+            none if none.is_empty() => (0..partitions).collect(),
+            some => some,
+        }
+    }
+
     /// The partitions whose wake-ups are not heard.
     pub(crate) fn unheard(&self) -> Vec<Number> {
         self.those(|known| !known.is_heard)
     }
 
+    /// Of the partitions that answer, if any does, those that are so.
     fn those(&self, are: impl Fn(&Known) -> bool) -> Vec<Number> {
-        self.partitions.iter().zip(0..).filter(|(known, _)| are(known)).map(|(_, n)| n).collect()
+        let all_silent = self.all_silent();
+        let answering = self.partitions.iter().zip(0..);
+        let answering = answering.filter(|(known, _)| all_silent || !known.is_silent);
+        answering.filter(|(known, _)| are(known)).map(|(_, number)| number).collect()
     }
 
     /// Notes that the server is asked now.
@@ -232,7 +266,9 @@ impl Line {
     /// How long this receiver sleeps, if nobody calls it and its own time is not up: only the first in
     /// line watches the clock.
     pub(crate) fn asleep_until(&self, ticket: Ticket, patience: Patience) -> Option<Instant> {
-        let times = self.partitions.iter().filter_map(|known| known.ask_again(patience));
+        let all_silent = self.all_silent();
+        let answering = self.partitions.iter().filter(|known| all_silent || !known.is_silent);
+        let times = answering.filter_map(|known| known.ask_again(patience));
         times.min().filter(|_| self.is_first(ticket))
     }
 
@@ -371,6 +407,27 @@ mod tests {
         assert_eq!(line.unquiet(in_seconds(10)), [1]);
         line.set_heard(0, false);
         assert_eq!(line.unquiet(now()), [0]);
+    }
+
+    #[tokio::test]
+    async fn a_partition_that_does_not_answer_keeps_nobody_waiting() {
+        let mut line = Line::new();
+        line.cover(2);
+        let (one, signal) = line.join();
+        finds_nothing(&mut line, 0, None);
+        finds_nothing(&mut line, 1, None);
+        assert!(line.set_silent(1, true) && !line.set_silent(1, true));
+        line.wake(1);
+        assert_eq!((must_ask(&mut line, one), line.unquiet(now())), (vec![], vec![0]));
+        let hasty = Patience { heard: Duration::ZERO, deaf: Duration::ZERO };
+        assert_eq!((line.must_ask(one, now(), hasty), line.unheard()), (vec![0], vec![0]));
+        line.set_silent(0, true);
+        assert!(line.all_silent());
+        assert_eq!(line.must_ask(one, now(), hasty), [0, 1]);
+        line.set_silent(0, false);
+        signal.notified().await;
+        assert!(line.set_silent(1, false));
+        assert_eq!(must_ask(&mut line, one), [0, 1]);
     }
 
     #[tokio::test]

@@ -82,6 +82,37 @@ impl Link {
         Ok(Reply::new(value, self.place()).flat_words())
     }
 
+    /// Asks one server for a command, once.
+    pub(crate) async fn ask_once(&self, node: &Arc<Node>, command: &Cmd) -> Result<Words, Failure> {
+        let value = self.call_once(Route::To(node), None, command).await;
+        let value = value.map_err(|(place, error)| Failure::server(&place, error))?;
+        Ok(Reply::new(value, &node.place).flat_words())
+    }
+
+    /// Tries until a server answers, of a cluster any one.
+    pub(crate) async fn reach(&self, gate: &Gate) -> Result<(), Failure> {
+        // A slot that nobody has keeps the cluster's others from nothing.
+        let end = Instant::now() + self.usage.retry_for;
+        let mut pauses = Pauses::new();
+        loop {
+            let reached = match &self.servers {
+                Servers::One(node) => {
+                    return self.ask(gate, Route::To(node), &redis::cmd("PING")).await.map(|_| ());
+                }
+                Servers::Cluster(cluster) => cluster.learn().await,
+            };
+            let Err(error) = reached else { return Ok(()) };
+            let pause = pauses.next();
+            if judge(&error) == Verdict::GiveUp {
+                return Err(Failure::server(self.place(), error));
+            }
+            if Instant::now() + pause > end {
+                return Err(Failure::server(self.place(), error).after(self.usage.retry_for));
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
     /// All servers that have keys.
     pub(crate) async fn all_servers(&self) -> Result<Vec<Arc<Node>>, Failure> {
         self.servers.all().await.map_err(|error| Failure::server(self.place(), error))

@@ -71,13 +71,11 @@ impl Operation for Sends {
             }
         };
         // What is there already may have been sent by a call that was not confirmed.
-        let reply = partition.run_durably(&scripts::SEND, caller, arguments, |_| true).await?;
-        let (answers, is_new) = reply.characters(messages().count())?;
-        if is_new {
-            partition.queue.list_anew().await?;
-            if partition.number > 0 {
-                partition.queue.enlist(partition.number).await?;
-            }
+        let is_stored = |reply: &Reply| b"+10".iter().any(|answer| reply.has(*answer));
+        let reply = partition.run_durably(&scripts::SEND, caller, arguments, is_stored).await?;
+        let (answers, is_unknown) = reply.characters(messages().count())?;
+        if is_unknown {
+            partition.enlist().await?;
         }
         let answers = unique.answers(&answers);
         let entries = requests.iter().map(|request| request.messages.len());

@@ -10,7 +10,7 @@ use redis::io::tcp::TcpSettings;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::layout::MAX_PARTITIONS;
-use crate::servers::{Cluster, Maker, Node, Sentinels, Servers, address};
+use crate::servers::{Cluster, Maker, Node, Sentinels, Servers};
 
 /// Which servers, and how they are used.
 ///
@@ -68,6 +68,7 @@ pub(crate) struct Usage {
 /// What an answered send or settle has reached beside the primary. See
 /// [`RedisOptions::durability`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Durability {
     /// How many replicas must have it.
     pub replicas: u32,
@@ -252,9 +253,6 @@ impl RedisOptions {
         if tls.certificate.is_some() != tls.key.is_some() {
             return Err(invalid("cert and key belong together"));
         }
-        if usage.default_ttl.is_some() && usage.partitions > 1 {
-            return Err(invalid("default_ttl and partitions cannot be had together"));
-        }
         usage.durability = usage.durability.and_then(Durability::sensible);
         parsed.set_query(None);
         if !left.is_empty() {
@@ -289,13 +287,22 @@ impl RedisOptions {
 
     /// The servers. Nothing is connected yet.
     pub(crate) fn servers(&self) -> Result<Servers> {
+        if self.usage.default_ttl.is_some() && self.usage.partitions > 1 {
+            let allowed = "1 where there is a default_ttl";
+            return Err(Error::invalid(
+                None,
+                "partitions",
+                self.usage.partitions.to_string(),
+                allowed,
+            ));
+        }
         let client = crate::tls::client(self.server.clone(), &self.tls)?;
         let response_timeout = self.usage.response_timeout;
         let maker = Maker { like: client.get_connection_info().clone() };
         Ok(match &self.found {
             Found::There => Servers::One(Arc::new(Node::of(client, response_timeout))),
             Found::Cluster { hosts } => {
-                Servers::Cluster(Cluster::new(hosts, maker, response_timeout))
+                Servers::Cluster(Cluster::new(self.place().into(), hosts, maker, response_timeout))
             }
             Found::Sentinels { hosts, service, user, password } => {
                 let mut settings = redis::RedisConnectionInfo::default();
@@ -306,6 +313,7 @@ impl RedisOptions {
                     settings = settings.set_password(password);
                 }
                 let sentinels = Sentinels {
+                    place: self.place().into(),
                     addresses: hosts.clone(),
                     sentinels: Maker { like: maker.like.clone().set_redis_settings(settings) },
                     service: service.clone(),
@@ -379,16 +387,13 @@ impl RedisOptions {
 
     /// Where the servers are, without secrets.
     fn place(&self) -> String {
-        let all = |hosts: &[Host]| {
-            let hosts: Vec<_> = hosts.iter().map(|(host, port)| address(host, *port)).collect();
-            hosts.join(",")
-        };
+        let one = scheme(&self.server);
         match &self.found {
             Found::There => place(&self.server),
             Found::Sentinels { hosts, service, .. } => {
-                format!("redis-sentinel://{}/{service}", all(hosts))
+                format!("{one}-sentinel://{}/{service}", hosts_text(hosts))
             }
-            Found::Cluster { hosts } => format!("redis-cluster://{}", all(hosts)),
+            Found::Cluster { hosts } => format!("{one}-cluster://{}", hosts_text(hosts)),
         }
     }
 }
@@ -399,6 +404,13 @@ fn first_host(url: &str, scheme: &str) -> Result<(String, Vec<BareHost>), String
     let rest = url.split_once("://").ok_or("no hosts are named")?.1;
     let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let (user, names) = authority.rsplit_once('@').map_or(("", authority), |(u, n)| (u, n));
+    if user.contains('@') {
+        return Err(
+            "there are two @: of user and password there is one for all hosts, and an @ in them \
+                    is written %40"
+                .into(),
+        );
+    }
     let mut hosts = Vec::new();
     for name in names.split(',') {
         // As one of a URL of its own, so that the same names are good.
@@ -417,9 +429,18 @@ fn with_ports(hosts: Vec<BareHost>, usual: u16) -> Vec<Host> {
 }
 
 fn percent_decoded(text: &str) -> Option<String> {
-    // What stands in a query is decoded by the parser.
-    let url = url::Url::parse(&format!("x://x/?x={}", text.replace('+', "%2B"))).ok()?;
-    url.query_pairs().next().map(|(_, value)| value.into_owned())
+    let decoded = percent_encoding::percent_decode_str(text).decode_utf8().ok()?;
+    Some(decoded.into_owned())
+}
+
+/// Several hosts, as they are written in a URL.
+pub(crate) fn hosts_text(hosts: &[Host]) -> String {
+    let hosts: Vec<_> = hosts.iter().map(|(host, port)| host_text(host, *port)).collect();
+    hosts.join(",")
+}
+
+fn host_text(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 impl fmt::Debug for RedisOptions {
@@ -432,14 +453,20 @@ impl fmt::Debug for RedisOptions {
     }
 }
 
+/// `rediss` with TLS, and `redis` without.
+fn scheme(server: &ConnectionInfo) -> &'static str {
+    match server.addr() {
+        ConnectionAddr::TcpTls { .. } => "rediss",
+        _ => "redis",
+    }
+}
+
 /// Where a server is, for people and without secrets.
 pub(crate) fn place(server: &ConnectionInfo) -> String {
     let db = server.redis_settings().db();
-    let host = |host: &str| if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     match server.addr() {
-        ConnectionAddr::Tcp(name, port) => format!("redis://{}:{port}/{db}", host(name)),
-        ConnectionAddr::TcpTls { host: name, port, .. } => {
-            format!("rediss://{}:{port}/{db}", host(name))
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            format!("{}://{}/{db}", scheme(server), host_text(host, *port))
         }
         ConnectionAddr::Unix(path) => format!("redis+unix://{}?db={db}", path.display()),
         _ => "a server".to_owned(),
@@ -501,9 +528,10 @@ mod tests {
 
     #[test]
     fn sentinels_and_nodes_are_named_together() {
-        let sentinel =
-            read("redis-sentinel://me:hunter2@a,b:7,[::1]:8/the%20jobs/3?sentinel_password=s");
-        assert_eq!(sentinel.place(), "redis-sentinel://a:26379,b:7,::1:8/the jobs");
+        let sentinel = read(
+            "redis-sentinel://me:hunter2@a,b:7,[::1]:8/the%20jobs%26more/3?sentinel_password=s",
+        );
+        assert_eq!(sentinel.place(), "redis-sentinel://a:26379,b:7,[::1]:8/the jobs&more");
         let settings = sentinel.server.redis_settings();
         assert_eq!((settings.username(), settings.password()), (Some("me"), Some("hunter2")));
         assert_eq!(settings.db(), 3);
@@ -555,7 +583,6 @@ mod tests {
             "redis://me:hunter2@h?replicas_timeout=0",
             "redis://me:hunter2@h?partitions=0",
             "redis://me:hunter2@h?partitions=1001",
-            "redis://me:hunter2@h?partitions=2&default_ttl=5",
             "redis://me:hunter2@h?sentinel_password=hunter2",
             "redis-sentinel:hunter2",
             "redis-sentinel://me:hunter2@h",
@@ -564,6 +591,8 @@ mod tests {
             "redis-sentinel://me:hunter2@h/service/two",
             "redis-cluster://me:hunter2@h:hunter2",
             "redis-cluster://me:hunter2@h/1",
+            "redis-cluster://me:hunter2@h,me:hunter2@i",
+            "redis-sentinel://me:hunter2@h/%ff",
             "redis-ring://me:hunter2@h",
             "http://me:hunter2@h",
             "hunter2",

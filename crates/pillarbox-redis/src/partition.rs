@@ -69,6 +69,21 @@ impl Partition {
         sent
     }
 
+    /// Makes sure that the partition is received from, and the queue found by those who look for it.
+    pub(crate) async fn enlist(&self) -> Result<(), Failure> {
+        self.queue.list_anew().await?;
+        if self.number > 0 {
+            self.queue.enlist(self.number).await?;
+            let Engine { link, gate, .. } = &**self.engine();
+            let route = Route::Slot(self.keys.slot);
+            let noted = link.run(gate, route, &scripts::ENLISTED, false, |command, _| {
+                command.arg(1).arg(&self.keys.meta);
+            });
+            noted.await?;
+        }
+        Ok(())
+    }
+
     /// Tells receivers of this process what a publication tells all, or would.
     fn tell_ourselves(&self) {
         let mut line = self.queue.line();
@@ -263,22 +278,26 @@ impl Partition {
         let caller = &Caller { is_unsure: true, key: caller.key.clone(), ..*caller };
         let end = Instant::now() + link.usage.retry_for;
         let mut pauses = Pauses::new();
-        let place = || link.place().clone();
         loop {
             let reply = self.run(script, caller, &arguments).await?;
             if !is_effective(&reply) {
                 return Ok(reply);
             }
             match confirm(self.engine(), self.keys.slot, caller).await {
-                Confirmed::By(replicas) if replicas >= wanted => return Ok(reply),
-                Confirmed::By(confirmed) => {
-                    return Err(Failure::Unconfirmed { place: place(), confirmed, wanted, within });
+                Confirmed::By { replicas, .. } if replicas >= wanted => return Ok(reply),
+                Confirmed::By { replicas: confirmed, place } => {
+                    return Err(Failure::Unconfirmed { place, confirmed, wanted, within });
                 }
                 Confirmed::Unknown => {}
             }
             let pause = pauses.next();
             if Instant::now() + pause > end {
-                return Err(Failure::Unconfirmed { place: place(), confirmed: 0, wanted, within });
+                return Err(Failure::Unconfirmed {
+                    place: link.place().clone(),
+                    confirmed: 0,
+                    wanted,
+                    within,
+                });
             }
             tokio::select! {
                 biased;

@@ -1,7 +1,6 @@
 //! A handle of one queue.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use pillarbox_core::clock::after;
 use pillarbox_core::{
@@ -45,7 +44,7 @@ impl RedisQueue {
     }
 
     /// How the queue is spread, and left so: who looks changes nothing.
-    async fn known_layout(&self, action: &'static str) -> Result<Layout> {
+    async fn layout_as_it_is(&self, action: &'static str) -> Result<Layout> {
         self.hub.state.layout(1).await.map_err(self.failed(action))
     }
 
@@ -107,7 +106,7 @@ impl RedisQueue {
     /// Delivers what is there, and waits for nothing.
     async fn receive_now(&self, request: Receive) -> Result<Vec<Delivery>> {
         let layout = self.layout("receive").await?;
-        let partitions: Vec<_> = (0..layout.held_in).collect();
+        let partitions = self.hub.state.line().answering(layout.held_in);
         let found = self.hub.receive(request, &partitions, true).await;
         let found = found.map_err(self.failed("receive"));
         self.hub.narrow(layout);
@@ -122,6 +121,7 @@ impl RedisQueue {
         self.hub.narrow(layout);
         let place = Place::join(self);
         let (mut has_asked, mut listened) = (false, 0);
+        let mut listening: Option<BoxFuture<'_, Vec<Number>>> = None;
         let mut to_ask = state.line().unquiet(Instant::now());
         loop {
             if !to_ask.is_empty() {
@@ -137,24 +137,27 @@ impl RedisQueue {
                 let line = state.line();
                 (line.unheard(), line.covered())
             };
+            listened = covered.min(listened);
             if !unheard.is_empty() && listened < covered {
                 listened = covered;
-                // Subscribe first, ask second: what comes in between is seen by one of them.
-                let partitions: Vec<_> =
-                    unheard.iter().map(|number| self.hub.partition(*number)).collect();
-                tokio::select! {
-                    biased;
-                    () = self.gate.closed() => return Err(self.closed()),
-                    () = self.hub.engine().ears.listen(&partitions) => {}
-                    () = tokio::time::sleep_until(end) => return Ok(Vec::new()),
-                }
-                to_ask = unheard;
-                continue;
+                listening = Some(Box::pin(self.listen(unheard)));
             }
             let until = place.asleep_until().map_or(end, |until| until.min(end));
+            let now_heard = async {
+                match &mut listening {
+                    Some(listening) => listening.await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
                 () = self.gate.closed() => return Err(self.closed()),
+                // Subscribe first, ask second: what comes in between is seen by one of them.
+                heard = now_heard => {
+                    listening = None;
+                    to_ask = heard;
+                    continue;
+                }
                 () = place.signal.notified() => {}
                 () = tokio::time::sleep_until(until) => {}
             }
@@ -169,6 +172,13 @@ impl RedisQueue {
             }
             to_ask = state.line().must_ask(place.ticket, now, self.hub.engine().patience());
         }
+    }
+
+    /// Has partitions listened for, as far as that can be done at present. Gives them back.
+    async fn listen(&self, partitions: Vec<Number>) -> Vec<Number> {
+        let all: Vec<_> = partitions.iter().map(|number| self.hub.partition(*number)).collect();
+        self.hub.engine().ears.listen(&all).await;
+        partitions
     }
 
     /// Asks the servers, unless the handle is closed meanwhile.
@@ -198,12 +208,8 @@ impl<'a> Place<'a> {
     fn join(queue: &'a RedisQueue) -> Self {
         let state = &queue.hub.state;
         let mut line = state.line();
-        if line.is_empty() {
-            let partitions = line.covered();
-            state.waited_at.store(partitions, Ordering::Relaxed);
-            state.engine.waited_at.fetch_add(partitions, Ordering::Relaxed);
-        }
         let (ticket, signal) = line.join();
+        state.count_waiters(&line);
         Self { queue, ticket, signal }
     }
 
@@ -218,10 +224,7 @@ impl Drop for Place<'_> {
         let state = &self.queue.hub.state;
         let mut line = state.line();
         line.leave(self.ticket);
-        if line.is_empty() {
-            let partitions = state.waited_at.load(Ordering::Relaxed);
-            state.engine.waited_at.fetch_sub(partitions, Ordering::Relaxed);
-        }
+        state.count_waiters(&line);
     }
 }
 
@@ -269,7 +272,7 @@ impl Queue for RedisQueue {
             self.check()?;
             CAPABILITIES.check_peek(self.name(), max)?;
             let after = after.map(|cursor| Page::of(&cursor, self.name())).transpose()?;
-            let layout = self.known_layout("peek").await?;
+            let layout = self.layout_as_it_is("peek").await?;
             self.hub.peek(max, after, layout).await.map_err(self.failed("peek"))
         })
     }
@@ -277,7 +280,7 @@ impl Queue for RedisQueue {
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
         Box::pin(async move {
             self.check()?;
-            let layout = self.known_layout("count").await?;
+            let layout = self.layout_as_it_is("count").await?;
             self.hub.counts(layout).await.map_err(self.failed("count"))
         })
     }
@@ -285,7 +288,8 @@ impl Queue for RedisQueue {
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move {
             self.use_it()?;
-            let layout = self.known_layout("purge").await?;
+            // Not what was read some time ago: all of it is to be deleted.
+            let layout = self.hub.state.learn_layout(1).await.map_err(self.failed("purge"))?;
             self.hub.purge(layout).await.map_err(self.failed("purge"))
         })
     }

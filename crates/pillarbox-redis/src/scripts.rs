@@ -78,6 +78,7 @@ scripts! {
     MEND = of_partition "mend",
     LIST = of_key "list",
     UNLIST = of_key "unlist",
+    ENLISTED = of_key "enlisted",
     LAYOUT = of_key "layout",
     SPREAD = of_key "spread",
     NARROW = of_key "narrow",

@@ -6,19 +6,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pillarbox_core::QueueName;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::format::Keys;
 use crate::layout::{Layout, Number};
 use crate::line::Line;
+use crate::reply::Words;
 use crate::scripts::{self, Script};
 use crate::servers::Route;
 
 /// How old may be what is known of a queue's layout while it is used. A change is told as well, to those
 /// who listen.
 const LAYOUT_AGE: Duration = Duration::from_secs(5);
+
+/// How long reading it anew may keep somebody waiting who knows what it was.
+const LAYOUT_WITHIN: Duration = Duration::from_secs(1);
 
 /// How often it is tried to take away partitions that are no longer sent to.
 const NARROW_AGAIN: Duration = Duration::from_secs(1);
@@ -40,16 +44,21 @@ pub(crate) struct QueueState {
     listed: Mutex<Option<Instant>>,
     /// When it was last tried to take partitions away.
     narrowed: Mutex<Option<Instant>>,
-    /// How many partitions those who wait have been counted for.
-    pub(crate) waited_at: AtomicUsize,
+    /// How many partitions those who wait have been counted for. Changed under the line's lock.
+    waited_at: AtomicUsize,
 }
 
-/// The layout, when it was read, and how many partitions were asked for then.
+/// The layout, as far as is known.
 #[derive(Debug, Clone, Copy)]
 struct LayoutNote {
     layout: Layout,
+    /// When it was read, or tried to be.
     read: Option<Instant>,
+    /// How many partitions were asked for then.
     asked_for: Number,
+    /// How often it was heard that it has changed, and how often when it was last read.
+    changes: u64,
+    changes_read: u64,
 }
 
 impl QueueState {
@@ -58,7 +67,13 @@ impl QueueState {
             name,
             engine,
             line: Mutex::new(Line::new()),
-            layout: Mutex::new(LayoutNote { layout: Layout::WHOLE, read: None, asked_for: 0 }),
+            layout: Mutex::new(LayoutNote {
+                layout: Layout::WHOLE,
+                read: None,
+                asked_for: 0,
+                changes: 0,
+                changes_read: 0,
+            }),
             is_learning: AtomicBool::new(false),
             is_used: AtomicBool::new(false),
             listed: Mutex::default(),
@@ -92,28 +107,32 @@ impl QueueState {
 
     /// Hears that the queue is spread otherwise.
     pub(crate) fn layout_has_changed(&self) {
-        self.note().read = None;
+        self.note().changes += 1;
         self.line().call_next();
     }
 
-    /// How the queue is spread: over `least` partitions at least, unless a person has said how many. What was read lately will do; what is
-    /// older will do, too, and is read anew meanwhile.
-    pub(crate) async fn layout(self: &Arc<Self>, least: Number) -> Result<Layout, Failure> {
-        let LayoutNote { layout, read, asked_for } = *self.note();
+    /// How the queue is spread: over `least` partitions at least, unless a person has said how many.
+    ///
+    /// What was read lately will do. What is older is read anew; what was known before will do only
+    /// where that cannot be done soon, and for those who ask while another does so.
+    pub(crate) async fn layout(&self, least: Number) -> Result<Layout, Failure> {
+        let LayoutNote { layout, read, asked_for, changes, changes_read } = *self.note();
         let least = least.max(asked_for);
         let Some(read) = read.filter(|_| asked_for >= least) else {
             return self.learn_layout(least).await;
         };
-        if read.elapsed() > LAYOUT_AGE && !self.is_learning.swap(true, Ordering::Relaxed) {
-            let state = self.clone();
-            self.engine.spawn(async move {
-                if let Err(failure) = state.learn_layout(least).await {
-                    tracing::debug!(queue = %state.name, %failure, "a layout could not be read");
-                }
-                state.is_learning.store(false, Ordering::Relaxed);
-            });
+        if changes == changes_read && read.elapsed() < LAYOUT_AGE {
+            return Ok(layout);
         }
-        Ok(layout)
+        let Some(_learning) = Learning::begin(&self.is_learning) else { return Ok(layout) };
+        match timeout(LAYOUT_WITHIN, self.learn_layout(least)).await {
+            Ok(Ok(layout)) => Ok(layout),
+            Ok(Err(failure @ (Failure::Layout { .. } | Failure::Mortal))) => Err(failure),
+            Ok(Err(_)) | Err(_) => {
+                self.note().read = Some(Instant::now());
+                Ok(layout)
+            }
+        }
     }
 
     /// Whether it may be tried to take partitions away: not again and again while they are not empty.
@@ -152,7 +171,7 @@ impl QueueState {
     pub(crate) async fn narrow(&self, layout: Layout, held_in: Number) -> Result<(), Failure> {
         let arguments = [layout.version.to_string(), held_in.to_string()];
         self.run_on_layout(&scripts::NARROW, &arguments).await?;
-        self.note().read = None;
+        self.note().changes += 1;
         Ok(())
     }
 
@@ -161,27 +180,40 @@ impl QueueState {
         script: &Script,
         arguments: &[String],
     ) -> Result<Layout, Failure> {
+        let changes = self.note().changes;
         let mut words = self.run_on_layout(script, arguments).await?;
         let layout = match words.bytes_or_nothing()? {
             None => Layout::WHOLE,
             Some(text) => std::str::from_utf8(&text)
                 .ok()
                 .and_then(Layout::parse)
-                .ok_or_else(|| words.wrong())?,
+                .ok_or_else(|| Failure::Layout { key: Keys::new(&self.name, 0).partitions() })?,
         };
-        {
-            let mut note = self.note();
-            (note.layout, note.read) = (layout, Some(Instant::now()));
+        if layout.held_in > 1 && self.engine.link.usage.default_ttl.is_some() {
+            return Err(Failure::Mortal);
         }
-        self.line().cover(layout.held_in);
+        let mut note = self.note();
+        // An answer may be overtaken by a later one. (One that was deleted has no version.)
+        if layout.version == 0 || layout.version >= note.layout.version {
+            note.layout = layout;
+            (note.read, note.changes_read) = (Some(Instant::now()), changes);
+            drop(note);
+            let mut line = self.line();
+            line.cover(layout.held_in);
+            self.count_waiters(&line);
+        }
         Ok(layout)
     }
 
-    async fn run_on_layout(
-        &self,
-        script: &Script,
-        arguments: &[String],
-    ) -> Result<crate::reply::Words, Failure> {
+    /// Counts the partitions that somebody waits at, for all queues.
+    pub(crate) fn count_waiters(&self, line: &Line) {
+        let partitions = if line.is_empty() { 0 } else { line.covered() };
+        let before = self.waited_at.swap(partitions, Ordering::Relaxed);
+        self.engine.waited_at.fetch_add(partitions, Ordering::Relaxed);
+        self.engine.waited_at.fetch_sub(before, Ordering::Relaxed);
+    }
+
+    async fn run_on_layout(&self, script: &Script, arguments: &[String]) -> Result<Words, Failure> {
         let Engine { link, gate, .. } = &*self.engine;
         let keys = Keys::new(&self.name, 0);
         let reply = link.run(gate, Route::Slot(keys.slot), script, false, |command, _| {
@@ -210,6 +242,22 @@ impl QueueState {
 
     fn listed(&self) -> MutexGuard<'_, Option<Instant>> {
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody reads the layout anew.
+struct Learning<'a>(&'a AtomicBool);
+
+impl<'a> Learning<'a> {
+    /// Unless another does.
+    fn begin(is_learning: &'a AtomicBool) -> Option<Self> {
+        (!is_learning.swap(true, Ordering::Relaxed)).then_some(Self(is_learning))
+    }
+}
+
+impl Drop for Learning<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }
 

@@ -66,6 +66,9 @@ impl Mailboxes {
     ) -> Result<Arc<dyn Queue>> {
         let name = name.try_into().map_err(Into::into)?;
         self.capabilities().check_name(&name)?;
+        if options.partitions == Some(0) {
+            return Err(Error::invalid(Some(&name), "partitions", "0", "at least 1"));
+        }
         self.backend.queue(&name, options)
     }
 

@@ -48,10 +48,14 @@ struct State {
 }
 
 impl Cluster {
-    pub(crate) fn new(seeds: &[(String, u16)], maker: Maker, response_timeout: Duration) -> Self {
+    pub(crate) fn new(
+        place: Arc<str>,
+        seeds: &[(String, u16)],
+        maker: Maker,
+        response_timeout: Duration,
+    ) -> Self {
         let seeds: Vec<Address> =
             seeds.iter().map(|(host, port)| address(host, *port).into()).collect();
-        let place = format!("redis-cluster://{}", seeds.join(",")).into();
         let state = Mutex::default();
         let shared = Arc::new(Known { seeds, maker, response_timeout, state });
         Self { place, shared, learning: Mutex::default() }
@@ -211,7 +215,7 @@ impl fmt::Debug for Cluster {
 }
 
 /// How servers write where a node is.
-pub(crate) fn address(host: &str, port: u16) -> String {
+fn address(host: &str, port: u16) -> String {
     format!("{host}:{port}")
 }
 

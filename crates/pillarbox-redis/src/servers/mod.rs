@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult};
 
-pub(crate) use self::cluster::{Cluster, address};
+pub(crate) use self::cluster::Cluster;
 pub(crate) use self::node::{Failed, Node, field};
 pub(crate) use self::sentinel::Sentinels;
 pub(crate) use self::slots::slot;

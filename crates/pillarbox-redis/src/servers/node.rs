@@ -68,7 +68,7 @@ impl Node {
 
     /// The server that sentinels name.
     pub(crate) fn behind(sentinels: Sentinels, response_timeout: Duration) -> Self {
-        let place = sentinels.place().into();
+        let place = sentinels.place.clone();
         Self::new(place, Source::Sentinels(Arc::new(sentinels)), response_timeout)
     }
 

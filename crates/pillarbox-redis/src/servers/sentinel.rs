@@ -1,6 +1,7 @@
 //! Asking sentinels which server is the primary.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -16,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Sentinels, and the service that they watch for us.
 #[derive(Debug)]
 pub(crate) struct Sentinels {
+    /// Where they are, for people.
+    pub(crate) place: Arc<str>,
     /// Where each of them is.
     pub(crate) addresses: Vec<(String, u16)>,
     /// Makes connections to them.
@@ -38,12 +41,6 @@ struct Primary {
 }
 
 impl Sentinels {
-    /// Where they are, for people.
-    pub(crate) fn place(&self) -> String {
-        let hosts: Vec<_> = self.addresses.iter().map(|(h, port)| format!("{h}:{port}")).collect();
-        format!("redis-sentinel://{}/{}", hosts.join(","), self.service)
-    }
-
     /// A client of the server that is the primary at present.
     ///
     /// The majority of the sentinels is heard, as far as they answer: one that was cut off from the
@@ -88,11 +85,18 @@ impl Sentinels {
         let answer = tokio::time::timeout(PATIENCE, ask).await;
         answer.unwrap_or_else(|_| Err(late("a sentinel does not answer"))).map_err(|error| {
             tracing::debug!(host, port, %error, "a sentinel cannot be asked");
-            match error.detail() {
-                Some(detail) if detail.contains("No such master") => {
-                    let detail = format!("the sentinels know no service {:?}", self.service);
-                    (ErrorKind::InvalidClientConfig, "unknown service", detail).into()
+            let wrong = |detail: String| {
+                RedisError::from((ErrorKind::InvalidClientConfig, "sentinels", detail))
+            };
+            match (error.code(), error.detail()) {
+                (_, Some(detail)) if detail.contains("No such master") => {
+                    wrong(format!("the sentinels know no service {:?}", self.service))
                 }
+                (Some("NOAUTH" | "WRONGPASS" | "NOPERM"), _) => wrong(
+                    "the sentinels want a user or password of their own: sentinel_user=U, \
+                     sentinel_password=P"
+                        .to_owned(),
+                ),
                 _ => error,
             }
         })
