@@ -30,6 +30,9 @@ const NARROW_AGAIN: Duration = Duration::from_secs(1);
 /// How often a queue that is sent to is put on the list anew. See `Backend::queues`.
 const LIST_AGAIN: Duration = Duration::from_secs(600);
 
+/// How long a send waits for that. The list may be at another server than the queue, which may be down.
+const LIST_WITHIN: Duration = Duration::from_secs(1);
+
 /// What this process knows of one queue.
 pub(crate) struct QueueState {
     pub(crate) name: QueueName,
@@ -40,12 +43,22 @@ pub(crate) struct QueueState {
     is_learning: AtomicBool,
     /// Whether more was done with it than looking.
     is_used: AtomicBool,
-    /// When the queue was last put on the list of queues.
-    listed: Mutex<Option<Instant>>,
+    listed: Mutex<Listed>,
     /// When it was last tried to take partitions away.
     narrowed: Mutex<Option<Instant>>,
     /// How many partitions those who wait have been counted for. Changed under the line's lock.
     waited_at: AtomicUsize,
+}
+
+/// Whether the queue is on the list of queues.
+#[derive(Debug, Clone, Copy, Default)]
+enum Listed {
+    #[default]
+    Not,
+    /// It is being put there, and nobody waits for it any more.
+    Soon,
+    /// It was put there.
+    At(Instant),
 }
 
 /// The layout, as far as is known.
@@ -223,24 +236,46 @@ impl QueueState {
     }
 
     /// Puts the queue on the list of queues, for it came into being just now.
-    pub(crate) async fn list_anew(&self) -> Result<(), Failure> {
-        *self.listed() = None;
+    pub(crate) async fn list_anew(self: &Arc<Self>) -> Result<(), Failure> {
+        {
+            let mut listed = self.listed();
+            if matches!(*listed, Listed::At(_)) {
+                *listed = Listed::Not;
+            }
+        }
         self.list().await
     }
 
-    /// Puts the queue on the list of queues, unless that was done lately.
-    pub(crate) async fn list(&self) -> Result<(), Failure> {
-        let now = Instant::now();
+    /// Puts the queue on the list of queues, unless that was done lately. Where the list cannot be
+    /// reached, it is tried further while others go on.
+    pub(crate) async fn list(self: &Arc<Self>) -> Result<(), Failure> {
         let listed = *self.listed();
-        if listed.is_some_and(|at| now.duration_since(at) < LIST_AGAIN) {
-            return Ok(());
+        match listed {
+            Listed::Soon => return Ok(()),
+            Listed::At(at) if at.elapsed() < LIST_AGAIN => return Ok(()),
+            Listed::At(_) | Listed::Not => {}
         }
-        self.engine.list(&self.name).await?;
-        *self.listed() = Some(now);
+        match timeout(LIST_WITHIN, self.engine.list(&self.name)).await {
+            Ok(Ok(())) => *self.listed() = Listed::At(Instant::now()),
+            Ok(Err(failure)) if !failure.may_pass() => return Err(failure),
+            Ok(Err(_)) | Err(_) => {
+                *self.listed() = Listed::Soon;
+                let state = self.clone();
+                self.engine.spawn(async move { state.list_later().await });
+            }
+        }
         Ok(())
     }
 
-    fn listed(&self) -> MutexGuard<'_, Option<Instant>> {
+    async fn list_later(&self) {
+        let listed = self.engine.list(&self.name).await;
+        if let Err(failure) = &listed {
+            tracing::debug!(queue = %self.name, %failure, "a queue is not on the list of queues");
+        }
+        *self.listed() = listed.map_or(Listed::Not, |()| Listed::At(Instant::now()));
+    }
+
+    fn listed(&self) -> MutexGuard<'_, Listed> {
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
