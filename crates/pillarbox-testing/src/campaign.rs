@@ -363,10 +363,15 @@ impl Record {
         Some(instant + Duration::from_nanos(nanos.saturating_sub(base)))
     }
 
-    /// Notes that a server failed just now, and what it did last may be undone by the one that takes
-    /// over. To be called after its end, and before another has taken over.
-    pub fn server_failed(&mut self) {
-        self.history.server_replaced(Instant::now());
+    /// Notes that a server failed within this time until now, and what it did last may be undone by the
+    /// one that takes over. To be called after its end, and, unless the time covers it, before another has
+    /// taken over.
+    pub fn server_failed(&mut self, within: Duration) {
+        let (instant, base) = self.base;
+        // By the clock of the children.
+        let end = instant + Duration::from_nanos(now_nanos().saturating_sub(base));
+        let start = end.checked_sub(within).unwrap_or(instant);
+        self.history.server_replaced(Interval { start, end });
     }
 
     /// Holds the record to the contract, given a queue that nobody uses at the moment: looks at

@@ -38,7 +38,7 @@ pub struct History {
     receive_lost: bool,
     deliveries: HashMap<MessageId, Vec<Lease>>,
     /// When a server was replaced by another that may not have had all of it.
-    replaced: Vec<Instant>,
+    replaced: Vec<Interval>,
 }
 
 /// One delivery and what was done with it.
@@ -182,8 +182,9 @@ impl History {
         self.receive_lost = true;
     }
 
-    /// Notes that a server failed, and another took over which may not have had all that it had done.
-    pub fn server_replaced(&mut self, at: Instant) {
+    /// Notes that a server failed at some moment of this time, and another took over which may not have
+    /// had all that it had done.
+    pub fn server_replaced(&mut self, at: Interval) {
         self.replaced.push(at);
     }
 
@@ -193,7 +194,7 @@ impl History {
     }
 
     fn was_replaced_in(&self, time: Interval) -> bool {
-        self.replaced.iter().any(|at| time.start <= *at && *at <= time.end)
+        self.replaced.iter().any(|at| time.start <= at.end && at.start <= time.end)
     }
 
     /// Notes a delivery.
@@ -478,7 +479,7 @@ mod tests {
         }
 
         fn replaced(&mut self, second: u64) {
-            self.history.server_replaced(self.at(second).start);
+            self.history.server_replaced(self.at(second));
         }
 
         fn refused(&self, says: &str) {
