@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use redis::aio::ConnectionLike;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, Value};
 
 use super::Maker;
@@ -79,8 +80,10 @@ impl Sentinels {
             let mut both = redis::pipe();
             both.cmd("SENTINEL").arg("MASTER").arg(&self.service);
             both.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
-            let (about, named): (Value, Value) = both.query_async(&mut connection).await?;
-            Primary::read(about, named)
+            // Each answer by itself: an error of one of several does not tell what it is.
+            let mut answers = connection.req_packed_commands(&both, 0, 2).await?.into_iter();
+            let mut answer = || answers.next().unwrap_or(Value::Nil).extract_error();
+            Primary::read(answer()?, answer()?)
         };
         let answer = tokio::time::timeout(PATIENCE, ask).await;
         answer.unwrap_or_else(|_| Err(late("a sentinel does not answer"))).map_err(|error| {
