@@ -4,6 +4,10 @@
 //! before, or will be sooner than those who wait may know. One task keeps a connection to each server
 //! that has such channels, and none to others. What is published while it is not connected is lost;
 //! therefore everybody is woken whenever it has subscribed anew.
+//!
+//! In a cluster, a server may also publish what others tell it: a replica, or in old versions any. Others
+//! do not tell it all while they change roles. Therefore a channel is listened to where its slot is, and
+//! again when that is elsewhere.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,6 +98,7 @@ impl Ears {
                 requests: receiver,
                 heard: Arc::default(),
                 subscriptions: HashMap::new(),
+                left: Vec::new(),
                 made: 0,
                 has_warned: false,
             };
@@ -211,6 +216,8 @@ struct Listener {
     heard: Arc<Heard>,
     /// By the place of the server.
     subscriptions: HashMap<Arc<str>, Subscription>,
+    /// Channels that are listened to elsewhere, and the numbers of the subscriptions that were left.
+    left: Vec<(String, u64)>,
     made: u64,
     /// Whether somebody was told that it may not listen.
     has_warned: bool,
@@ -221,7 +228,7 @@ impl Listener {
         let mut pauses = Pauses::new();
         let mut ticks = tokio::time::interval(PING);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let heard = self.heard.clone();
+        let (heard, link) = (self.heard.clone(), self.link.clone());
         let mut asked = Vec::new();
         let mut again: Option<Instant> = None;
         loop {
@@ -252,6 +259,7 @@ impl Listener {
                     None => return,
                 },
                 () = heard.news.notified() => {}
+                () = link.servers.moved() => self.leave_moved(),
                 _ = ticks.tick() => self.keep().await,
                 () = pause => self.link.servers.look_around().await,
             }
@@ -325,6 +333,20 @@ impl Listener {
         !self.heard.channels().values().any(Channel::must_be_heard)
     }
 
+    /// Notes of channels whose slots are elsewhere now that they are not heard.
+    fn leave_moved(&mut self) {
+        let Self { link, heard, subscriptions, left, .. } = self;
+        for (name, channel) in heard.channels().iter_mut() {
+            let node = link.servers.known_node(channel.slot);
+            if let (Some(by), Some(node)) = (channel.heard_by, node)
+                && subscriptions.get(&node.place).is_none_or(|one| one.number != by)
+            {
+                channel.set_heard(None);
+                left.push((name.clone(), by));
+            }
+        }
+    }
+
     /// Gives up connections that have broken off.
     fn let_go_of_broken(&mut self) {
         let before = self.subscriptions.len();
@@ -351,15 +373,21 @@ impl Listener {
         let gone: Vec<_> = {
             let mut channels = self.heard.channels();
             channels.values_mut().for_each(|channel| channel.is_refused = false);
-            channels.extract_if(|_, channel| channel.queue.strong_count() == 0).collect()
+            let is_gone = |_: &String, channel: &mut Channel| channel.queue.strong_count() == 0;
+            let gone = channels.extract_if(is_gone);
+            let mut gone: Vec<_> = gone.filter_map(|(name, c)| Some((name, c.heard_by?))).collect();
+            let is_left = |(name, by): &(String, u64)| {
+                channels.get(name).is_none_or(|channel| channel.heard_by != Some(*by))
+            };
+            gone.extend(self.left.drain(..).filter(is_left));
+            gone
         };
         let used: Vec<_> = self.heard.channels().values().filter_map(|c| c.heard_by).collect();
         self.subscriptions.retain(|_, subscription| used.contains(&subscription.number));
         let work = self.subscriptions.values_mut().map(async |subscription| {
             let mut commands = redis::pipe();
             let name = if subscription.is_sharded { "SUNSUBSCRIBE" } else { "UNSUBSCRIBE" };
-            for (channel, _) in gone.iter().filter(|(_, c)| c.heard_by == Some(subscription.number))
-            {
+            for (channel, _) in gone.iter().filter(|(_, by)| *by == subscription.number) {
                 commands.cmd(name).arg(channel);
             }
             commands.cmd("PING");

@@ -10,6 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use rand::seq::SliceRandom;
 use redis::{ErrorKind, RedisError, RedisResult, Value};
+use tokio::sync::Notify;
 
 use super::Maker;
 use super::node::Node;
@@ -38,6 +39,8 @@ struct Known {
     maker: Maker,
     response_timeout: Duration,
     state: Mutex<State>,
+    /// A slot is elsewhere.
+    moved: Notify,
 }
 
 #[derive(Default)]
@@ -57,7 +60,8 @@ impl Cluster {
         let seeds: Vec<Address> =
             seeds.iter().map(|(host, port)| address(host, *port).into()).collect();
         let state = Mutex::default();
-        let shared = Arc::new(Known { seeds, maker, response_timeout, state });
+        let moved = Notify::new();
+        let shared = Arc::new(Known { seeds, maker, response_timeout, state, moved });
         Self { place, shared, learning: Mutex::default() }
     }
 
@@ -85,7 +89,17 @@ impl Cluster {
 
     /// Notes that a slot is at a node now.
     pub(crate) fn has_moved(&self, slot: u16, address: &str) {
-        self.shared.lock().map.learn(slot, address);
+        let mut state = self.shared.lock();
+        let is_known = state.map.node(slot).is_some_and(|known| **known == *address);
+        state.map.learn(slot, address);
+        if !is_known {
+            self.shared.moved.notify_one();
+        }
+    }
+
+    /// Returns when slots have moved since it was last asked. For one who asks.
+    pub(crate) async fn moved(&self) {
+        self.shared.moved.notified().await;
     }
 
     /// All nodes that have slots.
@@ -183,7 +197,11 @@ impl Known {
         let map = tokio::time::timeout(PATIENCE, learn).await.unwrap_or_else(|_| late())?;
         let mut state = self.lock();
         let State { map: current, nodes } = &mut *state;
+        let has_moved = *current != map;
         *current = map;
+        if has_moved {
+            self.moved.notify_one();
+        }
         // Nobody goes to those that are gone, unless they come back.
         nodes.retain(|address, _| {
             current.everyone().any(|known| known == address) || self.seeds.contains(address)

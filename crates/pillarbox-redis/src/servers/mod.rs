@@ -91,6 +91,14 @@ impl Servers {
         matches!(self, Self::Cluster(_))
     }
 
+    /// Returns when slots have moved since it was last asked. For one who asks.
+    pub(crate) async fn moved(&self) {
+        match self {
+            Self::One(_) => std::future::pending().await,
+            Self::Cluster(cluster) => cluster.moved().await,
+        }
+    }
+
     /// Whether connections can be made.
     pub(crate) fn can_connect(&self) -> bool {
         match self {

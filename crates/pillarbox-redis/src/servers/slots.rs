@@ -25,7 +25,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 }
 
 /// Which primary has which slots, as far as is known.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlotMap {
     /// Of each slot, the place of its node among `nodes`, counted from 1; 0 where none is known.
     owners: Vec<u16>,
