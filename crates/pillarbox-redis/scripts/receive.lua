@@ -35,18 +35,21 @@ local wait = 0
 if #ids < wanted then
   -- All that is due became ready after all that is pending.
   -- @due
-  if wrong then
-    -- @give_back
+  if not wrong then
+    -- @promote
+    if promoted > 0 then
+      local more = redis_call('RPOP', pending, wanted - #ids) or {}
+      for n = 1, #more do ids[#ids + 1] = more[n] end
+    end
+    if promoted < at_once then
+      -- @next_due
+    end
+  elseif #ids == 0 then
     return wrong
   end
-  -- @promote
-  if promoted > 0 then
-    local more = redis_call('RPOP', pending, wanted - #ids) or {}
-    for n = 1, #more do ids[#ids + 1] = more[n] end
-  end
-  if promoted < at_once then
-    -- @next_due
-  end
+  -- Where something is wrong, what was taken is delivered: it could not be given back if the slot of the
+  -- queue is on its way to another node, for there a list that has become empty must not be used again
+  -- by the same script. If a key is of another type, that shows below.
   if #ids == 0 then
     if KEYS[6] then
       local answer = ''

@@ -70,6 +70,8 @@ pub(crate) fn judge(error: &RedisError) -> Verdict {
     let says = |word: &str| error.code() == Some(word) || mentions(error, word);
     if says("READONLY") {
         Verdict::Reconnect
+    } else if is_moving(error) {
+        Verdict::Wait
     } else if says("LOADING") || says("BUSY") || says("MASTERDOWN") || says("NOREPLICAS") {
         Verdict::Wait
     } else if error.code().is_some() {
@@ -81,6 +83,12 @@ pub(crate) fn judge(error: &RedisError) -> Verdict {
             _ => Verdict::GiveUp,
         }
     }
+}
+
+/// Whether a script met a key that it has deleted itself, while the slot is on its way to another node: what
+/// is not here is looked for there.
+fn is_moving(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.contains("non local key in a cluster node"))
 }
 
 fn mentions(error: &RedisError, word: &str) -> bool {
@@ -115,7 +123,7 @@ fn advice(what: &str) -> &'static str {
         "; it is not a cluster: use redis://HOST:PORT"
     } else if says("CLUSTERDOWN") {
         "; some of the cluster's slots have no primary"
-    } else if says("TRYAGAIN") {
+    } else if says("TRYAGAIN") || says("non local key") {
         "; the queue's slot is being moved to another node"
     } else if says("MISCONF") {
         "; it refuses writes because it cannot save to its disk"
@@ -208,6 +216,10 @@ mod tests {
             ("NOREPLICAS Not enough good replicas to write.", Verdict::Wait),
             ("CLUSTERDOWN Hash slot not served", Verdict::Wait),
             ("TRYAGAIN Multiple keys request during rehashing of slot", Verdict::Wait),
+            (
+                "ERR Script attempted to access a non local key in a cluster node script: 1, on @1.",
+                Verdict::Wait,
+            ),
             ("MOVED 866 127.0.0.1:7001", Verdict::GoTo { for_good: true }),
             ("ASK 866 127.0.0.1:7001", Verdict::GoTo { for_good: false }),
         ] {
