@@ -5,16 +5,17 @@
 
 mod common;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pillarbox_testing::campaign::{Record, Workload};
 use pillarbox_testing::history::{Summary, Undone};
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, setting, told};
+use pillarbox_testing::server::{RedisCluster, slot_of};
 use rand::RngExt;
 
 use crate::common::family::Family;
-use crate::common::{open, queue};
+use crate::common::{open, queue, restart_all};
 
 const QUEUE: &str = "campaign";
 
@@ -101,15 +102,25 @@ fn now_nanos() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64
 }
 
+/// Notes if another server than the one expected is the primary: on a machine with much to do, one may be too
+/// slow for the others.
+fn note_unasked(family: &Family, expected: usize, since: Instant, record: &mut Record) {
+    if family.primary() != expected {
+        println!("{}: a failover that nobody asked for", family.name());
+        record.server_failed(since.elapsed());
+    }
+}
+
 /// Primaries are killed one after the other while clients work, and come back as replicas. Every second
 /// time the replicas have not got what was done last.
 fn campaign(mut family: Family, options: &str) -> Undone {
     let failovers = setting("PILLARBOX_FAILOVERS", 2);
     let mut record = Record::new();
     let clients = clients_of(&family.url(), options);
-    let mut deaths = Vec::new();
+    let (mut deaths, mut expected, mut seen) = (Vec::new(), family.primary(), Instant::now());
     for failover in 1..=failovers {
         a_while(200);
+        note_unasked(&family, expected, seen, &mut record);
         let old = if failover % 2 == 0 {
             family.kill_with_lag(Duration::from_millis(20) + random(180))
         } else {
@@ -118,8 +129,8 @@ fn campaign(mut family: Family, options: &str) -> Undone {
             primary
         };
         deaths.push(now_nanos());
-        record.server_failed();
-        family.wait_for_promotion(old);
+        record.server_failed(Duration::ZERO);
+        (expected, seen) = (family.wait_for_promotion(old), Instant::now());
         family.restart(old);
         // All of them are at work again.
         clients.iter().for_each(|client| go_on(client));
@@ -127,6 +138,7 @@ fn campaign(mut family: Family, options: &str) -> Undone {
         family.wait_until_replicated();
     }
     clients.iter().for_each(|client| go_on(client));
+    note_unasked(&family, expected, seen, &mut record);
     let lines = clients.map(Child::kill);
     lines.iter().for_each(|lines| record.add(lines));
     let summary = check(&family.url(), &record);
@@ -168,4 +180,96 @@ fn nothing_that_a_replica_has_confirmed_is_undone_when_sentinels_replace_primari
 fn nothing_that_a_replica_has_confirmed_is_undone_when_primaries_of_a_cluster_are_replaced() {
     let Undone { lost, came_back, revived, .. } = campaign(Family::cluster(QUEUE), "&replicas=1");
     assert_eq!((lost, came_back, revived), (0, 0, 0));
+}
+
+/// Nothing was undone, and no call has failed.
+#[track_caller]
+fn check_unharmed(url: &str, record: &Record) -> Summary {
+    assert_eq!(record.failures(), [""; 0]);
+    let summary = check(url, record);
+    assert_eq!(summary.undone, Undone::default());
+    summary
+}
+
+#[test]
+fn nothing_is_lost_or_resurrected_when_all_nodes_of_a_cluster_are_killed_at_once() {
+    let mut cluster = RedisCluster::builder().appendonly("always").start();
+    let mut record = Record::new();
+    let clients = clients_of(&cluster.url(), "");
+    let kills = setting("PILLARBOX_FAILOVERS", 2);
+    for _ in 0..kills {
+        a_while(200);
+        restart_all(&mut cluster);
+        clients.iter().for_each(|client| go_on(client));
+    }
+    clients.into_iter().for_each(|client| record.add(&client.kill()));
+    let summary = check_unharmed(&cluster.url(), &record);
+    println!("all nodes: {kills} kills, {summary:?}");
+}
+
+/// How often nodes have answered with such an error.
+fn errors(cluster: &RedisCluster, code: &str) -> u64 {
+    let of_node = |info: String| {
+        let line = info.lines().find_map(|line| {
+            line.strip_prefix("errorstat_")?
+                .strip_prefix(code)?
+                .strip_prefix(":count=")?
+                .parse()
+                .ok()
+        });
+        line.unwrap_or(0)
+    };
+    cluster.nodes().iter().map(|node| of_node(node.command(&["INFO", "errorstats"]))).sum()
+}
+
+/// Slots move one after the other, key by key, while clients work.
+fn slots_move(options: &str, tags: &[&str]) {
+    let cluster = RedisCluster::start();
+    let mut record = Record::new();
+    let clients = clients_of(&cluster.url(), options);
+    let rounds = setting("PILLARBOX_FAILOVERS", 2);
+    for round in 0..rounds {
+        for tag in tags {
+            let slot = slot_of(tag);
+            let from = cluster.primary_of_slot(slot);
+            let others: Vec<_> = cluster.primaries().into_iter().filter(|n| *n != from).collect();
+            cluster.begin_move(slot, others[round % others.len()]);
+            let left = || {
+                let left = ["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()];
+                cluster.node(from).command(&left).parse::<u64>().expect("a number")
+            };
+            while left() > 0 {
+                cluster.move_keys(slot, 1);
+                a_while(20);
+            }
+            // Whoever asks now is sent on, for this time.
+            let (asked, start) = (errors(&cluster, "ASK"), std::time::Instant::now());
+            while errors(&cluster, "ASK") == asked {
+                assert!(start.elapsed() < Duration::from_secs(60), "nobody asks");
+                a_while(5);
+            }
+            cluster.end_move(slot);
+            clients.iter().for_each(|client| go_on(client));
+        }
+    }
+    clients.into_iter().for_each(|client| record.add(&client.kill()));
+    let summary = check_unharmed(&cluster.url(), &record);
+    let met = ["MOVED", "ASK", "TRYAGAIN"].map(|code| (code, errors(&cluster, code)));
+    println!("{} slots moved{options}: {summary:?}, {met:?}", rounds * tags.len());
+    assert!(met.iter().all(|(_, times)| *times > 0), "{met:?}");
+}
+
+#[test]
+fn nothing_is_lost_or_resurrected_when_the_slot_of_a_queue_moves() {
+    slots_move("", &["{queue:campaign}"]);
+}
+
+#[test]
+fn nothing_is_lost_or_resurrected_when_the_slots_of_partitions_move() {
+    slots_move("&partitions=3", &["{queue:campaign}", "{queue:campaign#1}", "{queue:campaign#2}"]);
+}
+
+#[test]
+fn nothing_is_lost_or_resurrected_when_a_slot_moves_whose_replicas_confirm() {
+    slots_move("&replicas=1&replicas_timeout=30", &["{queue:campaign}"]);
 }
