@@ -70,9 +70,12 @@ pub(crate) fn judge(error: &RedisError) -> Verdict {
     let says = |word: &str| error.code() == Some(word) || mentions(error, word);
     if says("READONLY") {
         Verdict::Reconnect
-    } else if is_moving(error) {
-        Verdict::Wait
-    } else if says("LOADING") || says("BUSY") || says("MASTERDOWN") || says("NOREPLICAS") {
+    } else if is_moving(error)
+        || says("LOADING")
+        || says("BUSY")
+        || says("MASTERDOWN")
+        || says("NOREPLICAS")
+    {
         Verdict::Wait
     } else if error.code().is_some() {
         Verdict::GiveUp
