@@ -411,6 +411,10 @@ async fn what_cannot_be_is_refused() {
     let mortal = open(&format!("{}?default_ttl=60", server.url())).await;
     let refused = mortal.set_partitions("q", 2).await.expect_err("refused").to_string();
     assert!(refused.contains("default_ttl"), "{refused}");
+    // Nor may one with a time to live use what others have spread.
+    backend.set_partitions("spread", 3).await.expect("spread");
+    let text = send(&queue(&mortal, "spread"), "x").await.expect_err("refused").to_string();
+    assert!(text.contains("default_ttl"), "{text}");
     server.command(&["SET", "{queue:q}:partitions", "12 apples"]);
     let text = send(&queue(&backend, "q"), "x").await.expect_err("refused").to_string();
     assert!(text.contains("{queue:q}:partitions") || text.contains("of another type"), "{text}");
@@ -429,7 +433,21 @@ async fn a_queue_that_was_spread_by_a_program_leaves_nothing_behind() {
     let is_left = || server.command(&["KEYS", "{queue:reply*"]);
     let is_left = || is_left().lines().filter(|key| !key.contains(":call:")).count();
     eventually("nothing is left", async || is_left() == 0).await;
-    // One that a person has spread stays so, whatever programs ask for.
+    // One that a person has spread stays so, whatever programs ask for; also if it was made whole.
+    let made_whole = queue(&backend, "whole");
+    for n in 0..20 {
+        send(&made_whole, &n.to_string()).await.expect("sent");
+    }
+    backend.set_partitions("whole", 1).await.expect("spread");
+    eventually("it is whole", async || {
+        drain(&made_whole).await;
+        backend.partitions("whole").await.expect("known") == Partitions::WHOLE
+    })
+    .await;
+    for n in 0..20 {
+        send(&made_whole, &n.to_string()).await.expect("sent");
+    }
+    assert_eq!(backend.partitions("whole").await.expect("known"), Partitions::WHOLE);
     backend.set_partitions("kept", 2).await.expect("spread");
     let kept = queue(&backend, "kept");
     send(&kept, "x").await.expect("sent");
@@ -449,6 +467,8 @@ async fn a_partition_that_nobody_receives_from_is_found_and_put_back() {
     send_all(&queue, (0..50).map(|n| of_group(&n.to_string(), "x")).collect()).await;
     backend.close().await;
     server.command(&["DEL", "{queue:spread}:partitions"]);
+    // Not ours: there cannot be so many.
+    server.command(&["HSET", "{queue:spread#5000}:data", "x", "y"]);
     let backend = open(&server.url()).await;
     let diagnosis = backend.diagnose(false).await.expect("a diagnosis");
     let texts: Vec<_> = diagnosis.problems().map(|finding| finding.text.clone()).collect();
@@ -496,12 +516,55 @@ async fn partitions_go_on_while_one_of_them_does_not_answer() {
         let sent = queue.send(vec![new(n.to_string())]);
         tokio::time::timeout(PATIENCE, sent).await.expect("not at the silent one").expect("sent");
     }
-    let more = wait_for(&queue, LONG).await.expect("received").expect("a message");
-    acknowledge(&queue, &more).await.expect("acknowledged");
+    eventually("the others are drained again", async || {
+        let batch = queue.receive(Receive::up_to(1000)).await.expect("received");
+        let settles = batch.iter().map(|delivery| Settle::acknowledge(delivery.receipt.clone()));
+        queue.settle(settles.collect()).await.expect("settled");
+        batch.is_empty()
+    })
+    .await;
+    // One that waits hears of the others, and does not fail because of it.
+    let healthy = (0..).map(|n| of_group(&n.to_string(), "news"));
+    let other = spread_over(&backend, 12);
+    for message in healthy.take(3) {
+        let waiting = tokio::spawn({
+            let queue = queue.clone();
+            async move { wait_for(&queue, LONG).await }
+        });
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let other = other.clone();
+        let send = async move {
+            // Some groups are on the server that is stopped; what is new goes elsewhere by and by.
+            let _ = tokio::join!(other.send(vec![message]), async {
+                for n in 0..200 {
+                    let _ = other.send(vec![new(n.to_string())]).await;
+                }
+            });
+        };
+        let sending = tokio::spawn(async move { tokio::time::timeout(PATIENCE, send).await });
+        let found = tokio::time::timeout(PATIENCE, waiting).await.expect("in time");
+        let found = found.expect("a task").expect("received").expect("a message");
+        acknowledge(&queue, &found).await.expect("acknowledged");
+        sending.abort();
+    }
     cluster.node(lost).resume();
     eventually("it is heard again", async || {
         drain(&queue).await;
         counts(&queue).await.0 == 0
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_purge_is_of_all_partitions_also_of_those_that_came_meanwhile() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let old = queue(&backend, "spread");
+    send(&old, "before").await.expect("sent");
+    let other = open(&server.url()).await;
+    other.set_partitions("spread", 8).await.expect("spread");
+    send_all(&queue(&other, "spread"), (0..50).map(|n| of_group(&n.to_string(), "x")).collect())
+        .await;
+    assert_eq!(old.purge().await.expect("purged"), 51);
+    assert_eq!(counts(&queue(&other, "spread")).await.0, 0);
 }
