@@ -11,13 +11,16 @@ use pillarbox_testing::campaign::{Record, Workload};
 use pillarbox_testing::history::{Summary, Undone};
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, setting, told};
-use pillarbox_testing::server::{RedisCluster, slot_of};
+use pillarbox_testing::server::{RedisCluster, RedisSentinels, slot_of};
 use rand::RngExt;
 
 use crate::common::family::Family;
 use crate::common::{open, queue, restart_all};
 
 const QUEUE: &str = "campaign";
+
+/// Waits for a replica, not so long as replicas lag.
+const CONFIRMED: &str = "&replicas=1&replicas_timeout=0.1";
 
 /// What a child of the campaigns does. Not a test by itself.
 #[test]
@@ -35,7 +38,7 @@ fn client() {
 
 /// Clients that are patient enough for any failover.
 fn clients_of(url: &str, options: &str) -> [Child; 2] {
-    let url = format!("{url}?retry_for=90{options}");
+    let url = format!("{url}?retry_for=90&response_timeout=2{options}");
     let clients = [1, 2].map(|seed: usize| Child::start("client", &url, &seed.to_string()));
     clients.iter().for_each(|client| go_on(client));
     clients
@@ -102,6 +105,11 @@ fn now_nanos() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64
 }
 
+/// Sentinels that do not take a server for dead because the machine has much to do.
+fn unhurried_sentinels() -> Family {
+    Family::Sentinels(RedisSentinels::builder().down_after(Duration::from_secs(3)).start())
+}
+
 /// Notes if another server than the one expected is the primary: on a machine with much to do, one may be too
 /// slow for the others.
 fn note_unasked(family: &Family, expected: usize, since: Instant, record: &mut Record) {
@@ -111,8 +119,8 @@ fn note_unasked(family: &Family, expected: usize, since: Instant, record: &mut R
     }
 }
 
-/// Primaries are killed one after the other while clients work, and come back as replicas. Every second
-/// time the replicas have not got what was done last.
+/// Primaries die or hang one after the other while clients work, and come back as replicas. Two times of
+/// three the replicas have not got what was done last.
 fn campaign(mut family: Family, options: &str) -> Undone {
     let failovers = setting("PILLARBOX_FAILOVERS", 2);
     let mut record = Record::new();
@@ -121,16 +129,21 @@ fn campaign(mut family: Family, options: &str) -> Undone {
     for failover in 1..=failovers {
         a_while(200);
         note_unasked(&family, expected, seen, &mut record);
-        let old = if failover % 2 == 0 {
-            family.kill_with_lag(Duration::from_millis(20) + random(180))
-        } else {
-            let primary = family.primary();
-            family.kill(primary);
-            primary
+        let lag = Duration::from_millis(150) + random(200);
+        let old = match failover % 3 {
+            1 => family.fail_with_lag(lag, Family::kill),
+            // It hangs, and has answered some whose confirmation is asked of the next one.
+            2 => family.fail_with_lag(lag, |family, primary| family.server(primary).pause()),
+            _ => {
+                let primary = family.primary();
+                family.kill(primary);
+                primary
+            }
         };
         deaths.push(now_nanos());
         record.server_failed(Duration::ZERO);
         (expected, seen) = (family.wait_for_promotion(old), Instant::now());
+        // As a replica, also if it hung.
         family.restart(old);
         // All of them are at work again.
         clients.iter().for_each(|client| go_on(client));
@@ -162,7 +175,7 @@ fn campaign(mut family: Family, options: &str) -> Undone {
 
 #[test]
 fn clients_go_on_when_sentinels_replace_primaries() {
-    campaign(Family::sentinels(), "");
+    campaign(unhurried_sentinels(), "");
 }
 
 #[test]
@@ -172,13 +185,13 @@ fn clients_go_on_when_primaries_of_a_cluster_are_replaced() {
 
 #[test]
 fn nothing_that_a_replica_has_confirmed_is_undone_when_sentinels_replace_primaries() {
-    let Undone { lost, came_back, revived, .. } = campaign(Family::sentinels(), "&replicas=1");
+    let Undone { lost, came_back, revived, .. } = campaign(unhurried_sentinels(), CONFIRMED);
     assert_eq!((lost, came_back, revived), (0, 0, 0));
 }
 
 #[test]
 fn nothing_that_a_replica_has_confirmed_is_undone_when_primaries_of_a_cluster_are_replaced() {
-    let Undone { lost, came_back, revived, .. } = campaign(Family::cluster(QUEUE), "&replicas=1");
+    let Undone { lost, came_back, revived, .. } = campaign(Family::cluster(QUEUE), CONFIRMED);
     assert_eq!((lost, came_back, revived), (0, 0, 0));
 }
 

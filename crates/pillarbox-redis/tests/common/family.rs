@@ -106,15 +106,16 @@ impl Family {
         }
     }
 
-    /// Kills the primary of which the replicas have not had all for so long. Gives its number.
+    /// Has the replicas not get what the primary does for so long, then stops that by this. Gives its
+    /// number.
     ///
     /// That they are paused would not do: what was sent to them is read when they go on.
-    pub(crate) fn kill_with_lag(&mut self, lag: Duration) -> usize {
+    pub(crate) fn fail_with_lag(&mut self, lag: Duration, stop: fn(&mut Self, usize)) -> usize {
         let (primary, replicas) = (self.primary(), self.replicas());
         replicas.iter().for_each(|replica| self.server(*replica).pause());
         self.server(primary).command(&["CLIENT", "KILL", "TYPE", "replica"]);
         std::thread::sleep(lag);
-        self.kill(primary);
+        stop(self, primary);
         replicas.iter().for_each(|replica| self.server(*replica).resume());
         primary
     }
