@@ -158,7 +158,7 @@ async fn receipts_of_two_primaries_are_not_taken_for_each_other() {
     // So patient that they stay with the old one.
     let patient = "response_timeout=120&retry_for=60";
     let plain = open(&format!("{}?{patient}", all.url())).await;
-    let safe = open(&format!("{}?{patient}&replicas=1&replicas_timeout=0.2", all.url())).await;
+    let safe = open(&format!("{}?{patient}&replicas=1&replicas_timeout=3", all.url())).await;
     let (at_old, safe_at_old) = (queue(&plain, "q"), queue(&safe, "q"));
     for body in ["one", "two"] {
         send(&safe_at_old, body).await.expect("sent");
