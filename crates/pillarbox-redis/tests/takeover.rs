@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{Delivery, Mailboxes, Queue, Receive, Result, Settle};
-use pillarbox_testing::server::{Flavour, RedisCluster};
+use pillarbox_testing::server::{Flavour, RedisCluster, RedisServer};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, block_in_place};
 
 use crate::common::family::Family;
@@ -238,4 +240,34 @@ async fn a_client_goes_on_when_all_servers_were_silent() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_goes_on_when_all_nodes_of_a_cluster_were_silent() {
     silence_is_survived(Family::cluster("q"), 6).await;
+}
+
+/// The call is answered by a server that is replaced before the confirmation is asked for. The next one has
+/// a replica that has all there is, and what was sent is not among it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_has_not_got_a_call_does_not_confirm_it() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let replica = RedisServer::builder().setting("repl-diskless-sync-delay", "0").start();
+    let port = new.port().to_string();
+    replica.command(&["REPLICAOF", "127.0.0.1", &port]);
+    eventually("it is a replica", async || replica.info("master_link_status") == "up").await;
+    // The first connection, which is for calls, leads to the one, and all others to the other.
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("its number"));
+    let ports = [old.port(), new.port()];
+    let door = tokio::spawn(async move {
+        for connection in 0.. {
+            let (mut client, _) = listener.accept().await.expect("a connection");
+            let port = ports[usize::from(connection > 0)];
+            let mut server = TcpStream::connect(("127.0.0.1", port)).await.expect("a server");
+            tokio::spawn(async move { copy_bidirectional(&mut client, &mut server).await });
+        }
+    });
+    let backend = open(&format!("{url}?replicas=1&replicas_timeout=5&retry_for=1")).await;
+    let queue = queue(&backend, "q");
+    let text = send(&queue, "only at the old one").await.expect_err("unconfirmed").to_string();
+    assert!(text.contains("0 of 1 replicas have confirmed"), "{text}");
+    assert_eq!(old.command(&["LLEN", "{queue:q}:pending"]), "1");
+    assert_eq!(new.command(&["DBSIZE"]), "0");
+    door.abort();
 }
