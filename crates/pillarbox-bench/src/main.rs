@@ -12,14 +12,17 @@
 //! | where files are | `place` |
 //! | measurements that need a process of their own | `process` |
 //! | whether every message arrived | `tally` |
+//! | how many servers a load needs, by the costs measured | `plan` |
 //!
 //! Build with `--release`; figures of a debug build mean nothing.
 
 mod apalis;
+mod cluster;
 mod load;
 mod measure;
 mod memory;
 mod place;
+mod plan;
 mod process;
 mod redis;
 mod report;
@@ -58,6 +61,15 @@ enum Command {
     /// out.
     #[command(after_help = RATIO)]
     Redis(Options),
+    /// Redis queues spread over a cluster against whole ones: the inputs of a plan for more machines.
+    ///
+    /// Starts servers of its own on this machine, up to six at a time, and needs 2 GB of memory.
+    #[command(after_help = RATIO)]
+    Cluster(Options),
+    /// How many servers a load needs, reckoned from what one message was measured to cost.
+    ///
+    /// docs/scale.md says what the model is and what it leaves out.
+    Plan(Box<plan::Plan>),
     /// One measurement of the memory suite that needs a process of its own.
     #[command(hide = true, subcommand)]
     MemoryChild(memory::Child),
@@ -98,6 +110,8 @@ fn run(command: Command) -> Result<()> {
         Command::Memory(options) => suite(&options, memory::run),
         Command::Sqlite(options) => suite(&options, sqlite::run),
         Command::Redis(options) => suite(&options, redis::run),
+        Command::Cluster(options) => suite(&options, cluster::run),
+        Command::Plan(plan) => plan.print(),
         Command::MemoryChild(child) => {
             println!("{}", child.measure()?);
             Ok(())

@@ -6,7 +6,7 @@ use serde::Serialize;
 pub(crate) const RATIO: &str = "\
 ratio: how many times better ours is. Above 1 we win, below 1 we lose.
        ours / other for rates (messages per second), other / ours for costs (bytes, time, CPU
-       time, commands to a server).";
+       time, commands and calls to a server, connections).";
 
 /// One comparison of ours with one other. Its fields are those of a JSON line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -47,6 +47,12 @@ pub(crate) enum Unit {
     /// Commands that a server carries out per second.
     #[serde(rename = "commands/s")]
     CommandsPerSecond,
+    /// Calls to a server for one message to go all the way.
+    #[serde(rename = "calls/message")]
+    CallsPerMessage,
+    /// Connections to servers.
+    #[serde(rename = "connections")]
+    Connections,
 }
 
 impl Unit {
@@ -60,7 +66,9 @@ impl Unit {
             | Self::Bytes
             | Self::CpuMicrosPerSecond
             | Self::CpuMicrosPerMessage
-            | Self::CommandsPerSecond => false,
+            | Self::CommandsPerSecond
+            | Self::CallsPerMessage
+            | Self::Connections => false,
         }
     }
 
@@ -75,6 +83,8 @@ impl Unit {
             Self::CpuMicrosPerSecond => format!("{} µs/s", three_digits(figure)),
             Self::CpuMicrosPerMessage => format!("{} µs CPU", three_digits(figure)),
             Self::CommandsPerSecond => format!("{} cmd/s", three_digits(figure)),
+            Self::CallsPerMessage => format!("{} calls", three_digits(figure)),
+            Self::Connections => format!("{figure:.0}"),
         }
     }
 }
@@ -202,7 +212,8 @@ mod tests {
         assert_eq!(ratio(Unit::MessagesPerSecond, 300.0, 100.0), 3.0);
         let times = [Unit::NanosPerCycle, Unit::Micros, Unit::Millis];
         let of_cpu = [Unit::CpuMicrosPerSecond, Unit::CpuMicrosPerMessage];
-        let others = [Unit::Bytes, Unit::CommandsPerSecond];
+        let others =
+            [Unit::Bytes, Unit::CommandsPerSecond, Unit::CallsPerMessage, Unit::Connections];
         for cost in times.into_iter().chain(of_cpu).chain(others) {
             assert_eq!(ratio(cost, 100.0, 300.0), 3.0);
         }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-pub(super) use crate::load::{BODY, Numbers, WAIT, body, crowd, seq_of};
+pub(crate) use crate::load::{BODY, Numbers, WAIT, body, crowd, seq_of};
 use crate::measure::Result;
 use crate::tally::Tally;
 
 /// A queue on a server, within this process.
-pub(super) trait Contestant: Clone + Send + Sync + 'static {
+pub(crate) trait Contestant: Clone + Send + Sync + 'static {
     /// The right to acknowledge one delivery.
     type Receipt: Send + 'static;
 
@@ -32,17 +32,17 @@ pub(super) trait Contestant: Clone + Send + Sync + 'static {
 
 /// Who asks for what, and for how long.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Load {
+pub(crate) struct Load {
     /// How many ask at the same time.
-    pub(super) callers: u64,
+    pub(crate) callers: u64,
     /// Messages in a call.
-    pub(super) batch: u64,
-    pub(super) window: Duration,
+    pub(crate) batch: u64,
+    pub(crate) window: Duration,
 }
 
 impl Load {
     /// In words.
-    pub(super) fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         let Self { callers, batch, .. } = self;
         let callers = format!("{callers} {}", if callers == 1 { "caller" } else { "callers" });
         if batch == 1 {
@@ -55,21 +55,21 @@ impl Load {
 
 /// What was done, and how long it took.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Done {
-    pub(super) messages: u64,
-    pub(super) elapsed: Duration,
+pub(crate) struct Done {
+    pub(crate) messages: u64,
+    pub(crate) elapsed: Duration,
 }
 
 /// Full cycles until time is up, on a queue that is empty before and after: each caller sends a
 /// batch, receives as many messages, though not always its own, and acknowledges them.
-pub(super) async fn cycles(queue: &impl Contestant, load: Load) -> Result<Done> {
+pub(crate) async fn cycles(queue: &impl Contestant, load: Load) -> Result<Done> {
     let (done, tally) = cycles_on_backlog(queue, load).await?;
     tally.expect_all(done.messages)?;
     Ok(done)
 }
 
 /// Full cycles until time is up, on a queue where others may come first. Says what was received.
-pub(super) async fn cycles_on_backlog(
+pub(crate) async fn cycles_on_backlog(
     queue: &impl Contestant,
     load: Load,
 ) -> Result<(Done, Tally)> {
@@ -91,7 +91,7 @@ pub(super) async fn cycles_on_backlog(
 }
 
 /// One cycle of the batch of this number. Says what was received.
-pub(super) async fn cycle(queue: &impl Contestant, number: u64, batch: u64) -> Result<Tally> {
+pub(crate) async fn cycle(queue: &impl Contestant, number: u64, batch: u64) -> Result<Tally> {
     let bodies = (number * batch..(number + 1) * batch).map(|seq| body(seq, BODY));
     queue.send(bodies.collect()).await?;
     let mut tally = Tally::default();

@@ -21,11 +21,11 @@ mod apalis;
 mod backlog;
 mod cycle;
 mod footprint;
-mod load;
+pub(crate) mod load;
 mod native;
-mod ours;
+pub(crate) mod ours;
 mod script;
-mod wake;
+pub(crate) mod wake;
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
 }
 
 /// How long a run takes whose figure is a rate or a cost.
-fn window(plan: &Plan) -> Duration {
+pub(crate) fn window(plan: &Plan) -> Duration {
     plan.pick(Duration::from_millis(1500), Duration::from_millis(40))
 }
 

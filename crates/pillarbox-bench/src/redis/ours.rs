@@ -20,46 +20,47 @@ const LONG: Duration = Duration::from_secs(12 * 60 * 60);
 
 /// One queue of a server.
 #[derive(Debug, Clone)]
-pub(super) struct Ours {
+pub(crate) struct Ours {
     backend: Arc<Mailboxes>,
     queue: Arc<dyn Queue>,
 }
 
 impl Ours {
     /// Opens a server as users do.
-    pub(super) async fn open(url: &str) -> Result<Self> {
+    pub(crate) async fn open(url: &str) -> Result<Self> {
         Self::open_with(RedisOptions::from_url(url)?).await
     }
 
     /// Opens a server so that each call of a caller's is one to the server.
-    pub(super) async fn open_uncoalesced(url: &str) -> Result<Self> {
+    pub(crate) async fn open_uncoalesced(url: &str) -> Result<Self> {
         Self::open_with(RedisOptions::from_url(url)?.coalesce(false)).await
     }
 
-    async fn open_with(options: RedisOptions) -> Result<Self> {
+    /// Opens what these options name.
+    pub(crate) async fn open_with(options: RedisOptions) -> Result<Self> {
         let backend = Arc::new(Mailboxes::new(RedisBackend::open(options).await?));
         let queue = backend.queue("bench", QueueOptions::new())?;
         Ok(Self { backend, queue })
     }
 
     /// Another queue of the same backend.
-    pub(super) fn another(&self, name: &str) -> Result<Self> {
+    pub(crate) fn another(&self, name: &str) -> Result<Self> {
         let queue = self.backend.queue(name, QueueOptions::new())?;
         Ok(Self { backend: self.backend.clone(), queue })
     }
 
     /// Receives up to `max` messages. Waits for the first no longer than `wait`.
-    pub(super) async fn receive_up_to(&self, max: usize, wait: Duration) -> Result<Vec<Delivery>> {
+    pub(crate) async fn receive_up_to(&self, max: usize, wait: Duration) -> Result<Vec<Delivery>> {
         Ok(self.queue.receive(Receive::up_to(max).wait(wait)).await?)
     }
 
     /// How many messages the queue holds, in whatever state.
-    pub(super) async fn count(&self) -> Result<u64> {
+    pub(crate) async fn count(&self) -> Result<u64> {
         Ok(self.queue.counts().await?.total())
     }
 
     /// Sends so many messages, in large batches.
-    pub(super) async fn fill(&self, messages: u64) -> Result<()> {
+    pub(crate) async fn fill(&self, messages: u64) -> Result<()> {
         for batch in batches(messages) {
             self.send(batch.map(|seq| body(seq, BODY)).collect()).await?;
         }
@@ -67,7 +68,7 @@ impl Ours {
     }
 
     /// Receives so many messages, in large batches, and keeps them for longer than a run takes.
-    pub(super) async fn hold(&self, messages: u64) -> Result<()> {
+    pub(crate) async fn hold(&self, messages: u64) -> Result<()> {
         for batch in batches(messages) {
             let request = Receive::up_to(batch.clone().count()).visibility(LONG);
             let deliveries = self.queue.receive(request).await?;
@@ -81,7 +82,7 @@ impl Contestant for Ours {
     type Receipt = Receipt;
 
     async fn send(&self, bodies: Vec<Bytes>) -> Result<()> {
-        all(self.queue.send(bodies.into_iter().map(Outgoing::new).collect()).await?)
+        all(self.queue.send(bodies.into_iter().map(new).collect()).await?)
     }
 
     async fn receive(&self, max: usize) -> Result<Vec<(Bytes, Receipt)>> {
@@ -102,6 +103,13 @@ impl Contestant for Ours {
         self.backend.close().await;
         expect_eq("messages left", count, left)
     }
+}
+
+/// A message that was never sent before, as a mailbox makes them.
+fn new(body: Bytes) -> Outgoing {
+    let mut message = Outgoing::new(body);
+    message.is_new = true;
+    message
 }
 
 /// The numbers of so many messages, in batches that one call can take.

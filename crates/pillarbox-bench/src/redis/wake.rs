@@ -60,7 +60,11 @@ pub(super) fn latency(plan: &Plan, waiters: usize) -> Case {
 
 /// Says how many microseconds it took until half of the messages were received at most, and 99 of
 /// 100.
-async fn pick_up<C: Contestant>(sender: C, receivers: Vec<C>, messages: u64) -> Result<[f64; 2]> {
+pub(crate) async fn pick_up<C: Contestant>(
+    sender: C,
+    receivers: Vec<C>,
+    messages: u64,
+) -> Result<[f64; 2]> {
     let start = Instant::now();
     let now = move || start.elapsed().as_nanos() as u64;
     let (tell, mut told) = mpsc::unbounded_channel();

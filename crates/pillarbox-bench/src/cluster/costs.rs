@@ -1,0 +1,206 @@
+//! What a message costs the servers, by number of nodes and partitions.
+//!
+//! The price of a message depends on how many are in a call, and the price of a call on how many
+//! others the server finds with it when it looks. So there are as many callers for each primary
+//! wherever, and in the first cases a caller's call is one call to a server, so that the same
+//! batches reach the scripts. In the others calls are put together, as they are for users: twelve
+//! partitions have twelve lanes in which callers meet, so that fewer meet in each.
+//!
+//! The queues hold a backlog, so that every receive finds a full batch wherever it asks; but for the
+//! last case, where receivers come to partitions that are empty and look around.
+
+use std::cell::Cell;
+
+use super::site::{Layout, Nodes, PARTITIONS, Reading, Site, fill};
+use crate::measure::{Case, Figure, Plan, Result, on_two_threads, per_second};
+use crate::process::CpuClock;
+use crate::redis::load::{Contestant, Load, cycle, cycles_on_backlog};
+use crate::redis::window;
+use crate::report::Unit;
+
+/// How many callers there are for each primary.
+const CALLERS: u64 = 64;
+
+/// How calls reach the servers.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Calls {
+    /// One for each call of a caller.
+    AsTheyAre(Fixed),
+    /// Put together, as users have it.
+    PutTogether { batch: u64 },
+    /// The same in batches of 10, where there is nothing but what the callers have just sent.
+    OnEmptyQueue,
+}
+
+/// Calls of one size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fixed {
+    pub(super) batch: u64,
+}
+
+impl Calls {
+    fn batch(self) -> u64 {
+        match self {
+            Self::AsTheyAre(Fixed { batch }) | Self::PutTogether { batch } => batch,
+            Self::OnEmptyQueue => 10,
+        }
+    }
+
+    fn are_put_together(self) -> bool {
+        !matches!(self, Self::AsTheyAre(_))
+    }
+
+    fn name(self) -> String {
+        let load = match self.batch() {
+            1 => "one by one".to_owned(),
+            batch => format!("batch {batch}"),
+        };
+        match self {
+            Self::AsTheyAre(_) => format!("{load}, calls as they are"),
+            Self::PutTogether { .. } => format!("{load}, calls put together"),
+            Self::OnEmptyQueue => format!("{load}, calls put together, no backlog"),
+        }
+    }
+}
+
+/// What a run has found.
+struct Outcome {
+    by_node: Vec<Reading>,
+    client_micros: f64,
+    rate: f64,
+}
+
+impl Outcome {
+    /// Something of all nodes together, for each message.
+    fn each(&self, what: fn(&Reading) -> u64) -> f64 {
+        let messages: u64 = self.by_node.iter().map(|reading| reading.messages).sum();
+        self.by_node.iter().map(what).sum::<u64>() as f64 / messages as f64
+    }
+
+    /// The CPU time for each message of the node where that is the most.
+    fn dearest_micros(&self) -> f64 {
+        let micros = |node: &Reading| node.cpu_micros as f64 / node.messages as f64;
+        self.by_node.iter().map(micros).fold(f64::NAN, f64::max)
+    }
+}
+
+/// How much of the servers' time a message takes.
+pub(super) fn server_cpu(plan: &Plan, calls: Calls) -> Case {
+    let name = calls.name();
+    let figures = [
+        Figure::median(format!("server CPU, {name}"), Unit::CpuMicrosPerMessage),
+        Figure::median(format!("dearest node, {name}"), Unit::CpuMicrosPerMessage),
+        Figure::median(format!("calls, {name}"), Unit::CallsPerMessage),
+        Figure::median(format!("rate, {name}"), Unit::MessagesPerSecond),
+    ];
+    let side = |layout: Layout| {
+        let mut run = runner(plan, layout, calls);
+        move || {
+            let outcome = run()?;
+            let cpu = outcome.each(|node| node.cpu_micros);
+            Ok([cpu, outcome.dearest_micros(), outcome.each(|node| node.calls), outcome.rate])
+        }
+    };
+    let mut case = Case::several(format!("server CPU, {name}"), figures, side(Layout::SPREAD));
+    let others = [
+        Layout::WHOLE,
+        Layout { nodes: Nodes::Alone, partitions: PARTITIONS },
+        Layout::cluster(1),
+        Layout::cluster(2),
+    ];
+    for layout in others {
+        case = case.against(layout.to_string(), side(layout));
+    }
+    case
+}
+
+/// How many bytes a message takes on the wire, and how much of the client's time.
+pub(super) fn wire(plan: &Plan) -> Case {
+    let calls = Calls::AsTheyAre(Fixed { batch: 10 });
+    let figures = [
+        Figure::median("wire, bytes to the servers, batch 10", Unit::Bytes),
+        Figure::median("wire, bytes from the servers, batch 10", Unit::Bytes),
+        Figure::median("wire, client CPU, batch 10", Unit::CpuMicrosPerMessage),
+    ];
+    let side = |layout: Layout| {
+        let mut run = runner(plan, layout, calls);
+        move || {
+            let outcome = run()?;
+            let bytes = [outcome.each(|node| node.bytes_in), outcome.each(|node| node.bytes_out)];
+            Ok([bytes[0], bytes[1], outcome.client_micros])
+        }
+    };
+    Case::several("wire", figures, side(Layout::SPREAD))
+        .against(Layout::WHOLE.to_string(), side(Layout::WHOLE))
+}
+
+/// Runs on servers that live through all rounds.
+fn runner(plan: &Plan, layout: Layout, calls: Calls) -> impl FnMut() -> Result<Outcome> + use<> {
+    let turns = match calls {
+        Calls::OnEmptyQueue => 0,
+        _ => plan.pick(64, 2) * u64::from(PARTITIONS),
+    };
+    let load = Load {
+        callers: plan.pick(CALLERS, 4) * layout.primaries() as u64,
+        batch: calls.batch(),
+        window: window(plan),
+    };
+    let site = Cell::new(None);
+    move || {
+        let (here, turns) = match site.take() {
+            Some(site) => (site, 0),
+            None => (Site::start(layout), turns),
+        };
+        let outcome = on_two_threads(measure(&here, calls, load, turns))?;
+        if turns > 0 {
+            say_spread(&here, layout, &outcome);
+        }
+        site.set(Some(here));
+        Ok(outcome)
+    }
+}
+
+async fn measure(site: &Site, calls: Calls, load: Load, turns: u64) -> Result<Outcome> {
+    let queue = site.open_with(site.options()?.coalesce(calls.are_put_together())).await?;
+    fill(&queue, turns).await?;
+    // By now it is connected to all, and the servers know the scripts.
+    for number in 0..u64::from(PARTITIONS) {
+        cycle(&queue, number, load.batch).await?;
+    }
+    let (clock, before) = (CpuClock::new()?, site.read()?);
+    let client_before = clock.read()?;
+    let (done, _) = cycles_on_backlog(&queue, load).await?;
+    let client_used = clock.read()? - client_before;
+    let after = site.read()?;
+    let count = queue.count().await?;
+    queue.close(count).await?;
+    let by_node: Vec<_> =
+        after.into_iter().zip(before).map(|(after, before)| after.since(before)).collect();
+    let sent: u64 = by_node.iter().map(|node| node.messages).sum();
+    crate::measure::expect_eq("messages that the servers have had", sent, done.messages)?;
+    Ok(Outcome {
+        by_node,
+        client_micros: client_used.as_secs_f64() * 1e6 / done.messages as f64,
+        rate: per_second(done.messages, done.elapsed),
+    })
+}
+
+/// Says how messages and keys are spread over the nodes.
+fn say_spread(site: &Site, layout: Layout, outcome: &Outcome) {
+    let all: u64 = outcome.by_node.iter().map(|node| node.messages).sum();
+    let shares: Vec<_> = outcome
+        .by_node
+        .iter()
+        .map(|node| format!("{:.1} %", node.messages as f64 * 100.0 / all as f64))
+        .collect();
+    let keys: Vec<_> = site
+        .primaries()
+        .iter()
+        .map(|node| node.command(&["KEYS", "{queue:*:data"]).lines().count().to_string())
+        .collect();
+    eprintln!(
+        "  {layout}: messages by node {}; partitions with messages by node {}",
+        shares.join(", "),
+        keys.join(", ")
+    );
+}
