@@ -7,14 +7,22 @@
 //! partitions have twelve lanes in which callers meet, so that fewer meet in each.
 //!
 //! The queues hold a backlog, so that every receive finds a full batch wherever it asks; but for the
-//! last case, where receivers come to partitions that are empty and look around.
+//! last cases, where receivers come to partitions that are empty and look around: in the process that
+//! sends, and in another one.
 
 use std::cell::Cell;
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
 
 use super::site::{Layout, Nodes, PARTITIONS, Reading, Site, fill};
-use crate::measure::{Case, Figure, Plan, Result, on_two_threads, per_second};
+use crate::measure::{Case, Figure, Plan, Result, expect_eq, on_two_threads, per_second};
 use crate::process::CpuClock;
-use crate::redis::load::{Contestant, Load, cycle, cycles_on_backlog};
+use crate::redis::load::{
+    BODY, Contestant, Done, Load, Numbers, body, crowd, cycle, cycles_on_backlog,
+};
+use crate::redis::ours::Ours;
 use crate::redis::window;
 use crate::report::Unit;
 
@@ -25,29 +33,25 @@ const CALLERS: u64 = 64;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Calls {
     /// One for each call of a caller.
-    AsTheyAre(Fixed),
+    AsTheyAre { batch: u64 },
     /// Put together, as users have it.
     PutTogether { batch: u64 },
     /// The same in batches of 10, where there is nothing but what the callers have just sent.
     OnEmptyQueue,
-}
-
-/// Calls of one size.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Fixed {
-    pub(super) batch: u64,
+    /// The same with backends of their own for those who send and those who receive.
+    OnEmptyQueueApart,
 }
 
 impl Calls {
     fn batch(self) -> u64 {
         match self {
-            Self::AsTheyAre(Fixed { batch }) | Self::PutTogether { batch } => batch,
-            Self::OnEmptyQueue => 10,
+            Self::AsTheyAre { batch } | Self::PutTogether { batch } => batch,
+            Self::OnEmptyQueue | Self::OnEmptyQueueApart => 10,
         }
     }
 
     fn are_put_together(self) -> bool {
-        !matches!(self, Self::AsTheyAre(_))
+        !matches!(self, Self::AsTheyAre { .. })
     }
 
     fn name(self) -> String {
@@ -56,9 +60,10 @@ impl Calls {
             batch => format!("batch {batch}"),
         };
         match self {
-            Self::AsTheyAre(_) => format!("{load}, calls as they are"),
+            Self::AsTheyAre { .. } => format!("{load}, calls as they are"),
             Self::PutTogether { .. } => format!("{load}, calls put together"),
-            Self::OnEmptyQueue => format!("{load}, calls put together, no backlog"),
+            Self::OnEmptyQueue => format!("{load}, no backlog"),
+            Self::OnEmptyQueueApart => format!("{load}, no backlog, two processes"),
         }
     }
 }
@@ -116,7 +121,7 @@ pub(super) fn server_cpu(plan: &Plan, calls: Calls) -> Case {
 
 /// How many bytes a message takes on the wire, and how much of the client's time.
 pub(super) fn wire(plan: &Plan) -> Case {
-    let calls = Calls::AsTheyAre(Fixed { batch: 10 });
+    let calls = Calls::AsTheyAre { batch: 10 };
     let figures = [
         Figure::median("wire, bytes to the servers, batch 10", Unit::Bytes),
         Figure::median("wire, bytes from the servers, batch 10", Unit::Bytes),
@@ -137,7 +142,7 @@ pub(super) fn wire(plan: &Plan) -> Case {
 /// Runs on servers that live through all rounds.
 fn runner(plan: &Plan, layout: Layout, calls: Calls) -> impl FnMut() -> Result<Outcome> + use<> {
     let turns = match calls {
-        Calls::OnEmptyQueue => 0,
+        Calls::OnEmptyQueue | Calls::OnEmptyQueueApart => 0,
         _ => plan.pick(64, 2) * u64::from(PARTITIONS),
     };
     let load = Load {
@@ -161,7 +166,10 @@ fn runner(plan: &Plan, layout: Layout, calls: Calls) -> impl FnMut() -> Result<O
 }
 
 async fn measure(site: &Site, calls: Calls, load: Load, turns: u64) -> Result<Outcome> {
-    let queue = site.open_with(site.options()?.coalesce(calls.are_put_together())).await?;
+    let open =
+        || -> Result<_> { Ok(site.open_with(site.options()?.coalesce(calls.are_put_together()))) };
+    let queue = open()?.await?;
+    let other = open()?.await?;
     fill(&queue, turns).await?;
     // By now it is connected to all, and the servers know the scripts.
     for number in 0..u64::from(PARTITIONS) {
@@ -169,20 +177,72 @@ async fn measure(site: &Site, calls: Calls, load: Load, turns: u64) -> Result<Ou
     }
     let (clock, before) = (CpuClock::new()?, site.read()?);
     let client_before = clock.read()?;
-    let (done, _) = cycles_on_backlog(&queue, load).await?;
+    let done = match calls {
+        Calls::OnEmptyQueueApart => apart(&queue, &other, load).await?,
+        _ => cycles_on_backlog(&queue, load).await?.0,
+    };
     let client_used = clock.read()? - client_before;
     let after = site.read()?;
     let count = queue.count().await?;
+    other.close(count).await?;
     queue.close(count).await?;
     let by_node: Vec<_> =
         after.into_iter().zip(before).map(|(after, before)| after.since(before)).collect();
     let sent: u64 = by_node.iter().map(|node| node.messages).sum();
-    crate::measure::expect_eq("messages that the servers have had", sent, done.messages)?;
+    expect_eq("messages that the servers have had", sent, done.messages)?;
     Ok(Outcome {
         by_node,
         client_micros: client_used.as_secs_f64() * 1e6 / done.messages as f64,
         rate: per_second(done.messages, done.elapsed),
     })
+}
+
+/// As many messages under way as the same callers have in cycles, half of whom send and half receive.
+async fn apart(sends: &Ours, receives: &Ours, load: Load) -> Result<Done> {
+    let Load { callers, batch, window } = load;
+    let each = callers.div_ceil(2);
+    let numbers = Numbers::within(window);
+    let under_way = Arc::new(Semaphore::new((callers * batch) as usize));
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let mut receivers = JoinSet::new();
+    for _ in 0..each {
+        let (queue, under_way, tell) = (receives.clone(), under_way.clone(), tell.clone());
+        receivers.spawn(async move {
+            loop {
+                let deliveries = queue.receive(batch as usize).await?;
+                let count = deliveries.len();
+                let receipts = deliveries.into_iter().map(|(_, receipt)| receipt);
+                queue.acknowledge(receipts.collect()).await?;
+                under_way.add_permits(count);
+                tell.send(count as u64)?;
+            }
+        });
+    }
+    let senders = (0..each).map(|_| {
+        let (queue, numbers, under_way) = (sends.clone(), numbers.clone(), under_way.clone());
+        async move {
+            while let Some(number) = numbers.take() {
+                under_way.acquire_many(batch as u32).await?.forget();
+                let bodies = (number * batch..(number + 1) * batch).map(|seq| body(seq, BODY));
+                queue.send(bodies.collect()).await?;
+            }
+            Ok(())
+        }
+    });
+    let (_, elapsed) = crowd(senders).await?;
+    let messages = numbers.taken() * batch;
+    let mut left = messages;
+    while left > 0 {
+        tokio::select! {
+            count = told.recv() => left -= count.unwrap_or_default(),
+            Some(ended) = receivers.join_next() => {
+                let ended: Result<()> = ended?;
+                ended?;
+            }
+        }
+    }
+    receivers.shutdown().await;
+    Ok(Done { messages, elapsed })
 }
 
 /// Says how messages and keys are spread over the nodes.

@@ -25,7 +25,7 @@ mod replica;
 mod site;
 mod waiting;
 
-use self::costs::{Calls, Fixed};
+use self::costs::Calls;
 pub(crate) use self::site::partitions_by_primary;
 use crate::measure::{Case, Plan, Result};
 use crate::report::Report;
@@ -41,12 +41,12 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         Ok(())
     };
     let mut add = |case: Case| add_of_rounds(case, plan.rounds());
-    for batch in [1, 10, 100] {
-        add(costs::server_cpu(plan, Calls::AsTheyAre(Fixed { batch })))?;
+    let as_they_are = [1, 10, 100].map(|batch| Calls::AsTheyAre { batch });
+    let put_together = [1, 10].map(|batch| Calls::PutTogether { batch });
+    let no_backlog = [Calls::OnEmptyQueue, Calls::OnEmptyQueueApart];
+    for calls in as_they_are.into_iter().chain(put_together).chain(no_backlog) {
+        add(costs::server_cpu(plan, calls))?;
     }
-    add(costs::server_cpu(plan, Calls::PutTogether { batch: 1 }))?;
-    add(costs::server_cpu(plan, Calls::PutTogether { batch: 10 }))?;
-    add(costs::server_cpu(plan, Calls::OnEmptyQueue))?;
     add(costs::wire(plan))?;
     add(footprint::case(plan))?;
     add(waiting::wake_up(plan))?;
