@@ -43,3 +43,9 @@ fn the_redis_suite_prints_rows_of_the_agreed_form() {
     let rows = bench(&["redis", "--quick", "--rounds", "1", "--json"]);
     check(&rows, "redis", 28);
 }
+
+#[test]
+fn the_cluster_suite_prints_rows_of_the_agreed_form() {
+    let rows = bench(&["cluster", "--quick", "--rounds", "1", "--json"]);
+    check(&rows, "cluster", 150);
+}

@@ -6,28 +6,43 @@
 //! batches reach the scripts. In the others calls are put together, as they are for users: twelve
 //! partitions have twelve lanes in which callers meet, so that fewer meet in each.
 //!
+//! On a machine with fewer processors than servers, nodes that are busy at the same time take turns, and
+//! each finds the caches as the others have left them. One contestant has all partitions at one node of
+//! three, while the others idle: what it costs to be one of three, without that.
+//!
 //! The queues hold a backlog, so that every receive finds a full batch wherever it asks; but for the
 //! last cases, where receivers come to partitions that are empty and look around: in the process that
 //! sends, and in another one.
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-use super::site::{Layout, Nodes, PARTITIONS, Reading, Site, fill};
+use super::site::{Layout, PARTITIONS, Reading, Site, fill};
 use crate::measure::{Case, Figure, Plan, Result, expect_eq, on_two_threads, per_second};
 use crate::process::CpuClock;
 use crate::redis::load::{
     BODY, Contestant, Done, Load, Numbers, body, crowd, cycle, cycles_on_backlog,
 };
 use crate::redis::ours::Ours;
-use crate::redis::window;
 use crate::report::Unit;
 
 /// How many callers there are for each primary.
 const CALLERS: u64 = 64;
+
+/// How many rounds there are: many short ones, for the pace of a machine changes by the second, and what
+/// is compared should be at the same pace.
+pub(super) fn rounds(plan: &Plan) -> usize {
+    plan.rounds() * plan.pick(4, 1)
+}
+
+/// How long a run takes.
+pub(super) fn window(plan: &Plan) -> Duration {
+    plan.pick(Duration::from_millis(400), Duration::from_millis(40))
+}
 
 /// How calls reach the servers.
 #[derive(Debug, Clone, Copy)]
@@ -109,9 +124,10 @@ pub(super) fn server_cpu(plan: &Plan, calls: Calls) -> Case {
     let mut case = Case::several(format!("server CPU, {name}"), figures, side(Layout::SPREAD));
     let others = [
         Layout::WHOLE,
-        Layout { nodes: Nodes::Alone, partitions: PARTITIONS },
+        Layout::alone(PARTITIONS),
         Layout::cluster(1),
         Layout::cluster(2),
+        Layout::cluster(3).at_first(),
     ];
     for layout in others {
         case = case.against(layout.to_string(), side(layout));
@@ -146,7 +162,7 @@ fn runner(plan: &Plan, layout: Layout, calls: Calls) -> impl FnMut() -> Result<O
         _ => plan.pick(64, 2) * u64::from(PARTITIONS),
     };
     let load = Load {
-        callers: plan.pick(CALLERS, 4) * layout.primaries() as u64,
+        callers: plan.pick(CALLERS, 4) * layout.used_primaries() as u64,
         batch: calls.batch(),
         window: window(plan),
     };

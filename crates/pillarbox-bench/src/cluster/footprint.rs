@@ -3,7 +3,7 @@
 //! How much `used_memory` of all primaries grows while a queue is filled, divided by the number of
 //! messages: see the case of the same name in the Redis suite.
 
-use super::site::{Layout, Nodes, PARTITIONS, Site};
+use super::site::{Layout, PARTITIONS, Site};
 use crate::measure::{Case, Plan, Result, on_two_threads};
 use crate::redis::load::{BODY, Contestant, body};
 use crate::report::{Unit, grouped};
@@ -11,7 +11,7 @@ use crate::report::{Unit, grouped};
 pub(super) fn case(plan: &Plan) -> Case {
     let messages = plan.pick(1_000_000, 2_400);
     let side = |layout: Layout| move || measure(layout, messages);
-    let alone = Layout { nodes: Nodes::Alone, partitions: PARTITIONS };
+    let alone = Layout::alone(PARTITIONS);
     let name = format!("server memory per message, {} pending", grouped(messages));
     Case::new(name, Unit::Bytes, side(Layout::SPREAD))
         .against(Layout::WHOLE.to_string(), side(Layout::WHOLE))

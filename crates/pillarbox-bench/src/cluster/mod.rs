@@ -40,17 +40,17 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         }
         Ok(())
     };
-    let mut add = |case: Case| add_of_rounds(case, plan.rounds());
     let as_they_are = [1, 10, 100].map(|batch| Calls::AsTheyAre { batch });
     let put_together = [1, 10].map(|batch| Calls::PutTogether { batch });
     let no_backlog = [Calls::OnEmptyQueue, Calls::OnEmptyQueueApart];
     for calls in as_they_are.into_iter().chain(put_together).chain(no_backlog) {
-        add(costs::server_cpu(plan, calls))?;
+        add_of_rounds(costs::server_cpu(plan, calls), costs::rounds(plan))?;
     }
-    add(costs::wire(plan))?;
+    add_of_rounds(costs::wire(plan), costs::rounds(plan))?;
+    add_of_rounds(replica::server_cpu(plan), costs::rounds(plan))?;
+    let mut add = |case: Case| add_of_rounds(case, plan.rounds());
     add(footprint::case(plan))?;
     add(waiting::wake_up(plan))?;
-    add(replica::server_cpu(plan))?;
     for callers in [1, 64, 256] {
         add(replica::confirmed(plan, callers))?;
     }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use pillarbox_redis::Durability;
 
-use super::site::{Layout, Nodes, Reading, Site, fill};
+use super::costs;
+use super::site::{Layout, Reading, Site, fill};
 use crate::measure::{Case, Figure, Plan, Result, micros, on_two_threads, per_second, percentile};
 use crate::redis::load::{BODY, Contestant, Load, Numbers, body, crowd, cycle, cycles_on_backlog};
 use crate::redis::ours::Ours;
@@ -14,7 +15,7 @@ use crate::report::Unit;
 
 /// A queue in one piece on one primary, with so many replicas.
 const fn primary(replicas: usize) -> Layout {
-    Layout { nodes: Nodes::Cluster { primaries: 1, replicas }, partitions: 1 }
+    Layout::replicated(1, replicas, 1)
 }
 
 /// What a replica costs its primary, though nobody waits for it; and what it takes itself.
@@ -24,7 +25,7 @@ pub(super) fn server_cpu(plan: &Plan) -> Case {
         Figure::median("CPU of primary and replica, batch 10", Unit::CpuMicrosPerMessage),
         Figure::median("bytes from the primary, batch 10", Unit::Bytes),
     ];
-    let load = Load { callers: plan.pick(64, 4), batch: 10, window: window(plan) };
+    let load = Load { callers: plan.pick(64, 4), batch: 10, window: costs::window(plan) };
     let turns = plan.pick(64, 2);
     let side = |replicas: usize| {
         let mut site = None;

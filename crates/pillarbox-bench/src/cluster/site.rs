@@ -21,6 +21,8 @@ const TURN: u64 = 64;
 pub(super) struct Layout {
     pub(super) nodes: Nodes,
     pub(super) partitions: u16,
+    /// Whether all partitions are at the first primary, and the others have nothing to do.
+    pub(super) is_at_first: bool,
 }
 
 /// Which servers there are.
@@ -34,20 +36,37 @@ pub(super) enum Nodes {
 
 impl Layout {
     /// A queue in one piece, on a server that is no cluster.
-    pub(super) const WHOLE: Self = Self { nodes: Nodes::Alone, partitions: 1 };
+    pub(super) const WHOLE: Self = Self::alone(1);
     /// A queue of twelve partitions on three primaries.
     pub(super) const SPREAD: Self = Self::cluster(3);
 
-    /// A queue of twelve partitions on a cluster without replicas.
-    pub(super) const fn cluster(primaries: usize) -> Self {
-        Self { nodes: Nodes::Cluster { primaries, replicas: 0 }, partitions: PARTITIONS }
+    /// A queue on a server that is no cluster.
+    pub(super) const fn alone(partitions: u16) -> Self {
+        Self { nodes: Nodes::Alone, partitions, is_at_first: false }
     }
 
-    /// How many primaries there are.
-    pub(super) fn primaries(self) -> usize {
+    /// A queue of twelve partitions on a cluster without replicas.
+    pub(super) const fn cluster(primaries: usize) -> Self {
+        Self::replicated(primaries, 0, PARTITIONS)
+    }
+
+    /// A queue on a cluster.
+    pub(super) const fn replicated(primaries: usize, replicas: usize, partitions: u16) -> Self {
+        let nodes = Nodes::Cluster { primaries, replicas };
+        Self { nodes, partitions, is_at_first: false }
+    }
+
+    /// The same with all partitions at the first primary.
+    pub(super) const fn at_first(mut self) -> Self {
+        self.is_at_first = true;
+        self
+    }
+
+    /// How many primaries have messages.
+    pub(super) fn used_primaries(self) -> usize {
         match self.nodes {
-            Nodes::Alone => 1,
-            Nodes::Cluster { primaries, .. } => primaries,
+            Nodes::Cluster { primaries, .. } if !self.is_at_first => primaries,
+            _ => 1,
         }
     }
 }
@@ -60,6 +79,9 @@ impl fmt::Display for Layout {
         }
         match self.nodes {
             Nodes::Alone => write!(f, "1 server"),
+            Nodes::Cluster { primaries, .. } if self.is_at_first => {
+                write!(f, "one node of a cluster of {primaries}")
+            }
             Nodes::Cluster { primaries, .. } => write!(f, "cluster of {primaries}"),
         }
     }
@@ -95,12 +117,22 @@ impl Site {
                 Servers::Cluster(cluster.node_timeout(timeout).start())
             }
         };
-        Self { layout, servers, queue: evenly_spread_name() }
+        let queue = evenly_spread_name();
+        if let (Servers::Cluster(cluster), true) = (&servers, layout.is_at_first) {
+            for partition in 0..layout.partitions {
+                let slot = slot_of(&tag(&queue, partition));
+                if cluster.primary_of_slot(slot) != 0 {
+                    cluster.move_slot(slot, 0);
+                }
+            }
+            cluster.wait_until_whole();
+        }
+        Self { layout, servers, queue }
     }
 
-    /// Its primaries.
+    /// Its primaries that have messages.
     pub(super) fn primaries(&self) -> &[RedisServer] {
-        &self.nodes()[..self.layout.primaries()]
+        &self.nodes()[..self.layout.used_primaries()]
     }
 
     /// All its servers, the primaries first.
@@ -162,13 +194,18 @@ fn evenly_spread_name() -> String {
 pub(crate) fn partitions_by_primary(queue: &str, partitions: u16, primaries: usize) -> Vec<usize> {
     let mut held = vec![0; primaries];
     for partition in 0..partitions {
-        let tag = match partition {
-            0 => format!("{{queue:{queue}}}"),
-            _ => format!("{{queue:{queue}#{partition}}}"),
-        };
-        held[usize::from(slot_of(&tag)) * primaries / usize::from(SLOTS)] += 1;
+        let slot = slot_of(&tag(queue, partition));
+        held[usize::from(slot) * primaries / usize::from(SLOTS)] += 1;
     }
     held
+}
+
+/// What keeps the keys of a partition together.
+fn tag(queue: &str, partition: u16) -> String {
+    match partition {
+        0 => format!("{{queue:{queue}}}"),
+        _ => format!("{{queue:{queue}#{partition}}}"),
+    }
 }
 
 /// What a server has done since it was started.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::site::{Layout, Nodes, PARTITIONS, Site, fill};
+use super::site::{Layout, PARTITIONS, Site, fill};
 use crate::measure::{Case, Figure, Plan, Result, expect_eq, on_two_threads};
 use crate::redis::load::{Contestant, WAIT};
 use crate::redis::ours::Ours;
@@ -56,8 +56,7 @@ pub(super) fn connections() -> Case {
         Figure::median("connections of a process to the node with the most", Unit::Connections),
     ];
     let side = |layout: Layout, replicas: u32| move || count_connections(layout, replicas);
-    let nodes = Nodes::Cluster { primaries: 3, replicas: 1 };
-    let replicated = Layout { nodes, partitions: PARTITIONS };
+    let replicated = Layout::replicated(3, 1, PARTITIONS);
     Case::several("connections", figures, side(Layout::SPREAD, 0))
         .against(Layout::WHOLE.to_string(), side(Layout::WHOLE, 0))
         .against(format!("{replicated}, replicas=1"), side(replicated, 1))
