@@ -60,8 +60,9 @@ examples: setup ## Runs every example program
 	done
 
 .PHONY: bench
-bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite redis")
+bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite redis cluster")
 	@if [[ " $(SUITES) " == *" redis "* ]]; then scripts/setup.sh redis bench-peers; fi
+	@if [[ " $(SUITES) " == *" cluster "* ]]; then scripts/setup.sh redis; fi
 	@for suite in $(SUITES); do \
 		$(CARGO) run --quiet --release --locked -p pillarbox-bench -- $$suite; \
 	done

@@ -100,7 +100,9 @@ impl Outcome {
     /// The CPU time for each message of the node where that is the most.
     fn dearest_micros(&self) -> f64 {
         let micros = |node: &Reading| node.cpu_micros as f64 / node.messages as f64;
-        self.by_node.iter().map(micros).fold(f64::NAN, f64::max)
+        // In a short run, some may not have had their turn.
+        let busy = self.by_node.iter().filter(|node| node.messages > 0);
+        busy.map(micros).fold(f64::NAN, f64::max)
     }
 }
 

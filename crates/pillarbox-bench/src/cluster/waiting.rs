@@ -12,7 +12,8 @@ use pillarbox_redis::Durability;
 
 /// From a send to a receiver that waits, and the servers' CPU time for each such message.
 ///
-/// What the servers use while nothing happens, which is more of a cluster than of one server, is
+/// A message takes four calls at least: to send, receive and acknowledge it, and to see that there is no
+/// other. What the servers use while nothing happens, which is more of a cluster than of one server, is
 /// measured before and taken off.
 pub(super) fn wake_up(plan: &Plan) -> Case {
     let messages = plan.pick(500, 10);
@@ -21,6 +22,7 @@ pub(super) fn wake_up(plan: &Plan) -> Case {
         Figure::median("from send to 1 receiver that waits, p50", Unit::Micros),
         Figure::median("from send to 1 receiver that waits, p99", Unit::Micros),
         Figure::median("server CPU per wake-up", Unit::CpuMicrosPerMessage),
+        Figure::median("calls per wake-up", Unit::CallsPerMessage),
         Figure::median("server CPU while nothing happens", Unit::CpuMicrosPerSecond),
     ];
     let side = |layout: Layout| {
@@ -34,7 +36,7 @@ pub(super) fn wake_up(plan: &Plan) -> Case {
         .against(Layout::WHOLE.to_string(), side(Layout::WHOLE))
 }
 
-async fn measure_wake_up(site: &Site, messages: u64, quiet: Duration) -> Result<[f64; 4]> {
+async fn measure_wake_up(site: &Site, messages: u64, quiet: Duration) -> Result<[f64; 5]> {
     let used = || site.primaries().iter().map(|node| node.cpu_micros()).sum::<u64>() as f64;
     let timed = |before: f64, start: Instant| (used() - before, start.elapsed().as_secs_f64());
     let (before, start) = (used(), Instant::now());
@@ -42,11 +44,14 @@ async fn measure_wake_up(site: &Site, messages: u64, quiet: Duration) -> Result<
     let (idle, time) = timed(before, start);
     let idle = (idle / time).max(1.0);
     let (sender, receiver) = (site.open().await?, site.open().await?);
+    let calls = || -> Result<u64> { Ok(site.read()?.iter().map(|node| node.calls).sum()) };
+    let calls_before = calls()?;
     let (before, start) = (used(), Instant::now());
     let [half, most] = pick_up(sender, vec![receiver], messages).await?;
     let (busy, time) = timed(before, start);
     let each = (busy - idle * time) / messages as f64;
-    Ok([half, most, each.max(1.0), idle])
+    let called = (calls()? - calls_before) as f64 / messages as f64;
+    Ok([half, most, each.max(1.0), called, idle])
 }
 
 /// How many connections a process has that sends and receives.
