@@ -161,7 +161,6 @@ pub(crate) fn read(line: &str, now: Timestamp) -> Result<Outgoing, String> {
         }
     };
     let mut message = Outgoing::with_id(given.id.unwrap_or_else(MessageId::new), body);
-    message.is_new = given.id.is_none();
     message.attributes = given.attributes.unwrap_or_default();
     message.reply_to = given.reply_to.map(Into::into);
     message.enqueued_at = given.enqueued_at;

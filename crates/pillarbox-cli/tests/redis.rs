@@ -139,7 +139,7 @@ fn a_queue_that_is_spread_over_a_cluster_is_one_mailbox() {
     assert_eq!(ok("peek orders --max 1000 --json").lines().count(), 330);
     assert_eq!(ok("--json queues").lines().count(), 1);
     let doctor = ok("doctor");
-    assert!(doctor.contains("redis-cluster://") && doctor.contains("Nothing is wrong"), "{doctor}");
+    assert!(doctor.contains("redis-cluster://") && doctor.contains("has no replica"), "{doctor}");
 
     // Fewer: what is where nobody sends any more is received first.
     let fewer = ok("partitions orders 2");

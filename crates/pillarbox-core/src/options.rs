@@ -32,8 +32,7 @@ impl SendOptions {
         Self::default()
     }
 
-    /// Sends under this id. If the queue already holds it, the send succeeds and stores nothing. (A queue
-    /// that is spread over partitions knows ids that were given from the first time on.)
+    /// Sends under this id. If the queue already holds it, the send succeeds and stores nothing.
     pub fn id(mut self, id: MessageId) -> Self {
         self.id = Some(id);
         self

@@ -193,9 +193,6 @@ pub struct Outgoing {
     /// When it was first sent, for a message that is moved from another queue. `None`: now, by
     /// the backend's clock.
     pub enqueued_at: Option<Timestamp>,
-    /// Whether the sender knows that nobody has sent this id before, nor will again. A queue that is
-    /// spread over partitions then may put the message anywhere; otherwise, the id decides where.
-    pub is_new: bool,
 }
 
 impl Outgoing {
@@ -223,7 +220,6 @@ impl Outgoing {
             reply_to: None,
             delay: Duration::ZERO,
             enqueued_at: None,
-            is_new: false,
         }
     }
 }

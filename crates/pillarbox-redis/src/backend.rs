@@ -40,8 +40,6 @@ pub(crate) static SPREAD_CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(||
     capabilities.fifo = false;
     // Each partition takes its share.
     capabilities.bounded = false;
-    // An id that was sent as new may be anywhere.
-    capabilities.idempotent_send = false;
     capabilities
 });
 

@@ -59,18 +59,18 @@ impl Server {
     }
 
     /// All servers that have keys and answer, and why others do not.
-    async fn all(link: &Link) -> Result<(Vec<Self>, Vec<Failure>), Failure> {
+    async fn all(link: &Link) -> Result<(Vec<Self>, Vec<(Arc<str>, Failure)>), Failure> {
         let nodes = link.all_servers().await?;
         let asked = join_all(nodes.iter().map(|node| Self::ask(link, node))).await;
         let (mut servers, mut failures) = (Vec::new(), Vec::new());
-        for server in asked {
+        for (node, server) in nodes.iter().zip(asked) {
             match server {
                 Ok(server) => servers.push(server),
-                Err(failure) => failures.push(failure),
+                Err(failure) => failures.push((node.place.clone(), failure)),
             }
         }
         if servers.is_empty()
-            && let Some(failure) = failures.pop()
+            && let Some((_, failure)) = failures.pop()
         {
             return Err(failure);
         }
@@ -122,16 +122,27 @@ impl Server {
             },
         };
         let replicas = self.number("connected_slaves");
+        let told = if replicas == 1 { "a replica is" } else { &format!("{replicas} replicas are") };
         match (replicas, self.least_replicas()) {
             (0, _) => disk.to_owned(),
-            (_, 0) => format!(
-                "{disk}; {replicas} replicas are told afterwards: a failover may cost the last moments"
-            ),
+            (_, 0) => {
+                format!("{disk}; {told} told afterwards: a failover may cost the last moments")
+            }
             (_, least) => format!(
-                "{disk}; {replicas} replicas are told afterwards, and writes are refused while fewer \
-                 than {least} keep up"
+                "{disk}; {told} told afterwards, and writes are refused while fewer than {least} keep up"
             ),
         }
+    }
+
+    /// How many replicas keep up: they were heard of within the last seconds.
+    fn replicas(&self) -> u64 {
+        let is_near = |replica: &&str| {
+            let lag = replica.split(',').find_map(|field| field.strip_prefix("lag="));
+            replica.contains("state=online") && lag.and_then(|lag| lag.parse().ok()) <= Some(5_u64)
+        };
+        let replicas = (0..self.number("connected_slaves"))
+            .filter_map(|number| self.info(&format!("slave{number}")));
+        replicas.filter(is_near).count() as u64
     }
 
     /// How many replicas must keep up, or the server refuses to write.
@@ -140,20 +151,34 @@ impl Server {
     }
 
     /// Whether a failover may cost what others were told has been stored.
-    fn replication(&self, durability: Option<Durability>) -> Option<Finding> {
-        let replicas = self.number("connected_slaves");
+    fn replication(&self, durability: Option<Durability>, has_others: bool) -> Option<Finding> {
+        let replicas = self.replicas();
         let wanted = durability.map_or(0, |durability| u64::from(durability.replicas));
         let finding = |severity, text: String, advice: &str| {
             let (advice, repair) = (advice.to_owned(), Repair::Manual);
             Some(Finding { severity, text, advice, repair })
         };
+        let least = self.least_replicas();
+        if replicas < least {
+            let text = format!(
+                "{} refuses to write: {replicas} of its replicas keep up, and {least} must \
+                 (min-replicas-to-write)",
+                self.place
+            );
+            let advice = "bring replicas back; where one may fail, have one more than that";
+            return finding(Severity::Problem, text, advice);
+        }
         if replicas < wanted {
             let text = format!(
-                "{} has {replicas} replicas, and {wanted} are asked to confirm (replicas={wanted}): \
-                 sends and settles fail",
+                "{replicas} replicas of {} keep up, and {wanted} are asked to confirm \
+                 (replicas={wanted}): sends and settles fail",
                 self.place
             );
             return finding(Severity::Problem, text, "add replicas, or ask for fewer");
+        }
+        if replicas == 0 && has_others {
+            let text = format!("{} has no replica: nobody takes over when it fails", self.place);
+            return finding(Severity::Warning, text, "add a replica, or bring it back");
         }
         if replicas > 0 && wanted == 0 && self.least_replicas() == 0 {
             let text = format!(
@@ -207,7 +232,7 @@ pub(crate) async fn warn(engine: &Engine) -> Result<(), Failure> {
     let place = engine.link.place();
     engine.link.reach(&engine.gate).await?;
     let (servers, failures) = Server::all(&engine.link).await?;
-    for failure in failures {
+    for (_, failure) in failures {
         tracing::warn!(%place, %failure, "a server does not answer");
     }
     for server in servers {
@@ -254,11 +279,14 @@ pub(crate) async fn diagnose(
     let mut time = link.ask(gate, *LIST_ROUTE, &redis::cmd("TIME")).await?;
     let (seconds, micros): (i64, i64) = (time.parsed()?, time.parsed()?);
     diagnosis.clock = Some(Timestamp::from_micros(seconds * 1_000_000 + micros));
-    diagnosis.findings.extend(failures.iter().map(|failure| unreachable(&failure.to_string())));
+    diagnosis
+        .findings
+        .extend(failures.iter().map(|(_, failure)| unreachable(&failure.to_string())));
     for server in &servers {
         diagnosis.findings.extend(server.eviction(link.usage.default_ttl.is_some()));
         diagnosis.findings.extend(server.fullness());
-        diagnosis.findings.extend(server.replication(link.usage.durability));
+        let has_others = link.servers.has_failover();
+        diagnosis.findings.extend(server.replication(link.usage.durability, has_others));
         if server.info("role") == Some("slave") {
             diagnosis.findings.push(Finding {
                 severity: Severity::Problem,
@@ -286,7 +314,11 @@ pub(crate) async fn diagnose(
         if repair && unlisted.contains(queue) {
             engine.list(queue).await?;
         }
-        if let Err(failure) =
+        let node = link.servers.known_node(Keys::new(queue, 0).slot);
+        if let Some(node) = node.filter(|node| failures.iter().any(|(at, _)| *at == node.place)) {
+            let text = format!("queue '{queue}': {} does not answer", node.place);
+            diagnosis.findings.push(unreachable(&text));
+        } else if let Err(failure) =
             look_into(&hub, found.get(queue).copied(), repair, &mut diagnosis).await
         {
             diagnosis.findings.push(unreachable(&format!("queue '{queue}': {failure}")));
@@ -343,7 +375,7 @@ fn promise(engine: &Engine, servers: &str) -> String {
     match engine.link.usage.durability {
         None => servers.to_owned(),
         Some(Durability { replicas, timeout }) => format!(
-            "{servers}. Here, a send or settle is answered when {replicas} replicas have confirmed it, \
+            "{servers}. But here, a send or settle is answered only when {replicas} of them have confirmed it, \
              and fails after {timeout:?} without"
         ),
     }

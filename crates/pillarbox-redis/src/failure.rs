@@ -20,7 +20,7 @@ pub(crate) enum Failure {
     Reply { place: Arc<str> },
     #[error(
         "{place} has done it, and only {confirmed} of {wanted} replicas have confirmed that within \
-         {within:?}: it is lost if the server fails now. Doing it again is safe"
+         {within:?}: it is lost if the server fails now. A send can be repeated under the same id"
     )]
     Unconfirmed { place: Arc<str>, confirmed: u32, wanted: u32, within: Duration },
     #[error(

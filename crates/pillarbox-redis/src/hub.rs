@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,10 +20,6 @@ use crate::operations::Claim;
 use crate::partition::{PageEnd, Partition};
 use crate::state::QueueState;
 
-/// How many messages go to one partition before it is the next one's turn: what is sent one by one is
-/// put together there as well.
-const TURN: u32 = 64;
-
 /// How long a partition may be silent before others are used instead.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -33,8 +29,6 @@ pub(crate) struct Hub {
     pub(crate) state: Arc<QueueState>,
     /// Those that were used.
     partitions: Mutex<BTreeMap<Number, Arc<Partition>>>,
-    /// How many messages have taken turns.
-    sent: AtomicU32,
     /// Which partition is asked first.
     first: AtomicU16,
 }
@@ -48,7 +42,6 @@ impl Hub {
             state: Arc::new(QueueState::new(name, engine)),
             partitions: Mutex::default(),
             // Programs that begin at the same time begin at different places.
-            sent: AtomicU32::new(rand::random()),
             first: AtomicU16::new(rand::random()),
         }
     }
@@ -87,44 +80,50 @@ impl Hub {
         if layout.sent_to == 1 {
             return self.store(0, batch, max_size).await;
         }
-        let turn = self.turn(batch.len(), layout);
-        let places: Vec<_> = batch.iter().map(|message| layout.place(message, turn)).collect();
+        let places = self.places(&batch, layout);
         let Some(max_size) = max_size else {
             return divided(batch, &places, |partition, batch| self.store(partition, batch, None))
                 .await;
         };
         let share = Some(layout.share(max_size));
-        // Those that may be anywhere are sent elsewhere where there is no room.
-        let movable = |message: &Outgoing| message.is_new && message.group().is_none();
-        let spare: Vec<_> =
-            batch.iter().map(|message| movable(message).then(|| message.clone())).collect();
+        // Those that have no group are sent elsewhere where there is no room.
+        let spare: Vec<_> = batch
+            .iter()
+            .map(|message| message.group().is_none().then(|| message.clone()))
+            .collect();
         let mut outcomes =
             divided(batch, &places, |partition, batch| self.store(partition, batch, share)).await;
         for further in 1..layout.sent_to {
             let left = outcomes.iter().zip(&spare).enumerate();
             let left = left.filter(|(_, (outcome, _))| matches!(outcome, Ok(false)));
-            let left = left.filter_map(|(place, (_, spare))| Some((place, spare.clone()?)));
+            let left = left.filter_map(|(order, (_, spare))| Some((order, spare.clone()?)));
             let (left, batch): (Vec<_>, Vec<_>) = left.unzip();
             if left.is_empty() {
                 break;
             }
-            let partition = (turn + further) % layout.sent_to;
-            let stored = self.store(partition, batch, share).await;
-            for (place, stored) in left.into_iter().zip(stored) {
-                outcomes[place] = stored;
+            let next = |order: &usize| (places[*order] + further) % layout.sent_to;
+            let next: Vec<_> = left.iter().map(next).collect();
+            let stored =
+                divided(batch, &next, |partition, batch| self.store(partition, batch, share)).await;
+            for (order, stored) in left.into_iter().zip(stored) {
+                outcomes[order] = stored;
             }
         }
         outcomes
     }
 
-    /// Whose turn it is. A batch goes to one partition as a whole.
-    fn turn(&self, messages: usize, layout: Layout) -> Number {
-        let messages = u32::try_from(messages).unwrap_or(u32::MAX);
-        let before = self.sent.fetch_add(messages, Ordering::Relaxed);
-        let turn = (before / TURN % u32::from(layout.sent_to)) as Number;
+    /// Where messages go. Those that have no group pass over a partition that does not answer.
+    fn places(&self, batch: &[Outgoing], layout: Layout) -> Vec<Number> {
         let line = self.state.line();
-        let mut turns = (0..layout.sent_to).map(|further| (turn + further) % layout.sent_to);
-        turns.find(|turn| !line.is_silent(*turn)).unwrap_or(turn)
+        let place = |message: &Outgoing| {
+            let place = layout.place(message);
+            if !line.is_silent(place) || message.group().is_some() {
+                return place;
+            }
+            let mut next = (1..layout.sent_to).map(|further| (place + further) % layout.sent_to);
+            next.find(|next| !line.is_silent(*next)).unwrap_or(place)
+        };
+        batch.iter().map(place).collect()
     }
 
     /// Asks a partition, no longer than it may be silent: then there is no answer, and it is passed over

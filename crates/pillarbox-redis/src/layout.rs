@@ -37,14 +37,13 @@ impl Layout {
         is_sound.then_some(Self { sent_to, held_in, version })
     }
 
-    /// The partition of a message: that of its group; or, where it has none and its id may have been
-    /// sent before, that of its id. `turn` is for all others, which go together.
-    pub(crate) fn place(&self, message: &Outgoing, turn: Number) -> Number {
+    /// The partition of a message: that of its group, or, where it has none, that of the run that its id
+    /// is of. So a message that is sent again goes to where it was sent, and a batch stays together.
+    pub(crate) fn place(&self, message: &Outgoing) -> Number {
         match message.group() {
             _ if self.sent_to == 1 => 0,
             Some(group) => jump(hash(group.as_bytes()), self.sent_to),
-            None if message.is_new => turn % self.sent_to,
-            None => jump(hash(message.id.as_bytes()), self.sent_to),
+            None => jump(hash(&message.id.run().to_be_bytes()), self.sent_to),
         }
     }
 
@@ -91,14 +90,8 @@ mod tests {
         Layout { sent_to, held_in: sent_to, version: 1 }
     }
 
-    fn new() -> Outgoing {
-        let mut message = Outgoing::new("");
-        message.is_new = true;
-        message
-    }
-
     fn of_group(group: &str) -> Outgoing {
-        let mut message = new();
+        let mut message = Outgoing::new("");
         message.attributes.insert(Outgoing::GROUP, group);
         message
     }
@@ -114,24 +107,35 @@ mod tests {
     }
 
     #[test]
-    fn groups_and_ids_stay_where_they_are_and_the_rest_takes_turns() {
+    fn a_message_that_is_sent_again_goes_to_where_it_was_sent_and_a_batch_stays_together() {
         let twelve = layout(12);
-        for n in 0..100 {
-            let message = of_group(&format!("customer-{n}"));
-            assert_eq!(twelve.place(&message, 0), twelve.place(&message, 7));
-            assert_eq!(layout(1).place(&message, 7), 0);
-            let known = Outgoing::with_id(message.id, "");
-            assert_eq!(twelve.place(&known, 0), twelve.place(&known, 7));
+        let mut held = [0_u32; 12];
+        let mut last = None;
+        let mut changes = 0;
+        for n in 0..100_000 {
+            let message = Outgoing::new(n.to_string());
+            let place = twelve.place(&message);
+            assert_eq!(twelve.place(&Outgoing::with_id(message.id, "again")), place);
+            assert_eq!(layout(1).place(&message), 0);
+            held[usize::from(place)] += 1;
+            changes += u32::from(last.replace(place) != Some(place));
         }
-        assert_eq!(twelve.place(&new(), 7), 7);
-        assert_eq!(twelve.place(&new(), 31), 7);
+        assert!(changes < 400, "{changes}");
+        assert!(held.iter().all(|count| (3000..16_000).contains(count)), "{held:?}");
+        // Ids that were made by others come from everywhere.
+        let mut held = [0_u32; 12];
+        for n in 0..12_000 {
+            let id = pillarbox_core::MessageId::from_key(&n.to_string());
+            held[usize::from(twelve.place(&Outgoing::with_id(id, "")))] += 1;
+        }
+        assert!(held.iter().all(|count| (850..1150).contains(count)), "{held:?}");
     }
 
     #[test]
     fn groups_are_spread_evenly() {
         let mut held = [0_u32; 12];
         for n in 0..12_000 {
-            held[usize::from(layout(12).place(&of_group(&n.to_string()), 0))] += 1;
+            held[usize::from(layout(12).place(&of_group(&n.to_string())))] += 1;
         }
         assert!(held.iter().all(|count| (850..1150).contains(count)), "{held:?}");
     }
@@ -141,7 +145,7 @@ mod tests {
         let mut moved = 0;
         for n in 0..10_000 {
             let message = of_group(&n.to_string());
-            let (before, after) = (layout(8).place(&message, 0), layout(12).place(&message, 0));
+            let (before, after) = (layout(8).place(&message), layout(12).place(&message));
             assert!(before == after || after >= 8, "{before} {after}");
             moved += u32::from(before != after);
         }

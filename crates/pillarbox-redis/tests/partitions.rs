@@ -27,11 +27,9 @@ fn spread_over(backend: &Mailboxes, partitions: u32) -> Arc<dyn Queue> {
     backend.queue("spread", QueueOptions::new().partitions(partitions)).expect("a queue")
 }
 
-/// A message that may go anywhere.
+/// A message without a group.
 fn new(body: impl Into<String>) -> Outgoing {
-    let mut message = Outgoing::new(body.into());
-    message.is_new = true;
-    message
+    Outgoing::new(body.into())
 }
 
 fn of_group(group: &str, body: impl Into<String>) -> Outgoing {
@@ -57,12 +55,16 @@ async fn twelve_partitions_are_on_all_nodes_and_one_queue() {
     let backend = open(&cluster.url()).await;
     let queue = spread_over(&backend, 12);
     for batch in 0..24 {
-        let batch = (0..64).map(|n| new(format!("{batch}-{n}"))).collect();
-        send_all(&queue, batch).await;
+        // Each in a run of ids of its own, as many programs would.
+        let batch = std::thread::spawn(move || {
+            (0..64).map(|n| new(format!("{batch}-{n}"))).collect::<Vec<_>>()
+        });
+        send_all(&queue, batch.join().expect("a batch")).await;
     }
+    send_all(&queue, (0..64).map(|n| of_group(&n.to_string(), "grouped")).collect()).await;
     let keys = cluster.keys_by_node("{queue:spread*}:data");
     assert!(keys.iter().all(|keys| *keys > 0) && keys.iter().sum::<usize>() == 12, "{keys:?}");
-    assert_eq!(counts(&queue).await, (24 * 64, 0, 0, 24 * 64));
+    assert_eq!(counts(&queue).await, (25 * 64, 0, 0, 25 * 64));
     assert_eq!(backend.queues().await.expect("a list").len(), 1);
     let mut shown = BTreeSet::new();
     let mut after = None;
@@ -74,9 +76,9 @@ async fn twelve_partitions_are_on_all_nodes_and_one_queue() {
             break;
         }
     }
-    assert_eq!(shown.len(), 24 * 64);
-    assert_eq!(queue.purge().await.expect("purged"), 24 * 64);
-    assert_eq!(counts(&queue).await, (0, 0, 0, 24 * 64));
+    assert_eq!(shown.len(), 25 * 64);
+    assert_eq!(queue.purge().await.expect("purged"), 25 * 64);
+    assert_eq!(counts(&queue).await, (0, 0, 0, 25 * 64));
 }
 
 #[tokio::test]
@@ -139,11 +141,16 @@ async fn an_id_that_is_sent_again_goes_to_where_it_is() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = spread_over(&backend, 5);
-    let batch: Vec<_> = (0..200).map(|n| Outgoing::new(n.to_string())).collect();
-    send_all(&queue, batch.clone()).await;
+    let batch: Vec<_> = (0..5000).map(|n| Outgoing::new(n.to_string())).collect();
+    for some in batch.chunks(1000) {
+        send_all(&queue, some.to_vec()).await;
+    }
     let again = open(&format!("{}?partitions=5", server.url())).await;
-    send_all(&common::queue(&again, "spread"), batch.into_iter().rev().collect()).await;
-    assert_eq!(counts(&queue).await, (200, 0, 0, 200));
+    let again = common::queue(&again, "spread");
+    for some in batch.chunks(700) {
+        send_all(&again, some.iter().rev().cloned().collect()).await;
+    }
+    assert_eq!(counts(&queue).await, (5000, 0, 0, 5000));
     assert_eq!(held_in(&server).len(), 5);
 }
 

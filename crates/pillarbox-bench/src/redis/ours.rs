@@ -82,7 +82,7 @@ impl Contestant for Ours {
     type Receipt = Receipt;
 
     async fn send(&self, bodies: Vec<Bytes>) -> Result<()> {
-        all(self.queue.send(bodies.into_iter().map(new).collect()).await?)
+        all(self.queue.send(bodies.into_iter().map(Outgoing::new).collect()).await?)
     }
 
     async fn receive(&self, max: usize) -> Result<Vec<(Bytes, Receipt)>> {
@@ -103,13 +103,6 @@ impl Contestant for Ours {
         self.backend.close().await;
         expect_eq("messages left", count, left)
     }
-}
-
-/// A message that was never sent before, as a mailbox makes them.
-fn new(body: Bytes) -> Outgoing {
-    let mut message = Outgoing::new(body);
-    message.is_new = true;
-    message
 }
 
 /// The numbers of so many messages, in batches that one call can take.

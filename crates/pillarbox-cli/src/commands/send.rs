@@ -65,7 +65,6 @@ async fn send_one(context: &mut Context, args: &args::Send, body: Bytes) -> Resu
 
 fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoing {
     let mut message = Outgoing::with_id(id, body);
-    message.is_new = args.id.is_none() && args.key.is_none();
     message.delay = args.delay;
     message.reply_to = args.reply_to.as_deref().map(Into::into);
     message.attributes = args.attributes.iter().cloned().collect();

@@ -107,7 +107,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// # Ok(()) }
     /// ```
     pub async fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
-        let message = self.outgoing(body, options)?;
+        let message = self.encode(body, options)?;
         let id = message.id;
         only(self.queue.send(vec![message]).await).map_err(|error| error.about(Some(id)))
     }
@@ -139,7 +139,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         let mut encoded = Vec::new();
         let mut unencodable = Vec::new();
         for (place, (body, options)) in messages.into_iter().enumerate() {
-            match self.outgoing(body, options) {
+            match self.encode(body, options) {
                 Ok(message) => encoded.push(message),
                 Err(error) => unencodable.push((place, error)),
             }
@@ -261,14 +261,6 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         message.reply_to = options.reply_to;
         message.delay = options.delay;
         message.enqueued_at = options.enqueued_at;
-        Ok(message)
-    }
-
-    /// The same for a message that is sent at once, and by nobody again without saying its id.
-    fn outgoing(&self, body: &T, options: SendOptions) -> Result<Outgoing> {
-        let is_new = options.id.is_none();
-        let mut message = self.encode(body, options)?;
-        message.is_new = is_new;
         Ok(message)
     }
 

@@ -99,6 +99,14 @@ impl Servers {
         }
     }
 
+    /// Whether another server takes over when one fails.
+    pub(crate) fn has_failover(&self) -> bool {
+        match self {
+            Self::One(node) => node.has_failover(),
+            Self::Cluster(_) => true,
+        }
+    }
+
     /// Whether connections can be made.
     pub(crate) fn can_connect(&self) -> bool {
         match self {

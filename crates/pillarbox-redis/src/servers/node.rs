@@ -91,6 +91,11 @@ impl Node {
         !matches!(self.source, Source::Given(_))
     }
 
+    /// Whether another server takes over when this one fails.
+    pub(crate) fn has_failover(&self) -> bool {
+        matches!(self.source, Source::Sentinels(_))
+    }
+
     /// Asks for a command once; with `asking` for a key that is on its way to this server.
     pub(crate) async fn call(&self, command: &Cmd, asking: bool) -> Result<Value, Failed> {
         if let Source::Given(wire) = &self.source {
