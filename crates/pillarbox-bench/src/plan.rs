@@ -80,13 +80,13 @@ struct Costs {
     #[arg(long, default_value_t = 65.0)]
     cpu_per_calls: f64,
     /// A server's CPU time for a message that wakes a receiver, in µs.
-    #[arg(long, default_value_t = 640.0)]
+    #[arg(long, default_value_t = 280.0)]
     cpu_per_wake_up: f64,
     /// What a replica adds to its primary's CPU time, in percent.
-    #[arg(long, default_value_t = 14.0)]
+    #[arg(long, default_value_t = 12.0)]
     cpu_per_replica: f64,
     /// A client's CPU time for a message, in µs.
-    #[arg(long, default_value_t = 8.0)]
+    #[arg(long, default_value_t = 9.0)]
     cpu_of_client: f64,
     /// Bytes of a server's memory for a message that waits, its body aside.
     #[arg(long, default_value_t = 166.0)]
