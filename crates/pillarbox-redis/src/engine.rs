@@ -52,8 +52,8 @@ struct Registered {
 }
 
 /// How often the servers are asked anew by those who wait, all queues together, in case a wake-up was
-/// lost. Asking is one call, and six commands within it.
-const ASK_AGAIN: Duration = Duration::from_secs(7);
+/// lost. Asking is one call with six commands within it, and one that reads the layout.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// How often a queue is asked for when nothing can be heard.
 const ASK_DEAF: Duration = Duration::from_millis(500);
