@@ -22,14 +22,8 @@ use crate::servers::{Node, Route, Servers, field};
 const ENTRIES_AT_ONCE: usize = 1_000_000;
 
 /// What decides whether a server keeps what it is given.
-const SETTINGS: [&str; 6] = [
-    "appendonly",
-    "appendfsync",
-    "save",
-    "maxmemory-policy",
-    "min-replicas-to-write",
-    "cluster-require-full-coverage",
-];
+const SETTINGS: [&str; 5] =
+    ["appendonly", "appendfsync", "save", "maxmemory-policy", "min-replicas-to-write"];
 
 /// What a server says of itself.
 #[derive(Debug)]

@@ -135,7 +135,7 @@ impl Hub {
         question: impl FnOnce(Arc<Partition>) -> F,
     ) -> Option<T> {
         let answer = question(self.partition(number));
-        if self.state.known_layout().held_in == 1 || self.state.line().all_silent() {
+        if self.state.line().all_silent() {
             // There is no other to be asked instead.
             return Some(answer.await);
         }
@@ -149,18 +149,24 @@ impl Hub {
     /// Waits for an answer of a partition. What takes too long may be a large batch, or replicas that are
     /// waited for; or the partition does not answer at all, and is passed over by what comes next.
     async fn noticed<T>(self: &Arc<Self>, number: Number, answer: impl Future<Output = T>) -> T {
+        if self.is_whole() {
+            return answer.await;
+        }
         let mut answer = pin!(answer);
         if let Ok(answer) = timeout(SILENCE, &mut answer).await {
             return answer;
         }
-        if self.state.known_layout().held_in > 1 {
-            let hub = self.clone();
-            self.engine().spawn(async move {
-                let look = |partition: Arc<Partition>| async move { partition.look().await };
-                let _ = hub.ask(number, SILENCE, look).await;
-            });
-        }
+        let hub = self.clone();
+        self.engine().spawn(async move {
+            let look = |partition: Arc<Partition>| async move { partition.look().await };
+            let _ = hub.ask(number, SILENCE, look).await;
+        });
         answer.await
+    }
+
+    /// Whether there is no other partition than the first, as far as is known.
+    fn is_whole(&self) -> bool {
+        self.state.known_layout().held_in == 1
     }
 
     /// Notes that a partition does not answer, and asks it until it does.
@@ -232,6 +238,10 @@ impl Hub {
         wants_all: bool,
     ) -> Result<Vec<Delivery>, Failure> {
         let Some(first) = self.first_of(partitions) else { return Ok(Vec::new()) };
+        if self.is_whole() {
+            let claim = self.partition(partitions[first]).receive(request).await?;
+            return Ok(claim.map_or_else(Vec::new, Claim::take));
+        }
         let mut taking = Taking { hub: self, request, claims: Vec::new(), failed: None };
         let is_answered = taking.from(&[(partitions[first], request.max)], SILENCE).await;
         if partitions.len() > 1 && taking.wanted() > 0 && (wants_all || taking.claims.is_empty()) {

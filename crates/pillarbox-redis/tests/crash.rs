@@ -7,9 +7,9 @@ mod common;
 use std::time::Duration;
 
 use pillarbox_redis::redis;
-use pillarbox_testing::campaign::{Record, Workload};
+use pillarbox_testing::campaign::Record;
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, setting, told};
+use pillarbox_testing::process::{Child, setting};
 use pillarbox_testing::server::RedisServer;
 use rand::RngExt;
 
@@ -23,12 +23,7 @@ const QUEUE: &str = "campaign";
 #[test]
 #[ignore = "runs in a process of its own, started by the campaigns"]
 fn client() {
-    let Some((url, seed)) = told() else { return };
-    on_threads(async move {
-        let backend = open(&url).await;
-        let seed = seed.parse().expect("a number");
-        Workload { seed, ..Workload::default() }.run(queue(&backend, QUEUE)).await;
-    });
+    common::client(QUEUE);
 }
 
 fn client_of(url: &str, seed: usize) -> Child {

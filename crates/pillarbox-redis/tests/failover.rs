@@ -7,10 +7,10 @@ mod common;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use pillarbox_testing::campaign::{Record, Workload};
+use pillarbox_testing::campaign::Record;
 use pillarbox_testing::history::{Summary, Undone};
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, setting, told};
+use pillarbox_testing::process::{Child, setting};
 use pillarbox_testing::server::{RedisCluster, RedisSentinels, slot_of};
 use rand::RngExt;
 
@@ -26,14 +26,7 @@ const CONFIRMED: &str = "&replicas=1&replicas_timeout=0.1";
 #[test]
 #[ignore = "runs in a process of its own, started by the campaigns"]
 fn client() {
-    let Some((url, seed)) = told() else { return };
-    on_threads(async move {
-        let backend = open(&url).await;
-        let seed = seed.parse().expect("a number");
-        // Where replicas are waited for that are gone, calls fail. No others do.
-        let may_fail = url.contains("replicas=");
-        Workload { seed, may_fail, ..Workload::default() }.run(queue(&backend, QUEUE)).await;
-    });
+    common::client(QUEUE);
 }
 
 /// Clients that are patient enough for any failover.

@@ -11,9 +11,9 @@ use pillarbox_core::{
     Error, Mailbox, Mailboxes, Outgoing, Partitions, Queue, QueueOptions, Receive, SendOptions,
     Settle,
 };
-use pillarbox_testing::campaign::{Record, Workload};
+use pillarbox_testing::campaign::Record;
 use pillarbox_testing::on_threads;
-use pillarbox_testing::process::{Child, told};
+use pillarbox_testing::process::Child;
 use pillarbox_testing::server::{RedisCluster, RedisServer};
 
 use crate::common::steps::{
@@ -237,12 +237,7 @@ async fn those_who_wait_hear_of_every_partition_without_asking_all() {
 #[test]
 #[ignore = "runs in a process of its own, started by the campaign"]
 fn client() {
-    let Some((url, seed)) = told() else { return };
-    on_threads(async move {
-        let backend = open(&url).await;
-        let seed = seed.parse().expect("a number");
-        Workload { seed, ..Workload::default() }.run(queue(&backend, "spread")).await;
-    });
+    common::client("spread");
 }
 
 /// The number of partitions is raised and lowered while clients work that know nothing of it.
@@ -270,10 +265,17 @@ fn nothing_is_lost_while_partitions_come_and_go() {
         backend.close().await;
         layouts
     });
+    // Ids come in runs that share a partition, so it takes a while until all nodes are used.
+    let by_node = || cluster.keys_by_node("{queue:spread*}:meta");
+    for _ in 0..1_000 {
+        if by_node().iter().all(|keys| *keys > 0) {
+            break;
+        }
+        at_work();
+    }
+    assert!(by_node().iter().all(|keys| *keys > 0), "{:?}", by_node());
     clients.into_iter().for_each(|client| record.add(&client.kill()));
     assert_eq!(record.failures(), [""; 0]);
-    let by_node = cluster.keys_by_node("{queue:spread*}:meta");
-    assert!(by_node.iter().all(|keys| *keys > 0), "{by_node:?}");
     let summary = on_threads(async {
         let backend = open(&cluster.url()).await;
         let queue = queue(&backend, "spread");

@@ -421,6 +421,20 @@ impl RedisServer {
         Ok(field_of(&info, field).map(str::to_owned))
     }
 
+    /// How far it has come, by one of the fields that count that.
+    fn offset(&self, field: &str) -> Result<u64, String> {
+        let offset = self.replication(field)?.and_then(|offset| offset.parse().ok());
+        offset.ok_or_else(|| format!("port {} has no {field}", self.port))
+    }
+
+    /// Whether it has received so much of what its primary has done, or how much it has.
+    fn has_received(&self, done: u64) -> Result<(), String> {
+        match self.offset("slave_repl_offset")? {
+            received if received >= done => Ok(()),
+            received => Err(format!("port {} is at {received} of {done}", self.port)),
+        }
+    }
+
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }

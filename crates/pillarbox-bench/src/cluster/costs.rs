@@ -159,7 +159,7 @@ pub(super) fn wire(plan: &Plan) -> Case {
 
 /// Runs on servers that live through all rounds.
 fn runner(plan: &Plan, layout: Layout, calls: Calls) -> impl FnMut() -> Result<Outcome> + use<> {
-    let turns = match calls {
+    let batches = match calls {
         Calls::OnEmptyQueue | Calls::OnEmptyQueueApart => 0,
         _ => plan.pick(64, 2) * u64::from(PARTITIONS),
     };
@@ -170,12 +170,12 @@ fn runner(plan: &Plan, layout: Layout, calls: Calls) -> impl FnMut() -> Result<O
     };
     let site = Cell::new(None);
     move || {
-        let (here, turns) = match site.take() {
+        let (here, batches) = match site.take() {
             Some(site) => (site, 0),
-            None => (Site::start(layout), turns),
+            None => (Site::start(layout), batches),
         };
-        let outcome = on_two_threads(measure(&here, calls, load, turns))?;
-        if turns > 0 {
+        let outcome = on_two_threads(measure(&here, calls, load, batches))?;
+        if batches > 0 {
             say_spread(&here, layout, &outcome);
         }
         site.set(Some(here));
@@ -183,12 +183,12 @@ fn runner(plan: &Plan, layout: Layout, calls: Calls) -> impl FnMut() -> Result<O
     }
 }
 
-async fn measure(site: &Site, calls: Calls, load: Load, turns: u64) -> Result<Outcome> {
+async fn measure(site: &Site, calls: Calls, load: Load, batches: u64) -> Result<Outcome> {
     let open =
         || -> Result<_> { Ok(site.open_with(site.options()?.coalesce(calls.are_put_together()))) };
     let queue = open()?.await?;
     let other = open()?.await?;
-    fill(&queue, turns).await?;
+    fill(&queue, batches).await?;
     // By now it is connected to all, and the servers know the scripts.
     for number in 0..u64::from(PARTITIONS) {
         cycle(&queue, number, load.batch).await?;

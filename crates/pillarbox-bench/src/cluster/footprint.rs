@@ -5,7 +5,7 @@
 
 use super::site::{Layout, PARTITIONS, Site};
 use crate::measure::{Case, Plan, Result, on_two_threads};
-use crate::redis::load::{BODY, Contestant, body};
+use crate::redis::footprint;
 use crate::report::{Unit, grouped};
 
 pub(super) fn case(plan: &Plan) -> Case {
@@ -20,22 +20,8 @@ pub(super) fn case(plan: &Plan) -> Case {
 }
 
 fn measure(layout: Layout, messages: u64) -> Result<f64> {
-    // As many as go to one partition before it is the next one's turn, and then some.
-    const BATCH: u64 = 200;
     let site = Site::start(layout);
     on_two_threads(async {
-        let used = || -> Result<u64> {
-            let used = site.primaries().iter().map(|node| node.info("used_memory").parse::<u64>());
-            Ok(used.sum::<std::result::Result<_, _>>()?)
-        };
-        let queue = site.open().await?;
-        let before = used()?;
-        for start in (0..messages).step_by(BATCH as usize) {
-            let end = messages.min(start + BATCH);
-            queue.send((start..end).map(|seq| body(seq, BODY)).collect()).await?;
-        }
-        let grown = used()?.saturating_sub(before);
-        queue.close(messages).await?;
-        Ok(grown as f64 / messages as f64)
+        footprint::measure(site.primaries(), site.open().await?, messages).await
     })
 }

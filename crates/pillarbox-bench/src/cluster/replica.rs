@@ -26,7 +26,7 @@ pub(super) fn server_cpu(plan: &Plan) -> Case {
         Figure::median("bytes from the primary, batch 10", Unit::Bytes),
     ];
     let load = Load { callers: plan.pick(64, 4), batch: 10, window: costs::window(plan) };
-    let turns = plan.pick(64, 2);
+    let batches = plan.pick(64, 2);
     let side = |replicas: usize| {
         let mut site = None;
         move || {
@@ -34,7 +34,7 @@ pub(super) fn server_cpu(plan: &Plan) -> Case {
             let site = site.get_or_insert_with(|| Site::start(primary(replicas)));
             on_two_threads(async {
                 let queue = site.open_with(site.options()?.coalesce(false)).await?;
-                fill(&queue, if is_new { turns } else { 0 }).await?;
+                fill(&queue, if is_new { batches } else { 0 }).await?;
                 cycle(&queue, 0, load.batch).await?;
                 let all = || site.nodes().iter().map(|node| node.cpu_micros()).sum::<u64>();
                 let (before, all_before) = (site.read()?, all());

@@ -13,8 +13,8 @@ use crate::redis::ours::Ours;
 /// How many partitions a queue has that is spread.
 pub(super) const PARTITIONS: u16 = 12;
 
-/// How many new messages go to one partition before it is the next one's turn.
-const TURN: u64 = 64;
+/// How many messages are sent at once to fill a queue. Which partitions they go to, their ids say.
+const BATCH: u64 = 64;
 
 /// Where a queue is.
 #[derive(Debug, Clone, Copy)]
@@ -169,9 +169,9 @@ impl Site {
 }
 
 /// Sends so many messages to each partition that a batch finds enough, wherever it is asked for.
-pub(super) async fn fill(queue: &Ours, turns: u64) -> Result<()> {
-    for turn in 0..turns {
-        let numbers = turn * TURN..(turn + 1) * TURN;
+pub(super) async fn fill(queue: &Ours, batches: u64) -> Result<()> {
+    for batch in 0..batches {
+        let numbers = batch * BATCH..(batch + 1) * BATCH;
         queue.send(numbers.map(|seq| body(seq, BODY)).collect()).await?;
     }
     Ok(())

@@ -4,6 +4,8 @@
 //! body is in it, 256 bytes, and so is what the server's tables keep for growth, which depends on
 //! the number. The limit has 16 bytes of an id twice, in the list and in the hash, and the body.
 
+use std::slice::from_ref;
+
 use pillarbox_testing::server::RedisServer;
 
 use super::cycle::Kept;
@@ -19,20 +21,30 @@ pub(super) fn case(plan: &Plan) -> Case {
     let name = format!("server memory per message, {} pending", grouped(messages));
     Case::new(name, Unit::Bytes, move || {
         let server = fresh(Kept::No);
-        on_two_threads(async { measure(&server, Ours::open(&server.url()).await?, messages).await })
+        on_two_threads(async {
+            measure(from_ref(&server), Ours::open(&server.url()).await?, messages).await
+        })
     })
     .against("plain commands (the limit)", move || {
         let server = fresh(Kept::No);
         on_two_threads(async {
-            measure(&server, Native::open(&server.url()).await?, messages).await
+            measure(from_ref(&server), Native::open(&server.url()).await?, messages).await
         })
     })
     .cold()
 }
 
-async fn measure(server: &RedisServer, queue: impl Contestant, messages: u64) -> Result<f64> {
+/// By how many bytes the memory of servers grows for each of so many messages.
+pub(crate) async fn measure(
+    servers: &[RedisServer],
+    queue: impl Contestant,
+    messages: u64,
+) -> Result<f64> {
     const BATCH: u64 = 1000;
-    let used = || server.info("used_memory").parse::<u64>();
+    let used = || -> Result<u64> {
+        let used = servers.iter().map(|server| server.info("used_memory").parse::<u64>());
+        Ok(used.sum::<std::result::Result<_, _>>()?)
+    };
     let before = used()?;
     for start in (0..messages).step_by(BATCH as usize) {
         let end = messages.min(start + BATCH);

@@ -20,7 +20,7 @@
 mod apalis;
 mod backlog;
 mod cycle;
-mod footprint;
+pub(crate) mod footprint;
 pub(crate) mod load;
 mod native;
 pub(crate) mod ours;

@@ -10,8 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use pillarbox_core::{Mailboxes, Queue, QueueOptions};
 use pillarbox_redis::{RedisBackend, RedisOptions};
-use pillarbox_testing::Subject;
+use pillarbox_testing::campaign::Workload;
+use pillarbox_testing::process::told;
 use pillarbox_testing::server::{Flavour, RedisCluster, RedisServer};
+use pillarbox_testing::{Subject, on_threads};
 
 pub(crate) async fn open(url: &str) -> Mailboxes {
     let options = RedisOptions::from_url(url).unwrap_or_else(|error| panic!("{error}"));
@@ -83,4 +85,16 @@ pub(crate) fn restart_all(cluster: &mut RedisCluster) {
     nodes.clone().for_each(|node| cluster.kill(node));
     nodes.for_each(|node| cluster.restart(node));
     cluster.wait_until_whole();
+}
+
+/// What a child of a campaign does until it is killed, in a process that was started for it.
+pub(crate) fn client(name: &str) {
+    let Some((url, seed)) = told() else { return };
+    on_threads(async move {
+        let backend = open(&url).await;
+        let seed = seed.parse().expect("a number");
+        // Where replicas are waited for that are gone, calls fail. No others do.
+        let may_fail = url.contains("replicas=");
+        Workload { seed, may_fail, ..Workload::default() }.run(queue(&backend, name)).await;
+    });
 }

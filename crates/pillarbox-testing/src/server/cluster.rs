@@ -262,12 +262,9 @@ impl RedisCluster {
                 continue;
             }
             let replicas = self.replicas_of(primary);
-            let done = self.wait(|| self.offset(primary, "master_repl_offset"));
+            let done = self.wait(|| self.nodes[primary].offset("master_repl_offset"));
             for replica in replicas.into_iter().filter(|node| self.nodes[*node].is_running()) {
-                self.wait(|| match self.offset(replica, "slave_repl_offset")? {
-                    received if received >= done => Ok(()),
-                    received => Err(format!("node {replica} is at {received} of {done}")),
-                });
+                self.wait(|| self.nodes[replica].has_received(done));
             }
         }
     }
@@ -349,12 +346,6 @@ impl RedisCluster {
     }
 
     /// How far replication has come, in bytes.
-    fn offset(&self, node: usize, field: &str) -> Result<u64, String> {
-        let offset = self.nodes[node].replication(field)?;
-        let offset = offset.and_then(|offset| offset.parse().ok());
-        offset.ok_or_else(|| format!("node {node} has no {field}"))
-    }
-
     fn is_whole(&self) -> Result<(), String> {
         let running: Vec<usize> = self.running().collect();
         let views = running.iter().map(|node| self.view(*node)).collect::<Result<Vec<_>, _>>()?;

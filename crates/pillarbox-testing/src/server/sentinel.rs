@@ -313,18 +313,10 @@ impl RedisSentinels {
     ///
     /// When that takes longer than a minute.
     pub fn wait_until_replicated(&self) {
-        let offset = |server: usize, field: &str| {
-            let offset = self.servers[server].replication(field)?;
-            let offset = offset.and_then(|offset| offset.parse::<u64>().ok());
-            offset.ok_or_else(|| format!("server {server} has no {field}"))
-        };
         let primary = self.primary();
-        let done = self.wait(|| offset(primary, "master_repl_offset"));
+        let done = self.wait(|| self.servers[primary].offset("master_repl_offset"));
         for replica in running(&self.servers).filter(|server| *server != primary) {
-            self.wait(|| match offset(replica, "slave_repl_offset")? {
-                received if received >= done => Ok(()),
-                received => Err(format!("server {replica} is at {received} of {done}")),
-            });
+            self.wait(|| self.servers[replica].has_received(done));
         }
     }
 
