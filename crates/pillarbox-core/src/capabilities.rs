@@ -226,6 +226,16 @@ impl Capabilities {
         checked.map_err(|error| error.about(settle.receipt.message_id()))
     }
 
+    /// The same duration, rounded up to whole seconds where the backend keeps no others: for
+    /// durations that were computed and need not be exact.
+    pub fn round_up(&self, duration: Duration) -> Duration {
+        if self.sub_second || duration.subsec_nanos() == 0 {
+            duration
+        } else {
+            Duration::from_secs(duration.as_secs().saturating_add(1))
+        }
+    }
+
     fn check_duration(
         &self,
         queue: &QueueName,
@@ -279,6 +289,15 @@ mod tests {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
         assert!(error.to_string().contains(text), "{error} does not say {text:?}");
+    }
+
+    #[test]
+    fn a_duration_is_rounded_up_where_only_whole_seconds_are_kept() {
+        let odd = Duration::from_millis(1_001);
+        assert_eq!(Capabilities::full("any").round_up(odd), odd);
+        assert_eq!(narrow().round_up(odd), Duration::from_secs(2));
+        assert_eq!(narrow().round_up(Duration::ZERO), Duration::ZERO);
+        assert_eq!(narrow().round_up(Duration::MAX).subsec_nanos(), 0);
     }
 
     #[test]

@@ -25,6 +25,20 @@ pub trait Codec<T>: Send + Sync + 'static {
     fn decode(&self, bytes: &Bytes) -> Result<T, CodecError>;
 }
 
+impl<T: 'static> Codec<T> for std::sync::Arc<dyn Codec<T>> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn encode(&self, body: &T) -> Result<Bytes, CodecError> {
+        (**self).encode(body)
+    }
+
+    fn decode(&self, bytes: &Bytes) -> Result<T, CodecError> {
+        (**self).decode(bytes)
+    }
+}
+
 /// JSON, for any type that serde knows. Readable in every tool, and so the default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Json;

@@ -69,6 +69,13 @@ impl SendOptions {
         self.attribute(crate::Outgoing::GROUP, group)
     }
 
+    /// Says of which kind the message is, for a mailbox that carries several: a worker's router
+    /// finds the handler by it. It is the value of the attribute
+    /// [`Outgoing::KIND`](crate::Outgoing::KIND).
+    pub fn kind(self, kind: impl Into<String>) -> Self {
+        self.attribute(crate::Outgoing::KIND, kind)
+    }
+
     /// Keeps the time at which the message was first sent, when it is moved from another queue.
     pub fn enqueued_at(mut self, at: Timestamp) -> Self {
         self.enqueued_at = Some(at);

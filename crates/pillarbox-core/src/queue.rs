@@ -198,6 +198,8 @@ pub struct Outgoing {
 impl Outgoing {
     /// The attribute that holds a message's [group](Self::group).
     pub const GROUP: &str = "pillarbox.group";
+    /// The attribute that says of which [kind](crate::SendOptions::kind) a message is.
+    pub const KIND: &str = "pillarbox.kind";
 
     /// Makes a message with a new id and nothing but a body.
     pub fn new(body: impl Into<Bytes>) -> Self {

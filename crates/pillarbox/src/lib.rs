@@ -36,6 +36,18 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # Workers
+//!
+//! A loop like the one above is the beginning. The rest of it (many at a time, leases that are extended
+//! while the work goes on, retries, dead letters, a stop that loses nothing) is a [`runtime::Worker`]:
+//!
+//! ```no_run
+//! # use pillarbox::prelude::*;
+//! # async fn f(jobs: Mailbox<String>) -> pillarbox::Result<()> {
+//! Worker::new(jobs).handler(|job: String| async move { println!("{job}") }).run().await?;
+//! # Ok(()) }
+//! ```
+//!
 //! # Backends
 //!
 //! [`open`] takes a URL and picks the backend:
@@ -57,6 +69,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
+//! | `runtime` (default) | workers: [`runtime::Worker`] and all that belongs to it |
 //! | `sqlite` (default) | the backend [`sqlite`], with transactional sends and acknowledgements |
 //! | `redis` | the backend `redis`, on a server |
 //! | `redis-tls` | TLS for it, by rustls |
@@ -73,6 +86,8 @@ pub use open::{open, open_existing, url_forms};
 pub use pillarbox_core::*;
 #[cfg(feature = "redis")]
 pub use pillarbox_redis as redis;
+#[cfg(feature = "runtime")]
+pub use pillarbox_runtime as runtime;
 #[cfg(feature = "sqlite")]
 pub use pillarbox_sqlite as sqlite;
 
@@ -83,5 +98,10 @@ pub mod prelude {
     pub use pillarbox_core::{
         Batch, Error, Mailbox, MailboxResolver, Mailboxes, Message, MessageId, Receipt, Receive,
         SendOptions,
+    };
+    #[cfg(feature = "runtime")]
+    pub use pillarbox_runtime::{
+        Backoff, Context, Control, DeadLetters, Heartbeat, Metadata, Outcome, ProducerHandle,
+        Replies, Router, Worker,
     };
 }

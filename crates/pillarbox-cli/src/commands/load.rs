@@ -13,7 +13,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::line;
 use crate::lines::Lines;
-use crate::output::{text, time};
+use crate::output::text;
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -28,7 +28,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
         let mut lines = Lines::open(&path, |text| {
             let mut message = line::read(text, Timestamp::now())?;
-            message.delay = time::for_backend(message.delay, queue.capabilities());
+            message.delay = queue.capabilities().round_up(message.delay);
             let checked = queue.capabilities().check_outgoing(queue.name(), &message);
             checked.map(|()| message).map_err(|error| error.to_string())
         })?;

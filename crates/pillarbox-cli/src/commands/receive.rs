@@ -143,6 +143,6 @@ impl Waiting {
     fn next(&self, queue: &dyn Queue) -> Duration {
         let capabilities = queue.capabilities();
         let longest = capabilities.max_wait.unwrap_or(Duration::MAX);
-        time::for_backend(self.left(), capabilities).min(longest)
+        capabilities.round_up(self.left()).min(longest)
     }
 }

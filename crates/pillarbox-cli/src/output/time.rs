@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pillarbox::{Capabilities, Timestamp};
+use pillarbox::Timestamp;
 
 const UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
@@ -29,15 +29,6 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         rest = &rest[digits + letters..];
     }
     if text.is_empty() { Err(wrong()) } else { Ok(Duration::from_millis(total)) }
-}
-
-/// A duration that the backend takes: where it keeps whole seconds only, the next one.
-pub(crate) fn for_backend(duration: Duration, capabilities: &Capabilities) -> Duration {
-    if capabilities.sub_second || duration.subsec_nanos() == 0 {
-        duration
-    } else {
-        Duration::from_secs(duration.as_secs().saturating_add(1))
-    }
 }
 
 /// A duration in its two largest units: `1h5m`, `30s`, `250ms`.
@@ -109,17 +100,6 @@ mod tests {
         }
         assert_eq!(parse("99999999999999999999s").unwrap_err(), "too long");
         assert_eq!(parse("9999999999999999999d").unwrap_err(), "too long");
-    }
-
-    #[test]
-    fn a_backend_without_fractions_gets_the_next_second() {
-        let mut capabilities = Capabilities::full("test");
-        let odd = Duration::from_millis(1500);
-        assert_eq!(for_backend(odd, &capabilities), odd);
-        capabilities.sub_second = false;
-        assert_eq!(for_backend(odd, &capabilities), Duration::from_secs(2));
-        assert_eq!(for_backend(Duration::ZERO, &capabilities), Duration::ZERO);
-        assert_eq!(for_backend(Duration::MAX, &capabilities).subsec_nanos(), 0);
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::resolver::reply_mailbox;
 use super::{BatchResults, Mailbox, MailboxResolver, settle_one};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::queue::{Delivery, Queue, Settle};
 use crate::{Attributes, Capabilities, MessageId, QueueName, Receipt, Timestamp};
 
@@ -106,8 +107,9 @@ impl<T, R: 'static> Message<T, R> {
 
     /// Deletes the message: its work is done.
     ///
-    /// Fails with [`Error::ReceiptHandleExpired`] when the lease has ended; the message is then
-    /// somebody else's. After [`Error::Connection`] it is unknown whether the message was
+    /// Fails with [`ReceiptHandleExpired`](crate::Error::ReceiptHandleExpired) when the lease has
+    /// ended; the message is then somebody else's. After
+    /// [`Connection`](crate::Error::Connection) it is unknown whether the message was
     /// deleted: keep a clone of the [`receipt`](Self::receipt) to ask again by
     /// [`Mailbox::acknowledge`].
     pub async fn acknowledge(self) -> Result<()> {
@@ -136,18 +138,10 @@ impl<T, R: 'static> Message<T, R> {
 
     /// The mailbox that the sender wants the answer in.
     ///
-    /// Fails with [`Error::ReplyMailboxUnavailable`] when the message has no reply address, or
+    /// Fails with [`ReplyMailboxUnavailable`](crate::Error::ReplyMailboxUnavailable) when the message has no reply address, or
     /// one that the resolver of the mailbox does not know.
     pub fn reply_mailbox(&self) -> Result<Mailbox<R>> {
-        let unavailable = |cause| Error::ReplyMailboxUnavailable {
-            queue: self.queue_name().clone(),
-            id: self.id(),
-            cause,
-        };
-        let Some(address) = self.reply_to() else {
-            return Err(unavailable(Arc::from(Box::from("it has no reply address"))));
-        };
-        self.replies.resolve(address).map_err(|error| unavailable(Arc::new(error)))
+        reply_mailbox(&*self.replies, self.queue_name(), &self.delivery.message)
     }
 }
 

@@ -69,6 +69,11 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self
     }
 
+    /// The same queue as a mailbox of bodies of another type, or in another format.
+    pub fn with_codec<U: 'static>(&self, codec: impl Codec<U>) -> Mailbox<U, R> {
+        Mailbox { queue: self.queue.clone(), codec: Arc::new(codec), replies: self.replies.clone() }
+    }
+
     /// The name of the queue.
     pub fn name(&self) -> &QueueName {
         self.queue.name()
@@ -264,7 +269,9 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         Ok(message)
     }
 
-    fn decode(&self, message: &RawMessage) -> Result<T> {
+    /// Turns the body of a message into a `T`: for those who receive from the [queue](Self::queue)
+    /// itself.
+    pub fn decode(&self, message: &RawMessage) -> Result<T> {
         self.codec.decode(&message.body).map_err(|cause| Error::Serialization {
             queue: self.queue.name().clone(),
             id: message.id,
@@ -272,6 +279,12 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
             codec: self.codec.name(),
             cause: cause.into(),
         })
+    }
+
+    /// The mailbox that the sender of a message wants the answer in: for those who receive from the
+    /// [queue](Self::queue) itself; who holds the message calls [`Message::reply_mailbox`].
+    pub fn reply_mailbox(&self, message: &RawMessage) -> Result<Mailbox<R>> {
+        resolver::reply_mailbox(&*self.replies, self.name(), message)
     }
 
     fn message<B>(&self, body: B, delivery: Delivery) -> Message<B, R> {

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::Mailbox;
+use crate::QueueName;
 use crate::error::{Error, Result};
+use crate::queue::RawMessage;
 
 /// Finds the mailbox that a reply address names.
 ///
@@ -211,6 +213,20 @@ impl<V: Clone> Kept<V> {
         }
         self.young.insert(key, value);
     }
+}
+
+/// The mailbox that the sender of a message wants the answer in.
+pub(super) fn reply_mailbox<R: 'static>(
+    resolver: &dyn MailboxResolver<R>,
+    queue: &QueueName,
+    message: &RawMessage,
+) -> Result<Mailbox<R>> {
+    let unavailable =
+        |cause| Error::ReplyMailboxUnavailable { queue: queue.clone(), id: message.id, cause };
+    let Some(address) = message.reply_to.as_deref() else {
+        return Err(unavailable(Arc::from(Box::from("it has no reply address"))));
+    };
+    resolver.resolve(address).map_err(|error| unavailable(Arc::new(error)))
 }
 
 #[cfg(test)]

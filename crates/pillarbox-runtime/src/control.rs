@@ -1,0 +1,148 @@
+//! Telling workers what to do, and hearing what they did.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{Mailbox, MessageId, Result, SendOptions};
+use tokio::sync::{mpsc, watch};
+
+use crate::event::{Event, EventBus, Events};
+use crate::producer::{Outlet, ProducerHandle, ProducerMsg};
+use crate::stats::StatsSnapshot;
+use crate::trace::Tracer;
+
+/// What workers shall do. The last word counts, so that nobody can miss one by being slow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) is_paused: bool,
+    pub(crate) stop: Option<Stop>,
+    pub(crate) workers: usize,
+    /// How long handlers may take to finish once there is to be a stop.
+    pub(crate) drain: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop {
+    Graceful,
+    Now,
+}
+
+/// Controls a group of workers: pause, resume, stop, how many there are; and tells how they are doing.
+///
+/// Cheap to clone. What is asked for takes effect soon and in order of asking; the
+/// [events](Self::events) and the [stats](Self::stats) tell when.
+///
+/// ```
+/// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+/// use pillarbox_runtime::Worker;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+/// let jobs: Mailbox<u32> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
+/// let worker = Worker::new(jobs).handler(|job: u32| async move { println!("{job}") });
+/// let control = worker.control();
+/// control.set_workers(8);
+/// control.stop();
+/// worker.run().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Control {
+    shared: Arc<Shared>,
+}
+
+/// What the two ends share from before the start.
+pub(crate) struct Shared {
+    pub(crate) wanted: watch::Sender<Wanted>,
+    /// Says to the driver that something else is wanted. One that is on its way is enough.
+    pub(crate) poke: mpsc::Sender<()>,
+    pub(crate) stats: watch::Sender<StatsSnapshot>,
+    pub(crate) bus: EventBus,
+    pub(crate) producers: mpsc::Sender<ProducerMsg>,
+}
+
+impl Control {
+    pub(crate) const fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Stops fetching. What is in the workers' hands is finished.
+    pub fn pause(&self) {
+        self.want(|wanted| wanted.is_paused = true);
+    }
+
+    /// Fetches again.
+    pub fn resume(&self) {
+        self.want(|wanted| wanted.is_paused = false);
+    }
+
+    /// Stops for good: fetches nothing more, gives back what has not been begun, and lets what is
+    /// running come to an end, for as long as [`drain_for`](crate::Worker::drain_for) says. Then it is
+    /// cancelled and given back.
+    pub fn stop(&self) {
+        self.want(|wanted| wanted.stop = wanted.stop.or(Some(Stop::Graceful)));
+    }
+
+    /// Stops for good, now: cancels what is running and gives it back.
+    pub fn stop_now(&self) {
+        self.want_stop(Stop::Now);
+    }
+
+    pub(crate) fn want_stop(&self, stop: Stop) {
+        self.want(|wanted| wanted.stop = Some(stop));
+    }
+
+    /// Changes how many workers there are. Those that are too many finish what they are at; what waits in
+    /// their inboxes goes to the others. With none, nothing is fetched.
+    pub fn set_workers(&self, workers: usize) {
+        self.want(|wanted| wanted.workers = workers);
+    }
+
+    /// How the workers are doing, as of now and whenever it changes: at most ten times a second.
+    pub fn stats(&self) -> watch::Receiver<StatsSnapshot> {
+        self.shared.stats.subscribe()
+    }
+
+    /// What happens from now on. Who listens too slowly misses some, and is told how many; the workers
+    /// never wait for a listener.
+    pub fn events(&self) -> Events {
+        self.shared.bus.subscribe()
+    }
+
+    /// Sends to `mailbox` through the dispatcher.
+    pub fn producer<T: 'static, R: 'static>(&self, mailbox: &Mailbox<T, R>) -> ProducerHandle<T> {
+        let sender = self.shared.producers.clone();
+        let outlet = Outlet { sender, tracer: None, trace: None };
+        ProducerHandle::new(Arc::new(mailbox.clone()), outlet)
+    }
+
+    /// Sends one message to `mailbox` through the dispatcher.
+    pub async fn send<T: 'static, R: 'static>(
+        &self,
+        mailbox: &Mailbox<T, R>,
+        body: &T,
+    ) -> Result<MessageId> {
+        self.producer(mailbox).send_with(body, SendOptions::new()).await
+    }
+
+    fn want(&self, change: impl FnOnce(&mut Wanted)) {
+        self.shared.wanted.send_modify(change);
+        let _ = self.shared.poke.try_send(());
+    }
+}
+
+impl Shared {
+    pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
+        self.bus.emit(event);
+    }
+
+    pub(crate) fn outlet(&self, tracer: Option<Arc<dyn Tracer>>) -> Outlet {
+        Outlet { sender: self.producers.clone(), tracer, trace: None }
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Control").field(&*self.shared.wanted.borrow()).finish()
+    }
+}

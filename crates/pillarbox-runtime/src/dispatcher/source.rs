@@ -1,0 +1,160 @@
+//! One queue that is served: what was asked of it, its leases and its calls.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pillarbox_core::Error;
+use tokio::time::Instant;
+
+use super::lane::Lane;
+use super::{Key, LaneKind};
+
+/// The longest time between two attempts to reach a queue that fails.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+
+/// What does not change about a queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SourceSettings {
+    /// Its share of the workers, in proportion to others.
+    pub(crate) weight: u32,
+    /// How long a lease runs.
+    pub(crate) visibility: Duration,
+    /// The most messages in a call.
+    pub(crate) max_receive: usize,
+    pub(crate) max_batch: usize,
+    /// Leases of running handlers are extended only while they beat.
+    pub(crate) while_beating: bool,
+    /// A handler whose lease is lost is cancelled.
+    pub(crate) cancel_lost: bool,
+    /// A message that was delivered more often than this is buried before it is run.
+    pub(crate) most_deliveries: Option<u32>,
+    /// How long messages stay away that could not be buried.
+    pub(crate) park: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) settings: SourceSettings,
+    /// It had messages when last asked, and is asked again without waiting.
+    pub(super) is_hot: bool,
+    /// How many messages a fetch under way may bring.
+    asked: usize,
+    /// Messages served, by weight: the one that is behind is next.
+    pass: f64,
+    failures: u32,
+    retry_at: Option<Instant>,
+    is_closed: bool,
+    /// When which leases are to be extended, the next one first: all are as long, and time only moves on.
+    renewals: VecDeque<(Instant, Key)>,
+    settles: Lane,
+    extensions: Lane,
+}
+
+impl Source {
+    pub(super) fn new(settings: SourceSettings) -> Self {
+        Self {
+            settings,
+            is_hot: false,
+            asked: 0,
+            pass: 0.0,
+            failures: 0,
+            retry_at: None,
+            is_closed: false,
+            renewals: VecDeque::new(),
+            settles: Lane::default(),
+            extensions: Lane::default(),
+        }
+    }
+
+    pub(super) fn lane(&mut self, kind: LaneKind) -> &mut Lane {
+        match kind {
+            LaneKind::Settles => &mut self.settles,
+            LaneKind::Extensions => &mut self.extensions,
+        }
+    }
+
+    pub(super) fn can_be_asked(&self, now: Instant) -> bool {
+        self.asked == 0 && !self.is_closed && self.retry_at.is_none_or(|at| at <= now)
+    }
+
+    pub(super) const fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    pub(super) const fn asked(&self) -> usize {
+        self.asked
+    }
+
+    pub(super) const fn pass(&self) -> f64 {
+        self.pass
+    }
+
+    pub(super) fn ask(&mut self, max: usize) {
+        self.asked = max;
+        self.retry_at = None;
+    }
+
+    pub(super) fn cancelled(&mut self) {
+        self.asked = 0;
+    }
+
+    pub(super) fn fetched(&mut self, messages: usize) {
+        self.asked = 0;
+        self.failures = 0;
+        self.pass += messages as f64 / f64::from(self.settings.weight.max(1));
+        if messages == 0 {
+            self.is_hot = false;
+        }
+    }
+
+    pub(super) fn become_hot(&mut self, level: Option<f64>) {
+        self.is_hot = true;
+        self.pass = level.map_or(self.pass, |level| self.pass.max(level));
+    }
+
+    pub(super) fn fetch_failed(&mut self, error: &Error, backoff: Duration, now: Instant) {
+        self.asked = 0;
+        self.is_hot = false;
+        if matches!(error, Error::Closed { .. }) {
+            self.is_closed = true;
+            return;
+        }
+        self.retry_at = Some(now + growing(backoff, self.failures));
+        self.failures += 1;
+    }
+
+    /// Leases are extended after a third of their time, so that two more attempts may fail.
+    pub(super) fn renew_later(&mut self, key: Key, now: Instant) {
+        self.renewals.push_back((now + self.settings.visibility / 3, key));
+    }
+
+    /// Drops renewals of deliveries that are no longer held, once they are most of them: a message that
+    /// takes a moment would otherwise be remembered for a third of its lease.
+    pub(super) fn tidy_renewals(&mut self, held: usize, is_held: impl Fn(Key) -> bool) {
+        if self.renewals.len() > 1024 + 4 * held {
+            self.renewals.retain(|(_, key)| is_held(*key));
+        }
+    }
+
+    pub(super) fn due_renewal(&mut self, now: Instant) -> Option<Key> {
+        let (at, key) = *self.renewals.front()?;
+        if at > now {
+            return None;
+        }
+        self.renewals.pop_front();
+        Some(key)
+    }
+
+    pub(super) fn next_wake(&self, fetches: bool) -> Option<Instant> {
+        let renewal = self.renewals.front().map(|(at, _)| *at);
+        let retry = self.retry_at.filter(|_| fetches);
+        let lanes = [self.settles.next_wake(), self.extensions.next_wake()];
+        [renewal, retry].into_iter().chain(lanes).flatten().min()
+    }
+}
+
+/// Twice as long after each failure, up to a limit.
+pub(super) fn growing(backoff: Duration, failures: u32) -> Duration {
+    let longest = LONGEST_BACKOFF.max(backoff);
+    backoff.saturating_mul(1 << failures.min(20)).min(longest)
+}

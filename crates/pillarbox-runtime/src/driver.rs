@@ -1,0 +1,594 @@
+//! The task that joins the dispatcher to the world: it does what the dispatcher says, and tells it what
+//! happened.
+//!
+//! All inputs are turned into events, all that are there at once; then the dispatcher plans; then its
+//! actions are carried out. Calls of queues run within this task, beside each other.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::{AbortHandle, Abortable};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use pillarbox_core::{
+    BoxFuture, Counts, Delivery, Error, MessageId, Queue, Receive, Result, Settle,
+};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep};
+
+use crate::dead_letters::DeadLetters;
+use crate::dispatcher::{
+    Action, Assigned, Dispatcher, Event, Finished, LaneKind, Mode, Note, Verdict, What,
+};
+use crate::event::{self, About};
+use crate::inbox::{Common, WorkerResult, WorkerTask};
+use crate::metrics::{GroupMetrics, QueueMetrics};
+use crate::outbox::{Outbox, Sender, each};
+use crate::producer::ProducerMsg;
+use crate::request::WorkerId;
+use crate::stats::{StatsSnapshot, Tally, is_terminal};
+
+/// How often a snapshot is published at most.
+const PUBLISH_EVERY: Duration = Duration::from_millis(100);
+/// How long ended workers are waited for.
+const JOIN_FOR: Duration = Duration::from_secs(1);
+
+/// One mailbox that is served.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub(crate) queue: Arc<dyn Queue>,
+    pub(crate) visibility: Duration,
+    pub(crate) wait: Duration,
+    pub(crate) dead_letters: Option<DeadLetters>,
+}
+
+/// What the driver is told at the start.
+#[derive(Debug, Clone)]
+pub(crate) struct DriverSettings {
+    pub(crate) inbox: usize,
+    pub(crate) results: usize,
+    pub(crate) call_timeout: Duration,
+    pub(crate) depth_every: Option<Duration>,
+    pub(crate) group: String,
+}
+
+pub(crate) struct Driver {
+    settings: DriverSettings,
+    routes: Vec<Route>,
+    dispatcher: Dispatcher,
+    events: VecDeque<Event>,
+    /// The inboxes, by worker.
+    inboxes: Vec<Option<Inbox>>,
+    workers: JoinSet<usize>,
+    results: mpsc::Receiver<WorkerResult>,
+    results_sender: mpsc::Sender<WorkerResult>,
+    producers: mpsc::Receiver<ProducerMsg>,
+    producers_closed: bool,
+    pokes: mpsc::Receiver<()>,
+    outbox: Outbox,
+    calls: FuturesUnordered<BoxFuture<'static, Answer>>,
+    /// The fetch under way, by source.
+    fetches: Vec<Option<AbortHandle>>,
+    common: Arc<Common>,
+    timer: Pin<Box<Sleep>>,
+    tally: Tally,
+    queue_metrics: Vec<QueueMetrics>,
+    group_metrics: GroupMetrics,
+    /// Something has happened since the last snapshot.
+    is_dirty: bool,
+    published_at: Option<Instant>,
+    depth_at: Option<Instant>,
+    /// Which sources fail, so that it is told once.
+    failing: Vec<bool>,
+    mode: Mode,
+}
+
+struct Inbox {
+    sender: mpsc::Sender<Assigned>,
+    is_retired: Arc<AtomicBool>,
+}
+
+/// The end of a call.
+enum Answer {
+    Fetched { source: usize, answer: Result<Vec<Delivery>> },
+    Aborted,
+    Settled { source: usize, lane: LaneKind, answer: Result<Vec<Result<()>>> },
+    Sent { queue: Arc<dyn Queue>, senders: Vec<Sender>, answer: Result<Vec<Result<MessageId>>> },
+    Counted { source: usize, answer: Result<Counts> },
+}
+
+impl Driver {
+    pub(crate) fn new(
+        settings: DriverSettings,
+        routes: Vec<Route>,
+        dispatcher: Dispatcher,
+        common: Arc<Common>,
+        producers: mpsc::Receiver<ProducerMsg>,
+        pokes: mpsc::Receiver<()>,
+        snapshot: StatsSnapshot,
+    ) -> Self {
+        let now = Instant::now();
+        let (results_sender, results) = mpsc::channel(settings.results);
+        let queue_metrics =
+            routes.iter().map(|route| QueueMetrics::new(route.queue.name())).collect();
+        Self {
+            events: VecDeque::new(),
+            inboxes: Vec::new(),
+            workers: JoinSet::new(),
+            results,
+            results_sender,
+            producers,
+            producers_closed: false,
+            pokes,
+            outbox: Outbox::default(),
+            calls: FuturesUnordered::new(),
+            fetches: routes.iter().map(|_| None).collect(),
+            timer: Box::pin(tokio::time::sleep_until(now)),
+            tally: Tally::new(snapshot, now),
+            queue_metrics,
+            group_metrics: GroupMetrics::new(&settings.group),
+            is_dirty: true,
+            published_at: None,
+            depth_at: settings.depth_every.map(|_| now),
+            failing: vec![false; routes.len()],
+            mode: Mode::Running,
+            settings,
+            routes,
+            dispatcher,
+            common,
+        }
+    }
+
+    /// Runs until a stop is complete, and says how it ended.
+    pub(crate) async fn run(mut self) -> Result<StatsSnapshot> {
+        loop {
+            let now = Instant::now();
+            self.dispatcher.plan(now);
+            let mut is_over = false;
+            while let Some(action) = self.dispatcher.next_action() {
+                is_over |= matches!(action, Action::Finish);
+                self.perform(action);
+            }
+            self.tell();
+            self.send();
+            self.count(now);
+            self.publish(now);
+            if is_over {
+                break;
+            }
+            self.set_timer(now);
+            std::future::poll_fn(|context| self.take_in(context)).await;
+            let now = Instant::now();
+            while let Some(event) = self.events.pop_front() {
+                self.dispatcher.handle(event, now);
+            }
+        }
+        self.wind_up().await
+    }
+
+    /// Takes in everything that is there, and waits if there is nothing.
+    fn take_in(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let mut any = false;
+        let mut results = Vec::new();
+        while let Poll::Ready(1..) = self.results.poll_recv_many(context, &mut results, 256) {
+            any = true;
+            for result in results.drain(..) {
+                self.result(result);
+            }
+        }
+        while let Poll::Ready(Some(answer)) = self.calls.poll_next_unpin(context) {
+            any = true;
+            self.answer(answer);
+        }
+        if !self.producers_closed {
+            any |= self.take_in_producers(context);
+        }
+        while let Poll::Ready(Some(ended)) = self.workers.poll_join_next(context) {
+            any = true;
+            self.worker_ended(ended);
+        }
+        while let Poll::Ready(Some(())) = self.pokes.poll_recv(context) {
+            any = true;
+            let wanted = *self.common.shared.wanted.borrow();
+            self.events.push_back(Event::Wanted(wanted));
+        }
+        any |= self.timer.as_mut().poll(context).is_ready();
+        if any { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn take_in_producers(&mut self, context: &mut Context<'_>) -> bool {
+        let mut any = false;
+        let mut asked = Vec::new();
+        loop {
+            match self.producers.poll_recv_many(context, &mut asked, 256) {
+                Poll::Pending => return any,
+                Poll::Ready(0) => {
+                    self.producers_closed = true;
+                    return true;
+                }
+                Poll::Ready(_) => any = true,
+            }
+            for ProducerMsg { queue, message, answer } in asked.drain(..) {
+                self.outbox.push(queue, message, Sender::Producer(answer));
+            }
+        }
+    }
+
+    fn result(&mut self, result: WorkerResult) {
+        match result {
+            WorkerResult::Returned { key, worker } => {
+                self.events.push_back(Event::Returned { key, worker });
+            }
+            WorkerResult::Finished(finished) => {
+                if let Finished { worker, took: Some(took), source, verdict, .. } = &finished {
+                    let is_success = matches!(verdict, Verdict::Done | Verdict::Released { .. });
+                    self.tally.worked(*worker, is_success, *took);
+                    self.queue_metrics[*source].took(*took);
+                }
+                self.is_dirty = true;
+                self.events.push_back(Event::Finished(finished));
+            }
+        }
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        match answer {
+            Answer::Aborted => {}
+            Answer::Fetched { source, answer } => {
+                self.fetches[source] = None;
+                match &answer {
+                    Ok(_) => self.fetch_succeeded(source),
+                    Err(error) => self.fetch_failed(source, error),
+                }
+                self.events.push_back(Event::Fetched { source, answer });
+            }
+            Answer::Settled { source, lane, answer } => {
+                if let Err(error) = &answer {
+                    let call = if lane == LaneKind::Settles { "settle" } else { "extend" };
+                    self.queue_metrics[source].call_failed(call);
+                    tracing::warn!(queue = %self.routes[source].queue.name(), %error, "cannot {call}");
+                }
+                self.events.push_back(Event::Settled { source, lane, answer });
+            }
+            Answer::Sent { queue, senders, answer } => {
+                self.outbox.answered(&queue);
+                let answers = each(answer, senders.len(), &*queue);
+                let stored = answers.iter().filter(|answer| answer.is_ok()).count();
+                self.group_metrics.sent(queue.name(), stored as u64);
+                for (sender, answer) in senders.into_iter().zip(answers) {
+                    match sender {
+                        // A producer that does not wait any more does not want to know.
+                        Sender::Producer(sender) => drop(sender.send(answer)),
+                        Sender::Grave(key) => {
+                            let answer = answer.map(|_| ()).inspect_err(|error| {
+                                tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
+                            });
+                            self.events.push_back(Event::Buried { key, answer });
+                        }
+                    }
+                }
+            }
+            Answer::Counted { source, answer } => {
+                if let Ok(counts) = answer {
+                    self.tally.depth(source, counts.total());
+                    self.queue_metrics[source].depth(counts.total());
+                    self.is_dirty = true;
+                }
+            }
+        }
+    }
+
+    fn fetch_succeeded(&mut self, source: usize) {
+        self.tally.answered(source, Instant::now());
+        self.is_dirty = true;
+        if std::mem::replace(&mut self.failing[source], false) {
+            let queue = self.routes[source].queue.name();
+            tracing::info!(%queue, "receiving again");
+            self.common.shared.emit(|| event::Event::Recovered { queue: queue.clone() });
+        }
+    }
+
+    fn fetch_failed(&mut self, source: usize, error: &Error) {
+        self.queue_metrics[source].call_failed("receive");
+        let queue = self.routes[source].queue.name();
+        if !std::mem::replace(&mut self.failing[source], true) {
+            tracing::warn!(%queue, %error, "cannot receive; trying again");
+        }
+        self.common
+            .shared
+            .emit(|| event::Event::ReceiveFailed { queue: queue.clone(), error: error.clone() });
+    }
+
+    fn worker_ended(&mut self, ended: std::result::Result<usize, tokio::task::JoinError>) {
+        // A worker catches every panic of what it runs. If one got out all the same, which worker it was
+        // is found by its inbox, which is closed.
+        let worker = match ended {
+            Ok(worker) => Some(worker),
+            Err(error) => {
+                tracing::error!(%error, "a worker ended by itself and is replaced");
+                let is_gone = |inbox: &Option<Inbox>| {
+                    inbox.as_ref().is_some_and(|inbox| inbox.sender.is_closed())
+                };
+                self.inboxes.iter().position(is_gone)
+            }
+        };
+        if let Some(worker) = worker {
+            self.inboxes[worker] = None;
+            self.events.push_back(Event::WorkerEnded { worker });
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Fetch { source, max, waits } => self.fetch(source, max, waits),
+            Action::CancelFetch { source } => {
+                if let Some(fetch) = self.fetches[source].take() {
+                    fetch.abort();
+                }
+            }
+            Action::Assign { worker, assigned } => self.assign(worker, assigned),
+            Action::Settle { source, lane, batch } => {
+                let queue = self.routes[source].queue.clone();
+                let third = self.routes[source].visibility / 3;
+                let limit = match lane {
+                    LaneKind::Settles => self.settings.call_timeout,
+                    // Two of these must fit into what is left of a lease.
+                    LaneKind::Extensions => self.settings.call_timeout.min(third),
+                };
+                let batch =
+                    batch.into_iter().map(|(receipt, action)| Settle { receipt, action }).collect();
+                self.calls.push(Box::pin(async move {
+                    let answer = in_time(limit, &*queue, "settle", queue.settle(batch)).await;
+                    Answer::Settled { source, lane, answer }
+                }));
+            }
+            Action::Bury { key, source, message, failure } => {
+                match &self.routes[source].dead_letters {
+                    Some(letters) => {
+                        let name = self.routes[source].queue.name();
+                        let letter = letters.letter(name, &message, &failure);
+                        self.outbox.push(letters.queue().clone(), letter, Sender::Grave(key));
+                    }
+                    // Not asked for where there is no place for dead letters.
+                    None => {
+                        let answer = Err(Error::Closed { queue: None });
+                        self.events.push_back(Event::Buried { key, answer });
+                    }
+                }
+            }
+            Action::Hire { worker } => self.hire(worker),
+            Action::Retire { worker } => {
+                if let Some(inbox) = self.inboxes.get_mut(worker).and_then(Option::take) {
+                    inbox.is_retired.store(true, Ordering::Release);
+                }
+            }
+            Action::Finish => {}
+        }
+    }
+
+    fn fetch(&mut self, source: usize, max: usize, waits: bool) {
+        let route = &self.routes[source];
+        let queue = route.queue.clone();
+        let wait = if waits { route.wait } else { Duration::ZERO };
+        let request = Receive::up_to(max).visibility(route.visibility).wait(wait);
+        let limit = wait + self.settings.call_timeout;
+        let (handle, registration) = AbortHandle::new_pair();
+        let call = async move { in_time(limit, &*queue, "receive", queue.receive(request)).await };
+        let call = Abortable::new(call, registration);
+        self.fetches[source] = Some(handle);
+        self.calls.push(Box::pin(async move {
+            match call.await {
+                Ok(answer) => Answer::Fetched { source, answer },
+                Err(_) => Answer::Aborted,
+            }
+        }));
+    }
+
+    fn assign(&mut self, worker: usize, assigned: Assigned) {
+        let key = assigned.key;
+        let sent = match &self.inboxes[worker] {
+            // There is room: the dispatcher asks for no more than the inboxes hold.
+            Some(inbox) => inbox.sender.try_send(assigned).is_ok(),
+            None => false,
+        };
+        if !sent {
+            self.events.push_back(Event::Returned { key, worker });
+        }
+    }
+
+    fn hire(&mut self, worker: usize) {
+        let (sender, inbox) = mpsc::channel(self.settings.inbox + 1);
+        let is_retired = Arc::new(AtomicBool::new(false));
+        let results = self.results_sender.clone();
+        let task = WorkerTask::new(worker, inbox, is_retired.clone(), results, self.common.clone());
+        if self.inboxes.len() <= worker {
+            self.inboxes.resize_with(worker + 1, || None);
+        }
+        self.inboxes[worker] = Some(Inbox { sender, is_retired });
+        self.workers.spawn(async move {
+            task.run().await;
+            worker
+        });
+    }
+
+    /// Makes the calls that send.
+    fn send(&mut self) {
+        while let Some(send) = self.outbox.next() {
+            let limit = self.settings.call_timeout;
+            self.calls.push(Box::pin(async move {
+                let crate::outbox::Send { queue, messages, senders } = send;
+                let answer = in_time(limit, &*queue, "send", queue.send(messages)).await;
+                Answer::Sent { queue, senders, answer }
+            }));
+        }
+    }
+
+    /// Asks how many messages wait, where that is wanted.
+    fn count(&mut self, now: Instant) {
+        let (Some(every), Some(at)) = (self.settings.depth_every, self.depth_at) else { return };
+        if now < at {
+            return;
+        }
+        self.depth_at = Some(now + every);
+        for (source, route) in self.routes.iter().enumerate() {
+            let (queue, limit) = (route.queue.clone(), self.settings.call_timeout);
+            self.calls.push(Box::pin(async move {
+                let answer = in_time(limit, &*queue, "count", queue.counts()).await;
+                Answer::Counted { source, answer }
+            }));
+        }
+    }
+
+    /// Tells what has happened to whoever wants to know.
+    fn tell(&mut self) {
+        let Self { dispatcher, tally, queue_metrics, routes, common, .. } = self;
+        let is_heard = common.shared.bus.has_listeners();
+        for note in dispatcher.take_notes() {
+            tally.add(&note);
+            queue_metrics[note.source].add(&note);
+            let queue = routes[note.source].queue.name();
+            log(&note, queue);
+            if is_heard && let Some(event) = public(note, queue) {
+                common.shared.emit(|| event);
+            }
+            self.is_dirty = true;
+        }
+        let mode = self.dispatcher.mode();
+        if mode == self.mode {
+            return;
+        }
+        let before = std::mem::replace(&mut self.mode, mode);
+        self.is_dirty = true;
+        // At once: somebody may wait for it.
+        self.published_at = None;
+        match (before, mode) {
+            (_, Mode::Paused) => self.common.shared.emit(|| event::Event::Paused),
+            (Mode::Paused, Mode::Running) => self.common.shared.emit(|| event::Event::Resumed),
+            (Mode::Running | Mode::Paused, _) => self.common.shared.emit(|| event::Event::Draining),
+            _ => {}
+        }
+    }
+
+    fn publish(&mut self, now: Instant) {
+        let is_early = self.published_at.is_some_and(|at| now < at + PUBLISH_EVERY);
+        if is_early || !(self.is_dirty || self.tally.is_fading()) {
+            return;
+        }
+        (self.is_dirty, self.published_at) = (false, Some(now));
+        let (in_flight, workers) = (self.dispatcher.in_flight(), self.dispatcher.active_workers());
+        self.group_metrics.level(in_flight, workers);
+        let snapshot = self.tally.snapshot(self.dispatcher.mode(), in_flight, workers, now);
+        self.common.shared.stats.send_replace(snapshot);
+    }
+
+    fn set_timer(&mut self, now: Instant) {
+        let publish = (self.is_dirty || self.tally.is_fading())
+            .then(|| self.published_at.map_or(now, |at| at + PUBLISH_EVERY));
+        let wakes = [self.dispatcher.next_wake(), publish, self.depth_at];
+        let next = wakes.into_iter().flatten().min();
+        // Nothing to wait for: long enough not to matter.
+        let next = next.unwrap_or(now + Duration::from_secs(3600));
+        if self.timer.deadline() != next || self.timer.is_elapsed() {
+            self.timer.as_mut().reset(next);
+        }
+    }
+
+    /// All is settled: lets the workers end, and sends what was still to be sent.
+    async fn wind_up(mut self) -> Result<StatsSnapshot> {
+        self.inboxes.clear();
+        let join = async { while self.workers.join_next().await.is_some() {} };
+        if tokio::time::timeout(JOIN_FOR, join).await.is_err() {
+            // A handler that blocks its thread cannot be stopped. Its message comes back when its lease
+            // ends, and not before.
+            tracing::error!("a handler does not end; it is left behind");
+            self.workers.abort_all();
+        }
+        self.producers.close();
+        while let Some(ProducerMsg { queue, message, answer }) = self.producers.recv().await {
+            self.outbox.push(queue, message, Sender::Producer(answer));
+        }
+        self.send();
+        while !self.outbox.is_empty() {
+            let Some(answer) = self.calls.next().await else { break };
+            self.answer(answer);
+            self.send();
+        }
+        let now = Instant::now();
+        (self.is_dirty, self.published_at) = (true, None);
+        self.publish(now);
+        let snapshot = self.common.shared.stats.borrow().clone();
+        self.common.shared.emit(|| event::Event::Drained);
+        match self.dispatcher.closed() {
+            Some(error) => Err(error.clone()),
+            None => Ok(snapshot),
+        }
+    }
+}
+
+/// Waits for a call no longer than it may take.
+async fn in_time<T>(
+    limit: Duration,
+    queue: &dyn Queue,
+    action: &'static str,
+    call: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    tokio::time::timeout_at(pillarbox_core::clock::after(limit), call).await.unwrap_or_else(|_| {
+        let cause = format!("there was no answer within {limit:?}");
+        Err(Error::connection(Some(queue.name()), action, cause))
+    })
+}
+
+fn log(note: &Note, queue: &pillarbox_core::QueueName) {
+    let (message_id, attempt) = (note.id, note.attempt);
+    match &note.what {
+        What::Failed { failure, then } => {
+            let terminal = is_terminal(failure.kind, then);
+            let (kind, error) = (failure.kind.as_str(), &*failure.text);
+            tracing::warn!(%queue, %message_id, attempt, kind, error, terminal, "a handler failed");
+        }
+        What::DeadLettered { failure } => {
+            let (error_type, error) = (failure.type_name, &*failure.text);
+            tracing::warn!(%queue, %message_id, attempt, error_type, error, "a message was dead-lettered");
+        }
+        What::LeaseLost => {
+            tracing::warn!(%queue, %message_id, attempt, "a lease was lost; somebody else may have the message");
+        }
+        What::Unsettled => {
+            tracing::warn!(%queue, %message_id, attempt, "it is not known whether a message was settled");
+        }
+        _ => {}
+    }
+}
+
+/// What listeners are told of a note.
+fn public(note: Note, queue: &pillarbox_core::QueueName) -> Option<event::Event> {
+    use event::Event;
+    let about = About {
+        queue: queue.clone(),
+        message_id: note.id,
+        attempt: note.attempt,
+        worker_id: note.worker.map(WorkerId),
+    };
+    Some(match note.what {
+        What::Received => Event::Received(about),
+        What::Succeeded { took } => Event::Succeeded { about, took },
+        What::Failed { failure, then } => Event::Failed {
+            about,
+            kind: failure.kind,
+            terminal: is_terminal(failure.kind, &then),
+            error: failure.text,
+        },
+        What::Retried { delay } => Event::Retried { about, delay },
+        What::Released { delay } => Event::Released { about, delay },
+        What::Returned => Event::Returned(about),
+        What::Parked { delay } => Event::Parked { about, delay },
+        What::DeadLettered { failure } => Event::DeadLettered { about, error: failure.text },
+        What::LeaseLost => Event::LeaseLost(about),
+        What::Unsettled => Event::Unsettled(about),
+        What::Extended => return None,
+    })
+}

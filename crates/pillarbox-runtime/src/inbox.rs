@@ -1,0 +1,238 @@
+//! A worker: takes deliveries out of its inbox, one at a time, and runs the service.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+
+use futures_util::FutureExt;
+use pillarbox_core::{BoxFuture, Capabilities, Mailbox, QueueName};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tower::{Service, ServiceExt};
+use tracing::Instrument;
+
+use crate::control::Shared;
+use crate::dispatcher::{Assigned, Finished, Verdict};
+use crate::event::{About, Event};
+use crate::lease::Heartbeat;
+use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
+use crate::policy::Policy;
+use crate::producer::{Outlet, ProducerHandle};
+use crate::request::{Context, Metadata, Received, ServiceRequest, WorkerId};
+use crate::stack::ServiceStack;
+use crate::trace::{Kinship, TraceContext};
+
+/// What a worker has to say to the dispatcher.
+#[derive(Debug)]
+pub(crate) enum WorkerResult {
+    Finished(Finished),
+    Returned { key: crate::dispatcher::Key, worker: usize },
+}
+
+/// What all workers of a group have in common.
+pub(crate) struct Common {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) outlet: Outlet,
+    /// By mailbox.
+    pub(crate) served: Vec<Served>,
+}
+
+/// What workers know of a mailbox.
+pub(crate) struct Served {
+    pub(crate) queue: QueueName,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) policy: Policy,
+    /// Each worker has a service of its own, made after this one.
+    pub(crate) prototype: Box<dyn Serve>,
+}
+
+/// One worker.
+pub(crate) struct WorkerTask {
+    id: usize,
+    inbox: mpsc::Receiver<Assigned>,
+    /// What is still in the inbox goes back.
+    is_retired: Arc<AtomicBool>,
+    results: mpsc::Sender<WorkerResult>,
+    /// The services, one for each mailbox.
+    serves: Vec<Box<dyn Serve>>,
+    common: Arc<Common>,
+}
+
+impl WorkerTask {
+    pub(crate) fn new(
+        id: usize,
+        inbox: mpsc::Receiver<Assigned>,
+        is_retired: Arc<AtomicBool>,
+        results: mpsc::Sender<WorkerResult>,
+        common: Arc<Common>,
+    ) -> Self {
+        let serves = common.served.iter().map(|served| served.prototype.another()).collect();
+        Self { id, inbox, is_retired, results, serves, common }
+    }
+
+    /// Works until the inbox is closed and empty.
+    pub(crate) async fn run(mut self) {
+        while let Some(assigned) = self.inbox.recv().await {
+            let result = if self.is_retired.load(Ordering::Acquire) {
+                WorkerResult::Returned { key: assigned.key, worker: self.id }
+            } else {
+                WorkerResult::Finished(self.work(assigned).await)
+            };
+            if self.results.send(result).await.is_err() {
+                return;
+            }
+            if !self.inbox.is_empty() {
+                yield_behind_others().await;
+            }
+        }
+    }
+
+    async fn work(&mut self, assigned: Assigned) -> Finished {
+        let Assigned { key, source, message, lease } = assigned;
+        if lease.is_lost() {
+            let verdict = Verdict::TooLate;
+            return Finished { key, source, worker: self.id, verdict, took: None };
+        }
+        lease.begin();
+        let Served { queue, capabilities, policy, prototype } = &self.common.served[source];
+        let attempt = message.delivery_count;
+        self.common.shared.emit(|| {
+            Event::Started(About {
+                queue: queue.clone(),
+                message_id: message.id,
+                attempt,
+                worker_id: Some(WorkerId(self.id)),
+            })
+        });
+        let span = tracing::info_span!(
+            "delivery",
+            queue = %queue,
+            message_id = %message.id,
+            attempt,
+            worker_id = self.id,
+            trace_id = tracing::field::Empty,
+        );
+        let trace = TraceContext::of(&message.attributes);
+        if let Some(trace) = &trace {
+            span.record("trace_id", trace.trace_id());
+            if let Some(tracer) = &self.common.outlet.tracer {
+                let kinship =
+                    if attempt <= 1 { Kinship::Child(trace) } else { Kinship::Link(trace) };
+                tracer.join(&span, kinship);
+            }
+        }
+        let call = Call {
+            metadata: Metadata::new(message, queue.clone()),
+            heartbeat: Heartbeat(lease.clone()),
+            outlet: Outlet { trace, ..self.common.outlet.clone() },
+            attempt,
+            worker_id: WorkerId(self.id),
+        };
+        let start = Instant::now();
+        // Whatever panics here, a layer or a codec, the worker goes on with a service that is sound.
+        let guarded = AssertUnwindSafe(self.serves[source].serve(call)).catch_unwind();
+        let ended = tokio::select! {
+            biased;
+            ended = guarded.instrument(span) => Some(ended),
+            () = lease.cancelled() => None,
+        };
+        let took = Some(start.elapsed());
+        let verdict = match ended {
+            Some(Ok(end)) => policy.judge(end, attempt, capabilities),
+            Some(Err(payload)) => {
+                self.serves[source] = prototype.another();
+                policy.judge(Err(Box::new(Failure::panic(&*payload))), attempt, capabilities)
+            }
+            None => policy.cancelled(),
+        };
+        Finished { key, source, worker: self.id, verdict, took }
+    }
+}
+
+impl fmt::Debug for WorkerTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerTask").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Lets those go first who were woken meanwhile.
+///
+/// The dispatcher, which was just told of a result, may be next on this very thread, where no other thread
+/// can take it from. If the next handler blocks its thread, the dispatcher must not be stuck behind it:
+/// leases would end, and other workers would have nothing to do.
+async fn yield_behind_others() {
+    let mut has_yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// A delivery as a service gets it, before its body is decoded.
+#[derive(Debug)]
+pub(crate) struct Call {
+    metadata: Metadata,
+    heartbeat: Heartbeat,
+    outlet: Outlet,
+    attempt: u32,
+    worker_id: WorkerId,
+}
+
+/// A service for one mailbox, whatever its types are.
+pub(crate) trait Serve: Send + Sync {
+    /// Decodes and handles a delivery.
+    fn serve(
+        &mut self,
+        call: Call,
+    ) -> Pin<Box<dyn Future<Output = Result<Outcome, BoxError>> + Send + '_>>;
+
+    /// The same for another worker.
+    fn another(&self) -> Box<dyn Serve>;
+}
+
+pub(crate) struct Typed<T, R, C> {
+    pub(crate) mailbox: Arc<Mailbox<T, R>>,
+    pub(crate) context: Context<C>,
+    pub(crate) service: ServiceStack<T, R, C>,
+}
+
+impl<T, R, C> Serve for Typed<T, R, C>
+where
+    T: Send + Sync + 'static,
+    R: 'static,
+    C: Send + Sync + 'static,
+{
+    fn serve(&mut self, call: Call) -> BoxFuture<'_, Result<Outcome, BoxError>> {
+        let body = match self.mailbox.decode(call.metadata.raw()) {
+            Ok(body) => body,
+            Err(error) => {
+                let failure = Failure::new(FailureKind::Undecodable, error);
+                return Box::pin(std::future::ready(Err(failure.into())));
+            }
+        };
+        let request = ServiceRequest {
+            message: Received::new(body, call.metadata, self.mailbox.clone()),
+            context: self.context.clone(),
+            producer: ProducerHandle::new(self.mailbox.clone(), call.outlet),
+            heartbeat: call.heartbeat,
+            attempt: call.attempt,
+            worker_id: call.worker_id,
+        };
+        Box::pin(async move { self.service.ready().await?.call(request).await })
+    }
+
+    fn another(&self) -> Box<dyn Serve> {
+        Box::new(Self {
+            mailbox: self.mailbox.clone(),
+            context: self.context.clone(),
+            service: self.service.clone(),
+        })
+    }
+}

@@ -1,0 +1,151 @@
+//! The lease of a delivery, as its handler sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use tokio::sync::Notify;
+
+/// The lease of the delivery that a handler works on.
+///
+/// While the handler runs, the runtime extends the lease by itself, unless the worker was told to
+/// [extend it only while there is progress](crate::Worker::extend_while_beating): then the handler says by
+/// [`beat`](Self::beat) that it is alive.
+///
+/// A lease can be lost all the same: the backend was out of reach for longer than it ran, the process
+/// was suspended, the queue was purged. Then somebody else may have the message, and what this handler
+/// still does may be done twice. A handler that cares asks [`is_lost`](Self::is_lost) before it does
+/// what cannot be undone, or waits for [`lost`](Self::lost) beside its work.
+///
+/// ```
+/// use pillarbox_runtime::Heartbeat;
+///
+/// # struct Film; impl Film { fn frames(&self) -> u32 { 3 } async fn render(&self, _: u32) {} }
+/// async fn encode(film: Film, heartbeat: Heartbeat) -> Result<(), &'static str> {
+///     for frame in 0..film.frames() {
+///         film.render(frame).await;
+///         heartbeat.beat();
+///     }
+///     if heartbeat.is_lost() { Err("somebody else has this film by now") } else { Ok(()) }
+/// }
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap()
+/// #     .block_on(encode(Film, Heartbeat::detached())).unwrap();
+/// ```
+#[derive(Debug, Clone)]
+pub struct Heartbeat(pub(crate) Arc<Lease>);
+
+impl Heartbeat {
+    /// One that belongs to no delivery and is never lost, to test a handler with.
+    pub fn detached() -> Self {
+        Self(Arc::new(Lease::default()))
+    }
+
+    /// Says that the handler makes progress. Cheap enough to be called in a loop.
+    pub fn beat(&self) {
+        self.0.beaten.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the lease is known to be lost.
+    pub fn is_lost(&self) -> bool {
+        self.0.is_lost()
+    }
+
+    /// Waits until the lease is known to be lost.
+    pub async fn lost(&self) {
+        self.0.reaches(LOST).await;
+    }
+}
+
+/// What the runtime and a handler share of a delivery.
+#[derive(Debug, Default)]
+pub(crate) struct Lease {
+    /// The handler has shown progress since the lease was last extended.
+    beaten: AtomicBool,
+    /// A handler has it.
+    begun: AtomicBool,
+    /// Held, lost, cancelled. It only rises.
+    state: AtomicU8,
+    changed: Notify,
+}
+
+const LOST: u8 = 1;
+const CANCELLED: u8 = 2;
+
+impl Lease {
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Whether there was progress since the last call.
+    pub(crate) fn take_beat(&self) -> bool {
+        self.beaten.swap(false, Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.state.load(Ordering::Acquire) & LOST != 0
+    }
+
+    pub(crate) fn lose(&self) {
+        self.raise(LOST);
+    }
+
+    /// Ends the handler.
+    pub(crate) fn cancel(&self) {
+        self.raise(CANCELLED);
+    }
+
+    pub(crate) async fn cancelled(&self) {
+        self.reaches(CANCELLED).await;
+    }
+
+    fn raise(&self, bit: u8) {
+        self.state.fetch_or(bit, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+
+    async fn reaches(&self, bit: u8) {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // Listen first, look second: a change in between is seen by one of the two.
+            changed.as_mut().enable();
+            if self.state.load(Ordering::Acquire) & bit != 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_handler_hears_of_a_loss_and_of_nothing_else() {
+        let heartbeat = Heartbeat::detached();
+        let waiting = tokio::spawn({
+            let heartbeat = heartbeat.clone();
+            async move { heartbeat.lost().await }
+        });
+        tokio::task::yield_now().await;
+        heartbeat.0.cancel();
+        tokio::task::yield_now().await;
+        assert!(!heartbeat.is_lost() && !waiting.is_finished());
+        heartbeat.0.lose();
+        waiting.await.unwrap();
+        heartbeat.lost().await;
+        heartbeat.0.cancelled().await;
+    }
+
+    #[test]
+    fn a_beat_counts_once() {
+        let heartbeat = Heartbeat::detached();
+        assert!(!heartbeat.0.take_beat());
+        heartbeat.beat();
+        heartbeat.beat();
+        assert!(heartbeat.0.take_beat() && !heartbeat.0.take_beat());
+    }
+}

@@ -1,0 +1,58 @@
+//! The worker runtime of Pillarbox: drains mailboxes with any number of workers.
+//!
+//! ```text
+//!  producer handle ─┐                      ┌─ inbox 0 ─ worker 0 ─┐
+//!  queue ───────────┼─► dispatcher ────────┼─ inbox 1 ─ worker 1 ─┼─► results ─► dispatcher ─► settle, send
+//!  control ─────────┘   (owns queue I/O)   └─ inbox n ─ worker n ─┘
+//! ```
+//!
+//! | to find | look at |
+//! |---|---|
+//! | how to begin, and every option | [`Worker`] |
+//! | what a handler may ask for and return | [`Handler`], [`FromRequest`], [`Outcome`] |
+//! | several kinds of message in a mailbox | [`Router`] |
+//! | pausing, stopping, statistics, events | [`Control`], [`StatsSnapshot`], [`Event`] |
+//! | long work | [`Heartbeat`] |
+//! | middleware | [`Worker::layer`], [`ServiceRequest`], [`build_service_stack`] |
+//! | retries and dead letters | [`Backoff`], [`DeadLetters`] |
+//! | traces | [`TraceContext`], [`Tracer`] |
+//!
+//! Metrics go to whatever recorder the program installs for the `metrics` crate; logs and spans to its
+//! `tracing` subscriber.
+
+mod backoff;
+mod control;
+mod dead_letters;
+mod dispatcher;
+mod driver;
+mod event;
+mod handler;
+mod inbox;
+mod lease;
+mod metrics;
+mod outbox;
+mod outcome;
+mod policy;
+mod producer;
+mod request;
+mod router;
+mod signals;
+mod stack;
+mod stats;
+mod trace;
+mod worker;
+
+pub use backoff::Backoff;
+pub use control::Control;
+pub use dead_letters::DeadLetters;
+pub use event::{About, Event, Events};
+pub use handler::{FromRequest, Handler, HandlerService, Parts};
+pub use lease::Heartbeat;
+pub use outcome::{BoxError, Failure, FailureKind, IntoOutcome, Outcome};
+pub use producer::ProducerHandle;
+pub use request::{Attempt, Context, Metadata, Received, Replies, ServiceRequest, WorkerId};
+pub use router::Router;
+pub use stack::{ServiceStack, ServiceStackOptions, build_service_stack};
+pub use stats::{Latency, MailboxStats, State, StatsSnapshot, WorkerStats};
+pub use trace::{InvalidTraceparent, Kinship, TraceContext, Tracer};
+pub use worker::{NoHandler, Ready, Running, Worker};

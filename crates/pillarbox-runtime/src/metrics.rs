@@ -1,0 +1,127 @@
+//! What is measured, under which names. `docs/metrics.md` is the table; a test holds the two together.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use pillarbox_core::QueueName;
+
+use crate::dispatcher::{Note, What};
+use crate::outcome::FailureKind;
+
+/// The instruments of one queue. They are looked up once; without a recorder each is nothing.
+pub(crate) struct QueueMetrics {
+    queue: QueueName,
+    received: Counter,
+    duration: Histogram,
+    done: Counter,
+    retried: Counter,
+    released: Counter,
+    returned: Counter,
+    parked: Counter,
+    dead_lettered: Counter,
+    unsettled: Counter,
+    extended: Counter,
+    lost: Counter,
+    depth: Gauge,
+    failures: HashMap<FailureKind, Counter>,
+    calls_failed: HashMap<&'static str, Counter>,
+}
+
+impl QueueMetrics {
+    pub(crate) fn new(queue: &QueueName) -> Self {
+        let name = queue.to_string();
+        let settled = |outcome: &'static str| counter!("pillarbox.messages.settled", "queue" => name.clone(), "outcome" => outcome);
+        Self {
+            received: counter!("pillarbox.messages.received", "queue" => name.clone()),
+            duration: histogram!("pillarbox.handler.duration_seconds", "queue" => name.clone()),
+            done: settled("done"),
+            retried: settled("retried"),
+            released: settled("released"),
+            returned: settled("returned"),
+            parked: settled("parked"),
+            dead_lettered: settled("dead_lettered"),
+            unsettled: settled("unsettled"),
+            extended: counter!("pillarbox.leases.extended", "queue" => name.clone()),
+            lost: counter!("pillarbox.leases.lost", "queue" => name.clone()),
+            depth: gauge!("pillarbox.queue.depth", "queue" => name),
+            failures: HashMap::new(),
+            calls_failed: HashMap::new(),
+            queue: queue.clone(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, note: &Note) {
+        match &note.what {
+            What::Received => self.received.increment(1),
+            What::Succeeded { .. } => self.done.increment(1),
+            What::Retried { .. } => self.retried.increment(1),
+            What::Released { .. } => self.released.increment(1),
+            What::Returned => self.returned.increment(1),
+            What::Parked { .. } => self.parked.increment(1),
+            What::DeadLettered { .. } => self.dead_lettered.increment(1),
+            What::LeaseLost => self.lost.increment(1),
+            What::Unsettled => self.unsettled.increment(1),
+            What::Extended => self.extended.increment(1),
+            What::Failed { failure, .. } => {
+                let (queue, kind) = (&self.queue, failure.kind);
+                let failures = self.failures.entry(kind).or_insert_with(|| {
+                    let queue = queue.to_string();
+                    counter!("pillarbox.handler.failures", "queue" => queue, "kind" => kind.as_str())
+                });
+                failures.increment(1);
+            }
+        }
+    }
+
+    pub(crate) fn took(&self, took: Duration) {
+        self.duration.record(took);
+    }
+
+    pub(crate) fn depth(&self, depth: u64) {
+        self.depth.set(depth as f64);
+    }
+
+    pub(crate) fn call_failed(&mut self, call: &'static str) {
+        let queue = &self.queue;
+        let failed = self.calls_failed.entry(call).or_insert_with(
+            || counter!("pillarbox.calls.failed", "queue" => queue.to_string(), "call" => call),
+        );
+        failed.increment(1);
+    }
+}
+
+/// The instruments of a group of workers.
+pub(crate) struct GroupMetrics {
+    in_flight: Gauge,
+    workers: Gauge,
+    group: String,
+    sent: HashMap<QueueName, Counter>,
+}
+
+impl GroupMetrics {
+    pub(crate) fn new(group: &str) -> Self {
+        Self {
+            in_flight: gauge!("pillarbox.messages.in_flight", "group" => group.to_owned()),
+            workers: gauge!("pillarbox.workers", "group" => group.to_owned()),
+            group: group.to_owned(),
+            sent: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn level(&self, in_flight: usize, workers: usize) {
+        self.in_flight.set(in_flight as f64);
+        self.workers.set(workers as f64);
+    }
+
+    pub(crate) fn sent(&mut self, queue: &QueueName, messages: u64) {
+        if let Some(sent) = self.sent.get(queue) {
+            sent.increment(messages);
+            return;
+        }
+        let (group, name) = (self.group.clone(), queue.to_string());
+        let sent = counter!("pillarbox.messages.sent", "group" => group, "queue" => name);
+        sent.increment(messages);
+        self.sent.insert(queue.clone(), sent);
+    }
+}

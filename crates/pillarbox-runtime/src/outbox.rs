@@ -1,0 +1,86 @@
+//! Messages on their way out: one call at a time to each queue, with all that came together meanwhile.
+
+use std::sync::Arc;
+
+use pillarbox_core::{Error, MessageId, Outgoing, Queue, Result};
+use tokio::sync::oneshot;
+
+use crate::dispatcher::Key;
+
+/// Who wants to know whether a message was stored.
+#[derive(Debug)]
+pub(crate) enum Sender {
+    Producer(oneshot::Sender<Result<MessageId>>),
+    /// It is the dead letter of a delivery.
+    Grave(Key),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    lanes: Vec<Lane>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    queue: Arc<dyn Queue>,
+    pending: Vec<(Outgoing, Sender)>,
+    is_busy: bool,
+}
+
+/// A call that stores messages.
+#[derive(Debug)]
+pub(crate) struct Send {
+    pub(crate) queue: Arc<dyn Queue>,
+    pub(crate) messages: Vec<Outgoing>,
+    pub(crate) senders: Vec<Sender>,
+}
+
+impl Outbox {
+    pub(crate) fn push(&mut self, queue: Arc<dyn Queue>, message: Outgoing, sender: Sender) {
+        let known = self.lanes.iter().position(|lane| Arc::ptr_eq(&lane.queue, &queue));
+        let lane = known.unwrap_or_else(|| {
+            self.lanes.push(Lane { queue, pending: Vec::new(), is_busy: false });
+            self.lanes.len() - 1
+        });
+        self.lanes[lane].pending.push((message, sender));
+    }
+
+    /// A call that can be made now.
+    pub(crate) fn next(&mut self) -> Option<Send> {
+        let lane = self.lanes.iter_mut().find(|lane| !lane.is_busy && !lane.pending.is_empty())?;
+        lane.is_busy = true;
+        let most = lane.pending.len().min(lane.queue.capabilities().max_batch);
+        let (messages, senders) = lane.pending.drain(..most).unzip();
+        Some(Send { queue: lane.queue.clone(), messages, senders })
+    }
+
+    /// A call was answered. A queue that nobody sends to is not kept.
+    pub(crate) fn answered(&mut self, queue: &Arc<dyn Queue>) {
+        if let Some(place) = self.lanes.iter().position(|lane| Arc::ptr_eq(&lane.queue, queue)) {
+            self.lanes[place].is_busy = false;
+            if self.lanes[place].pending.is_empty() {
+                self.lanes.swap_remove(place);
+            }
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+}
+
+/// What each sender is told: its own answer, or why nothing is known of any.
+pub(crate) fn each(
+    answer: Result<Vec<Result<MessageId>>>,
+    expected: usize,
+    queue: &dyn Queue,
+) -> Vec<Result<MessageId>> {
+    match answer {
+        Ok(answers) if answers.len() == expected => answers,
+        Ok(_) => {
+            let cause = "it answered with a wrong number of results";
+            vec![Err(Error::connection(Some(queue.name()), "send", cause)); expected]
+        }
+        Err(error) => vec![Err(error); expected],
+    }
+}

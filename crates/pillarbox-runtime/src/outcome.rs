@@ -1,0 +1,278 @@
+//! What a handler says of a delivery, and what went wrong where it could not say anything.
+
+use std::any::Any;
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+/// An error of any kind, as Tower passes them.
+pub type BoxError = Box<dyn StdError + Send + Sync + 'static>;
+
+/// What is to become of a delivery: the verbs of a handler.
+///
+/// A handler that returns nothing, or `Ok(())`, has said [`done`](Self::done); one that returns an
+/// error has failed, and its message is retried until the retries are used up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub struct Outcome(pub(crate) Verb);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Done,
+    Retry { delay: Option<Duration>, reason: Option<Box<str>> },
+    Reject { reason: Box<str> },
+    Release { delay: Duration },
+}
+
+impl Outcome {
+    /// The work is done: the message is deleted.
+    pub const fn done() -> Self {
+        Self(Verb::Done)
+    }
+
+    /// The work failed and is to be tried again, after as long as the backoff says. Like an error, it
+    /// uses up a retry.
+    pub const fn retry() -> Self {
+        Self(Verb::Retry { delay: None, reason: None })
+    }
+
+    /// The same after a delay of the handler's own, such as what a `Retry-After` said.
+    pub const fn retry_after(delay: Duration) -> Self {
+        Self(Verb::Retry { delay: Some(delay), reason: None })
+    }
+
+    /// Trying again is pointless: the message becomes a dead letter now. Where there is no place for
+    /// dead letters it is [parked](crate::Worker::park_for).
+    pub fn reject(reason: impl Into<Box<str>>) -> Self {
+        Self(Verb::Reject { reason: reason.into() })
+    }
+
+    /// It is not this worker's turn: the message goes back at once, to whoever receives it next. This is
+    /// no failure, and never makes a dead letter; the delivery was one all the same and is counted.
+    pub const fn release() -> Self {
+        Self::release_for(Duration::ZERO)
+    }
+
+    /// The same, invisible for `delay`.
+    pub const fn release_for(delay: Duration) -> Self {
+        Self(Verb::Release { delay })
+    }
+
+    /// Says why, where the outcome is a retry or a rejection.
+    pub fn because(mut self, why: impl Into<Box<str>>) -> Self {
+        match &mut self.0 {
+            Verb::Retry { reason, .. } => *reason = Some(why.into()),
+            Verb::Reject { reason } => *reason = why.into(),
+            Verb::Done | Verb::Release { .. } => {}
+        }
+        self
+    }
+
+    /// Whether the work is done.
+    pub const fn is_done(&self) -> bool {
+        matches!(self.0, Verb::Done)
+    }
+}
+
+impl From<()> for Outcome {
+    fn from((): ()) -> Self {
+        Self::done()
+    }
+}
+
+/// What a handler may return: nothing, an [`Outcome`], or a `Result` of either.
+#[diagnostic::on_unimplemented(
+    message = "a handler cannot return `{Self}`",
+    label = "this is no outcome of a handler",
+    note = "a handler returns `()`, `Outcome`, `Result<(), E>` or `Result<Outcome, E>`, \
+            where `E` is an error, an `anyhow::Error`, a `String` or a `&str`"
+)]
+pub trait IntoOutcome {
+    /// The outcome, or the error by which the handler failed.
+    fn into_outcome(self) -> Result<Outcome, BoxError>;
+}
+
+impl IntoOutcome for () {
+    fn into_outcome(self) -> Result<Outcome, BoxError> {
+        Ok(Outcome::done())
+    }
+}
+
+impl IntoOutcome for Outcome {
+    fn into_outcome(self) -> Result<Outcome, BoxError> {
+        Ok(self)
+    }
+}
+
+impl<O, E> IntoOutcome for Result<O, E>
+where
+    O: Into<Outcome>,
+    E: Into<BoxError> + 'static,
+{
+    fn into_outcome(self) -> Result<Outcome, BoxError> {
+        match self {
+            Ok(outcome) => Ok(outcome.into()),
+            Err(error) => Err(Box::new(Failure::of(error))),
+        }
+    }
+}
+
+/// Why a delivery failed.
+///
+/// What a handler returned keeps the name of its type, which a boxed error alone has lost. Middleware
+/// sees a `Failure` as the error of the service and finds the handler's own by
+/// [`error`](Self::error).
+#[derive(Debug)]
+pub struct Failure {
+    kind: FailureKind,
+    type_name: &'static str,
+    error: BoxError,
+}
+
+/// What kind of failure it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// The handler, or a layer around it, returned an error.
+    Error,
+    /// The handler panicked.
+    Panic,
+    /// The handler took longer than it may.
+    Timeout,
+    /// The handler said that the message is to be dead-lettered.
+    Rejected,
+    /// The body could not be decoded.
+    Undecodable,
+    /// No handler is for this kind of message.
+    UnknownKind,
+    /// A limit was reached before the handler was called.
+    Overloaded,
+    /// The handler was stopped before it came to an end.
+    Cancelled,
+}
+
+impl FailureKind {
+    /// Its name, in snake case, for logs and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Panic => "panic",
+            Self::Timeout => "timeout",
+            Self::Rejected => "rejected",
+            Self::Undecodable => "undecodable",
+            Self::UnknownKind => "unknown_kind",
+            Self::Overloaded => "overloaded",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl fmt::Display for FailureKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Failure {
+    /// A failure by an error of a known type.
+    pub fn of<E: Into<BoxError> + 'static>(error: E) -> Self {
+        Self {
+            kind: FailureKind::Error,
+            type_name: std::any::type_name::<E>(),
+            error: error.into(),
+        }
+    }
+
+    pub(crate) fn new(kind: FailureKind, error: impl Into<BoxError>) -> Self {
+        Self { kind, type_name: kind.as_str(), error: error.into() }
+    }
+
+    /// A failure by what a panic left behind.
+    pub(crate) fn panic(payload: &(dyn Any + Send)) -> Self {
+        let said = payload
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("the panic has no message");
+        Self::new(FailureKind::Panic, format!("the handler panicked: {said}"))
+    }
+
+    /// What a service stack returned, with what is known of it.
+    pub(crate) fn from_service(error: BoxError) -> Self {
+        match error.downcast::<Self>() {
+            Ok(failure) => *failure,
+            Err(error) if error.is::<tower::timeout::error::Elapsed>() => {
+                Self::new(FailureKind::Timeout, "the handler took longer than it may")
+            }
+            Err(error) if error.is::<tower::load_shed::error::Overloaded>() => {
+                Self::new(FailureKind::Overloaded, error)
+            }
+            // The layer's own type is lost in the box.
+            Err(error) => Self { kind: FailureKind::Error, type_name: "dyn Error", error },
+        }
+    }
+
+    /// What kind of failure it was.
+    pub const fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
+    /// The name of the error's type, as the handler returned it: `shop::OutOfStock`. For a failure that
+    /// no handler returned, its kind.
+    pub const fn type_name(&self) -> &'static str {
+        self.type_name
+    }
+
+    /// The error itself.
+    pub fn error(&self) -> &(dyn StdError + Send + Sync + 'static) {
+        &*self.error
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl StdError for Failure {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.error.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("out of {0}")]
+    struct OutOf(&'static str);
+
+    #[test]
+    fn a_failure_keeps_the_type_of_the_error() {
+        let error = Err::<(), _>(OutOf("lamps")).into_outcome().unwrap_err();
+        let failure = Failure::from_service(error);
+        assert_eq!(failure.to_string(), "out of lamps");
+        assert!(failure.type_name().ends_with("::OutOf"), "{}", failure.type_name());
+        assert!(failure.error().is::<OutOf>());
+    }
+
+    #[test]
+    fn text_is_an_error_too() {
+        for error in
+            [Err::<Outcome, _>("no").into_outcome(), Err::<(), _>("no".to_owned()).into_outcome()]
+        {
+            assert_eq!(error.unwrap_err().to_string(), "no");
+        }
+        assert_eq!(Ok::<_, OutOf>(Outcome::release()).into_outcome().unwrap(), Outcome::release());
+    }
+
+    #[test]
+    fn a_panic_is_told_by_its_message() {
+        let told = |payload: Box<dyn Any + Send>| Failure::panic(&*payload).to_string();
+        assert_eq!(told(Box::new("static")), "the handler panicked: static");
+        assert_eq!(told(Box::new("owned".to_owned())), "the handler panicked: owned");
+        assert_eq!(told(Box::new(7)), "the handler panicked: the panic has no message");
+    }
+}

@@ -1,0 +1,181 @@
+//! What becomes of a delivery, by what its handler said.
+
+use std::time::Duration;
+
+use pillarbox_core::Capabilities;
+
+use crate::backoff::Backoff;
+use crate::dispatcher::{FailureNote, Then, Verdict};
+use crate::outcome::{BoxError, Failure, FailureKind, Outcome, Verb};
+
+/// How failures are judged. The same for all workers of a group.
+#[derive(Debug, Clone)]
+pub(crate) struct Policy {
+    /// How often a message is tried again after it has failed.
+    pub(crate) max_retries: u32,
+    pub(crate) backoff: Backoff,
+    /// How long a message stays out of the way that nobody here can handle.
+    pub(crate) park: Duration,
+    /// How long one stays away that a limit refused.
+    pub(crate) shed: Duration,
+    pub(crate) has_dead_letters: bool,
+}
+
+impl Policy {
+    /// Judges the end of a handler.
+    pub(crate) fn judge(
+        &self,
+        end: Result<Outcome, BoxError>,
+        attempt: u32,
+        capabilities: &Capabilities,
+    ) -> Verdict {
+        let verdict = match end {
+            Ok(Outcome(Verb::Done)) => Verdict::Done,
+            Ok(Outcome(Verb::Release { delay })) => Verdict::Released { delay },
+            Ok(Outcome(Verb::Retry { delay, reason })) => {
+                let text = reason.unwrap_or_else(|| "the handler asked for a retry".into());
+                let failure = Failure::new(FailureKind::Error, String::from(text));
+                self.failed(&failure, attempt, delay)
+            }
+            Ok(Outcome(Verb::Reject { reason })) => {
+                let failure = Failure::new(FailureKind::Rejected, String::from(reason));
+                self.failed(&failure, attempt, None)
+            }
+            Err(error) => self.failed(&Failure::from_service(error), attempt, None),
+        };
+        fit(verdict, capabilities)
+    }
+
+    /// A handler was stopped before its end: by a stop, or because its lease was lost.
+    pub(crate) fn cancelled(&self) -> Verdict {
+        let failure =
+            Failure::new(FailureKind::Cancelled, "the handler was stopped before its end");
+        Verdict::Failed { failure: note(&failure), then: Then::Release }
+    }
+
+    /// How long a message is parked on such a backend.
+    pub(crate) fn park_on(&self, capabilities: &Capabilities) -> Duration {
+        fit_delay(self.park, capabilities)
+    }
+
+    fn failed(&self, failure: &Failure, attempt: u32, delay: Option<Duration>) -> Verdict {
+        let then = match failure.kind() {
+            FailureKind::Overloaded => Then::Retry { delay: self.shed },
+            // Somebody else may know it: a newer version, while all are being replaced.
+            FailureKind::UnknownKind => Then::Park { delay: self.park },
+            FailureKind::Rejected | FailureKind::Undecodable => self.end(),
+            _ if attempt > self.max_retries => self.end(),
+            _ => Then::Retry { delay: delay.unwrap_or_else(|| self.backoff.delay(attempt)) },
+        };
+        Verdict::Failed { failure: note(failure), then }
+    }
+
+    /// A message is not to be tried again.
+    const fn end(&self) -> Then {
+        if self.has_dead_letters { Then::Bury } else { Then::Park { delay: self.park } }
+    }
+}
+
+fn note(failure: &Failure) -> FailureNote {
+    FailureNote {
+        kind: failure.kind(),
+        type_name: failure.type_name(),
+        text: failure.to_string().into(),
+    }
+}
+
+fn fit_delay(delay: Duration, capabilities: &Capabilities) -> Duration {
+    let delay = capabilities.round_up(delay);
+    capabilities.max_nack_delay.map_or(delay, |most| delay.min(most))
+}
+
+/// Makes every delay one that the backend takes.
+fn fit(verdict: Verdict, capabilities: &Capabilities) -> Verdict {
+    let fit = |delay: Duration| fit_delay(delay, capabilities);
+    match verdict {
+        Verdict::Released { delay } => Verdict::Released { delay: fit(delay) },
+        Verdict::Failed { failure, then } => {
+            let then = match then {
+                Then::Retry { delay } => Then::Retry { delay: fit(delay) },
+                Then::Park { delay } => Then::Park { delay: fit(delay) },
+                other => other,
+            };
+            Verdict::Failed { failure, then }
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy() -> Policy {
+        Policy {
+            max_retries: 3,
+            backoff: Backoff::default(),
+            park: Duration::from_secs(900),
+            shed: Duration::from_millis(50),
+            has_dead_letters: true,
+        }
+    }
+
+    fn then(policy: &Policy, end: Result<Outcome, BoxError>, attempt: u32) -> Then {
+        match policy.judge(end, attempt, &Capabilities::full("test")) {
+            Verdict::Failed { then, .. } => then,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn failed(kind: FailureKind) -> Result<Outcome, BoxError> {
+        Err(Box::new(Failure::new(kind, "no")))
+    }
+
+    #[test]
+    fn every_end_of_a_handler_has_one_outcome() {
+        let seconds = |n| Duration::from_secs(n);
+        let buries = policy();
+        let parks = Policy { has_dead_letters: false, ..policy() };
+        let park = Then::Park { delay: seconds(900) };
+        let retry = |n| Then::Retry { delay: seconds(n) };
+
+        let any = Capabilities::full("test");
+        assert_eq!(buries.judge(Ok(Outcome::done()), 9, &any), Verdict::Done);
+        let released = Verdict::Released { delay: seconds(7) };
+        assert_eq!(buries.judge(Ok(Outcome::release_for(seconds(7))), 99, &any), released);
+
+        for kind in [FailureKind::Error, FailureKind::Panic, FailureKind::Timeout] {
+            assert_eq!(then(&buries, failed(kind), 1), retry(60), "{kind}");
+            assert_eq!(then(&buries, failed(kind), 3), retry(180), "{kind}");
+            assert_eq!(then(&buries, failed(kind), 4), Then::Bury, "{kind}");
+            assert_eq!(then(&parks, failed(kind), 4), park, "{kind}");
+        }
+        for kind in [FailureKind::Rejected, FailureKind::Undecodable] {
+            assert_eq!(then(&buries, failed(kind), 1), Then::Bury);
+            assert_eq!(then(&parks, failed(kind), 1), park);
+        }
+        assert_eq!(then(&buries, failed(FailureKind::UnknownKind), 99), park);
+        let shed = Then::Retry { delay: Duration::from_millis(50) };
+        assert_eq!(then(&buries, failed(FailureKind::Overloaded), 99), shed);
+        assert_eq!(then(&buries, Ok(Outcome::retry_after(seconds(5))), 1), retry(5));
+        assert_eq!(then(&buries, Ok(Outcome::retry()), 2), retry(120));
+        assert_eq!(then(&buries, Ok(Outcome::retry_after(seconds(5))), 4), Then::Bury);
+        assert_eq!(then(&buries, Ok(Outcome::reject("bad")), 1), Then::Bury);
+    }
+
+    #[test]
+    fn delays_are_what_the_backend_takes() {
+        let mut narrow = Capabilities::full("narrow");
+        narrow.sub_second = false;
+        narrow.max_nack_delay = Some(Duration::from_secs(100));
+        let delay = |end, attempt| match policy().judge(end, attempt, &narrow) {
+            Verdict::Failed { then: Then::Retry { delay } | Then::Park { delay }, .. }
+            | Verdict::Released { delay } => delay.as_secs_f64(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(delay(failed(FailureKind::Overloaded), 1), 1.0);
+        assert_eq!(delay(failed(FailureKind::Error), 3), 100.0);
+        assert_eq!(delay(failed(FailureKind::UnknownKind), 3), 100.0);
+        assert_eq!(delay(Ok(Outcome::release_for(Duration::from_millis(1))), 3), 1.0);
+    }
+}

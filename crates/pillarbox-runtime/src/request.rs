@@ -1,0 +1,246 @@
+//! What a service is called with.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use pillarbox_core::{Attributes, Mailbox, MessageId, QueueName, RawMessage, Result, Timestamp};
+
+use crate::lease::Heartbeat;
+use crate::producer::ProducerHandle;
+use crate::trace::TraceContext;
+
+/// One delivery on its way through the service stack: what every layer and the handler get.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ServiceRequest<T, R = (), C = ()> {
+    /// The message.
+    pub message: Received<T, R>,
+    /// What the workers share; see [`Worker::context`](crate::Worker::context).
+    pub context: Context<C>,
+    /// Sends further messages.
+    pub producer: ProducerHandle<T>,
+    /// The lease of this delivery.
+    pub heartbeat: Heartbeat,
+    /// Which delivery of the message this is: 1 at first.
+    pub attempt: u32,
+    /// Which worker has it.
+    pub worker_id: WorkerId,
+}
+
+impl<T: Clone, R, C> Clone for ServiceRequest<T, R, C> {
+    fn clone(&self) -> Self {
+        Self {
+            message: self.message.clone(),
+            context: self.context.clone(),
+            producer: self.producer.clone(),
+            heartbeat: self.heartbeat.clone(),
+            attempt: self.attempt,
+            worker_id: self.worker_id,
+        }
+    }
+}
+
+/// A message as a handler sees it. The right to settle it stays with the dispatcher, which does what the
+/// [`Outcome`](crate::Outcome) says.
+pub struct Received<T, R = ()> {
+    /// The body.
+    pub body: T,
+    metadata: Metadata,
+    mailbox: Arc<Mailbox<T, R>>,
+}
+
+impl<T: 'static, R: 'static> Received<T, R> {
+    pub(crate) fn new(body: T, metadata: Metadata, mailbox: Arc<Mailbox<T, R>>) -> Self {
+        Self { body, metadata, mailbox }
+    }
+
+    /// Everything but the body.
+    pub const fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The mailbox that the sender wants the answer in. Fails where the message has no reply address, or
+    /// one that leads nowhere.
+    pub fn reply_mailbox(&self) -> Result<Mailbox<R>> {
+        self.mailbox.reply_mailbox(&self.metadata.message)
+    }
+
+    pub(crate) const fn mailbox(&self) -> &Arc<Mailbox<T, R>> {
+        &self.mailbox
+    }
+
+    /// The body, and where answers go.
+    pub(crate) fn into_body(self) -> (T, Metadata, Replies<R>)
+    where
+        T: Send + Sync,
+    {
+        let replies = Replies { of: self.metadata.clone(), mailbox: self.mailbox };
+        (self.body, self.metadata, replies)
+    }
+}
+
+impl<T: Clone, R> Clone for Received<T, R> {
+    fn clone(&self) -> Self {
+        Self {
+            body: self.body.clone(),
+            metadata: self.metadata.clone(),
+            mailbox: self.mailbox.clone(),
+        }
+    }
+}
+
+impl<T: fmt::Debug, R> fmt::Debug for Received<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Received")
+            .field("body", &self.body)
+            .field("metadata", &self.metadata)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Everything about a message but its body. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Metadata {
+    message: Arc<RawMessage>,
+    queue: QueueName,
+}
+
+impl Metadata {
+    pub(crate) const fn new(message: Arc<RawMessage>, queue: QueueName) -> Self {
+        Self { message, queue }
+    }
+
+    /// The identity of the message, the same at every delivery.
+    pub fn id(&self) -> MessageId {
+        self.message.id
+    }
+
+    /// The queue that it came from.
+    pub const fn queue(&self) -> &QueueName {
+        &self.queue
+    }
+
+    /// How often it was delivered, this time included: 1 at first.
+    pub fn delivery_count(&self) -> u32 {
+        self.message.delivery_count
+    }
+
+    /// When it was sent, by the backend's clock.
+    pub fn enqueued_at(&self) -> Timestamp {
+        self.message.enqueued_at
+    }
+
+    /// The attributes that it was sent with.
+    pub fn attributes(&self) -> &Attributes {
+        &self.message.attributes
+    }
+
+    /// Where the sender wants the answer.
+    pub fn reply_to(&self) -> Option<&str> {
+        self.message.reply_to.as_deref()
+    }
+
+    /// The trace that it belongs to.
+    pub fn trace(&self) -> Option<TraceContext> {
+        TraceContext::of(&self.message.attributes)
+    }
+
+    /// The message as the queue holds it, with the undecoded body.
+    pub fn raw(&self) -> &RawMessage {
+        &self.message
+    }
+}
+
+/// What all handlers of a worker share, such as a pool of connections. A handler takes it as an
+/// argument:
+///
+/// ```
+/// use pillarbox_runtime::Context;
+///
+/// struct Shop { open: bool }
+///
+/// async fn sell(item: String, Context(shop): Context<Shop>) -> Result<(), &'static str> {
+///     if shop.open { Ok(()) } else { Err("closed") }
+/// }
+/// ```
+#[derive(Debug, Default)]
+pub struct Context<C>(pub Arc<C>);
+
+impl<C> Clone for Context<C> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<C> Deref for Context<C> {
+    type Target = C;
+
+    fn deref(&self) -> &C {
+        &self.0
+    }
+}
+
+/// Which delivery of a message this is: 1 at first. A handler takes it as an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Attempt(pub u32);
+
+/// Which worker of a group it is, from 0. A handler takes it as an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerId(pub usize);
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Where answers to a message go. A handler takes it as an argument:
+///
+/// ```
+/// use pillarbox_runtime::Replies;
+///
+/// async fn double(n: u64, replies: Replies<u64>) -> pillarbox_core::Result<()> {
+///     replies.mailbox()?.send(&(2 * n)).await.map(|_| ())
+/// }
+/// ```
+pub struct Replies<R> {
+    of: Metadata,
+    mailbox: Arc<dyn Replying<R>>,
+}
+
+impl<R> Replies<R> {
+    /// The mailbox that the sender wants the answer in. Fails where the message has no reply address, or
+    /// one that leads nowhere.
+    pub fn mailbox(&self) -> Result<Mailbox<R>> {
+        self.mailbox.reply_mailbox(&self.of.message)
+    }
+
+    /// The address that the sender gave.
+    pub fn address(&self) -> Option<&str> {
+        self.of.reply_to()
+    }
+}
+
+impl<R> Clone for Replies<R> {
+    fn clone(&self) -> Self {
+        Self { of: self.of.clone(), mailbox: self.mailbox.clone() }
+    }
+}
+
+impl<R> fmt::Debug for Replies<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Replies").field(&self.address()).finish()
+    }
+}
+
+/// A mailbox whose type of bodies does not matter any more.
+trait Replying<R>: Send + Sync {
+    fn reply_mailbox(&self, message: &RawMessage) -> Result<Mailbox<R>>;
+}
+
+impl<T: 'static, R: 'static> Replying<R> for Mailbox<T, R> {
+    fn reply_mailbox(&self, message: &RawMessage) -> Result<Mailbox<R>> {
+        Mailbox::reply_mailbox(self, message)
+    }
+}

@@ -1,0 +1,683 @@
+//! How a program says what its workers are to do.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use pillarbox_core::{BoxFuture, Error, Mailbox, Queue, Raw, Receive, Result};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, Service};
+
+use crate::backoff::Backoff;
+use crate::control::{Control, Shared, Stop, Wanted};
+use crate::dead_letters::DeadLetters;
+use crate::dispatcher::{Dispatcher, Settings, SourceSettings};
+use crate::driver::{Driver, DriverSettings, Route};
+use crate::event::EventBus;
+use crate::handler::{Handler, HandlerService};
+use crate::inbox::{Common, Serve, Served, Typed};
+use crate::outcome::{BoxError, Outcome};
+use crate::policy::Policy;
+use crate::producer::ProducerMsg;
+use crate::request::{Context, ServiceRequest};
+use crate::router::Router;
+use crate::signals;
+use crate::stack::{
+    ServiceStack, ServiceStackOptions, Shared as SharedService, build_service_stack,
+};
+use crate::stats::StatsSnapshot;
+use crate::trace::Tracer;
+
+/// A group of workers that serve a mailbox.
+///
+/// The first program is short:
+///
+/// ```no_run
+/// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+/// use pillarbox_runtime::Worker;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+/// let jobs: Mailbox<String> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
+/// Worker::new(jobs).handler(|job: String| async move { println!("{job}") }).run().await?;
+/// # Ok(()) }
+/// ```
+///
+/// and grows from there:
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+/// use pillarbox_runtime::{Backoff, Context, DeadLetters, Metadata, Worker};
+/// use tower::limit::RateLimitLayer;
+///
+/// struct Smtp;
+/// impl Smtp { async fn send(&self, _: &str) -> std::io::Result<()> { Ok(()) } }
+///
+/// async fn deliver(letter: String, about: Metadata, Context(smtp): Context<Smtp>) -> std::io::Result<()> {
+///     println!("{}, delivery {}", about.id(), about.delivery_count());
+///     smtp.send(&letter).await
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+/// let backend = Mailboxes::new(MemoryBackend::new());
+/// let letters: Mailbox<String> = backend.mailbox("letters")?;
+/// let dead: Mailbox<String> = backend.mailbox("letters-dlq")?;
+/// let worker = Worker::new(letters)
+///     .context(Smtp)
+///     .handler(deliver)
+///     .layer(RateLimitLayer::new(100, Duration::from_secs(1)))
+///     .workers(8)
+///     .timeout(Duration::from_secs(60))
+///     .retry(Backoff::exponential(Duration::from_secs(1), Duration::from_secs(600)).jitter(0.5))
+///     .max_retries(5)
+///     .dead_letters(DeadLetters::to(&dead))
+///     .on_shutdown(|| async { println!("all done") });
+/// # worker.control().stop();
+/// worker.run().await?;
+/// # Ok(()) }
+/// ```
+///
+/// What holds whatever happens:
+///
+/// * No more messages are received than there are places for them, and the lease of each is extended from
+///   then until it is settled: in an inbox, in a handler, even in one that blocks its thread.
+/// * A handler that panics or takes too long has failed like any other.
+/// * When it is stopped, what has not been begun goes back at once, what is running is finished, and what
+///   is finished is settled.
+#[must_use = "workers do nothing until they are run"]
+pub struct Worker<T, R = (), C = (), S = NoHandler> {
+    mailbox: Mailbox<T, R>,
+    context: Context<C>,
+    service: S,
+    one: MailboxOptions,
+    group: GroupOptions,
+    /// Further mailboxes that the same workers serve.
+    others: Vec<AnyMailbox>,
+    ends: Ends,
+}
+
+/// A [`Worker`] that has no handler yet.
+#[derive(Debug)]
+pub struct NoHandler(());
+
+/// A [`Worker`] that has a handler.
+pub struct Ready<T, R, C> {
+    build: Build<ServiceStack<T, R, C>>,
+}
+
+impl<T, R, C> fmt::Debug for Ready<T, R, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ready").finish_non_exhaustive()
+    }
+}
+
+/// Makes a service when all options are known.
+type Build<S> = Box<dyn FnOnce(&ServiceStackOptions) -> S + Send>;
+
+/// What is said of one mailbox.
+#[derive(Debug, Clone)]
+struct MailboxOptions {
+    weight: u32,
+    visibility: Duration,
+    poll: Duration,
+    stack: ServiceStackOptions,
+    max_retries: u32,
+    backoff: Backoff,
+    park: Duration,
+    dead_letters: Option<DeadLetters>,
+    while_beating: bool,
+    cancel_lost: bool,
+}
+
+/// What is said of the workers.
+struct GroupOptions {
+    name: Option<String>,
+    inbox: usize,
+    results: usize,
+    backoff: Duration,
+    call_timeout: Duration,
+    depth_every: Option<Duration>,
+    tracer: Option<Arc<dyn Tracer>>,
+    has_signals: bool,
+    on_shutdown: Vec<Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>>,
+}
+
+/// The ends of the lines that [`Control`] has the other ends of.
+struct Ends {
+    shared: Arc<Shared>,
+    producers: mpsc::Receiver<ProducerMsg>,
+    pokes: mpsc::Receiver<()>,
+}
+
+/// A mailbox and its service, whatever their types are.
+struct AnyMailbox {
+    queue: Arc<dyn Queue>,
+    options: MailboxOptions,
+    build: Build<Box<dyn Serve>>,
+}
+
+/// How many messages may wait to be taken over from producers.
+const PRODUCER_BUFFER: usize = 128;
+
+impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
+    /// Workers for a mailbox. Next comes [`handler`](Worker::handler), or before it
+    /// [`context`](Worker::context).
+    pub fn new(mailbox: Mailbox<T, R>) -> Self {
+        let one = MailboxOptions {
+            weight: 1,
+            visibility: Receive::DEFAULT_VISIBILITY,
+            poll: Duration::from_secs(20),
+            stack: ServiceStackOptions::worker(),
+            max_retries: 3,
+            backoff: Backoff::default(),
+            park: Duration::from_secs(900),
+            dead_letters: None,
+            while_beating: false,
+            cancel_lost: false,
+        };
+        let group = GroupOptions {
+            name: None,
+            inbox: 1,
+            results: 128,
+            backoff: Duration::from_millis(50),
+            call_timeout: Duration::from_secs(10),
+            depth_every: None,
+            tracer: None,
+            has_signals: true,
+            on_shutdown: Vec::new(),
+        };
+        let (producers_sender, producers) = mpsc::channel(PRODUCER_BUFFER);
+        let (poke, pokes) = mpsc::channel(1);
+        let drain = Duration::from_secs(30);
+        let wanted = Wanted { is_paused: false, stop: None, workers: 4, drain };
+        let snapshot = StatsSnapshot::new(std::iter::once(mailbox.name().clone()));
+        let shared = Shared {
+            wanted: watch::Sender::new(wanted),
+            poke,
+            stats: watch::Sender::new(snapshot),
+            bus: EventBus::new(),
+            producers: producers_sender,
+        };
+        Self {
+            mailbox,
+            context: Context(Arc::new(())),
+            service: NoHandler(()),
+            one,
+            group,
+            others: Vec::new(),
+            ends: Ends { shared: Arc::new(shared), producers, pokes },
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> Worker<T, R, C> {
+    /// Gives the handler something to share: it takes it as an argument of type [`Context`]. Comes before
+    /// [`handler`](Self::handler), which must know its type.
+    pub fn context<D: Send + Sync + 'static>(self, context: D) -> Worker<T, R, D> {
+        let Self { mailbox, service, one, group, others, ends, .. } = self;
+        Worker { mailbox, context: Context(Arc::new(context)), service, one, group, others, ends }
+    }
+
+    /// Handles messages by a function: of the body alone, or of the body and what else it asks for. See
+    /// [`Handler`].
+    pub fn handler<Args: 'static>(
+        self,
+        handler: impl Handler<T, R, C, Args>,
+    ) -> Worker<T, R, C, Ready<T, R, C>> {
+        self.service(HandlerService::new(handler))
+    }
+
+    /// Handles messages by any Tower service that can be cloned. A panic is caught here, too.
+    pub fn service<S>(self, service: S) -> Worker<T, R, C, Ready<T, R, C>>
+    where
+        S: Service<ServiceRequest<T, R, C>, Response = Outcome> + Clone + Send + Sync + 'static,
+        S::Error: Into<BoxError> + Send + Sync,
+        S::Future: Send + 'static,
+    {
+        let build =
+            Box::new(move |options: &ServiceStackOptions| build_service_stack(service, options));
+        let Self { mailbox, context, one, group, others, ends, .. } = self;
+        Worker { mailbox, context, service: Ready { build }, one, group, others, ends }
+    }
+
+    /// Handles messages of several kinds, each by a handler of its own.
+    pub fn router(self, router: Router<R, C>) -> Worker<Bytes, R, C, Ready<Bytes, R, C>> {
+        let Self { mailbox, context, service, one, group, others, ends } = self;
+        let mailbox = mailbox.with_codec(Raw);
+        Worker { mailbox, context, service, one, group, others, ends }.service(router)
+    }
+}
+
+/// What can be said before and after there is a handler.
+impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
+    /// How many workers there are: how many messages are handled at the same time. 4 unless said
+    /// otherwise. [`Control::set_workers`] changes it later.
+    pub fn workers(self, workers: usize) -> Self {
+        self.ends.shared.wanted.send_modify(|wanted| wanted.workers = workers);
+        self
+    }
+
+    /// How many messages may wait for each worker, so that it need not wait for the next one. 1 unless
+    /// said otherwise; more for handlers that take less time than a call of the queue.
+    pub fn inbox(mut self, messages: usize) -> Self {
+        self.group.inbox = messages;
+        self
+    }
+
+    /// How many finished messages may wait to be settled before no more are received. 128 unless said
+    /// otherwise.
+    pub fn result_buffer(mut self, messages: usize) -> Self {
+        self.group.results = messages;
+        self
+    }
+
+    /// How long a lease runs. It is extended after a third of it; if the process dies, others get the
+    /// message after at most so long. 30 seconds unless said otherwise.
+    pub fn visibility(mut self, visibility: Duration) -> Self {
+        self.one.visibility = visibility;
+        self
+    }
+
+    /// How long one receive waits for a message, 20 seconds unless said otherwise. A message that comes
+    /// is there at once whatever this is.
+    pub fn poll(mut self, wait: Duration) -> Self {
+        self.one.poll = wait;
+        self
+    }
+
+    /// The share of this mailbox in the workers, where they serve [others](Worker::and) as well: one of
+    /// weight 3 gets three times as many of its messages handled as one of weight 1, while both have
+    /// some. 1 unless said otherwise.
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.one.weight = weight;
+        self
+    }
+
+    /// How long a handler may take. What takes longer has failed. 30 seconds unless said otherwise.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.one.stack.timeout = Some(timeout);
+        self
+    }
+
+    /// Lets a handler take as long as it wants.
+    pub fn no_timeout(mut self) -> Self {
+        self.one.stack.timeout = None;
+        self
+    }
+
+    /// The stack around the handler, in place of the timeout alone. It is shared by all workers.
+    pub fn stack(mut self, options: ServiceStackOptions) -> Self {
+        self.one.stack = options;
+        self
+    }
+
+    /// How often a message that fails is tried again, 3 times unless said otherwise. After that it
+    /// becomes a [dead letter](Self::dead_letters), or is [parked](Self::park_for).
+    pub fn max_retries(mut self, retries: u32) -> Self {
+        self.one.max_retries = retries;
+        self
+    }
+
+    /// How long a message that failed waits until it is tried again: `min(60 × deliveries, 900)` seconds
+    /// unless said otherwise.
+    pub fn retry(mut self, backoff: Backoff) -> Self {
+        self.one.backoff = backoff;
+        self
+    }
+
+    /// Where messages go that are not to be tried again: those that have failed too often, that were
+    /// rejected, or that cannot be decoded. Also those that were delivered too often without an end, which
+    /// a handler that takes its whole process down leaves behind: they are not given to it once more.
+    pub fn dead_letters(mut self, to: DeadLetters) -> Self {
+        self.one.dead_letters = Some(to);
+        self
+    }
+
+    /// For how long a message stays in its queue, invisible, that nobody here can handle: of an unknown
+    /// kind; or one that would be a dead letter, if there were a place for them. 15 minutes unless said
+    /// otherwise. Then it is tried again.
+    pub fn park_for(mut self, time: Duration) -> Self {
+        self.one.park = time;
+        self
+    }
+
+    /// Extends the lease of a running handler only while it says by [`beat`](crate::Heartbeat::beat) that
+    /// it makes progress, at least once in a third of the [visibility](Self::visibility). One that has
+    /// gone silent loses its message to another worker when the lease ends.
+    pub fn extend_while_beating(mut self) -> Self {
+        self.one.while_beating = true;
+        self
+    }
+
+    /// Stops a handler whose lease was lost, at its next await. Otherwise it is only
+    /// [told](crate::Heartbeat::lost).
+    pub fn cancel_when_lost(mut self) -> Self {
+        self.one.cancel_lost = true;
+        self
+    }
+
+    /// How long what is running may take to come to an end once there is to be a stop. After that it is
+    /// cancelled and given back. 30 seconds unless said otherwise.
+    pub fn drain_for(self, time: Duration) -> Self {
+        self.ends.shared.wanted.send_modify(|wanted| wanted.drain = time);
+        self
+    }
+
+    /// How long to wait before a queue is asked again that has failed; twice as long after each failure,
+    /// up to 5 seconds. 50 milliseconds unless said otherwise. An empty queue is waited for, not asked
+    /// again and again.
+    pub fn dequeue_backoff(mut self, backoff: Duration) -> Self {
+        self.group.backoff = backoff;
+        self
+    }
+
+    /// How long a call of a queue may take before it counts as failed, beyond the time for which it waits
+    /// for messages. 10 seconds unless said otherwise.
+    pub fn call_timeout(mut self, timeout: Duration) -> Self {
+        self.group.call_timeout = timeout;
+        self
+    }
+
+    /// Asks now and then how many messages the queues hold, and shows it in the stats and the metrics.
+    pub fn depth_every(mut self, interval: Duration) -> Self {
+        self.group.depth_every = Some(interval);
+        self
+    }
+
+    /// What the group is called in metrics: as its first queue unless said otherwise.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.group.name = Some(name.into());
+        self
+    }
+
+    /// Joins the spans of deliveries to those of senders, in a tracing system.
+    pub fn tracer(mut self, tracer: impl Tracer) -> Self {
+        self.group.tracer = Some(Arc::new(tracer));
+        self
+    }
+
+    /// Leaves signals alone. Otherwise [`run`](Worker::run) takes SIGTERM and SIGINT.
+    pub fn without_signals(mut self) -> Self {
+        self.group.has_signals = false;
+        self
+    }
+
+    /// Does something when all is settled and the workers have ended, before [`run`](Worker::run)
+    /// returns. Several are done in order.
+    pub fn on_shutdown<F: Future<Output = ()> + Send + 'static>(
+        mut self,
+        hook: impl FnOnce() -> F + Send + 'static,
+    ) -> Self {
+        self.group.on_shutdown.push(Box::new(move || Box::pin(hook())));
+        self
+    }
+
+    /// Controls the workers, also before they run.
+    pub fn control(&self) -> Control {
+        Control::new(self.ends.shared.clone())
+    }
+}
+
+impl<T, R, C> Worker<T, R, C, Ready<T, R, C>>
+where
+    T: Send + Sync + 'static,
+    R: 'static,
+    C: Send + Sync + 'static,
+{
+    /// Puts a Tower layer around the handler and what is around it already: the last one is the outermost.
+    /// All workers share it, so a rate limit limits them together.
+    pub fn layer<L>(mut self, layer: L) -> Self
+    where
+        L: Layer<ServiceStack<T, R, C>> + Send + 'static,
+        L::Service: Service<ServiceRequest<T, R, C>, Response = Outcome> + Send + 'static,
+        <L::Service as Service<ServiceRequest<T, R, C>>>::Error: Into<BoxError>,
+        <L::Service as Service<ServiceRequest<T, R, C>>>::Future: Send,
+    {
+        let inner = self.service.build;
+        self.service.build = Box::new(move |options| {
+            BoxCloneSyncService::new(SharedService::new(layer.layer(inner(options))))
+        });
+        self
+    }
+
+    /// Lets the same workers serve another mailbox as well, with its own handler and layers, leases,
+    /// retries and dead letters. Its [weight](Self::weight) says which share of the workers it gets. What
+    /// the other says of the group, such as how many workers there are, does not count.
+    ///
+    /// ```
+    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+    /// # use pillarbox_runtime::Worker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+    /// # let backend = Mailboxes::new(MemoryBackend::new());
+    /// let orders: Mailbox<u64> = backend.mailbox("orders")?;
+    /// let reports: Mailbox<String> = backend.mailbox("reports")?;
+    /// let worker = Worker::new(orders)
+    ///     .weight(3)
+    ///     .handler(|order: u64| async move { println!("order {order}") })
+    ///     .and(Worker::new(reports).handler(|report: String| async move { println!("{report}") }));
+    /// # worker.control().stop(); worker.run().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn and<U, V, D>(mut self, other: Worker<U, V, D, Ready<U, V, D>>) -> Self
+    where
+        U: Send + Sync + 'static,
+        V: 'static,
+        D: Send + Sync + 'static,
+    {
+        let (own, more, ..) = other.take_apart();
+        self.others.push(own);
+        self.others.extend(more);
+        self
+    }
+
+    /// Works until it is stopped: by [`Control::stop`], or by a signal, of which the first lets what is
+    /// running come to an end, the second cancels it, and the third ends the process. Says how it went.
+    ///
+    /// Fails at once where an option is out of range. Fails at last where the mailbox was closed. A
+    /// backend that cannot be reached is waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidParameter`] and [`Error::Closed`].
+    pub async fn run(self) -> Result<StatsSnapshot> {
+        if !self.group.has_signals {
+            return self.work().await;
+        }
+        let control = self.control();
+        tokio::select! {
+            ended = self.work() => ended,
+            never = signals::obey(&control) => match never {},
+        }
+    }
+
+    /// Works until `stop` comes, and then lets what is running come to an end. Leaves signals alone.
+    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<StatsSnapshot> {
+        let control = self.control();
+        let mut work = std::pin::pin!(self.work());
+        tokio::select! {
+            biased;
+            ended = &mut work => return ended,
+            () = stop => control.stop(),
+        }
+        work.await
+    }
+
+    /// Works in a task of its own, and leaves signals alone.
+    pub fn start(self) -> Running {
+        let control = self.control();
+        Running { control, task: Some(tokio::spawn(self.work())) }
+    }
+
+    async fn work(self) -> Result<StatsSnapshot> {
+        let (own, more, group, ends) = self.take_apart();
+        let mailboxes: Vec<_> = std::iter::once(own).chain(more).collect();
+        // What was asked for before the start counts: a pause, a stop, a number of workers.
+        let wanted = *ends.shared.wanted.borrow();
+        group.check(wanted.workers, &mailboxes)?;
+        let queues = mailboxes.iter().map(|mailbox| mailbox.queue.name().clone());
+        let snapshot = StatsSnapshot::new(queues);
+        let settings =
+            Settings { inbox: group.inbox, results: group.results.max(1), backoff: group.backoff };
+        let sources: Vec<_> = mailboxes.iter().map(AnyMailbox::source).collect();
+        let dispatcher = Dispatcher::new(settings, sources, wanted, Instant::now());
+        let name = group.name.unwrap_or_else(|| mailboxes[0].queue.name().to_string());
+        let mut routes = Vec::new();
+        let mut served = Vec::new();
+        for AnyMailbox { queue, options, build } in mailboxes {
+            let wait =
+                queue.capabilities().max_wait.map_or(options.poll, |most| options.poll.min(most));
+            served.push(Served {
+                queue: queue.name().clone(),
+                capabilities: queue.capabilities().clone(),
+                policy: options.policy(group.backoff),
+                prototype: build(&options.stack),
+            });
+            let (visibility, dead_letters) = (options.visibility, options.dead_letters);
+            routes.push(Route { queue, visibility, wait, dead_letters });
+        }
+        let outlet = ends.shared.outlet(group.tracer);
+        let common = Arc::new(Common { shared: ends.shared, outlet, served });
+        let settings = DriverSettings {
+            inbox: group.inbox,
+            results: group.results.max(1),
+            call_timeout: group.call_timeout,
+            depth_every: group.depth_every,
+            group: name,
+        };
+        let driver =
+            Driver::new(settings, routes, dispatcher, common, ends.producers, ends.pokes, snapshot);
+        let ended = driver.run().await;
+        for hook in group.on_shutdown {
+            hook().await;
+        }
+        ended
+    }
+
+    fn take_apart(self) -> (AnyMailbox, Vec<AnyMailbox>, GroupOptions, Ends) {
+        let Self { mailbox, context, service, one, group, others, ends } = self;
+        let queue = mailbox.queue().clone();
+        let build = Box::new(move |options: &ServiceStackOptions| -> Box<dyn Serve> {
+            let service = (service.build)(options);
+            Box::new(Typed { mailbox: Arc::new(mailbox), context, service })
+        });
+        (AnyMailbox { queue, options: one, build }, others, group, ends)
+    }
+}
+
+impl AnyMailbox {
+    fn source(&self) -> SourceSettings {
+        let (capabilities, options) = (self.queue.capabilities(), &self.options);
+        let most = options.dead_letters.as_ref().map(|_| options.max_retries.saturating_add(1));
+        SourceSettings {
+            weight: options.weight,
+            visibility: options.visibility,
+            max_receive: capabilities.max_receive,
+            max_batch: capabilities.max_batch,
+            while_beating: options.while_beating,
+            cancel_lost: options.cancel_lost,
+            most_deliveries: most,
+            park: options.policy(Duration::ZERO).park_on(capabilities),
+        }
+    }
+}
+
+impl MailboxOptions {
+    fn policy(&self, shed: Duration) -> Policy {
+        Policy {
+            max_retries: self.max_retries,
+            backoff: self.backoff.clone(),
+            park: self.park,
+            shed,
+            has_dead_letters: self.dead_letters.is_some(),
+        }
+    }
+}
+
+impl GroupOptions {
+    /// Refuses what cannot work, before any message is touched.
+    fn check(&self, workers: usize, mailboxes: &[AnyMailbox]) -> Result<()> {
+        let invalid = |what, value: &dyn fmt::Display, allowed: &str| {
+            Err(Error::invalid(None, what, value.to_string(), allowed))
+        };
+        if workers == 0 {
+            return invalid("workers", &0, "at least 1; to start without work, pause");
+        }
+        let places = workers.saturating_mul(self.inbox.saturating_add(1));
+        if places < mailboxes.len() {
+            let allowed = format!("at least {}, one for each mailbox", mailboxes.len());
+            return invalid("workers × (inbox + 1)", &places, &allowed);
+        }
+        for AnyMailbox { queue, options, .. } in mailboxes {
+            let request = Receive::one().visibility(options.visibility);
+            queue.capabilities().check_receive(queue.name(), &request)?;
+            let shortest = Duration::from_millis(10);
+            if options.visibility < shortest {
+                let value = format!("{:?}", options.visibility);
+                let allowed = "at least 10 ms, for it is extended while a handler runs";
+                return Err(Error::invalid(Some(queue.name()), "visibility", value, allowed));
+            }
+            if options.weight == 0 {
+                return Err(Error::invalid(Some(queue.name()), "weight", "0", "at least 1"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: 'static, R: 'static, C, S> fmt::Debug for Worker<T, R, C, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("mailbox", &self.mailbox)
+            .field("wanted", &*self.ends.shared.wanted.borrow())
+            .field("others", &self.others.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Workers that run in a task of their own. When it is dropped, they are told to stop now.
+#[derive(Debug)]
+pub struct Running {
+    control: Control,
+    task: Option<JoinHandle<Result<StatsSnapshot>>>,
+}
+
+impl Running {
+    /// Controls the workers.
+    pub const fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// Stops, lets what is running come to an end, and says how it went.
+    pub async fn stop(self) -> Result<StatsSnapshot> {
+        self.control.stop();
+        self.join().await
+    }
+
+    /// Waits for the end, and says how it went.
+    ///
+    /// # Panics
+    ///
+    /// Where the runtime itself panicked, which would be a bug, or an
+    /// [`on_shutdown`](Worker::on_shutdown) did.
+    pub async fn join(mut self) -> Result<StatsSnapshot> {
+        let Some(task) = self.task.take() else { return Err(Error::Closed { queue: None }) };
+        match task.await {
+            Ok(ended) => ended,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The Tokio runtime is being shut down.
+            Err(_) => Err(Error::Closed { queue: None }),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.task.is_some() {
+            self.control.want_stop(Stop::Now);
+        }
+    }
+}
