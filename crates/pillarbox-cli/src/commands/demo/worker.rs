@@ -73,7 +73,7 @@ impl Worker {
             }
             Err(error) if attempt <= self.max_retries => {
                 let again_in = self.scaled(Duration::from_millis(400) * attempt);
-                let again_in = time::for_backend(again_in, self.tasks.capabilities());
+                let again_in = self.tasks.capabilities().round_up(again_in);
                 message.nack(again_in).await?;
                 What::Failed { error, again_in }
             }
