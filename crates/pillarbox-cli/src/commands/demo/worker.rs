@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
 use super::tally::{Event, What};
-use crate::output::time;
 
 /// Longer than any task takes.
 const LEASE: Duration = Duration::from_secs(30);
