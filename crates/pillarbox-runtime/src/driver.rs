@@ -189,6 +189,10 @@ impl Driver {
         }
         while let Poll::Ready(Some(ended)) = self.workers.poll_join_next(context) {
             any = true;
+            // What it said before its end comes first.
+            while let Ok(result) = self.results.try_recv() {
+                self.result(result);
+            }
             self.worker_ended(ended);
         }
         while let Poll::Ready(Some(())) = self.pokes.poll_recv(context) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pillarbox_core::Error;
 use tokio::time::Instant;
 
+use super::held::Table;
 use super::lane::Lane;
 use super::{Key, LaneKind};
 
@@ -130,10 +131,15 @@ impl Source {
 
     /// Drops renewals of deliveries that are no longer held, once they are most of them: a message that
     /// takes a moment would otherwise be remembered for a third of its lease.
-    pub(super) fn tidy_renewals(&mut self, held: usize, is_held: impl Fn(Key) -> bool) {
-        if self.renewals.len() > 1024 + 4 * held {
-            self.renewals.retain(|(_, key)| is_held(*key));
+    pub(super) fn tidy_renewals(&mut self, held: &Table) {
+        if self.renewals.len() > 1024 + 4 * held.len() {
+            self.renewals.retain(|(_, key)| held.get(*key).is_some());
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn renewals_len(&self) -> usize {
+        self.renewals.len()
     }
 
     pub(super) fn due_renewal(&mut self, now: Instant) -> Option<Key> {

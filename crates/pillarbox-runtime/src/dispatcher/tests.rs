@@ -1,1 +1,691 @@
+//! The dispatcher without a queue, a worker or a clock: events in, actions out.
 
+use pillarbox_core::{MessageId, Nonce, SettleAction, Timestamp};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+
+const LEASE: Duration = Duration::from_secs(30);
+const BACKOFF: Duration = Duration::from_millis(50);
+
+fn settings() -> SourceSettings {
+    SourceSettings {
+        weight: 1,
+        visibility: LEASE,
+        max_receive: 1000,
+        max_batch: 1000,
+        while_beating: false,
+        cancel_lost: false,
+        most_deliveries: None,
+        park: Duration::from_secs(900),
+    }
+}
+
+/// A dispatcher, and what it has asked for.
+struct Bench {
+    dispatcher: Dispatcher,
+    now: Instant,
+    fetches: Vec<Option<usize>>,
+    assigned: VecDeque<(usize, Assigned)>,
+    calls: VecDeque<(usize, LaneKind, Vec<SettleAction>)>,
+    buried: VecDeque<Key>,
+    retired: Vec<usize>,
+    hired: Vec<usize>,
+    notes: Vec<Note>,
+    is_over: bool,
+}
+
+impl Bench {
+    fn new(workers: usize, inbox: usize, sources: &[SourceSettings]) -> Self {
+        let now = Instant::now();
+        let drain = Duration::from_secs(30);
+        let wanted = Wanted { is_paused: false, stop: None, workers, drain };
+        let settings = Settings { inbox, results: 128, backoff: BACKOFF };
+        let mut bench = Self {
+            dispatcher: Dispatcher::new(settings, sources.to_vec(), wanted, now),
+            now,
+            fetches: vec![None; sources.len()],
+            assigned: VecDeque::new(),
+            calls: VecDeque::new(),
+            buried: VecDeque::new(),
+            retired: Vec::new(),
+            hired: Vec::new(),
+            notes: Vec::new(),
+            is_over: false,
+        };
+        bench.plan();
+        bench
+    }
+
+    fn one(workers: usize, inbox: usize) -> Self {
+        Self::new(workers, inbox, &[settings()])
+    }
+
+    fn plan(&mut self) {
+        self.dispatcher.plan(self.now);
+        while let Some(action) = self.dispatcher.next_action() {
+            match action {
+                Action::Fetch { source, max, .. } => {
+                    assert!(self.fetches[source].replace(max).is_none(), "two fetches of a source");
+                }
+                Action::CancelFetch { source } => {
+                    assert!(self.fetches[source].take().is_some(), "no such fetch");
+                }
+                Action::Assign { worker, assigned } => self.assigned.push_back((worker, assigned)),
+                Action::Settle { source, lane, batch } => {
+                    let actions = batch.into_iter().map(|(_, action)| action).collect();
+                    self.calls.push_back((source, lane, actions));
+                }
+                Action::Bury { key, .. } => self.buried.push_back(key),
+                Action::Hire { worker } => self.hired.push(worker),
+                Action::Retire { worker } => self.retired.push(worker),
+                Action::Finish => self.is_over = true,
+            }
+        }
+        self.notes.extend(self.dispatcher.take_notes());
+    }
+
+    fn event(&mut self, event: Event) {
+        self.dispatcher.handle(event, self.now);
+        self.plan();
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.plan();
+    }
+
+    /// Answers the fetch of a source with so many messages, at their first delivery.
+    fn deliver(&mut self, source: usize, messages: usize) {
+        self.deliver_nth(source, messages, 1);
+    }
+
+    fn deliver_nth(&mut self, source: usize, messages: usize, attempt: u32) {
+        let max = self.fetches[source].take().expect("a fetch");
+        assert!(messages <= max, "{messages} of {max}");
+        let delivery = || {
+            let id = MessageId::new();
+            let mut message = RawMessage::new(id, "x", Timestamp::now());
+            message.delivery_count = attempt;
+            Delivery::new(message, Receipt::new(id, Nonce::random()))
+        };
+        let answer = Ok((0..messages).map(|_| delivery()).collect());
+        self.event(Event::Fetched { source, answer });
+    }
+
+    fn finish(&mut self, verdict: Verdict) -> Key {
+        let (worker, Assigned { key, source, lease, .. }) = self.assigned.pop_front().expect("one");
+        lease.begin();
+        let took = Some(Duration::from_millis(1));
+        self.event(Event::Finished(Finished { key, source, worker, verdict, took }));
+        key
+    }
+
+    /// Answers the next call, with the same for all its entries.
+    fn answer(&mut self, answer: Result<()>) {
+        let (source, lane, actions) = self.calls.pop_front().expect("a call");
+        let answer = Ok(vec![answer; actions.len()]);
+        self.event(Event::Settled { source, lane, answer });
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        self.notes
+            .iter()
+            .map(|note| match note.what {
+                What::Received => "received",
+                What::Succeeded { .. } => "succeeded",
+                What::Failed { .. } => "failed",
+                What::Retried { .. } => "retried",
+                What::Released { .. } => "released",
+                What::Returned => "returned",
+                What::Parked { .. } => "parked",
+                What::DeadLettered { .. } => "dead-lettered",
+                What::LeaseLost => "lost",
+                What::Unsettled => "unsettled",
+                What::Extended => "extended",
+            })
+            .collect()
+    }
+
+    fn want(&mut self, change: impl FnOnce(&mut Wanted)) {
+        let mut wanted = self.dispatcher.wanted;
+        change(&mut wanted);
+        self.event(Event::Wanted(wanted));
+    }
+}
+
+fn expired() -> Error {
+    let receipt = Receipt::new(MessageId::new(), Nonce::random());
+    Error::ReceiptHandleExpired { queue: "q".parse().unwrap(), receipt }
+}
+
+fn broken() -> Error {
+    Error::connection(None, "settle", "broken")
+}
+
+fn failed(then: Then) -> Verdict {
+    let failure = FailureNote { kind: FailureKind::Error, type_name: "E", text: "no".into() };
+    Verdict::Failed { failure, then }
+}
+
+#[test]
+fn no_more_is_asked_for_than_there_are_places() {
+    let mut bench = Bench::one(4, 1);
+    assert_eq!((bench.fetches[0], bench.hired.len()), (Some(8), 4));
+    bench.deliver(0, 3);
+    assert_eq!((bench.fetches[0], bench.assigned.len()), (Some(5), 3));
+    let workers: Vec<_> = bench.assigned.iter().map(|(worker, _)| *worker).collect();
+    assert_eq!(workers, [0, 1, 2], "each gets one before any gets two");
+    bench.deliver(0, 5);
+    assert_eq!(bench.fetches[0], None, "all places are taken");
+    bench.finish(Verdict::Done);
+    assert_eq!(bench.fetches[0], None, "one place is not worth a call while all have work");
+    bench.finish(Verdict::Done);
+    assert_eq!(bench.fetches[0], Some(2));
+}
+
+#[test]
+fn a_worker_without_work_is_reason_enough_to_fetch() {
+    let mut bench = Bench::one(1, 9);
+    bench.deliver(0, 10);
+    bench.finish(Verdict::Done);
+    bench.finish(Verdict::Done);
+    assert_eq!(bench.fetches[0], None);
+    bench.finish(Verdict::Done);
+    assert_eq!(bench.fetches[0], Some(3), "a quarter is free");
+
+    let mut bench = Bench::one(8, 0);
+    bench.deliver(0, 8);
+    bench.finish(Verdict::Done);
+    assert_eq!(bench.fetches[0], Some(1), "one has nothing to do");
+}
+
+#[test]
+fn results_that_come_together_are_one_call() {
+    let mut bench = Bench::one(4, 1);
+    bench.deliver(0, 8);
+    for _ in 0..4 {
+        bench.finish(Verdict::Done);
+    }
+    assert_eq!(bench.calls.len(), 1, "one call at a time");
+    assert_eq!(bench.calls[0].2.len(), 1);
+    bench.answer(Ok(()));
+    assert_eq!(bench.calls[0].2.len(), 3, "what came meanwhile goes together");
+    bench.answer(Ok(()));
+    assert_eq!(bench.dispatcher.in_flight(), 4);
+    assert_eq!(bench.names().iter().filter(|name| **name == "succeeded").count(), 4);
+}
+
+#[test]
+fn what_cannot_be_settled_stops_the_fetching() {
+    let mut bench = Bench::one(1, 0);
+    bench.dispatcher.settings.results = 3;
+    for _ in 0..4 {
+        bench.deliver(0, 1);
+        bench.finish(Verdict::Done);
+    }
+    assert_eq!(bench.fetches[0], None, "one is with a worker's place, three wait to be settled");
+    bench.answer(Ok(()));
+    assert_eq!(bench.fetches[0], Some(1));
+}
+
+#[test]
+fn each_verdict_is_one_settle() {
+    let seconds = Duration::from_secs;
+    let nack = |delay| SettleAction::Nack { delay };
+    for (verdict, action, name) in [
+        (Verdict::Done, SettleAction::Acknowledge, "succeeded"),
+        (Verdict::Released { delay: seconds(2) }, nack(seconds(2)), "released"),
+        (failed(Then::Retry { delay: seconds(60) }), nack(seconds(60)), "retried"),
+        (failed(Then::Park { delay: seconds(900) }), nack(seconds(900)), "parked"),
+        (failed(Then::Release), nack(Duration::ZERO), "released"),
+    ] {
+        let mut bench = Bench::one(1, 0);
+        bench.deliver(0, 1);
+        bench.finish(verdict);
+        assert_eq!(bench.calls[0].2, [action]);
+        bench.answer(Ok(()));
+        assert_eq!(bench.names().last(), Some(&name));
+        assert_eq!(bench.dispatcher.in_flight(), 0);
+    }
+}
+
+#[test]
+fn a_dead_letter_is_stored_before_the_message_is_acknowledged() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    bench.finish(failed(Then::Bury));
+    let key = bench.buried.pop_front().unwrap();
+    assert!(bench.calls.is_empty());
+    bench.event(Event::Buried { key, answer: Ok(()) });
+    assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
+    bench.answer(Ok(()));
+    assert_eq!(bench.names(), ["received", "failed", "dead-lettered"]);
+
+    bench.deliver(0, 1);
+    bench.finish(failed(Then::Bury));
+    let key = bench.buried.pop_front().unwrap();
+    bench.event(Event::Buried { key, answer: Err(broken()) });
+    let park = SettleAction::Nack { delay: Duration::from_secs(900) };
+    assert_eq!(bench.calls[0].2, [park], "what cannot be buried stays in its queue");
+}
+
+#[test]
+fn a_message_that_was_delivered_too_often_is_not_run_again() {
+    let limited = SourceSettings { most_deliveries: Some(4), ..settings() };
+    let mut bench = Bench::new(1, 0, &[limited]);
+    bench.deliver_nth(0, 1, 4);
+    assert_eq!(bench.assigned.len(), 1);
+    bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
+    bench.answer(Ok(()));
+    bench.deliver_nth(0, 1, 5);
+    assert_eq!((bench.assigned.len(), bench.buried.len()), (0, 1));
+}
+
+#[test]
+fn leases_are_extended_wherever_the_message_is() {
+    let mut bench = Bench::one(1, 1);
+    bench.deliver(0, 2);
+    bench.pass(LEASE / 3 - Duration::from_nanos(1));
+    assert!(bench.calls.is_empty());
+    bench.pass(Duration::from_nanos(1));
+    let extend = SettleAction::Extend { timeout: LEASE };
+    assert_eq!(bench.calls[0].2, [extend, extend], "the one that runs and the one that waits");
+    assert!(bench.assigned[0].1.lease.take_beat() || !bench.assigned[1].1.lease.has_begun());
+    bench.answer(Ok(()));
+    assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + LEASE / 3));
+    for _ in 0..10 {
+        bench.pass(LEASE / 3);
+        bench.answer(Ok(()));
+    }
+    assert!(!bench.names().contains(&"lost"));
+    // Once it is being settled, it is not extended any more.
+    bench.finish(Verdict::Done);
+    bench.pass(LEASE / 3);
+    let extensions = |bench: &Bench| {
+        bench
+            .calls
+            .iter()
+            .filter(|call| call.1 == LaneKind::Extensions)
+            .map(|c| c.2.len())
+            .sum::<usize>()
+    };
+    assert_eq!(extensions(&bench), 1);
+}
+
+#[test]
+fn an_extension_that_fails_is_repeated_until_the_lease_is_over() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    bench.pass(LEASE / 3);
+    bench.answer(Err(broken()));
+    assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + BACKOFF));
+    bench.pass(BACKOFF);
+    bench.answer(Err(broken()));
+    bench.pass(BACKOFF * 2);
+    assert_eq!(bench.calls.len(), 1, "and again");
+    bench.answer(Ok(()));
+    assert!(!bench.assigned[0].1.lease.is_lost());
+
+    bench.pass(LEASE / 3);
+    bench.answer(Err(broken()));
+    bench.pass(LEASE);
+    assert!(bench.assigned[0].1.lease.is_lost() && bench.calls.is_empty());
+    assert_eq!(bench.names().last(), Some(&"lost"));
+    // The handler has done its work all the same; whether that counts, the queue decides.
+    bench.finish(Verdict::Done);
+    assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
+    bench.answer(Err(expired()));
+    assert_eq!(bench.names().iter().filter(|name| **name == "lost").count(), 1, "told once");
+    assert_eq!(bench.dispatcher.in_flight(), 0);
+}
+
+#[test]
+fn a_lease_that_is_refused_is_lost_and_not_given_back() {
+    let cancelling = SourceSettings { cancel_lost: true, ..settings() };
+    let mut bench = Bench::new(1, 0, &[cancelling]);
+    bench.deliver(0, 1);
+    bench.pass(LEASE / 3);
+    bench.answer(Err(expired()));
+    assert!(bench.assigned[0].1.lease.is_lost());
+    bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
+    assert!(bench.calls.is_empty() && bench.dispatcher.in_flight() == 0);
+    assert_eq!(bench.fetches[0], Some(1), "its place is free");
+}
+
+#[test]
+fn an_extension_that_crosses_an_acknowledgement_is_no_loss() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    bench.pass(LEASE / 3);
+    bench.finish(Verdict::Done);
+    // The acknowledgement is first.
+    bench.calls.rotate_left(1);
+    bench.answer(Ok(()));
+    bench.answer(Err(expired()));
+    assert_eq!(bench.names(), ["received", "succeeded"]);
+}
+
+#[test]
+fn a_handler_that_does_not_beat_loses_its_lease() {
+    let beating = SourceSettings { while_beating: true, ..settings() };
+    let mut bench = Bench::new(1, 1, &[beating]);
+    bench.deliver(0, 2);
+    let running = bench.assigned[0].1.lease.clone();
+    running.begin();
+    crate::Heartbeat(running.clone()).beat();
+    bench.pass(LEASE / 3);
+    assert_eq!(bench.calls[0].2.len(), 2, "one has beaten, the other has not begun");
+    bench.answer(Ok(()));
+    bench.pass(LEASE / 3);
+    assert_eq!(bench.calls[0].2.len(), 1, "one has not beaten again");
+    bench.answer(Ok(()));
+    // A late beat is enough, as long as the lease runs.
+    crate::Heartbeat(running.clone()).beat();
+    bench.pass(LEASE / 3);
+    assert_eq!(bench.calls[0].2.len(), 2);
+    bench.answer(Ok(()));
+    for _ in 0..2 {
+        bench.pass(LEASE / 3);
+        assert!(!running.is_lost());
+        bench.answer(Ok(()));
+    }
+    bench.pass(LEASE / 3);
+    assert!(running.is_lost());
+}
+
+#[test]
+fn a_settle_that_failed_may_have_had_its_effect() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    bench.finish(Verdict::Done);
+    bench.answer(Err(broken()));
+    bench.pass(BACKOFF);
+    bench.answer(Err(expired()));
+    assert_eq!(bench.names(), ["received", "succeeded"], "stale means done");
+
+    bench.deliver(0, 1);
+    bench.finish(Verdict::Done);
+    for _ in 0..100 {
+        if bench.calls.is_empty() {
+            break;
+        }
+        bench.answer(Err(broken()));
+        bench.pass(Duration::from_secs(5));
+    }
+    assert_eq!(bench.names().last(), Some(&"unsettled"), "until the lease is over");
+    assert_eq!(bench.dispatcher.in_flight(), 0);
+}
+
+#[test]
+fn errors_are_waited_out_ever_longer() {
+    let mut bench = Bench::one(1, 0);
+    let mut waits = Vec::new();
+    for _ in 0..9 {
+        bench.fetches[0].take().expect("a fetch");
+        bench.event(Event::Fetched { source: 0, answer: Err(broken()) });
+        let wake = bench.dispatcher.next_wake().expect("a time");
+        waits.push((wake - bench.now).as_millis());
+        bench.now = wake;
+        bench.plan();
+    }
+    assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+    bench.deliver(0, 0);
+    assert_eq!(bench.fetches[0], Some(1), "an empty queue is asked again at once: it waits itself");
+}
+
+#[test]
+fn busy_queues_share_the_workers_by_weight() {
+    let weighed = [3, 1].map(|weight| SourceSettings { weight, ..settings() });
+    let mut bench = Bench::new(4, 1, &weighed);
+    assert_eq!(bench.fetches, [Some(1), Some(1)], "each waits with one place");
+    let mut served = [0; 2];
+    for _ in 0..4_000 {
+        // Both queues always have as many as are asked for.
+        for source in 0..2 {
+            if let Some(max) = bench.fetches[source] {
+                served[source] += max;
+                bench.deliver(source, max);
+            }
+        }
+        bench.finish(Verdict::Done);
+        while !bench.calls.is_empty() {
+            bench.answer(Ok(()));
+        }
+    }
+    let ratio = served[0] as f64 / served[1] as f64;
+    assert!((2.8..3.2).contains(&ratio), "{served:?}");
+}
+
+#[test]
+fn a_queue_without_messages_keeps_no_other_from_its_places() {
+    let mut bench = Bench::new(4, 1, &[settings(), settings(), settings()]);
+    bench.deliver(0, 1);
+    assert_eq!(bench.fetches, [Some(5), Some(1), Some(1)], "two wait with one place each");
+    bench.deliver(0, 0);
+    assert_eq!(bench.fetches, [Some(1), Some(1), Some(1)], "now all three do");
+}
+
+#[test]
+fn a_queue_that_comes_back_does_not_make_up_for_lost_time() {
+    let mut bench = Bench::new(1, 1, &[settings(), settings()]);
+    bench.deliver(0, 1);
+    for _ in 0..100 {
+        bench.finish(Verdict::Done);
+        bench.answer(Ok(()));
+        if let Some(max) = bench.fetches[0] {
+            bench.deliver(0, max);
+        }
+    }
+    assert!(bench.dispatcher.sources[0].pass() > 50.0);
+    bench.deliver(1, 1);
+    assert!(bench.dispatcher.sources[1].pass() > 50.0);
+}
+
+#[test]
+fn a_pause_stops_the_fetching_and_nothing_else() {
+    let mut bench = Bench::one(1, 1);
+    bench.deliver(0, 1);
+    bench.want(|wanted| wanted.is_paused = true);
+    assert_eq!(bench.fetches[0], None);
+    bench.finish(Verdict::Done);
+    bench.answer(Ok(()));
+    assert_eq!(bench.names(), ["received", "succeeded"]);
+    assert!(bench.dispatcher.next_wake().is_none_or(|at| at > bench.now));
+    bench.want(|wanted| wanted.is_paused = false);
+    assert_eq!(bench.fetches[0], Some(2));
+}
+
+#[test]
+fn workers_come_and_go() {
+    let mut bench = Bench::one(2, 1);
+    bench.deliver(0, 4);
+    bench.want(|wanted| wanted.workers = 1);
+    assert_eq!(bench.retired, [1]);
+    // The one that goes returns what it has not begun.
+    let place = bench.assigned.iter().rposition(|(worker, _)| *worker == 1).unwrap();
+    let (worker, assigned) = bench.assigned.remove(place).unwrap();
+    bench.event(Event::Returned { key: assigned.key, worker });
+    assert_eq!(bench.dispatcher.backlog.len(), 1, "the other has no room");
+    bench.finish(Verdict::Done);
+    assert_eq!(bench.assigned.back().unwrap().0, 0, "and gets it when it has");
+    bench.finish(Verdict::Done);
+    bench.event(Event::WorkerEnded { worker: 1 });
+    bench.want(|wanted| wanted.workers = 3);
+    assert_eq!(bench.hired, [0, 1, 1, 2], "numbers are used again");
+}
+
+#[test]
+fn a_worker_that_ends_by_itself_is_replaced_and_its_messages_kept() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    bench.event(Event::WorkerEnded { worker: 0 });
+    assert_eq!(bench.hired, [0, 0]);
+    assert!(matches!(bench.calls[0].2[..], [SettleAction::Nack { .. }]));
+}
+
+#[test]
+fn a_stop_goes_in_order() {
+    let mut bench = Bench::one(2, 1);
+    bench.deliver(0, 3);
+    bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+    assert_eq!((bench.fetches[0], &bench.retired[..]), (None, &[0, 1][..]), "nothing is fetched");
+    // What has not been begun goes back at once, while the others run.
+    let (worker, assigned) = bench.assigned.pop_back().unwrap();
+    bench.event(Event::Returned { key: assigned.key, worker });
+    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
+    bench.answer(Ok(()));
+    // Their leases are kept.
+    bench.pass(LEASE / 3);
+    assert_eq!(bench.calls[0].2, [SettleAction::Extend { timeout: LEASE }; 2]);
+    bench.answer(Ok(()));
+    bench.finish(Verdict::Done);
+    bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
+    assert!(!bench.is_over);
+    bench.answer(Ok(()));
+    assert!(!bench.is_over, "not before all is settled");
+    bench.answer(Ok(()));
+    assert!(bench.is_over && bench.dispatcher.mode() == Mode::Finished);
+}
+
+#[test]
+fn a_drain_has_an_end() {
+    let mut bench = Bench::one(2, 0);
+    bench.deliver(0, 2);
+    bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+    for _ in 0..3 {
+        bench.pass(Duration::from_secs(10));
+        bench.answer(Ok(()));
+    }
+    assert!(!bench.is_over, "handlers were cancelled, and may let go");
+    bench.finish(failed(Then::Release));
+    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
+    bench.answer(Ok(()));
+    bench.pass(GRACE);
+    assert!(bench.is_over, "one does not let go");
+    assert_eq!(bench.names().last(), Some(&"unsettled"));
+    // Its late result changes nothing.
+    bench.finish(Verdict::Done);
+    assert!(bench.calls.is_empty());
+}
+
+#[test]
+fn when_every_queue_is_closed_it_is_over() {
+    let mut bench = Bench::new(2, 0, &[settings(), settings()]);
+    let closed = || Event::Fetched { source: 0, answer: Err(Error::Closed { queue: None }) };
+    bench.fetches[0] = None;
+    bench.event(closed());
+    assert!(!bench.is_over);
+    bench.fetches[1] = None;
+    bench.event(Event::Fetched { source: 1, answer: Err(Error::Closed { queue: None }) });
+    assert!(bench.is_over && bench.dispatcher.closed().is_some());
+}
+
+#[test]
+fn finished_deliveries_are_not_remembered_for_their_leases() {
+    let mut bench = Bench::one(1, 0);
+    for _ in 0..10_000 {
+        bench.deliver(0, 1);
+        bench.finish(Verdict::Done);
+        bench.answer(Ok(()));
+    }
+    assert!(bench.dispatcher.sources[0].renewals_len() < 2_000);
+}
+
+/// Whatever comes in whatever order: places are never exceeded, and at the end nothing is held.
+#[test]
+fn random_events_never_break_the_invariants() {
+    for seed in 0..300 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let sources: Vec<_> = (0..random.random_range(1..4))
+            .map(|_| SourceSettings {
+                weight: random.random_range(1..5),
+                while_beating: random.random(),
+                cancel_lost: random.random(),
+                ..settings()
+            })
+            .collect();
+        let (workers, inbox) = (random.random_range(3..6), random.random_range(0..3));
+        let mut bench = Bench::new(workers, inbox, &sources);
+        let mut most = workers;
+        for _ in 0..400 {
+            step(&mut bench, &mut random, &mut most);
+            let places = most * (inbox + 1);
+            // Those who retire finish what they have, beside their successors.
+            let seats = &bench.dispatcher.seats;
+            let is_active = |worker: usize| matches!(seats[worker], Seat::Active { .. });
+            let seated = bench.assigned.iter().filter(|(worker, _)| is_active(*worker)).count();
+            let asked: usize = bench.fetches.iter().flatten().sum();
+            assert!(seated + asked <= places, "seed {seed}: {seated} and {asked} of {places}");
+        }
+        bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+        while let Some((worker, assigned)) = bench.assigned.pop_front() {
+            bench.event(Event::Returned { key: assigned.key, worker });
+        }
+        for _ in 0..10_000 {
+            if bench.is_over {
+                break;
+            }
+            while !bench.calls.is_empty() {
+                bench.answer(Ok(()));
+            }
+            while let Some(key) = bench.buried.pop_front() {
+                bench.event(Event::Buried { key, answer: Ok(()) });
+            }
+            bench.pass(Duration::from_millis(10));
+        }
+        assert!(bench.is_over && bench.dispatcher.in_flight() == 0, "seed {seed}");
+        assert!(bench.fetches.iter().all(Option::is_none), "seed {seed}");
+    }
+}
+
+fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
+    match random.random_range(0..12) {
+        0..4 => {
+            let source = random.random_range(0..bench.fetches.len());
+            if let Some(max) = bench.fetches[source] {
+                if random.random_range(0..5) == 0 {
+                    bench.fetches[source] = None;
+                    bench.event(Event::Fetched { source, answer: Err(broken()) });
+                } else {
+                    let messages = random.random_range(0..=max);
+                    bench.deliver(source, messages);
+                }
+            }
+        }
+        4..8 if !bench.assigned.is_empty() => {
+            let verdict = match random.random_range(0..5) {
+                0 => failed(Then::Bury),
+                1 => failed(Then::Retry { delay: Duration::ZERO }),
+                2 => Verdict::Released { delay: Duration::ZERO },
+                _ => Verdict::Done,
+            };
+            bench.finish(verdict);
+        }
+        8 | 9 if !bench.calls.is_empty() => {
+            let place = random.random_range(0..bench.calls.len());
+            bench.calls.swap(0, place);
+            let answer = match random.random_range(0..6) {
+                0 => Err(broken()),
+                1 => Err(expired()),
+                _ => Ok(()),
+            };
+            bench.answer(answer);
+        }
+        10 => match random.random_range(0..6) {
+            0 => bench.want(|wanted| wanted.is_paused = !wanted.is_paused),
+            1 => {
+                let workers = random.random_range(3..6);
+                *most = workers.max(*most);
+                bench.want(|wanted| wanted.workers = workers);
+            }
+            _ => {
+                if let Some(key) = bench.buried.pop_front() {
+                    bench.event(Event::Buried { key, answer: Ok(()) });
+                }
+            }
+        },
+        _ => bench.pass(Duration::from_millis(random.random_range(1..8_000))),
+    }
+}

@@ -1,0 +1,122 @@
+//! The deliveries that are held.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{RawMessage, Receipt};
+use slab::Slab;
+use tokio::time::Instant;
+
+use super::FailureNote;
+use crate::lease::Lease;
+
+/// A delivery that is held. Keys are used again; the generation tells one use from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    index: usize,
+    generation: u32,
+}
+
+/// What a delivery that is being settled will have come to.
+#[derive(Debug, Clone)]
+pub(super) enum Intent {
+    Succeed { took: Duration },
+    Retry { delay: Duration },
+    Release { delay: Duration },
+    Return,
+    Park { delay: Duration },
+    Bury { failure: FailureNote },
+}
+
+#[derive(Debug)]
+pub(super) struct Held {
+    generation: u32,
+    pub(super) source: usize,
+    pub(super) receipt: Receipt,
+    pub(super) message: Arc<RawMessage>,
+    pub(super) lease: Arc<Lease>,
+    pub(super) place: Place,
+    /// When the lease ends, as far as is known here.
+    pub(super) deadline: Instant,
+    pub(super) worker: Option<usize>,
+    pub(super) is_lost: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Place {
+    Backlog,
+    Seated { worker: usize },
+    Burying { failure: FailureNote },
+    Settling { intent: Intent },
+}
+
+impl Held {
+    pub(super) fn new(
+        source: usize,
+        message: RawMessage,
+        receipt: Receipt,
+        deadline: Instant,
+    ) -> Self {
+        Self {
+            generation: 0,
+            source,
+            receipt,
+            message: Arc::new(message),
+            lease: Arc::default(),
+            place: Place::Backlog,
+            deadline,
+            worker: None,
+            is_lost: false,
+        }
+    }
+
+    pub(super) const fn is_settling(&self) -> bool {
+        matches!(self.place, Place::Settling { .. })
+    }
+
+    pub(super) const fn is_waiting(&self) -> bool {
+        matches!(self.place, Place::Backlog)
+    }
+}
+
+/// All that are held, by key.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    held: Slab<Held>,
+    generation: u32,
+}
+
+impl Table {
+    pub(super) fn insert(&mut self, held: Held) -> Key {
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        let index = self.held.insert(Held { generation, ..held });
+        Key { index, generation }
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&Held> {
+        self.held.get(key.index).filter(|held| held.generation == key.generation)
+    }
+
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Held> {
+        self.held.get_mut(key.index).filter(|held| held.generation == key.generation)
+    }
+
+    pub(super) fn remove(&mut self, key: Key) {
+        if self.get(key).is_some() {
+            self.held.remove(key.index);
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Key, &Held)> {
+        self.held.iter().map(|(index, held)| (Key { index, generation: held.generation }, held))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+}

@@ -1,0 +1,50 @@
+//! Keeping the leases of what is held, and losing them.
+
+use pillarbox_core::SettleAction;
+use tokio::time::Instant;
+
+use super::lane::Entry;
+use super::{Dispatcher, Key, LaneKind, What};
+
+impl Dispatcher {
+    /// Has the leases extended whose time has come.
+    pub(super) fn renew(&mut self, now: Instant) {
+        for source in 0..self.sources.len() {
+            let while_beating = self.sources[source].settings.while_beating;
+            while let Some(key) = self.sources[source].due_renewal(now) {
+                let Some(held) = self.held.get(key) else { continue };
+                if held.is_lost || held.is_settling() {
+                    continue;
+                }
+                let is_running = held.lease.has_begun();
+                if now >= held.deadline {
+                    self.lose(key);
+                } else if while_beating && is_running && !held.lease.take_beat() {
+                    self.sources[source].renew_later(key, now);
+                } else {
+                    let timeout = self.sources[source].settings.visibility;
+                    let entry = Entry::new(key, SettleAction::Extend { timeout });
+                    self.sources[source].lane(LaneKind::Extensions).push(entry);
+                }
+            }
+        }
+    }
+
+    pub(super) fn lose(&mut self, key: Key) {
+        let Some(source) = self.held.get(key).map(|held| held.source) else { return };
+        let cancels = self.sources[source].settings.cancel_lost;
+        let Some(held) = self.held.get_mut(key) else { return };
+        if std::mem::replace(&mut held.is_lost, true) {
+            return;
+        }
+        held.lease.lose();
+        if cancels {
+            held.lease.cancel();
+        }
+        let is_nowhere = held.is_waiting();
+        self.note(key, What::LeaseLost);
+        if is_nowhere {
+            self.held.remove(key);
+        }
+    }
+}

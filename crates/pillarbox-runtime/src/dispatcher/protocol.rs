@@ -1,0 +1,154 @@
+//! What the dispatcher and the driver say to each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{Delivery, MessageId, RawMessage, Receipt, Result, SettleAction};
+
+use super::Key;
+use crate::control::Wanted;
+use crate::lease::Lease;
+use crate::outcome::FailureKind;
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A fetch was answered.
+    Fetched { source: usize, answer: Result<Vec<Delivery>> },
+    /// A worker is through with a delivery.
+    Finished(Finished),
+    /// A worker gave back a delivery that it has not begun.
+    Returned { key: Key, worker: usize },
+    /// A call that settles was answered.
+    Settled { source: usize, lane: LaneKind, answer: Result<Vec<Result<()>>> },
+    /// A dead letter was stored, or not.
+    Buried { key: Key, answer: Result<()> },
+    /// Somebody wants the workers to do something else.
+    Wanted(Wanted),
+    /// The task of a worker has ended.
+    WorkerEnded { worker: usize },
+}
+
+/// What became of a delivery in a worker.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) key: Key,
+    pub(crate) source: usize,
+    pub(crate) worker: usize,
+    pub(crate) verdict: Verdict,
+    /// How long its handler took, if it was begun.
+    pub(crate) took: Option<Duration>,
+}
+
+/// What is to become of a delivery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Done,
+    Failed {
+        failure: FailureNote,
+        then: Then,
+    },
+    Released {
+        delay: Duration,
+    },
+    /// Its lease was lost before it was begun: there is nothing to settle.
+    TooLate,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Then {
+    Retry {
+        delay: Duration,
+    },
+    Park {
+        delay: Duration,
+    },
+    Bury,
+    /// Back at once: the handler was cancelled by a stop.
+    Release,
+}
+
+/// What is kept of a failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FailureNote {
+    pub(crate) kind: FailureKind,
+    pub(crate) type_name: &'static str,
+    pub(crate) text: Arc<str>,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Receive up to `max` messages, waiting if there are none.
+    Fetch { source: usize, max: usize, waits: bool },
+    /// Give up a fetch that is under way.
+    CancelFetch { source: usize },
+    /// Put a delivery into the inbox of a worker.
+    Assign { worker: usize, assigned: Assigned },
+    /// Settle, and answer by [`Event::Settled`].
+    Settle { source: usize, lane: LaneKind, batch: Vec<(Receipt, SettleAction)> },
+    /// Store a dead letter, and answer by [`Event::Buried`].
+    Bury { key: Key, source: usize, message: Arc<RawMessage>, failure: FailureNote },
+    /// Start a worker.
+    Hire { worker: usize },
+    /// Let a worker finish what it is at, return the rest of its inbox, and end.
+    Retire { worker: usize },
+    /// All is settled or given up.
+    Finish,
+}
+
+/// Calls that end leases, and calls that extend them, which must not wait for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LaneKind {
+    Settles,
+    Extensions,
+}
+
+/// A delivery on its way to a worker.
+#[derive(Debug)]
+pub(crate) struct Assigned {
+    pub(crate) key: Key,
+    pub(crate) source: usize,
+    pub(crate) message: Arc<RawMessage>,
+    pub(crate) lease: Arc<Lease>,
+}
+
+/// Something worth telling.
+#[derive(Debug, Clone)]
+pub(crate) struct Note {
+    pub(crate) source: usize,
+    pub(crate) worker: Option<usize>,
+    pub(crate) id: MessageId,
+    pub(crate) attempt: u32,
+    pub(crate) what: What,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum What {
+    Received,
+    Succeeded {
+        took: Duration,
+    },
+    Failed {
+        failure: FailureNote,
+        then: Then,
+    },
+    Retried {
+        delay: Duration,
+    },
+    Released {
+        delay: Duration,
+    },
+    Returned,
+    Parked {
+        delay: Duration,
+    },
+    DeadLettered {
+        failure: FailureNote,
+    },
+    /// Somebody else has the message by now.
+    LeaseLost,
+    /// It is not known whether the message was settled: it comes back when its lease ends, if it was not.
+    Unsettled,
+    Extended,
+}

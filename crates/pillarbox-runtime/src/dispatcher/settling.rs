@@ -1,0 +1,146 @@
+//! Settling: acknowledgements and nacks on their way to the queue, and what comes back.
+
+use std::time::Duration;
+
+use pillarbox_core::{Error, Result, SettleAction};
+use tokio::time::Instant;
+
+use super::held::{Held, Intent, Place};
+use super::lane::Entry;
+use super::{Action, Dispatcher, Key, LaneKind, What};
+
+impl Dispatcher {
+    pub(super) fn settle(&mut self, key: Key, intent: Intent) {
+        let Some(held) = self.held.get_mut(key) else { return };
+        let action = match &intent {
+            Intent::Succeed { .. } | Intent::Bury { .. } => SettleAction::Acknowledge,
+            Intent::Return => SettleAction::Nack { delay: Duration::ZERO },
+            Intent::Retry { delay } | Intent::Release { delay } | Intent::Park { delay } => {
+                SettleAction::Nack { delay: *delay }
+            }
+        };
+        if held.is_lost && action != SettleAction::Acknowledge {
+            // Somebody else has it; there is nothing to give back.
+            self.held.remove(key);
+            return;
+        }
+        held.place = Place::Settling { intent };
+        let source = held.source;
+        self.sources[source].lane(LaneKind::Settles).push(Entry::new(key, action));
+    }
+
+    /// Makes a call of what a lane has to say, unless one is under way or it is too early.
+    pub(super) fn call(&mut self, source: usize, kind: LaneKind, now: Instant) {
+        let max = self.sources[source].settings.max_batch;
+        let due = self.sources[source].lane(kind).take(max, now);
+        let mut entries = Vec::with_capacity(due.len());
+        let mut batch = Vec::with_capacity(due.len());
+        for entry in due {
+            // It is of no use any more: settled meanwhile, or lost.
+            let Some(held) = self.held.get(entry.key) else { continue };
+            if now >= held.deadline && entry.is_ambiguous {
+                self.too_late(entry.key);
+                continue;
+            }
+            if kind == LaneKind::Extensions && held.is_settling() {
+                continue;
+            }
+            batch.push((held.receipt.clone(), entry.action));
+            entries.push(entry);
+        }
+        if !batch.is_empty() {
+            self.sources[source].lane(kind).call(entries, now);
+            self.actions.push_back(Action::Settle { source, lane: kind, batch });
+        }
+    }
+
+    pub(super) fn settled(
+        &mut self,
+        source: usize,
+        kind: LaneKind,
+        answer: Result<Vec<Result<()>>>,
+        now: Instant,
+    ) {
+        let (entries, called_at) = self.sources[source].lane(kind).answered();
+        let mut failed = Vec::new();
+        let answers = match answer {
+            Ok(answers) if answers.len() == entries.len() => answers,
+            Ok(_) => {
+                let cause = "it answered with a wrong number of results";
+                let error = Error::connection(None, "settle", cause);
+                vec![Err(error); entries.len()]
+            }
+            Err(error) => vec![Err(error); entries.len()],
+        };
+        for (entry, answer) in entries.into_iter().zip(answers) {
+            match answer {
+                Ok(()) => self.accepted(entry, called_at, now),
+                Err(Error::ReceiptHandleExpired { .. }) => self.refused(entry),
+                Err(error) if error.is_transient() => failed.push(entry.again()),
+                Err(_) => self.give_up(entry.key),
+            }
+        }
+        let backoff = self.settings.backoff;
+        self.sources[source].lane(kind).failed(failed, backoff, now);
+    }
+
+    pub(super) fn accepted(&mut self, entry: Entry, called_at: Instant, now: Instant) {
+        if let SettleAction::Extend { timeout } = entry.action {
+            let Some(held) = self.held.get_mut(entry.key) else { return };
+            // From when it was asked for: the backend cannot have counted from earlier.
+            held.deadline = called_at + timeout;
+            let source = held.source;
+            self.sources[source].renew_later(entry.key, now);
+            self.note(entry.key, What::Extended);
+            return;
+        }
+        let Some(Held { place: Place::Settling { intent }, .. }) = self.held.get(entry.key) else {
+            return;
+        };
+        let what = match intent.clone() {
+            Intent::Succeed { took } => What::Succeeded { took },
+            Intent::Retry { delay } => What::Retried { delay },
+            Intent::Release { delay } => What::Released { delay },
+            Intent::Return => What::Returned,
+            Intent::Park { delay } => What::Parked { delay },
+            Intent::Bury { failure } => What::DeadLettered { failure },
+        };
+        self.note(entry.key, what);
+        self.held.remove(entry.key);
+    }
+
+    /// The receipt is worth nothing any more.
+    pub(super) fn refused(&mut self, entry: Entry) {
+        let is_extension = matches!(entry.action, SettleAction::Extend { .. });
+        let Some(held) = self.held.get(entry.key) else { return };
+        if is_extension && held.is_settling() {
+            // It was settled while the extension was under way.
+            return;
+        }
+        if entry.is_ambiguous && !is_extension {
+            // An earlier call failed after it had done its work.
+            let now = held.deadline;
+            self.accepted(entry, now, now);
+            return;
+        }
+        self.lose(entry.key);
+        if !is_extension {
+            self.held.remove(entry.key);
+        }
+    }
+
+    /// The time of a delivery is over before it could be settled.
+    pub(super) fn too_late(&mut self, key: Key) {
+        match self.held.get(key) {
+            Some(Held { place: Place::Settling { .. }, .. }) => self.give_up(key),
+            Some(_) => self.lose(key),
+            None => {}
+        }
+    }
+
+    /// It is not known whether it was settled, and will not be known.
+    pub(super) fn give_up(&mut self, key: Key) {
+        self.note(key, What::Unsettled);
+        self.held.remove(key);
+    }
+}

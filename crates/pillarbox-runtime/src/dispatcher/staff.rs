@@ -1,0 +1,114 @@
+//! Hiring and retiring workers, pausing, and the way to the end.
+
+use tokio::time::Instant;
+
+use super::held::{Held, Intent, Place};
+use super::{Action, Dispatcher, GRACE, Key, Mode, Seat};
+use crate::control::{Stop, Wanted};
+
+impl Dispatcher {
+    pub(super) fn change(&mut self, wanted: Wanted, now: Instant) {
+        self.wanted = wanted;
+        if let Some(stop) = wanted.stop {
+            self.stop(stop, now);
+        }
+        if self.mode.is_ending() {
+            return;
+        }
+        self.employ(wanted.workers);
+        match (wanted.is_paused, self.mode) {
+            (true, Mode::Running) => {
+                self.mode = Mode::Paused;
+                self.cancel_fetches();
+            }
+            (false, Mode::Paused) => self.mode = Mode::Running,
+            _ => {}
+        }
+    }
+
+    /// Makes it so many workers.
+    pub(super) fn employ(&mut self, workers: usize) {
+        let mut active = self.active_workers();
+        for worker in (0..self.seats.len()).rev() {
+            if active <= workers {
+                break;
+            }
+            if let Seat::Active { load } = self.seats[worker] {
+                self.seats[worker] = Seat::Retiring { load };
+                self.actions.push_back(Action::Retire { worker });
+                active -= 1;
+                // What was asked for was meant for more workers.
+                self.cancel_fetches();
+            }
+        }
+        while active < workers {
+            let empty = self.seats.iter().position(|seat| *seat == Seat::Empty);
+            let worker = empty.unwrap_or(self.seats.len());
+            if worker == self.seats.len() {
+                self.seats.push(Seat::Empty);
+            }
+            self.seats[worker] = Seat::Active { load: 0 };
+            self.actions.push_back(Action::Hire { worker });
+            active += 1;
+        }
+    }
+
+    pub(super) fn worker_ended(&mut self, worker: usize) {
+        let seat = std::mem::replace(&mut self.seats[worker], Seat::Empty);
+        // What it had when it ended without a word: it cannot be told whether it was begun.
+        let left: Vec<_> = self
+            .held
+            .iter()
+            .filter(|(_, held)| matches!(held.place, Place::Seated { worker: of } if of == worker))
+            .map(|(key, held)| (key, held.source))
+            .collect();
+        for (key, source) in left {
+            let delay = self.sources[source].settings.park;
+            self.settle(key, Intent::Park { delay });
+        }
+        if matches!(seat, Seat::Active { .. }) && !self.mode.is_ending() {
+            self.seats[worker] = Seat::Active { load: 0 };
+            self.actions.push_back(Action::Hire { worker });
+        }
+    }
+
+    pub(super) fn stop(&mut self, stop: Stop, now: Instant) {
+        if !self.mode.is_ending() {
+            self.cancel_fetches();
+            for worker in 0..self.seats.len() {
+                if let Seat::Active { load } = self.seats[worker] {
+                    self.seats[worker] = Seat::Retiring { load };
+                    self.actions.push_back(Action::Retire { worker });
+                }
+            }
+            while let Some(key) = self.backlog.pop_front() {
+                if self.held.get(key).is_some_and(Held::is_waiting) {
+                    self.settle(key, Intent::Return);
+                }
+            }
+            self.mode = Mode::Draining { deadline: now + self.wanted.drain };
+        }
+        if let (Stop::Now, Mode::Draining { deadline }) = (stop, &mut self.mode) {
+            *deadline = now;
+        }
+    }
+
+    /// Lets time come to now: deadlines of the way to the end.
+    pub(super) fn pass(&mut self, now: Instant) {
+        match self.mode {
+            Mode::Draining { deadline } if now >= deadline => {
+                for (_, held) in self.held.iter() {
+                    if matches!(held.place, Place::Seated { .. }) {
+                        held.lease.cancel();
+                    }
+                }
+                self.mode = Mode::Cancelling { deadline: now + GRACE };
+            }
+            Mode::Cancelling { deadline } if now >= deadline => {
+                let left: Vec<Key> = self.held.iter().map(|(key, _)| key).collect();
+                left.into_iter().for_each(|key| self.give_up(key));
+            }
+            _ => {}
+        }
+    }
+}
