@@ -26,23 +26,24 @@ impl Dispatcher {
     /// that had none waits with one place, so that it never keeps the others from theirs. A single source
     /// waits with all there are.
     pub(super) fn fetch(&mut self, now: Instant) {
+        self.sources.iter_mut().for_each(|source| source.pass(now));
         if self.mode != Mode::Running {
             return;
         }
         if self.sources.len() == 1 {
             let room = self.room();
-            if self.sources[0].can_be_asked(now) && self.is_worth_fetching(room) {
+            if self.sources[0].can_be_asked() && self.is_worth_fetching(room) {
                 self.ask(0, room, true);
             }
             return;
         }
         loop {
             let room = self.room();
-            let ready = |source: &Source| source.can_be_asked(now);
+            let ready = |source: &Source| source.can_be_asked();
             let waiting = self.sources.iter().filter(|s| !s.is_hot && ready(s)).count();
             let hottest = (0..self.sources.len())
                 .filter(|index| self.sources[*index].is_hot && ready(&self.sources[*index]))
-                .min_by(|a, b| self.sources[*a].pass().total_cmp(&self.sources[*b].pass()));
+                .min_by(|a, b| self.sources[*a].served().total_cmp(&self.sources[*b].served()));
             let coldest = self.sources.iter().position(|s| !s.is_hot && ready(s));
             match (hottest, coldest) {
                 (_, Some(cold)) if room > 0 => self.ask(cold, 1, true),
@@ -73,7 +74,7 @@ impl Dispatcher {
         if self.sources[source].is_hot {
             return;
         }
-        let level = self.sources.iter().filter(|other| other.is_hot).map(Source::pass);
+        let level = self.sources.iter().filter(|other| other.is_hot).map(Source::served);
         let level = level.min_by(f64::total_cmp);
         self.sources[source].become_hot(level);
     }

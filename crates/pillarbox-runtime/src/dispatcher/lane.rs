@@ -8,18 +8,23 @@ use tokio::time::Instant;
 use super::Key;
 use super::source::growing;
 
+/// Later than anything here.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// What is to be said of one delivery.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) key: Key,
     pub(super) action: SettleAction,
+    /// When the lease ends, as far as was known when it was to be said.
+    pub(super) deadline: Instant,
     /// An earlier call failed, and may have had its effect.
     pub(super) is_ambiguous: bool,
 }
 
 impl Entry {
-    pub(super) const fn new(key: Key, action: SettleAction) -> Self {
-        Self { key, action, is_ambiguous: false }
+    pub(super) const fn new(key: Key, action: SettleAction, deadline: Instant) -> Self {
+        Self { key, action, deadline, is_ambiguous: false }
     }
 
     /// The same once more, after a call that failed.
@@ -76,6 +81,34 @@ impl Lane {
         self.retry_at = Some(now + growing(backoff, self.failures));
         self.failures += 1;
         self.pending.splice(..0, entries);
+    }
+
+    /// When the first of the leases ends that something is to be said of.
+    pub(super) fn first_deadline(&self) -> Option<Instant> {
+        self.entries().map(|entry| entry.deadline).min()
+    }
+
+    /// Those whose leases have ended, before anything was heard of them. They are told of once.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<Key> {
+        if self.first_deadline().is_none_or(|first| first > now) {
+            return Vec::new();
+        }
+        let expired = self.entries().filter(|entry| entry.deadline <= now).map(|entry| entry.key);
+        let expired = expired.collect();
+        self.pending.retain(|entry| entry.deadline > now);
+        if let Some((under_way, _)) = &mut self.under_way {
+            // They stay, for they are answered; but nothing depends on it any more.
+            let far = now + FAR;
+            under_way.iter_mut().filter(|entry| entry.deadline <= now).for_each(|entry| {
+                entry.deadline = far;
+            });
+        }
+        expired
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        let under_way = self.under_way.iter().flat_map(|(entries, _)| entries);
+        self.pending.iter().chain(under_way)
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {

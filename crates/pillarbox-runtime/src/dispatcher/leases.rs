@@ -10,6 +10,9 @@ impl Dispatcher {
     /// Has the leases extended whose time has come.
     pub(super) fn renew(&mut self, now: Instant) {
         for source in 0..self.sources.len() {
+            for key in self.sources[source].lane(LaneKind::Extensions).take_expired(now) {
+                self.too_late(key);
+            }
             let while_beating = self.sources[source].settings.while_beating;
             while let Some(key) = self.sources[source].due_renewal(now) {
                 let Some(held) = self.held.get(key) else { continue };
@@ -20,10 +23,11 @@ impl Dispatcher {
                 if now >= held.deadline {
                     self.lose(key);
                 } else if while_beating && is_running && !held.lease.take_beat() {
-                    self.sources[source].renew_later(key, now);
+                    let deadline = held.deadline;
+                    self.sources[source].renew_later(key, now, deadline);
                 } else {
                     let timeout = self.sources[source].settings.visibility;
-                    let entry = Entry::new(key, SettleAction::Extend { timeout });
+                    let entry = Entry::new(key, SettleAction::Extend { timeout }, held.deadline);
                     self.sources[source].lane(LaneKind::Extensions).push(entry);
                 }
             }

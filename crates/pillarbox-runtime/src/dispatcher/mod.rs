@@ -230,7 +230,7 @@ impl Dispatcher {
         let SourceSettings { visibility, most_deliveries, .. } = self.sources[source].settings;
         let attempt = message.delivery_count;
         let key = self.held.insert(Held::new(source, message, receipt, now + visibility));
-        self.sources[source].renew_later(key, now);
+        self.sources[source].renew_later(key, now, now + visibility);
         self.note(key, What::Received);
         if self.mode.is_ending() {
             self.settle(key, Intent::Return);

@@ -25,8 +25,8 @@ impl Dispatcher {
             return;
         }
         held.place = Place::Settling { intent };
-        let source = held.source;
-        self.sources[source].lane(LaneKind::Settles).push(Entry::new(key, action));
+        let (source, entry) = (held.source, Entry::new(key, action, held.deadline));
+        self.sources[source].lane(LaneKind::Settles).push(entry);
     }
 
     /// Makes a call of what a lane has to say, unless one is under way or it is too early.
@@ -38,11 +38,11 @@ impl Dispatcher {
         for entry in due {
             // It is of no use any more: settled meanwhile, or lost.
             let Some(held) = self.held.get(entry.key) else { continue };
-            if now >= held.deadline && entry.is_ambiguous {
-                self.too_late(entry.key);
+            if kind == LaneKind::Extensions && held.is_settling() {
                 continue;
             }
-            if kind == LaneKind::Extensions && held.is_settling() {
+            if kind == LaneKind::Settles && entry.is_ambiguous && now >= held.deadline {
+                self.give_up(entry.key);
                 continue;
             }
             batch.push((held.receipt.clone(), entry.action));
@@ -89,8 +89,8 @@ impl Dispatcher {
             let Some(held) = self.held.get_mut(entry.key) else { return };
             // From when it was asked for: the backend cannot have counted from earlier.
             held.deadline = called_at + timeout;
-            let source = held.source;
-            self.sources[source].renew_later(entry.key, now);
+            let (source, deadline) = (held.source, held.deadline);
+            self.sources[source].renew_later(entry.key, now, deadline);
             self.note(entry.key, What::Extended);
             return;
         }
@@ -129,12 +129,10 @@ impl Dispatcher {
         }
     }
 
-    /// The time of a delivery is over before it could be settled.
+    /// The time of a delivery is over before anything was heard of what was said of it.
     pub(super) fn too_late(&mut self, key: Key) {
-        match self.held.get(key) {
-            Some(Held { place: Place::Settling { .. }, .. }) => self.give_up(key),
-            Some(_) => self.lose(key),
-            None => {}
+        if self.held.get(key).is_some_and(|held| !held.is_settling()) {
+            self.lose(key);
         }
     }
 

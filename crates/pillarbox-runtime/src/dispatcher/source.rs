@@ -41,11 +41,11 @@ pub(super) struct Source {
     /// How many messages a fetch under way may bring.
     asked: usize,
     /// Messages served, by weight: the one that is behind is next.
-    pass: f64,
+    served: f64,
     failures: u32,
     retry_at: Option<Instant>,
     is_closed: bool,
-    /// When which leases are to be extended, the next one first: all are as long, and time only moves on.
+    /// When which leases are to be extended, the next one first. Nearly all join at the end.
     renewals: VecDeque<(Instant, Key)>,
     settles: Lane,
     extensions: Lane,
@@ -57,7 +57,7 @@ impl Source {
             settings,
             is_hot: false,
             asked: 0,
-            pass: 0.0,
+            served: 0.0,
             failures: 0,
             retry_at: None,
             is_closed: false,
@@ -74,8 +74,13 @@ impl Source {
         }
     }
 
-    pub(super) fn can_be_asked(&self, now: Instant) -> bool {
-        self.asked == 0 && !self.is_closed && self.retry_at.is_none_or(|at| at <= now)
+    /// Lets time come to now. A time that has come is not waited for again.
+    pub(super) fn pass(&mut self, now: Instant) {
+        self.retry_at = self.retry_at.filter(|at| *at > now);
+    }
+
+    pub(super) const fn can_be_asked(&self) -> bool {
+        self.asked == 0 && !self.is_closed && self.retry_at.is_none()
     }
 
     pub(super) const fn is_closed(&self) -> bool {
@@ -86,13 +91,12 @@ impl Source {
         self.asked
     }
 
-    pub(super) const fn pass(&self) -> f64 {
-        self.pass
+    pub(super) const fn served(&self) -> f64 {
+        self.served
     }
 
     pub(super) fn ask(&mut self, max: usize) {
         self.asked = max;
-        self.retry_at = None;
     }
 
     pub(super) fn cancelled(&mut self) {
@@ -102,7 +106,7 @@ impl Source {
     pub(super) fn fetched(&mut self, messages: usize) {
         self.asked = 0;
         self.failures = 0;
-        self.pass += messages as f64 / f64::from(self.settings.weight.max(1));
+        self.served += messages as f64 / f64::from(self.settings.weight.max(1));
         if messages == 0 {
             self.is_hot = false;
         }
@@ -110,7 +114,7 @@ impl Source {
 
     pub(super) fn become_hot(&mut self, level: Option<f64>) {
         self.is_hot = true;
-        self.pass = level.map_or(self.pass, |level| self.pass.max(level));
+        self.served = level.map_or(self.served, |level| self.served.max(level));
     }
 
     pub(super) fn fetch_failed(&mut self, error: &Error, backoff: Duration, now: Instant) {
@@ -124,9 +128,17 @@ impl Source {
         self.failures += 1;
     }
 
-    /// Leases are extended after a third of their time, so that two more attempts may fail.
-    pub(super) fn renew_later(&mut self, key: Key, now: Instant) {
-        self.renewals.push_back((now + self.settings.visibility / 3, key));
+    /// Leases are extended after a third of their time, so that two more attempts may fail; or looked at
+    /// again when they end, if that is earlier.
+    pub(super) fn renew_later(&mut self, key: Key, now: Instant, deadline: Instant) {
+        let at = (now + self.settings.visibility / 3).min(deadline);
+        let place = match self.renewals.back() {
+            Some((last, _)) if *last > at => {
+                self.renewals.partition_point(|(other, _)| *other <= at)
+            }
+            _ => self.renewals.len(),
+        };
+        self.renewals.insert(place, (at, key));
     }
 
     /// Drops renewals of deliveries that are no longer held, once they are most of them: a message that
@@ -154,7 +166,11 @@ impl Source {
     pub(super) fn next_wake(&self, fetches: bool) -> Option<Instant> {
         let renewal = self.renewals.front().map(|(at, _)| *at);
         let retry = self.retry_at.filter(|_| fetches);
-        let lanes = [self.settles.next_wake(), self.extensions.next_wake()];
+        let lanes = [
+            self.settles.next_wake(),
+            self.extensions.next_wake(),
+            self.extensions.first_deadline(),
+        ];
         [renewal, retry].into_iter().chain(lanes).flatten().min()
     }
 }

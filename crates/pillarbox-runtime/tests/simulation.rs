@@ -1,0 +1,374 @@
+//! The runtime in a simulated world: the memory backend under paused time, a queue that fails by a seed,
+//! handlers that fail, panic, hang and are slow, and somebody who pauses, stops, kills and restarts.
+//!
+//! Everything random comes from the seed, so a failure can be repeated:
+//!
+//! ```console
+//! $ PILLARBOX_SEED=4711 cargo nextest run -p pillarbox-runtime --test simulation --no-capture
+//! ```
+//!
+//! `make simulate` runs many more seeds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use pillarbox_core::{
+    Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, Queue, QueueOptions,
+};
+use pillarbox_runtime::{
+    Attempt, Backoff, BoxError, Context, Control, DeadLetters, Heartbeat, Metadata, Outcome,
+    ProducerHandle, State, StatsSnapshot, Worker,
+};
+use pillarbox_testing::process::setting;
+use pillarbox_testing::{FaultQueue, Faults};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tokio::time::timeout;
+
+const DRAIN: Duration = Duration::from_secs(20);
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+#[test]
+fn no_message_is_lost_whatever_fails() {
+    let (first, seeds) = match std::env::var("PILLARBOX_SEED") {
+        Ok(seed) => (seed.parse().expect("PILLARBOX_SEED is a number"), 1),
+        Err(_) => (0, setting("PILLARBOX_SEEDS", 500) as u64),
+    };
+    let next = AtomicU64::new(first);
+    let totals = Mutex::new(Totals::default());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + seeds {
+                        return;
+                    }
+                    let ran = std::panic::catch_unwind(|| simulate(seed));
+                    match ran {
+                        Ok(Ok(one)) => totals.lock().expect("totals").add(&one),
+                        Ok(Err(wrong)) => fail(seed, &wrong),
+                        Err(_) => fail(seed, "it panicked, see above"),
+                    }
+                }
+            });
+        }
+    });
+    let totals = totals.into_inner().expect("totals");
+    println!("{seeds} seeds: {totals:?}");
+    // A simulation in which nothing goes wrong shows nothing.
+    if seeds >= 100 {
+        let Totals { succeeded, dead, runs, faults, lost, restarts } = totals;
+        for (what, count) in [
+            ("succeeded", succeeded),
+            ("dead letters", dead),
+            ("repeated runs", runs - succeeded),
+            ("faults", faults),
+            ("lost leases", lost),
+            ("restarts", restarts),
+        ] {
+            assert!(count > seeds / 10, "{what}: only {count}");
+        }
+    }
+}
+
+fn fail(seed: u64, wrong: &str) -> ! {
+    eprintln!("seed {seed}: {wrong}");
+    eprintln!(
+        "to repeat it: PILLARBOX_SEED={seed} cargo nextest run -p pillarbox-runtime --test simulation --no-capture"
+    );
+    // From whatever thread this is, the test fails.
+    std::process::exit(1);
+}
+
+/// What happened in how many simulations.
+#[derive(Debug, Default)]
+struct Totals {
+    succeeded: u64,
+    dead: u64,
+    runs: u64,
+    faults: u64,
+    lost: u64,
+    restarts: u64,
+}
+
+impl Totals {
+    fn add(&mut self, one: &Self) {
+        self.succeeded += one.succeeded;
+        self.dead += one.dead;
+        self.runs += one.runs;
+        self.faults += one.faults;
+        self.lost += one.lost;
+        self.restarts += one.restarts;
+    }
+}
+
+/// What the handlers know of each other, and what they must not.
+#[derive(Debug, Default)]
+struct World {
+    /// Those that run now, by message.
+    running: BTreeMap<MessageId, Vec<Heartbeat>>,
+    succeeded: BTreeSet<MessageId>,
+    sent: BTreeSet<MessageId>,
+    runs: u64,
+    wrong: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+struct Stage {
+    world: Arc<Mutex<World>>,
+    luck: Arc<Mutex<StdRng>>,
+    visibility: Duration,
+}
+
+impl Stage {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn draw(&self, most: u32) -> u32 {
+        self.luck.lock().unwrap_or_else(std::sync::PoisonError::into_inner).random_range(0..most)
+    }
+
+    fn enter(&self, id: MessageId, heartbeat: &Heartbeat) -> Presence {
+        let mut world = self.world();
+        world.runs += 1;
+        let others = world.running.entry(id).or_default();
+        if others.iter().any(|other| !other.is_lost()) {
+            world.wrong = Some(format!("two handlers run {id}, and the first holds its lease"));
+        } else {
+            others.push(heartbeat.clone());
+        }
+        Presence { stage: self.clone(), id }
+    }
+}
+
+/// A handler that runs, until it is dropped: at its end, by a panic, a cancellation or a crash.
+struct Presence {
+    stage: Stage,
+    id: MessageId,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        if let Some(running) = self.stage.world().running.get_mut(&self.id) {
+            running.pop();
+        }
+    }
+}
+
+async fn handle(
+    depth: u32,
+    about: Metadata,
+    Context(stage): Context<Stage>,
+    heartbeat: Heartbeat,
+    Attempt(attempt): Attempt,
+    producer: ProducerHandle<u32>,
+) -> Result<Outcome, BoxError> {
+    let _presence = stage.enter(about.id(), &heartbeat);
+    let some_time = stage.visibility.mul_f64(f64::from(stage.draw(1_000)) / 500.0);
+    match stage.draw(20) {
+        0 => return Err("failed at once".into()),
+        1 => panic!("a handler that panics"),
+        2 => {
+            tokio::time::sleep(some_time).await;
+            return Err("failed after a while".into());
+        }
+        3 => {
+            tokio::time::sleep(some_time).await;
+            panic!("a handler that panics after a while");
+        }
+        4 => std::future::pending::<()>().await,
+        5 => return Ok(Outcome::release_for(some_time)),
+        6 => return Ok(Outcome::retry_after(some_time)),
+        7 if attempt > 1 => return Ok(Outcome::reject("no good")),
+        8 if depth > 0 => {
+            // What is answered was stored; what is not may have been.
+            if let Ok(id) = producer.send(&(depth - 1)).await {
+                stage.world().sent.insert(id);
+            }
+        }
+        9..12 => tokio::time::sleep(some_time).await,
+        _ => {}
+    }
+    stage.world().succeeded.insert(about.id());
+    Ok(Outcome::done())
+}
+
+/// A whole life of a queue. Says what happened, or what went wrong.
+fn simulate(seed: u64) -> Result<Totals, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    std::panic::set_hook(Box::new(|info| {
+        let is_expected = info
+            .payload()
+            .downcast_ref::<&str>()
+            .is_some_and(|text| text.starts_with("a handler that"));
+        if !is_expected {
+            eprintln!("{info}");
+        }
+    }));
+    runtime.block_on(live(seed))
+}
+
+async fn live(seed: u64) -> Result<Totals, String> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let visibility = Duration::from_millis(random.random_range(500..20_000));
+    let backend = Mailboxes::new(MemoryBackend::new());
+    let open = |name: &str| backend.queue(name, QueueOptions::new()).expect("a queue");
+    let (jobs, dead) = (open("jobs"), open("dead"));
+    let faults = Faults::none()
+        .fail_before(random.random_range(0.0..0.15))
+        .fail_after(random.random_range(0.0..0.15))
+        .drop_reply(random.random_range(0.0..0.05))
+        .delay(random.random_range(0.0..0.2), Duration::from_secs(4));
+    let faulty = FaultQueue::new(jobs.clone(), faults.clone(), seed);
+    let faulty_dead = FaultQueue::new(dead.clone(), faults, seed + 1);
+    let stage = Stage {
+        world: Arc::default(),
+        luck: Arc::new(Mutex::new(StdRng::seed_from_u64(seed + 2))),
+        visibility,
+    };
+    let sender: Mailbox<u32> = Mailbox::new(jobs.clone(), Json, NoReplies);
+    let mut totals = Totals::default();
+
+    for _ in 0..random.random_range(1..5) {
+        totals.restarts += 1;
+        let worker = configure(&faulty, &faulty_dead, &stage, &mut random);
+        let control = worker.control();
+        let stats = control.stats();
+        let life = tokio::spawn(worker.run_until(std::future::pending()));
+        for _ in 0..random.random_range(1..12) {
+            for _ in 0..random.random_range(0..6) {
+                let id = sender.send(&2).await.map_err(|error| error.to_string())?;
+                stage.world().sent.insert(id);
+            }
+            tokio::time::sleep(Duration::from_millis(random.random_range(0..6_000))).await;
+            meddle(&control, &mut random);
+        }
+        match random.random_range(0..4) {
+            // The process dies.
+            0 => life.abort(),
+            end => {
+                if end == 1 {
+                    control.stop_now()
+                } else {
+                    control.stop()
+                }
+                let longest = DRAIN + CALL_TIMEOUT + Duration::from_secs(10);
+                let ended = timeout(longest, life).await;
+                let ended = ended.map_err(|_| "the drain does not finish".to_owned())?;
+                let last = ended.map_err(|error| error.to_string())?.map_err(|e| e.to_string())?;
+                check_end(&last)?;
+            }
+        }
+        totals.lost += stats.borrow().leases_lost;
+        if let Some(wrong) = stage.world().wrong.take() {
+            return Err(wrong);
+        }
+        if !stage.world().running.values().all(Vec::is_empty) {
+            // A task that was aborted goes when it is next looked at.
+            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            if !stage.world().running.values().all(Vec::is_empty) {
+                return Err("a handler runs on after the end".to_owned());
+            }
+        }
+    }
+    totals.faults = faulty.injected() + faulty_dead.injected();
+    check_all(&stage, &jobs, &dead, &mut totals).await?;
+    Ok(totals)
+}
+
+fn configure(
+    jobs: &Arc<FaultQueue>,
+    dead: &Arc<FaultQueue>,
+    stage: &Stage,
+    random: &mut StdRng,
+) -> Worker<u32, (), Stage, pillarbox_runtime::Ready<u32, (), Stage>> {
+    let mailbox: Mailbox<u32> = Mailbox::new(jobs.clone(), Json, NoReplies);
+    let letters: Mailbox<u32> = Mailbox::new(dead.clone(), Json, NoReplies);
+    let mut worker = Worker::new(mailbox)
+        .context(stage.clone())
+        .handler(handle)
+        .workers(random.random_range(1..6))
+        .inbox(random.random_range(0..4))
+        .visibility(stage.visibility)
+        .poll(Duration::from_secs(random.random_range(1..20)))
+        .timeout(stage.visibility.mul_f64(random.random_range(0.2..4.0)))
+        .retry(Backoff::exponential(Duration::from_millis(100), Duration::from_secs(5)))
+        .max_retries(random.random_range(0..4))
+        .park_for(Duration::from_secs(10))
+        .drain_for(DRAIN)
+        .call_timeout(CALL_TIMEOUT);
+    if random.random() {
+        worker = worker.dead_letters(DeadLetters::to(&letters));
+    }
+    if random.random() {
+        worker = worker.cancel_when_lost();
+    }
+    if random.random_range(0..4) == 0 {
+        worker = worker.extend_while_beating();
+    }
+    worker
+}
+
+fn meddle(control: &Control, random: &mut StdRng) {
+    match random.random_range(0..8) {
+        0 => control.pause(),
+        1 | 2 => control.resume(),
+        3 => control.set_workers(random.random_range(0..6)),
+        _ => {}
+    }
+}
+
+/// What holds at the end of a drain.
+fn check_end(last: &StatsSnapshot) -> Result<(), String> {
+    if last.state != State::Stopped || last.in_flight != 0 {
+        return Err(format!("not over: {last:?}"));
+    }
+    Ok(())
+}
+
+/// Without faults from now on, everything comes to its end; and everything that was sent has one.
+async fn check_all(
+    stage: &Stage,
+    jobs: &Arc<dyn Queue>,
+    dead: &Arc<dyn Queue>,
+    totals: &mut Totals,
+) -> Result<(), String> {
+    let wrong = |error: pillarbox_core::Error| error.to_string();
+    // Leases that nobody knows of end by themselves; nothing else may be invisible for longer.
+    tokio::time::sleep(stage.visibility + Duration::from_secs(20)).await;
+    let counts = jobs.counts().await.map_err(wrong)?;
+    if counts.in_flight > 0 {
+        return Err(format!("{} messages are in flight for ever", counts.in_flight));
+    }
+    let page = jobs.peek(1000, None).await.map_err(wrong)?;
+    let queued: BTreeSet<_> = page.messages.iter().map(|peeked| peeked.message.id).collect();
+    let page = dead.peek(1000, None).await.map_err(wrong)?;
+    let mut buried = BTreeSet::new();
+    for letter in &page.messages {
+        let of = letter.message.attributes.get("pillarbox.dead.id").unwrap_or_default();
+        let of: MessageId = of.parse().map_err(wrong)?;
+        if !buried.insert(of) {
+            return Err(format!("two dead letters of {of}"));
+        }
+    }
+    let world = stage.world();
+    for id in &world.sent {
+        let ends = [queued.contains(id), buried.contains(id), world.succeeded.contains(id)];
+        if !ends.contains(&true) {
+            return Err(format!("message {id} is lost"));
+        }
+    }
+    totals.succeeded = world.succeeded.len() as u64;
+    totals.dead = buried.len() as u64;
+    totals.runs = world.runs;
+    Ok(())
+}
