@@ -14,6 +14,7 @@ FAILOVERS := 20
 CASES := 100
 STRESS := 100000
 MESSAGES := 5000000
+SEEDS := 10000
 say = @printf '== %s\n'
 
 .PHONY: help
@@ -96,6 +97,11 @@ property-tests: setup ## Random commands on real Redis servers against the ledge
 stress-tests: setup ## Four producers and four consumers on Redis, leases that end under load: STRESS messages
 	@PILLARBOX_MESSAGES=$(STRESS) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
 		--cargo-quiet --test stress --no-capture --profile campaign
+
+.PHONY: simulate
+simulate: setup ## The worker runtime in a simulated world where everything fails: SEEDS of them
+	@PILLARBOX_SEEDS=$(SEEDS) $(CARGO) nextest run --locked -p pillarbox-runtime --all-features \
+		--cargo-quiet --test simulation --no-capture --profile campaign
 
 .PHONY: install
 install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs

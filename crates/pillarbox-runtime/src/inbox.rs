@@ -91,7 +91,7 @@ impl WorkerTask {
     }
 
     async fn work(&mut self, assigned: Assigned) -> Finished {
-        let Assigned { key, source, message, lease } = assigned;
+        let Assigned { key, source, message, lease, spared } = assigned;
         if lease.is_lost() {
             let verdict = Verdict::TooLate;
             return Finished { key, source, worker: self.id, verdict, took: None };
@@ -141,10 +141,11 @@ impl WorkerTask {
         };
         let took = Some(start.elapsed());
         let verdict = match ended {
-            Some(Ok(end)) => policy.judge(end, attempt, capabilities),
+            Some(Ok(end)) => policy.judge(end, attempt.saturating_sub(spared), capabilities),
             Some(Err(payload)) => {
                 self.serves[source] = prototype.another();
-                policy.judge(Err(Box::new(Failure::panic(&*payload))), attempt, capabilities)
+                let failure = Failure::panic(&*payload);
+                policy.judge(Err(failure.into()), attempt.saturating_sub(spared), capabilities)
             }
             None => policy.cancelled(),
         };

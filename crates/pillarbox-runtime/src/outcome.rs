@@ -48,7 +48,7 @@ impl Outcome {
     }
 
     /// It is not this worker's turn: the message goes back at once, to whoever receives it next. This is
-    /// no failure, and never makes a dead letter; the delivery was one all the same and is counted.
+    /// no failure and uses up no retry, as far as this process knows: others see the delivery counted.
     pub const fn release() -> Self {
         Self::release_for(Duration::ZERO)
     }

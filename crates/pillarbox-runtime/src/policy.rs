@@ -22,7 +22,7 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// Judges the end of a handler.
+    /// Judges the end of a handler. `attempt` leaves out deliveries that were nobody's failure.
     pub(crate) fn judge(
         &self,
         end: Result<Outcome, BoxError>,
@@ -50,7 +50,7 @@ impl Policy {
     pub(crate) fn cancelled(&self) -> Verdict {
         let failure =
             Failure::new(FailureKind::Cancelled, "the handler was stopped before its end");
-        Verdict::Failed { failure: note(&failure), then: Then::Release }
+        Verdict::Failed { failure: note(&failure), then: Then::Release { delay: Duration::ZERO } }
     }
 
     /// How long a message is parked on such a backend.
@@ -60,7 +60,7 @@ impl Policy {
 
     fn failed(&self, failure: &Failure, attempt: u32, delay: Option<Duration>) -> Verdict {
         let then = match failure.kind() {
-            FailureKind::Overloaded => Then::Retry { delay: self.shed },
+            FailureKind::Overloaded => Then::Release { delay: self.shed },
             // Somebody else may know it: a newer version, while all are being replaced.
             FailureKind::UnknownKind => Then::Park { delay: self.park },
             FailureKind::Rejected | FailureKind::Undecodable => self.end(),
@@ -98,7 +98,8 @@ fn fit(verdict: Verdict, capabilities: &Capabilities) -> Verdict {
             let then = match then {
                 Then::Retry { delay } => Then::Retry { delay: fit(delay) },
                 Then::Park { delay } => Then::Park { delay: fit(delay) },
-                other => other,
+                Then::Release { delay } => Then::Release { delay: fit(delay) },
+                Then::Bury => Then::Bury,
             };
             Verdict::Failed { failure, then }
         }
@@ -155,7 +156,7 @@ mod tests {
             assert_eq!(then(&parks, failed(kind), 1), park);
         }
         assert_eq!(then(&buries, failed(FailureKind::UnknownKind), 99), park);
-        let shed = Then::Retry { delay: Duration::from_millis(50) };
+        let shed = Then::Release { delay: Duration::from_millis(50) };
         assert_eq!(then(&buries, failed(FailureKind::Overloaded), 99), shed);
         assert_eq!(then(&buries, Ok(Outcome::retry_after(seconds(5))), 1), retry(5));
         assert_eq!(then(&buries, Ok(Outcome::retry()), 2), retry(120));
@@ -169,7 +170,10 @@ mod tests {
         narrow.sub_second = false;
         narrow.max_nack_delay = Some(Duration::from_secs(100));
         let delay = |end, attempt| match policy().judge(end, attempt, &narrow) {
-            Verdict::Failed { then: Then::Retry { delay } | Then::Park { delay }, .. }
+            Verdict::Failed {
+                then: Then::Retry { delay } | Then::Park { delay } | Then::Release { delay },
+                ..
+            }
             | Verdict::Released { delay } => delay.as_secs_f64(),
             other => panic!("{other:?}"),
         };

@@ -279,7 +279,7 @@ pub(crate) fn is_terminal(kind: FailureKind, then: &Then) -> bool {
     match then {
         Then::Bury => true,
         Then::Park { .. } => kind != FailureKind::UnknownKind,
-        Then::Retry { .. } | Then::Release => false,
+        Then::Retry { .. } | Then::Release { .. } => false,
     }
 }
 

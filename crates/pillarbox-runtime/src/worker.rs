@@ -129,6 +129,7 @@ struct MailboxOptions {
     backoff: Backoff,
     park: Duration,
     dead_letters: Option<DeadLetters>,
+    quarantine: Option<u32>,
     while_beating: bool,
     cancel_lost: bool,
 }
@@ -176,6 +177,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             backoff: Backoff::default(),
             park: Duration::from_secs(900),
             dead_letters: None,
+            quarantine: None,
             while_beating: false,
             cancel_lost: false,
         };
@@ -330,10 +332,19 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     }
 
     /// Where messages go that are not to be tried again: those that have failed too often, that were
-    /// rejected, or that cannot be decoded. Also those that were delivered too often without an end, which
-    /// a handler that takes its whole process down leaves behind: they are not given to it once more.
+    /// rejected, or that cannot be decoded; and those that are [quarantined](Self::quarantine_after).
     pub fn dead_letters(mut self, to: DeadLetters) -> Self {
         self.one.dead_letters = Some(to);
+        self
+    }
+
+    /// After how many deliveries a message is not given to a handler once more but becomes a dead letter,
+    /// where there is a place for them: it may be one that takes the whole process down whenever it is
+    /// handled, and then no handler ever says that it failed. Two more than it has attempts
+    /// ([`max_retries`](Self::max_retries) and the first) unless said otherwise. Deliveries that this
+    /// process gave back without a failure do not count.
+    pub fn quarantine_after(mut self, deliveries: u32) -> Self {
+        self.one.quarantine = Some(deliveries);
         self
     }
 
@@ -571,7 +582,8 @@ where
 impl AnyMailbox {
     fn source(&self) -> SourceSettings {
         let (capabilities, options) = (self.queue.capabilities(), &self.options);
-        let most = options.dead_letters.as_ref().map(|_| options.max_retries.saturating_add(1));
+        let usual = options.max_retries.saturating_add(3);
+        let most = options.dead_letters.as_ref().map(|_| options.quarantine.unwrap_or(usual));
         SourceSettings {
             weight: options.weight,
             visibility: options.visibility,

@@ -28,6 +28,7 @@ mod leases;
 mod protocol;
 mod settling;
 mod source;
+mod spared;
 mod staff;
 #[cfg(test)]
 mod tests;
@@ -45,6 +46,7 @@ pub(crate) use self::protocol::{
 };
 use self::source::Source;
 pub(crate) use self::source::SourceSettings;
+use self::spared::Spared;
 use crate::control::{Stop, Wanted};
 use crate::outcome::FailureKind;
 
@@ -100,6 +102,7 @@ pub(crate) struct Dispatcher {
     /// Where the search for a worker begins, so that all get their share.
     next_seat: usize,
     held: Table,
+    spared: Spared,
     /// Deliveries that no inbox has room for.
     backlog: VecDeque<Key>,
     mode: Mode,
@@ -123,6 +126,7 @@ impl Dispatcher {
             seats: Vec::new(),
             next_seat: 0,
             held: Table::default(),
+            spared: Spared::default(),
             backlog: VecDeque::new(),
             mode: Mode::Running,
             wanted,
@@ -228,7 +232,7 @@ impl Dispatcher {
 
     fn hold(&mut self, source: usize, message: RawMessage, receipt: Receipt, now: Instant) {
         let SourceSettings { visibility, most_deliveries, .. } = self.sources[source].settings;
-        let attempt = message.delivery_count;
+        let attempt = message.delivery_count.saturating_sub(self.spared.of(message.id));
         let key = self.held.insert(Held::new(source, message, receipt, now + visibility));
         self.sources[source].renew_later(key, now, now + visibility);
         self.note(key, What::Received);
@@ -274,6 +278,7 @@ impl Dispatcher {
             source: held.source,
             message: held.message.clone(),
             lease: held.lease.clone(),
+            spared: self.spared.of(held.message.id),
         };
         self.actions.push_back(Action::Assign { worker, assigned });
     }
@@ -306,7 +311,7 @@ impl Dispatcher {
                 match then {
                     Then::Retry { delay } => self.settle(key, Intent::Retry { delay }),
                     Then::Park { delay } => self.settle(key, Intent::Park { delay }),
-                    Then::Release => self.settle(key, Intent::Release { delay: Duration::ZERO }),
+                    Then::Release { delay } => self.settle(key, Intent::Release { delay }),
                     Then::Bury => self.bury(key, failure),
                 }
             }

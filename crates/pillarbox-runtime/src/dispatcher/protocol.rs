@@ -64,8 +64,10 @@ pub(crate) enum Then {
         delay: Duration,
     },
     Bury,
-    /// Back at once: the handler was cancelled by a stop.
-    Release,
+    /// It is given back: a limit refused it, or a stop cancelled its handler.
+    Release {
+        delay: Duration,
+    },
 }
 
 /// What is kept of a failure.
@@ -111,6 +113,8 @@ pub(crate) struct Assigned {
     pub(crate) source: usize,
     pub(crate) message: Arc<RawMessage>,
     pub(crate) lease: Arc<Lease>,
+    /// How many of its deliveries were nobody's failure.
+    pub(crate) spared: u32,
 }
 
 /// Something worth telling.

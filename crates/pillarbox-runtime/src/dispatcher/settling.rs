@@ -5,7 +5,7 @@ use std::time::Duration;
 use pillarbox_core::{Error, Result, SettleAction};
 use tokio::time::Instant;
 
-use super::held::{Held, Intent, Place};
+use super::held::{Intent, Place};
 use super::lane::Entry;
 use super::{Action, Dispatcher, Key, LaneKind, What};
 
@@ -94,9 +94,8 @@ impl Dispatcher {
             self.note(entry.key, What::Extended);
             return;
         }
-        let Some(Held { place: Place::Settling { intent }, .. }) = self.held.get(entry.key) else {
-            return;
-        };
+        let Some(held) = self.held.get(entry.key) else { return };
+        let Place::Settling { intent } = &held.place else { return };
         let what = match intent.clone() {
             Intent::Succeed { took } => What::Succeeded { took },
             Intent::Retry { delay } => What::Retried { delay },
@@ -105,6 +104,9 @@ impl Dispatcher {
             Intent::Park { delay } => What::Parked { delay },
             Intent::Bury { failure } => What::DeadLettered { failure },
         };
+        if matches!(what, What::Released { .. } | What::Returned) {
+            self.spared.add(held.message.id);
+        }
         self.note(entry.key, what);
         self.held.remove(entry.key);
     }

@@ -102,15 +102,20 @@ impl Bench {
     }
 
     fn deliver_nth(&mut self, source: usize, messages: usize, attempt: u32) {
+        let ids: Vec<_> = (0..messages).map(|_| MessageId::new()).collect();
+        self.deliver_ids(source, &ids, attempt);
+    }
+
+    fn deliver_ids(&mut self, source: usize, ids: &[MessageId], attempt: u32) {
         let max = self.fetches[source].take().expect("a fetch");
-        assert!(messages <= max, "{messages} of {max}");
-        let delivery = || {
-            let id = MessageId::new();
+        assert!(ids.len() <= max, "{} of {max}", ids.len());
+        let delivery = |id: &MessageId| {
+            let id = *id;
             let mut message = RawMessage::new(id, "x", Timestamp::now());
             message.delivery_count = attempt;
             Delivery::new(message, Receipt::new(id, Nonce::random()))
         };
-        let answer = Ok((0..messages).map(|_| delivery()).collect());
+        let answer = Ok(ids.iter().map(delivery).collect());
         self.event(Event::Fetched { source, answer });
     }
 
@@ -239,7 +244,7 @@ fn each_verdict_is_one_settle() {
         (Verdict::Released { delay: seconds(2) }, nack(seconds(2)), "released"),
         (failed(Then::Retry { delay: seconds(60) }), nack(seconds(60)), "retried"),
         (failed(Then::Park { delay: seconds(900) }), nack(seconds(900)), "parked"),
-        (failed(Then::Release), nack(Duration::ZERO), "released"),
+        (failed(Then::Release { delay: Duration::ZERO }), nack(Duration::ZERO), "released"),
     ] {
         let mut bench = Bench::one(1, 0);
         bench.deliver(0, 1);
@@ -281,6 +286,28 @@ fn a_message_that_was_delivered_too_often_is_not_run_again() {
     bench.answer(Ok(()));
     bench.deliver_nth(0, 1, 5);
     assert_eq!((bench.assigned.len(), bench.buried.len()), (0, 1));
+}
+
+#[test]
+fn what_was_given_back_without_a_failure_has_used_up_nothing() {
+    let limited = SourceSettings { most_deliveries: Some(2), ..settings() };
+    let mut bench = Bench::new(1, 0, &[limited]);
+    let id = MessageId::new();
+    for attempt in 1..=5 {
+        bench.deliver_ids(0, &[id], attempt);
+        assert_eq!(bench.assigned[0].1.spared, attempt - 1);
+        bench.finish(Verdict::Released { delay: Duration::ZERO });
+        bench.answer(Ok(()));
+    }
+    bench.deliver_ids(0, &[id], 7);
+    bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
+    bench.answer(Ok(()));
+    bench.deliver_ids(0, &[id], 8);
+    assert_eq!(
+        (bench.assigned.len(), bench.buried.len()),
+        (0, 1),
+        "two that nobody here saw end, and one more"
+    );
 }
 
 #[test]
@@ -559,7 +586,7 @@ fn a_drain_has_an_end() {
         bench.answer(Ok(()));
     }
     assert!(!bench.is_over, "handlers were cancelled, and may let go");
-    bench.finish(failed(Then::Release));
+    bench.finish(failed(Then::Release { delay: Duration::ZERO }));
     assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
     bench.pass(GRACE);

@@ -1,0 +1,506 @@
+//! What handlers are given, what they may return, and what becomes of it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, MessageId, Raw, SendOptions};
+use pillarbox_runtime::{
+    Attempt, Backoff, BoxError, Context, DeadLetters, Event, FailureKind, Heartbeat, Metadata,
+    Outcome, ProducerHandle, Replies, Router, ServiceRequest, ServiceStackOptions, StatsSnapshot,
+    Worker, WorkerId,
+};
+use tokio::sync::mpsc;
+use tower::limit::RateLimitLayer;
+use tower::{Layer, Service, ServiceBuilder};
+
+fn backend() -> Mailboxes {
+    Mailboxes::new(MemoryBackend::new())
+}
+
+/// Waits until so many deliveries have been processed and settled.
+async fn processed(
+    stats: &mut tokio::sync::watch::Receiver<StatsSnapshot>,
+    count: u64,
+) -> StatsSnapshot {
+    stats.wait_for(|stats| stats.processed >= count && stats.in_flight == 0).await.unwrap().clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_function_of_the_body_is_enough() {
+    let jobs: Mailbox<String> = backend().mailbox("jobs").unwrap();
+    jobs.send(&"sweep".to_owned()).await.unwrap();
+    let (said, mut heard) = mpsc::channel(1);
+    let worker = Worker::new(jobs.clone()).handler(move |job: String| {
+        let said = said.clone();
+        async move { said.send(job).await.unwrap() }
+    });
+    let running = worker.start();
+    assert_eq!(heard.recv().await.unwrap(), "sweep");
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.processed, stats.succeeded, stats.in_flight), (1, 1, 0));
+    assert_eq!(jobs.approximate_count().await.unwrap(), 0);
+}
+
+struct Shop {
+    name: &'static str,
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_may_ask_for_everything_there_is() {
+    let backend = backend();
+    let requests: Mailbox<u64, String> = backend.mailbox("requests").unwrap();
+    let replies: Mailbox<String> = backend.mailbox("client").unwrap();
+    let options = SendOptions::new().reply_to("client").attribute("tenant", "acme");
+    let id = requests.send_with(&20, options).await.unwrap();
+
+    async fn answer(
+        n: u64,
+        replies: Replies<String>,
+        Context(shop): Context<Shop>,
+        about: Metadata,
+        attempt: Attempt,
+        worker: WorkerId,
+        producer: ProducerHandle<u64>,
+    ) -> Result<(), BoxError> {
+        let tenant = about.attributes().get("tenant").unwrap_or("none");
+        let text = format!(
+            "{n} {} {tenant} {} {attempt:?} {worker} {}",
+            shop.name,
+            about.queue(),
+            about.id()
+        );
+        if n < 21 {
+            producer.send_with(&(n + 1), SendOptions::new().reply_to("client")).await?;
+        }
+        replies.mailbox()?.send(&text).await?;
+        Ok(())
+    }
+
+    let worker = Worker::new(requests).context(Shop { name: "lamps" }).handler(answer).workers(1);
+    let running = worker.start();
+    processed(&mut running.control().stats(), 2).await;
+    running.stop().await.unwrap();
+    let batch = replies.receive(pillarbox_core::Receive::up_to(10)).await.unwrap();
+    let texts: Vec<_> = batch.messages().iter().map(|message| message.body().clone()).collect();
+    assert_eq!(texts[0], format!("20 lamps acme requests Attempt(1) 0 {id}"));
+    assert!(texts[1].starts_with("21 lamps none requests Attempt(1) 0"), "{}", texts[1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_verbs_do_what_they_say() {
+    let backend = backend();
+    let jobs: Mailbox<String> = backend.mailbox("jobs").unwrap();
+    let dead: Mailbox<String> = backend.mailbox("dead").unwrap();
+    for verb in ["done", "retry", "later", "reject", "release"] {
+        jobs.send_with(&verb.to_owned(), SendOptions::new().id(MessageId::from_key(verb)))
+            .await
+            .unwrap();
+    }
+    let worker = Worker::new(jobs.clone()).dead_letters(DeadLetters::to(&dead)).handler(
+        |verb: String, Attempt(attempt): Attempt| async move {
+            match &*verb {
+                "retry" if attempt == 1 => Outcome::retry().because("not yet"),
+                "later" if attempt == 1 => Outcome::retry_after(Duration::from_secs(5)),
+                "release" if attempt == 1 => Outcome::release_for(Duration::from_secs(7)),
+                "reject" => Outcome::reject("it makes no sense"),
+                _ => Outcome::done(),
+            }
+        },
+    );
+    let mut events = worker.control().events();
+    let start = tokio::time::Instant::now();
+    let running = worker.start();
+    let mut told: Vec<(&str, MessageId, u64)> = Vec::new();
+    while told.iter().filter(|(name, ..)| *name == "succeeded" || *name == "dead_lettered").count()
+        < 5
+    {
+        let event = events.next().await.unwrap();
+        if let Some(about) = event.about() {
+            told.push((event.name(), about.message_id, start.elapsed().as_secs()));
+        }
+    }
+    let stats = running.stop().await.unwrap();
+    let of = |verb: &str| -> Vec<_> {
+        let id = MessageId::from_key(verb);
+        told.iter().filter(|(_, of, _)| *of == id).map(|(name, _, at)| (*name, *at)).collect()
+    };
+    let again = |at| vec![("received", at), ("started", at), ("succeeded", at)];
+    assert_eq!(of("done"), again(0));
+    let tried = |then, at| {
+        let first = vec![("received", 0), ("started", 0), ("failed", 0), (then, 0)];
+        [first, again(at)].concat()
+    };
+    assert_eq!(of("retry"), tried("retried", 60), "min(60 × deliveries, 900) s");
+    assert_eq!(of("later"), tried("retried", 5));
+    let released = vec![("received", 0), ("started", 0), ("released", 0)];
+    assert_eq!(of("release"), [released, again(7)].concat(), "no failure");
+    let rejected = [("received", 0), ("started", 0), ("failed", 0), ("dead_lettered", 0)];
+    assert_eq!(of("reject"), rejected);
+    assert_eq!((stats.retried, stats.released, stats.dead_lettered), (2, 1, 1));
+    assert_eq!((stats.terminal_failures, stats.failed, stats.succeeded), (1, 3, 5));
+
+    let letters = dead.peek(10).await.unwrap();
+    assert_eq!(letters.len(), 1);
+    assert_eq!(letters[0].body.as_ref().unwrap(), "reject");
+    let attribute = |name: &str| letters[0].message.attributes.get(name).unwrap().to_owned();
+    assert_eq!(attribute("pillarbox.dead.source"), "jobs");
+    assert_eq!(attribute("pillarbox.dead.id"), MessageId::from_key("reject").to_string());
+    assert_eq!(attribute("pillarbox.dead.error"), "it makes no sense");
+    assert_eq!(attribute("pillarbox.dead.deliveries"), "1");
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("no more lamps")]
+struct OutOfLamps;
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_fails_is_retried_ever_later_and_then_dead_lettered() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let dead: Mailbox<u32> = backend.mailbox("dead").unwrap();
+    jobs.send(&7).await.unwrap();
+    let start = tokio::time::Instant::now();
+    let (said, mut heard) = mpsc::channel(9);
+    let worker =
+        Worker::new(jobs.clone()).dead_letters(DeadLetters::to(&dead)).handler(move |_: u32| {
+            let said = said.clone();
+            async move {
+                said.send(start.elapsed().as_secs()).await.unwrap();
+                Err::<(), _>(OutOfLamps)
+            }
+        });
+    let mut events = worker.control().events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::DeadLettered { .. })).await.unwrap();
+    running.stop().await.unwrap();
+    let mut tried_at = Vec::new();
+    heard.recv_many(&mut tried_at, 9).await;
+    assert_eq!(tried_at, [0, 60, 180, 360], "first and three retries, after 60, 120 and 180 s");
+    let letter = &dead.peek(10).await.unwrap()[0];
+    assert_eq!(letter.message.attributes.get("pillarbox.dead.error"), Some("no more lamps"));
+    let error_type = letter.message.attributes.get("pillarbox.dead.error_type").unwrap();
+    assert!(error_type.ends_with("handlers::OutOfLamps"), "{error_type}");
+    assert_eq!(jobs.approximate_count().await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_place_for_dead_letters_messages_are_parked_and_never_lost() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send(&7).await.unwrap();
+    let worker = Worker::new(jobs.clone())
+        .max_retries(0)
+        .park_for(Duration::from_secs(3600))
+        .handler(|_: u32, Attempt(attempt): Attempt| async move {
+            if attempt < 3 { Err("no") } else { Ok(()) }
+        });
+    let mut events = worker.control().events();
+    let running = worker.start();
+    let parked = events.wait_for(|event| matches!(event, Event::Parked { .. })).await.unwrap();
+    assert!(matches!(parked, Event::Parked { delay, .. } if delay.as_secs() == 3600));
+    let counts = jobs.counts().await.unwrap();
+    assert_eq!((counts.delayed, counts.in_flight), (1, 0));
+    let start = tokio::time::Instant::now();
+    events.wait_for(|event| matches!(event, Event::Succeeded { .. })).await.unwrap();
+    assert_eq!(start.elapsed().as_secs(), 7200);
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.parked, stats.terminal_failures), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_a_failure_and_frees_its_worker() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
+    let worker = Worker::new(jobs.clone())
+        .workers(1)
+        .retry(Backoff::constant(Duration::from_secs(1)))
+        .handler(|job: u32, Attempt(attempt): Attempt| {
+            // Also where the future is made, not only where it is polled.
+            assert!(job != 1 || attempt != 1, "job one fails early");
+            async move { assert!(job != 2 || attempt != 1, "job two fails late") }
+        });
+    let mut events = worker.control().events();
+    let running = worker.start();
+    let stats = processed(&mut running.control().stats(), 5).await;
+    assert_eq!((stats.panics, stats.succeeded, stats.workers.len()), (2, 3, 1));
+    let failed = events.wait_for(|event| matches!(event, Event::Failed { .. })).await.unwrap();
+    let Event::Failed { kind, error, terminal, .. } = failed else { unreachable!() };
+    assert_eq!((kind, terminal), (FailureKind::Panic, false));
+    assert!(error.contains("job one fails early"), "{error}");
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_takes_too_long_has_failed() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send(&1).await.unwrap();
+    let worker = Worker::new(jobs).retry(Backoff::none()).handler(
+        |_: u32, Attempt(attempt): Attempt| async move {
+            if attempt == 1 {
+                std::future::pending::<()>().await;
+            }
+        },
+    );
+    let mut events = worker.control().events();
+    let start = tokio::time::Instant::now();
+    let running = worker.start();
+    let failed = events.wait_for(|event| matches!(event, Event::Failed { .. })).await.unwrap();
+    assert!(matches!(failed, Event::Failed { kind: FailureKind::Timeout, .. }), "{failed:?}");
+    assert_eq!(start.elapsed().as_secs(), 30, "the default");
+    let stats = processed(&mut running.control().stats(), 2).await;
+    assert_eq!((stats.timeouts, stats.succeeded), (1, 1));
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_limit_refuses_comes_back_and_is_no_dead_letter() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let dead: Mailbox<u32> = backend.mailbox("dead").unwrap();
+    jobs.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
+    let most = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+    let worker = Worker::new(jobs)
+        .context(most.clone())
+        .max_retries(0)
+        .dead_letters(DeadLetters::to(&dead))
+        .stack(ServiceStackOptions::none().load_shed(true).concurrency_limit(1))
+        .handler(|_: u32, Context(most): Context<Arc<(AtomicUsize, AtomicUsize)>>| async move {
+            let now = most.0.fetch_add(1, Ordering::SeqCst) + 1;
+            most.1.fetch_max(now, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            most.0.fetch_sub(1, Ordering::SeqCst);
+        });
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.succeeded == 4).await.unwrap();
+    let stats = running.stop().await.unwrap();
+    assert!(stats.shed >= 3 && stats.dead_lettered == 0, "{stats:?}");
+    assert_eq!(most.1.load(Ordering::SeqCst), 1, "one at a time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_whole_stack_of_the_defaults_works() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send_batch(&(0..100).collect::<Vec<_>>()).await.unwrap().all().unwrap();
+    let worker = Worker::new(jobs)
+        .workers(1)
+        .stack(ServiceStackOptions::default())
+        .handler(|_: u32| async { tokio::time::sleep(Duration::from_millis(1)).await });
+    let running = worker.start();
+    let stats = processed(&mut running.control().stats(), 100).await;
+    assert_eq!((stats.succeeded, stats.shed), (100, 0), "one worker never exceeds a buffer of 1");
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_limit_limits_all_workers_together() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send_batch(&(0..50).collect::<Vec<_>>()).await.unwrap().all().unwrap();
+    let worker = Worker::new(jobs)
+        .workers(8)
+        .handler(|_: u32| async {})
+        .layer(RateLimitLayer::new(10, Duration::from_secs(1)));
+    let start = tokio::time::Instant::now();
+    let running = worker.start();
+    processed(&mut running.control().stats(), 50).await;
+    assert!((4..6).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+    running.stop().await.unwrap();
+}
+
+/// Counts calls and errors, as any middleware might.
+#[derive(Clone)]
+struct Count(Arc<(AtomicUsize, AtomicUsize)>);
+
+#[derive(Clone)]
+struct Counted<S>(S, Count);
+
+impl<S> Layer<S> for Count {
+    type Service = Counted<S>;
+    fn layer(&self, inner: S) -> Counted<S> {
+        Counted(inner, self.clone())
+    }
+}
+
+impl<S, T, R, C> Service<ServiceRequest<T, R, C>> for Counted<S>
+where
+    S: Service<ServiceRequest<T, R, C>, Response = Outcome, Error = BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = Outcome;
+    type Error = BoxError;
+    type Future = pillarbox_core::BoxFuture<'static, Result<Outcome, BoxError>>;
+
+    fn poll_ready(
+        &mut self,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Result<(), BoxError>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: ServiceRequest<T, R, C>) -> Self::Future {
+        self.1.0.0.fetch_add(1, Ordering::Relaxed);
+        let (call, count) = (self.0.call(request), self.1.clone());
+        Box::pin(async move {
+            let ended = call.await;
+            if let Err(error) = &ended {
+                // A layer finds the handler's own error behind the failure.
+                let failure = error.downcast_ref::<pillarbox_runtime::Failure>().unwrap();
+                assert!(failure.error().is::<io::Error>(), "{failure:?}");
+                count.0.1.fetch_add(1, Ordering::Relaxed);
+            }
+            ended
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn middleware_sees_every_call_and_every_error() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send_batch(&(0..10).collect::<Vec<_>>()).await.unwrap().all().unwrap();
+    let count = Count(Arc::default());
+    let worker = Worker::new(jobs)
+        .retry(Backoff::none())
+        .handler(|job: u32, Attempt(attempt): Attempt| async move {
+            if job < 3 && attempt == 1 { Err(io::Error::other("not now")) } else { Ok(()) }
+        })
+        .layer(ServiceBuilder::new().layer(count.clone()).into_inner())
+        .layer(count.clone());
+    let running = worker.start();
+    processed(&mut running.control().stats(), 13).await;
+    running.stop().await.unwrap();
+    let counted = (count.0.0.load(Ordering::Relaxed), count.0.1.load(Ordering::Relaxed));
+    assert_eq!(counted, (26, 6), "thirteen calls, through two layers");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_panics_breaks_no_worker() {
+    #[derive(Clone)]
+    struct Bad<S>(S);
+    impl<S: Service<ServiceRequest<u32>>> Service<ServiceRequest<u32>> for Bad<S> {
+        type Response = S::Response;
+        type Error = S::Error;
+        type Future = S::Future;
+        fn poll_ready(
+            &mut self,
+            context: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Result<(), S::Error>> {
+            self.0.poll_ready(context)
+        }
+        fn call(&mut self, request: ServiceRequest<u32>) -> S::Future {
+            assert!(request.message.body != 1 || request.attempt != 1, "a bad layer");
+            self.0.call(request)
+        }
+    }
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
+    let worker = Worker::new(jobs)
+        .workers(1)
+        .retry(Backoff::none())
+        .handler(|_: u32| async {})
+        .layer(tower::layer::layer_fn(Bad));
+    let running = worker.start();
+    let stats = processed(&mut running.control().stats(), 3).await;
+    assert_eq!((stats.panics, stats.succeeded), (1, 2));
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_undecodable_body_is_dead_lettered_as_it_is() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let raw: Mailbox<Bytes> = jobs.with_codec(Raw);
+    let dead: Mailbox<Bytes> = backend.builder("dead").codec(Raw).open().unwrap();
+    raw.send(&Bytes::from_static(b"\xffno number")).await.unwrap();
+    jobs.send(&5).await.unwrap();
+    let worker = Worker::new(jobs).dead_letters(DeadLetters::to(&dead)).handler(|_: u32| async {});
+    let mut events = worker.control().events();
+    let running = worker.start();
+    let failed = events.wait_for(|event| matches!(event, Event::Failed { .. })).await.unwrap();
+    assert!(matches!(failed, Event::Failed { kind: FailureKind::Undecodable, terminal: true, .. }));
+    events.wait_for(|event| matches!(event, Event::DeadLettered { .. })).await.unwrap();
+    running.stop().await.unwrap();
+    let letters = dead.peek(10).await.unwrap();
+    assert_eq!(letters[0].body.as_ref().unwrap(), &Bytes::from_static(b"\xffno number"));
+}
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Email {
+    to: String,
+}
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Resize {
+    width: u32,
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_gives_each_kind_to_its_handler_and_parks_the_others() {
+    let backend = backend();
+    let emails: Mailbox<Email> = backend.mailbox("jobs").unwrap();
+    let resizes: Mailbox<Resize> = backend.mailbox("jobs").unwrap();
+    let dead: Mailbox<Bytes> = backend.builder("dead").codec(Raw).open().unwrap();
+    let kind = |kind: &str| SendOptions::new().kind(kind);
+    emails.send_with(&Email { to: "ada".into() }, kind("email")).await.unwrap();
+    resizes.send_with(&Resize { width: 7 }, kind("resize")).await.unwrap();
+    resizes.send_with(&Resize { width: 8 }, kind("later version")).await.unwrap();
+    resizes.send(&Resize { width: 9 }).await.unwrap();
+    resizes.send_with(&Resize { width: 10 }, kind("email")).await.unwrap();
+    let (said, mut heard) = mpsc::channel(9);
+    let router =
+        Router::new()
+            .on("email", |email: Email, Context(said): Context<mpsc::Sender<String>>| async move {
+                said.send(email.to).await
+            })
+            .on(
+                "resize",
+                |resize: Resize,
+                 Context(said): Context<mpsc::Sender<String>>,
+                 heartbeat: Heartbeat| async move {
+                    heartbeat.beat();
+                    said.send(resize.width.to_string()).await
+                },
+            );
+    assert_eq!(router.kinds().collect::<Vec<_>>(), ["email", "resize"]);
+    let worker = Worker::new(emails.clone())
+        .context(said)
+        .router(router)
+        .dead_letters(DeadLetters::to(&dead));
+    let running = worker.start();
+    let stats = processed(&mut running.control().stats(), 5).await;
+    running.stop().await.unwrap();
+    let mut told = Vec::new();
+    heard.recv_many(&mut told, 9).await;
+    told.sort();
+    assert_eq!(told, ["7", "ada"]);
+    assert_eq!((stats.succeeded, stats.parked, stats.dead_lettered), (2, 2, 1));
+    assert_eq!(emails.counts().await.unwrap().delayed, 2, "the unknown ones are still there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tagged_enum_is_several_kinds_too() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(tag = "kind", rename_all = "snake_case")]
+    enum Job {
+        Email(Email),
+        Resize(Resize),
+    }
+    let backend = backend();
+    let jobs: Mailbox<Job> = backend.mailbox("jobs").unwrap();
+    let others: Mailbox<serde_json::Value> = backend.mailbox("jobs").unwrap();
+    jobs.send(&Job::Email(Email { to: "ada".into() })).await.unwrap();
+    jobs.send(&Job::Resize(Resize { width: 3 })).await.unwrap();
+    others.send(&serde_json::json!({ "kind": "new" })).await.unwrap();
+    let worker = Worker::new(jobs.clone()).handler(|job: Job| async move {
+        match job {
+            Job::Email(Email { to }) => assert_eq!(to, "ada"),
+            Job::Resize(Resize { width }) => assert_eq!(width, 3),
+        }
+    });
+    let running = worker.start();
+    let stats = processed(&mut running.control().stats(), 3).await;
+    running.stop().await.unwrap();
+    assert_eq!((stats.succeeded, stats.parked), (2, 1));
+    assert_eq!(jobs.approximate_count().await.unwrap(), 1, "the unknown one is still there");
+}
