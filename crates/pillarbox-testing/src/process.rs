@@ -1,7 +1,7 @@
 //! Tests that run in processes of their own, and can be killed.
 
 use std::ffi::OsStr;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -92,6 +92,45 @@ impl Child {
         let status = self.process.wait().expect("the child ends");
         assert!(status.success(), "the child failed: {status}");
         self.take_lines()
+    }
+
+    /// Sends it a signal, such as `TERM`.
+    ///
+    /// # Panics
+    ///
+    /// When it has ended and that is known.
+    #[track_caller]
+    pub fn signal(&self, name: &str) {
+        // Nobody else has its number until it was waited for.
+        let kill = format!("kill -{name} {}", self.id());
+        let status = Command::new("sh").args(["-c", &kill]).status().expect("a shell");
+        assert!(status.success(), "{kill}: {status}");
+    }
+
+    /// How it has ended, if it has.
+    ///
+    /// # Panics
+    ///
+    /// When the operating system does not tell.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().expect("the state of the child")
+    }
+
+    /// Waits until it ends by itself, well or not, and gives how it did and all that it said.
+    ///
+    /// # Panics
+    ///
+    /// When it takes longer than this; it is killed then.
+    #[track_caller]
+    pub fn end_within(mut self, time: Duration) -> (ExitStatus, Vec<String>) {
+        let end = Instant::now() + time;
+        loop {
+            if let Some(status) = self.ended() {
+                return (status, self.take_lines());
+            }
+            assert!(Instant::now() < end, "the child did not end within {time:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Kills it by SIGKILL, and gives all that it said.
