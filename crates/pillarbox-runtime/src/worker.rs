@@ -488,6 +488,11 @@ where
     /// Works until it is stopped: by [`Control::stop`], or by a signal, of which the first lets what is
     /// running come to an end, the second cancels it, and the third ends the process. Says how it went.
     ///
+    /// A program that ends next closes its backend first
+    /// ([`Mailboxes::close`](pillarbox_core::Mailboxes::close)): a receive that was under way at the stop
+    /// gives back what it was about to deliver, and closing waits for that. Otherwise others get it when
+    /// its lease ends.
+    ///
     /// Fails at once where an option is out of range. Fails at last where the mailbox was closed. A
     /// backend that cannot be reached is waited for.
     ///

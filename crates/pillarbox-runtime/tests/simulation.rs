@@ -256,9 +256,9 @@ async fn live(seed: u64) -> Result<Totals, String> {
             0 => life.abort(),
             end => {
                 if end == 1 {
-                    control.stop_now()
+                    control.stop_now();
                 } else {
-                    control.stop()
+                    control.stop();
                 }
                 let longest = DRAIN + CALL_TIMEOUT + Duration::from_secs(10);
                 let ended = timeout(longest, life).await;

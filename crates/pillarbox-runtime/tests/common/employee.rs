@@ -103,8 +103,8 @@ pub(crate) fn work() {
                 }
             });
         });
-        // Nothing is closed by hand: a program that only runs its workers does not, either.
         let stats = worker.run().await.unwrap_or_else(|error| panic!("{error}"));
+        backend.close().await;
         listener.join().expect("the listener ends");
         say(&format!("stats leases_lost={}", stats.leases_lost));
     });
