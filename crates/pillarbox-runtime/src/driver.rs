@@ -7,7 +7,6 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -62,7 +61,7 @@ pub(crate) struct Driver {
     dispatcher: Dispatcher,
     events: VecDeque<Event>,
     /// The inboxes, by worker.
-    inboxes: Vec<Option<Inbox>>,
+    inboxes: Vec<Option<mpsc::Sender<Assigned>>>,
     workers: JoinSet<usize>,
     results: mpsc::Receiver<WorkerResult>,
     results_sender: mpsc::Sender<WorkerResult>,
@@ -85,11 +84,6 @@ pub(crate) struct Driver {
     /// Which sources fail, so that it is told once.
     failing: Vec<bool>,
     mode: Mode,
-}
-
-struct Inbox {
-    sender: mpsc::Sender<Assigned>,
-    is_retired: Arc<AtomicBool>,
 }
 
 /// The end of a call.
@@ -224,8 +218,8 @@ impl Driver {
 
     fn result(&mut self, result: WorkerResult) {
         match result {
-            WorkerResult::Returned { key, worker } => {
-                self.events.push_back(Event::Returned { key, worker });
+            WorkerResult::Skipped { worker } => {
+                self.events.push_back(Event::Skipped { worker });
             }
             WorkerResult::Finished(finished) => {
                 if let Finished { worker, took: Some(took), source, verdict, .. } = &finished {
@@ -314,10 +308,8 @@ impl Driver {
             Ok(worker) => Some(worker),
             Err(error) => {
                 tracing::error!(%error, "a worker ended by itself and is replaced");
-                let is_gone = |inbox: &Option<Inbox>| {
-                    inbox.as_ref().is_some_and(|inbox| inbox.sender.is_closed())
-                };
-                self.inboxes.iter().position(is_gone)
+                let is_closed = |inbox: &mpsc::Sender<Assigned>| inbox.is_closed();
+                self.inboxes.iter().position(|inbox| inbox.as_ref().is_some_and(is_closed))
             }
         };
         if let Some(worker) = worker {
@@ -366,9 +358,8 @@ impl Driver {
             }
             Action::Hire { worker } => self.hire(worker),
             Action::Retire { worker } => {
-                if let Some(inbox) = self.inboxes.get_mut(worker).and_then(Option::take) {
-                    inbox.is_retired.store(true, Ordering::Release);
-                }
+                // It ends when it has emptied its inbox.
+                self.inboxes[worker] = None;
             }
             Action::Finish => {}
         }
@@ -396,7 +387,7 @@ impl Driver {
         let key = assigned.key;
         let sent = match &self.inboxes[worker] {
             // There is room: the dispatcher asks for no more than the inboxes hold.
-            Some(inbox) => inbox.sender.try_send(assigned).is_ok(),
+            Some(inbox) => inbox.try_send(assigned).is_ok(),
             None => false,
         };
         if !sent {
@@ -406,13 +397,12 @@ impl Driver {
 
     fn hire(&mut self, worker: usize) {
         let (sender, inbox) = mpsc::channel(self.settings.inbox + 1);
-        let is_retired = Arc::new(AtomicBool::new(false));
         let results = self.results_sender.clone();
-        let task = WorkerTask::new(worker, inbox, is_retired.clone(), results, self.common.clone());
+        let task = WorkerTask::new(worker, inbox, results, self.common.clone());
         if self.inboxes.len() <= worker {
             self.inboxes.resize_with(worker + 1, || None);
         }
-        self.inboxes[worker] = Some(Inbox { sender, is_retired });
+        self.inboxes[worker] = Some(sender);
         self.workers.spawn(async move {
             task.run().await;
             worker

@@ -4,7 +4,6 @@ use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use futures_util::FutureExt;
@@ -29,7 +28,10 @@ use crate::trace::{Kinship, TraceContext};
 #[derive(Debug)]
 pub(crate) enum WorkerResult {
     Finished(Finished),
-    Returned { key: crate::dispatcher::Key, worker: usize },
+    /// What it took out of its inbox had been taken back.
+    Skipped {
+        worker: usize,
+    },
 }
 
 /// What all workers of a group have in common.
@@ -53,8 +55,6 @@ pub(crate) struct Served {
 pub(crate) struct WorkerTask {
     id: usize,
     inbox: mpsc::Receiver<Assigned>,
-    /// What is still in the inbox goes back.
-    is_retired: Arc<AtomicBool>,
     results: mpsc::Sender<WorkerResult>,
     /// The services, one for each mailbox.
     serves: Vec<Box<dyn Serve>>,
@@ -65,21 +65,20 @@ impl WorkerTask {
     pub(crate) fn new(
         id: usize,
         inbox: mpsc::Receiver<Assigned>,
-        is_retired: Arc<AtomicBool>,
         results: mpsc::Sender<WorkerResult>,
         common: Arc<Common>,
     ) -> Self {
         let serves = common.served.iter().map(|served| served.prototype.another()).collect();
-        Self { id, inbox, is_retired, results, serves, common }
+        Self { id, inbox, results, serves, common }
     }
 
     /// Works until the inbox is closed and empty.
     pub(crate) async fn run(mut self) {
         while let Some(assigned) = self.inbox.recv().await {
-            let result = if self.is_retired.load(Ordering::Acquire) {
-                WorkerResult::Returned { key: assigned.key, worker: self.id }
-            } else {
+            let result = if assigned.lease.begin() {
                 WorkerResult::Finished(self.work(assigned).await)
+            } else {
+                WorkerResult::Skipped { worker: self.id }
             };
             if self.results.send(result).await.is_err() {
                 return;
@@ -96,7 +95,6 @@ impl WorkerTask {
             let verdict = Verdict::TooLate;
             return Finished { key, source, worker: self.id, verdict, took: None };
         }
-        lease.begin();
         let Served { queue, capabilities, policy, prototype } = &self.common.served[source];
         let attempt = message.delivery_count;
         self.common.shared.emit(|| {

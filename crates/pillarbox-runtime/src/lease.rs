@@ -60,23 +60,35 @@ impl Heartbeat {
 pub(crate) struct Lease {
     /// The handler has shown progress since the lease was last extended.
     beaten: AtomicBool,
-    /// A handler has it.
-    begun: AtomicBool,
+    /// Who has it: nobody yet, a handler, or again the dispatcher.
+    holder: AtomicU8,
     /// Held, lost, cancelled. It only rises.
     state: AtomicU8,
     changed: Notify,
 }
 
+const NOBODY: u8 = 0;
+const HANDLER: u8 = 1;
+const TAKEN_BACK: u8 = 2;
+
 const LOST: u8 = 1;
 const CANCELLED: u8 = 2;
 
 impl Lease {
-    pub(crate) fn begin(&self) {
-        self.begun.store(true, Ordering::Relaxed);
+    /// A worker takes it up, unless it was taken back.
+    pub(crate) fn begin(&self) -> bool {
+        self.holder.compare_exchange(NOBODY, HANDLER, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     pub(crate) fn has_begun(&self) -> bool {
-        self.begun.load(Ordering::Relaxed)
+        self.holder.load(Ordering::Acquire) == HANDLER
+    }
+
+    /// The dispatcher takes it back out of an inbox, unless it was begun.
+    pub(crate) fn take_back(&self) -> bool {
+        self.holder
+            .compare_exchange(NOBODY, TAKEN_BACK, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
     }
 
     /// Whether there was progress since the last call.
@@ -138,6 +150,15 @@ mod tests {
         waiting.await.unwrap();
         heartbeat.lost().await;
         heartbeat.0.cancelled().await;
+    }
+
+    #[test]
+    fn a_delivery_is_begun_or_taken_back_and_never_both() {
+        let lease = Lease::default();
+        assert!(!lease.has_begun() && lease.begin() && lease.has_begun());
+        assert!(!lease.take_back() && !lease.begin());
+        let lease = Lease::default();
+        assert!(lease.take_back() && !lease.begin() && !lease.has_begun());
     }
 
     #[test]

@@ -8,9 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, MessageId, Raw, SendOptions};
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Context, DeadLetters, Event, FailureKind, Heartbeat, Metadata,
-    Outcome, ProducerHandle, Replies, Router, ServiceRequest, ServiceStackOptions, StatsSnapshot,
-    Worker, WorkerId,
+    Attempt, Backoff, BoxError, Context, DeadLetters, Event, Failure, FailureKind, Heartbeat,
+    Metadata, Outcome, ProducerHandle, Replies, Router, ServiceRequest, ServiceStackOptions,
+    StatsSnapshot, Worker, WorkerId,
 };
 use tokio::sync::mpsc;
 use tower::limit::RateLimitLayer;
@@ -25,7 +25,8 @@ async fn processed(
     stats: &mut tokio::sync::watch::Receiver<StatsSnapshot>,
     count: u64,
 ) -> StatsSnapshot {
-    stats.wait_for(|stats| stats.processed >= count && stats.in_flight == 0).await.unwrap().clone()
+    let settled = |stats: &StatsSnapshot| stats.processed >= count && stats.in_flight == 0;
+    stats.wait_for(settled).await.expect("the workers run").clone()
 }
 
 #[tokio::test(start_paused = true)]
@@ -346,7 +347,7 @@ where
             let ended = call.await;
             if let Err(error) = &ended {
                 // A layer finds the handler's own error behind the failure.
-                let failure = error.downcast_ref::<pillarbox_runtime::Failure>().unwrap();
+                let failure = error.downcast_ref::<Failure>().expect("a failure");
                 assert!(failure.error().is::<io::Error>(), "{failure:?}");
                 count.0.1.fetch_add(1, Ordering::Relaxed);
             }

@@ -9,12 +9,8 @@ impl Dispatcher {
     /// How many more deliveries may be asked for.
     pub(super) fn room(&self) -> usize {
         let capacity = self.settings.inbox + 1;
-        let mut free = 0;
-        for seat in &self.seats {
-            if let Seat::Active { load } = seat {
-                free += capacity.saturating_sub(*load);
-            }
-        }
+        let active = self.seats.iter().filter(|seat| seat.is_active());
+        let free: usize = active.map(|seat| capacity.saturating_sub(seat.load())).sum();
         let asked: usize = self.sources.iter().map(Source::asked).sum();
         let free = free.saturating_sub(self.backlog.len() + asked);
         // What waits to be settled is bounded as well.
@@ -58,9 +54,7 @@ impl Dispatcher {
     /// A few places that became free are not worth a call while every worker has something to do.
     pub(super) fn is_worth_fetching(&self, room: usize) -> bool {
         let places = self.active_workers() * (self.settings.inbox + 1);
-        room > 0
-            && (room * 4 >= places
-                || self.seats.iter().any(|seat| matches!(seat, Seat::Active { load: 0 })))
+        room > 0 && (room * 4 >= places || self.seats.iter().any(Seat::is_idle))
     }
 
     pub(super) fn ask(&mut self, source: usize, room: usize, waits: bool) {

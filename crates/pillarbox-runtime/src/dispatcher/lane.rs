@@ -72,13 +72,20 @@ impl Lane {
         self.under_way.take().expect("an answer belongs to a call")
     }
 
-    /// Puts back what failed, to be said again after a while.
-    pub(super) fn failed(&mut self, entries: Vec<Entry>, backoff: Duration, now: Instant) {
+    /// Puts back what failed, to be said again after a while, of which many must fit into a lease.
+    pub(super) fn failed(
+        &mut self,
+        entries: Vec<Entry>,
+        backoff: Duration,
+        lease: Duration,
+        now: Instant,
+    ) {
         if entries.is_empty() {
             self.failures = 0;
             return;
         }
-        self.retry_at = Some(now + growing(backoff, self.failures));
+        let longest = (lease / 20).max(backoff);
+        self.retry_at = Some(now + growing(backoff, self.failures).min(longest));
         self.failures += 1;
         self.pending.splice(..0, entries);
     }

@@ -4,8 +4,8 @@
 //! comes back with what happened. Nothing here waits, locks or knows a queue.
 //!
 //! ```text
-//!            Fetched                Assign                  Finished, Returned
-//!  queue ─────────────► dispatcher ────────► inbox, worker ────────────────────► dispatcher
+//!            Fetched                Assign                  Finished
+//!  queue ─────────────► dispatcher ────────► inbox, worker ──────────► dispatcher
 //!        ◄───────────── (holds it) ◄──────── Settled, Buried
 //!          Fetch, Settle, Bury
 //! ```
@@ -26,6 +26,7 @@ mod held;
 mod lane;
 mod leases;
 mod protocol;
+mod seats;
 mod settling;
 mod source;
 mod spared;
@@ -34,6 +35,7 @@ mod staff;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{Delivery, Error, RawMessage, Receipt, Result};
@@ -44,6 +46,7 @@ use self::held::{Held, Intent, Place, Table};
 pub(crate) use self::protocol::{
     Action, Assigned, Event, FailureNote, Finished, LaneKind, Note, Then, Verdict, What,
 };
+use self::seats::Seat;
 use self::source::Source;
 pub(crate) use self::source::SourceSettings;
 use self::spared::Spared;
@@ -62,13 +65,6 @@ pub(crate) struct Settings {
     pub(crate) results: usize,
     /// How long to wait after a call of the queue has failed; doubles with each failure.
     pub(crate) backoff: Duration,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seat {
-    Active { load: usize },
-    Retiring { load: usize },
-    Empty,
 }
 
 /// Where the whole is on its way from start to end.
@@ -159,7 +155,7 @@ impl Dispatcher {
 
     /// How many workers there shall be.
     pub(crate) fn active_workers(&self) -> usize {
-        self.seats.iter().filter(|seat| matches!(seat, Seat::Active { .. })).count()
+        self.seats.iter().filter(|seat| seat.is_active()).count()
     }
 
     /// Why all came to an end by itself, if it did.
@@ -172,7 +168,11 @@ impl Dispatcher {
         match event {
             Event::Fetched { source, answer } => self.fetched(source, answer, now),
             Event::Finished(finished) => self.finished(finished),
-            Event::Returned { key, worker } => self.returned(key, worker),
+            Event::Returned { key, worker } => {
+                self.not_seated(key, worker);
+                self.give_back(key);
+            }
+            Event::Skipped { worker } => self.leave(worker),
             Event::Settled { source, lane, answer } => self.settled(source, lane, answer, now),
             Event::Buried { key, answer } => self.buried(key, answer),
             Event::Wanted(wanted) => self.change(wanted, now),
@@ -185,6 +185,7 @@ impl Dispatcher {
         self.pass(now);
         self.renew(now);
         self.seat_backlog();
+        self.balance();
         for source in 0..self.sources.len() {
             for lane in [LaneKind::Settles, LaneKind::Extensions] {
                 self.call(source, lane, now);
@@ -249,40 +250,6 @@ impl Dispatcher {
         }
     }
 
-    /// Gives a delivery to the worker with the least to do; or keeps it until one has room.
-    fn seat(&mut self, key: Key) {
-        let count = self.seats.len();
-        let mut best = None;
-        for offset in 0..count {
-            let worker = (self.next_seat + offset) % count;
-            let Seat::Active { load } = self.seats[worker] else { continue };
-            if load <= self.settings.inbox && best.is_none_or(|(_, least)| load < least) {
-                best = Some((worker, load));
-                if load == 0 {
-                    break;
-                }
-            }
-        }
-        let Some(held) = self.held.get_mut(key) else { return };
-        let Some((worker, load)) = best else {
-            held.place = Place::Backlog;
-            self.backlog.push_back(key);
-            return;
-        };
-        self.seats[worker] = Seat::Active { load: load + 1 };
-        self.next_seat = (worker + 1) % count;
-        held.place = Place::Seated { worker };
-        held.worker = Some(worker);
-        let assigned = Assigned {
-            key,
-            source: held.source,
-            message: held.message.clone(),
-            lease: held.lease.clone(),
-            spared: self.spared.of(held.message.id),
-        };
-        self.actions.push_back(Action::Assign { worker, assigned });
-    }
-
     fn seat_backlog(&mut self) {
         for _ in 0..self.backlog.len() {
             let Some(key) = self.backlog.pop_front() else { return };
@@ -318,22 +285,19 @@ impl Dispatcher {
         }
     }
 
-    fn returned(&mut self, key: Key, worker: usize) {
-        self.leave(worker);
+    /// A delivery that was not begun is given to another worker, or goes back to its queue if this is the
+    /// end.
+    fn give_back(&mut self, key: Key) {
+        let is_ending = self.mode.is_ending();
         let Some(held) = self.held.get_mut(key) else { return };
         if held.is_lost {
             self.held.remove(key);
-        } else if self.mode.is_ending() {
+        } else if is_ending {
             self.settle(key, Intent::Return);
         } else {
+            // The one before is still in an inbox, where it says that it was taken back.
+            held.lease = Arc::default();
             self.seat(key);
-        }
-    }
-
-    /// A worker has one delivery less.
-    fn leave(&mut self, worker: usize) {
-        if let Some(Seat::Active { load } | Seat::Retiring { load }) = self.seats.get_mut(worker) {
-            *load = load.saturating_sub(1);
         }
     }
 

@@ -17,8 +17,10 @@ pub(crate) enum Event {
     Fetched { source: usize, answer: Result<Vec<Delivery>> },
     /// A worker is through with a delivery.
     Finished(Finished),
-    /// A worker gave back a delivery that it has not begun.
+    /// A delivery could not be put into the inbox of a worker.
     Returned { key: Key, worker: usize },
+    /// A worker came upon a delivery that had been taken back.
+    Skipped { worker: usize },
     /// A call that settles was answered.
     Settled { source: usize, lane: LaneKind, answer: Result<Vec<Result<()>>> },
     /// A dead letter was stored, or not.
@@ -93,7 +95,7 @@ pub(crate) enum Action {
     Bury { key: Key, source: usize, message: Arc<RawMessage>, failure: FailureNote },
     /// Start a worker.
     Hire { worker: usize },
-    /// Let a worker finish what it is at, return the rest of its inbox, and end.
+    /// Close the inbox of a worker, which then ends.
     Retire { worker: usize },
     /// All is settled or given up.
     Finish,

@@ -80,8 +80,8 @@ impl Dispatcher {
                 Err(_) => self.give_up(entry.key),
             }
         }
-        let backoff = self.settings.backoff;
-        self.sources[source].lane(kind).failed(failed, backoff, now);
+        let (backoff, lease) = (self.settings.backoff, self.sources[source].settings.visibility);
+        self.sources[source].lane(kind).failed(failed, backoff, lease, now);
     }
 
     pub(super) fn accepted(&mut self, entry: Entry, called_at: Instant, now: Instant) {

@@ -3,7 +3,8 @@
 use tokio::time::Instant;
 
 use super::held::{Held, Intent, Place};
-use super::{Action, Dispatcher, GRACE, Key, Mode, Seat};
+use super::seats::{Seat, SeatState};
+use super::{Action, Dispatcher, GRACE, Key, Mode};
 use crate::control::{Stop, Wanted};
 
 impl Dispatcher {
@@ -33,28 +34,47 @@ impl Dispatcher {
             if active <= workers {
                 break;
             }
-            if let Seat::Active { load } = self.seats[worker] {
-                self.seats[worker] = Seat::Retiring { load };
-                self.actions.push_back(Action::Retire { worker });
+            if self.retire(worker) {
                 active -= 1;
                 // What was asked for was meant for more workers.
                 self.cancel_fetches();
             }
         }
+        self.empty_inboxes();
         while active < workers {
-            let empty = self.seats.iter().position(|seat| *seat == Seat::Empty);
+            let empty = self.seats.iter().position(|seat| seat.state == SeatState::Empty);
             let worker = empty.unwrap_or(self.seats.len());
             if worker == self.seats.len() {
-                self.seats.push(Seat::Empty);
+                self.seats.push(Seat::empty());
             }
-            self.seats[worker] = Seat::Active { load: 0 };
+            self.seats[worker].take();
             self.actions.push_back(Action::Hire { worker });
             active += 1;
         }
     }
 
+    /// Lets a worker finish what it is at, and end.
+    fn retire(&mut self, worker: usize) -> bool {
+        if !self.seats[worker].is_active() {
+            return false;
+        }
+        self.seats[worker].state = SeatState::Retiring;
+        self.actions.push_back(Action::Retire { worker });
+        true
+    }
+
+    /// Takes back what those who retire have not begun.
+    fn empty_inboxes(&mut self) {
+        for worker in 0..self.seats.len() {
+            if self.seats[worker].state == SeatState::Retiring {
+                let taken = self.take_back(worker, usize::MAX);
+                taken.into_iter().for_each(|key| self.give_back(key));
+            }
+        }
+    }
+
     pub(super) fn worker_ended(&mut self, worker: usize) {
-        let seat = std::mem::replace(&mut self.seats[worker], Seat::Empty);
+        let seat = std::mem::replace(&mut self.seats[worker], Seat::empty());
         // What it had when it ended without a word: it cannot be told whether it was begun.
         let left: Vec<_> = self
             .held
@@ -66,8 +86,8 @@ impl Dispatcher {
             let delay = self.sources[source].settings.park;
             self.settle(key, Intent::Park { delay });
         }
-        if matches!(seat, Seat::Active { .. }) && !self.mode.is_ending() {
-            self.seats[worker] = Seat::Active { load: 0 };
+        if seat.is_active() && !self.mode.is_ending() {
+            self.seats[worker].take();
             self.actions.push_back(Action::Hire { worker });
         }
     }
@@ -75,18 +95,16 @@ impl Dispatcher {
     pub(super) fn stop(&mut self, stop: Stop, now: Instant) {
         if !self.mode.is_ending() {
             self.cancel_fetches();
+            self.mode = Mode::Draining { deadline: now + self.wanted.drain };
             for worker in 0..self.seats.len() {
-                if let Seat::Active { load } = self.seats[worker] {
-                    self.seats[worker] = Seat::Retiring { load };
-                    self.actions.push_back(Action::Retire { worker });
-                }
+                self.retire(worker);
             }
+            self.empty_inboxes();
             while let Some(key) = self.backlog.pop_front() {
                 if self.held.get(key).is_some_and(Held::is_waiting) {
                     self.settle(key, Intent::Return);
                 }
             }
-            self.mode = Mode::Draining { deadline: now + self.wanted.drain };
         }
         if let (Stop::Now, Mode::Draining { deadline }) = (stop, &mut self.mode) {
             *deadline = now;

@@ -121,7 +121,10 @@ impl Bench {
 
     fn finish(&mut self, verdict: Verdict) -> Key {
         let (worker, Assigned { key, source, lease, .. }) = self.assigned.pop_front().expect("one");
-        lease.begin();
+        if !lease.begin() && !lease.has_begun() {
+            self.event(Event::Skipped { worker });
+            return key;
+        }
         let took = Some(Duration::from_millis(1));
         self.event(Event::Finished(Finished { key, source, worker, verdict, took }));
         key
@@ -204,6 +207,27 @@ fn a_worker_without_work_is_reason_enough_to_fetch() {
     bench.deliver(0, 8);
     bench.finish(Verdict::Done);
     assert_eq!(bench.fetches[0], Some(1), "one has nothing to do");
+}
+
+#[test]
+fn what_waits_behind_a_slow_one_goes_to_who_is_free() {
+    let mut bench = Bench::one(2, 3);
+    bench.deliver(0, 8);
+    let of = |bench: &Bench, worker| bench.assigned.iter().filter(|(of, _)| *of == worker).count();
+    assert_eq!((of(&bench, 0), of(&bench, 1)), (4, 4));
+    let first = bench.assigned.iter().position(|(worker, _)| *worker == 1).unwrap();
+    let slow = bench.assigned.remove(first).unwrap();
+    assert!(slow.1.lease.begin());
+    // The other has done all it has.
+    bench.want(|wanted| wanted.is_paused = true);
+    bench.assigned.make_contiguous().sort_by_key(|(worker, _)| *worker);
+    for _ in 0..4 {
+        bench.finish(Verdict::Done);
+    }
+    let taken: Vec<_> = bench.assigned.iter().filter(|(worker, _)| *worker == 0).collect();
+    assert_eq!(taken.len(), 2, "half of what waits behind the slow one");
+    let skipped = bench.assigned.iter().filter(|(of, it)| *of == 1 && !it.lease.begin()).count();
+    assert_eq!(skipped, 2, "which comes upon two that were taken back");
 }
 
 #[test]
@@ -319,7 +343,6 @@ fn leases_are_extended_wherever_the_message_is() {
     bench.pass(Duration::from_nanos(1));
     let extend = SettleAction::Extend { timeout: LEASE };
     assert_eq!(bench.calls[0].2, [extend, extend], "the one that runs and the one that waits");
-    assert!(bench.assigned[0].1.lease.take_beat() || !bench.assigned[1].1.lease.has_begun());
     bench.answer(Ok(()));
     assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + LEASE / 3));
     for _ in 0..10 {
@@ -400,7 +423,7 @@ fn a_handler_that_does_not_beat_loses_its_lease() {
     let mut bench = Bench::new(1, 1, &[beating]);
     bench.deliver(0, 2);
     let running = bench.assigned[0].1.lease.clone();
-    running.begin();
+    assert!(running.begin());
     crate::Heartbeat(running.clone()).beat();
     bench.pass(LEASE / 3);
     assert_eq!(bench.calls[0].2.len(), 2, "one has beaten, the other has not begun");
@@ -470,9 +493,9 @@ fn busy_queues_share_the_workers_by_weight() {
     let mut served = [0; 2];
     for _ in 0..4_000 {
         // Both queues always have as many as are asked for.
-        for source in 0..2 {
+        for (source, served) in served.iter_mut().enumerate() {
             if let Some(max) = bench.fetches[source] {
-                served[source] += max;
+                *served += max;
                 bench.deliver(source, max);
             }
         }
@@ -528,12 +551,14 @@ fn a_pause_stops_the_fetching_and_nothing_else() {
 fn workers_come_and_go() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 4);
+    bench.assigned.iter().take(2).for_each(|(_, assigned)| assert!(assigned.lease.begin()));
     bench.want(|wanted| wanted.workers = 1);
     assert_eq!(bench.retired, [1]);
-    // The one that goes returns what it has not begun.
+    // What the one that goes has not begun is taken back.
     let place = bench.assigned.iter().rposition(|(worker, _)| *worker == 1).unwrap();
     let (worker, assigned) = bench.assigned.remove(place).unwrap();
-    bench.event(Event::Returned { key: assigned.key, worker });
+    assert!(!assigned.lease.begin(), "it was taken back");
+    bench.event(Event::Skipped { worker });
     assert_eq!(bench.dispatcher.backlog.len(), 1, "the other has no room");
     bench.finish(Verdict::Done);
     assert_eq!(bench.assigned.back().unwrap().0, 0, "and gets it when it has");
@@ -556,11 +581,13 @@ fn a_worker_that_ends_by_itself_is_replaced_and_its_messages_kept() {
 fn a_stop_goes_in_order() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 3);
+    bench.assigned.iter().take(2).for_each(|(_, assigned)| assert!(assigned.lease.begin()));
     bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
     assert_eq!((bench.fetches[0], &bench.retired[..]), (None, &[0, 1][..]), "nothing is fetched");
     // What has not been begun goes back at once, while the others run.
     let (worker, assigned) = bench.assigned.pop_back().unwrap();
-    bench.event(Event::Returned { key: assigned.key, worker });
+    assert!(!assigned.lease.begin());
+    bench.event(Event::Skipped { worker });
     assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
     // Their leases are kept.
@@ -580,6 +607,7 @@ fn a_stop_goes_in_order() {
 fn a_drain_has_an_end() {
     let mut bench = Bench::one(2, 0);
     bench.deliver(0, 2);
+    bench.assigned.iter().for_each(|(_, assigned)| assert!(assigned.lease.begin()));
     bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
     for _ in 0..3 {
         bench.pass(Duration::from_secs(10));
@@ -641,14 +669,14 @@ fn random_events_never_break_the_invariants() {
             let places = most * (inbox + 1);
             // Those who retire finish what they have, beside their successors.
             let seats = &bench.dispatcher.seats;
-            let is_active = |worker: usize| matches!(seats[worker], Seat::Active { .. });
+            let is_active = |worker: usize| seats[worker].is_active();
             let seated = bench.assigned.iter().filter(|(worker, _)| is_active(*worker)).count();
             let asked: usize = bench.fetches.iter().flatten().sum();
             assert!(seated + asked <= places, "seed {seed}: {seated} and {asked} of {places}");
         }
         bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
-        while let Some((worker, assigned)) = bench.assigned.pop_front() {
-            bench.event(Event::Returned { key: assigned.key, worker });
+        while !bench.assigned.is_empty() {
+            bench.finish(Verdict::Done);
         }
         for _ in 0..10_000 {
             if bench.is_over {

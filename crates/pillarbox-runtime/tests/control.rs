@@ -1,0 +1,395 @@
+//! Pausing, resuming, stopping, changing the number of workers; several mailboxes; outages.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use pillarbox_core::{
+    Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Receive, SendOptions,
+};
+use pillarbox_runtime::{Context, Event, ProducerHandle, State, Worker, WorkerId};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+fn backend() -> Mailboxes {
+    Mailboxes::new(MemoryBackend::new())
+}
+
+async fn send(jobs: &Mailbox<u32>, count: u32) {
+    let bodies: Vec<_> = (0..count).collect();
+    jobs.send_batch(&bodies).await.and_then(|sent| sent.all()).expect("sent");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_stops_the_fetching_until_resumed() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
+    let control = worker.control();
+    let mut events = control.events();
+    control.pause();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Paused)).await.unwrap();
+    send(&jobs, 3).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(jobs.counts().await.unwrap().ready, 3);
+    assert_eq!(control.stats().borrow().state, State::Paused);
+    control.resume();
+    let mut stats = control.stats();
+    stats.wait_for(|stats| stats.succeeded == 3).await.unwrap();
+    // While it waits for messages: the fetch under way is given up at once.
+    control.pause();
+    events.wait_for(|event| matches!(event, Event::Paused)).await.unwrap();
+    send(&jobs, 1).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(jobs.counts().await.unwrap().ready, 1);
+    running.stop().await.unwrap();
+    assert_eq!(jobs.counts().await.unwrap().ready, 1, "a stop needs no resume");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_returns_what_has_not_begun_at_once_and_finishes_the_rest() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 20).await;
+    let is_last = Arc::new(AtomicBool::new(false));
+    let worker = Worker::new(jobs.clone())
+        .workers(2)
+        .inbox(3)
+        .handler(|_: u32| async { tokio::time::sleep(Duration::from_secs(5)).await })
+        .on_shutdown({
+            let is_last = is_last.clone();
+            || async move { is_last.store(true, Ordering::SeqCst) }
+        });
+    let control = worker.control();
+    let mut events = control.events();
+    let running = worker.start();
+    for _ in 0..2 {
+        events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    }
+    let start = Instant::now();
+    control.stop();
+    events.wait_for(|event| matches!(event, Event::Draining)).await.unwrap();
+    // A worker returns the rest of its inbox when it is through with what it is at.
+    let mut names = Vec::new();
+    while let Some(event) = events.next().await {
+        names.push((event.name(), start.elapsed().as_secs()));
+        if matches!(event, Event::Drained) {
+            break;
+        }
+    }
+    assert!(!names.iter().any(|(name, _)| *name == "started" || *name == "received"), "{names:?}");
+    assert_eq!(names.iter().filter(|(name, at)| *name == "succeeded" && *at == 5).count(), 2);
+    assert_eq!(names.iter().filter(|(name, _)| *name == "returned").count(), 6);
+    assert_eq!(names.last(), Some(&("drained", 5)));
+    let stats = running.join().await.unwrap();
+    assert!(is_last.load(Ordering::SeqCst));
+    assert_eq!((stats.succeeded, stats.returned, stats.in_flight), (2, 6, 0));
+    assert_eq!(stats.state, State::Stopped);
+    let counts = jobs.counts().await.unwrap();
+    assert_eq!((counts.ready, counts.in_flight, counts.delayed), (18, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn unstarted_messages_go_back_before_running_ones_end() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 4).await;
+    let worker = Worker::new(jobs.clone())
+        .workers(1)
+        .inbox(3)
+        .handler(|_: u32| async { tokio::time::sleep(Duration::from_secs(20)).await });
+    let control = worker.control();
+    let mut events = control.events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    let start = Instant::now();
+    control.stop();
+    for _ in 0..3 {
+        events.wait_for(|event| matches!(event, Event::Returned(_))).await.unwrap();
+    }
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(
+        jobs.receive(Receive::up_to(10)).await.unwrap().len(),
+        3,
+        "others have them already"
+    );
+    assert_eq!(running.join().await.unwrap().succeeded, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_that_takes_too_long_is_cut_short_and_its_messages_go_back() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 2).await;
+    let worker = Worker::new(jobs.clone())
+        .no_timeout()
+        .drain_for(Duration::from_secs(7))
+        .handler(|_: u32| async { std::future::pending::<()>().await });
+    let control = worker.control();
+    let mut events = control.events();
+    let running = worker.start();
+    for _ in 0..2 {
+        events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    }
+    let start = Instant::now();
+    let stats = running.stop().await.unwrap();
+    assert_eq!(start.elapsed().as_secs(), 7);
+    assert_eq!((stats.released, stats.in_flight, stats.unsettled), (2, 0, 0));
+    assert_eq!(jobs.counts().await.unwrap().ready, 2);
+    control.stop();
+    control.pause();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_stop_ends_a_drain() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 1).await;
+    let worker = Worker::new(jobs.clone())
+        .no_timeout()
+        .handler(|_: u32| async { std::future::pending::<()>().await });
+    let control = worker.control();
+    let mut events = control.events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    control.stop();
+    events.wait_for(|event| matches!(event, Event::Draining)).await.unwrap();
+    let start = Instant::now();
+    control.stop_now();
+    running.join().await.unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(jobs.counts().await.unwrap().ready, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_number_of_workers_can_change_while_they_work() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let (now, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+    let worker = Worker::new(jobs.clone()).workers(2).context((now.clone(), gate.clone())).handler(
+        |_: u32,
+         Context(shared): Context<(Arc<AtomicUsize>, Arc<Semaphore>)>,
+         WorkerId(id): WorkerId| async move {
+            shared.0.fetch_add(1, Ordering::SeqCst);
+            shared.1.acquire().await.unwrap().forget();
+            shared.0.fetch_sub(1, Ordering::SeqCst);
+            assert!(id < 6);
+        },
+    );
+    send(&jobs, 100).await;
+    let control = worker.control();
+    let mut events = control.events();
+    let running = worker.start();
+    let started = async |events: &mut pillarbox_runtime::Events, count: usize| {
+        for _ in 0..count {
+            events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+        }
+    };
+    started(&mut events, 2).await;
+    control.set_workers(6);
+    started(&mut events, 4).await;
+    assert_eq!(now.load(Ordering::SeqCst), 6);
+    control.set_workers(1);
+    // Those that are too many finish what they are at.
+    gate.add_permits(6);
+    started(&mut events, 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(now.load(Ordering::SeqCst), 1);
+    let mut stats = control.stats();
+    let stats = stats.wait_for(|stats| stats.active_workers == 1).await.unwrap().clone();
+    assert_eq!((stats.succeeded, stats.workers.len()), (6, 6));
+    gate.add_permits(1000);
+    let stats = running.stop().await.unwrap();
+    assert_eq!(stats.failed, 0);
+    let left = jobs.counts().await.unwrap();
+    assert_eq!((left.ready + stats.succeeded, left.in_flight), (100, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_mailboxes_share_the_workers_by_weight() {
+    let backend = backend();
+    let heavy: Mailbox<u32> = backend.mailbox("heavy").unwrap();
+    let light: Mailbox<String> = backend.mailbox("light").unwrap();
+    send(&heavy, 900).await;
+    let texts: Vec<_> = (0..900).map(|n| n.to_string()).collect();
+    light.send_batch(&texts).await.unwrap().all().unwrap();
+    let time = || tokio::time::sleep(Duration::from_millis(10));
+    let worker = Worker::new(heavy)
+        .weight(3)
+        .handler(move |_: u32| time())
+        .and(Worker::new(light.clone()).handler(move |_: String| time()));
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    let stats = stats.wait_for(|stats| stats.processed >= 800).await.unwrap().clone();
+    let received: Vec<_> = stats.mailboxes.iter().map(|mailbox| mailbox.received).collect();
+    let ratio = received[0] as f64 / received[1] as f64;
+    assert!((2.7..3.3).contains(&ratio), "{received:?}");
+    // One that is empty leaves all places to the other.
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.succeeded == 1800).await.unwrap();
+    light.send(&"at once".to_owned()).await.unwrap();
+    stats.wait_for(|stats| stats.succeeded == 1801).await.unwrap();
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_worker_gets_a_message_at_once_and_asks_for_nothing_meanwhile() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
+    let mut events = worker.control().events();
+    let running = worker.start();
+    tokio::time::sleep(Duration::from_secs(3605)).await;
+    let start = Instant::now();
+    jobs.send(&1).await.unwrap();
+    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_waited_out_and_told() {
+    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
+    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    for _ in 0..10 {
+        faulty.next(Operation::Receive, Fault::FailBefore);
+    }
+    let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
+    let mut events = worker.control().events();
+    let start = Instant::now();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::ReceiveFailed { .. })).await.unwrap();
+    let stats = running.control().stats();
+    assert!(!stats.borrow().is_ready(Duration::from_secs(30)));
+    jobs.send(&1).await.unwrap();
+    events.wait_for(|event| matches!(event, Event::Recovered { .. })).await.unwrap();
+    // 50 ms, twice as long each time, at most 5 s.
+    assert_eq!(start.elapsed().as_millis(), 50 * 127 + 3 * 5000);
+    events.wait_for(|event| matches!(event, Event::Succeeded { .. })).await.unwrap();
+    assert!(running.control().stats().borrow().is_ready(Duration::from_secs(30)));
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_never_answered_is_given_up() {
+    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
+    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    jobs.send(&1).await.unwrap();
+    faulty.next(Operation::Settle, Fault::DropReply);
+    faulty.next(Operation::Receive, Fault::DropReply);
+    let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
+    let mut events = worker.control().events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Succeeded { .. })).await.unwrap();
+    let stats = running.stop().await.unwrap();
+    assert_eq!(
+        (stats.succeeded, stats.leases_lost),
+        (1, 0),
+        "it was acknowledged by the first call"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mailbox_that_is_closed_ends_the_work_with_an_error() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 1).await;
+    let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
+    let mut events = worker.control().events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Succeeded { .. })).await.unwrap();
+    jobs.close().await;
+    assert!(matches!(running.join().await, Err(Error::Closed { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_out_of_range_are_refused_before_any_message_is_touched() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    send(&jobs, 1).await;
+    let handler = |_: u32| async {};
+    let worker = || Worker::new(jobs.clone());
+    let refused = async |ended: pillarbox_core::Result<_>, what: &str| {
+        let error: Error = ended.map(|_: pillarbox_runtime::StatsSnapshot| ()).unwrap_err();
+        assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
+        assert!(error.to_string().contains(what), "{error}");
+    };
+    refused(worker().workers(0).handler(handler).run().await, "workers").await;
+    refused(worker().weight(0).handler(handler).run().await, "weight").await;
+    let long = Duration::from_secs(50_000);
+    refused(worker().visibility(long).handler(handler).run().await, "visibility").await;
+    refused(worker().visibility(Duration::ZERO).handler(handler).run().await, "visibility").await;
+    let crowd = worker().workers(1).inbox(0).handler(handler).and(worker().handler(handler));
+    refused(crowd.run().await, "one for each mailbox").await;
+    assert_eq!(jobs.peek(1).await.unwrap()[0].message.delivery_count, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn producers_send_through_the_dispatcher_until_the_end() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let other: Mailbox<String> = backend.mailbox("other").unwrap();
+    let worker =
+        Worker::new(jobs.clone()).context(other.clone()).handler(
+            |depth: u32,
+             producer: ProducerHandle<u32>,
+             Context(other): Context<Mailbox<String>>| async move {
+                if depth > 0 {
+                    producer.send_with(&(depth - 1), SendOptions::new()).await?;
+                    producer.send_to(&other, &format!("{depth}"), SendOptions::new()).await?;
+                }
+                Ok::<_, Error>(())
+            },
+        );
+    let control = worker.control();
+    let producer = control.producer(&jobs);
+    let running = worker.start();
+    producer.send(&5).await.unwrap();
+    let mut stats = control.stats();
+    stats.wait_for(|stats| stats.succeeded == 6).await.unwrap();
+    assert_eq!(other.approximate_count().await.unwrap(), 5);
+    // What was asked for before the end is answered, and what is asked for after it, too.
+    let pending = tokio::spawn({
+        let producer = producer.clone();
+        async move { producer.send(&0).await }
+    });
+    tokio::task::yield_now().await;
+    running.stop().await.unwrap();
+    let sent = pending.await.unwrap();
+    let left = jobs.approximate_count().await.unwrap();
+    assert!(sent.is_ok() == (left == 1) || stats.borrow().succeeded == 7, "{sent:?}, {left} left");
+    assert!(matches!(producer.send(&0).await, Err(Error::Closed { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_until_stops_when_its_future_ends_and_a_drop_stops_now() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 3).await;
+    let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
+    let stats = worker.run_until(tokio::time::sleep(Duration::from_secs(5))).await.unwrap();
+    assert_eq!(stats.succeeded, 3);
+
+    send(&jobs, 1).await;
+    let worker = Worker::new(jobs.clone())
+        .no_timeout()
+        .handler(|_: u32| async { std::future::pending::<()>().await });
+    let mut events = worker.control().events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    drop(running);
+    events.wait_for(|event| matches!(event, Event::Drained)).await.unwrap();
+    assert_eq!(jobs.counts().await.unwrap().ready, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_depth_of_a_queue_is_in_the_stats_where_that_is_wanted() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 9).await;
+    let worker = Worker::new(jobs.clone())
+        .workers(1)
+        .inbox(0)
+        .depth_every(Duration::from_secs(1))
+        .handler(|_: u32| async { tokio::time::sleep(Duration::from_secs(1)).await });
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    for depth in [9, 5, 0] {
+        stats.wait_for(|stats| stats.mailboxes[0].depth == Some(depth)).await.unwrap();
+    }
+    running.stop().await.unwrap();
+}

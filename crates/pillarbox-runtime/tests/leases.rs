@@ -1,0 +1,205 @@
+//! Leases are kept, from the moment a message is received until it is settled; and who loses one is told.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use pillarbox_core::{Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions};
+use pillarbox_runtime::{Attempt, Context, Event, FailureKind, Heartbeat, Worker, WorkerId};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+use tokio::sync::{Semaphore, mpsc};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn backend() -> Mailboxes {
+    Mailboxes::new(MemoryBackend::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_kept_in_a_handler_and_in_an_inbox() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
+    let worker = Worker::new(jobs.clone()).workers(1).no_timeout().handler(
+        |_: u32, Attempt(attempt): Attempt| async move {
+            assert_eq!(attempt, 1);
+            tokio::time::sleep(10 * LEASE).await;
+        },
+    );
+    let mut events = worker.control().events();
+    let running = worker.start();
+    for _ in 0..2 {
+        let event = events
+            .wait_for(|event| !matches!(event, Event::Received(_) | Event::Started(_)))
+            .await
+            .unwrap();
+        assert!(matches!(event, Event::Succeeded { .. }), "{event:?}");
+    }
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.processed, stats.leases_lost), (2, 0));
+}
+
+/// In real time, for what is shown is that a blocked thread blocks nobody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_blocks_its_thread_keeps_its_lease_and_blocks_nobody_else() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let blocking = jobs.send(&0).await.unwrap();
+    let worker = Worker::new(jobs.clone())
+        .workers(4)
+        .visibility(Duration::from_millis(300))
+        .handler(|job: u32, Attempt(attempt): Attempt| async move {
+            assert_eq!(attempt, 1, "its lease was lost");
+            if job == 0 {
+                // As a computation would, or a library that knows nothing of async.
+                std::thread::sleep(Duration::from_millis(1500));
+            }
+        });
+    let mut events = worker.control().events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    for job in 1..200 {
+        jobs.send(&job).await.unwrap();
+    }
+    let mut done = Vec::new();
+    while done.len() < 200 {
+        let event = events.next().await.unwrap();
+        assert!(!matches!(event, Event::LeaseLost(_) | Event::Failed { .. }), "{event:?}");
+        if let Event::Succeeded { about, .. } = event {
+            done.push(about.message_id);
+        }
+    }
+    assert_eq!(done.last(), Some(&blocking), "all others while the first was still at it");
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.succeeded, stats.leases_lost, stats.failed), (200, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_is_told_when_its_lease_is_lost() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send(&1).await.unwrap();
+    let (said, mut heard) = mpsc::channel(1);
+    let worker = Worker::new(jobs.clone()).context(said).handler(
+        |_: u32, heartbeat: Heartbeat, Context(said): Context<mpsc::Sender<bool>>| async move {
+            assert!(!heartbeat.is_lost());
+            heartbeat.lost().await;
+            said.send(heartbeat.is_lost()).await.unwrap();
+        },
+    );
+    let mut events = worker.control().events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    // Nobody has a valid receipt any more.
+    jobs.purge().await.unwrap();
+    let start = tokio::time::Instant::now();
+    events.wait_for(|event| matches!(event, Event::LeaseLost(_))).await.unwrap();
+    assert_eq!(start.elapsed(), LEASE / 3, "when it is next extended");
+    assert_eq!(heard.recv().await, Some(true));
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.leases_lost, stats.in_flight), (1, 0), "once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_whose_lease_is_lost_can_be_cancelled() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send(&1).await.unwrap();
+    let worker = Worker::new(jobs.clone())
+        .no_timeout()
+        .cancel_when_lost()
+        .handler(|_: u32| async { std::future::pending::<()>().await });
+    let mut events = worker.control().events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    jobs.purge().await.unwrap();
+    let failed = events.wait_for(|event| matches!(event, Event::Failed { .. })).await.unwrap();
+    assert!(matches!(failed, Event::Failed { kind: FailureKind::Cancelled, .. }), "{failed:?}");
+    jobs.send(&2).await.unwrap();
+    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    running.control().stop_now();
+    let stats = running.join().await.unwrap();
+    assert_eq!((stats.leases_lost, stats.released), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_acknowledgement_is_refused_and_told() {
+    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
+    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    jobs.send(&1).await.unwrap();
+    // Every extension fails, for longer than the lease.
+    for _ in 0..1000 {
+        faulty.next(Operation::Settle, Fault::FailBefore);
+    }
+    let gate = Arc::new(Semaphore::new(0));
+    let runs = Arc::new(AtomicUsize::new(0));
+    let worker =
+        Worker::new(jobs.clone()).no_timeout().context((gate.clone(), runs.clone())).handler(
+            |_: u32, Context(shared): Context<(Arc<Semaphore>, Arc<AtomicUsize>)>| async move {
+                if shared.1.fetch_add(1, Ordering::SeqCst) == 0 {
+                    shared.0.acquire().await.unwrap().forget();
+                }
+            },
+        );
+    let mut events = worker.control().events();
+    let start = tokio::time::Instant::now();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::LeaseLost(_))).await.unwrap();
+    assert_eq!(start.elapsed(), LEASE, "not a moment later than it ended");
+    // Another worker of the same group has it by now.
+    let again = events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    assert_eq!(again.about().unwrap().attempt, 2);
+    gate.add_permits(1);
+    running.control().stop_now();
+    running.join().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extension_that_fails_now_and_then_loses_nothing() {
+    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
+    let faults = Faults::none().fail_before(0.3).fail_after(0.3).only(&[Operation::Settle]);
+    let faulty = FaultQueue::new(queue, faults, 7);
+    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    jobs.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
+    let worker = Worker::new(jobs.clone()).no_timeout().handler(
+        |_: u32, Attempt(attempt): Attempt, WorkerId(_): WorkerId| async move {
+            assert_eq!(attempt, 1);
+            tokio::time::sleep(20 * LEASE).await;
+        },
+    );
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.processed == 4 && stats.in_flight == 0).await.unwrap();
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.succeeded, stats.leases_lost), (4, 0));
+    assert!(faulty.injected() > 20, "{}", faulty.injected());
+    assert_eq!(jobs.approximate_count().await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_beat_mode_only_progress_keeps_a_lease() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
+    let worker = Worker::new(jobs.clone())
+        .workers(2)
+        .inbox(0)
+        .no_timeout()
+        .extend_while_beating()
+        .cancel_when_lost()
+        .handler(|job: u32, heartbeat: Heartbeat, Attempt(attempt): Attempt| async move {
+            for _ in 0..40 {
+                tokio::time::sleep(LEASE / 4).await;
+                // The second one goes silent at its first delivery.
+                if job == 1 || attempt > 1 {
+                    heartbeat.beat();
+                }
+            }
+        });
+    let mut events = worker.control().events();
+    let start = tokio::time::Instant::now();
+    let running = worker.start();
+    let lost = events.wait_for(|event| matches!(event, Event::LeaseLost(_))).await.unwrap();
+    assert_eq!((start.elapsed(), lost.about().unwrap().attempt), (LEASE, 1));
+    for _ in 0..2 {
+        events.wait_for(|event| matches!(event, Event::Succeeded { .. })).await.unwrap();
+    }
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.leases_lost, stats.succeeded), (1, 2));
+}
