@@ -637,6 +637,10 @@ impl GroupOptions {
                 let allowed = "at least 10 ms, for it is extended while a handler runs";
                 return Err(Error::invalid(Some(queue.name()), "visibility", value, allowed));
             }
+            if options.poll < Duration::from_millis(100) {
+                let (value, allowed) = (format!("{:?}", options.poll), "at least 100 ms");
+                return Err(Error::invalid(Some(queue.name()), "poll", value, allowed));
+            }
             if options.weight == 0 {
                 return Err(Error::invalid(Some(queue.name()), "weight", "0", "at least 1"));
             }

@@ -315,6 +315,7 @@ async fn options_out_of_range_are_refused_before_any_message_is_touched() {
     let long = Duration::from_secs(50_000);
     refused(worker().visibility(long).handler(handler).run().await, "visibility").await;
     refused(worker().visibility(Duration::ZERO).handler(handler).run().await, "visibility").await;
+    refused(worker().poll(Duration::ZERO).handler(handler).run().await, "poll").await;
     let crowd = worker().workers(1).inbox(0).handler(handler).and(worker().handler(handler));
     refused(crowd.run().await, "one for each mailbox").await;
     assert_eq!(jobs.peek(1).await.unwrap()[0].message.delivery_count, 0);

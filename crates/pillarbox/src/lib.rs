@@ -82,6 +82,11 @@ mod open;
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+/// So do those in the guide to workers.
+#[cfg(all(doctest, feature = "runtime"))]
+#[doc = include_str!("../../../docs/workers.md")]
+struct Workers;
+
 pub use open::{open, open_existing, url_forms};
 pub use pillarbox_core::*;
 #[cfg(feature = "redis")]

@@ -29,7 +29,7 @@ impl Dispatcher {
         if self.sources.len() == 1 {
             let room = self.room();
             if self.sources[0].can_be_asked() && self.is_worth_fetching(room) {
-                self.ask(0, room, true);
+                self.ask(0, room, Some(now));
             }
             return;
         }
@@ -42,9 +42,9 @@ impl Dispatcher {
                 .min_by(|a, b| self.sources[*a].served().total_cmp(&self.sources[*b].served()));
             let coldest = self.sources.iter().position(|s| !s.is_hot && ready(s));
             match (hottest, coldest) {
-                (_, Some(cold)) if room > 0 => self.ask(cold, 1, true),
+                (_, Some(cold)) if room > 0 => self.ask(cold, 1, Some(now)),
                 (Some(hot), _) if room > waiting && self.is_worth_fetching(room - waiting) => {
-                    self.ask(hot, room - waiting, false);
+                    self.ask(hot, room - waiting, None);
                 }
                 _ => return,
             }
@@ -57,9 +57,10 @@ impl Dispatcher {
         room > 0 && (room * 4 >= places || self.seats.iter().any(Seat::is_idle))
     }
 
-    pub(super) fn ask(&mut self, source: usize, room: usize, waits: bool) {
+    pub(super) fn ask(&mut self, source: usize, room: usize, waits_since: Option<Instant>) {
         let max = room.min(self.sources[source].settings.max_receive);
-        self.sources[source].ask(max);
+        self.sources[source].ask(max, waits_since);
+        let waits = waits_since.is_some();
         self.actions.push_back(Action::Fetch { source, max, waits });
     }
 

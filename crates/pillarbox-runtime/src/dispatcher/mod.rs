@@ -221,7 +221,7 @@ impl Dispatcher {
                 return;
             }
         };
-        self.sources[source].fetched(deliveries.len());
+        self.sources[source].fetched(deliveries.len(), self.settings.backoff, now);
         self.sources[source].tidy_renewals(&self.held);
         if !deliveries.is_empty() {
             self.catch_up(source);

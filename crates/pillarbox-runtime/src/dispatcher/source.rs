@@ -40,6 +40,8 @@ pub(super) struct Source {
     pub(super) is_hot: bool,
     /// How many messages a fetch under way may bring.
     asked: usize,
+    /// Since when a fetch waits for messages, if it does.
+    waits_since: Option<Instant>,
     /// Messages served, by weight: the one that is behind is next.
     served: f64,
     failures: u32,
@@ -57,6 +59,7 @@ impl Source {
             settings,
             is_hot: false,
             asked: 0,
+            waits_since: None,
             served: 0.0,
             failures: 0,
             retry_at: None,
@@ -95,17 +98,22 @@ impl Source {
         self.served
     }
 
-    pub(super) fn ask(&mut self, max: usize) {
+    pub(super) fn ask(&mut self, max: usize, waits_since: Option<Instant>) {
         self.asked = max;
+        self.waits_since = waits_since;
     }
 
     pub(super) fn cancelled(&mut self) {
         self.asked = 0;
     }
 
-    pub(super) fn fetched(&mut self, messages: usize) {
+    pub(super) fn fetched(&mut self, messages: usize, backoff: Duration, now: Instant) {
         self.asked = 0;
         self.failures = 0;
+        // One that was to wait and did not would be asked again and again.
+        if messages == 0 && self.waits_since.is_some_and(|since| now < since + backoff) {
+            self.retry_at = Some(now + backoff);
+        }
         self.served += messages as f64 / f64::from(self.settings.weight.max(1));
         if messages == 0 {
             self.is_hot = false;

@@ -481,8 +481,13 @@ fn errors_are_waited_out_ever_longer() {
         bench.plan();
     }
     assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+    bench.now += Duration::from_secs(20);
     bench.deliver(0, 0);
     assert_eq!(bench.fetches[0], Some(1), "an empty queue is asked again at once: it waits itself");
+    bench.deliver(0, 0);
+    assert_eq!(bench.fetches[0], None, "and if it does not, it is not asked again and again");
+    bench.pass(BACKOFF);
+    assert_eq!(bench.fetches[0], Some(1));
 }
 
 #[test]
