@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use crate::measure::{Result, expect_eq};
@@ -27,6 +28,26 @@ pub(crate) fn seq_of(body: &[u8], length: usize) -> Result<u64> {
     expect_eq("bytes in a body", body.len(), length)?;
     let (seq, _) = body.split_first_chunk().ok_or("a body is too short")?;
     Ok(u64::from_le_bytes(*seq))
+}
+
+/// A typed message: a number and a body of text, which all encode as JSON.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Job {
+    seq: u64,
+    body: String,
+}
+
+impl Job {
+    /// Makes one, with a new body.
+    pub(crate) fn new(seq: u64) -> Self {
+        Self { seq, body: "x".repeat(BODY) }
+    }
+
+    /// Its number, if its body is whole.
+    pub(crate) fn seq(&self) -> Result<u64> {
+        expect_eq("bytes in a body", self.body.len(), BODY)?;
+        Ok(self.seq)
+    }
 }
 
 /// Numbers from 0 on that several callers take until there are no more, or time is up.

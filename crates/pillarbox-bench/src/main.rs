@@ -26,6 +26,7 @@ mod plan;
 mod process;
 mod redis;
 mod report;
+mod runtime;
 mod sqlite;
 mod tally;
 
@@ -66,6 +67,11 @@ enum Command {
     /// Starts servers of its own on this machine, up to six at a time, and needs 2 GB of memory.
     #[command(after_help = RATIO)]
     Cluster(Options),
+    /// The worker runtime against bare receives, capp's runtime and the workers of apalis.
+    ///
+    /// On every backend: files as of the SQLite suite, servers as of the Redis suite.
+    #[command(after_help = RATIO)]
+    Runtime(Options),
     /// How many servers a load needs, reckoned from what one message was measured to cost.
     ///
     /// docs/scale.md says what the model is and what it leaves out.
@@ -76,6 +82,9 @@ enum Command {
     /// One process of the SQLite suite.
     #[command(hide = true, subcommand)]
     SqliteChild(sqlite::Child),
+    /// One measurement of the runtime suite that needs a process of its own.
+    #[command(hide = true, subcommand)]
+    RuntimeChild(runtime::Child),
 }
 
 /// What every suite can be told.
@@ -111,12 +120,17 @@ fn run(command: Command) -> Result<()> {
         Command::Sqlite(options) => suite(&options, sqlite::run),
         Command::Redis(options) => suite(&options, redis::run),
         Command::Cluster(options) => suite(&options, cluster::run),
+        Command::Runtime(options) => suite(&options, runtime::run),
         Command::Plan(plan) => plan.print(),
         Command::MemoryChild(child) => {
             println!("{}", child.measure()?);
             Ok(())
         }
         Command::SqliteChild(child) => child.run(),
+        Command::RuntimeChild(child) => {
+            println!("{}", child.measure()?);
+            Ok(())
+        }
     }
 }
 

@@ -27,7 +27,7 @@ enum Who {
 
 /// How a server keeps its data on disk.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kept {
+pub(crate) enum Kept {
     /// Not at all.
     No,
     /// In a log that is synced every second.

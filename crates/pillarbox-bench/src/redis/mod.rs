@@ -22,7 +22,7 @@ mod backlog;
 mod cycle;
 pub(crate) mod footprint;
 pub(crate) mod load;
-mod native;
+pub(crate) mod native;
 pub(crate) mod ours;
 mod script;
 pub(crate) mod wake;
@@ -32,7 +32,7 @@ use std::time::Duration;
 use pillarbox_testing::server::RedisServer;
 
 use self::backlog::State;
-use self::cycle::Kept;
+pub(crate) use self::cycle::Kept;
 use self::script::Script;
 use crate::measure::{Case, Plan, Result};
 use crate::place;
@@ -82,7 +82,7 @@ pub(crate) fn window(plan: &Plan) -> Duration {
 }
 
 /// A server that holds nothing. Its files are where those of the other suites are.
-fn fresh(kept: Kept) -> RedisServer {
+pub(crate) fn fresh(kept: Kept) -> RedisServer {
     let server = RedisServer::builder().directory_in(place::root());
     match kept {
         Kept::No => server,

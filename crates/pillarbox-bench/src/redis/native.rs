@@ -32,7 +32,7 @@ pub(super) struct Native {
 }
 
 /// A connection that waits for an answer as long as it takes.
-pub(super) async fn connect(url: &str) -> Result<MultiplexedConnection> {
+pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
     let client = Client::open(url)?;
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)

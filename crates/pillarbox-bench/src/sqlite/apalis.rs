@@ -62,7 +62,8 @@ pub(super) async fn cycles(directory: &Path, callers: u64, window: Duration) -> 
     Ok(per_second(count, elapsed))
 }
 
-async fn open(path: &Path) -> Result<SqlitePool> {
+/// Opens a file for apalis, with the promise that ours makes.
+pub(crate) async fn open(path: &Path) -> Result<SqlitePool> {
     let options = SqliteConnectOptions::new()
         .filename(path)
         .create_if_missing(true)

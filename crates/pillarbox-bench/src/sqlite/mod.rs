@@ -26,7 +26,7 @@
 //!     -o /dev/null pillarbox-bench sqlite
 //! ```
 
-mod apalis;
+pub(crate) mod apalis;
 mod backlog;
 mod child;
 mod cycle;

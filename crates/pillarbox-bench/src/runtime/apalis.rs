@@ -1,0 +1,120 @@
+//! apalis 1.0.0: its `Worker` on `SqliteStorage` and on `RedisStorage`.
+//!
+//! The queue is filled before; the worker fetches a batch, calls the handler, and marks the jobs done
+//! when it fetches again, until it has stopped and so has marked all of them. It goes on by itself
+//! while it finds jobs, so that how it is woken does not matter here. What else it does and leaves
+//! out is told where it is a peer of the queues alone: in the SQLite and the Redis suite. On SQLite
+//! it syncs as ours does, and has one connection, which was the quickest there.
+//!
+//! As it comes, with as many handlers at a time as ours has workers; and tuned for throughput: without
+//! that limit, which handlers that do nothing do not need; with batches as large as ours has places
+//! for with inboxes of 64; `lock_tasks(false)`; and on Redis `emit_events(false)`.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use apalis::prelude::*;
+use apalis_redis::RedisStorage;
+use apalis_sqlite::SqliteStorage;
+use redis::cmd;
+
+use super::load::{Job, WORKERS};
+use crate::apalis::{Handled, Running, handle, when_told};
+use crate::measure::{Result, expect_eq};
+use crate::redis::native::connect;
+use crate::sqlite::apalis::open;
+
+/// Jobs in one call that fills a queue.
+const BATCH: u64 = 500;
+
+/// How it is configured.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Tuned {
+    /// As it comes.
+    No,
+    /// For throughput, with batches of so many.
+    Yes { batch: usize },
+}
+
+/// Fills a queue in a file and has a worker empty it. Says how long it took from the start of the
+/// worker until it has stopped.
+pub(super) async fn drain_sqlite(path: &Path, jobs: u64, tuned: Tuned) -> Result<Duration> {
+    let pool = open(path).await?;
+    let mut config = apalis_sqlite::Config::default().queue("jobs");
+    if let Tuned::Yes { batch } = tuned {
+        config = config.batch_size(batch).lock_tasks(false);
+    }
+    let mut storage = SqliteStorage::<Job>::new(&pool).with_config(config);
+    for batch in batches(jobs) {
+        storage.push_bulk(batch).await?;
+    }
+    let (tell, told) = when_told();
+    let handled = Handled::default();
+    let worker = WorkerBuilder::new("bench").backend(storage.poll_with_strategy(told));
+    let worker = worker.data(handled.clone());
+    let start = Instant::now();
+    let running = match tuned {
+        Tuned::No => {
+            let worker = worker.concurrency(WORKERS).build(handle);
+            Running::start(|stopped| worker.run_until(stopped))
+        }
+        Tuned::Yes { .. } => {
+            let worker = worker.build(handle);
+            Running::start(|stopped| worker.run_until(stopped))
+        }
+    };
+    tell.unbounded_send(())?;
+    handled.wait_for(jobs).await?;
+    running.stop().await?;
+    let elapsed = start.elapsed();
+
+    handled.tally().expect_all(jobs)?;
+    let done = sqlx::query_scalar("SELECT count(*) FROM Jobs WHERE status = 'Done'");
+    let done: i64 = done.fetch_one(&pool).await?;
+    expect_eq("jobs that are marked done", done as u64, jobs)?;
+    pool.close().await;
+    Ok(elapsed)
+}
+
+/// The same on a server.
+pub(super) async fn drain_redis(url: &str, jobs: u64, tuned: Tuned) -> Result<Duration> {
+    let mut config = apalis_redis::Config::default().queue("jobs");
+    if let Tuned::Yes { batch } = tuned {
+        config = config.batch_size(batch).lock_tasks(false).emit_events(false);
+    }
+    let done_set = config.done_jobs_set();
+    let connection = apalis_redis::connect(url).await?;
+    let mut storage = RedisStorage::<Job>::new(connection).with_config(config);
+    for batch in batches(jobs) {
+        storage.push_bulk(batch).await?;
+    }
+    let (tell, told) = when_told();
+    let handled = Handled::default();
+    let worker = WorkerBuilder::new("bench").backend(storage.poll_with_strategy(told));
+    let worker = worker.data(handled.clone());
+    let start = Instant::now();
+    let running = match tuned {
+        Tuned::No => {
+            let worker = worker.concurrency(WORKERS).build(handle);
+            Running::start(|stopped| worker.run_until(stopped))
+        }
+        Tuned::Yes { .. } => {
+            let worker = worker.build(handle);
+            Running::start(|stopped| worker.run_until(stopped))
+        }
+    };
+    tell.unbounded_send(())?;
+    handled.wait_for(jobs).await?;
+    running.stop().await?;
+    let elapsed = start.elapsed();
+
+    handled.tally().expect_all(jobs)?;
+    let done = cmd("SCARD").arg(done_set).query_async(&mut connect(url).await?).await?;
+    expect_eq("jobs that are marked done", done, jobs)?;
+    Ok(elapsed)
+}
+
+fn batches(jobs: u64) -> impl Iterator<Item = Vec<Job>> {
+    let starts = (0..jobs).step_by(BATCH as usize);
+    starts.map(move |start| (start..jobs.min(start + BATCH)).map(Job::new).collect())
+}

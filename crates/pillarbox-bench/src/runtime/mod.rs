@@ -1,0 +1,86 @@
+//! The runtime suite: workers that serve a mailbox, on every backend.
+//!
+//! | case | what it asks |
+//! |---|---|
+//! | no-op jobs | how many jobs go through four workers, and what the runtime costs on top of the mailbox |
+//! | from send to the handler | how soon an idle worker has a message |
+//! | idle workers | what it costs to have nothing to do |
+//! | not watched | what events and metrics cost those who want them |
+//!
+//! The limit is loops that receive and acknowledge without a runtime (see `bare`). The peers are
+//! capp's runtime in memory, and the workers of apalis on a file and on a server; each says in its
+//! module how it is configured and what it leaves out. In memory apalis has nothing that could be
+//! acknowledged, and so is no peer; see the memory suite.
+//!
+//! Two figures are asked of workers that the other suites cannot give: with the default inbox, for
+//! one message, and with one for 64, which is what to choose where handlers take less time than a
+//! call of the queue. Files are synced and servers keep a log, as in production; what the SQLite
+//! suite says of disks, and the Redis suite of shared processors, holds here too.
+
+mod apalis;
+mod bare;
+mod capp;
+mod idle;
+mod load;
+mod observed;
+mod ours;
+mod store;
+mod throughput;
+mod wake;
+
+use clap::Subcommand;
+
+use self::store::Kind;
+use crate::measure::{Case, Plan, Result, micros};
+use crate::place;
+use crate::report::Report;
+
+const SUITE: &str = "runtime";
+/// The hidden subcommand that runs a [`Child`].
+const CHILD: &str = "runtime-child";
+
+/// A measurement that needs a process of its own.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Child {
+    /// CPU time of workers that have nothing to do.
+    Idle(idle::Idle),
+}
+
+impl Child {
+    pub(crate) fn measure(self) -> Result<f64> {
+        match self {
+            Self::Idle(idle) => idle.measure(),
+        }
+    }
+}
+
+/// Runs all cases.
+pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
+    place::warn_if_in_memory();
+    let mut add = |case: Case, kind: Kind| -> Result<()> {
+        if !plan.wants(case.name()) {
+            return Ok(());
+        }
+        if kind == Kind::Sqlite {
+            eprintln!("{SUITE}: a sync takes {:.0} µs", micros(place::sync_time()?));
+        }
+        report.add(case.run(SUITE, plan.rounds())?);
+        Ok(())
+    };
+    for kind in Kind::ALL {
+        for inbox in [1, 64] {
+            add(throughput::case(plan, kind, inbox), kind)?;
+        }
+    }
+    for kind in Kind::ALL {
+        add(wake::case(plan, kind), kind)?;
+    }
+    for kind in Kind::ALL {
+        add(idle::case(plan, kind), kind)?;
+    }
+    // At last, for it installs a recorder.
+    for inbox in [1, 64] {
+        add(observed::case(plan, inbox), Kind::Memory)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! Pillarbox: a [`Worker`] on a mailbox, as users get it.
+//!
+//! Every job passes the dispatcher, an inbox, the default Tower stack with its time limit and the
+//! guard against panics, and goes back to be settled; its lease is watched, it is counted in the
+//! stats, and metrics, events and spans are there for whoever listens, which here is nobody.
+
+use std::time::{Duration, Instant};
+
+use pillarbox_core::Mailbox;
+use pillarbox_runtime::{Context, Ready, StatsSnapshot, Worker};
+
+use super::load::{Job, Seen, WORKERS, fill};
+use crate::measure::{Result, expect_eq};
+
+/// Workers that only count.
+pub(super) type Counting = Worker<Job, (), Seen, Ready<Job, (), Seen>>;
+
+/// Workers on a mailbox, which count the jobs they are given.
+pub(super) fn workers(mailbox: &Mailbox<Job>, inbox: usize, seen: &Seen) -> Counting {
+    Worker::new(mailbox.clone()).context(seen.clone()).handler(handle).workers(WORKERS).inbox(inbox)
+}
+
+async fn handle(job: Job, Context(seen): Context<Seen>) -> Result<()> {
+    seen.add(&job)
+}
+
+/// Fills a mailbox and has workers empty it. Says how long they took from their start until they
+/// have stopped, and so have settled every job.
+pub(super) async fn drain(mailbox: &Mailbox<Job>, inbox: usize, jobs: u64) -> Result<Duration> {
+    fill(mailbox, jobs).await?;
+    let seen = Seen::none_of(jobs);
+    run(workers(mailbox, inbox, &seen), &seen, jobs).await
+}
+
+/// Runs workers until they have seen all jobs, and stops them.
+pub(super) async fn run(workers: Counting, seen: &Seen, jobs: u64) -> Result<Duration> {
+    let start = Instant::now();
+    let running = workers.start();
+    seen.all().await?;
+    let stats = running.stop().await?;
+    let elapsed = start.elapsed();
+    seen.expect_all()?;
+    check(&stats, jobs)?;
+    Ok(elapsed)
+}
+
+/// Fails unless the workers say themselves that they have settled all, and nothing else happened.
+fn check(stats: &StatsSnapshot, jobs: u64) -> Result<()> {
+    let received: u64 = stats.mailboxes.iter().map(|mailbox| mailbox.received).sum();
+    expect_eq("jobs received, by the stats", received, jobs)?;
+    expect_eq("jobs processed, by the stats", stats.processed, jobs)?;
+    expect_eq("jobs succeeded, by the stats", stats.succeeded, jobs)?;
+    expect_eq("jobs returned, by the stats", stats.returned, 0)?;
+    expect_eq("leases lost, by the stats", stats.leases_lost, 0)?;
+    expect_eq("jobs unsettled, by the stats", stats.unsettled, 0)?;
+    expect_eq("jobs in flight, by the stats", stats.in_flight, 0)
+}
