@@ -45,6 +45,12 @@ fn the_redis_suite_prints_rows_of_the_agreed_form() {
 }
 
 #[test]
+fn the_runtime_suite_prints_rows_of_the_agreed_form() {
+    let rows = bench(&["runtime", "--quick", "--rounds", "1", "--json"]);
+    check(&rows, "runtime", 74);
+}
+
+#[test]
 fn the_cluster_suite_prints_rows_of_the_agreed_form() {
     let rows = bench(&["cluster", "--quick", "--rounds", "1", "--json"]);
     check(&rows, "cluster", 150);

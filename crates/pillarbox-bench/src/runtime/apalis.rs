@@ -11,14 +11,13 @@
 //! for with inboxes of 64; `lock_tasks(false)`; and on Redis `emit_events(false)`.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use apalis::prelude::*;
 use apalis_redis::RedisStorage;
 use apalis_sqlite::SqliteStorage;
 use redis::cmd;
 
-use super::load::{Job, WORKERS};
+use super::load::{Job, Stopwatch, Took, WORKERS};
 use crate::apalis::{Handled, Running, handle, when_told};
 use crate::measure::{Result, expect_eq};
 use crate::redis::native::connect;
@@ -38,7 +37,7 @@ pub(super) enum Tuned {
 
 /// Fills a queue in a file and has a worker empty it. Says how long it took from the start of the
 /// worker until it has stopped.
-pub(super) async fn drain_sqlite(path: &Path, jobs: u64, tuned: Tuned) -> Result<Duration> {
+pub(super) async fn drain_sqlite(path: &Path, jobs: u64, tuned: Tuned) -> Result<Took> {
     let pool = open(path).await?;
     let mut config = apalis_sqlite::Config::default().queue("jobs");
     if let Tuned::Yes { batch } = tuned {
@@ -52,7 +51,7 @@ pub(super) async fn drain_sqlite(path: &Path, jobs: u64, tuned: Tuned) -> Result
     let handled = Handled::default();
     let worker = WorkerBuilder::new("bench").backend(storage.poll_with_strategy(told));
     let worker = worker.data(handled.clone());
-    let start = Instant::now();
+    let watch = Stopwatch::start()?;
     let running = match tuned {
         Tuned::No => {
             let worker = worker.concurrency(WORKERS).build(handle);
@@ -66,18 +65,18 @@ pub(super) async fn drain_sqlite(path: &Path, jobs: u64, tuned: Tuned) -> Result
     tell.unbounded_send(())?;
     handled.wait_for(jobs).await?;
     running.stop().await?;
-    let elapsed = start.elapsed();
+    let took = watch.stop()?;
 
     handled.tally().expect_all(jobs)?;
     let done = sqlx::query_scalar("SELECT count(*) FROM Jobs WHERE status = 'Done'");
     let done: i64 = done.fetch_one(&pool).await?;
     expect_eq("jobs that are marked done", done as u64, jobs)?;
     pool.close().await;
-    Ok(elapsed)
+    Ok(took)
 }
 
 /// The same on a server.
-pub(super) async fn drain_redis(url: &str, jobs: u64, tuned: Tuned) -> Result<Duration> {
+pub(super) async fn drain_redis(url: &str, jobs: u64, tuned: Tuned) -> Result<Took> {
     let mut config = apalis_redis::Config::default().queue("jobs");
     if let Tuned::Yes { batch } = tuned {
         config = config.batch_size(batch).lock_tasks(false).emit_events(false);
@@ -92,7 +91,7 @@ pub(super) async fn drain_redis(url: &str, jobs: u64, tuned: Tuned) -> Result<Du
     let handled = Handled::default();
     let worker = WorkerBuilder::new("bench").backend(storage.poll_with_strategy(told));
     let worker = worker.data(handled.clone());
-    let start = Instant::now();
+    let watch = Stopwatch::start()?;
     let running = match tuned {
         Tuned::No => {
             let worker = worker.concurrency(WORKERS).build(handle);
@@ -106,12 +105,12 @@ pub(super) async fn drain_redis(url: &str, jobs: u64, tuned: Tuned) -> Result<Du
     tell.unbounded_send(())?;
     handled.wait_for(jobs).await?;
     running.stop().await?;
-    let elapsed = start.elapsed();
+    let took = watch.stop()?;
 
     handled.tally().expect_all(jobs)?;
     let done = cmd("SCARD").arg(done_set).query_async(&mut connect(url).await?).await?;
     expect_eq("jobs that are marked done", done, jobs)?;
-    Ok(elapsed)
+    Ok(took)
 }
 
 fn batches(jobs: u64) -> impl Iterator<Item = Vec<Job>> {

@@ -12,21 +12,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use pillarbox_core::{Mailbox, Receive};
 use tokio::task::JoinSet;
 
-use super::load::{Job, Seen, WAIT, WORKERS, fill};
+use super::load::{Job, Seen, Stopwatch, Took, WAIT, WORKERS, fill};
 use crate::measure::Result;
 
 /// Fills a mailbox and has loops empty it. Says how long it took until all was acknowledged.
-pub(super) async fn drain(mailbox: &Mailbox<Job>, at_most: usize, jobs: u64) -> Result<Duration> {
+pub(super) async fn drain(mailbox: &Mailbox<Job>, at_most: usize, jobs: u64) -> Result<Took> {
     fill(mailbox, jobs).await?;
     let seen = Seen::none_of(jobs);
     let left = Arc::new(AtomicU64::new(jobs));
     let mut loops = JoinSet::new();
-    let start = Instant::now();
+    let watch = Stopwatch::start()?;
     for _ in 0..WORKERS {
         loops.spawn(consume(mailbox.clone(), at_most, seen.clone(), left.clone()));
     }
@@ -34,10 +33,10 @@ pub(super) async fn drain(mailbox: &Mailbox<Job>, at_most: usize, jobs: u64) -> 
     if let Some(ended) = loops.join_next().await {
         ended??;
     }
-    let elapsed = start.elapsed();
+    let took = watch.stop()?;
     loops.shutdown().await;
     seen.expect_all()?;
-    Ok(elapsed)
+    Ok(took)
 }
 
 async fn consume(

@@ -14,7 +14,7 @@
 //! empty, results wait until it has slept: that is in the time here, once, at the end.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use capp::manager::{
     MailboxConfig, MailboxRuntime, ServiceRequest, ServiceStackOptions, build_service_stack,
@@ -24,7 +24,7 @@ use capp::tower::{ServiceBuilder, service_fn};
 pub(super) use capp_queue::Task;
 use capp_queue::{AbstractTaskQueue, InMemoryTaskQueue, JsonSerializer, TaskQueueError};
 
-use super::load::{Job, Seen, WORKERS};
+use super::load::{Job, Seen, Stopwatch, Took, WORKERS};
 use crate::measure::Result;
 
 /// How it is configured.
@@ -38,21 +38,21 @@ pub(super) enum Tuned {
 
 /// Fills a queue and has the runtime empty it. Says how long it took from its start until it has
 /// stopped, and so has acknowledged every job.
-pub(super) async fn drain(jobs: u64, tuned: Tuned) -> Result<Duration> {
+pub(super) async fn drain(jobs: u64, tuned: Tuned) -> Result<Took> {
     let queue = queue();
     for seq in 0..jobs {
         queue.push(&Task::new(Job::new(seq))).await?;
     }
     let seen = Seen::none_of(jobs);
-    let start = Instant::now();
+    let watch = Stopwatch::start()?;
     let of_handler = seen.clone();
     let runtime = spawn(&queue, tuned, move |job| of_handler.add(job));
     seen.all().await?;
     runtime.shutdown().await;
-    let elapsed = start.elapsed();
+    let took = watch.stop()?;
     seen.expect_all()?;
     match queue.pop().await {
-        Err(TaskQueueError::QueueEmpty) => Ok(elapsed),
+        Err(TaskQueueError::QueueEmpty) => Ok(took),
         Err(error) => Err(error.into()),
         Ok(_) => Err("there are messages left".into()),
     }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pillarbox_core::Mailbox;
 use tokio::sync::Notify;
 
 pub(super) use crate::load::{Job, WAIT};
-use crate::measure::{Result, expect_eq};
+use crate::measure::{Result, expect_eq, per_second};
+use crate::process::CpuClock;
 use crate::tally::Tally;
 
 /// How many handle jobs at the same time.
@@ -62,6 +63,42 @@ impl Seen {
 
     fn count(&self) -> u64 {
         self.counts.count.load(Ordering::Acquire)
+    }
+}
+
+/// Measures how long all jobs take, and how much of this process's CPU time.
+#[derive(Debug)]
+pub(super) struct Stopwatch {
+    start: Instant,
+    clock: CpuClock,
+    used_before: Duration,
+}
+
+/// What all jobs took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Took {
+    elapsed: Duration,
+    cpu: Duration,
+}
+
+impl Stopwatch {
+    /// Starts, once all threads are there that are to be watched.
+    pub(super) fn start() -> Result<Self> {
+        let clock = CpuClock::new()?;
+        let used_before = clock.read()?;
+        Ok(Self { start: Instant::now(), clock, used_before })
+    }
+
+    pub(super) fn stop(self) -> Result<Took> {
+        let elapsed = self.start.elapsed();
+        Ok(Took { elapsed, cpu: self.clock.read()? - self.used_before })
+    }
+}
+
+impl Took {
+    /// Jobs per second, and microseconds of CPU time for each.
+    pub(super) fn figures(self, jobs: u64) -> [f64; 2] {
+        [per_second(jobs, self.elapsed), self.cpu.as_secs_f64() * 1e6 / jobs as f64]
     }
 }
 

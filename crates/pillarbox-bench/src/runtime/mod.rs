@@ -2,7 +2,7 @@
 //!
 //! | case | what it asks |
 //! |---|---|
-//! | no-op jobs | how many jobs go through four workers, and what the runtime costs on top of the mailbox |
+//! | no-op jobs | how many jobs go through four workers, and what the runtime costs on top of the mailbox, also in CPU time |
 //! | from send to the handler | how soon an idle worker has a message |
 //! | idle workers | what it costs to have nothing to do |
 //! | not watched | what events and metrics cost those who want them |

@@ -9,18 +9,17 @@
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use metrics::{
     Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString,
 };
 use pillarbox_runtime::Event;
 
-use super::load::{Seen, fill};
+use super::load::{Seen, Took, fill};
 use super::ours;
 use super::store::Address;
-use crate::measure::{Case, Plan, Result, expect_eq, on_two_threads, per_second};
-use crate::report::Unit;
+use super::throughput::figures;
+use crate::measure::{Case, Plan, Result, expect_eq, on_two_threads};
 
 /// Who watches.
 #[derive(Debug, Clone, Copy, Default)]
@@ -33,9 +32,9 @@ struct Watched {
 pub(super) fn case(plan: &Plan, inbox: usize) -> Case {
     let jobs = plan.pick(400_000, 4_000);
     let run =
-        move |watched: Watched| Ok(per_second(jobs, on_two_threads(drain(inbox, jobs, watched))?));
+        move |watched: Watched| Ok(on_two_threads(drain(inbox, jobs, watched))?.figures(jobs));
     let name = format!("no-op jobs, memory, inbox {inbox}, not watched");
-    Case::new(name, Unit::MessagesPerSecond, move || run(Watched::default()))
+    Case::several(name.clone(), figures(&name), move || run(Watched::default()))
         .against("with a listener to events", move || {
             run(Watched { by_events: true, by_metrics: false })
         })
@@ -45,7 +44,7 @@ pub(super) fn case(plan: &Plan, inbox: usize) -> Case {
         .against("with both", move || run(Watched { by_events: true, by_metrics: true }))
 }
 
-async fn drain(inbox: usize, jobs: u64, watched: Watched) -> Result<Duration> {
+async fn drain(inbox: usize, jobs: u64, watched: Watched) -> Result<Took> {
     let sums = Sums::switch(watched.by_metrics)?;
     let before = sums.all();
     let opened = Address::Memory.open().await?;
@@ -63,7 +62,7 @@ async fn drain(inbox: usize, jobs: u64, watched: Watched) -> Result<Duration> {
         }
         heard + events.missed()
     });
-    let elapsed = ours::run(workers, &seen, jobs).await?;
+    let took = ours::run(workers, &seen, jobs).await?;
     opened.close().await?;
 
     // Received, started and succeeded, and at last draining and drained.
@@ -72,7 +71,7 @@ async fn drain(inbox: usize, jobs: u64, watched: Watched) -> Result<Duration> {
     // Received and settled are counted, and how long it took is recorded.
     let recorded = if watched.by_metrics { 3 * jobs } else { 0 };
     expect_eq("things recorded", sums.all() - before, recorded)?;
-    Ok(elapsed)
+    Ok(took)
 }
 
 /// A recorder that only adds up, and can be switched off.

@@ -4,12 +4,10 @@
 //! guard against panics, and goes back to be settled; its lease is watched, it is counted in the
 //! stats, and metrics, events and spans are there for whoever listens, which here is nobody.
 
-use std::time::{Duration, Instant};
-
 use pillarbox_core::Mailbox;
 use pillarbox_runtime::{Context, Ready, StatsSnapshot, Worker};
 
-use super::load::{Job, Seen, WORKERS, fill};
+use super::load::{Job, Seen, Stopwatch, Took, WORKERS, fill};
 use crate::measure::{Result, expect_eq};
 
 /// Workers that only count.
@@ -26,22 +24,22 @@ async fn handle(job: Job, Context(seen): Context<Seen>) -> Result<()> {
 
 /// Fills a mailbox and has workers empty it. Says how long they took from their start until they
 /// have stopped, and so have settled every job.
-pub(super) async fn drain(mailbox: &Mailbox<Job>, inbox: usize, jobs: u64) -> Result<Duration> {
+pub(super) async fn drain(mailbox: &Mailbox<Job>, inbox: usize, jobs: u64) -> Result<Took> {
     fill(mailbox, jobs).await?;
     let seen = Seen::none_of(jobs);
     run(workers(mailbox, inbox, &seen), &seen, jobs).await
 }
 
 /// Runs workers until they have seen all jobs, and stops them.
-pub(super) async fn run(workers: Counting, seen: &Seen, jobs: u64) -> Result<Duration> {
-    let start = Instant::now();
+pub(super) async fn run(workers: Counting, seen: &Seen, jobs: u64) -> Result<Took> {
+    let watch = Stopwatch::start()?;
     let running = workers.start();
     seen.all().await?;
     let stats = running.stop().await?;
-    let elapsed = start.elapsed();
+    let took = watch.stop()?;
     seen.expect_all()?;
     check(&stats, jobs)?;
-    Ok(elapsed)
+    Ok(took)
 }
 
 /// Fails unless the workers say themselves that they have settled all, and nothing else happened.

@@ -4,13 +4,15 @@
 //! settled. Each contestant gets about as many jobs as it handles in a second or two, so that starts
 //! and ends weigh little with all of them, and the slow ones do not take all day. Jobs are JSON with
 //! a number and 256 bytes of text; every handler checks the length and counts the number in.
+//!
+//! The same runs say how much CPU time of this process a job took, with that of the threads which a
+//! backend has; a server's is not in it. The rate of workers in memory depends on how much two threads
+//! have to wake each other, and so varies more than that.
 
-use std::time::Duration;
-
-use super::load::WORKERS;
+use super::load::{Took, WORKERS};
 use super::store::{Address, Kind, Store};
 use super::{apalis, bare, capp, ours};
-use crate::measure::{Case, Plan, Result, on_two_threads, per_second};
+use crate::measure::{Case, Figure, Plan, Result, on_two_threads};
 use crate::report::Unit;
 
 /// The room in inboxes that peers are tuned after.
@@ -23,14 +25,14 @@ fn places(inbox: usize) -> usize {
 
 /// Workers with inboxes for so many, on one kind of backend.
 pub(super) fn case(plan: &Plan, kind: Kind, inbox: usize) -> Case {
-    let jobs = jobs(plan, kind);
+    let jobs = jobs(plan, kind, inbox);
     let name = format!("no-op jobs, {}, inbox {inbox}", kind.name());
-    let mut case = Case::new(name, Unit::MessagesPerSecond, move || {
+    let mut case = Case::several(name.clone(), figures(&name), move || {
         on_store(kind, jobs, async |address| {
             let opened = address.open().await?;
-            let elapsed = ours::drain(&opened.mailbox, inbox, jobs).await?;
+            let took = ours::drain(&opened.mailbox, inbox, jobs).await?;
             opened.close().await?;
-            Ok(elapsed)
+            Ok(took)
         })
     });
     for at_most in [inbox + 1, places(inbox)] {
@@ -38,9 +40,9 @@ pub(super) fn case(plan: &Plan, kind: Kind, inbox: usize) -> Case {
         case = case.against(other, move || {
             on_store(kind, jobs, async |address| {
                 let opened = address.open().await?;
-                let elapsed = bare::drain(&opened.mailbox, at_most, jobs).await?;
+                let took = bare::drain(&opened.mailbox, at_most, jobs).await?;
                 opened.close().await?;
-                Ok(elapsed)
+                Ok(took)
             })
         });
     }
@@ -50,19 +52,29 @@ pub(super) fn case(plan: &Plan, kind: Kind, inbox: usize) -> Case {
     }
 }
 
+/// The rate, and the CPU time, which tells more of the code where a machine has others to serve.
+pub(super) fn figures(name: &str) -> [Figure; 2] {
+    [
+        Figure::median(name, Unit::MessagesPerSecond),
+        Figure::median(format!("{name}, CPU per job"), Unit::CpuMicrosPerMessage),
+    ]
+}
+
 /// How many jobs ours, and the loops without it, are given.
-fn jobs(plan: &Plan, kind: Kind) -> u64 {
+fn jobs(plan: &Plan, kind: Kind, inbox: usize) -> u64 {
     match kind {
         Kind::Memory => plan.pick(400_000, 4_000),
-        Kind::Sqlite => plan.pick(40_000, 1_000),
-        Kind::Redis => plan.pick(100_000, 1_000),
+        // Few in a call are few in a sync.
+        Kind::Sqlite if inbox < LARGE_INBOX => plan.pick(8_000, 500),
+        Kind::Sqlite => plan.pick(60_000, 1_000),
+        Kind::Redis => plan.pick(80_000, 1_000),
     }
 }
 
 fn against_capp(case: Case, plan: &Plan) -> Case {
     let jobs = plan.pick(200_000, 2_000);
     let at_a_time = places(LARGE_INBOX);
-    let run = move |tuned| Ok(per_second(jobs, on_two_threads(capp::drain(jobs, tuned))?));
+    let run = move |tuned| Ok(on_two_threads(capp::drain(jobs, tuned))?.figures(jobs));
     case.against("capp runtime", move || run(capp::Tuned::No))
         .against("capp runtime, tuned", move || run(capp::Tuned::Yes { at_a_time }))
 }
@@ -85,12 +97,12 @@ fn against_apalis(case: Case, plan: &Plan, kind: Kind) -> Case {
         .against(format!("{peer}, tuned"), move || run(more, apalis::Tuned::Yes { batch }))
 }
 
-/// Runs on a fresh store, and says how many jobs were done per second.
+/// Runs on a fresh store, and says how many jobs were done per second, and how much CPU time each took.
 fn on_store(
     kind: Kind,
     jobs: u64,
-    run: impl AsyncFnOnce(Address) -> Result<Duration>,
-) -> Result<f64> {
+    run: impl AsyncFnOnce(Address) -> Result<Took>,
+) -> Result<[f64; 2]> {
     let store = Store::fresh(kind)?;
-    Ok(per_second(jobs, on_two_threads(run(store.address()))?))
+    Ok(on_two_threads(run(store.address()))?.figures(jobs))
 }
