@@ -40,7 +40,7 @@ impl Kind {
 pub(super) enum Store {
     Memory,
     Sqlite(TempDir),
-    Redis(RedisServer),
+    Redis(Box<RedisServer>),
 }
 
 /// How a store is found, also by another process.
@@ -64,7 +64,7 @@ impl Store {
         Ok(match kind {
             Kind::Memory => Self::Memory,
             Kind::Sqlite => Self::Sqlite(place::fresh()?),
-            Kind::Redis => Self::Redis(redis::fresh(redis::Kept::EverySecond)),
+            Kind::Redis => Self::Redis(Box::new(redis::fresh(redis::Kept::EverySecond))),
         })
     }
 
