@@ -86,6 +86,14 @@ impl Running {
         Self { stop, task }
     }
 
+    /// Waits for something that the worker does. Fails if the worker ends instead.
+    pub(crate) async fn until(&mut self, done: impl Future<Output = Result<()>>) -> Result<()> {
+        tokio::select! {
+            done = done => done,
+            ended = &mut self.task => Err(format!("the worker has ended early: {:?}", ended?).into()),
+        }
+    }
+
     /// Waits until the worker has ended, and so has written that all jobs are done.
     pub(crate) async fn stop(self) -> Result<()> {
         let _ = self.stop.send(());
