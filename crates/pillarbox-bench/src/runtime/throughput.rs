@@ -7,8 +7,8 @@
 //! a number and 256 bytes of text; every handler checks the length and counts the number in.
 //!
 //! The same runs say how much CPU time of this process a job took, with that of the threads which a
-//! backend has; a server's is not in it. The rate of workers in memory depends on how much two threads
-//! have to wake each other, and so varies more than that.
+//! backend has; a server's is not in it. In memory that is the figure to compare by where the machine
+//! has others to serve: rates fall with what they leave over, the CPU time does not fall or rise much.
 
 use super::load::{Took, WORKERS};
 use super::store::{Address, Kind, Store};
