@@ -24,7 +24,7 @@ use crate::dispatcher::{
     Action, Assigned, Dispatcher, Event, Finished, LaneKind, Mode, Note, Verdict, What,
 };
 use crate::event::{self, About};
-use crate::inbox::{Common, WorkerResult, WorkerTask};
+use crate::inbox::{Common, WorkerResult, WorkerTask, yield_behind_others};
 use crate::metrics::{GroupMetrics, QueueMetrics};
 use crate::outbox::{Outbox, Sender, each};
 use crate::producer::ProducerMsg;
@@ -156,6 +156,14 @@ impl Driver {
             }
             self.set_timer(now);
             std::future::poll_fn(|context| self.take_in(context)).await;
+            // Those who are about to say something may say it first: what comes together is handled
+            // together.
+            yield_behind_others().await;
+            std::future::poll_fn(|context| {
+                let _ = self.take_in(context);
+                Poll::Ready(())
+            })
+            .await;
             let now = Instant::now();
             while let Some(event) = self.events.pop_front() {
                 self.dispatcher.handle(event, now);

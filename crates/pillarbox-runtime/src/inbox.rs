@@ -162,7 +162,7 @@ impl fmt::Debug for WorkerTask {
 /// The dispatcher, which was just told of a result, may be next on this very thread, where no other thread
 /// can take it from. If the next handler blocks its thread, the dispatcher must not be stuck behind it:
 /// leases would end, and other workers would have nothing to do.
-async fn yield_behind_others() {
+pub(crate) async fn yield_behind_others() {
     let mut has_yielded = false;
     std::future::poll_fn(|context| {
         if std::mem::replace(&mut has_yielded, true) {
