@@ -32,6 +32,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tracing::Level;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::Cli;
 use crate::context::Context;
@@ -80,7 +83,8 @@ fn run(context: &mut Context, cli: Cli) -> Result<()> {
     result
 }
 
-/// Shows what the backends warn of, and more where asked for.
+/// Shows what the backends warn of, and more where asked for. What the workers of the demo warn of is what
+/// the demo shows.
 fn log_to_stderr(verbose: u8) {
     let level = match verbose {
         0 => Level::WARN,
@@ -88,10 +92,11 @@ fn log_to_stderr(verbose: u8) {
         2 => Level::DEBUG,
         _ => Level::TRACE,
     };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
+    let workers = if verbose == 0 { Level::ERROR } else { level };
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .without_time()
-        .with_target(false)
-        .init();
+        .with_target(false);
+    let shown = Targets::new().with_default(level).with_target("pillarbox_runtime", workers);
+    tracing_subscriber::registry().with(lines).with(shown).init();
 }

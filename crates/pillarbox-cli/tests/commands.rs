@@ -275,7 +275,12 @@ fn demo() {
     let found: Vec<_> = named.iter().map(|line| place.ok(line)).collect();
     assert!(found[0].contains("demo-dead"), "{found:?}");
     assert_eq!(found[1].lines().count(), dead + 1, "{found:?}");
-    assert!(found[2].contains("\"attributes\":{\"deliveries\":\"3\",\"error\":"), "{found:?}");
+    assert!(found[2].contains("\"pillarbox.dead.deliveries\":\"3\""), "{found:?}");
+    assert!(found[2].contains("\"pillarbox.dead.error\":"), "{found:?}");
+    assert!(found[2].contains("\"pillarbox.dead.source\":\"demo\""), "{found:?}");
+    // Moved back, they are tasks again, with the body that they had.
+    let (back, bodies) = (place.ok("dump demo --url sqlite:demo.db"), "Summarise document");
+    assert_eq!((back.lines().count(), back.matches(bodies).count()), (dead, dead), "{back}");
 }
 
 #[test]

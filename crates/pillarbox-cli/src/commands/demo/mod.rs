@@ -1,7 +1,7 @@
 //! `pillarbox demo`: tasks, workers, failures, retries and dead letters.
 //!
-//! The workers are a plain loop over a mailbox, in `worker`; what happens to each task is told here
-//! and shown by `view`.
+//! The runtime does the work: what a worker does with a task is in `worker`, what the runtime tells of it
+//! is counted by `tally` and shown by `view`.
 
 mod tally;
 mod view;
@@ -9,15 +9,15 @@ mod worker;
 
 use std::time::{Duration, Instant};
 
+use pillarbox::runtime::{Backoff, DeadLetters, Event, Events, StatsSnapshot, Worker};
 use pillarbox::{Mailbox, Mailboxes, SendOptions};
 use rand::Rng;
 use serde::Serialize;
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 
-use self::tally::{Event, Tally};
+use self::tally::Tally;
 use self::view::View;
-use self::worker::{Task, Worker};
+use self::worker::{Luck, Task};
 use super::using;
 use crate::args;
 use crate::context::Context;
@@ -48,8 +48,8 @@ pub(crate) async fn run(context: &mut Context, args: args::Demo) -> Result<()> {
     };
     using(pillarbox::open(url.reveal()).await?, async |backend| {
         let start = Instant::now();
-        let tally = perform(context, backend, &url, &args, &interrupt).await?;
-        summarise(context, &url, &args, &tally, start.elapsed())?;
+        let stats = perform(context, backend, &url, &args, &interrupt).await?;
+        summarise(context, &url, &args, &stats, start.elapsed())?;
         if interrupt.is_told() { Err(Failure::Interrupted) } else { Ok(()) }
     })
     .await
@@ -72,7 +72,7 @@ async fn perform(
     url: &BackendUrl,
     args: &args::Demo,
     interrupt: &Interrupt,
-) -> Result<Tally> {
+) -> Result<StatsSnapshot> {
     let tasks: Mailbox<Task> = backend.mailbox(TASKS)?;
     let dead: Mailbox<Task> = backend.mailbox(DEAD)?;
     for mailbox in [&tasks, &dead] {
@@ -86,36 +86,85 @@ async fn perform(
     }
     let todo: Vec<_> = (1..=args.tasks as u64).map(Task::new).collect();
     let sent = tasks.send_batch_with(todo.iter().map(|task| (task, SendOptions::new()))).await?;
-    sent.all()?;
+    let tally = Tally::new(sent.all()?);
 
-    // Workers tell what they do; bounded, so that they cannot run ahead of what is shown.
-    let (tell, mut told) = mpsc::channel::<Event>(64);
-    let (stop, stopped) = watch::channel(false);
-    let mut workers = JoinSet::new();
-    for number in 1..=args.workers {
-        let worker = Worker {
-            number,
-            tasks: tasks.clone(),
-            dead: dead.clone(),
-            tell: tell.clone(),
-            stopped: stopped.clone(),
-            seed: args.seed,
-            max_retries: args.max_retries,
-            fast: args.fast,
-        };
-        workers.spawn(worker.run());
+    let luck = Luck { seed: args.seed, fast: args.fast };
+    let step = luck.scaled(Duration::from_millis(400));
+    let worker = Worker::new(tasks)
+        .context(luck)
+        .handler(worker::work)
+        .workers(args.workers)
+        // A task takes longer than it takes to fetch one, so none need wait beside a worker.
+        .inbox(0)
+        .retry(Backoff::linear(step, Duration::MAX))
+        .max_retries(args.max_retries)
+        .dead_letters(DeadLetters::to(&dead))
+        .depth_every(Duration::from_secs(1));
+    let heard = Heard {
+        events: worker.control().events(),
+        stats: worker.control().stats(),
+        tally,
+        is_depth_exact: dead.capabilities().exact_counts,
+    };
+    let (stop, mut stopped) = watch::channel(false);
+    // In a task of its own, so that a terminal that is held up does not hold up the leases.
+    let work = tokio::spawn(worker.run_until(async move {
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    }));
+    let view = View::new(context, args.tasks, args.workers);
+    let shown = follow(context, url, view, heard, &stop, interrupt).await;
+    stop.send_replace(true);
+    let ended = work.await;
+    shown?;
+    match ended {
+        Ok(ended) => Ok(ended?),
+        Err(error) => Err(Failure::Other(format!("the workers failed: {error}"))),
     }
-    drop(tell);
+}
 
-    let mut view = View::new(context, args.tasks, args.workers);
-    let mut tally = Tally::default();
+/// What the runtime tells.
+struct Heard {
+    events: Events,
+    stats: watch::Receiver<StatsSnapshot>,
+    tally: Tally,
+    is_depth_exact: bool,
+}
+
+/// Shows what happens until the workers are gone, and stops them when there is nothing left to do, or
+/// the user has had enough.
+async fn follow(
+    context: &mut Context,
+    url: &BackendUrl,
+    mut view: View,
+    heard: Heard,
+    stop: &watch::Sender<bool>,
+    interrupt: &Interrupt,
+) -> Result<()> {
+    let Heard { mut events, mut stats, mut tally, is_depth_exact } = heard;
+    let mut is_failing = false;
     loop {
         tokio::select! {
-            event = told.recv() => {
-                let Some(event) = event else { break };
-                tally.add(&event);
-                view.show(context, &event, &tally)?;
-                if tally.finished() == args.tasks as u64 {
+            event = events.next() => {
+                let Some(event) = event else { return Ok(()) };
+                if let Some(news) = tally.add(&event) {
+                    view.show(context, &news, &tally)?;
+                }
+                match event {
+                    Event::ReceiveFailed { error, .. } if !is_failing => {
+                        let error = url.hide_secrets_in(&error.to_string());
+                        view.note(context, &format!("trying again: {error}"));
+                        is_failing = true;
+                    }
+                    Event::Recovered { .. } => is_failing = false,
+                    _ => {}
+                }
+                if tally.is_complete() {
+                    stop.send_replace(true);
+                }
+            }
+            // Somebody else may have taken some: then it is over as well when nothing is left.
+            Ok(()) = stats.changed(), if is_depth_exact => {
+                if stats.borrow_and_update().mailboxes.iter().all(|tasks| tasks.depth == Some(0)) {
                     stop.send_replace(true);
                 }
             }
@@ -125,35 +174,31 @@ async fn perform(
             }
         }
     }
-    for ended in workers.join_all().await {
-        ended?;
-    }
-    Ok(tally)
 }
 
 fn summarise(
     context: &mut Context,
     url: &BackendUrl,
     args: &args::Demo,
-    tally: &Tally,
+    stats: &StatsSnapshot,
     elapsed: Duration,
 ) -> Result<()> {
     if context.out.is_json() {
         return context.out.json(&Line {
             url: url.to_string(),
             tasks: args.tasks,
-            processed: tally.processed(),
-            succeeded: tally.succeeded,
-            retried: tally.retried,
-            dead_lettered: tally.dead_lettered,
+            processed: stats.processed,
+            succeeded: stats.succeeded,
+            retried: stats.retried,
+            dead_lettered: stats.dead_lettered,
             elapsed_seconds: elapsed.as_millis() as f64 / 1e3,
         });
     }
     let rows = [
-        ("processed", format!("{} times, for {} tasks", tally.processed(), args.tasks)),
-        ("succeeded", tally.succeeded.to_string()),
-        ("retried", tally.retried.to_string()),
-        ("dead-lettered", tally.dead_lettered.to_string()),
+        ("processed", format!("{} times, for {} tasks", stats.processed, args.tasks)),
+        ("succeeded", stats.succeeded.to_string()),
+        ("retried", stats.retried.to_string()),
+        ("dead-lettered", stats.dead_lettered.to_string()),
         ("elapsed", time::measured(elapsed)),
         ("backend", url.to_string()),
     ];

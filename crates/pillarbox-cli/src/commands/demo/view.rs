@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::tally::{Event, Tally, What};
+use super::tally::{News, Tally, What};
 use crate::context::Context;
 use crate::failure::Result;
 use crate::output::{Style, time};
@@ -31,20 +31,15 @@ impl View {
         Self { live, quiet: out.is_json() }
     }
 
-    pub(crate) fn show(
-        &mut self,
-        context: &mut Context,
-        event: &Event,
-        tally: &Tally,
-    ) -> Result<()> {
+    pub(crate) fn show(&mut self, context: &mut Context, news: &News, tally: &Tally) -> Result<()> {
         match &mut self.live {
             Some(live) => {
-                live.show(event, tally);
+                live.show(news, tally);
                 Ok(())
             }
-            None if self.quiet || matches!(event.what, What::Started) => Ok(()),
+            None if self.quiet || matches!(news.what, What::Started) => Ok(()),
             None => {
-                let Event { worker, task, attempt, what } = event;
+                let News { worker, task, attempt, what } = news;
                 let what = describe(what, *attempt, context.out.style());
                 context.out.line(&format!("worker {worker}  task {task:>3}  {what}"))?;
                 context.out.flush()
@@ -52,9 +47,18 @@ impl View {
         }
     }
 
+    /// Says what is good to know for the moment.
     pub(crate) fn say(&self, text: &str) {
         if let Some(live) = &self.live {
             live.whole.set_message(text.to_owned());
+        }
+    }
+
+    /// Says what must not be missed.
+    pub(crate) fn note(&self, context: &Context, text: &str) {
+        match &self.live {
+            Some(live) => live.bars.suspend(|| context.out.note(text)),
+            None => context.out.note(text),
         }
     }
 }
@@ -78,8 +82,8 @@ impl Live {
         Self { bars, whole, workers, style }
     }
 
-    fn show(&self, event: &Event, tally: &Tally) {
-        let Event { worker, task, attempt, what } = event;
+    fn show(&self, news: &News, tally: &Tally) {
+        let News { worker, task, attempt, what } = news;
         let text = format!("task {task:>3}  {}", describe(what, *attempt, self.style));
         if matches!(what, What::Dead { .. }) {
             // Stays to be seen, above all that moves.
@@ -89,7 +93,7 @@ impl Live {
             line.set_message(text);
         }
         self.whole.set_position(tally.finished());
-        let Tally { succeeded, retried, dead_lettered } = tally;
+        let Tally { succeeded, retried, dead_lettered, .. } = tally;
         self.whole
             .set_message(format!("{succeeded} done, {retried} retried, {dead_lettered} dead"));
     }
@@ -126,5 +130,9 @@ fn describe(what: &What, attempt: u32, style: Style) -> String {
         What::Dead { error } => {
             format!("{} after attempt {attempt}: {error}", style.bad("dead letter"))
         }
+        What::Lost => format!(
+            "{} attempt {attempt}: its lease ended, so it is delivered again",
+            style.warn("lost")
+        ),
     }
 }
