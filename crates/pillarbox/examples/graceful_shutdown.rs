@@ -56,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .no_timeout()
         .drain_for(Duration::from_millis(800))
         .on_shutdown(|| async {
-            println!("hook      the workers have ended: write the last metrics")
+            println!("hook      the workers have ended: write the last metrics");
         })
         .on_shutdown(|| async { println!("hook      close the pool of connections") })
         .start();
