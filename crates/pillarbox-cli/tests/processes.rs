@@ -215,6 +215,23 @@ fn an_interrupted_demo_finishes_what_runs_and_keeps_the_rest() {
     assert_eq!(held as usize, 100 - done, "{rest}");
 }
 
+#[test]
+fn a_demo_whose_tasks_are_taken_away_comes_to_an_end() {
+    let place = Place::new();
+    let mut child = place.start("demo --url sqlite:pillarbox.db");
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    stdout.read_line(&mut first).unwrap();
+    place.ok("purge demo --yes");
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
+    let shown = format!("{first}{rest}");
+    let done = shown.lines().filter(|line| line.contains("done in")).count();
+    assert!(done < 100 && shown.contains(&format!("succeeded      {done}\n")), "{shown}");
+    assert!(shown.contains("lost attempt 1: its lease ended"), "{shown}");
+}
+
 /// Delays end while the queue is gone through: what was delayed is ready then, behind what was seen.
 #[test]
 fn a_dump_misses_nothing_that_changes_its_state_meanwhile() {

@@ -48,8 +48,8 @@ pub(crate) async fn run(context: &mut Context, args: args::Demo) -> Result<()> {
     };
     using(pillarbox::open(url.reveal()).await?, async |backend| {
         let start = Instant::now();
-        let stats = perform(context, backend, &url, &args, &interrupt).await?;
-        summarise(context, &url, &args, &stats, start.elapsed())?;
+        let (tally, stats) = perform(context, backend, &url, &args, &interrupt).await?;
+        summarise(context, &url, &args, &tally, &stats, start.elapsed())?;
         if interrupt.is_told() { Err(Failure::Interrupted) } else { Ok(()) }
     })
     .await
@@ -72,7 +72,7 @@ async fn perform(
     url: &BackendUrl,
     args: &args::Demo,
     interrupt: &Interrupt,
-) -> Result<StatsSnapshot> {
+) -> Result<(Tally, StatsSnapshot)> {
     let tasks: Mailbox<Task> = backend.mailbox(TASKS)?;
     let dead: Mailbox<Task> = backend.mailbox(DEAD)?;
     for mailbox in [&tasks, &dead] {
@@ -115,9 +115,9 @@ async fn perform(
     let shown = follow(context, url, view, heard, &stop, interrupt).await;
     stop.send_replace(true);
     let ended = work.await;
-    shown?;
+    let tally = shown?;
     match ended {
-        Ok(ended) => Ok(ended?),
+        Ok(stats) => Ok((tally, stats?)),
         Err(error) => Err(Failure::Other(format!("the workers failed: {error}"))),
     }
 }
@@ -139,13 +139,13 @@ async fn follow(
     heard: Heard,
     stop: &watch::Sender<bool>,
     interrupt: &Interrupt,
-) -> Result<()> {
+) -> Result<Tally> {
     let Heard { mut events, mut stats, mut tally, is_depth_exact } = heard;
     let mut is_failing = false;
     loop {
         tokio::select! {
             event = events.next() => {
-                let Some(event) = event else { return Ok(()) };
+                let Some(event) = event else { return Ok(tally) };
                 if let Some(news) = tally.add(&event) {
                     view.show(context, &news, &tally)?;
                 }
@@ -180,6 +180,7 @@ fn summarise(
     context: &mut Context,
     url: &BackendUrl,
     args: &args::Demo,
+    tally: &Tally,
     stats: &StatsSnapshot,
     elapsed: Duration,
 ) -> Result<()> {
@@ -188,17 +189,17 @@ fn summarise(
             url: url.to_string(),
             tasks: args.tasks,
             processed: stats.processed,
-            succeeded: stats.succeeded,
-            retried: stats.retried,
-            dead_lettered: stats.dead_lettered,
+            succeeded: tally.succeeded,
+            retried: tally.retried,
+            dead_lettered: tally.dead_lettered,
             elapsed_seconds: elapsed.as_millis() as f64 / 1e3,
         });
     }
     let rows = [
         ("processed", format!("{} times, for {} tasks", stats.processed, args.tasks)),
-        ("succeeded", stats.succeeded.to_string()),
-        ("retried", stats.retried.to_string()),
-        ("dead-lettered", stats.dead_lettered.to_string()),
+        ("succeeded", tally.succeeded.to_string()),
+        ("retried", tally.retried.to_string()),
+        ("dead-lettered", tally.dead_lettered.to_string()),
         ("elapsed", time::measured(elapsed)),
         ("backend", url.to_string()),
     ];

@@ -21,10 +21,20 @@ pub(crate) struct News {
 #[derive(Debug)]
 pub(crate) enum What {
     Started,
-    Succeeded { took: Duration },
-    Failed { error: Arc<str>, again_in: Duration },
-    Dead { error: Arc<str> },
+    Succeeded {
+        took: Duration,
+    },
+    Failed {
+        error: Arc<str>,
+        again_in: Duration,
+    },
+    Dead {
+        error: Arc<str>,
+    },
+    /// The lease ended first: the work is done once more.
     Lost,
+    /// It was done, but the backend did not answer; if it does not know of it, it is done once more.
+    Unsettled,
 }
 
 /// Which tasks there are, and how often what happened.
@@ -74,6 +84,7 @@ impl Tally {
                 What::Dead { error: error.clone() }
             }
             Event::LeaseLost(_) => What::Lost,
+            Event::Unsettled(_) => What::Unsettled,
             _ => return None,
         };
         let WorkerId(worker) = about.worker_id?;

@@ -130,9 +130,11 @@ fn describe(what: &What, attempt: u32, style: Style) -> String {
         What::Dead { error } => {
             format!("{} after attempt {attempt}: {error}", style.bad("dead letter"))
         }
-        What::Lost => format!(
-            "{} attempt {attempt}: its lease ended, so it is delivered again",
-            style.warn("lost")
-        ),
+        What::Lost => {
+            format!("{} attempt {attempt}: its lease ended", style.warn("lost"))
+        }
+        What::Unsettled => {
+            format!("{} attempt {attempt}: the backend did not answer", style.warn("unsettled"))
+        }
     }
 }
