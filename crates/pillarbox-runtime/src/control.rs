@@ -1,7 +1,8 @@
 //! Telling workers what to do, and hearing what they did.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pillarbox_core::{Mailbox, MessageId, Result, SendOptions};
@@ -59,6 +60,9 @@ pub(crate) struct Shared {
     pub(crate) stats: watch::Sender<StatsSnapshot>,
     pub(crate) bus: EventBus,
     pub(crate) producers: mpsc::Sender<ProducerMsg>,
+    pub(crate) tracer: OnceLock<Arc<dyn Tracer>>,
+    /// The last event was told.
+    pub(crate) is_over: AtomicBool,
 }
 
 impl Control {
@@ -111,9 +115,7 @@ impl Control {
 
     /// Sends to `mailbox` through the dispatcher.
     pub fn producer<T: 'static, R: 'static>(&self, mailbox: &Mailbox<T, R>) -> ProducerHandle<T> {
-        let sender = self.shared.producers.clone();
-        let outlet = Outlet { sender, tracer: None, trace: None };
-        ProducerHandle::new(Arc::new(mailbox.clone()), outlet)
+        ProducerHandle::new(Arc::new(mailbox.clone()), self.shared.outlet())
     }
 
     /// Sends one message to `mailbox` through the dispatcher.
@@ -136,8 +138,15 @@ impl Shared {
         self.bus.emit(event);
     }
 
-    pub(crate) fn outlet(&self, tracer: Option<Arc<dyn Tracer>>) -> Outlet {
-        Outlet { sender: self.producers.clone(), tracer, trace: None }
+    pub(crate) fn outlet(&self) -> Outlet {
+        Outlet { sender: self.producers.clone(), tracer: self.tracer.get().cloned(), trace: None }
+    }
+
+    /// Tells the last event, once.
+    pub(crate) fn say_drained(&self) {
+        if !self.is_over.swap(true, Ordering::Relaxed) {
+            self.emit(|| Event::Drained);
+        }
     }
 }
 

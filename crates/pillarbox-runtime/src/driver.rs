@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::dead_letters::DeadLetters;
 use crate::dispatcher::{
-    Action, Assigned, Dispatcher, Event, Finished, LaneKind, Mode, Note, Verdict, What,
+    Action, Assigned, Dispatcher, Event, Finished, LaneKind, Mode, Note, What,
 };
 use crate::event::{self, About};
 use crate::inbox::{Common, WorkerResult, WorkerTask, yield_behind_others};
@@ -231,8 +231,7 @@ impl Driver {
             }
             WorkerResult::Finished(finished) => {
                 if let Finished { worker, took: Some(took), source, verdict, .. } = &finished {
-                    let is_success = matches!(verdict, Verdict::Done | Verdict::Released { .. });
-                    self.tally.worked(*worker, is_success, *took);
+                    self.tally.worked(*worker, verdict, *took);
                     self.queue_metrics[*source].took(*took);
                 }
                 self.is_dirty = true;
@@ -523,7 +522,7 @@ impl Driver {
         (self.is_dirty, self.published_at) = (true, None);
         self.publish(now);
         let snapshot = self.common.shared.stats.borrow().clone();
-        self.common.shared.emit(|| event::Event::Drained);
+        self.common.shared.say_drained();
         match self.dispatcher.closed() {
             Some(error) => Err(error.clone()),
             None => Ok(snapshot),
@@ -544,23 +543,27 @@ async fn in_time<T>(
     })
 }
 
+/// What is logged of single messages has a target of its own, so that a program that expects failures can
+/// leave it out.
+const DELIVERIES: &str = "pillarbox_runtime::deliveries";
+
 fn log(note: &Note, queue: &pillarbox_core::QueueName) {
     let (message_id, attempt) = (note.id, note.attempt);
     match &note.what {
         What::Failed { failure, then } => {
             let terminal = is_terminal(failure.kind, then);
             let (kind, error) = (failure.kind.as_str(), &*failure.text);
-            tracing::warn!(%queue, %message_id, attempt, kind, error, terminal, "a handler failed");
+            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, kind, error, terminal, "a handler failed");
         }
         What::DeadLettered { failure } => {
             let (error_type, error) = (failure.type_name, &*failure.text);
-            tracing::warn!(%queue, %message_id, attempt, error_type, error, "a message was dead-lettered");
+            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, error_type, error, "a message was dead-lettered");
         }
         What::LeaseLost => {
-            tracing::warn!(%queue, %message_id, attempt, "a lease was lost; somebody else may have the message");
+            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, "a lease was lost; somebody else may have the message");
         }
         What::Unsettled => {
-            tracing::warn!(%queue, %message_id, attempt, "it is not known whether a message was settled");
+            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, "it is not known whether a message was settled");
         }
         _ => {}
     }

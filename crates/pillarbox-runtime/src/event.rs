@@ -69,7 +69,7 @@ pub enum Event {
     LeaseLost(About),
     /// It is not known whether a message was settled. If not, it comes back when its lease ends.
     Unsettled(About),
-    /// A queue could not be received from; it is tried again.
+    /// A queue could not be received from; it is tried again. Told of each attempt.
     ReceiveFailed {
         /// The queue.
         queue: QueueName,
@@ -87,7 +87,8 @@ pub enum Event {
     Resumed,
     /// Somebody said stop: what is running is being finished.
     Draining,
-    /// All is settled, and the workers have ended.
+    /// The workers have ended: the last event there is. It comes also where they never began, because an
+    /// option was refused.
     Drained,
 }
 
@@ -103,6 +104,13 @@ pub struct About {
     pub attempt: u32,
     /// The worker that has it, if one has.
     pub worker_id: Option<WorkerId>,
+}
+
+impl About {
+    /// A delivery that no worker has. Its other fields are there to be set.
+    pub const fn new(queue: QueueName, message_id: MessageId, attempt: u32) -> Self {
+        Self { queue, message_id, attempt, worker_id: None }
+    }
 }
 
 impl Event {
@@ -168,7 +176,7 @@ impl EventBus {
     }
 
     pub(crate) fn subscribe(&self) -> Events {
-        Events { receiver: self.sender.subscribe(), missed: 0 }
+        Events { receiver: self.sender.subscribe(), missed: 0, is_over: false }
     }
 
     pub(crate) fn has_listeners(&self) -> bool {
@@ -188,21 +196,26 @@ impl EventBus {
 pub struct Events {
     receiver: broadcast::Receiver<Event>,
     missed: u64,
+    is_over: bool,
 }
 
 impl Events {
-    /// Waits for the next event. `None` once the workers are gone and all was heard.
+    /// Waits for the next event. `None` after [`Event::Drained`], which is the last.
     ///
     /// Who is more than some thousand events behind misses the oldest; [`missed`](Self::missed) says how
     /// many.
     pub async fn next(&mut self) -> Option<Event> {
-        loop {
+        while !self.is_over {
             match self.receiver.recv().await {
-                Ok(event) => return Some(event),
+                Ok(event) => {
+                    self.is_over = matches!(event, Event::Drained);
+                    return Some(event);
+                }
                 Err(broadcast::error::RecvError::Lagged(missed)) => self.missed += missed,
-                Err(broadcast::error::RecvError::Closed) => return None,
+                Err(broadcast::error::RecvError::Closed) => break,
             }
         }
+        None
     }
 
     /// Waits for the first event that is meant. `None` once the workers are gone.
@@ -234,7 +247,6 @@ mod tests {
             bus.emit(|| Event::Paused);
         }
         bus.emit(|| Event::Drained);
-        drop(bus);
         let last = events.wait_for(|event| matches!(event, Event::Drained)).await;
         assert!(last.is_some() && events.missed() == 11, "{}", events.missed());
         assert!(events.next().await.is_none());

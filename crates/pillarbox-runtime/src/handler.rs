@@ -1,7 +1,9 @@
 //! Functions that handle messages, and what they may ask for.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::FutureExt;
@@ -12,7 +14,7 @@ use tower::Service;
 use crate::lease::Heartbeat;
 use crate::outcome::{BoxError, Failure, IntoOutcome, Outcome};
 use crate::producer::ProducerHandle;
-use crate::request::{Attempt, Context, Metadata, Replies, ServiceRequest, WorkerId};
+use crate::request::{Attempt, Context, Metadata, Replies, Replying, ServiceRequest, WorkerId};
 
 /// A function that handles messages: takes the body, and then up to six further arguments of those
 /// that implement [`FromRequest`], in any order.
@@ -59,13 +61,11 @@ pub trait FromRequest<T, R, C>: Sized {
 }
 
 /// A request without its body.
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct Parts<T, R, C> {
     /// Everything else about the message.
     pub metadata: Metadata,
-    /// Where answers go.
-    pub replies: Replies<R>,
+    mailbox: Arc<dyn Replying<R>>,
     /// What the workers share.
     pub context: Context<C>,
     /// Sends further messages.
@@ -81,10 +81,10 @@ pub struct Parts<T, R, C> {
 impl<T: Send + Sync + 'static, R: 'static, C> ServiceRequest<T, R, C> {
     /// Takes the body out.
     pub fn into_parts(self) -> (T, Parts<T, R, C>) {
-        let (body, metadata, replies) = self.message.into_body();
+        let (body, metadata, mailbox) = self.message.into_body();
         let parts = Parts {
             metadata,
-            replies,
+            mailbox,
             context: self.context,
             producer: self.producer,
             heartbeat: self.heartbeat,
@@ -92,6 +92,30 @@ impl<T: Send + Sync + 'static, R: 'static, C> ServiceRequest<T, R, C> {
             worker_id: self.worker_id,
         };
         (body, parts)
+    }
+}
+
+impl<T, R, C> Parts<T, R, C> {
+    /// Where answers go.
+    pub fn replies(&self) -> Replies<R> {
+        Replies::new(&self.metadata, &self.mailbox)
+    }
+}
+
+impl<T, R, C: fmt::Debug> fmt::Debug for Parts<T, R, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts")
+            .field("metadata", &self.metadata)
+            .field("context", &self.context)
+            .field("attempt", &self.attempt)
+            .field("worker_id", &self.worker_id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T, R, C> FromRequest<T, R, C> for Replies<R> {
+    fn from_request(request: &Parts<T, R, C>) -> Self {
+        request.replies()
     }
 }
 
@@ -107,7 +131,6 @@ macro_rules! from_request {
 
 from_request! {
     Metadata, metadata;
-    Replies<R>, replies;
     Context<C>, context;
     ProducerHandle<T>, producer;
     Heartbeat, heartbeat;

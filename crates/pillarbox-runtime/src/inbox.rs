@@ -112,6 +112,10 @@ impl WorkerTask {
             attempt,
             worker_id = self.id,
             trace_id = tracing::field::Empty,
+            outcome = tracing::field::Empty,
+            error = tracing::field::Empty,
+            otel.kind = "consumer",
+            otel.status_code = tracing::field::Empty,
         );
         let trace = TraceContext::of(&message.attributes);
         if let Some(trace) = &trace {
@@ -134,7 +138,7 @@ impl WorkerTask {
         let guarded = AssertUnwindSafe(self.serves[source].serve(call)).catch_unwind();
         let ended = tokio::select! {
             biased;
-            ended = guarded.instrument(span) => Some(ended),
+            ended = guarded.instrument(span.clone()) => Some(ended),
             () = lease.cancelled() => None,
         };
         let took = Some(start.elapsed());
@@ -147,7 +151,24 @@ impl WorkerTask {
             }
             None => policy.cancelled(),
         };
+        record(&span, &verdict);
         Finished { key, source, worker: self.id, verdict, took }
+    }
+}
+
+/// Says in its span how a delivery ended.
+fn record(span: &tracing::Span, verdict: &Verdict) {
+    if span.is_disabled() {
+        return;
+    }
+    match verdict {
+        Verdict::Failed { failure, .. } => {
+            span.record("outcome", failure.kind.as_str());
+            span.record("error", &*failure.text);
+            span.record("otel.status_code", "ERROR");
+        }
+        Verdict::Released { .. } => drop(span.record("outcome", "released")),
+        Verdict::Done | Verdict::TooLate => drop(span.record("outcome", "done")),
     }
 }
 

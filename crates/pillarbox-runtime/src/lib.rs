@@ -42,6 +42,9 @@ mod stats;
 mod trace;
 mod worker;
 
+/// The Tower that layers are made with.
+pub use tower;
+
 pub use backoff::Backoff;
 pub use control::Control;
 pub use dead_letters::DeadLetters;

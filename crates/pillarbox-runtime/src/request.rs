@@ -70,13 +70,9 @@ impl<T: 'static, R: 'static> Received<T, R> {
         &self.mailbox
     }
 
-    /// The body, and where answers go.
-    pub(crate) fn into_body(self) -> (T, Metadata, Replies<R>)
-    where
-        T: Send + Sync,
-    {
-        let replies = Replies { of: self.metadata.clone(), mailbox: self.mailbox };
-        (self.body, self.metadata, replies)
+    /// The body, everything else, and what knows where answers go.
+    pub(crate) fn into_body(self) -> (T, Metadata, Arc<dyn Replying<R>>) {
+        (self.body, self.metadata, self.mailbox)
     }
 }
 
@@ -210,6 +206,10 @@ pub struct Replies<R> {
 }
 
 impl<R> Replies<R> {
+    pub(crate) fn new(of: &Metadata, mailbox: &Arc<dyn Replying<R>>) -> Self {
+        Self { of: of.clone(), mailbox: mailbox.clone() }
+    }
+
     /// The mailbox that the sender wants the answer in. Fails where the message has no reply address, or
     /// one that leads nowhere.
     pub fn mailbox(&self) -> Result<Mailbox<R>> {
@@ -235,7 +235,7 @@ impl<R> fmt::Debug for Replies<R> {
 }
 
 /// A mailbox whose type of bodies does not matter any more.
-trait Replying<R>: Send + Sync {
+pub(crate) trait Replying<R>: Send + Sync {
     fn reply_mailbox(&self, message: &RawMessage) -> Result<Mailbox<R>>;
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pillarbox_core::QueueName;
 use tokio::time::Instant;
 
-use crate::dispatcher::{Mode, Note, Then, What};
+use crate::dispatcher::{Mode, Note, Then, Verdict, What};
 use crate::outcome::FailureKind;
 
 /// Rates are of this time, and latencies of this to twice as much.
@@ -26,11 +26,11 @@ pub struct StatsSnapshot {
     pub in_flight: usize,
     /// Each mailbox that is served.
     pub mailboxes: Vec<MailboxStats>,
-    /// Deliveries that a handler was through with, well or not.
+    /// Deliveries that a handler was through with, however they ended.
     pub processed: u64,
-    /// Those that went well.
+    /// Messages that were handled well and are deleted.
     pub succeeded: u64,
-    /// Those that did not.
+    /// Deliveries that failed. What was released, refused by a limit or cancelled has not.
     pub failed: u64,
     /// Failures after which the message is not tried again by itself: it became a dead letter, or stays in
     /// its queue.
@@ -82,11 +82,11 @@ pub enum State {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerStats {
-    /// Deliveries that it was through with.
+    /// Deliveries that it was through with, however they ended.
     pub processed: u64,
-    /// Those that went well.
+    /// Those that its handler said were done.
     pub succeeded: u64,
-    /// Those that did not.
+    /// Those that failed.
     pub failed: u64,
     /// How long the last one took.
     pub last_latency: Option<Duration>,
@@ -201,12 +201,13 @@ impl Tally {
                     _ => {}
                 }
             }
-            What::Succeeded { .. } | What::Extended => {}
+            What::Succeeded { .. } => all.succeeded += 1,
+            What::Extended => {}
         }
     }
 
     /// A worker is through with a delivery.
-    pub(crate) fn worked(&mut self, worker: usize, is_success: bool, took: Duration) {
+    pub(crate) fn worked(&mut self, worker: usize, verdict: &Verdict, took: Duration) {
         let all = &mut self.snapshot;
         if all.workers.len() <= worker {
             all.workers.resize(worker + 1, WorkerStats::default());
@@ -214,12 +215,13 @@ impl Tally {
         let one = &mut all.workers[worker];
         one.processed += 1;
         all.processed += 1;
-        if is_success {
-            one.succeeded += 1;
-            all.succeeded += 1;
-        } else {
-            one.failed += 1;
-            all.failed += 1;
+        match verdict {
+            Verdict::Done => one.succeeded += 1,
+            Verdict::Failed { then, .. } if !matches!(then, Then::Release { .. }) => {
+                one.failed += 1;
+                all.failed += 1;
+            }
+            _ => {}
         }
         one.last_latency = Some(took);
         self.recent.record(took);
@@ -384,7 +386,7 @@ mod tests {
         let start = Instant::now();
         let mut tally = Tally::new(StatsSnapshot::new(std::iter::empty()), start);
         let mut rate_at = |tenths: u64, work: usize| {
-            (0..work).for_each(|_| tally.worked(0, true, Duration::from_millis(1)));
+            (0..work).for_each(|_| tally.worked(0, &Verdict::Done, Duration::from_millis(1)));
             let now = start + Duration::from_millis(100 * tenths);
             (tally.snapshot(Mode::Running, 0, 1, now).rate, tally.is_fading())
         };

@@ -1,7 +1,8 @@
 //! How a program says what its workers are to do.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -142,7 +143,6 @@ struct GroupOptions {
     backoff: Duration,
     call_timeout: Duration,
     depth_every: Option<Duration>,
-    tracer: Option<Arc<dyn Tracer>>,
     has_signals: bool,
     on_shutdown: Vec<Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>>,
 }
@@ -152,6 +152,16 @@ struct Ends {
     shared: Arc<Shared>,
     producers: mpsc::Receiver<ProducerMsg>,
     pokes: mpsc::Receiver<()>,
+    farewell: Farewell,
+}
+
+/// Whatever becomes of the workers, those who listen hear of their end.
+struct Farewell(Arc<Shared>);
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        self.0.say_drained();
+    }
 }
 
 /// A mailbox and its service, whatever their types are.
@@ -188,7 +198,6 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             backoff: Duration::from_millis(50),
             call_timeout: Duration::from_secs(10),
             depth_every: None,
-            tracer: None,
             has_signals: true,
             on_shutdown: Vec::new(),
         };
@@ -203,7 +212,11 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             stats: watch::Sender::new(snapshot),
             bus: EventBus::new(),
             producers: producers_sender,
+            tracer: OnceLock::new(),
+            is_over: AtomicBool::new(false),
         };
+        let shared = Arc::new(shared);
+        let farewell = Farewell(shared.clone());
         Self {
             mailbox,
             context: Context(Arc::new(())),
@@ -211,7 +224,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             one,
             group,
             others: Vec::new(),
-            ends: Ends { shared: Arc::new(shared), producers, pokes },
+            ends: Ends { shared, producers, pokes, farewell },
         }
     }
 }
@@ -220,8 +233,13 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> Worker<T, R
     /// Gives the handler something to share: it takes it as an argument of type [`Context`]. Comes before
     /// [`handler`](Self::handler), which must know its type.
     pub fn context<D: Send + Sync + 'static>(self, context: D) -> Worker<T, R, D> {
+        self.context_arc(Arc::new(context))
+    }
+
+    /// The same for something that others hold as well.
+    pub fn context_arc<D: Send + Sync + 'static>(self, context: Arc<D>) -> Worker<T, R, D> {
         let Self { mailbox, service, one, group, others, ends, .. } = self;
-        Worker { mailbox, context: Context(Arc::new(context)), service, one, group, others, ends }
+        Worker { mailbox, context: Context(context), service, one, group, others, ends }
     }
 
     /// Handles messages by a function: of the body alone, or of the body and what else it asks for. See
@@ -406,8 +424,9 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     }
 
     /// Joins the spans of deliveries to those of senders, in a tracing system.
-    pub fn tracer(mut self, tracer: impl Tracer) -> Self {
-        self.group.tracer = Some(Arc::new(tracer));
+    pub fn tracer(self, tracer: impl Tracer) -> Self {
+        // The first one counts; a second one would be a mistake.
+        let _ = self.ends.shared.tracer.set(Arc::new(tracer));
         self
     }
 
@@ -522,6 +541,38 @@ where
         work.await
     }
 
+    /// Works until its mailboxes hold no message at all, delayed ones included, and says how it went: for
+    /// batches and for tests. Leaves signals alone.
+    ///
+    /// Others may send meanwhile: it ends at a moment at which there was nothing. On a backend whose counts
+    /// lag behind ([`exact_counts`](pillarbox_core::Capabilities::exact_counts)) it may end early.
+    ///
+    /// ```
+    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+    /// # use pillarbox_runtime::Worker;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+    /// let jobs: Mailbox<u64> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
+    /// jobs.send_batch(&[1, 2, 3]).await?.all()?;
+    /// let stats = Worker::new(jobs).handler(|n: u64| async move { println!("{n}") }).run_until_empty().await?;
+    /// assert_eq!(stats.succeeded, 3);
+    /// # Ok(()) }
+    /// ```
+    pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
+        let others = self.others.iter().map(|other| other.queue.clone());
+        let queues: Vec<_> = std::iter::once(self.mailbox.queue().clone()).chain(others).collect();
+        let stats = self.control().stats();
+        self.run_until(async move {
+            let mut look = tokio::time::interval(Duration::from_millis(20));
+            loop {
+                look.tick().await;
+                if stats.borrow().in_flight == 0 && are_empty(&queues).await {
+                    return;
+                }
+            }
+        })
+        .await
+    }
+
     /// Works in a task of its own, and leaves signals alone.
     pub fn start(self) -> Running {
         let control = self.control();
@@ -530,6 +581,7 @@ where
 
     async fn work(self) -> Result<StatsSnapshot> {
         let (own, more, group, ends) = self.take_apart();
+        let _farewell = ends.farewell;
         let mailboxes: Vec<_> = std::iter::once(own).chain(more).collect();
         // What was asked for before the start counts: a pause, a stop, a number of workers.
         let wanted = *ends.shared.wanted.borrow();
@@ -555,7 +607,7 @@ where
             let (visibility, dead_letters) = (options.visibility, options.dead_letters);
             routes.push(Route { queue, visibility, wait, dead_letters });
         }
-        let outlet = ends.shared.outlet(group.tracer);
+        let outlet = ends.shared.outlet();
         let common = Arc::new(Common { shared: ends.shared, outlet, served });
         let settings = DriverSettings {
             inbox: group.inbox,
@@ -582,6 +634,16 @@ where
         });
         (AnyMailbox { queue, options: one, build }, others, group, ends)
     }
+}
+
+/// Whether none of the queues holds a message. One that cannot be asked may hold some.
+async fn are_empty(queues: &[Arc<dyn Queue>]) -> bool {
+    for queue in queues {
+        if !queue.counts().await.is_ok_and(|counts| counts.total() == 0) {
+            return false;
+        }
+    }
+    true
 }
 
 impl AnyMailbox {

@@ -394,3 +394,44 @@ async fn the_depth_of_a_queue_is_in_the_stats_where_that_is_wanted() {
     }
     running.stop().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn those_who_listen_hear_of_the_end_whatever_it_is() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let drained = async |mut events: pillarbox_runtime::Events| {
+        assert!(matches!(events.next().await, Some(Event::Drained)));
+        assert!(events.next().await.is_none());
+    };
+    let refused = Worker::new(jobs.clone()).workers(0).handler(|_: u32| async {});
+    // Who controls the workers does not keep those who listen waiting.
+    let control = refused.control();
+    let events = control.events();
+    refused.run().await.unwrap_err();
+    drained(events).await;
+    let never_run = Worker::new(jobs.clone());
+    let events = never_run.control().events();
+    drop(never_run);
+    drained(events).await;
+    let killed = Worker::new(jobs).handler(|_: u32| async {});
+    let events = killed.control().events();
+    let task = tokio::spawn(killed.run_until(std::future::pending()));
+    tokio::task::yield_now().await;
+    task.abort();
+    drained(events).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_until_empty_waits_for_what_is_delayed_and_for_what_handlers_send() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send_with(&3, SendOptions::new().delay(Duration::from_secs(60))).await.unwrap();
+    let worker =
+        Worker::new(jobs).handler(|depth: u32, producer: ProducerHandle<u32>| async move {
+            if depth > 0 {
+                producer.send(&(depth - 1)).await?;
+            }
+            Ok::<_, Error>(())
+        });
+    let start = Instant::now();
+    assert_eq!(worker.run_until_empty().await.unwrap().succeeded, 4);
+    assert_eq!(start.elapsed().as_secs(), 60);
+}

@@ -137,13 +137,19 @@ async fn each_delivery_has_a_span() {
     let mut stats = running.control().stats();
     stats.wait_for(|stats| stats.succeeded == 1).await.unwrap();
     running.stop().await.unwrap();
-    let of = |attempt| {
+    let of = |attempt, ended| {
         format!(
-            "delivery queue=jobs message_id={id} attempt={attempt} worker_id=0 trace_id=\"{}\"",
+            "delivery queue=jobs message_id={id} attempt={attempt} worker_id=0 otel.kind=\"consumer\" trace_id=\"{}\" {ended}",
             context.trace_id()
         )
     };
-    assert_eq!(*spans.0.lock().unwrap(), [of(1), of(2)]);
+    assert_eq!(
+        *spans.0.lock().unwrap(),
+        [
+            of(1, "outcome=\"error\" error=\"once more\" otel.status_code=\"ERROR\""),
+            of(2, "outcome=\"done\""),
+        ]
+    );
 }
 
 /// What a tracer was told.

@@ -106,7 +106,7 @@ pub mod prelude {
     };
     #[cfg(feature = "runtime")]
     pub use pillarbox_runtime::{
-        Backoff, Context, Control, DeadLetters, Heartbeat, Metadata, Outcome, ProducerHandle,
-        Replies, Router, Worker,
+        Attempt, Backoff, Context, Control, DeadLetters, Event, Heartbeat, Metadata, Outcome,
+        ProducerHandle, Replies, Router, Worker, WorkerId,
     };
 }

@@ -1,6 +1,9 @@
+#![allow(dead_code)]
+
 use pillarbox::prelude::*;
 
-fn main() {
-    let jobs: Mailbox<u32> = unimplemented!();
+fn main() {}
+
+fn build(jobs: Mailbox<u32>) {
     let _ = Worker::new(jobs).handler(|job: String| async move { println!("{job}") });
 }
