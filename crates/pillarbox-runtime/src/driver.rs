@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::dead_letters::DeadLetters;
 use crate::dispatcher::{
-    Action, Assigned, Dispatcher, Event, Finished, LaneKind, Mode, Note, What,
+    Action, Assigned, Dispatcher, Event, Finished, LaneKind, Mode, Note, What, later,
 };
 use crate::event::{self, About};
 use crate::inbox::{Common, WorkerResult, WorkerTask, yield_behind_others};
@@ -377,7 +377,7 @@ impl Driver {
         let queue = route.queue.clone();
         let wait = if waits { route.wait } else { Duration::ZERO };
         let request = Receive::up_to(max).visibility(route.visibility).wait(wait);
-        let limit = wait + self.settings.call_timeout;
+        let limit = wait.saturating_add(self.settings.call_timeout);
         let (handle, registration) = AbortHandle::new_pair();
         let call = async move { in_time(limit, &*queue, "receive", queue.receive(request)).await };
         let call = Abortable::new(call, registration);
@@ -434,7 +434,7 @@ impl Driver {
         if now < at {
             return;
         }
-        self.depth_at = Some(now + every);
+        self.depth_at = Some(later(now, every));
         for (source, route) in self.routes.iter().enumerate() {
             let (queue, limit) = (route.queue.clone(), self.settings.call_timeout);
             self.calls.push(Box::pin(async move {

@@ -1,5 +1,6 @@
 //! What becomes of a delivery, by what its handler said.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use pillarbox_core::Capabilities;
@@ -65,9 +66,16 @@ impl Policy {
             FailureKind::UnknownKind => Then::Park { delay: self.park },
             FailureKind::Rejected | FailureKind::Undecodable => self.end(),
             _ if attempt > self.max_retries => self.end(),
-            _ => Then::Retry { delay: delay.unwrap_or_else(|| self.backoff.delay(attempt)) },
+            _ => Then::Retry { delay: delay.unwrap_or_else(|| self.delay(attempt)) },
         };
         Verdict::Failed { failure: note(failure), then }
+    }
+
+    /// When to try again. A function of the program's own that panics must not cost the message.
+    fn delay(&self, attempt: u32) -> Duration {
+        let delay = || self.backoff.delay(attempt);
+        std::panic::catch_unwind(AssertUnwindSafe(delay))
+            .unwrap_or_else(|_| Backoff::default().delay(attempt))
     }
 
     /// A message is not to be tried again.
@@ -162,6 +170,13 @@ mod tests {
         assert_eq!(then(&buries, Ok(Outcome::retry()), 2), retry(120));
         assert_eq!(then(&buries, Ok(Outcome::retry_after(seconds(5))), 4), Then::Bury);
         assert_eq!(then(&buries, Ok(Outcome::reject("bad")), 1), Then::Bury);
+    }
+
+    #[test]
+    fn a_backoff_that_panics_is_replaced() {
+        let policy = Policy { backoff: Backoff::custom(|_| panic!("no idea")), ..policy() };
+        let usual = Then::Retry { delay: Duration::from_secs(60) };
+        assert_eq!(then(&policy, failed(FailureKind::Error), 1), usual);
     }
 
     #[test]

@@ -435,3 +435,26 @@ async fn run_until_empty_waits_for_what_is_delayed_and_for_what_handlers_send() 
     assert_eq!(worker.run_until_empty().await.unwrap().succeeded, 4);
     assert_eq!(start.elapsed().as_secs(), 60);
 }
+
+#[tokio::test(start_paused = true)]
+async fn times_without_end_are_taken() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 3).await;
+    let worker = Worker::new(jobs.clone())
+        .drain_for(Duration::MAX)
+        .timeout(Duration::MAX)
+        .poll(Duration::MAX)
+        .call_timeout(Duration::MAX)
+        .dequeue_backoff(Duration::MAX)
+        .depth_every(Duration::MAX)
+        .park_for(Duration::MAX)
+        .retry(pillarbox_runtime::Backoff::constant(Duration::MAX))
+        .max_retries(1)
+        .handler(|job: u32| async move { if job == 1 { Err("no") } else { Ok(()) } });
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.processed == 3 && stats.in_flight == 0).await.unwrap();
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.succeeded, stats.retried), (2, 1));
+    assert_eq!(jobs.counts().await.unwrap().delayed, 1);
+}

@@ -505,3 +505,31 @@ async fn a_tagged_enum_is_several_kinds_too() {
     assert_eq!((stats.succeeded, stats.parked), (2, 1));
     assert_eq!(jobs.approximate_count().await.unwrap(), 1, "the unknown one is still there");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_dies_is_replaced_and_its_messages_stay() {
+    /// What runs outside of the handler and its layers.
+    struct Bad(AtomicUsize);
+    impl pillarbox_runtime::Tracer for Bad {
+        fn join(&self, _: &tracing::Span, _: pillarbox_runtime::Kinship<'_>) {
+            assert!(self.0.fetch_add(1, Ordering::SeqCst) > 0, "a bad tracer");
+        }
+        fn context(&self, _: &tracing::Span) -> Option<pillarbox_runtime::TraceContext> {
+            None
+        }
+    }
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let traced = SendOptions::new()
+        .attribute("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    for job in 0..3 {
+        jobs.send_with(&job, traced.clone()).await.unwrap();
+    }
+    let worker = Worker::new(jobs)
+        .workers(1)
+        .park_for(Duration::from_secs(5))
+        .tracer(Bad(AtomicUsize::new(0)))
+        .handler(|_: u32| async {});
+    let stats = worker.run_until_empty().await.unwrap();
+    assert_eq!(stats.succeeded, 3);
+    assert!(stats.parked >= 1, "{stats:?}");
+}

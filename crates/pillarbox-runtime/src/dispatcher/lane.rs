@@ -5,8 +5,8 @@ use std::time::Duration;
 use pillarbox_core::SettleAction;
 use tokio::time::Instant;
 
-use super::Key;
 use super::source::growing;
+use super::{Key, later};
 
 /// Later than anything here.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -85,7 +85,7 @@ impl Lane {
             return;
         }
         let longest = (lease / 20).max(backoff);
-        self.retry_at = Some(now + growing(backoff, self.failures).min(longest));
+        self.retry_at = Some(later(now, growing(backoff, self.failures).min(longest)));
         self.failures += 1;
         self.pending.splice(..0, entries);
     }

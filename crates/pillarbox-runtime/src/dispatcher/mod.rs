@@ -56,6 +56,12 @@ use crate::outcome::FailureKind;
 /// After handlers were cancelled, how long they have to let go of their messages.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// So long after a moment, or decades after it if that is longer: a caller may say `Duration::MAX`.
+pub(crate) fn later(now: Instant, by: Duration) -> Instant {
+    const DECADES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    now + by.min(DECADES)
+}
+
 /// What does not change while the workers run.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {

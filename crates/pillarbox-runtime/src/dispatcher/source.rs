@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::held::Table;
 use super::lane::Lane;
-use super::{Key, LaneKind};
+use super::{Key, LaneKind, later};
 
 /// The longest time between two attempts to reach a queue that fails.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
@@ -111,8 +111,8 @@ impl Source {
         self.asked = 0;
         self.failures = 0;
         // One that was to wait and did not would be asked again and again.
-        if messages == 0 && self.waits_since.is_some_and(|since| now < since + backoff) {
-            self.retry_at = Some(now + backoff);
+        if messages == 0 && self.waits_since.is_some_and(|since| now < later(since, backoff)) {
+            self.retry_at = Some(later(now, backoff));
         }
         self.served += messages as f64 / f64::from(self.settings.weight.max(1));
         if messages == 0 {
@@ -132,7 +132,7 @@ impl Source {
             self.is_closed = true;
             return;
         }
-        self.retry_at = Some(now + growing(backoff, self.failures));
+        self.retry_at = Some(later(now, growing(backoff, self.failures)));
         self.failures += 1;
     }
 

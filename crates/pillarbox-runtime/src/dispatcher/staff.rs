@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::held::{Held, Intent, Place};
 use super::seats::{Seat, SeatState};
-use super::{Action, Dispatcher, GRACE, Key, Mode};
+use super::{Action, Dispatcher, GRACE, Key, Mode, later};
 use crate::control::{Stop, Wanted};
 
 impl Dispatcher {
@@ -95,7 +95,7 @@ impl Dispatcher {
     pub(super) fn stop(&mut self, stop: Stop, now: Instant) {
         if !self.mode.is_ending() {
             self.cancel_fetches();
-            self.mode = Mode::Draining { deadline: now + self.wanted.drain };
+            self.mode = Mode::Draining { deadline: later(now, self.wanted.drain) };
             for worker in 0..self.seats.len() {
                 self.retire(worker);
             }
