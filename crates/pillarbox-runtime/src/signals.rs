@@ -17,7 +17,9 @@ pub(crate) async fn obey(control: &Control) -> Infallible {
     // A handler that blocks its thread may block all of this as well; what comes next must not depend on
     // anything that runs here.
     signals.let_go();
-    std::future::pending().await
+    // Unless it came before that was said.
+    signals.next().await;
+    std::process::exit(143);
 }
 
 #[cfg(unix)]

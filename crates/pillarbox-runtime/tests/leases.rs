@@ -72,6 +72,29 @@ async fn a_handler_that_blocks_its_thread_keeps_its_lease_and_blocks_nobody_else
     assert_eq!((stats.succeeded, stats.leases_lost, stats.failed), (200, 0, 0));
 }
 
+/// The dispatcher was just told of a result when the next handler blocks the thread it was told on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_blocks_right_after_another_keeps_its_lease() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let worker = Worker::new(jobs.clone())
+        .workers(1)
+        .inbox(5)
+        .visibility(Duration::from_millis(250))
+        .handler(|job: u32, Attempt(attempt): Attempt| async move {
+            assert_eq!(attempt, 1, "its lease was lost");
+            if job % 3 == 2 {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+    jobs.send_batch(&[0, 1, 2, 3, 4, 5]).await.unwrap().all().unwrap();
+    // In a task, so that the dispatcher is on the threads that are blocked.
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.processed == 6 && stats.in_flight == 0).await.unwrap();
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.succeeded, stats.leases_lost, stats.failed), (6, 0, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_handler_is_told_when_its_lease_is_lost() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
