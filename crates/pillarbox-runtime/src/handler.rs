@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::FutureExt;
-use futures_util::future::{CatchUnwind, Either, Map, Ready, ready};
+use futures_util::future::Map;
+use pillarbox_core::BoxFuture;
 use tower::Service;
 
 use crate::lease::Heartbeat;
@@ -195,30 +196,22 @@ where
 {
     type Response = Outcome;
     type Error = BoxError;
-    type Future = Guarded<H::Future>;
+    type Future = BoxFuture<'static, Result<Outcome, BoxError>>;
 
     fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: ServiceRequest<T, R, C>) -> Self::Future {
-        // Nothing that a handler may have left half done is used again: the body is gone with it, and
-        // what handlers share is theirs to keep sound.
-        let handle = AssertUnwindSafe(|| self.handler.handle(request));
-        let begun = match std::panic::catch_unwind(handle) {
-            Ok(future) => Either::Left(AssertUnwindSafe(future).catch_unwind()),
-            Err(payload) => Either::Right(ready(Err(payload))),
-        };
-        begun.map(|ended| {
-            ended.unwrap_or_else(|payload| Err(Box::new(Failure::panic(&*payload)) as BoxError))
+        let handler = self.handler.clone();
+        Box::pin(async move {
+            // Nothing that a handler may have left half done is used again: the body is gone with it, and
+            // what handlers share is theirs to keep sound.
+            let guarded = AssertUnwindSafe(async move { handler.handle(request).await });
+            guarded
+                .catch_unwind()
+                .await
+                .unwrap_or_else(|payload| Err(Box::new(Failure::panic(&*payload))))
         })
     }
 }
-
-type Ended = Result<Outcome, BoxError>;
-
-/// A handler that runs, whose panics are errors.
-pub(crate) type Guarded<F> = Map<
-    Either<CatchUnwind<AssertUnwindSafe<F>>, Ready<std::thread::Result<Ended>>>,
-    fn(std::thread::Result<Ended>) -> Ended,
->;

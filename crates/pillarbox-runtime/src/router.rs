@@ -144,12 +144,15 @@ where
     J: Send + Sync + 'static,
     R: 'static,
     C: Send + Sync + 'static,
-    S: Service<ServiceRequest<J, R, C>, Response = Outcome, Error = BoxError>
-        + Clone
+    S: Service<
+            ServiceRequest<J, R, C>,
+            Response = Outcome,
+            Error = BoxError,
+            Future = BoxFuture<'static, Result<Outcome, BoxError>>,
+        > + Clone
         + Send
         + Sync
         + 'static,
-    S::Future: Send + 'static,
 {
     fn call(
         &mut self,
@@ -166,14 +169,14 @@ where
             }
         };
         let metadata = request.message.metadata().clone();
-        Box::pin(self.service.call(ServiceRequest {
+        self.service.call(ServiceRequest {
             message: Received::new(body, metadata, mailbox.clone()),
             context: request.context,
             producer: request.producer.for_mailbox(mailbox.clone()),
             heartbeat: request.heartbeat,
             attempt: request.attempt,
             worker_id: request.worker_id,
-        }))
+        })
     }
 
     fn another(&self) -> Box<dyn Kind<R, C>> {
