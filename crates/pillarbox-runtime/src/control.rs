@@ -10,8 +10,11 @@ use tokio::sync::{mpsc, watch};
 
 use crate::event::{Event, EventBus, Events};
 use crate::producer::{Outlet, ProducerHandle, ProducerMsg};
-use crate::stats::StatsSnapshot;
+use crate::stats::{State, StatsSnapshot};
 use crate::trace::Tracer;
+
+/// More workers than this are taken for a mistake.
+pub(crate) const MOST_WORKERS: usize = 100_000;
 
 /// What workers shall do. The last word counts, so that nobody can miss one by being slow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,9 +100,10 @@ impl Control {
     }
 
     /// Changes how many workers there are. Those that are too many finish what they are at; what waits in
-    /// their inboxes goes to the others. With none, nothing is fetched.
+    /// their inboxes goes to the others. With none, nothing is fetched, and what waits goes back. At most
+    /// 100,000.
     pub fn set_workers(&self, workers: usize) {
-        self.want(|wanted| wanted.workers = workers);
+        self.want(|wanted| wanted.workers = workers.min(MOST_WORKERS));
     }
 
     /// How the workers are doing, as of now and whenever it changes: at most ten times a second.
@@ -110,7 +114,7 @@ impl Control {
     /// What happens from now on. Who listens too slowly misses some, and is told how many; the workers
     /// never wait for a listener.
     pub fn events(&self) -> Events {
-        self.shared.bus.subscribe()
+        self.shared.bus.subscribe(self.shared.is_over.load(Ordering::Acquire))
     }
 
     /// Sends to `mailbox` through the dispatcher.
@@ -144,7 +148,8 @@ impl Shared {
 
     /// Tells the last event, once.
     pub(crate) fn say_drained(&self) {
-        if !self.is_over.swap(true, Ordering::Relaxed) {
+        if !self.is_over.swap(true, Ordering::AcqRel) {
+            self.stats.send_modify(|stats| stats.state = State::Stopped);
             self.emit(|| Event::Drained);
         }
     }

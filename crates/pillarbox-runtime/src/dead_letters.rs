@@ -10,8 +10,8 @@ use crate::dispatcher::FailureNote;
 /// Where messages go that are not to be tried again: a mailbox of their own, on whatever backend.
 ///
 /// A dead letter has the body and the attributes of the message, and the attributes below beside them. Its
-/// id comes from that of the message, so that there is one dead letter of each, even if it has to be sent
-/// again because a process died in between.
+/// id comes from the message and its queue, so that there is one dead letter of each, even if it has to be
+/// sent again because a process died in between.
 ///
 /// | attribute | value |
 /// |---|---|
@@ -44,7 +44,10 @@ impl DeadLetters {
         message: &RawMessage,
         failure: &FailureNote,
     ) -> Outgoing {
-        let id = MessageId::from_key(&format!("dead letter of {}", message.id));
+        // The same at every delivery of this message, and of no other: an id may be in several queues, and
+        // may be used again.
+        let at = message.enqueued_at.as_nanos();
+        let id = MessageId::from_key(&format!("dead letter of {} in {source} at {at}", message.id));
         let mut letter = Outgoing::with_id(id, message.body.clone());
         letter.attributes = message.attributes.clone();
         letter.reply_to = message.reply_to.clone();

@@ -4,7 +4,7 @@
 //! All inputs are turned into events, all that are there at once; then the dispatcher plans; then its
 //! actions are carried out. Calls of queues run within this task, beside each other.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,7 +16,7 @@ use pillarbox_core::{
     BoxFuture, Counts, Delivery, Error, MessageId, Queue, Receive, Result, Settle,
 };
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, Sleep};
 
 use crate::dead_letters::DeadLetters;
@@ -33,6 +33,8 @@ use crate::stats::{StatsSnapshot, Tally, is_terminal};
 
 /// How often a snapshot is published at most.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
+/// How many messages may wait to be sent before producers have to wait.
+const MOST_UNSENT: usize = 1024;
 /// How long ended workers are waited for.
 const JOIN_FOR: Duration = Duration::from_secs(1);
 
@@ -62,7 +64,9 @@ pub(crate) struct Driver {
     events: VecDeque<Event>,
     /// The inboxes, by worker.
     inboxes: Vec<Option<mpsc::Sender<Assigned>>>,
-    workers: JoinSet<usize>,
+    workers: JoinSet<()>,
+    /// Which task is which worker.
+    tasks: HashMap<Id, usize>,
     results: mpsc::Receiver<WorkerResult>,
     results_sender: mpsc::Sender<WorkerResult>,
     producers: mpsc::Receiver<ProducerMsg>,
@@ -81,6 +85,8 @@ pub(crate) struct Driver {
     is_dirty: bool,
     published_at: Option<Instant>,
     depth_at: Option<Instant>,
+    /// Which sources are being counted.
+    counting: Vec<bool>,
     /// Which sources fail, so that it is told once.
     failing: Vec<bool>,
     mode: Mode,
@@ -113,6 +119,7 @@ impl Driver {
             events: VecDeque::new(),
             inboxes: Vec::new(),
             workers: JoinSet::new(),
+            tasks: HashMap::new(),
             results,
             results_sender,
             producers,
@@ -128,6 +135,7 @@ impl Driver {
             is_dirty: true,
             published_at: None,
             depth_at: settings.depth_every.map(|_| now),
+            counting: vec![false; routes.len()],
             failing: vec![false; routes.len()],
             mode: Mode::Running,
             settings,
@@ -142,12 +150,13 @@ impl Driver {
         loop {
             let now = Instant::now();
             self.dispatcher.plan(now);
+            // First what has happened, then what is begun because of it.
+            self.tell();
             let mut is_over = false;
             while let Some(action) = self.dispatcher.next_action() {
                 is_over |= matches!(action, Action::Finish);
                 self.perform(action);
             }
-            self.tell();
             self.send();
             self.count(now);
             self.publish(now);
@@ -174,7 +183,7 @@ impl Driver {
 
     /// Takes in everything that is there, and waits if there is nothing.
     fn take_in(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let mut any = false;
+        let mut any = !self.events.is_empty();
         let mut results = Vec::new();
         while let Poll::Ready(1..) = self.results.poll_recv_many(context, &mut results, 256) {
             any = true;
@@ -186,10 +195,10 @@ impl Driver {
             any = true;
             self.answer(answer);
         }
-        if !self.producers_closed {
+        if !self.producers_closed && self.outbox.len() < MOST_UNSENT {
             any |= self.take_in_producers(context);
         }
-        while let Poll::Ready(Some(ended)) = self.workers.poll_join_next(context) {
+        while let Poll::Ready(Some(ended)) = self.workers.poll_join_next_with_id(context) {
             any = true;
             // What it said before its end comes first.
             while let Ok(result) = self.results.try_recv() {
@@ -257,13 +266,17 @@ impl Driver {
                     self.queue_metrics[source].call_failed(call);
                     tracing::warn!(queue = %self.routes[source].queue.name(), %error, "cannot {call}");
                 }
+                if let Ok(answers) = &answer {
+                    self.tally.answered(source, Instant::now());
+                    self.log_refusals(source, answers);
+                }
                 self.events.push_back(Event::Settled { source, lane, answer });
             }
             Answer::Sent { queue, senders, answer } => {
                 self.outbox.answered(&queue);
                 let answers = each(answer, senders.len(), &*queue);
                 let stored = answers.iter().filter(|answer| answer.is_ok()).count();
-                self.group_metrics.sent(queue.name(), stored as u64);
+                self.group_metrics.sent(stored as u64);
                 for (sender, answer) in senders.into_iter().zip(answers) {
                     match sender {
                         // A producer that does not wait any more does not want to know.
@@ -278,12 +291,22 @@ impl Driver {
                 }
             }
             Answer::Counted { source, answer } => {
+                self.counting[source] = false;
                 if let Ok(counts) = answer {
                     self.tally.depth(source, counts.total());
                     self.queue_metrics[source].depth(counts.total());
                     self.is_dirty = true;
                 }
             }
+        }
+    }
+
+    /// Says why single settles failed, other than that they came too late, which is told anyway.
+    fn log_refusals(&self, source: usize, answers: &[Result<()>]) {
+        let is_news = |error: &&Error| !matches!(error, Error::ReceiptHandleExpired { .. });
+        if let Some(error) = answers.iter().filter_map(|answer| answer.as_ref().err()).find(is_news)
+        {
+            tracing::warn!(queue = %self.routes[source].queue.name(), %error, "a settle was refused");
         }
     }
 
@@ -300,7 +323,10 @@ impl Driver {
     fn fetch_failed(&mut self, source: usize, error: &Error) {
         self.queue_metrics[source].call_failed("receive");
         let queue = self.routes[source].queue.name();
-        if !std::mem::replace(&mut self.failing[source], true) {
+        let is_first = !std::mem::replace(&mut self.failing[source], true);
+        if matches!(error, Error::Closed { .. }) {
+            tracing::warn!(%queue, "closed: nothing is received from it any more");
+        } else if is_first {
             tracing::warn!(%queue, %error, "cannot receive; trying again");
         }
         self.common
@@ -308,18 +334,16 @@ impl Driver {
             .emit(|| event::Event::ReceiveFailed { queue: queue.clone(), error: error.clone() });
     }
 
-    fn worker_ended(&mut self, ended: std::result::Result<usize, tokio::task::JoinError>) {
-        // A worker catches every panic of what it runs. If one got out all the same, which worker it was
-        // is found by its inbox, which is closed.
-        let worker = match ended {
-            Ok(worker) => Some(worker),
+    fn worker_ended(&mut self, ended: std::result::Result<(Id, ()), JoinError>) {
+        let task = match ended {
+            Ok((task, ())) => task,
+            // A worker catches every panic of what it runs. This one got out all the same.
             Err(error) => {
                 tracing::error!(%error, "a worker ended by itself and is replaced");
-                let is_closed = |inbox: &mpsc::Sender<Assigned>| inbox.is_closed();
-                self.inboxes.iter().position(|inbox| inbox.as_ref().is_some_and(is_closed))
+                error.id()
             }
         };
-        if let Some(worker) = worker {
+        if let Some(worker) = self.tasks.remove(&task) {
             self.inboxes[worker] = None;
             self.events.push_back(Event::WorkerEnded { worker });
         }
@@ -336,12 +360,9 @@ impl Driver {
             Action::Assign { worker, assigned } => self.assign(worker, assigned),
             Action::Settle { source, lane, batch } => {
                 let queue = self.routes[source].queue.clone();
+                // Two of these must fit into what is left of a lease.
                 let third = self.routes[source].visibility / 3;
-                let limit = match lane {
-                    LaneKind::Settles => self.settings.call_timeout,
-                    // Two of these must fit into what is left of a lease.
-                    LaneKind::Extensions => self.settings.call_timeout.min(third),
-                };
+                let limit = self.settings.call_timeout.min(third);
                 let batch =
                     batch.into_iter().map(|(receipt, action)| Settle { receipt, action }).collect();
                 self.calls.push(Box::pin(async move {
@@ -410,10 +431,8 @@ impl Driver {
             self.inboxes.resize_with(worker + 1, || None);
         }
         self.inboxes[worker] = Some(sender);
-        self.workers.spawn(async move {
-            task.run().await;
-            worker
-        });
+        let task = self.workers.spawn(task.run());
+        self.tasks.insert(task.id(), worker);
     }
 
     /// Makes the calls that send.
@@ -436,6 +455,10 @@ impl Driver {
         }
         self.depth_at = Some(later(now, every));
         for (source, route) in self.routes.iter().enumerate() {
+            // One that has not answered is not asked again.
+            if std::mem::replace(&mut self.counting[source], true) {
+                continue;
+            }
             let (queue, limit) = (route.queue.clone(), self.settings.call_timeout);
             self.calls.push(Box::pin(async move {
                 let answer = in_time(limit, &*queue, "count", queue.counts()).await;
@@ -501,6 +524,8 @@ impl Driver {
     /// All is settled: lets the workers end, and sends what was still to be sent.
     async fn wind_up(mut self) -> Result<StatsSnapshot> {
         self.inboxes.clear();
+        // Nobody listens to results any more: who wants to tell one ends instead.
+        self.results.close();
         let join = async { while self.workers.join_next().await.is_some() {} };
         if tokio::time::timeout(JOIN_FOR, join).await.is_err() {
             // A handler that blocks its thread cannot be stopped. Its message comes back when its lease
@@ -512,11 +537,17 @@ impl Driver {
         while let Some(ProducerMsg { queue, message, answer }) = self.producers.recv().await {
             self.outbox.push(queue, message, Sender::Producer(answer));
         }
-        self.send();
-        while !self.outbox.is_empty() {
-            let Some(answer) = self.calls.next().await else { break };
-            self.answer(answer);
+        let limit = self.settings.call_timeout;
+        let send = async {
             self.send();
+            while !self.outbox.is_empty() {
+                let Some(answer) = self.calls.next().await else { break };
+                self.answer(answer);
+                self.send();
+            }
+        };
+        if tokio::time::timeout_at(pillarbox_core::clock::after(limit), send).await.is_err() {
+            tracing::warn!("not all could be sent before the end; who wanted to is told");
         }
         let now = Instant::now();
         (self.is_dirty, self.published_at) = (true, None);
@@ -594,6 +625,6 @@ fn public(note: Note, queue: &pillarbox_core::QueueName) -> Option<event::Event>
         What::DeadLettered { failure } => Event::DeadLettered { about, error: failure.text },
         What::LeaseLost => Event::LeaseLost(about),
         What::Unsettled => Event::Unsettled(about),
-        What::Extended => return None,
+        What::Extended | What::Shed => return None,
     })
 }

@@ -175,8 +175,8 @@ impl EventBus {
         Self { sender: broadcast::Sender::new(CAPACITY) }
     }
 
-    pub(crate) fn subscribe(&self) -> Events {
-        Events { receiver: self.sender.subscribe(), missed: 0, is_over: false }
+    pub(crate) fn subscribe(&self, is_over: bool) -> Events {
+        Events { receiver: self.sender.subscribe(), missed: 0, is_over }
     }
 
     pub(crate) fn has_listeners(&self) -> bool {
@@ -242,7 +242,7 @@ mod tests {
     async fn who_is_slow_misses_events_and_nobody_waits() {
         let bus = EventBus::new();
         bus.emit(|| unreachable!("nobody listens"));
-        let mut events = bus.subscribe();
+        let mut events = bus.subscribe(false);
         for _ in 0..CAPACITY + 10 {
             bus.emit(|| Event::Paused);
         }

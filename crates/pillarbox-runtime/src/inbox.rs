@@ -118,24 +118,22 @@ impl WorkerTask {
             otel.status_code = tracing::field::Empty,
         );
         let trace = TraceContext::of(&message.attributes);
-        if let Some(trace) = &trace {
-            span.record("trace_id", trace.trace_id());
-            if let Some(tracer) = &self.common.outlet.tracer {
-                let kinship =
-                    if attempt <= 1 { Kinship::Child(trace) } else { Kinship::Link(trace) };
-                tracer.join(&span, kinship);
-            }
-        }
         let call = Call {
             metadata: Metadata::new(message, queue.clone()),
             heartbeat: Heartbeat(lease.clone()),
-            outlet: Outlet { trace, ..self.common.outlet.clone() },
+            outlet: Outlet { trace: trace.clone(), ..self.common.outlet.clone() },
             attempt,
             worker_id: WorkerId(self.id),
         };
         let start = Instant::now();
-        // Whatever panics here, a layer or a codec, the worker goes on with a service that is sound.
-        let guarded = AssertUnwindSafe(self.serves[source].serve(call)).catch_unwind();
+        // Whatever panics here, a layer, a codec or a tracer, the worker goes on with a service that is
+        // sound.
+        let (serve, outlet) = (&mut self.serves[source], &self.common.outlet);
+        let guarded = AssertUnwindSafe(async {
+            join_trace(&span, trace.as_ref(), attempt, outlet);
+            serve.serve(call).await
+        });
+        let guarded = guarded.catch_unwind();
         let ended = tokio::select! {
             biased;
             ended = guarded.instrument(span.clone()) => Some(ended),
@@ -149,10 +147,24 @@ impl WorkerTask {
                 let failure = Failure::panic(&*payload);
                 policy.judge(Err(failure.into()), attempt.saturating_sub(spared), capabilities)
             }
-            None => policy.cancelled(),
+            None => {
+                // What was cancelled may have left a claim on a limit behind.
+                self.serves[source] = prototype.another();
+                policy.cancelled()
+            }
         };
         record(&span, &verdict);
         Finished { key, source, worker: self.id, verdict, took }
+    }
+}
+
+/// Says to the span of a delivery where it belongs.
+fn join_trace(span: &tracing::Span, trace: Option<&TraceContext>, attempt: u32, outlet: &Outlet) {
+    let Some(trace) = trace else { return };
+    span.record("trace_id", trace.trace_id());
+    if let Some(tracer) = &outlet.tracer {
+        let kinship = if attempt <= 1 { Kinship::Child(trace) } else { Kinship::Link(trace) };
+        tracer.join(span, kinship);
     }
 }
 
@@ -168,7 +180,9 @@ fn record(span: &tracing::Span, verdict: &Verdict) {
             span.record("otel.status_code", "ERROR");
         }
         Verdict::Released { .. } => drop(span.record("outcome", "released")),
-        Verdict::Done | Verdict::TooLate => drop(span.record("outcome", "done")),
+        Verdict::Shed { .. } => drop(span.record("outcome", "shed")),
+        Verdict::Done => drop(span.record("outcome", "done")),
+        Verdict::TooLate => {}
     }
 }
 

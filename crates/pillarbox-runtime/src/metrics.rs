@@ -63,15 +63,18 @@ impl QueueMetrics {
             What::LeaseLost => self.lost.increment(1),
             What::Unsettled => self.unsettled.increment(1),
             What::Extended => self.extended.increment(1),
-            What::Failed { failure, .. } => {
-                let (queue, kind) = (&self.queue, failure.kind);
-                let failures = self.failures.entry(kind).or_insert_with(|| {
-                    let queue = queue.to_string();
-                    counter!("pillarbox.handler.failures", "queue" => queue, "kind" => kind.as_str())
-                });
-                failures.increment(1);
-            }
+            What::Shed => self.failed(FailureKind::Overloaded),
+            What::Failed { failure, .. } => self.failed(failure.kind),
         }
+    }
+
+    fn failed(&mut self, kind: FailureKind) {
+        let queue = &self.queue;
+        let failures = self.failures.entry(kind).or_insert_with(|| {
+            let queue = queue.to_string();
+            counter!("pillarbox.handler.failures", "queue" => queue, "kind" => kind.as_str())
+        });
+        failures.increment(1);
     }
 
     pub(crate) fn took(&self, took: Duration) {
@@ -95,8 +98,7 @@ impl QueueMetrics {
 pub(crate) struct GroupMetrics {
     in_flight: Gauge,
     workers: Gauge,
-    group: String,
-    sent: HashMap<QueueName, Counter>,
+    sent: Counter,
 }
 
 impl GroupMetrics {
@@ -104,8 +106,7 @@ impl GroupMetrics {
         Self {
             in_flight: gauge!("pillarbox.messages.in_flight", "group" => group.to_owned()),
             workers: gauge!("pillarbox.workers", "group" => group.to_owned()),
-            group: group.to_owned(),
-            sent: HashMap::new(),
+            sent: counter!("pillarbox.messages.sent", "group" => group.to_owned()),
         }
     }
 
@@ -114,14 +115,7 @@ impl GroupMetrics {
         self.workers.set(workers as f64);
     }
 
-    pub(crate) fn sent(&mut self, queue: &QueueName, messages: u64) {
-        if let Some(sent) = self.sent.get(queue) {
-            sent.increment(messages);
-            return;
-        }
-        let (group, name) = (self.group.clone(), queue.to_string());
-        let sent = counter!("pillarbox.messages.sent", "group" => group, "queue" => name);
-        sent.increment(messages);
-        self.sent.insert(queue.clone(), sent);
+    pub(crate) fn sent(&self, messages: u64) {
+        self.sent.increment(messages);
     }
 }

@@ -64,6 +64,11 @@ impl Outbox {
         }
     }
 
+    /// How many wait to be sent.
+    pub(crate) fn len(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.pending.len()).sum()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.lanes.is_empty()
     }

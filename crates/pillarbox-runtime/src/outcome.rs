@@ -149,6 +149,8 @@ pub enum FailureKind {
     Overloaded,
     /// The handler was stopped before it came to an end.
     Cancelled,
+    /// It was delivered too often to be given to a handler once more.
+    Quarantined,
 }
 
 impl FailureKind {
@@ -163,6 +165,7 @@ impl FailureKind {
             Self::UnknownKind => "unknown_kind",
             Self::Overloaded => "overloaded",
             Self::Cancelled => "cancelled",
+            Self::Quarantined => "quarantined",
         }
     }
 }
@@ -204,7 +207,12 @@ impl Failure {
             Err(error) if error.is::<tower::timeout::error::Elapsed>() => {
                 Self::new(FailureKind::Timeout, "the handler took longer than it may")
             }
-            Err(error) if error.is::<tower::load_shed::error::Overloaded>() => {
+            // A buffer that is closed is nobody's failure either: least of all that of the message.
+            Err(error)
+                if error.is::<tower::load_shed::error::Overloaded>()
+                    || error.is::<tower::buffer::error::Closed>()
+                    || error.is::<tower::buffer::error::ServiceError>() =>
+            {
                 Self::new(FailureKind::Overloaded, error)
             }
             // The layer's own type is lost in the box.

@@ -51,7 +51,7 @@ impl Policy {
     pub(crate) fn cancelled(&self) -> Verdict {
         let failure =
             Failure::new(FailureKind::Cancelled, "the handler was stopped before its end");
-        Verdict::Failed { failure: note(&failure), then: Then::Release { delay: Duration::ZERO } }
+        Verdict::Failed { failure: note(&failure), then: Then::Release }
     }
 
     /// How long a message is parked on such a backend.
@@ -61,7 +61,7 @@ impl Policy {
 
     fn failed(&self, failure: &Failure, attempt: u32, delay: Option<Duration>) -> Verdict {
         let then = match failure.kind() {
-            FailureKind::Overloaded => Then::Release { delay: self.shed },
+            FailureKind::Overloaded => return Verdict::Shed { delay: self.shed },
             // Somebody else may know it: a newer version, while all are being replaced.
             FailureKind::UnknownKind => Then::Park { delay: self.park },
             FailureKind::Rejected | FailureKind::Undecodable => self.end(),
@@ -85,11 +85,10 @@ impl Policy {
 }
 
 fn note(failure: &Failure) -> FailureNote {
-    FailureNote {
-        kind: failure.kind(),
-        type_name: failure.type_name(),
-        text: failure.to_string().into(),
-    }
+    // An error of the program's own says what it is in code of its own, too.
+    let text = std::panic::catch_unwind(AssertUnwindSafe(|| failure.to_string()))
+        .unwrap_or_else(|_| "an error that panics when it is shown".to_owned());
+    FailureNote { kind: failure.kind(), type_name: failure.type_name(), text: text.into() }
 }
 
 fn fit_delay(delay: Duration, capabilities: &Capabilities) -> Duration {
@@ -106,8 +105,7 @@ fn fit(verdict: Verdict, capabilities: &Capabilities) -> Verdict {
             let then = match then {
                 Then::Retry { delay } => Then::Retry { delay: fit(delay) },
                 Then::Park { delay } => Then::Park { delay: fit(delay) },
-                Then::Release { delay } => Then::Release { delay: fit(delay) },
-                Then::Bury => Then::Bury,
+                other => other,
             };
             Verdict::Failed { failure, then }
         }
@@ -164,8 +162,8 @@ mod tests {
             assert_eq!(then(&parks, failed(kind), 1), park);
         }
         assert_eq!(then(&buries, failed(FailureKind::UnknownKind), 99), park);
-        let shed = Then::Release { delay: Duration::from_millis(50) };
-        assert_eq!(then(&buries, failed(FailureKind::Overloaded), 99), shed);
+        let shed = Verdict::Shed { delay: Duration::from_millis(50) };
+        assert_eq!(buries.judge(failed(FailureKind::Overloaded), 99, &any), shed);
         assert_eq!(then(&buries, Ok(Outcome::retry_after(seconds(5))), 1), retry(5));
         assert_eq!(then(&buries, Ok(Outcome::retry()), 2), retry(120));
         assert_eq!(then(&buries, Ok(Outcome::retry_after(seconds(5))), 4), Then::Bury);
@@ -185,14 +183,10 @@ mod tests {
         narrow.sub_second = false;
         narrow.max_nack_delay = Some(Duration::from_secs(100));
         let delay = |end, attempt| match policy().judge(end, attempt, &narrow) {
-            Verdict::Failed {
-                then: Then::Retry { delay } | Then::Park { delay } | Then::Release { delay },
-                ..
-            }
+            Verdict::Failed { then: Then::Retry { delay } | Then::Park { delay }, .. }
             | Verdict::Released { delay } => delay.as_secs_f64(),
             other => panic!("{other:?}"),
         };
-        assert_eq!(delay(failed(FailureKind::Overloaded), 1), 1.0);
         assert_eq!(delay(failed(FailureKind::Error), 3), 100.0);
         assert_eq!(delay(failed(FailureKind::UnknownKind), 3), 100.0);
         assert_eq!(delay(Ok(Outcome::release_for(Duration::from_millis(1))), 3), 1.0);

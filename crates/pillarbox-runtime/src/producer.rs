@@ -26,6 +26,8 @@ use crate::trace::{TraceContext, Tracer};
 /// ```
 pub struct ProducerHandle<T> {
     mailbox: Arc<dyn Encode<T>>,
+    /// The kind of what is sent to the worker's own mailbox, where it has several.
+    kind: Option<Arc<str>>,
     outlet: Outlet,
 }
 
@@ -47,22 +49,35 @@ pub(crate) struct ProducerMsg {
 
 impl<T: 'static> ProducerHandle<T> {
     pub(crate) fn new(mailbox: Arc<dyn Encode<T>>, outlet: Outlet) -> Self {
-        Self { mailbox, outlet }
+        Self { mailbox, kind: None, outlet }
     }
 
-    /// The same for another mailbox.
-    pub(crate) fn for_mailbox<U: 'static>(&self, mailbox: Arc<dyn Encode<U>>) -> ProducerHandle<U> {
-        ProducerHandle::new(mailbox, self.outlet.clone())
+    /// The same for bodies of one kind.
+    pub(crate) fn for_kind<U: 'static>(
+        &self,
+        mailbox: Arc<dyn Encode<U>>,
+        kind: &str,
+    ) -> ProducerHandle<U> {
+        ProducerHandle { mailbox, kind: Some(kind.into()), outlet: self.outlet.clone() }
     }
 
-    /// Sends a message to the mailbox that the worker serves, and returns its id.
+    /// Sends a message to the mailbox that the worker serves, and returns its id. From a handler of a
+    /// [`Router`](crate::Router) it is of the handler's own kind, unless the options say another.
+    ///
+    /// A send that is dropped before it is answered may still be carried out.
     pub async fn send(&self, body: &T) -> Result<MessageId> {
         self.send_with(body, SendOptions::new()).await
     }
 
     /// The same with a reply address, a delay, attributes or an id of the caller's.
     pub async fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
-        self.outlet.send(self.mailbox.queue().clone(), self.mailbox.encode(body, options)?).await
+        let mut message = self.mailbox.encode(body, options)?;
+        if let Some(kind) = &self.kind
+            && message.attributes.get(Outgoing::KIND).is_none()
+        {
+            message.attributes.insert(Outgoing::KIND, &**kind);
+        }
+        self.outlet.send(self.mailbox.queue().clone(), message).await
     }
 
     /// Sends a message to another mailbox, on whatever backend.
@@ -99,7 +114,7 @@ impl fmt::Debug for Outlet {
 
 impl<T> Clone for ProducerHandle<T> {
     fn clone(&self) -> Self {
-        Self { mailbox: self.mailbox.clone(), outlet: self.outlet.clone() }
+        Self { mailbox: self.mailbox.clone(), kind: self.kind.clone(), outlet: self.outlet.clone() }
     }
 }
 

@@ -72,8 +72,9 @@ impl<R: 'static, C: Send + Sync + 'static> Router<R, C> {
     {
         let service = HandlerService::new(handler);
         let codec: Arc<dyn Codec<J>> = Arc::new(codec);
-        self.kinds
-            .insert(kind.into(), Box::new(Entry { codec, service, mailbox: OnceLock::new() }));
+        let kind = kind.into();
+        let entry = Entry { kind: kind.as_str().into(), codec, service, mailbox: OnceLock::new() };
+        self.kinds.insert(kind, Box::new(entry));
         self
     }
 
@@ -133,6 +134,7 @@ trait Kind<R, C>: Send + Sync {
 }
 
 struct Entry<J, R, S> {
+    kind: Arc<str>,
     codec: Arc<dyn Codec<J>>,
     service: S,
     /// The mailbox as one of bodies of this kind, once it is known.
@@ -172,7 +174,7 @@ where
         self.service.call(ServiceRequest {
             message: Received::new(body, metadata, mailbox.clone()),
             context: request.context,
-            producer: request.producer.for_mailbox(mailbox.clone()),
+            producer: request.producer.for_kind(mailbox.clone(), &self.kind),
             heartbeat: request.heartbeat,
             attempt: request.attempt,
             worker_id: request.worker_id,
@@ -181,6 +183,7 @@ where
 
     fn another(&self) -> Box<dyn Kind<R, C>> {
         Box::new(Self {
+            kind: self.kind.clone(),
             codec: self.codec.clone(),
             service: self.service.clone(),
             mailbox: self.mailbox.clone(),

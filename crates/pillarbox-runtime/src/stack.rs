@@ -1,16 +1,19 @@
 //! The Tower stack around a handler.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{Ready, ready};
 use pillarbox_core::BoxFuture;
 use tokio::sync::Mutex;
 use tower::util::{BoxCloneSyncService, Either};
 use tower::{Service, ServiceBuilder, ServiceExt};
 
-use crate::outcome::{BoxError, Outcome};
+use crate::outcome::{BoxError, Failure, Outcome};
 use crate::request::ServiceRequest;
 
 /// A service stack whatever it is made of.
@@ -108,6 +111,7 @@ where
     let inner = ServiceBuilder::new()
         .option_layer(options.timeout.map(tower::timeout::TimeoutLayer::new))
         .option_layer(options.concurrency_limit.map(tower::limit::GlobalConcurrencyLimitLayer::new))
+        .layer(tower::layer::layer_fn(Caught))
         .map_err(Into::into)
         .service(service);
     match (options.buffer, options.load_shed) {
@@ -122,6 +126,30 @@ where
                 Either::Right(buffered)
             };
             BoxCloneSyncService::new(stack)
+        }
+    }
+}
+
+/// Makes an error of a panic in `call`, where a buffer would otherwise die of it and refuse everything after.
+#[derive(Debug, Clone)]
+struct Caught<S>(S);
+
+impl<S, Request> Service<Request> for Caught<S>
+where
+    S: Service<Request, Error = BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = futures_util::future::Either<S::Future, Ready<Result<S::Response, BoxError>>>;
+
+    fn poll_ready(&mut self, context: &mut std::task::Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        match std::panic::catch_unwind(AssertUnwindSafe(|| self.0.call(request))) {
+            Ok(response) => response.left_future(),
+            Err(payload) => ready(Err(Failure::panic(&*payload).into())).right_future(),
         }
     }
 }

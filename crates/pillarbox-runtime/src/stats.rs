@@ -197,11 +197,11 @@ impl Tally {
                 match failure.kind {
                     FailureKind::Panic => all.panics += 1,
                     FailureKind::Timeout => all.timeouts += 1,
-                    FailureKind::Overloaded => all.shed += 1,
                     _ => {}
                 }
             }
             What::Succeeded { .. } => all.succeeded += 1,
+            What::Shed => all.shed += 1,
             What::Extended => {}
         }
     }
@@ -217,7 +217,7 @@ impl Tally {
         all.processed += 1;
         match verdict {
             Verdict::Done => one.succeeded += 1,
-            Verdict::Failed { then, .. } if !matches!(then, Then::Release { .. }) => {
+            Verdict::Failed { then, .. } if *then != Then::Release => {
                 one.failed += 1;
                 all.failed += 1;
             }
@@ -257,7 +257,7 @@ impl Tally {
             self.marks.pop_front();
         }
         let (since, then) = self.marks[0];
-        let seconds = (now - since).as_secs_f64();
+        let seconds = (now - since).min(WINDOW).as_secs_f64();
         let all = &mut self.snapshot;
         all.rate = if seconds > 0.0 { (all.processed - then) as f64 / seconds } else { 0.0 };
         all.latency = Histogram::latency(&self.recent, &self.before);
@@ -281,7 +281,7 @@ pub(crate) fn is_terminal(kind: FailureKind, then: &Then) -> bool {
     match then {
         Then::Bury => true,
         Then::Park { .. } => kind != FailureKind::UnknownKind,
-        Then::Retry { .. } | Then::Release { .. } => false,
+        Then::Retry { .. } | Then::Release => false,
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use pillarbox_core::{BoxFuture, Error, Mailbox, Queue, Raw, Receive, Result};
+use pillarbox_core::{BoxFuture, Error, Mailbox, Queue, QueueName, Raw, Receive, Result};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -14,7 +14,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service};
 
 use crate::backoff::Backoff;
-use crate::control::{Control, Shared, Stop, Wanted};
+use crate::control::{Control, MOST_WORKERS, Shared, Stop, Wanted};
 use crate::dead_letters::DeadLetters;
 use crate::dispatcher::{Dispatcher, Settings, SourceSettings};
 use crate::driver::{Driver, DriverSettings, Route};
@@ -358,8 +358,9 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
 
     /// After how many deliveries a message is not given to a handler once more but becomes a dead letter,
     /// where there is a place for them: it may be one that takes the whole process down whenever it is
-    /// handled, and then no handler ever says that it failed. Two more than it has attempts
-    /// ([`max_retries`](Self::max_retries) and the first) unless said otherwise. Deliveries that this
+    /// handled, and then no handler ever says that it failed. Ten more than it has attempts
+    /// ([`max_retries`](Self::max_retries) and the first) unless said otherwise: the queue counts all
+    /// deliveries, also those that other processes gave back when they were stopped. Those that this
     /// process gave back without a failure do not count.
     pub fn quarantine_after(mut self, deliveries: u32) -> Self {
         self.one.quarantine = Some(deliveries);
@@ -507,6 +508,8 @@ where
     /// Works until it is stopped: by [`Control::stop`], or by a signal, of which the first lets what is
     /// running come to an end, the second cancels it, and the third ends the process. Says how it went.
     ///
+    /// Dropping the future ends everything at once: what was held comes back when its leases end.
+    ///
     /// A program that ends next closes its backend first
     /// ([`Mailboxes::close`](pillarbox_core::Mailboxes::close)): a receive that was under way at the stop
     /// gives back what it was about to deliver, and closing waits for that. Otherwise others get it when
@@ -589,7 +592,7 @@ where
         let queues = mailboxes.iter().map(|mailbox| mailbox.queue.name().clone());
         let snapshot = StatsSnapshot::new(queues);
         let settings =
-            Settings { inbox: group.inbox, results: group.results.max(1), backoff: group.backoff };
+            Settings { inbox: group.inbox, results: group.results, backoff: group.backoff };
         let sources: Vec<_> = mailboxes.iter().map(AnyMailbox::source).collect();
         let dispatcher = Dispatcher::new(settings, sources, wanted, Instant::now());
         let name = group.name.unwrap_or_else(|| mailboxes[0].queue.name().to_string());
@@ -611,7 +614,7 @@ where
         let common = Arc::new(Common { shared: ends.shared, outlet, served });
         let settings = DriverSettings {
             inbox: group.inbox,
-            results: group.results.max(1),
+            results: group.results,
             call_timeout: group.call_timeout,
             depth_every: group.depth_every,
             group: name,
@@ -649,7 +652,7 @@ async fn are_empty(queues: &[Arc<dyn Queue>]) -> bool {
 impl AnyMailbox {
     fn source(&self) -> SourceSettings {
         let (capabilities, options) = (self.queue.capabilities(), &self.options);
-        let usual = options.max_retries.saturating_add(3);
+        let usual = options.max_retries.saturating_add(11);
         let most = options.dead_letters.as_ref().map(|_| options.quarantine.unwrap_or(usual));
         SourceSettings {
             weight: options.weight,
@@ -679,36 +682,61 @@ impl MailboxOptions {
 impl GroupOptions {
     /// Refuses what cannot work, before any message is touched.
     fn check(&self, workers: usize, mailboxes: &[AnyMailbox]) -> Result<()> {
-        let invalid = |what, value: &dyn fmt::Display, allowed: &str| {
-            Err(Error::invalid(None, what, value.to_string(), allowed))
+        let number = |what, value: usize, least: usize, most: usize| {
+            if (least..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::invalid(None, what, value.to_string(), format!("{least} to {most}")))
         };
-        if workers == 0 {
-            return invalid("workers", &0, "at least 1; to start without work, pause");
+        number("workers", workers, 1, MOST_WORKERS)?;
+        number("inbox", self.inbox, 0, MOST_WAITING)?;
+        number("result_buffer", self.results, 1, MOST_WAITING)?;
+        at_least(None, "dequeue_backoff", self.backoff, 1)?;
+        at_least(None, "call_timeout", self.call_timeout, 10)?;
+        if let Some(every) = self.depth_every {
+            at_least(None, "depth_every", every, 100)?;
         }
-        let places = workers.saturating_mul(self.inbox.saturating_add(1));
+        let places = workers.saturating_mul(self.inbox + 1);
         if places < mailboxes.len() {
             let allowed = format!("at least {}, one for each mailbox", mailboxes.len());
-            return invalid("workers × (inbox + 1)", &places, &allowed);
+            let what = "workers × (inbox + 1)";
+            return Err(Error::invalid(None, what, places.to_string(), allowed));
         }
         for AnyMailbox { queue, options, .. } in mailboxes {
+            let name = Some(queue.name());
             let request = Receive::one().visibility(options.visibility);
             queue.capabilities().check_receive(queue.name(), &request)?;
-            let shortest = Duration::from_millis(10);
-            if options.visibility < shortest {
-                let value = format!("{:?}", options.visibility);
-                let allowed = "at least 10 ms, for it is extended while a handler runs";
-                return Err(Error::invalid(Some(queue.name()), "visibility", value, allowed));
-            }
-            if options.poll < Duration::from_millis(100) {
-                let (value, allowed) = (format!("{:?}", options.poll), "at least 100 ms");
-                return Err(Error::invalid(Some(queue.name()), "poll", value, allowed));
-            }
+            // It is extended while a handler runs.
+            at_least(name, "visibility", options.visibility, 10)?;
+            at_least(name, "poll", options.poll, 100)?;
             if options.weight == 0 {
-                return Err(Error::invalid(Some(queue.name()), "weight", "0", "at least 1"));
+                return Err(Error::invalid(name, "weight", "0", "at least 1"));
+            }
+            if options.quarantine == Some(0) {
+                return Err(Error::invalid(name, "quarantine_after", "0", "at least 1"));
+            }
+            let limits = [options.stack.concurrency_limit, options.stack.buffer];
+            for limit in limits.into_iter().flatten() {
+                number("a limit of the stack", limit, 1, MOST_WAITING)?;
             }
         }
         Ok(())
     }
+}
+
+/// More messages than this that wait in memory are taken for a mistake.
+const MOST_WAITING: usize = 1_000_000;
+
+fn at_least(
+    queue: Option<&QueueName>,
+    what: &'static str,
+    value: Duration,
+    millis: u64,
+) -> Result<()> {
+    if value >= Duration::from_millis(millis) {
+        return Ok(());
+    }
+    Err(Error::invalid(queue, what, format!("{value:?}"), format!("at least {millis} ms")))
 }
 
 impl<T: 'static, R: 'static, C, S> fmt::Debug for Worker<T, R, C, S> {

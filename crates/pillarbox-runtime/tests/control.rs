@@ -69,7 +69,6 @@ async fn a_stop_returns_what_has_not_begun_at_once_and_finishes_the_rest() {
     let start = Instant::now();
     control.stop();
     events.wait_for(|event| matches!(event, Event::Draining)).await.unwrap();
-    // A worker returns the rest of its inbox when it is through with what it is at.
     let mut names = Vec::new();
     while let Some(event) = events.next().await {
         names.push((event.name(), start.elapsed().as_secs()));
@@ -310,7 +309,18 @@ async fn options_out_of_range_are_refused_before_any_message_is_touched() {
         assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     };
-    refused(worker().workers(0).handler(handler).run().await, "workers").await;
+    for odd in [
+        worker().workers(0),
+        worker().inbox(usize::MAX),
+        worker().result_buffer(0),
+        worker().dequeue_backoff(Duration::ZERO),
+        worker().depth_every(Duration::ZERO),
+        worker().quarantine_after(0),
+        worker().stack(pillarbox_runtime::ServiceStackOptions::none().concurrency_limit(0)),
+        worker().stack(pillarbox_runtime::ServiceStackOptions::none().buffer(usize::MAX)),
+    ] {
+        refused(odd.handler(handler).run().await, "allowed").await;
+    }
     refused(worker().weight(0).handler(handler).run().await, "weight").await;
     let long = Duration::from_secs(50_000);
     refused(worker().visibility(long).handler(handler).run().await, "visibility").await;
@@ -345,16 +355,16 @@ async fn producers_send_through_the_dispatcher_until_the_end() {
     let mut stats = control.stats();
     stats.wait_for(|stats| stats.succeeded == 6).await.unwrap();
     assert_eq!(other.approximate_count().await.unwrap(), 5);
-    // What was asked for before the end is answered, and what is asked for after it, too.
+    // What was asked for before the end is done, and what is asked for after it is refused.
+    control.pause();
     let pending = tokio::spawn({
         let producer = producer.clone();
         async move { producer.send(&0).await }
     });
     tokio::task::yield_now().await;
     running.stop().await.unwrap();
-    let sent = pending.await.unwrap();
-    let left = jobs.approximate_count().await.unwrap();
-    assert!(sent.is_ok() == (left == 1) || stats.borrow().succeeded == 7, "{sent:?}, {left} left");
+    pending.await.unwrap().unwrap();
+    assert_eq!(jobs.approximate_count().await.unwrap(), 1);
     assert!(matches!(producer.send(&0).await, Err(Error::Closed { .. })));
 }
 
@@ -446,6 +456,7 @@ async fn times_without_end_are_taken() {
         .poll(Duration::MAX)
         .call_timeout(Duration::MAX)
         .dequeue_backoff(Duration::MAX)
+        .quarantine_after(u32::MAX)
         .depth_every(Duration::MAX)
         .park_for(Duration::MAX)
         .retry(pillarbox_runtime::Backoff::constant(Duration::MAX))
@@ -457,4 +468,55 @@ async fn times_without_end_are_taken() {
     let stats = running.stop().await.unwrap();
     assert_eq!((stats.succeeded, stats.retried), (2, 1));
     assert_eq!(jobs.counts().await.unwrap().delayed, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_takes_no_time_however_much_waits_in_the_inboxes() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 900).await;
+    let worker = Worker::new(jobs.clone())
+        .workers(8)
+        .inbox(64)
+        .handler(|_: u32| async { tokio::time::sleep(Duration::from_millis(100)).await });
+    let mut events = worker.control().events();
+    let running = worker.start();
+    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    let start = Instant::now();
+    running.stop().await.unwrap();
+    assert!(start.elapsed() <= Duration::from_millis(100), "{:?}", start.elapsed());
+    assert_eq!(jobs.counts().await.unwrap().in_flight, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_does_not_answer_is_not_counted_again_and_again() {
+    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
+    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    for _ in 0..100 {
+        faulty.next(Operation::Counts, Fault::DropReply);
+    }
+    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let worker =
+        Worker::new(jobs).depth_every(Duration::from_millis(100)).handler(|_: u32| async {});
+    let running = worker.start();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(faulty.injected() <= 4, "{} counts in three times the time limit", faulty.injected());
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_that_are_busy_for_long_are_ready_all_the_same() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    send(&jobs, 20).await;
+    let worker = Worker::new(jobs)
+        .no_timeout()
+        .handler(|_: u32| async { tokio::time::sleep(Duration::from_secs(600)).await });
+    let running = worker.start();
+    let stats = running.control().stats();
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_secs(31)).await;
+        assert!(stats.borrow().is_ready(Duration::from_secs(30)));
+    }
+    running.control().stop_now();
+    running.join().await.unwrap();
+    assert_eq!(stats.borrow().state, State::Stopped);
 }

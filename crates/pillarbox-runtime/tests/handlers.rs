@@ -277,7 +277,9 @@ async fn what_a_limit_refuses_comes_back_and_is_no_dead_letter() {
     let mut stats = running.control().stats();
     stats.wait_for(|stats| stats.succeeded == 4).await.unwrap();
     let stats = running.stop().await.unwrap();
-    assert!(stats.shed >= 3 && stats.dead_lettered == 0, "{stats:?}");
+    assert!(stats.shed >= 3 && stats.dead_lettered == 0 && stats.failed == 0, "{stats:?}");
+    let received: u64 = stats.mailboxes.iter().map(|mailbox| mailbox.received).sum();
+    assert_eq!(received, 4, "they waited here, and were not delivered again");
     assert_eq!(most.1.load(Ordering::SeqCst), 1, "one at a time");
 }
 
@@ -530,6 +532,106 @@ async fn a_worker_that_dies_is_replaced_and_its_messages_stay() {
         .tracer(Bad(AtomicUsize::new(0)))
         .handler(|_: u32| async {});
     let stats = worker.run_until_empty().await.unwrap();
-    assert_eq!(stats.succeeded, 3);
-    assert!(stats.parked >= 1, "{stats:?}");
+    assert_eq!((stats.succeeded, stats.panics), (3, 1), "{stats:?}");
+}
+
+/// A body whose decoding panics, as generated code may.
+#[derive(serde::Serialize)]
+struct Fragile(u32);
+
+impl<'de> serde::Deserialize<'de> for Fragile {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let n = u32::deserialize(deserializer)?;
+        assert_ne!(n, 7, "a decoder that panics");
+        Ok(Self(n))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decoder_that_panics_costs_one_message_and_no_worker() {
+    let backend = backend();
+    let dead: Mailbox<Bytes> = backend.builder("dead").codec(Raw).open().unwrap();
+    let run = async |jobs: Mailbox<Fragile>, is_routed: bool| {
+        for n in 0..20 {
+            jobs.send_with(&Fragile(n), SendOptions::new().kind("fragile")).await.unwrap();
+        }
+        let worker = Worker::new(jobs)
+            .max_retries(0)
+            .dead_letters(DeadLetters::to(&dead))
+            .stack(ServiceStackOptions::default().buffer(8).concurrency_limit(4));
+        let stats = if is_routed {
+            let router = Router::new().on("fragile", |_: Fragile| async {});
+            worker.router(router).run_until_empty().await.unwrap()
+        } else {
+            worker.handler(|_: Fragile| async {}).run_until_empty().await.unwrap()
+        };
+        assert_eq!((stats.succeeded, stats.panics, stats.dead_lettered), (19, 1, 1), "{stats:?}");
+    };
+    run(backend.mailbox("plain").unwrap(), false).await;
+    run(backend.mailbox("routed").unwrap(), true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_panics_when_shown_is_an_error() {
+    #[derive(Debug)]
+    struct Shy;
+    impl std::fmt::Display for Shy {
+        fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            panic!("do not look at me")
+        }
+    }
+    impl std::error::Error for Shy {}
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send(&1).await.unwrap();
+    let worker =
+        Worker::new(jobs).retry(Backoff::none()).handler(
+            |_: u32, Attempt(attempt): Attempt| async move {
+                if attempt == 1 { Err(Shy) } else { Ok(()) }
+            },
+        );
+    let stats = worker.run_until_empty().await.unwrap();
+    assert_eq!((stats.succeeded, stats.failed), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_message_has_a_dead_letter_of_its_own() {
+    let backend = backend();
+    let dead: Mailbox<String> = backend.mailbox("dead").unwrap();
+    // The same id in two queues, and once more in the first.
+    for (queue, body) in [("one", "first"), ("two", "second"), ("one", "third")] {
+        let jobs: Mailbox<String> = backend.mailbox(queue).unwrap();
+        let options = SendOptions::new().id(MessageId::from_key("order-7"));
+        jobs.send_with(&body.to_owned(), options).await.unwrap();
+        let worker = Worker::new(jobs)
+            .dead_letters(DeadLetters::to(&dead))
+            .handler(|_: String| async { Outcome::reject("no") });
+        worker.run_until_empty().await.unwrap();
+    }
+    let letters = dead.peek(10).await.unwrap();
+    let bodies: Vec<_> = letters.iter().map(|letter| letter.body.clone().unwrap()).collect();
+    assert_eq!(bodies, ["first", "second", "third"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_kind_is_never_a_dead_letter_and_a_known_one_sends_its_like() {
+    let backend = backend();
+    let jobs: Mailbox<Resize> = backend.mailbox("jobs").unwrap();
+    let dead: Mailbox<Bytes> = backend.builder("dead").codec(Raw).open().unwrap();
+    let kind = |kind: &str| SendOptions::new().kind(kind);
+    jobs.send_with(&Resize { width: 3 }, kind("resize")).await.unwrap();
+    jobs.send_with(&Resize { width: 0 }, kind("unknown")).await.unwrap();
+    let router =
+        Router::new().on("resize", |job: Resize, producer: ProducerHandle<Resize>| async move {
+            if job.width > 0 {
+                producer.send(&Resize { width: job.width - 1 }).await?;
+            }
+            Ok::<_, pillarbox_core::Error>(())
+        });
+    let worker = Worker::new(jobs.clone()).router(router).dead_letters(DeadLetters::to(&dead));
+    let running = worker.start();
+    tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.succeeded, stats.dead_lettered), (4, 0), "{stats:?}");
+    assert!(stats.parked > 90, "{stats:?}");
+    assert_eq!(jobs.approximate_count().await.unwrap(), 1);
 }

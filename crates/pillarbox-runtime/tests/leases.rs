@@ -43,16 +43,15 @@ async fn a_lease_is_kept_in_a_handler_and_in_an_inbox() {
 async fn a_handler_that_blocks_its_thread_keeps_its_lease_and_blocks_nobody_else() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     let blocking = jobs.send(&0).await.unwrap();
-    let worker = Worker::new(jobs.clone())
-        .workers(4)
-        .visibility(Duration::from_millis(300))
-        .handler(|job: u32, Attempt(attempt): Attempt| async move {
+    let worker = Worker::new(jobs.clone()).workers(4).visibility(Duration::from_secs(1)).handler(
+        |job: u32, Attempt(attempt): Attempt| async move {
             assert_eq!(attempt, 1, "its lease was lost");
             if job == 0 {
                 // As a computation would, or a library that knows nothing of async.
-                std::thread::sleep(Duration::from_millis(1500));
+                std::thread::sleep(Duration::from_millis(2500));
             }
-        });
+        },
+    );
     let mut events = worker.control().events();
     let running = worker.start();
     events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
@@ -79,11 +78,11 @@ async fn a_handler_that_blocks_right_after_another_keeps_its_lease() {
     let worker = Worker::new(jobs.clone())
         .workers(1)
         .inbox(5)
-        .visibility(Duration::from_millis(250))
+        .visibility(Duration::from_millis(900))
         .handler(|job: u32, Attempt(attempt): Attempt| async move {
             assert_eq!(attempt, 1, "its lease was lost");
             if job % 3 == 2 {
-                std::thread::sleep(Duration::from_millis(500));
+                std::thread::sleep(Duration::from_millis(1500));
             }
         });
     jobs.send_batch(&[0, 1, 2, 3, 4, 5]).await.unwrap().all().unwrap();

@@ -109,7 +109,7 @@ impl Totals {
 #[derive(Debug, Default)]
 struct World {
     /// Those that run now, by message.
-    running: BTreeMap<MessageId, Vec<Heartbeat>>,
+    running: BTreeMap<MessageId, Vec<(u64, Heartbeat)>>,
     succeeded: BTreeSet<MessageId>,
     sent: BTreeSet<MessageId>,
     runs: u64,
@@ -135,13 +135,14 @@ impl Stage {
     fn enter(&self, id: MessageId, heartbeat: &Heartbeat) -> Presence {
         let mut world = self.world();
         world.runs += 1;
+        let run = world.runs;
         let others = world.running.entry(id).or_default();
-        if others.iter().any(|other| !other.is_lost()) {
+        if others.iter().any(|(_, other)| !other.is_lost()) {
             world.wrong = Some(format!("two handlers run {id}, and the first holds its lease"));
         } else {
-            others.push(heartbeat.clone());
+            others.push((run, heartbeat.clone()));
         }
-        Presence { stage: self.clone(), id }
+        Presence { stage: self.clone(), id, run }
     }
 }
 
@@ -149,12 +150,13 @@ impl Stage {
 struct Presence {
     stage: Stage,
     id: MessageId,
+    run: u64,
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
         if let Some(running) = self.stage.world().running.get_mut(&self.id) {
-            running.pop();
+            running.retain(|(run, _)| *run != self.run);
         }
     }
 }
@@ -335,7 +337,7 @@ fn check_end(last: &StatsSnapshot) -> Result<(), String> {
     Ok(())
 }
 
-/// Without faults from now on, everything comes to its end; and everything that was sent has one.
+/// Everything that was sent has an end, or is still in its queue; and nothing is in flight for ever.
 async fn check_all(
     stage: &Stage,
     jobs: &Arc<dyn Queue>,

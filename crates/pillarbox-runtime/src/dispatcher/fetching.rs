@@ -12,7 +12,7 @@ impl Dispatcher {
         let active = self.seats.iter().filter(|seat| seat.is_active());
         let free: usize = active.map(|seat| capacity.saturating_sub(seat.load())).sum();
         let asked: usize = self.sources.iter().map(Source::asked).sum();
-        let free = free.saturating_sub(self.backlog.len() + asked);
+        let free = free.saturating_sub(self.backlog.len() + self.resting.len() + asked);
         // What waits to be settled is bounded as well.
         let most = self.seats.len() * capacity + self.settings.results;
         free.min(most.saturating_sub(self.held.len() + asked))
@@ -29,22 +29,34 @@ impl Dispatcher {
         if self.sources.len() == 1 {
             let room = self.room();
             if self.sources[0].can_be_asked() && self.is_worth_fetching(room) {
-                self.ask(0, room, Some(now));
+                self.ask(0, room, Some(now), true);
             }
             return;
         }
+        // With fewer places than queues nobody may sit on one and wait.
+        let places = self.active_workers() * (self.settings.inbox + 1);
+        let may_wait = places >= self.sources.len();
         loop {
             let room = self.room();
-            let ready = |source: &Source| source.can_be_asked();
-            let waiting = self.sources.iter().filter(|s| !s.is_hot && ready(s)).count();
-            let hottest = (0..self.sources.len())
-                .filter(|index| self.sources[*index].is_hot && ready(&self.sources[*index]))
-                .min_by(|a, b| self.sources[*a].served().total_cmp(&self.sources[*b].served()));
-            let coldest = self.sources.iter().position(|s| !s.is_hot && ready(s));
-            match (hottest, coldest) {
-                (_, Some(cold)) if room > 0 => self.ask(cold, 1, Some(now)),
-                (Some(hot), _) if room > waiting && self.is_worth_fetching(room - waiting) => {
-                    self.ask(hot, room - waiting, None);
+            let count = self.sources.len();
+            let in_turn = |offset| (self.next_source + offset) % count;
+            let ready = |index: &usize| self.sources[*index].can_be_asked();
+            let (hot, cold): (Vec<_>, Vec<_>) = (0..count)
+                .map(in_turn)
+                .filter(ready)
+                .partition(|index| self.sources[*index].is_hot);
+            let served = |index: &usize| self.sources[*index].served();
+            let hottest = hot.into_iter().min_by(|a, b| served(a).total_cmp(&served(b)));
+            match (hottest, cold.first()) {
+                (_, Some(cold)) if room > 0 => {
+                    self.next_source = (cold + 1) % count;
+                    self.ask(*cold, 1, Some(now), may_wait);
+                }
+                (Some(hot), _)
+                    if room > cold.len() && self.is_worth_fetching(room - cold.len()) =>
+                {
+                    self.level = self.level.max(self.sources[hot].served());
+                    self.ask(hot, room - cold.len(), None, false);
                 }
                 _ => return,
             }
@@ -57,10 +69,9 @@ impl Dispatcher {
         room > 0 && (room * 4 >= places || self.seats.iter().any(Seat::is_idle))
     }
 
-    pub(super) fn ask(&mut self, source: usize, room: usize, waits_since: Option<Instant>) {
+    fn ask(&mut self, source: usize, room: usize, waits_since: Option<Instant>, waits: bool) {
         let max = room.min(self.sources[source].settings.max_receive);
         self.sources[source].ask(max, waits_since);
-        let waits = waits_since.is_some();
         self.actions.push_back(Action::Fetch { source, max, waits });
     }
 
@@ -69,8 +80,7 @@ impl Dispatcher {
         if self.sources[source].is_hot {
             return;
         }
-        let level = self.sources.iter().filter(|other| other.is_hot).map(Source::served);
-        let level = level.min_by(f64::total_cmp);
+        let level = self.level;
         self.sources[source].become_hot(level);
     }
 

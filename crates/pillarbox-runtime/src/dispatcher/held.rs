@@ -20,12 +20,24 @@ pub(crate) struct Key {
 /// What a delivery that is being settled will have come to.
 #[derive(Debug, Clone)]
 pub(super) enum Intent {
-    Succeed { took: Duration },
-    Retry { delay: Duration },
-    Release { delay: Duration },
+    Succeed {
+        took: Duration,
+    },
+    Retry {
+        delay: Duration,
+    },
+    Release {
+        delay: Duration,
+    },
     Return,
-    Park { delay: Duration },
-    Bury { failure: FailureNote },
+    /// `is_spared`: it was no attempt, for nobody here knows what to do with it.
+    Park {
+        delay: Duration,
+        is_spared: bool,
+    },
+    Bury {
+        failure: FailureNote,
+    },
 }
 
 #[derive(Debug)]
@@ -72,6 +84,10 @@ impl Held {
 
     pub(super) const fn is_settling(&self) -> bool {
         matches!(self.place, Place::Settling { .. })
+    }
+
+    pub(super) const fn is_seated(&self) -> bool {
+        matches!(self.place, Place::Seated { .. })
     }
 
     pub(super) const fn is_waiting(&self) -> bool {

@@ -19,7 +19,7 @@ impl Dispatcher {
                 if held.is_lost || held.is_settling() {
                     continue;
                 }
-                let is_running = held.lease.has_begun();
+                let is_running = held.is_seated() && held.lease.has_begun();
                 if now >= held.deadline {
                     self.lose(key);
                 } else if while_beating && is_running && !held.lease.take_beat() {

@@ -55,6 +55,8 @@ use crate::outcome::FailureKind;
 
 /// After handlers were cancelled, how long they have to let go of their messages.
 const GRACE: Duration = Duration::from_secs(1);
+/// And how long what is done has to be settled after that.
+const LAST_SETTLES: Duration = Duration::from_secs(10);
 
 /// So long after a moment, or decades after it if that is longer: a caller may say `Duration::MAX`.
 pub(crate) fn later(now: Instant, by: Duration) -> Instant {
@@ -107,6 +109,14 @@ pub(crate) struct Dispatcher {
     spared: Spared,
     /// Deliveries that no inbox has room for.
     backlog: VecDeque<Key>,
+    /// Deliveries that a limit refused, and when they are tried again.
+    resting: VecDeque<(Instant, Key)>,
+    /// How far the sources have come that were asked lately: where one begins that had nothing.
+    level: f64,
+    /// Which source is first to be looked at.
+    next_source: usize,
+    /// Handlers had their time to let go; what is left is being settled.
+    is_last_call: bool,
     mode: Mode,
     wanted: Wanted,
     /// Every source is closed: the reason to stop.
@@ -130,6 +140,10 @@ impl Dispatcher {
             held: Table::default(),
             spared: Spared::default(),
             backlog: VecDeque::new(),
+            resting: VecDeque::new(),
+            level: 0.0,
+            next_source: 0,
+            is_last_call: false,
             mode: Mode::Running,
             wanted,
             closed: None,
@@ -173,11 +187,8 @@ impl Dispatcher {
     pub(crate) fn handle(&mut self, event: Event, now: Instant) {
         match event {
             Event::Fetched { source, answer } => self.fetched(source, answer, now),
-            Event::Finished(finished) => self.finished(finished),
-            Event::Returned { key, worker } => {
-                self.not_seated(key, worker);
-                self.give_back(key);
-            }
+            Event::Finished(finished) => self.finished(finished, now),
+            Event::Returned { key, worker } => self.returned(key, worker),
             Event::Skipped { worker } => self.leave(worker),
             Event::Settled { source, lane, answer } => self.settled(source, lane, answer, now),
             Event::Buried { key, answer } => self.buried(key, answer),
@@ -190,6 +201,7 @@ impl Dispatcher {
     pub(crate) fn plan(&mut self, now: Instant) {
         self.pass(now);
         self.renew(now);
+        self.seat_rested(now);
         self.seat_backlog();
         self.balance();
         for source in 0..self.sources.len() {
@@ -212,7 +224,8 @@ impl Dispatcher {
         };
         let is_running = self.mode == Mode::Running;
         let of_sources = self.sources.iter().filter_map(|source| source.next_wake(is_running));
-        of_sources.chain(ending).min()
+        let rested = self.resting.front().map(|(until, _)| *until);
+        of_sources.chain(ending).chain(rested).min()
     }
 
     fn fetched(&mut self, source: usize, answer: Result<Vec<Delivery>>, now: Instant) {
@@ -249,10 +262,35 @@ impl Dispatcher {
             let text = format!(
                 "delivered {attempt} times, and {most} is the most: it may have ended its process"
             );
-            let kind = FailureKind::Error;
-            self.bury(key, FailureNote { kind, type_name: "poison", text: text.into() });
+            let kind = FailureKind::Quarantined;
+            let failure = FailureNote { kind, type_name: kind.as_str(), text: text.into() };
+            self.note(key, What::Failed { failure: failure.clone(), then: Then::Bury });
+            self.bury(key, failure);
         } else {
             self.seat(key);
+        }
+    }
+
+    /// Keeps a delivery until then, and tries it again.
+    fn rest(&mut self, key: Key, until: Instant) {
+        self.note(key, What::Shed);
+        let Some(held) = self.held.get_mut(key) else { return };
+        held.place = Place::Backlog;
+        if held.is_lost || self.mode.is_ending() {
+            self.give_back(key);
+        } else {
+            // All rest for as long, so that the first to come is the first to go.
+            self.resting.push_back((until, key));
+        }
+    }
+
+    fn seat_rested(&mut self, now: Instant) {
+        while self.resting.front().is_some_and(|(until, _)| *until <= now || self.mode.is_ending())
+        {
+            let Some((_, key)) = self.resting.pop_front() else { return };
+            if self.held.get(key).is_some_and(Held::is_waiting) {
+                self.give_back(key);
+            }
         }
     }
 
@@ -265,7 +303,7 @@ impl Dispatcher {
         }
     }
 
-    fn finished(&mut self, finished: Finished) {
+    fn finished(&mut self, finished: Finished, now: Instant) {
         let Finished { key, worker, verdict, took, .. } = finished;
         self.leave(worker);
         if self.held.get(key).is_none() {
@@ -278,13 +316,17 @@ impl Dispatcher {
                 self.settle(key, Intent::Succeed { took });
             }
             Verdict::Released { delay } => self.settle(key, Intent::Release { delay }),
+            Verdict::Shed { delay } => self.rest(key, later(now, delay)),
             Verdict::TooLate => self.held.remove(key),
             Verdict::Failed { failure, then } => {
                 self.note(key, What::Failed { failure: failure.clone(), then: then.clone() });
                 match then {
                     Then::Retry { delay } => self.settle(key, Intent::Retry { delay }),
-                    Then::Park { delay } => self.settle(key, Intent::Park { delay }),
-                    Then::Release { delay } => self.settle(key, Intent::Release { delay }),
+                    Then::Park { delay } => {
+                        let is_spared = failure.kind == FailureKind::UnknownKind;
+                        self.settle(key, Intent::Park { delay, is_spared });
+                    }
+                    Then::Release => self.settle(key, Intent::Release { delay: Duration::ZERO }),
                     Then::Bury => self.bury(key, failure),
                 }
             }
@@ -323,7 +365,7 @@ impl Dispatcher {
             // It comes back, and then it is tried again: under the same id, so there will be one.
             Err(_) => {
                 let delay = self.sources[source].settings.park;
-                self.settle(key, Intent::Park { delay });
+                self.settle(key, Intent::Park { delay, is_spared: false });
             }
         }
     }

@@ -53,6 +53,10 @@ pub(crate) enum Verdict {
     Released {
         delay: Duration,
     },
+    /// A limit refused it: it stays here, and is tried again after a while.
+    Shed {
+        delay: Duration,
+    },
     /// Its lease was lost before it was begun: there is nothing to settle.
     TooLate,
 }
@@ -66,10 +70,8 @@ pub(crate) enum Then {
         delay: Duration,
     },
     Bury,
-    /// It is given back: a limit refused it, or a stop cancelled its handler.
-    Release {
-        delay: Duration,
-    },
+    /// It is given back at once: its handler was cancelled.
+    Release,
 }
 
 /// What is kept of a failure.
@@ -132,6 +134,7 @@ pub(crate) struct Note {
 #[derive(Debug, Clone)]
 pub(crate) enum What {
     Received,
+    Shed,
     Succeeded {
         took: Duration,
     },

@@ -94,9 +94,14 @@ impl Dispatcher {
     }
 
     /// A delivery could not be put into an inbox.
-    pub(super) fn not_seated(&mut self, key: Key, worker: usize) {
+    pub(super) fn returned(&mut self, key: Key, worker: usize) {
         if let Some(seat) = self.seats.get_mut(worker) {
             seat.inbox.retain(|other| *other != key);
+        }
+        let is_seated_there =
+            |place: &Place| matches!(place, Place::Seated { worker: of } if *of == worker);
+        if self.held.get(key).is_some_and(|held| is_seated_there(&held.place)) {
+            self.give_back(key);
         }
     }
 
@@ -104,15 +109,16 @@ impl Dispatcher {
     /// slow one while somebody is free.
     pub(super) fn balance(&mut self) {
         while self.seats.iter().any(Seat::is_idle) {
-            let busiest = (0..self.seats.len()).max_by_key(|worker| self.seats[*worker].load());
-            let Some(busiest) = busiest.filter(|worker| self.seats[*worker].load() > 1) else {
-                return;
-            };
-            let behind = self.seats[busiest].load() - 1;
-            let taken = self.take_back(busiest, behind.div_ceil(2));
-            if taken.is_empty() {
-                return;
-            }
+            let mut busy: Vec<_> =
+                (0..self.seats.len()).filter(|worker| self.seats[*worker].load() > 1).collect();
+            busy.sort_by_key(|worker| std::cmp::Reverse(self.seats[*worker].load()));
+            // What waits behind one may have been taken back already, without its having come upon it.
+            let taken = busy.into_iter().find_map(|worker| {
+                let behind = self.seats[worker].load() - 1;
+                let taken = self.take_back(worker, behind.div_ceil(2));
+                (!taken.is_empty()).then_some(taken)
+            });
+            let Some(taken) = taken else { return };
             taken.into_iter().for_each(|key| self.give_back(key));
         }
     }

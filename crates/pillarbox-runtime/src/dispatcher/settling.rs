@@ -15,7 +15,7 @@ impl Dispatcher {
         let action = match &intent {
             Intent::Succeed { .. } | Intent::Bury { .. } => SettleAction::Acknowledge,
             Intent::Return => SettleAction::Nack { delay: Duration::ZERO },
-            Intent::Retry { delay } | Intent::Release { delay } | Intent::Park { delay } => {
+            Intent::Retry { delay } | Intent::Release { delay } | Intent::Park { delay, .. } => {
                 SettleAction::Nack { delay: *delay }
             }
         };
@@ -32,25 +32,31 @@ impl Dispatcher {
     /// Makes a call of what a lane has to say, unless one is under way or it is too early.
     pub(super) fn call(&mut self, source: usize, kind: LaneKind, now: Instant) {
         let max = self.sources[source].settings.max_batch;
-        let due = self.sources[source].lane(kind).take(max, now);
-        let mut entries = Vec::with_capacity(due.len());
-        let mut batch = Vec::with_capacity(due.len());
-        for entry in due {
-            // It is of no use any more: settled meanwhile, or lost.
-            let Some(held) = self.held.get(entry.key) else { continue };
-            if kind == LaneKind::Extensions && held.is_settling() {
-                continue;
+        loop {
+            let due = self.sources[source].lane(kind).take(max, now);
+            if due.is_empty() {
+                return;
             }
-            if kind == LaneKind::Settles && entry.is_ambiguous && now >= held.deadline {
-                self.give_up(entry.key);
-                continue;
+            let mut entries = Vec::with_capacity(due.len());
+            let mut batch = Vec::with_capacity(due.len());
+            for entry in due {
+                // It is of no use any more: settled meanwhile, or lost.
+                let Some(held) = self.held.get(entry.key) else { continue };
+                if kind == LaneKind::Extensions && held.is_settling() {
+                    continue;
+                }
+                if kind == LaneKind::Settles && entry.is_ambiguous && now >= held.deadline {
+                    self.give_up(entry.key);
+                    continue;
+                }
+                batch.push((held.receipt.clone(), entry.action));
+                entries.push(entry);
             }
-            batch.push((held.receipt.clone(), entry.action));
-            entries.push(entry);
-        }
-        if !batch.is_empty() {
-            self.sources[source].lane(kind).call(entries, now);
-            self.actions.push_back(Action::Settle { source, lane: kind, batch });
+            if !batch.is_empty() {
+                self.sources[source].lane(kind).call(entries, now);
+                self.actions.push_back(Action::Settle { source, lane: kind, batch });
+                return;
+            }
         }
     }
 
@@ -77,7 +83,9 @@ impl Dispatcher {
                 Ok(()) => self.accepted(entry, called_at, now),
                 Err(Error::ReceiptHandleExpired { .. }) => self.refused(entry),
                 Err(error) if error.is_transient() => failed.push(entry.again()),
-                Err(_) => self.give_up(entry.key),
+                Err(_) if kind == LaneKind::Settles => self.give_up(entry.key),
+                // It cannot be extended, and is held until its lease ends.
+                Err(_) => self.sources[source].renew_later(entry.key, now, entry.deadline),
             }
         }
         let (backoff, lease) = (self.settings.backoff, self.sources[source].settings.visibility);
@@ -101,10 +109,13 @@ impl Dispatcher {
             Intent::Retry { delay } => What::Retried { delay },
             Intent::Release { delay } => What::Released { delay },
             Intent::Return => What::Returned,
-            Intent::Park { delay } => What::Parked { delay },
+            Intent::Park { delay, .. } => What::Parked { delay },
             Intent::Bury { failure } => What::DeadLettered { failure },
         };
-        if matches!(what, What::Released { .. } | What::Returned) {
+        if matches!(
+            intent,
+            Intent::Release { .. } | Intent::Return | Intent::Park { is_spared: true, .. }
+        ) {
             self.spared.add(held.message.id);
         }
         self.note(entry.key, what);

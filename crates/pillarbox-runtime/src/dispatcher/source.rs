@@ -120,9 +120,9 @@ impl Source {
         }
     }
 
-    pub(super) fn become_hot(&mut self, level: Option<f64>) {
+    pub(super) fn become_hot(&mut self, level: f64) {
         self.is_hot = true;
-        self.served = level.map_or(self.served, |level| self.served.max(level));
+        self.served = self.served.max(level);
     }
 
     pub(super) fn fetch_failed(&mut self, error: &Error, backoff: Duration, now: Instant) {

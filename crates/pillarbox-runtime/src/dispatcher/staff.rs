@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::held::{Held, Intent, Place};
 use super::seats::{Seat, SeatState};
-use super::{Action, Dispatcher, GRACE, Key, Mode, later};
+use super::{Action, Dispatcher, GRACE, Key, LAST_SETTLES, Mode, later};
 use crate::control::{Stop, Wanted};
 
 impl Dispatcher {
@@ -41,6 +41,10 @@ impl Dispatcher {
             }
         }
         self.empty_inboxes();
+        if workers == 0 {
+            // Nobody here will have them; others may.
+            self.return_backlog();
+        }
         while active < workers {
             let empty = self.seats.iter().position(|seat| seat.state == SeatState::Empty);
             let worker = empty.unwrap_or(self.seats.len());
@@ -73,23 +77,37 @@ impl Dispatcher {
         }
     }
 
+    /// Gives back what waits for a place.
+    fn return_backlog(&mut self) {
+        let resting = std::mem::take(&mut self.resting).into_iter().map(|(_, key)| key);
+        for key in std::mem::take(&mut self.backlog).into_iter().chain(resting) {
+            if self.held.get(key).is_some_and(Held::is_waiting) {
+                self.settle(key, Intent::Return);
+            }
+        }
+    }
+
     pub(super) fn worker_ended(&mut self, worker: usize) {
+        let unbegun = self.take_back(worker, usize::MAX);
         let seat = std::mem::replace(&mut self.seats[worker], Seat::empty());
-        // What it had when it ended without a word: it cannot be told whether it was begun.
-        let left: Vec<_> = self
+        // What it was at when it ended without a word has not failed, as far as is known, and has not
+        // succeeded.
+        let begun: Vec<_> = self
             .held
             .iter()
+            .filter(|(key, _)| !unbegun.contains(key))
             .filter(|(_, held)| matches!(held.place, Place::Seated { worker: of } if of == worker))
             .map(|(key, held)| (key, held.source))
             .collect();
-        for (key, source) in left {
+        for (key, source) in begun {
             let delay = self.sources[source].settings.park;
-            self.settle(key, Intent::Park { delay });
+            self.settle(key, Intent::Park { delay, is_spared: false });
         }
         if seat.is_active() && !self.mode.is_ending() {
             self.seats[worker].take();
             self.actions.push_back(Action::Hire { worker });
         }
+        unbegun.into_iter().for_each(|key| self.give_back(key));
     }
 
     pub(super) fn stop(&mut self, stop: Stop, now: Instant) {
@@ -100,11 +118,7 @@ impl Dispatcher {
                 self.retire(worker);
             }
             self.empty_inboxes();
-            while let Some(key) = self.backlog.pop_front() {
-                if self.held.get(key).is_some_and(Held::is_waiting) {
-                    self.settle(key, Intent::Return);
-                }
-            }
+            self.return_backlog();
         }
         if let (Stop::Now, Mode::Draining { deadline }) = (stop, &mut self.mode) {
             *deadline = now;
@@ -123,8 +137,17 @@ impl Dispatcher {
                 self.mode = Mode::Cancelling { deadline: now + GRACE };
             }
             Mode::Cancelling { deadline } if now >= deadline => {
-                let left: Vec<Key> = self.held.iter().map(|(key, _)| key).collect();
+                // Handlers had their time. What is done and being settled has some more.
+                let is_last = std::mem::replace(&mut self.is_last_call, true);
+                let is_over = |held: &Held| is_last || !held.is_settling();
+                let left: Vec<Key> = self
+                    .held
+                    .iter()
+                    .filter(|(_, held)| is_over(held))
+                    .map(|(key, _)| key)
+                    .collect();
                 left.into_iter().for_each(|key| self.give_up(key));
+                self.mode = Mode::Cancelling { deadline: now + LAST_SETTLES };
             }
             _ => {}
         }

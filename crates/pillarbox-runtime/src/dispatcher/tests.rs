@@ -142,6 +142,7 @@ impl Bench {
             .iter()
             .map(|note| match note.what {
                 What::Received => "received",
+                What::Shed => "shed",
                 What::Succeeded { .. } => "succeeded",
                 What::Failed { .. } => "failed",
                 What::Retried { .. } => "retried",
@@ -268,7 +269,7 @@ fn each_verdict_is_one_settle() {
         (Verdict::Released { delay: seconds(2) }, nack(seconds(2)), "released"),
         (failed(Then::Retry { delay: seconds(60) }), nack(seconds(60)), "retried"),
         (failed(Then::Park { delay: seconds(900) }), nack(seconds(900)), "parked"),
-        (failed(Then::Release { delay: Duration::ZERO }), nack(Duration::ZERO), "released"),
+        (failed(Then::Release), nack(Duration::ZERO), "released"),
     ] {
         let mut bench = Bench::one(1, 0);
         bench.deliver(0, 1);
@@ -574,15 +575,6 @@ fn workers_come_and_go() {
 }
 
 #[test]
-fn a_worker_that_ends_by_itself_is_replaced_and_its_messages_kept() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
-    bench.event(Event::WorkerEnded { worker: 0 });
-    assert_eq!(bench.hired, [0, 0]);
-    assert!(matches!(bench.calls[0].2[..], [SettleAction::Nack { .. }]));
-}
-
-#[test]
 fn a_stop_goes_in_order() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 3);
@@ -619,7 +611,7 @@ fn a_drain_has_an_end() {
         bench.answer(Ok(()));
     }
     assert!(!bench.is_over, "handlers were cancelled, and may let go");
-    bench.finish(failed(Then::Release { delay: Duration::ZERO }));
+    bench.finish(failed(Then::Release));
     assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
     bench.pass(GRACE);
@@ -653,6 +645,142 @@ fn finished_deliveries_are_not_remembered_for_their_leases() {
     assert!(bench.dispatcher.sources[0].renewals_len() < 2_000);
 }
 
+#[test]
+fn what_a_limit_refuses_waits_here_under_its_lease() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    bench.finish(Verdict::Shed { delay: BACKOFF });
+    assert!(bench.calls.is_empty() && bench.assigned.is_empty());
+    assert_eq!((bench.fetches[0], bench.dispatcher.next_wake()), (None, Some(bench.now + BACKOFF)));
+    bench.pass(BACKOFF);
+    assert_eq!(bench.assigned.len(), 1, "it is tried again");
+    bench.finish(Verdict::Shed { delay: BACKOFF });
+    bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
+}
+
+#[test]
+fn a_settling_delivery_is_not_seated_again() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    let (worker, assigned) = bench.assigned.pop_front().unwrap();
+    assert!(assigned.lease.begin());
+    bench.event(Event::WorkerEnded { worker });
+    assert_eq!(bench.calls.len(), 1, "what it was at is given back");
+    bench.event(Event::Returned { key: assigned.key, worker });
+    assert!(bench.assigned.is_empty());
+}
+
+#[test]
+fn what_a_dead_worker_had_not_begun_goes_to_the_next() {
+    let mut bench = Bench::one(1, 1);
+    bench.deliver(0, 2);
+    let (worker, begun) = bench.assigned.pop_front().unwrap();
+    assert!(begun.lease.begin());
+    let (_, waiting) = bench.assigned.pop_front().unwrap();
+    bench.event(Event::WorkerEnded { worker });
+    assert_eq!(bench.calls[0].2.len(), 1);
+    assert_eq!(bench.assigned[0].1.key, waiting.key);
+}
+
+#[test]
+fn an_extension_that_cannot_be_is_no_reason_to_forget_a_handler() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    assert!(bench.assigned[0].1.lease.begin());
+    bench.pass(LEASE / 3);
+    bench.answer(Err(Error::invalid(None, "timeout", "too long in all", "12 h")));
+    assert_eq!(bench.dispatcher.in_flight(), 1);
+    bench.pass(LEASE);
+    assert!(bench.assigned[0].1.lease.is_lost());
+    bench.finish(Verdict::Done);
+    assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
+}
+
+#[test]
+fn in_beat_mode_a_lease_is_kept_while_a_message_is_buried() {
+    let beating = SourceSettings { while_beating: true, ..settings() };
+    let mut bench = Bench::new(1, 0, &[beating]);
+    bench.deliver(0, 1);
+    bench.finish(failed(Then::Bury));
+    bench.pass(LEASE / 3);
+    assert_eq!(bench.calls[0].2, [SettleAction::Extend { timeout: LEASE }]);
+}
+
+#[test]
+fn with_no_workers_what_waits_goes_back() {
+    let mut bench = Bench::one(2, 1);
+    bench.deliver(0, 3);
+    bench.want(|wanted| wanted.workers = 0);
+    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }; 3]);
+}
+
+#[test]
+fn with_fewer_places_than_queues_each_has_its_turn() {
+    let mut bench = Bench::new(3, 0, &[settings(), settings(), settings()]);
+    bench.want(|wanted| wanted.workers = 1);
+    let mut asked = [0; 3];
+    for _ in 0..30 {
+        for (source, asked) in asked.iter_mut().enumerate() {
+            if bench.fetches[source].is_some() {
+                *asked += 1;
+                bench.deliver(source, 0);
+            }
+        }
+        bench.pass(BACKOFF);
+    }
+    assert!(asked.iter().all(|times| *times >= 5), "{asked:?}");
+}
+
+#[test]
+fn a_queue_that_was_empty_for_a_while_is_not_made_to_wait_for_the_others() {
+    let mut bench = Bench::new(2, 0, &[settings(), settings()]);
+    let serve = |bench: &mut Bench, both: bool, rounds: usize| {
+        let mut served = [0; 2];
+        for _ in 0..rounds {
+            for (source, served) in served.iter_mut().enumerate() {
+                if let Some(max) = bench.fetches[source].filter(|_| both || source == 0) {
+                    *served += max;
+                    bench.deliver(source, max);
+                }
+            }
+            while !bench.assigned.is_empty() {
+                bench.finish(Verdict::Done);
+            }
+            while !bench.calls.is_empty() {
+                bench.answer(Ok(()));
+            }
+        }
+        served
+    };
+    serve(&mut bench, false, 500);
+    // It has nothing for a moment, and nobody else has anything.
+    if bench.fetches[0].is_some() {
+        bench.deliver(0, 0);
+    }
+    let served = serve(&mut bench, true, 500);
+    let ratio = served[0] as f64 / served[1] as f64;
+    assert!((0.8..1.25).contains(&ratio), "{served:?}");
+}
+
+#[test]
+fn what_is_done_has_time_to_be_settled_at_the_end() {
+    let mut bench = Bench::one(2, 0);
+    bench.deliver(0, 2);
+    bench.assigned.iter().for_each(|(_, assigned)| assert!(assigned.lease.begin()));
+    bench.want(|wanted| wanted.stop = Some(Stop::Now));
+    bench.finish(Verdict::Done);
+    bench.pass(GRACE);
+    assert!(
+        !bench.is_over,
+        "the acknowledgement is under way; the handler that does not end is given up"
+    );
+    assert_eq!(bench.dispatcher.in_flight(), 1);
+    bench.answer(Ok(()));
+    assert!(bench.is_over);
+    assert_eq!(bench.names(), ["received", "received", "unsettled", "succeeded"]);
+}
+
 /// Whatever comes in whatever order: places are never exceeded, and at the end nothing is held.
 #[test]
 fn random_events_never_break_the_invariants() {
@@ -673,9 +801,9 @@ fn random_events_never_break_the_invariants() {
             step(&mut bench, &mut random, &mut most);
             let places = most * (inbox + 1);
             // Those who retire finish what they have, beside their successors.
-            let seats = &bench.dispatcher.seats;
-            let is_active = |worker: usize| seats[worker].is_active();
-            let seated = bench.assigned.iter().filter(|(worker, _)| is_active(*worker)).count();
+            let dispatcher = &bench.dispatcher;
+            let is_active = |place: &Place| matches!(place, Place::Seated { worker } if dispatcher.seats[*worker].is_active());
+            let seated = dispatcher.held.iter().filter(|(_, held)| is_active(&held.place)).count();
             let asked: usize = bench.fetches.iter().flatten().sum();
             assert!(seated + asked <= places, "seed {seed}: {seated} and {asked} of {places}");
         }
@@ -715,7 +843,8 @@ fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
             }
         }
         4..8 if !bench.assigned.is_empty() => {
-            let verdict = match random.random_range(0..5) {
+            let verdict = match random.random_range(0..6) {
+                5 => Verdict::Shed { delay: BACKOFF },
                 0 => failed(Then::Bury),
                 1 => failed(Then::Retry { delay: Duration::ZERO }),
                 2 => Verdict::Released { delay: Duration::ZERO },
@@ -729,6 +858,7 @@ fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
             let answer = match random.random_range(0..6) {
                 0 => Err(broken()),
                 1 => Err(expired()),
+                2 => Err(Error::invalid(None, "delay", "odd", "even")),
                 _ => Ok(()),
             };
             bench.answer(answer);
@@ -740,9 +870,22 @@ fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
                 *most = workers.max(*most);
                 bench.want(|wanted| wanted.workers = workers);
             }
+            2 => {
+                // A worker ends without a word; what was in its inbox is gone with it.
+                let worker = random.random_range(0..bench.dispatcher.seats.len());
+                if bench.dispatcher.seats[worker].is_active() {
+                    let own = bench.assigned.iter().find(|(of, _)| *of == worker);
+                    own.iter().for_each(|(_, assigned)| {
+                        let _ = assigned.lease.begin();
+                    });
+                    bench.assigned.retain(|(of, _)| *of != worker);
+                    bench.event(Event::WorkerEnded { worker });
+                }
+            }
             _ => {
                 if let Some(key) = bench.buried.pop_front() {
-                    bench.event(Event::Buried { key, answer: Ok(()) });
+                    let answer = if random.random() { Ok(()) } else { Err(broken()) };
+                    bench.event(Event::Buried { key, answer });
                 }
             }
         },

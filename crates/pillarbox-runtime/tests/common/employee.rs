@@ -88,6 +88,7 @@ pub(crate) fn work() {
         if let Some(retries) = terms.retries {
             let dead: Mailbox<Order> = backend.mailbox(DEAD).expect("a mailbox");
             worker = worker.dead_letters(DeadLetters::to(&dead)).max_retries(retries);
+            worker = worker.quarantine_after(retries + 3);
         }
         let worker = worker.handler(carry_out);
         let mut events = worker.control().events();
