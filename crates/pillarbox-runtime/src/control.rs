@@ -14,7 +14,7 @@ use crate::stats::{State, StatsSnapshot};
 use crate::trace::Tracer;
 
 /// More workers than this are taken for a mistake.
-pub(crate) const MOST_WORKERS: usize = 100_000;
+pub(crate) const MOST_WORKERS: usize = 10_000;
 
 /// What workers shall do. The last word counts, so that nobody can miss one by being slow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) bus: EventBus,
     pub(crate) producers: mpsc::Sender<ProducerMsg>,
     pub(crate) tracer: OnceLock<Arc<dyn Tracer>>,
+    pub(crate) is_stopping: AtomicBool,
     /// The last event was told.
     pub(crate) is_over: AtomicBool,
 }
@@ -101,7 +102,7 @@ impl Control {
 
     /// Changes how many workers there are. Those that are too many finish what they are at; what waits in
     /// their inboxes goes to the others. With none, nothing is fetched, and what waits goes back. At most
-    /// 100,000.
+    /// 10,000.
     pub fn set_workers(&self, workers: usize) {
         self.want(|wanted| wanted.workers = workers.min(MOST_WORKERS));
     }
@@ -132,12 +133,22 @@ impl Control {
     }
 
     fn want(&self, change: impl FnOnce(&mut Wanted)) {
-        self.shared.wanted.send_modify(change);
+        self.shared.wanted.send_modify(|wanted| {
+            change(wanted);
+            if wanted.stop.is_some() {
+                self.shared.is_stopping.store(true, Ordering::Release);
+            }
+        });
         let _ = self.shared.poke.try_send(());
     }
 }
 
 impl Shared {
+    /// Whether somebody has said stop, which the dispatcher may not have heard yet.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
         self.bus.emit(event);
     }

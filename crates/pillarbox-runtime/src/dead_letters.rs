@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use pillarbox_core::{Mailbox, MessageId, Outgoing, Queue, QueueName, RawMessage};
+use pillarbox_core::{Error, Mailbox, MessageId, Outgoing, Queue, QueueName, RawMessage, Result};
 
 use crate::dispatcher::FailureNote;
 
@@ -32,6 +32,19 @@ impl DeadLetters {
     /// Sends dead letters to a mailbox.
     pub fn to<T: 'static, R: 'static>(mailbox: &Mailbox<T, R>) -> Self {
         Self { queue: mailbox.queue().clone() }
+    }
+
+    /// Refuses to send the dead letters of a queue to that very queue, where they would be received again.
+    pub(crate) fn check_source(&self, source: &Arc<dyn Queue>) -> Result<()> {
+        let is_same = Arc::ptr_eq(source, &self.queue)
+            || (source.name() == self.queue.name()
+                && source.capabilities().backend == self.queue.capabilities().backend);
+        if is_same {
+            let value = format!("'{}', where they come from", self.queue.name());
+            let allowed = "a mailbox of another name";
+            return Err(Error::invalid(Some(source.name()), "dead_letters", value, allowed));
+        }
+        Ok(())
     }
 
     pub(crate) const fn queue(&self) -> &Arc<dyn Queue> {

@@ -235,6 +235,9 @@ impl Driver {
 
     fn result(&mut self, result: WorkerResult) {
         match result {
+            WorkerResult::Declined { key, worker } => {
+                self.events.push_back(Event::Returned { key, worker });
+            }
             WorkerResult::Skipped { worker } => {
                 self.events.push_back(Event::Skipped { worker });
             }

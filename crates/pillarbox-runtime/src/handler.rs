@@ -34,7 +34,7 @@ use crate::request::{Attempt, Context, Metadata, Replies, Replying, ServiceReque
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot handle messages of this worker",
-    label = "not a handler for bodies of type `{T}`",
+    label = "its body, its other arguments, what it returns or its future does not fit: see the notes",
     note = "a handler is an async function or a closure `|body: {T}, ...| async move {{ ... }}`",
     note = "after the body it takes any of `Context<{C}>`, `Metadata`, `ProducerHandle<{T}>`, `Heartbeat`, \
             `Replies<{R}>`, `Attempt` and `WorkerId`; `.context(...)` comes before `.handler(...)`",

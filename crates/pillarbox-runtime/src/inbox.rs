@@ -14,7 +14,7 @@ use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
 use crate::control::Shared;
-use crate::dispatcher::{Assigned, Finished, Verdict};
+use crate::dispatcher::{Assigned, Finished, Key, Verdict};
 use crate::event::{About, Event};
 use crate::lease::Heartbeat;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
@@ -30,6 +30,11 @@ pub(crate) enum WorkerResult {
     Finished(Finished),
     /// What it took out of its inbox had been taken back.
     Skipped {
+        worker: usize,
+    },
+    /// It has not begun what it took out of its inbox, for there is to be a stop.
+    Declined {
+        key: Key,
         worker: usize,
     },
 }
@@ -75,7 +80,11 @@ impl WorkerTask {
     /// Works until the inbox is closed and empty.
     pub(crate) async fn run(mut self) {
         while let Some(assigned) = self.inbox.recv().await {
-            let result = if assigned.lease.begin() {
+            // The dispatcher may be too late to take it back, if handlers block all threads.
+            let is_declined = self.common.shared.is_stopping() && assigned.lease.take_back();
+            let result = if is_declined {
+                WorkerResult::Declined { key: assigned.key, worker: self.id }
+            } else if assigned.lease.begin() {
                 WorkerResult::Finished(self.work(assigned).await)
             } else {
                 WorkerResult::Skipped { worker: self.id }

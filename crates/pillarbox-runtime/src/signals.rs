@@ -1,38 +1,23 @@
 //! SIGTERM and SIGINT.
 
-use std::convert::Infallible;
-
-use crate::control::Control;
-
-/// Stops the workers by signals, as long as it is not dropped: the first lets what is running come to an
-/// end, the second cancels it, the third ends the process.
-pub(crate) async fn obey(control: &Control) -> Infallible {
-    let mut signals = imp::Signals::listen();
-    signals.next().await;
-    tracing::info!("stopping: what is running is finished; once more cancels it");
-    control.stop();
-    signals.next().await;
-    tracing::warn!("stopping now: what is running is cancelled and given back");
-    control.stop_now();
-    // A handler that blocks its thread may block all of this as well; what comes next must not depend on
-    // anything that runs here.
-    signals.let_go();
-    // Unless it came before that was said.
-    signals.next().await;
-    std::process::exit(143);
-}
+/// Stops the workers by signals, until it is dropped: the first lets what is running come to an end, the
+/// second cancels it, the third ends the process.
+pub(crate) use imp::Signals;
 
 #[cfg(unix)]
 mod imp {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::sync::{Arc, LazyLock};
+    use std::thread::JoinHandle;
 
     use signal_hook::consts::{SIGINT, SIGTERM};
     use signal_hook::flag::register_conditional_default;
-    use tokio::signal::unix::{Signal, SignalKind, signal};
+    use signal_hook::iterator::{Handle, Signals as Iter};
 
-    /// Whether a signal does what it would do without us. Tokio never gives a signal back: without this, a
-    /// program that goes on after its workers have ended could not be interrupted any more.
+    use crate::control::Control;
+
+    /// Whether a signal does what it would do without us. A handler that was installed once stays: without
+    /// this, a program that goes on after its workers have ended could not be interrupted any more.
     static IS_DEFAULT: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| {
         let is_default = Arc::new(AtomicBool::new(true));
         for number in [SIGINT, SIGTERM] {
@@ -46,71 +31,104 @@ mod imp {
     /// How many groups of workers listen.
     static LISTENERS: AtomicUsize = AtomicUsize::new(0);
 
-    pub(super) struct Signals {
-        interrupt: Option<Signal>,
-        terminate: Option<Signal>,
-        is_listening: bool,
+    pub(crate) struct Signals {
+        listener: Option<(Handle, JoinHandle<()>)>,
     }
 
     impl Signals {
-        pub(super) fn listen() -> Self {
+        /// Listens on a thread of its own, which no handler can block.
+        pub(crate) fn obey(control: Control) -> Self {
             let is_default = &*IS_DEFAULT;
-            LISTENERS.fetch_add(1, Ordering::SeqCst);
-            is_default.store(false, Ordering::SeqCst);
-            let open = |kind: SignalKind| match signal(kind) {
-                Ok(signal) => Some(signal),
+            let mut signals = match Iter::new([SIGINT, SIGTERM]) {
+                Ok(signals) => signals,
                 Err(error) => {
                     tracing::warn!(%error, "cannot listen to signals; stop the workers by other means");
-                    None
+                    return Self { listener: None };
                 }
             };
-            let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
-            Self { interrupt: open(interrupt), terminate: open(terminate), is_listening: true }
-        }
-
-        pub(super) async fn next(&mut self) {
-            let heard = async |signal: &mut Option<Signal>| match signal {
-                Some(signal) => drop(signal.recv().await),
-                None => std::future::pending().await,
+            LISTENERS.fetch_add(1, Ordering::SeqCst);
+            is_default.store(false, Ordering::SeqCst);
+            let handle = signals.handle();
+            let listen = move || {
+                for (count, number) in (1..).zip(signals.forever()) {
+                    told(&control, count, number);
+                }
             };
-            tokio::select! {
-                () = heard(&mut self.interrupt) => {}
-                () = heard(&mut self.terminate) => {}
+            let thread =
+                std::thread::Builder::new().name("pillarbox-signals".to_owned()).spawn(listen);
+            match thread {
+                Ok(thread) => Self { listener: Some((handle, thread)) },
+                Err(error) => {
+                    tracing::warn!(%error, "cannot listen to signals; stop the workers by other means");
+                    let_go();
+                    Self { listener: None }
+                }
             }
         }
+    }
 
-        /// From now on signals do what they would do without us, unless others listen.
-        pub(super) fn let_go(&mut self) {
-            if std::mem::replace(&mut self.is_listening, false)
-                && LISTENERS.fetch_sub(1, Ordering::SeqCst) == 1
-            {
-                IS_DEFAULT.store(true, Ordering::SeqCst);
+    fn told(control: &Control, count: u32, number: i32) {
+        match count {
+            1 => {
+                tracing::info!("stopping: what is running is finished; once more cancels it");
+                control.stop();
             }
+            2 => {
+                tracing::warn!("stopping now: what is running is cancelled and given back");
+                control.stop_now();
+            }
+            _ => std::process::exit(128 + number),
+        }
+    }
+
+    /// From now on signals do what they would do without us, unless others listen.
+    fn let_go() {
+        if LISTENERS.fetch_sub(1, Ordering::SeqCst) == 1 {
+            IS_DEFAULT.store(true, Ordering::SeqCst);
         }
     }
 
     impl Drop for Signals {
         fn drop(&mut self) {
-            self.let_go();
+            if let Some((handle, thread)) = self.listener.take() {
+                let_go();
+                handle.close();
+                // It has nothing to wait for any more. A panic in it has been told.
+                let _ = thread.join();
+            }
         }
     }
 }
 
 #[cfg(not(unix))]
 mod imp {
-    pub(super) struct Signals;
+    use crate::control::Control;
+
+    pub(crate) struct Signals {
+        task: tokio::task::JoinHandle<()>,
+    }
 
     impl Signals {
-        pub(super) fn listen() -> Self {
-            Self
+        pub(crate) fn obey(control: Control) -> Self {
+            let task = tokio::spawn(async move {
+                for count in 1.. {
+                    if tokio::signal::ctrl_c().await.is_err() {
+                        return;
+                    }
+                    match count {
+                        1 => control.stop(),
+                        2 => control.stop_now(),
+                        _ => std::process::exit(130),
+                    }
+                }
+            });
+            Self { task }
         }
+    }
 
-        pub(super) async fn next(&mut self) {
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending().await
-            }
+    impl Drop for Signals {
+        fn drop(&mut self) {
+            self.task.abort();
         }
-
-        pub(super) fn let_go(&mut self) {}
     }
 }

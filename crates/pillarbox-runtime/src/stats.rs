@@ -150,7 +150,9 @@ impl StatsSnapshot {
     }
 
     /// Whether every mailbox has answered within so long: whether the workers do what they are for, which
-    /// is more than that the process is up.
+    /// is more than that the process is up. Longer than one receive waits
+    /// ([`poll`](crate::Worker::poll), 20 seconds unless said otherwise): an idle one has nothing else to
+    /// answer.
     pub fn is_ready(&self, within: Duration) -> bool {
         let now = Instant::now();
         let answers =

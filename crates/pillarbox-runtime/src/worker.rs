@@ -26,7 +26,7 @@ use crate::policy::Policy;
 use crate::producer::ProducerMsg;
 use crate::request::{Context, ServiceRequest};
 use crate::router::Router;
-use crate::signals;
+use crate::signals::Signals;
 use crate::stack::{
     ServiceStack, ServiceStackOptions, Shared as SharedService, build_service_stack,
 };
@@ -213,6 +213,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             bus: EventBus::new(),
             producers: producers_sender,
             tracer: OnceLock::new(),
+            is_stopping: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         };
         let shared = Arc::new(shared);
@@ -317,7 +318,8 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
-    /// How long a handler may take. What takes longer has failed. 30 seconds unless said otherwise.
+    /// How long a handler may take. What takes longer has failed, and is stopped at its next await: one
+    /// that blocks its thread cannot be. 30 seconds unless said otherwise.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.one.stack.timeout = Some(timeout);
         self
@@ -360,8 +362,9 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// where there is a place for them: it may be one that takes the whole process down whenever it is
     /// handled, and then no handler ever says that it failed. Ten more than it has attempts
     /// ([`max_retries`](Self::max_retries) and the first) unless said otherwise: the queue counts all
-    /// deliveries, also those that other processes gave back when they were stopped. Those that this
-    /// process gave back without a failure do not count.
+    /// deliveries, also those that other processes gave back when they were stopped, or parked because they
+    /// did not know the kind. Say more where that happens often. Those that this process gave back without a
+    /// failure do not count.
     pub fn quarantine_after(mut self, deliveries: u32) -> Self {
         self.one.quarantine = Some(deliveries);
         self
@@ -525,11 +528,8 @@ where
         if !self.group.has_signals {
             return self.work().await;
         }
-        let control = self.control();
-        tokio::select! {
-            ended = self.work() => ended,
-            never = signals::obey(&control) => match never {},
-        }
+        let _signals = Signals::obey(self.control());
+        self.work().await
     }
 
     /// Works until `stop` comes, and then lets what is running come to an end. Leaves signals alone.
@@ -709,6 +709,10 @@ impl GroupOptions {
             // It is extended while a handler runs.
             at_least(name, "visibility", options.visibility, 10)?;
             at_least(name, "poll", options.poll, 100)?;
+            at_least(name, "park_for", options.park, 100)?;
+            if let Some(dead) = &options.dead_letters {
+                dead.check_source(queue)?;
+            }
             if options.weight == 0 {
                 return Err(Error::invalid(name, "weight", "0", "at least 1"));
             }

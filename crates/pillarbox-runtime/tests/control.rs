@@ -316,6 +316,8 @@ async fn options_out_of_range_are_refused_before_any_message_is_touched() {
         worker().dequeue_backoff(Duration::ZERO),
         worker().depth_every(Duration::ZERO),
         worker().quarantine_after(0),
+        worker().park_for(Duration::ZERO),
+        worker().dead_letters(pillarbox_runtime::DeadLetters::to(&jobs)),
         worker().stack(pillarbox_runtime::ServiceStackOptions::none().concurrency_limit(0)),
         worker().stack(pillarbox_runtime::ServiceStackOptions::none().buffer(usize::MAX)),
     ] {

@@ -70,6 +70,8 @@ impl Dispatcher {
     }
 
     fn ask(&mut self, source: usize, room: usize, waits_since: Option<Instant>, waits: bool) {
+        let has_answered = self.sources[source].has_answered;
+        let (waits, waits_since) = (waits && has_answered, waits_since.filter(|_| has_answered));
         let max = room.min(self.sources[source].settings.max_receive);
         self.sources[source].ask(max, waits_since);
         self.actions.push_back(Action::Fetch { source, max, waits });

@@ -17,7 +17,7 @@ pub(crate) enum Event {
     Fetched { source: usize, answer: Result<Vec<Delivery>> },
     /// A worker is through with a delivery.
     Finished(Finished),
-    /// A delivery could not be put into the inbox of a worker.
+    /// A delivery could not be put into the inbox of a worker, or was declined there.
     Returned { key: Key, worker: usize },
     /// A worker came upon a delivery that had been taken back.
     Skipped { worker: usize },

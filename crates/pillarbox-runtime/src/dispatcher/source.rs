@@ -40,6 +40,9 @@ pub(super) struct Source {
     pub(super) is_hot: bool,
     /// How many messages a fetch under way may bring.
     asked: usize,
+    /// It has answered, and not failed since. Until then it is asked without waiting, so that it is known
+    /// soon whether it can be reached.
+    pub(super) has_answered: bool,
     /// Since when a fetch waits for messages, if it does.
     waits_since: Option<Instant>,
     /// Messages served, by weight: the one that is behind is next.
@@ -59,6 +62,7 @@ impl Source {
             settings,
             is_hot: false,
             asked: 0,
+            has_answered: false,
             waits_since: None,
             served: 0.0,
             failures: 0,
@@ -110,6 +114,7 @@ impl Source {
     pub(super) fn fetched(&mut self, messages: usize, backoff: Duration, now: Instant) {
         self.asked = 0;
         self.failures = 0;
+        self.has_answered = true;
         // One that was to wait and did not would be asked again and again.
         if messages == 0 && self.waits_since.is_some_and(|since| now < later(since, backoff)) {
             self.retry_at = Some(later(now, backoff));
@@ -128,6 +133,7 @@ impl Source {
     pub(super) fn fetch_failed(&mut self, error: &Error, backoff: Duration, now: Instant) {
         self.asked = 0;
         self.is_hot = false;
+        self.has_answered = false;
         if matches!(error, Error::Closed { .. }) {
             self.is_closed = true;
             return;

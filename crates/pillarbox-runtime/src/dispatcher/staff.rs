@@ -40,9 +40,10 @@ impl Dispatcher {
                 self.cancel_fetches();
             }
         }
+        let was_waiting = self.backlog.len();
         self.empty_inboxes();
-        if workers == 0 {
-            // Nobody here will have them; others may.
+        if self.backlog.len() > was_waiting || workers == 0 {
+            // There is no room for them here; others may have it.
             self.return_backlog();
         }
         while active < workers {
