@@ -135,13 +135,11 @@ impl WorkerTask {
             worker_id: WorkerId(self.id),
         };
         let start = Instant::now();
-        // Whatever panics here, a layer, a codec or a tracer, the worker goes on with a service that is
-        // sound.
-        let (serve, outlet) = (&mut self.serves[source], &self.common.outlet);
-        let guarded = AssertUnwindSafe(async {
-            join_trace(&span, trace.as_ref(), attempt, outlet);
-            serve.serve(call).await
-        });
+        // Before the span is entered, which is when tracing systems want to know.
+        join_trace(&span, trace.as_ref(), attempt, &self.common.outlet);
+        // Whatever panics here, a layer or a codec, the worker goes on with a service that is sound.
+        let serve = &mut self.serves[source];
+        let guarded = AssertUnwindSafe(async { serve.serve(call).await });
         let guarded = guarded.catch_unwind();
         let ended = tokio::select! {
             biased;
@@ -173,7 +171,11 @@ fn join_trace(span: &tracing::Span, trace: Option<&TraceContext>, attempt: u32, 
     span.record("trace_id", trace.trace_id());
     if let Some(tracer) = &outlet.tracer {
         let kinship = if attempt <= 1 { Kinship::Child(trace) } else { Kinship::Link(trace) };
-        tracer.join(span, kinship);
+        // Tracing never keeps a message from being handled.
+        let joined = std::panic::catch_unwind(AssertUnwindSafe(|| tracer.join(span, kinship)));
+        if joined.is_err() {
+            tracing::error!("the tracer panicked; a span is without its trace");
+        }
     }
 }
 

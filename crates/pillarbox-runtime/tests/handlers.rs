@@ -509,7 +509,7 @@ async fn a_tagged_enum_is_several_kinds_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_that_dies_is_replaced_and_its_messages_stay() {
+async fn a_tracer_that_panics_costs_nothing() {
     /// What runs outside of the handler and its layers.
     struct Bad(AtomicUsize);
     impl pillarbox_runtime::Tracer for Bad {
@@ -532,7 +532,7 @@ async fn a_worker_that_dies_is_replaced_and_its_messages_stay() {
         .tracer(Bad(AtomicUsize::new(0)))
         .handler(|_: u32| async {});
     let stats = worker.run_until_empty().await.unwrap();
-    assert_eq!((stats.succeeded, stats.panics), (3, 1), "{stats:?}");
+    assert_eq!((stats.succeeded, stats.processed), (3, 3), "{stats:?}");
 }
 
 /// A body whose decoding panics, as generated code may.
