@@ -57,6 +57,7 @@ on_both! {
     a_worker_that_was_suspended_beyond_its_lease_cannot_settle_and_goes_on;
     a_second_signal_cancels_a_handler_and_gives_its_message_back;
     a_third_signal_ends_a_process_whose_handler_cannot_be_cancelled;
+    a_third_signal_ends_a_process_of_which_every_thread_is_blocked;
     a_message_that_takes_its_process_down_is_quarantined;
     a_message_that_stops_gave_back_is_not_quarantined;
     a_signal_ends_a_process_that_has_left_a_handler_behind;
@@ -386,6 +387,24 @@ fn a_third_signal_ends_a_process_whose_handler_cannot_be_cancelled(place: Place)
         let request = Receive::one().wait(Duration::from_secs(10));
         let taken = office.orders.receive(request).await.expect("received");
         assert_eq!(taken.len(), 1);
+    });
+}
+
+fn a_third_signal_ends_a_process_of_which_every_thread_is_blocked(place: Place) {
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let threads = std::thread::available_parallelism().map_or(2, usize::from);
+        let count = 2 * threads as u64;
+        office.send((0..count).map(|number| Order { number, act: Act::Block(120) })).await;
+        let worker = employ(&place, &Terms { workers: count as usize, ..ALONE });
+        worker.wait_for("begun", threads - 1);
+        // Nothing in it can say that it has heard. Signals of one kind that come together may be one.
+        for signal in ["TERM", "INT", "TERM", "INT", "TERM"] {
+            worker.signal(signal);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let (status, _) = worker.end_within(PATIENCE);
+        assert!(matches!(status.code(), Some(130 | 143)), "{status}");
     });
 }
 
