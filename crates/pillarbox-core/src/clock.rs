@@ -195,8 +195,13 @@ impl Clock for SystemClock {
 ///
 /// For waits that no clock of a backend judges, such as how long a receive may take.
 pub fn after(wait: Duration) -> Instant {
+    later(Instant::now(), wait)
+}
+
+/// So long after a moment, and within decades of it: a caller may say [`Duration::MAX`].
+pub fn later(now: Instant, by: Duration) -> Instant {
     const DECADES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
-    Instant::now() + wait.min(DECADES)
+    now + by.min(DECADES)
 }
 
 /// A clock that moves only when told to, for tests.

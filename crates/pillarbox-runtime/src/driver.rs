@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use pillarbox_core::clock::{after, later};
 use pillarbox_core::{
     BoxFuture, Counts, Delivery, Error, MessageId, Queue, Receive, Result, Settle,
 };
@@ -19,14 +20,15 @@ use tokio::sync::mpsc;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, Sleep};
 
+use crate::answers::each;
 use crate::dead_letters::DeadLetters;
 use crate::dispatcher::{
-    Action, Assigned, Dispatcher, Event, Finished, LaneKind, Mode, Note, What, later,
+    Action, Assigned, Dispatcher, Event, Finished, LaneKind, Mode, Note, What,
 };
 use crate::event::{self, About};
 use crate::inbox::{Common, WorkerResult, WorkerTask, yield_behind_others};
 use crate::metrics::{GroupMetrics, QueueMetrics};
-use crate::outbox::{Outbox, Sender, each};
+use crate::outbox::{Outbox, Sender};
 use crate::producer::ProducerMsg;
 use crate::request::WorkerId;
 use crate::stats::{StatsSnapshot, Tally, is_terminal};
@@ -227,9 +229,7 @@ impl Driver {
                 }
                 Poll::Ready(_) => any = true,
             }
-            for ProducerMsg { queue, message, answer } in asked.drain(..) {
-                self.outbox.push(queue, message, Sender::Producer(answer));
-            }
+            asked.drain(..).for_each(|asked| self.outbox.take_over(asked));
         }
     }
 
@@ -264,20 +264,22 @@ impl Driver {
                 self.events.push_back(Event::Fetched { source, answer });
             }
             Answer::Settled { source, lane, answer } => {
-                if let Err(error) = &answer {
-                    let call = if lane == LaneKind::Settles { "settle" } else { "extend" };
-                    self.queue_metrics[source].call_failed(call);
-                    tracing::warn!(queue = %self.routes[source].queue.name(), %error, "cannot {call}");
-                }
-                if let Ok(answers) = &answer {
-                    self.tally.answered(source, Instant::now());
-                    self.log_refusals(source, answers);
+                match &answer {
+                    Ok(answers) => {
+                        self.tally.answered(source, Instant::now());
+                        self.log_refusals(source, answers);
+                    }
+                    Err(error) => {
+                        let call = if lane == LaneKind::Settles { "settle" } else { "extend" };
+                        self.queue_metrics[source].call_failed(call);
+                        tracing::warn!(queue = %self.routes[source].queue.name(), %error, "cannot {call}");
+                    }
                 }
                 self.events.push_back(Event::Settled { source, lane, answer });
             }
             Answer::Sent { queue, senders, answer } => {
                 self.outbox.answered(&queue);
-                let answers = each(answer, senders.len(), &*queue);
+                let answers = each(answer, senders.len(), Some(queue.name()), "send");
                 let stored = answers.iter().filter(|answer| answer.is_ok()).count();
                 self.group_metrics.sent(stored as u64);
                 for (sender, answer) in senders.into_iter().zip(answers) {
@@ -537,8 +539,8 @@ impl Driver {
             self.workers.abort_all();
         }
         self.producers.close();
-        while let Some(ProducerMsg { queue, message, answer }) = self.producers.recv().await {
-            self.outbox.push(queue, message, Sender::Producer(answer));
+        while let Some(asked) = self.producers.recv().await {
+            self.outbox.take_over(asked);
         }
         let limit = self.settings.call_timeout;
         let send = async {
@@ -549,7 +551,7 @@ impl Driver {
                 self.send();
             }
         };
-        if tokio::time::timeout_at(pillarbox_core::clock::after(limit), send).await.is_err() {
+        if tokio::time::timeout_at(after(limit), send).await.is_err() {
             tracing::warn!("not all could be sent before the end; who wanted to is told");
         }
         let now = Instant::now();
@@ -571,7 +573,7 @@ async fn in_time<T>(
     action: &'static str,
     call: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    tokio::time::timeout_at(pillarbox_core::clock::after(limit), call).await.unwrap_or_else(|_| {
+    tokio::time::timeout_at(after(limit), call).await.unwrap_or_else(|_| {
         let cause = format!("there was no answer within {limit:?}");
         Err(Error::connection(Some(queue.name()), action, cause))
     })

@@ -1,8 +1,6 @@
 //! A worker: takes deliveries out of its inbox, one at a time, and runs the service.
 
-use std::fmt;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -147,12 +145,12 @@ impl WorkerTask {
             () = lease.cancelled() => None,
         };
         let took = Some(start.elapsed());
+        let judge = |end| policy.judge(end, attempt.saturating_sub(spared), capabilities);
         let verdict = match ended {
-            Some(Ok(end)) => policy.judge(end, attempt.saturating_sub(spared), capabilities),
+            Some(Ok(end)) => judge(end),
             Some(Err(payload)) => {
                 self.serves[source] = prototype.another();
-                let failure = Failure::panic(&*payload);
-                policy.judge(Err(failure.into()), attempt.saturating_sub(spared), capabilities)
+                judge(Err(Failure::panic(&*payload).into()))
             }
             None => {
                 // What was cancelled may have left a claim on a limit behind.
@@ -197,12 +195,6 @@ fn record(span: &tracing::Span, verdict: &Verdict) {
     }
 }
 
-impl fmt::Debug for WorkerTask {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerTask").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
 /// Lets those go first who were woken meanwhile.
 ///
 /// The dispatcher, which was just told of a result, may be next on this very thread, where no other thread
@@ -233,10 +225,7 @@ pub(crate) struct Call {
 /// A service for one mailbox, whatever its types are.
 pub(crate) trait Serve: Send + Sync {
     /// Decodes and handles a delivery.
-    fn serve(
-        &mut self,
-        call: Call,
-    ) -> Pin<Box<dyn Future<Output = Result<Outcome, BoxError>> + Send + '_>>;
+    fn serve(&mut self, call: Call) -> BoxFuture<'_, Result<Outcome, BoxError>>;
 
     /// The same for another worker.
     fn another(&self) -> Box<dyn Serve>;

@@ -20,6 +20,7 @@
 //! Metrics go to whatever recorder the program installs for the `metrics` crate; logs and spans to its
 //! `tracing` subscriber.
 
+mod answers;
 mod backoff;
 mod control;
 mod dead_letters;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use pillarbox_core::{Error, MessageId, Outgoing, Queue, Result};
+use pillarbox_core::{MessageId, Outgoing, Queue, Result};
 use tokio::sync::oneshot;
 
 use crate::dispatcher::Key;
+use crate::producer::ProducerMsg;
 
 /// Who wants to know whether a message was stored.
 #[derive(Debug)]
@@ -45,6 +46,12 @@ impl Outbox {
         self.lanes[lane].pending.push((message, sender));
     }
 
+    /// What a producer asks for.
+    pub(crate) fn take_over(&mut self, asked: ProducerMsg) {
+        let ProducerMsg { queue, message, answer } = asked;
+        self.push(queue, message, Sender::Producer(answer));
+    }
+
     /// A call that can be made now.
     pub(crate) fn next(&mut self) -> Option<Send> {
         let lane = self.lanes.iter_mut().find(|lane| !lane.is_busy && !lane.pending.is_empty())?;
@@ -71,21 +78,5 @@ impl Outbox {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.lanes.is_empty()
-    }
-}
-
-/// What each sender is told: its own answer, or why nothing is known of any.
-pub(crate) fn each(
-    answer: Result<Vec<Result<MessageId>>>,
-    expected: usize,
-    queue: &dyn Queue,
-) -> Vec<Result<MessageId>> {
-    match answer {
-        Ok(answers) if answers.len() == expected => answers,
-        Ok(_) => {
-            let cause = "it answered with a wrong number of results";
-            vec![Err(Error::connection(Some(queue.name()), "send", cause)); expected]
-        }
-        Err(error) => vec![Err(error); expected],
     }
 }

@@ -54,11 +54,6 @@ impl Policy {
         Verdict::Failed { failure: note(&failure), then: Then::Release }
     }
 
-    /// How long a message is parked on such a backend.
-    pub(crate) fn park_on(&self, capabilities: &Capabilities) -> Duration {
-        fit_delay(self.park, capabilities)
-    }
-
     fn failed(&self, failure: &Failure, attempt: u32, delay: Option<Duration>) -> Verdict {
         let then = match failure.kind() {
             FailureKind::Overloaded => return Verdict::Shed { delay: self.shed },
@@ -91,7 +86,8 @@ fn note(failure: &Failure) -> FailureNote {
     FailureNote { kind: failure.kind(), type_name: failure.type_name(), text: text.into() }
 }
 
-fn fit_delay(delay: Duration, capabilities: &Capabilities) -> Duration {
+/// The delay that is nearest to this and that the backend takes.
+pub(crate) fn fit_delay(delay: Duration, capabilities: &Capabilities) -> Duration {
     let delay = capabilities.round_up(delay);
     capabilities.max_nack_delay.map_or(delay, |most| delay.min(most))
 }

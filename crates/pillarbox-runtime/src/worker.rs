@@ -22,7 +22,7 @@ use crate::event::EventBus;
 use crate::handler::{Handler, HandlerService};
 use crate::inbox::{Common, Serve, Served, Typed};
 use crate::outcome::{BoxError, Outcome};
-use crate::policy::Policy;
+use crate::policy::{Policy, fit_delay};
 use crate::producer::ProducerMsg;
 use crate::request::{Context, ServiceRequest};
 use crate::router::Router;
@@ -662,7 +662,7 @@ impl AnyMailbox {
             while_beating: options.while_beating,
             cancel_lost: options.cancel_lost,
             most_deliveries: most,
-            park: options.policy(Duration::ZERO).park_on(capabilities),
+            park: fit_delay(options.park, capabilities),
         }
     }
 }

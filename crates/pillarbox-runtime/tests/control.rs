@@ -16,6 +16,13 @@ fn backend() -> Mailboxes {
     Mailboxes::new(MemoryBackend::new())
 }
 
+/// A mailbox whose queue fails as told, and the queue.
+fn faulty(faults: Faults, seed: u64) -> (Arc<FaultQueue>, Mailbox<u32>) {
+    let queue = backend().queue("jobs", QueueOptions::new()).expect("a queue");
+    let faulty = FaultQueue::new(queue, faults, seed);
+    (faulty.clone(), Mailbox::new(faulty, Json, NoReplies))
+}
+
 async fn send(jobs: &Mailbox<u32>, count: u32) {
     let bodies: Vec<_> = (0..count).collect();
     jobs.send_batch(&bodies).await.and_then(|sent| sent.all()).expect("sent");
@@ -243,9 +250,7 @@ async fn an_idle_worker_gets_a_message_at_once_and_asks_for_nothing_meanwhile() 
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_waited_out_and_told() {
-    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
-    let faulty = FaultQueue::new(queue, Faults::none(), 0);
-    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let (faulty, jobs) = faulty(Faults::none(), 0);
     for _ in 0..10 {
         faulty.next(Operation::Receive, Fault::FailBefore);
     }
@@ -267,9 +272,7 @@ async fn an_outage_is_waited_out_and_told() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_never_answered_is_given_up() {
-    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
-    let faulty = FaultQueue::new(queue, Faults::none(), 0);
-    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let (faulty, jobs) = faulty(Faults::none(), 0);
     jobs.send(&1).await.unwrap();
     faulty.next(Operation::Settle, Fault::DropReply);
     faulty.next(Operation::Receive, Fault::DropReply);
@@ -491,12 +494,10 @@ async fn a_stop_takes_no_time_however_much_waits_in_the_inboxes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_that_does_not_answer_is_not_counted_again_and_again() {
-    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
-    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    let (faulty, jobs) = faulty(Faults::none(), 0);
     for _ in 0..100 {
         faulty.next(Operation::Counts, Fault::DropReply);
     }
-    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
     let worker =
         Worker::new(jobs).depth_every(Duration::from_millis(100)).handler(|_: u32| async {});
     let running = worker.start();

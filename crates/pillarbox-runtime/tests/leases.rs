@@ -15,6 +15,13 @@ fn backend() -> Mailboxes {
     Mailboxes::new(MemoryBackend::new())
 }
 
+/// A mailbox whose queue fails as told, and the queue.
+fn faulty(faults: Faults, seed: u64) -> (Arc<FaultQueue>, Mailbox<u32>) {
+    let queue = backend().queue("jobs", QueueOptions::new()).expect("a queue");
+    let faulty = FaultQueue::new(queue, faults, seed);
+    (faulty.clone(), Mailbox::new(faulty, Json, NoReplies))
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_kept_in_a_handler_and_in_an_inbox() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
@@ -142,9 +149,7 @@ async fn a_handler_whose_lease_is_lost_can_be_cancelled() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_acknowledgement_is_refused_and_told() {
-    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
-    let faulty = FaultQueue::new(queue, Faults::none(), 0);
-    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let (faulty, jobs) = faulty(Faults::none(), 0);
     jobs.send(&1).await.unwrap();
     // Every extension fails, for longer than the lease.
     for _ in 0..1000 {
@@ -175,10 +180,8 @@ async fn a_late_acknowledgement_is_refused_and_told() {
 
 #[tokio::test(start_paused = true)]
 async fn an_extension_that_fails_now_and_then_loses_nothing() {
-    let queue = backend().queue("jobs", QueueOptions::new()).unwrap();
     let faults = Faults::none().fail_before(0.3).fail_after(0.3).only(&[Operation::Settle]);
-    let faulty = FaultQueue::new(queue, faults, 7);
-    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let (faulty, jobs) = faulty(faults, 7);
     jobs.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
     let worker = Worker::new(jobs.clone()).no_timeout().handler(
         |_: u32, Attempt(attempt): Attempt, WorkerId(_): WorkerId| async move {

@@ -41,6 +41,38 @@ pub(super) enum Tuned {
     Yes { batch: usize },
 }
 
+/// Fills a storage and has a worker empty it; says how long that took from the start of the worker until it
+/// has stopped. A macro, because each storage makes a worker of a type of its own.
+macro_rules! emptied {
+    ($storage:ident, $jobs:expr, $tuned:expr) => {{
+        for batch in batches($jobs) {
+            $storage.push_bulk(batch).await?;
+        }
+        let (tell, told) = when_told();
+        let handled = Handled::default();
+        let worker = WorkerBuilder::new("bench").backend($storage.poll_with_strategy(told));
+        let worker = worker.data(handled.clone());
+        let watch = Stopwatch::start()?;
+        let mut running = match $tuned {
+            Tuned::No => {
+                let worker = worker.concurrency(WORKERS).build(handle);
+                Running::start(|stopped| worker.run_until(stopped))
+            }
+            Tuned::Yes { .. } => {
+                let worker = worker.build(handle);
+                Running::start(|stopped| worker.run_until(stopped))
+            }
+        };
+        tell.unbounded_send(())?;
+        running.until(handled.wait_for($jobs)).await?;
+        running.stop().await?;
+        let took = watch.stop()?;
+
+        handled.tally().expect_all($jobs)?;
+        took
+    }};
+}
+
 /// Fills a queue in a file and has a worker empty it. Says how long it took from the start of the
 /// worker until it has stopped.
 pub(super) async fn drain_sqlite(path: &Path, jobs: u64, tuned: Tuned) -> Result<Took> {
@@ -50,30 +82,7 @@ pub(super) async fn drain_sqlite(path: &Path, jobs: u64, tuned: Tuned) -> Result
         config = config.batch_size(batch).lock_tasks(false);
     }
     let mut storage = SqliteStorage::<Job>::new(&pool).with_config(config);
-    for batch in batches(jobs) {
-        storage.push_bulk(batch).await?;
-    }
-    let (tell, told) = when_told();
-    let handled = Handled::default();
-    let worker = WorkerBuilder::new("bench").backend(storage.poll_with_strategy(told));
-    let worker = worker.data(handled.clone());
-    let watch = Stopwatch::start()?;
-    let mut running = match tuned {
-        Tuned::No => {
-            let worker = worker.concurrency(WORKERS).build(handle);
-            Running::start(|stopped| worker.run_until(stopped))
-        }
-        Tuned::Yes { .. } => {
-            let worker = worker.build(handle);
-            Running::start(|stopped| worker.run_until(stopped))
-        }
-    };
-    tell.unbounded_send(())?;
-    running.until(handled.wait_for(jobs)).await?;
-    running.stop().await?;
-    let took = watch.stop()?;
-
-    handled.tally().expect_all(jobs)?;
+    let took = emptied!(storage, jobs, tuned);
     let done = sqlx::query_scalar("SELECT count(*) FROM Jobs WHERE status = 'Done'");
     let done: i64 = done.fetch_one(&pool).await?;
     expect_eq("jobs that are marked done", done as u64, jobs)?;
@@ -90,30 +99,7 @@ pub(super) async fn drain_redis(url: &str, jobs: u64, tuned: Tuned) -> Result<To
     let done_set = config.done_jobs_set();
     let connection = apalis_redis::connect(url).await?;
     let mut storage = RedisStorage::<Job>::new(connection).with_config(config);
-    for batch in batches(jobs) {
-        storage.push_bulk(batch).await?;
-    }
-    let (tell, told) = when_told();
-    let handled = Handled::default();
-    let worker = WorkerBuilder::new("bench").backend(storage.poll_with_strategy(told));
-    let worker = worker.data(handled.clone());
-    let watch = Stopwatch::start()?;
-    let mut running = match tuned {
-        Tuned::No => {
-            let worker = worker.concurrency(WORKERS).build(handle);
-            Running::start(|stopped| worker.run_until(stopped))
-        }
-        Tuned::Yes { .. } => {
-            let worker = worker.build(handle);
-            Running::start(|stopped| worker.run_until(stopped))
-        }
-    };
-    tell.unbounded_send(())?;
-    running.until(handled.wait_for(jobs)).await?;
-    running.stop().await?;
-    let took = watch.stop()?;
-
-    handled.tally().expect_all(jobs)?;
+    let took = emptied!(storage, jobs, tuned);
     let done = cmd("SCARD").arg(done_set).query_async(&mut connect(url).await?).await?;
     expect_eq("jobs that are marked done", done, jobs)?;
     Ok(took)

@@ -6,6 +6,11 @@ use super::source::Source;
 use super::{Action, Dispatcher, Mode, Seat};
 
 impl Dispatcher {
+    /// How many deliveries the workers have room for, in inboxes and hands.
+    fn places(&self) -> usize {
+        self.active_workers() * (self.settings.inbox + 1)
+    }
+
     /// How many more deliveries may be asked for.
     pub(super) fn room(&self) -> usize {
         let capacity = self.settings.inbox + 1;
@@ -34,8 +39,7 @@ impl Dispatcher {
             return;
         }
         // With fewer places than queues nobody may sit on one and wait.
-        let places = self.active_workers() * (self.settings.inbox + 1);
-        let may_wait = places >= self.sources.len();
+        let may_wait = self.places() >= self.sources.len();
         loop {
             let room = self.room();
             let count = self.sources.len();
@@ -65,8 +69,7 @@ impl Dispatcher {
 
     /// A few places that became free are not worth a call while every worker has something to do.
     pub(super) fn is_worth_fetching(&self, room: usize) -> bool {
-        let places = self.active_workers() * (self.settings.inbox + 1);
-        room > 0 && (room * 4 >= places || self.seats.iter().any(Seat::is_idle))
+        room > 0 && (room * 4 >= self.places() || self.seats.iter().any(Seat::is_idle))
     }
 
     fn ask(&mut self, source: usize, room: usize, waits_since: Option<Instant>, waits: bool) {
@@ -79,11 +82,9 @@ impl Dispatcher {
 
     /// A source that had nothing for a while does not make up for it: it starts level with the others.
     pub(super) fn catch_up(&mut self, source: usize) {
-        if self.sources[source].is_hot {
-            return;
+        if !self.sources[source].is_hot {
+            self.sources[source].become_hot(self.level);
         }
-        let level = self.level;
-        self.sources[source].become_hot(level);
     }
 
     pub(super) fn cancel_fetches(&mut self) {

@@ -90,6 +90,10 @@ impl Held {
         matches!(self.place, Place::Seated { .. })
     }
 
+    pub(super) fn is_seated_at(&self, worker: usize) -> bool {
+        matches!(self.place, Place::Seated { worker: of } if of == worker)
+    }
+
     pub(super) const fn is_waiting(&self) -> bool {
         matches!(self.place, Place::Backlog)
     }

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use pillarbox_core::SettleAction;
+use pillarbox_core::clock::later;
 use tokio::time::Instant;
 
+use super::Key;
 use super::source::growing;
-use super::{Key, later};
 
 /// Later than anything here.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -38,6 +38,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox_core::clock::later;
 use pillarbox_core::{Delivery, Error, RawMessage, Receipt, Result};
 use tokio::time::Instant;
 
@@ -57,12 +58,6 @@ use crate::outcome::FailureKind;
 const GRACE: Duration = Duration::from_secs(1);
 /// And how long what is done has to be settled after that.
 const LAST_SETTLES: Duration = Duration::from_secs(10);
-
-/// So long after a moment, or decades after it if that is longer: a caller may say `Duration::MAX`.
-pub(crate) fn later(now: Instant, by: Duration) -> Instant {
-    const DECADES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
-    now + by.min(DECADES)
-}
 
 /// What does not change while the workers run.
 #[derive(Debug, Clone)]

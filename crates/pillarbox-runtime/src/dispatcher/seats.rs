@@ -98,9 +98,7 @@ impl Dispatcher {
         if let Some(seat) = self.seats.get_mut(worker) {
             seat.inbox.retain(|other| *other != key);
         }
-        let is_seated_there =
-            |place: &Place| matches!(place, Place::Seated { worker: of } if *of == worker);
-        if self.held.get(key).is_some_and(|held| is_seated_there(&held.place)) {
+        if self.held.get(key).is_some_and(|held| held.is_seated_at(worker)) {
             self.give_back(key);
         }
     }
@@ -126,10 +124,9 @@ impl Dispatcher {
     /// Takes back the last few deliveries of a worker that it has not begun.
     pub(super) fn take_back(&mut self, worker: usize, most: usize) -> Vec<Key> {
         let is_here = |key: Key| {
-            self.held.get(key).is_some_and(|held| {
-                matches!(held.place, Place::Seated { worker: of } if of == worker)
-                    && held.lease.take_back()
-            })
+            self.held
+                .get(key)
+                .is_some_and(|held| held.is_seated_at(worker) && held.lease.take_back())
         };
         let inbox = self.seats[worker].inbox.iter().rev().copied();
         let mut taken: Vec<Key> = inbox.filter(|key| is_here(*key)).take(most).collect();

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::held::{Intent, Place};
 use super::lane::Entry;
 use super::{Action, Dispatcher, Key, LaneKind, What};
+use crate::answers::each;
 
 impl Dispatcher {
     pub(super) fn settle(&mut self, key: Key, intent: Intent) {
@@ -69,15 +70,7 @@ impl Dispatcher {
     ) {
         let (entries, called_at) = self.sources[source].lane(kind).answered();
         let mut failed = Vec::new();
-        let answers = match answer {
-            Ok(answers) if answers.len() == entries.len() => answers,
-            Ok(_) => {
-                let cause = "it answered with a wrong number of results";
-                let error = Error::connection(None, "settle", cause);
-                vec![Err(error); entries.len()]
-            }
-            Err(error) => vec![Err(error); entries.len()],
-        };
+        let answers = each(answer, entries.len(), None, "settle");
         for (entry, answer) in entries.into_iter().zip(answers) {
             match answer {
                 Ok(()) => self.accepted(entry, called_at, now),

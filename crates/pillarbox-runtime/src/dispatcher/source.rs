@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pillarbox_core::Error;
+use pillarbox_core::clock::later;
 use tokio::time::Instant;
 
 use super::held::Table;
 use super::lane::Lane;
-use super::{Key, LaneKind, later};
+use super::{Key, LaneKind};
 
 /// The longest time between two attempts to reach a queue that fails.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);

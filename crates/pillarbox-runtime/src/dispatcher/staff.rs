@@ -1,10 +1,11 @@
 //! Hiring and retiring workers, pausing, and the way to the end.
 
+use pillarbox_core::clock::later;
 use tokio::time::Instant;
 
-use super::held::{Held, Intent, Place};
+use super::held::{Held, Intent};
 use super::seats::{Seat, SeatState};
-use super::{Action, Dispatcher, GRACE, Key, LAST_SETTLES, Mode, later};
+use super::{Action, Dispatcher, GRACE, Key, LAST_SETTLES, Mode};
 use crate::control::{Stop, Wanted};
 
 impl Dispatcher {
@@ -96,8 +97,7 @@ impl Dispatcher {
         let begun: Vec<_> = self
             .held
             .iter()
-            .filter(|(key, _)| !unbegun.contains(key))
-            .filter(|(_, held)| matches!(held.place, Place::Seated { worker: of } if of == worker))
+            .filter(|(key, held)| held.is_seated_at(worker) && !unbegun.contains(key))
             .map(|(key, held)| (key, held.source))
             .collect();
         for (key, source) in begun {
@@ -130,11 +130,8 @@ impl Dispatcher {
     pub(super) fn pass(&mut self, now: Instant) {
         match self.mode {
             Mode::Draining { deadline } if now >= deadline => {
-                for (_, held) in self.held.iter() {
-                    if matches!(held.place, Place::Seated { .. }) {
-                        held.lease.cancel();
-                    }
-                }
+                let seated = self.held.iter().filter(|(_, held)| held.is_seated());
+                seated.for_each(|(_, held)| held.lease.cancel());
                 self.mode = Mode::Cancelling { deadline: now + GRACE };
             }
             Mode::Cancelling { deadline } if now >= deadline => {
