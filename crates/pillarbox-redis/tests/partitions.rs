@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{
-    Error, Mailbox, Mailboxes, Outgoing, Partitions, Queue, QueueOptions, Receive, SendOptions,
-    Settle,
+    Error, Mailbox, Mailboxes, MessageId, Outgoing, Partitions, Queue, QueueOptions, Receive,
+    SendOptions, Settle,
 };
 use pillarbox_testing::campaign::Record;
 use pillarbox_testing::on_threads;
@@ -141,7 +141,9 @@ async fn an_id_that_is_sent_again_goes_to_where_it_is() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = spread_over(&backend, 5);
-    let batch: Vec<_> = (0..5000).map(|n| Outgoing::new(n.to_string())).collect();
+    // Each for itself: runs of new ids would be so few that a partition may get none.
+    let one = |n: u32| Outgoing::with_id(MessageId::from_key(&n.to_string()), n.to_string());
+    let batch: Vec<_> = (0..5000).map(one).collect();
     for some in batch.chunks(1000) {
         send_all(&queue, some.to_vec()).await;
     }
