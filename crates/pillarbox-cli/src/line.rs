@@ -2,27 +2,12 @@
 //!
 //! The fields are documented in `docs/cli.md` and are not to change.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD as BASE64;
-use bytes::Bytes;
 use pillarbox::{
-    Attributes, Delivery, MessageId, MessageState, Outgoing, Peeked, QueueName, RawMessage,
-    Receipt, Timestamp,
+    Attributes, BodyEncoding, Delivery, MessageId, MessageState, Outgoing, Peeked, QueueName,
+    RawMessage, ReadableBody, Receipt, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-
-/// How a body is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Encoding {
-    /// The value that it is.
-    Json,
-    /// A string.
-    Text,
-    /// A string of base64, for bytes that are no UTF-8.
-    Base64,
-}
 
 /// A message, as scripts see it.
 #[derive(Debug, Serialize)]
@@ -39,7 +24,7 @@ pub(crate) struct Line<'a> {
     enqueued_at: Timestamp,
     reply_to: Option<&'a str>,
     attributes: &'a Attributes,
-    body_encoding: Encoding,
+    body_encoding: BodyEncoding,
     body: Box<RawValue>,
 }
 
@@ -79,7 +64,10 @@ impl<'a> Line<'a> {
     }
 
     fn new(queue: &'a QueueName, message: &'a RawMessage, fidelity: Fidelity) -> Self {
-        let (body_encoding, body) = encode(&message.body, fidelity);
+        let ReadableBody { encoding, value } = match fidelity {
+            Fidelity::Convenient => ReadableBody::convenient(&message.body),
+            Fidelity::Exact => ReadableBody::exact(&message.body),
+        };
         Self {
             queue,
             id: message.id,
@@ -90,39 +78,10 @@ impl<'a> Line<'a> {
             enqueued_at: message.enqueued_at,
             reply_to: message.reply_to.as_deref(),
             attributes: &message.attributes,
-            body_encoding,
-            body,
+            body_encoding: encoding,
+            body: value,
         }
     }
-}
-
-fn encode(body: &[u8], fidelity: Fidelity) -> (Encoding, Box<RawValue>) {
-    let Ok(text) = std::str::from_utf8(body) else {
-        return (Encoding::Base64, string(&BASE64.encode(body)));
-    };
-    match json_on_one_line(text) {
-        Some(json) if fidelity == Fidelity::Convenient || json.get() == text => {
-            (Encoding::Json, json)
-        }
-        _ => (Encoding::Text, string(text)),
-    }
-}
-
-/// The text as JSON, if it is any, character by character but for white space around it and line
-/// breaks in it.
-fn json_on_one_line(text: &str) -> Option<Box<RawValue>> {
-    let json: &RawValue = serde_json::from_str(text).ok()?;
-    if json.get().contains(['\n', '\r']) {
-        // Not within a string, where JSON has them escaped.
-        RawValue::from_string(json.get().replace(['\n', '\r'], " ")).ok()
-    } else {
-        Some(json.to_owned())
-    }
-}
-
-fn string(text: &str) -> Box<RawValue> {
-    // A string can always be written as JSON.
-    serde_json::value::to_raw_value(text).unwrap_or_default()
 }
 
 /// A line that is read. Fields that only tell where a message came from are passed over.
@@ -132,7 +91,7 @@ struct Given<'a> {
     id: Option<MessageId>,
     #[serde(borrow)]
     body: &'a RawValue,
-    body_encoding: Option<Encoding>,
+    body_encoding: Option<BodyEncoding>,
     attributes: Option<Attributes>,
     reply_to: Option<String>,
     enqueued_at: Option<Timestamp>,
@@ -148,18 +107,8 @@ pub(crate) fn read(line: &str, now: Timestamp) -> Result<Outgoing, String> {
         return Err("not an object with a `body`".to_owned());
     }
     let given: Given<'_> = serde_json::from_str(line).map_err(|error| problem(&error))?;
-    let text = || -> Result<String, String> {
-        serde_json::from_str(given.body.get())
-            .map_err(|_| "body_encoding says that the body is a string, and it is not".to_owned())
-    };
-    let body = match given.body_encoding.unwrap_or(Encoding::Json) {
-        Encoding::Json => Bytes::copy_from_slice(given.body.get().as_bytes()),
-        Encoding::Text => text()?.into(),
-        Encoding::Base64 => {
-            let bytes = BASE64.decode(text()?);
-            bytes.map_err(|error| format!("the body is no base64: {error}"))?.into()
-        }
-    };
+    let encoding = given.body_encoding.unwrap_or(BodyEncoding::Json);
+    let body = ReadableBody::read(encoding, given.body)?;
     let mut message = Outgoing::with_id(given.id.unwrap_or_else(MessageId::new), body);
     message.attributes = given.attributes.unwrap_or_default();
     message.reply_to = given.reply_to.map(Into::into);
@@ -187,28 +136,9 @@ pub(crate) fn problem(error: &serde_json::Error) -> String {
 mod tests {
     use std::time::Duration;
 
+    use bytes::Bytes;
+
     use super::*;
-
-    fn shown(body: &[u8], fidelity: Fidelity) -> (Encoding, String) {
-        let (encoding, value) = encode(body, fidelity);
-        (encoding, value.get().to_owned())
-    }
-
-    #[test]
-    fn a_body_is_json_text_or_base64() {
-        for (body, encoding, value) in [
-            (&b"{\"n\": 1.10}"[..], Encoding::Json, "{\"n\": 1.10}"),
-            (b"{\n  \"a\\nb\": 1\r\n}\n", Encoding::Json, "{   \"a\\nb\": 1  }"),
-            (b"12345678901234567890123", Encoding::Json, "12345678901234567890123"),
-            (b"{\"a\":1,\"a\":2}", Encoding::Json, "{\"a\":1,\"a\":2}"),
-            (b"hello", Encoding::Text, "\"hello\""),
-            (b"", Encoding::Text, "\"\""),
-            (b"{\"n\": 1} x", Encoding::Text, "\"{\\\"n\\\": 1} x\""),
-            (b"\xff\xfe", Encoding::Base64, "\"//4=\""),
-        ] {
-            assert_eq!(shown(body, Fidelity::Convenient), (encoding, value.to_owned()));
-        }
-    }
 
     #[test]
     fn an_exact_line_gives_every_body_back_to_the_byte() {

@@ -28,6 +28,7 @@ mod memory;
 mod name;
 mod options;
 mod queue;
+mod readable;
 mod receipt;
 
 pub use attributes::Attributes;
@@ -52,4 +53,5 @@ pub use queue::{
     Backend, BoxFuture, Cursor, Delivery, MessageState, Outgoing, Partitions, PeekPage, Peeked,
     Queue, QueueOptions, RawMessage, Settle, SettleAction,
 };
+pub use readable::{BodyEncoding, ReadableBody};
 pub use receipt::{Nonce, Receipt};

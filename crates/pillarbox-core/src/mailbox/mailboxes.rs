@@ -134,9 +134,9 @@ impl Mailboxes {
         let (backend, reply_codec) = (self.clone(), codec.clone());
         let replies = Factory::new(move |address| {
             let queue = backend.queue(address, QueueOptions::new())?;
-            Ok(Mailbox::new(queue, reply_codec.clone(), NoReplies))
+            Ok(Mailbox::new(queue, reply_codec.clone(), NoReplies).on(backend.clone()))
         });
-        Ok(Mailbox::new(queue, codec, replies))
+        Ok(Mailbox::new(queue, codec, replies).on(self.clone()))
     }
 }
 

@@ -51,6 +51,7 @@ pub struct Mailbox<T, R = ()> {
     queue: Arc<dyn Queue>,
     codec: Arc<dyn Codec<T>>,
     replies: Arc<dyn MailboxResolver<R>>,
+    backend: Option<Mailboxes>,
 }
 
 impl<T: 'static, R: 'static> Mailbox<T, R> {
@@ -60,7 +61,13 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         codec: impl Codec<T>,
         replies: impl MailboxResolver<R>,
     ) -> Self {
-        Self { queue, codec: Arc::new(codec), replies: Arc::new(replies) }
+        Self { queue, codec: Arc::new(codec), replies: Arc::new(replies), backend: None }
+    }
+
+    /// The same, knowing the backend that it is on.
+    pub(crate) fn on(mut self, backend: Mailboxes) -> Self {
+        self.backend = Some(backend);
+        self
     }
 
     /// The same mailbox with another way to find the mailboxes that replies go to.
@@ -71,7 +78,18 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
 
     /// The same queue as a mailbox of bodies of another type, or in another format.
     pub fn with_codec<U: 'static>(&self, codec: impl Codec<U>) -> Mailbox<U, R> {
-        Mailbox { queue: self.queue.clone(), codec: Arc::new(codec), replies: self.replies.clone() }
+        Mailbox {
+            queue: self.queue.clone(),
+            codec: Arc::new(codec),
+            replies: self.replies.clone(),
+            backend: self.backend.clone(),
+        }
+    }
+
+    /// The backend that it was opened on, to find its neighbours. `None` for one that was made of a
+    /// [`Queue`] alone.
+    pub const fn backend(&self) -> Option<&Mailboxes> {
+        self.backend.as_ref()
     }
 
     /// The name of the queue.
@@ -325,7 +343,12 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
 
 impl<T, R> Clone for Mailbox<T, R> {
     fn clone(&self) -> Self {
-        Self { queue: self.queue.clone(), codec: self.codec.clone(), replies: self.replies.clone() }
+        Self {
+            queue: self.queue.clone(),
+            codec: self.codec.clone(),
+            replies: self.replies.clone(),
+            backend: self.backend.clone(),
+        }
     }
 }
 
