@@ -44,6 +44,9 @@ pub struct Capabilities {
     pub strict_receipts: bool,
     /// Counts are exact at the moment they are taken.
     pub exact_counts: bool,
+    /// Deliveries that nobody settles are counted. Where not,
+    /// [`unsettled`](crate::RawMessage::unsettled) is always 0.
+    pub counts_unsettled: bool,
     /// `max_size` is kept to the message: a send is refused if and only if the queue holds so many.
     pub bounded: bool,
     /// The most partitions that a queue can be spread over. 1: every queue is kept whole.
@@ -77,6 +80,7 @@ impl Capabilities {
             idempotent_send: true,
             strict_receipts: true,
             exact_counts: true,
+            counts_unsettled: true,
             bounded: true,
             max_partitions: 1,
             peek: true,

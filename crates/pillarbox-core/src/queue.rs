@@ -242,6 +242,11 @@ pub struct RawMessage {
     pub enqueued_at: Timestamp,
     /// How often it was delivered, this time included.
     pub delivery_count: u32,
+    /// How many earlier deliveries ended without a word: their lease ran out before anybody settled
+    /// them. A message that takes its receivers down is known by it, for a nack does not change it.
+    /// Always 0 where the backend does not
+    /// [count them](crate::Capabilities::counts_unsettled).
+    pub unsettled: u32,
 }
 
 impl RawMessage {
@@ -255,6 +260,7 @@ impl RawMessage {
             reply_to: None,
             enqueued_at,
             delivery_count: 0,
+            unsettled: 0,
         }
     }
 }

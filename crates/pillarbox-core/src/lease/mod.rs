@@ -30,6 +30,8 @@
 //! 4. `delivery_count` changes in one place, where a delivery is made, and only upwards.
 //! 5. Time does not run backwards: an earlier `now` than one seen before counts as the later one.
 //! 6. `sent` changes in one place, where a message is stored, and only upwards.
+//! 7. `unsettled` changes in one place, where a lease ends by its deadline, and only upwards. So it is
+//!    never more than the deliveries that have ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -63,6 +65,7 @@ mod tests;
 ///
 /// let second = ledger.receive(at(31), 10, lease, Nonce::random).remove(0);
 /// assert_eq!(second.message.delivery_count, 2);
+/// assert_eq!(second.message.unsettled, 1);
 /// assert!(ledger.settle(at(32), &second.receipt, SettleAction::Acknowledge).is_ok());
 /// assert!(ledger.is_empty());
 /// ```
@@ -148,6 +151,7 @@ impl Ledger {
             reply_to: outgoing.reply_to,
             enqueued_at: outgoing.enqueued_at.unwrap_or(self.now),
             delivery_count: 0,
+            unsettled: 0,
         };
         let Some(key) = self.entries.insert(Entry { message, state: State::Ready }) else {
             return Ok(Sent::Duplicate);
@@ -262,6 +266,7 @@ impl Ledger {
             let entry = &mut self.entries[key];
             if let State::InFlight { .. } = entry.state {
                 self.in_flight -= 1;
+                entry.message.unsettled = entry.message.unsettled.saturating_add(1);
             }
             entry.state = State::Ready;
             self.ready.push_back(key);
@@ -288,16 +293,18 @@ impl Ledger {
         self.entries.is_empty()
     }
 
-    /// Verifies invariant 1, and that no more is here than was sent, and says what is wrong. For
-    /// tests; it looks at every message.
+    /// Verifies invariant 1, that no more is here than was sent, and that no more deliveries were
+    /// unsettled than have ended, and says what is wrong. For tests; it looks at every message.
     pub fn check(&self) -> Result<(), String> {
         let mut expected_timers = BTreeMap::new();
         let (mut ready, mut in_flight) = (0, 0);
         for (key, entry) in self.entries.iter() {
+            let mut ended = entry.message.delivery_count;
             match entry.state {
                 State::Ready => ready += 1,
                 State::InFlight { due, .. } => {
                     in_flight += 1;
+                    ended = ended.saturating_sub(1);
                     expected_timers.insert(due, key);
                 }
                 State::Delayed { due } => {
@@ -306,6 +313,10 @@ impl Ledger {
             }
             if self.entries.find(entry.message.id) != Some(key) {
                 return Err(format!("{:?} is not in the index", entry.message.id));
+            }
+            if entry.message.unsettled > ended {
+                let RawMessage { id, unsettled, .. } = entry.message;
+                return Err(format!("{unsettled} deliveries of {id:?} unsettled, {ended} ended"));
             }
         }
         let distinct: BTreeSet<_> = self.ready.iter().collect();

@@ -166,6 +166,66 @@ fn delivery_count_rises_by_one_through_nack_and_expiry() {
     }
 }
 
+/// Delivers the message of a ledger that holds one, and says how many deliveries before were unsettled.
+fn unsettled(ledger: &mut Ledger, now: i64, visibility: u64) -> (Delivery, u32) {
+    let delivery = receive(ledger, now, 1, visibility).remove(0);
+    let unsettled = delivery.message.unsettled;
+    (delivery, unsettled)
+}
+
+#[test]
+fn a_delivery_is_unsettled_if_its_lease_ends_by_its_deadline() {
+    let mut ledger = holding(&["a"]);
+    assert_eq!(unsettled(&mut ledger, 0, 5).1, 0);
+    // Shown as soon as it is so, and not before.
+    assert_eq!(ledger.peek(at(4), 0, 1)[0].message.unsettled, 0);
+    assert_eq!(ledger.peek(at(5), 0, 1)[0].message.unsettled, 1);
+    assert_eq!(unsettled(&mut ledger, 9, 0).1, 1);
+    let (delivery, before) = unsettled(&mut ledger, 9, 30);
+    assert_eq!(before, 2);
+    settle(&mut ledger, 9, &delivery, extend(0)).unwrap();
+    assert_eq!(unsettled(&mut ledger, 9, 30).1, 3);
+}
+
+#[test]
+fn a_delivery_that_was_settled_is_not_unsettled() {
+    let mut ledger = holding(&["a"]);
+    unsettled(&mut ledger, 0, 1);
+    let (delivery, _) = unsettled(&mut ledger, 1, 30);
+    settle(&mut ledger, 2, &delivery, nack(0)).unwrap();
+    let (delivery, before) = unsettled(&mut ledger, 2, 30);
+    assert_eq!(before, 1);
+    // The delay runs out, and no lease does.
+    settle(&mut ledger, 3, &delivery, nack(5)).unwrap();
+    let (delivery, before) = unsettled(&mut ledger, 8, 30);
+    assert_eq!(before, 1);
+    settle(&mut ledger, 9, &delivery, extend(60)).unwrap();
+    assert_eq!(ledger.peek(at(60), 0, 1)[0].message.unsettled, 1);
+    settle(&mut ledger, 60, &delivery, ACK).unwrap();
+    ledger.send(at(60), Outgoing::with_id(delivery.message.id, "again"), None).unwrap();
+    assert_eq!(unsettled(&mut ledger, 60, 30).1, 0, "one that is sent again begins anew");
+}
+
+#[test]
+fn a_delayed_message_that_comes_due_was_never_unsettled() {
+    let mut ledger = Ledger::new();
+    let mut late = Outgoing::new("late");
+    late.delay = secs(5);
+    ledger.send(at(0), late, None).unwrap();
+    assert_eq!(unsettled(&mut ledger, 5, 30).1, 0);
+}
+
+#[test]
+fn no_more_deliveries_are_counted_than_there_are_numbers() {
+    let mut ledger = holding(&["a"]);
+    let key = ledger.ready[0];
+    ledger.entries[key].message.delivery_count = u32::MAX;
+    ledger.entries[key].message.unsettled = u32::MAX;
+    ledger.receive(at(0), 1, secs(1), Nonce::random);
+    let message = &ledger.receive(at(1), 1, secs(1), Nonce::random)[0].message;
+    assert_eq!((message.delivery_count, message.unsettled), (u32::MAX, u32::MAX));
+}
+
 #[test]
 fn a_lease_of_no_time_delivers_once_per_receive() {
     let mut ledger = holding(&["a", "b"]);
@@ -309,7 +369,7 @@ fn a_purge_does_not_turn_time_back() {
 
 #[test]
 fn the_check_finds_a_message_that_is_not_where_its_state_says() {
-    let broken: [fn(&mut Ledger); 8] = [
+    let broken: [fn(&mut Ledger); 10] = [
         |ledger| ledger.in_flight = 0,
         |ledger| ledger.sent = 1,
         |ledger| ledger.timers.clear(),
@@ -323,6 +383,14 @@ fn the_check_finds_a_message_that_is_not_where_its_state_says() {
         |ledger| {
             let key = ledger.ready[0];
             ledger.entries[key].message.id = crate::MessageId::new();
+        },
+        |ledger| {
+            let key = ledger.ready[0];
+            ledger.entries[key].message.unsettled = 1;
+        },
+        |ledger| {
+            let key = *ledger.timers.values().next().unwrap();
+            ledger.entries[key].message.unsettled = 1;
         },
     ];
     for (place, breakage) in broken.into_iter().enumerate() {

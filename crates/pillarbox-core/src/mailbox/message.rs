@@ -69,6 +69,13 @@ impl<T, R: 'static> Message<T, R> {
         self.delivery.message.delivery_count
     }
 
+    /// How many earlier deliveries ended without a word: their lease ran out before anybody settled
+    /// them. Always 0 where the backend does not
+    /// [count them](crate::Capabilities::counts_unsettled).
+    pub fn unsettled(&self) -> u32 {
+        self.delivery.message.unsettled
+    }
+
     /// When the message was sent, by the backend's clock.
     pub fn enqueued_at(&self) -> Timestamp {
         self.delivery.message.enqueued_at
