@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use pillarbox_core::clock::{after, later};
 use pillarbox_core::{
-    BoxFuture, Counts, Delivery, Error, MessageId, Queue, Receive, Result, Settle,
+    BoxFuture, Counts, Delivery, Error, MessageId, Queue, Receive, Result, Settle, Timestamp,
 };
 use tokio::sync::mpsc;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, Sleep};
 
 use crate::answers::each;
-use crate::dead_letters::DeadLetters;
+use crate::dead_letters::DeadLetter;
 use crate::dispatcher::{
-    Action, Assigned, Dispatcher, Event, Finished, LaneKind, Mode, Note, What,
+    Action, Assigned, Burial, Dispatcher, Event, Finished, Key, LaneKind, Mode, Note, What,
 };
 use crate::event::{self, About};
-use crate::inbox::{Common, WorkerResult, WorkerTask, yield_behind_others};
+use crate::inbox::{Common, ErrorReply, WorkerResult, WorkerTask, yield_behind_others};
 use crate::metrics::{GroupMetrics, QueueMetrics};
 use crate::outbox::{Outbox, Sender};
 use crate::producer::ProducerMsg;
@@ -46,7 +46,8 @@ pub(crate) struct Route {
     pub(crate) queue: Arc<dyn Queue>,
     pub(crate) visibility: Duration,
     pub(crate) wait: Duration,
-    pub(crate) dead_letters: Option<DeadLetters>,
+    /// Where dead letters go: the first by default, the others by route.
+    pub(crate) dead_letters: Vec<Arc<dyn Queue>>,
 }
 
 /// What the driver is told at the start.
@@ -57,6 +58,26 @@ pub(crate) struct DriverSettings {
     pub(crate) call_timeout: Duration,
     pub(crate) depth_every: Option<Duration>,
     pub(crate) group: String,
+}
+
+impl DriverSettings {
+    /// The name of a worker that people can find: its group and number, the host and the process.
+    fn name_of(&self, worker: Option<usize>) -> String {
+        static PROCESS: LazyLock<String> = LazyLock::new(process_name);
+        match worker {
+            Some(worker) => format!("{}/{worker}@{}", self.group, *PROCESS),
+            None => format!("{}@{}", self.group, *PROCESS),
+        }
+    }
+}
+
+fn process_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let host = host
+        .or_else(|| ["HOSTNAME", "COMPUTERNAME"].iter().find_map(|name| std::env::var(name).ok()));
+    let host =
+        host.as_deref().map(str::trim).filter(|host| !host.is_empty()).unwrap_or("localhost");
+    format!("{host}:{}", std::process::id())
 }
 
 pub(crate) struct Driver {
@@ -75,6 +96,8 @@ pub(crate) struct Driver {
     producers_closed: bool,
     pokes: mpsc::Receiver<()>,
     outbox: Outbox,
+    /// What is to be told to senders of messages whose dead letters are being stored.
+    error_replies: HashMap<Key, ErrorReply>,
     calls: FuturesUnordered<BoxFuture<'static, Answer>>,
     /// The fetch under way, by source.
     fetches: Vec<Option<AbortHandle>>,
@@ -115,8 +138,10 @@ impl Driver {
     ) -> Self {
         let now = Instant::now();
         let (results_sender, results) = mpsc::channel(settings.results);
-        let queue_metrics =
-            routes.iter().map(|route| QueueMetrics::new(route.queue.name())).collect();
+        let queue_metrics = routes
+            .iter()
+            .map(|route| QueueMetrics::new(&route.queue, &route.dead_letters))
+            .collect();
         Self {
             events: VecDeque::new(),
             inboxes: Vec::new(),
@@ -128,6 +153,7 @@ impl Driver {
             producers_closed: false,
             pokes,
             outbox: Outbox::default(),
+            error_replies: HashMap::new(),
             calls: FuturesUnordered::new(),
             fetches: routes.iter().map(|_| None).collect(),
             timer: Box::pin(tokio::time::sleep_until(now)),
@@ -286,11 +312,12 @@ impl Driver {
                     match sender {
                         // A producer that does not wait any more does not want to know.
                         Sender::Producer(sender) => drop(sender.send(answer)),
-                        Sender::Grave(key) => {
-                            let answer = answer.map(|_| ()).inspect_err(|error| {
-                                tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
-                            });
-                            self.events.push_back(Event::Buried { key, answer });
+                        Sender::Grave(key) => self.stored(key, &queue, answer),
+                        Sender::ErrorReply(key) => {
+                            if let Err(error) = answer {
+                                tracing::warn!(queue = %queue.name(), %error, "no error reply was sent");
+                            }
+                            self.events.push_back(Event::Buried { key, answer: Ok(()) });
                         }
                     }
                 }
@@ -304,6 +331,24 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// A dead letter was stored, or not. The sender of the message is told before it is acknowledged, so
+    /// that it is told whatever ends in between.
+    fn stored(&mut self, key: Key, queue: &Arc<dyn Queue>, answer: Result<MessageId>) {
+        let reply = self.error_replies.remove(&key);
+        let answer = match (answer, reply) {
+            (Ok(_), Some(ErrorReply { queue, message })) => {
+                self.outbox.push(queue, message, Sender::ErrorReply(key));
+                return;
+            }
+            (Ok(_), None) => Ok(()),
+            (Err(error), _) => {
+                tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
+                Err(error)
+            }
+        };
+        self.events.push_back(Event::Buried { key, answer });
     }
 
     /// Says why single settles failed, other than that they came too late, which is told anyway.
@@ -375,26 +420,37 @@ impl Driver {
                     Answer::Settled { source, lane, answer }
                 }));
             }
-            Action::Bury { key, source, message, failure } => {
-                match &self.routes[source].dead_letters {
-                    Some(letters) => {
-                        let name = self.routes[source].queue.name();
-                        let letter = letters.letter(name, &message, &failure);
-                        self.outbox.push(letters.queue().clone(), letter, Sender::Grave(key));
-                    }
-                    // Not asked for where there is no place for dead letters.
-                    None => {
-                        let answer = Err(Error::Closed { queue: None });
-                        self.events.push_back(Event::Buried { key, answer });
-                    }
-                }
-            }
+            Action::Bury(burial) => self.bury(burial),
             Action::Hire { worker } => self.hire(worker),
             Action::Retire { worker } => {
                 // It ends when it has emptied its inbox.
                 self.inboxes[worker] = None;
             }
             Action::Finish => {}
+        }
+    }
+
+    /// Has a dead letter stored.
+    fn bury(&mut self, burial: Burial) {
+        let Burial { key, source, worker, message, failure, route } = burial;
+        let Route { queue, dead_letters, .. } = &self.routes[source];
+        let worker = self.settings.name_of(worker);
+        let letter = DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
+        match (dead_letters.get(route), letter.outgoing()) {
+            (Some(dead_letters), Ok(outgoing)) => {
+                let served = &self.common.served[source].prototype;
+                if let Some(reply) = served.error_reply(&message, &letter) {
+                    self.error_replies.insert(key, reply);
+                }
+                self.outbox.push(dead_letters.clone(), outgoing, Sender::Grave(key));
+            }
+            // Not asked for where there is no place for dead letters, and all can be written.
+            (_, written) => {
+                let error = written.err().map_or_else(|| "no place".to_owned(), |e| e.to_string());
+                tracing::error!(queue = %queue.name(), error, "cannot write a dead letter");
+                let answer = Err(Error::invalid(Some(queue.name()), "dead letter", error, "JSON"));
+                self.events.push_back(Event::Buried { key, answer });
+            }
         }
     }
 
@@ -479,9 +535,9 @@ impl Driver {
         for note in dispatcher.take_notes() {
             tally.add(&note);
             queue_metrics[note.source].add(&note);
-            let queue = routes[note.source].queue.name();
-            log(&note, queue);
-            if is_heard && let Some(event) = public(note, queue) {
+            let route = &routes[note.source];
+            log(&note, route.queue.name());
+            if is_heard && let Some(event) = public(note, route) {
                 common.shared.emit(|| event);
             }
             self.is_dirty = true;
@@ -591,9 +647,17 @@ fn log(note: &Note, queue: &pillarbox_core::QueueName) {
             let (kind, error) = (failure.kind.as_str(), &*failure.text);
             tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, kind, error, terminal, "a handler failed");
         }
-        What::DeadLettered { failure } => {
-            let (error_type, error) = (failure.type_name, &*failure.text);
-            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, error_type, error, "a message was dead-lettered");
+        What::DeadLettered { failure, request_id, .. } => {
+            tracing::warn!(
+                target: DELIVERIES,
+                source_mailbox = %queue,
+                %message_id,
+                request_id = request_id.map(tracing::field::display),
+                delivery_count = attempt,
+                error_type = failure.type_name,
+                error_message = &*failure.text,
+                "a message was dead-lettered"
+            );
         }
         What::LeaseLost => {
             tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, "a lease was lost; somebody else may have the message");
@@ -606,10 +670,10 @@ fn log(note: &Note, queue: &pillarbox_core::QueueName) {
 }
 
 /// What listeners are told of a note.
-fn public(note: Note, queue: &pillarbox_core::QueueName) -> Option<event::Event> {
+fn public(note: Note, route: &Route) -> Option<event::Event> {
     use event::Event;
     let about = About {
-        queue: queue.clone(),
+        queue: route.queue.name().clone(),
         message_id: note.id,
         attempt: note.attempt,
         worker_id: note.worker.map(WorkerId),
@@ -627,7 +691,12 @@ fn public(note: Note, queue: &pillarbox_core::QueueName) -> Option<event::Event>
         What::Released { delay } => Event::Released { about, delay },
         What::Returned => Event::Returned(about),
         What::Parked { delay } => Event::Parked { about, delay },
-        What::DeadLettered { failure } => Event::DeadLettered { about, error: failure.text },
+        What::DeadLettered { failure, route: to, .. } => Event::DeadLettered {
+            about,
+            to: route.dead_letters.get(to)?.name().clone(),
+            error_type: failure.type_name,
+            error: failure.text,
+        },
         What::LeaseLost => Event::LeaseLost(about),
         What::Unsettled => Event::Unsettled(about),
         What::Extended | What::Shed => return None,

@@ -42,7 +42,8 @@ pub enum Event {
         /// When.
         delay: Duration,
     },
-    /// A message went back because the handler or a stop said so; that is no failure.
+    /// A message went back because the handler or a stop said so, or because another one had to run alone;
+    /// that is no failure.
     Released {
         /// The message.
         about: About,
@@ -62,8 +63,12 @@ pub enum Event {
     DeadLettered {
         /// The message.
         about: About,
+        /// The queue that the dead letter is in.
+        to: QueueName,
         /// Why.
         error: Arc<str>,
+        /// The type of that error.
+        error_type: &'static str,
     },
     /// The lease of a delivery ended before it was settled: somebody else may have the message.
     LeaseLost(About),

@@ -5,13 +5,17 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::FutureExt;
-use pillarbox_core::{BoxFuture, Capabilities, Mailbox, QueueName};
+use pillarbox_core::{
+    BoxFuture, Capabilities, Mailbox, MessageId, Outgoing, Queue, QueueName, RawMessage,
+    SendOptions,
+};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
 use crate::control::Shared;
+use crate::dead_letters::DeadLetter;
 use crate::dispatcher::{Assigned, Finished, Key, Verdict};
 use crate::event::{About, Event};
 use crate::lease::Heartbeat;
@@ -126,7 +130,7 @@ impl WorkerTask {
         );
         let trace = TraceContext::of(&message.attributes);
         let call = Call {
-            metadata: Metadata::new(message, queue.clone()),
+            metadata: Metadata::new(message.clone(), queue.clone()),
             heartbeat: Heartbeat(lease.clone()),
             outlet: Outlet { trace: trace.clone(), ..self.common.outlet.clone() },
             attempt,
@@ -145,7 +149,7 @@ impl WorkerTask {
             () = lease.cancelled() => None,
         };
         let took = Some(start.elapsed());
-        let judge = |end| policy.judge(end, attempt.saturating_sub(spared), capabilities);
+        let judge = |end| policy.judge(end, &message, attempt.saturating_sub(spared), capabilities);
         let verdict = match ended {
             Some(Ok(end)) => judge(end),
             Some(Err(payload)) => {
@@ -227,14 +231,49 @@ pub(crate) trait Serve: Send + Sync {
     /// Decodes and handles a delivery.
     fn serve(&mut self, call: Call) -> BoxFuture<'_, Result<Outcome, BoxError>>;
 
+    /// What the sender of a message is told when it has become a dead letter, and where.
+    fn error_reply(&self, message: &RawMessage, letter: &DeadLetter) -> Option<ErrorReply>;
+
     /// The same for another worker.
     fn another(&self) -> Box<dyn Serve>;
 }
+
+/// An answer to a message that became a dead letter.
+#[derive(Debug)]
+pub(crate) struct ErrorReply {
+    pub(crate) queue: Arc<dyn Queue>,
+    pub(crate) message: Outgoing,
+}
+
+/// Makes the answer to a message that became a dead letter.
+pub(crate) type MakeErrorReply<R> = Arc<dyn Fn(&DeadLetter) -> R + Send + Sync>;
 
 pub(crate) struct Typed<T, R, C> {
     pub(crate) mailbox: Arc<Mailbox<T, R>>,
     pub(crate) context: Context<C>,
     pub(crate) service: ServiceStack<T, R, C>,
+    pub(crate) error_reply: Option<MakeErrorReply<R>>,
+}
+
+impl<T: 'static, R: 'static, C> Typed<T, R, C> {
+    fn try_error_reply(
+        &self,
+        make: &MakeErrorReply<R>,
+        message: &RawMessage,
+        letter: &DeadLetter,
+    ) -> Result<ErrorReply, BoxError> {
+        let mailbox = self.mailbox.reply_mailbox(message)?;
+        let reply = std::panic::catch_unwind(AssertUnwindSafe(|| make(letter)))
+            .map_err(|payload| Failure::panic(&*payload))?;
+        // Once for each life of a message, however often it is sent.
+        let (id, source, lives) = (message.id, &letter.source_mailbox, letter.replay_count);
+        let id = MessageId::from_key(&format!("error reply to {id} of {source}, replay {lives}"));
+        let mut message = mailbox.encode(&reply, SendOptions::new().id(id))?;
+        if let Some(trace) = TraceContext::of(&letter.attributes) {
+            trace.add_to(&mut message.attributes);
+        }
+        Ok(ErrorReply { queue: mailbox.queue().clone(), message })
+    }
 }
 
 impl<T, R, C> Serve for Typed<T, R, C>
@@ -262,11 +301,23 @@ where
         Box::pin(async move { self.service.ready().await?.call(request).await })
     }
 
+    fn error_reply(&self, message: &RawMessage, letter: &DeadLetter) -> Option<ErrorReply> {
+        let make = self.error_reply.as_ref()?;
+        message.reply_to.as_ref()?;
+        self.try_error_reply(make, message, letter)
+            .inspect_err(|error| {
+                let (message_id, queue) = (message.id, &letter.source_mailbox);
+                tracing::warn!(%queue, %message_id, error = %error, "no error reply can be sent");
+            })
+            .ok()
+    }
+
     fn another(&self) -> Box<dyn Serve> {
         Box::new(Self {
             mailbox: self.mailbox.clone(),
             context: self.context.clone(),
             service: self.service.clone(),
+            error_reply: self.error_reply.clone(),
         })
     }
 }

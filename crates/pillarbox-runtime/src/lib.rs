@@ -14,7 +14,8 @@
 //! | pausing, stopping, statistics, events | [`Control`], [`StatsSnapshot`], [`Event`] |
 //! | long work | [`Heartbeat`] |
 //! | middleware | [`Worker::layer`], [`ServiceRequest`], [`build_service_stack`] |
-//! | retries and dead letters | [`Backoff`], [`DeadLetters`] |
+//! | retries | [`Backoff`] |
+//! | dead letters: when, what, and what becomes of them | [`DlqPolicy`], [`DeadLetter`], [`DlqConsumer`], [`Dlq`] |
 //! | traces | [`TraceContext`], [`Tracer`] |
 //!
 //! Metrics go to whatever recorder the program installs for the `metrics` crate; logs and spans to its
@@ -37,6 +38,7 @@ mod policy;
 mod producer;
 mod request;
 mod router;
+mod runnable;
 mod signals;
 mod stack;
 mod stats;
@@ -48,7 +50,11 @@ pub use tower;
 
 pub use backoff::Backoff;
 pub use control::Control;
-pub use dead_letters::DeadLetters;
+pub use dead_letters::{
+    DeadLetter, Decide, Decision, Dlq, DlqAction, DlqConsumer, DlqHealth, DlqLimits, DlqPolicy,
+    DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Found, IntoDlqAction, Letters, Pass,
+    PassFailed, Report, Summary,
+};
 pub use event::{About, Event, Events};
 pub use handler::{FromRequest, Handler, HandlerService, Parts};
 pub use lease::Heartbeat;
@@ -56,6 +62,7 @@ pub use outcome::{BoxError, Failure, FailureKind, IntoOutcome, Outcome};
 pub use producer::ProducerHandle;
 pub use request::{Attempt, Context, Metadata, Received, Replies, ServiceRequest, WorkerId};
 pub use router::Router;
+pub use runnable::Runnable;
 pub use stack::{ServiceStack, ServiceStackOptions, build_service_stack};
 pub use stats::{Latency, MailboxStats, State, StatsSnapshot, WorkerStats};
 pub use trace::{InvalidTraceparent, Kinship, TraceContext, Tracer};

@@ -1,10 +1,11 @@
 //! What is measured, under which names. `docs/metrics.md` is the table; a test holds the two together.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
-use pillarbox_core::QueueName;
+use pillarbox_core::{Queue, QueueName};
 
 use crate::dispatcher::{Note, What};
 use crate::outcome::FailureKind;
@@ -25,11 +26,15 @@ pub(crate) struct QueueMetrics {
     lost: Counter,
     depth: Gauge,
     failures: HashMap<FailureKind, Counter>,
+    /// Where dead letters go, and how many went, by that and the type of the error.
+    graves: Vec<QueueName>,
+    buried: HashMap<(usize, &'static str), Counter>,
     calls_failed: HashMap<&'static str, Counter>,
 }
 
 impl QueueMetrics {
-    pub(crate) fn new(queue: &QueueName) -> Self {
+    pub(crate) fn new(queue: &Arc<dyn Queue>, dead_letters: &[Arc<dyn Queue>]) -> Self {
+        let queue = queue.name();
         let name = queue.to_string();
         let settled = |outcome: &'static str| counter!("pillarbox.messages.settled", "queue" => name.clone(), "outcome" => outcome);
         Self {
@@ -46,6 +51,8 @@ impl QueueMetrics {
             lost: counter!("pillarbox.leases.lost", "queue" => name.clone()),
             depth: gauge!("pillarbox.queue.depth", "queue" => name),
             failures: HashMap::new(),
+            graves: dead_letters.iter().map(|queue| queue.name().clone()).collect(),
+            buried: HashMap::new(),
             calls_failed: HashMap::new(),
             queue: queue.clone(),
         }
@@ -59,7 +66,10 @@ impl QueueMetrics {
             What::Released { .. } => self.released.increment(1),
             What::Returned => self.returned.increment(1),
             What::Parked { .. } => self.parked.increment(1),
-            What::DeadLettered { .. } => self.dead_lettered.increment(1),
+            What::DeadLettered { failure, route, .. } => {
+                self.dead_lettered.increment(1);
+                self.buried(*route, failure.type_name);
+            }
             What::LeaseLost => self.lost.increment(1),
             What::Unsettled => self.unsettled.increment(1),
             What::Extended => self.extended.increment(1),
@@ -75,6 +85,15 @@ impl QueueMetrics {
             counter!("pillarbox.handler.failures", "queue" => queue, "kind" => kind.as_str())
         });
         failures.increment(1);
+    }
+
+    fn buried(&mut self, route: usize, error_type: &'static str) {
+        let Some(queue) = self.graves.get(route) else { return };
+        let source = &self.queue;
+        let buried = self.buried.entry((route, error_type)).or_insert_with(|| {
+            counter!("dlq.messages.sent", "queue" => queue.to_string(), "source" => source.to_string(), "error_type" => error_type)
+        });
+        buried.increment(1);
     }
 
     pub(crate) fn took(&self, took: Duration) {

@@ -14,6 +14,8 @@ pub(crate) enum Sender {
     Producer(oneshot::Sender<Result<MessageId>>),
     /// It is the dead letter of a delivery.
     Grave(Key),
+    /// It tells the sender of a message that it has become a dead letter.
+    ErrorReply(Key),
 }
 
 #[derive(Debug, Default)]

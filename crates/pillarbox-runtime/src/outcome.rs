@@ -122,12 +122,67 @@ where
 /// What a handler returned keeps the name of its type, which a boxed error alone has lost. Middleware
 /// sees a `Failure` as the error of the service and finds the handler's own by
 /// [`error`](Self::error).
+///
+/// What is known of the type, by what the handler returns:
+///
+/// | `Result<_, E>` with `E` | [`is`](Self::is) and [`downcast_ref`](Self::downcast_ref) | [`type_name`](Self::type_name) |
+/// |---|---|---|
+/// | an error of its own | exact | exact |
+/// | `Box<dyn Error + Send + Sync>` | exact | exact for types that a [policy](crate::DlqPolicy) names, and some of the standard library |
+/// | `anyhow::Error`, with the feature `anyhow` | exact, also of what is under a `context` | the same |
+/// | `anyhow::Error` without it, `eyre::Report` and the like | what is under a context only | that of the report |
+/// | `String`, `&str` | never | that of the text |
 #[derive(Debug)]
 pub struct Failure {
     kind: FailureKind,
     type_name: &'static str,
-    error: BoxError,
+    error: Carried,
 }
+
+/// The error of a failure, as it came.
+#[derive(Debug)]
+enum Carried {
+    Boxed(BoxError),
+    /// Boxed as others are, it would hide what it was made of.
+    #[cfg(feature = "anyhow")]
+    Anyhow(anyhow::Error),
+}
+
+impl Carried {
+    fn new<E: Into<BoxError> + 'static>(error: E) -> Self {
+        #[cfg(feature = "anyhow")]
+        let error = {
+            let mut error = Some(error);
+            let any: &mut dyn Any = &mut error;
+            let anyhow = any.downcast_mut::<Option<anyhow::Error>>().and_then(Option::take);
+            match (anyhow, error) {
+                (Some(error), _) => return Self::Anyhow(error),
+                (None, Some(error)) => error,
+                (None, None) => return Self::Boxed("an error that is gone".into()),
+            }
+        };
+        Self::Boxed(error.into())
+    }
+
+    fn as_error(&self) -> &(dyn StdError + Send + Sync + 'static) {
+        match self {
+            Self::Boxed(error) => &**error,
+            #[cfg(feature = "anyhow")]
+            Self::Anyhow(error) => error.as_ref(),
+        }
+    }
+
+    fn downcast_ref<E: StdError + Send + Sync + 'static>(&self) -> Option<&E> {
+        match self {
+            Self::Boxed(error) => error.downcast_ref(),
+            #[cfg(feature = "anyhow")]
+            Self::Anyhow(error) => error.downcast_ref(),
+        }
+    }
+}
+
+/// How many causes of an error are told.
+const LONGEST_CHAIN: usize = 32;
 
 /// What kind of failure it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -154,6 +209,23 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
+    const ALL: [Self; 9] = [
+        Self::Error,
+        Self::Panic,
+        Self::Timeout,
+        Self::Rejected,
+        Self::Undecodable,
+        Self::UnknownKind,
+        Self::Overloaded,
+        Self::Cancelled,
+        Self::Quarantined,
+    ];
+
+    /// The kind of this name. One that is not known here is some error.
+    pub(crate) fn from_name(name: &str) -> Self {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Error)
+    }
+
     /// Its name, in snake case, for logs and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -177,17 +249,22 @@ impl fmt::Display for FailureKind {
 }
 
 impl Failure {
-    /// A failure by an error of a known type.
+    /// A failure by an error of a known type. One that is a failure already, in a box, stays what it is.
     pub fn of<E: Into<BoxError> + 'static>(error: E) -> Self {
-        Self {
-            kind: FailureKind::Error,
-            type_name: std::any::type_name::<E>(),
-            error: error.into(),
-        }
+        let type_name = std::any::type_name::<E>();
+        let error = match Carried::new(error) {
+            Carried::Boxed(error) => match error.downcast::<Self>() {
+                Ok(failure) => return *failure,
+                Err(error) => Carried::Boxed(error),
+            },
+            #[cfg(feature = "anyhow")]
+            anyhow => anyhow,
+        };
+        Self { kind: FailureKind::Error, type_name, error }
     }
 
     pub(crate) fn new(kind: FailureKind, error: impl Into<BoxError>) -> Self {
-        Self { kind, type_name: kind.as_str(), error: error.into() }
+        Self { kind, type_name: kind.as_str(), error: Carried::Boxed(error.into()) }
     }
 
     /// A failure by what a panic left behind.
@@ -216,7 +293,11 @@ impl Failure {
                 Self::new(FailureKind::Overloaded, error)
             }
             // The layer's own type is lost in the box.
-            Err(error) => Self { kind: FailureKind::Error, type_name: "dyn Error", error },
+            Err(error) => Self {
+                kind: FailureKind::Error,
+                type_name: "dyn Error",
+                error: Carried::Boxed(error),
+            },
         }
     }
 
@@ -233,19 +314,43 @@ impl Failure {
 
     /// The error itself.
     pub fn error(&self) -> &(dyn StdError + Send + Sync + 'static) {
-        &*self.error
+        self.error.as_error()
+    }
+
+    /// The error as what it is, if it is of this type: also if the handler returned it in a box. Of
+    /// `anyhow`, what is under a context counts as well. For what it was caused by, see
+    /// [`chain`](Self::chain).
+    pub fn downcast_ref<E: StdError + Send + Sync + 'static>(&self) -> Option<&E> {
+        self.error.downcast_ref()
+    }
+
+    /// Whether the error is of this type.
+    pub fn is<E: StdError + Send + Sync + 'static>(&self) -> bool {
+        self.downcast_ref::<E>().is_some()
+    }
+
+    /// The error, what it was caused by, what that was caused by, and so on.
+    pub fn chain(&self) -> impl Iterator<Item = &(dyn StdError + 'static)> {
+        let first: &(dyn StdError + 'static) = self.error();
+        // One that is its own cause would never end.
+        std::iter::successors(Some(first), |&error| error.source()).take(LONGEST_CHAIN)
+    }
+
+    /// Whether the error, or anything that it was caused by, is of this type.
+    pub fn is_caused_by<E: StdError + Send + Sync + 'static>(&self) -> bool {
+        self.is::<E>() || self.chain().any(|error| error.is::<E>())
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
+        fmt::Display::fmt(self.error(), f)
     }
 }
 
 impl StdError for Failure {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.error.source()
+        self.error().source()
     }
 }
 
@@ -264,6 +369,34 @@ mod tests {
         assert_eq!(failure.to_string(), "out of lamps");
         assert!(failure.type_name().ends_with("::OutOf"), "{}", failure.type_name());
         assert!(failure.error().is::<OutOf>());
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot pack")]
+    struct Packing(#[source] OutOf);
+
+    #[test]
+    fn a_boxed_error_is_still_of_its_type_and_has_its_causes() {
+        let boxed: BoxError = Box::new(Packing(OutOf("boxes")));
+        let failure = Failure::of(boxed);
+        assert!(failure.is::<Packing>() && !failure.is::<OutOf>());
+        assert!(failure.is_caused_by::<OutOf>() && !failure.is_caused_by::<std::io::Error>());
+        let chain: Vec<_> = failure.chain().map(ToString::to_string).collect();
+        assert_eq!(chain, ["cannot pack", "out of boxes"]);
+    }
+
+    #[cfg(feature = "anyhow")]
+    #[test]
+    fn what_anyhow_was_made_of_is_found_under_its_contexts() {
+        use anyhow::Context;
+        let bare = Err::<(), _>(anyhow::Error::new(OutOf("tape"))).into_outcome();
+        let failure = Failure::from_service(bare.unwrap_err());
+        assert!(failure.is::<OutOf>() && failure.to_string() == "out of tape");
+        let told = Err::<(), _>(Packing(OutOf("tape"))).context("order 7").into_outcome();
+        let failure = Failure::from_service(told.unwrap_err());
+        assert!(failure.is::<Packing>() && failure.is_caused_by::<OutOf>());
+        let chain: Vec<_> = failure.chain().map(ToString::to_string).collect();
+        assert_eq!(chain, ["order 7", "cannot pack", "out of tape"]);
     }
 
     #[test]

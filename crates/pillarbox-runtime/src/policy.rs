@@ -3,23 +3,26 @@
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-use pillarbox_core::Capabilities;
+use pillarbox_core::{Capabilities, RawMessage};
 
 use crate::backoff::Backoff;
+use crate::dead_letters::{FailedDelivery, Rules};
 use crate::dispatcher::{FailureNote, Then, Verdict};
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome, Verb};
 
 /// How failures are judged. The same for all workers of a group.
 #[derive(Debug, Clone)]
 pub(crate) struct Policy {
-    /// How often a message is tried again after it has failed.
-    pub(crate) max_retries: u32,
+    /// After how many deliveries a message that fails is not tried again.
+    pub(crate) max_deliveries: u32,
     pub(crate) backoff: Backoff,
     /// How long a message stays out of the way that nobody here can handle.
     pub(crate) park: Duration,
     /// How long one stays away that a limit refused.
     pub(crate) shed: Duration,
     pub(crate) has_dead_letters: bool,
+    /// When it is a dead letter, and which of their places it goes to.
+    pub(crate) rules: Rules,
 }
 
 impl Policy {
@@ -27,6 +30,7 @@ impl Policy {
     pub(crate) fn judge(
         &self,
         end: Result<Outcome, BoxError>,
+        message: &RawMessage,
         attempt: u32,
         capabilities: &Capabilities,
     ) -> Verdict {
@@ -36,13 +40,13 @@ impl Policy {
             Ok(Outcome(Verb::Retry { delay, reason })) => {
                 let text = reason.unwrap_or_else(|| "the handler asked for a retry".into());
                 let failure = Failure::new(FailureKind::Error, String::from(text));
-                self.failed(&failure, attempt, delay)
+                self.failed(&failure, message, attempt, delay)
             }
             Ok(Outcome(Verb::Reject { reason })) => {
                 let failure = Failure::new(FailureKind::Rejected, String::from(reason));
-                self.failed(&failure, attempt, None)
+                self.failed(&failure, message, attempt, None)
             }
-            Err(error) => self.failed(&Failure::from_service(error), attempt, None),
+            Err(error) => self.failed(&Failure::from_service(error), message, attempt, None),
         };
         fit(verdict, capabilities)
     }
@@ -51,19 +55,29 @@ impl Policy {
     pub(crate) fn cancelled(&self) -> Verdict {
         let failure =
             Failure::new(FailureKind::Cancelled, "the handler was stopped before its end");
-        Verdict::Failed { failure: note(&failure), then: Then::Release }
+        Verdict::Failed { failure: self.note(&failure), then: Then::Release }
     }
 
-    fn failed(&self, failure: &Failure, attempt: u32, delay: Option<Duration>) -> Verdict {
+    fn failed(
+        &self,
+        failure: &Failure,
+        message: &RawMessage,
+        attempt: u32,
+        delay: Option<Duration>,
+    ) -> Verdict {
+        let max_delivery_count = self.max_deliveries;
+        let failed = FailedDelivery { message, failure, attempt, max_delivery_count };
         let then = match failure.kind() {
             FailureKind::Overloaded => return Verdict::Shed { delay: self.shed },
             // Somebody else may know it: a newer version, while all are being replaced.
             FailureKind::UnknownKind => Then::Park { delay: self.park },
-            FailureKind::Rejected | FailureKind::Undecodable => self.end(),
-            _ if attempt > self.max_retries => self.end(),
-            _ => Then::Retry { delay: delay.unwrap_or_else(|| self.delay(attempt)) },
+            _ if !self.rules.is_dead(&failed) => {
+                Then::Retry { delay: delay.unwrap_or_else(|| self.delay(attempt)) }
+            }
+            _ if self.has_dead_letters => Then::Bury { route: self.rules.route_of(failure) },
+            _ => Then::Park { delay: self.park },
         };
-        Verdict::Failed { failure: note(failure), then }
+        Verdict::Failed { failure: self.note(failure), then }
     }
 
     /// When to try again. A function of the program's own that panics must not cost the message.
@@ -73,17 +87,18 @@ impl Policy {
             .unwrap_or_else(|_| Backoff::default().delay(attempt))
     }
 
-    /// A message is not to be tried again.
-    const fn end(&self) -> Then {
-        if self.has_dead_letters { Then::Bury } else { Then::Park { delay: self.park } }
+    /// What is kept of a failure.
+    pub(crate) fn note(&self, failure: &Failure) -> FailureNote {
+        // An error of the program's own says what it is in code of its own, too.
+        let told = || {
+            let mut texts = failure.chain().map(|error| error.to_string().into_boxed_str());
+            (texts.next().unwrap_or_default(), texts.collect::<Vec<_>>())
+        };
+        let (text, causes) = std::panic::catch_unwind(AssertUnwindSafe(told))
+            .unwrap_or_else(|_| ("an error that panics when it is shown".into(), Vec::new()));
+        let type_name = self.rules.type_of(failure);
+        FailureNote { kind: failure.kind(), type_name, text: text.into(), causes: causes.into() }
     }
-}
-
-fn note(failure: &Failure) -> FailureNote {
-    // An error of the program's own says what it is in code of its own, too.
-    let text = std::panic::catch_unwind(AssertUnwindSafe(|| failure.to_string()))
-        .unwrap_or_else(|_| "an error that panics when it is shown".to_owned());
-    FailureNote { kind: failure.kind(), type_name: failure.type_name(), text: text.into() }
 }
 
 /// The delay that is nearest to this and that the backend takes.
@@ -111,20 +126,27 @@ fn fit(verdict: Verdict, capabilities: &Capabilities) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use pillarbox_core::{MessageId, Timestamp};
+
     use super::*;
 
     fn policy() -> Policy {
         Policy {
-            max_retries: 3,
+            max_deliveries: 4,
             backoff: Backoff::default(),
             park: Duration::from_secs(900),
             shed: Duration::from_millis(50),
             has_dead_letters: true,
+            rules: Rules::default(),
         }
     }
 
+    fn message() -> RawMessage {
+        RawMessage::new(MessageId::new(), "body", Timestamp::from_secs(0))
+    }
+
     fn then(policy: &Policy, end: Result<Outcome, BoxError>, attempt: u32) -> Then {
-        match policy.judge(end, attempt, &Capabilities::full("test")) {
+        match policy.judge(end, &message(), attempt, &Capabilities::full("test")) {
             Verdict::Failed { then, .. } => then,
             other => panic!("{other:?}"),
         }
@@ -143,27 +165,30 @@ mod tests {
         let retry = |n| Then::Retry { delay: seconds(n) };
 
         let any = Capabilities::full("test");
-        assert_eq!(buries.judge(Ok(Outcome::done()), 9, &any), Verdict::Done);
+        assert_eq!(buries.judge(Ok(Outcome::done()), &message(), 9, &any), Verdict::Done);
         let released = Verdict::Released { delay: seconds(7) };
-        assert_eq!(buries.judge(Ok(Outcome::release_for(seconds(7))), 99, &any), released);
+        assert_eq!(
+            buries.judge(Ok(Outcome::release_for(seconds(7))), &message(), 99, &any),
+            released
+        );
 
         for kind in [FailureKind::Error, FailureKind::Panic, FailureKind::Timeout] {
             assert_eq!(then(&buries, failed(kind), 1), retry(60), "{kind}");
             assert_eq!(then(&buries, failed(kind), 3), retry(180), "{kind}");
-            assert_eq!(then(&buries, failed(kind), 4), Then::Bury, "{kind}");
+            assert_eq!(then(&buries, failed(kind), 4), Then::Bury { route: 0 }, "{kind}");
             assert_eq!(then(&parks, failed(kind), 4), park, "{kind}");
         }
         for kind in [FailureKind::Rejected, FailureKind::Undecodable] {
-            assert_eq!(then(&buries, failed(kind), 1), Then::Bury);
+            assert_eq!(then(&buries, failed(kind), 1), Then::Bury { route: 0 });
             assert_eq!(then(&parks, failed(kind), 1), park);
         }
         assert_eq!(then(&buries, failed(FailureKind::UnknownKind), 99), park);
         let shed = Verdict::Shed { delay: Duration::from_millis(50) };
-        assert_eq!(buries.judge(failed(FailureKind::Overloaded), 99, &any), shed);
+        assert_eq!(buries.judge(failed(FailureKind::Overloaded), &message(), 99, &any), shed);
         assert_eq!(then(&buries, Ok(Outcome::retry_after(seconds(5))), 1), retry(5));
         assert_eq!(then(&buries, Ok(Outcome::retry()), 2), retry(120));
-        assert_eq!(then(&buries, Ok(Outcome::retry_after(seconds(5))), 4), Then::Bury);
-        assert_eq!(then(&buries, Ok(Outcome::reject("bad")), 1), Then::Bury);
+        assert_eq!(then(&buries, Ok(Outcome::retry_after(seconds(5))), 4), Then::Bury { route: 0 });
+        assert_eq!(then(&buries, Ok(Outcome::reject("bad")), 1), Then::Bury { route: 0 });
     }
 
     #[test]
@@ -178,7 +203,7 @@ mod tests {
         let mut narrow = Capabilities::full("narrow");
         narrow.sub_second = false;
         narrow.max_nack_delay = Some(Duration::from_secs(100));
-        let delay = |end, attempt| match policy().judge(end, attempt, &narrow) {
+        let delay = |end, attempt| match policy().judge(end, &message(), attempt, &narrow) {
             Verdict::Failed { then: Then::Retry { delay } | Then::Park { delay }, .. }
             | Verdict::Released { delay } => delay.as_secs_f64(),
             other => panic!("{other:?}"),

@@ -281,7 +281,7 @@ impl Tally {
 /// Whether a message is not tried again by itself.
 pub(crate) fn is_terminal(kind: FailureKind, then: &Then) -> bool {
     match then {
-        Then::Bury => true,
+        Then::Bury { .. } => true,
         Then::Park { .. } => kind != FailureKind::UnknownKind,
         Then::Retry { .. } | Then::Release => false,
     }

@@ -6,7 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use pillarbox_core::{BoxFuture, Error, Mailbox, Queue, QueueName, Raw, Receive, Result};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use pillarbox_core::{
+    BoxFuture, Error, Mailbox, Mailboxes, Queue, QueueName, Raw, Receive, Result,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -15,13 +18,13 @@ use tower::{Layer, Service};
 
 use crate::backoff::Backoff;
 use crate::control::{Control, MOST_WORKERS, Shared, Stop, Wanted};
-use crate::dead_letters::DeadLetters;
-use crate::dispatcher::{Dispatcher, Settings, SourceSettings};
+use crate::dead_letters::{DeadLetter, Dlq, DlqPolicy, Rules};
+use crate::dispatcher::{Dispatcher, Quarantine, STAGGER, Settings, SourceSettings};
 use crate::driver::{Driver, DriverSettings, Route};
 use crate::event::EventBus;
 use crate::handler::{Handler, HandlerService};
-use crate::inbox::{Common, Serve, Served, Typed};
-use crate::outcome::{BoxError, Outcome};
+use crate::inbox::{Common, MakeErrorReply, Serve, Served, Typed};
+use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::policy::{Policy, fit_delay};
 use crate::producer::ProducerMsg;
 use crate::request::{Context, ServiceRequest};
@@ -52,7 +55,7 @@ use crate::trace::Tracer;
 /// ```
 /// use std::time::Duration;
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::{Backoff, Context, DeadLetters, Metadata, Worker};
+/// use pillarbox_runtime::{Backoff, Context, DlqPolicy, Metadata, Worker};
 /// use tower::limit::RateLimitLayer;
 ///
 /// struct Smtp;
@@ -66,7 +69,6 @@ use crate::trace::Tracer;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
 /// let letters: Mailbox<String> = backend.mailbox("letters")?;
-/// let dead: Mailbox<String> = backend.mailbox("letters-dlq")?;
 /// let worker = Worker::new(letters)
 ///     .context(Smtp)
 ///     .handler(deliver)
@@ -75,7 +77,7 @@ use crate::trace::Tracer;
 ///     .timeout(Duration::from_secs(60))
 ///     .retry(Backoff::exponential(Duration::from_secs(1), Duration::from_secs(600)).jitter(0.5))
 ///     .max_retries(5)
-///     .dead_letters(DeadLetters::to(&dead))
+///     .dead_letters(DlqPolicy::new())
 ///     .on_shutdown(|| async { println!("all done") });
 /// # worker.control().stop();
 /// worker.run().await?;
@@ -95,6 +97,7 @@ pub struct Worker<T, R = (), C = (), S = NoHandler> {
     context: Context<C>,
     service: S,
     one: MailboxOptions,
+    error_reply: Option<MakeErrorReply<R>>,
     group: GroupOptions,
     /// Further mailboxes that the same workers serve.
     others: Vec<AnyMailbox>,
@@ -126,10 +129,10 @@ struct MailboxOptions {
     visibility: Duration,
     poll: Duration,
     stack: ServiceStackOptions,
-    max_retries: u32,
+    max_retries: Option<u32>,
     backoff: Backoff,
     park: Duration,
-    dead_letters: Option<DeadLetters>,
+    dead_letters: Option<DlqPolicy>,
     quarantine: Option<u32>,
     while_beating: bool,
     cancel_lost: bool,
@@ -144,6 +147,8 @@ struct GroupOptions {
     call_timeout: Duration,
     depth_every: Option<Duration>,
     has_signals: bool,
+    /// What is done meanwhile, and never ends.
+    beside: Vec<BoxFuture<'static, ()>>,
     on_shutdown: Vec<Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>>,
 }
 
@@ -167,6 +172,7 @@ impl Drop for Farewell {
 /// A mailbox and its service, whatever their types are.
 struct AnyMailbox {
     queue: Arc<dyn Queue>,
+    backend: Option<Mailboxes>,
     options: MailboxOptions,
     build: Build<Box<dyn Serve>>,
 }
@@ -183,7 +189,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             visibility: Receive::DEFAULT_VISIBILITY,
             poll: Duration::from_secs(20),
             stack: ServiceStackOptions::worker(),
-            max_retries: 3,
+            max_retries: None,
             backoff: Backoff::default(),
             park: Duration::from_secs(900),
             dead_letters: None,
@@ -199,6 +205,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             call_timeout: Duration::from_secs(10),
             depth_every: None,
             has_signals: true,
+            beside: Vec::new(),
             on_shutdown: Vec::new(),
         };
         let (producers_sender, producers) = mpsc::channel(PRODUCER_BUFFER);
@@ -223,6 +230,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             context: Context(Arc::new(())),
             service: NoHandler(()),
             one,
+            error_reply: None,
             group,
             others: Vec::new(),
             ends: Ends { shared, producers, pokes, farewell },
@@ -239,8 +247,9 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> Worker<T, R
 
     /// The same for something that others hold as well.
     pub fn context_arc<D: Send + Sync + 'static>(self, context: Arc<D>) -> Worker<T, R, D> {
-        let Self { mailbox, service, one, group, others, ends, .. } = self;
-        Worker { mailbox, context: Context(context), service, one, group, others, ends }
+        let Self { mailbox, service, one, error_reply, group, others, ends, .. } = self;
+        let context = Context(context);
+        Worker { mailbox, context, service, one, error_reply, group, others, ends }
     }
 
     /// Handles messages by a function: of the body alone, or of the body and what else it asks for. See
@@ -261,15 +270,16 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> Worker<T, R
     {
         let build =
             Box::new(move |options: &ServiceStackOptions| build_service_stack(service, options));
-        let Self { mailbox, context, one, group, others, ends, .. } = self;
-        Worker { mailbox, context, service: Ready { build }, one, group, others, ends }
+        let Self { mailbox, context, one, error_reply, group, others, ends, .. } = self;
+        let service = Ready { build };
+        Worker { mailbox, context, service, one, error_reply, group, others, ends }
     }
 
     /// Handles messages of several kinds, each by a handler of its own.
     pub fn router(self, router: Router<R, C>) -> Worker<Bytes, R, C, Ready<Bytes, R, C>> {
-        let Self { mailbox, context, service, one, group, others, ends } = self;
+        let Self { mailbox, context, service, one, error_reply, group, others, ends } = self;
         let mailbox = mailbox.with_codec(Raw);
-        Worker { mailbox, context, service, one, group, others, ends }.service(router)
+        Worker { mailbox, context, service, one, error_reply, group, others, ends }.service(router)
     }
 }
 
@@ -337,10 +347,11 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
-    /// How often a message that fails is tried again, 3 times unless said otherwise. After that it
-    /// becomes a [dead letter](Self::dead_letters), or is [parked](Self::park_for).
+    /// How often a message that fails is tried again. After that it becomes a
+    /// [dead letter](Self::dead_letters), or is [parked](Self::park_for). 3 times unless said otherwise; with
+    /// dead letters it is their [policy](DlqPolicy::max_delivery_count) that says, if this does not.
     pub fn max_retries(mut self, retries: u32) -> Self {
-        self.one.max_retries = retries;
+        self.one.max_retries = Some(retries);
         self
     }
 
@@ -353,18 +364,50 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
 
     /// Where messages go that are not to be tried again: those that have failed too often, that were
     /// rejected, or that cannot be decoded; and those that are [quarantined](Self::quarantine_after).
-    pub fn dead_letters(mut self, to: DeadLetters) -> Self {
-        self.one.dead_letters = Some(to);
+    pub fn dead_letters(mut self, policy: DlqPolicy) -> Self {
+        self.one.dead_letters = Some(policy);
         self
     }
 
-    /// After how many deliveries a message is not given to a handler once more but becomes a dead letter,
-    /// where there is a place for them: it may be one that takes the whole process down whenever it is
-    /// handled, and then no handler ever says that it failed. Ten more than it has attempts
-    /// ([`max_retries`](Self::max_retries) and the first) unless said otherwise: the queue counts all
-    /// deliveries, also those that other processes gave back when they were stopped, or parked because they
-    /// did not know the kind. Say more where that happens often. Those that this process gave back without a
-    /// failure do not count.
+    /// Answers a message that has become a dead letter, if its sender wants an answer: with what this
+    /// makes of the dead letter. Sent once the dead letter is stored, and never for a failure that is tried
+    /// again.
+    ///
+    /// ```
+    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive, SendOptions};
+    /// # use pillarbox_runtime::{DlqPolicy, Outcome, Worker};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+    /// # let backend = Mailboxes::new(MemoryBackend::new());
+    /// type Answer = Result<u64, String>;
+    ///
+    /// let sums: Mailbox<u64, Answer> = backend.mailbox("sums")?;
+    /// let answers: Mailbox<Answer> = backend.mailbox("answers")?;
+    /// sums.send_with(&1, SendOptions::new().reply_to("answers")).await?;
+    /// Worker::new(sums)
+    ///     .dead_letters(DlqPolicy::new())
+    ///     .error_reply(|letter| Err(format!("after {} attempts: {}", letter.delivery_count, letter.last_error)))
+    ///     .handler(|_: u64| async { Outcome::reject("no sums today") })
+    ///     .run_until_empty()
+    ///     .await?;
+    /// let answer = answers.receive(Receive::one()).await?.into_iter().next().unwrap();
+    /// assert_eq!(answer.body(), &Err("after 1 attempts: no sums today".to_owned()));
+    /// # Ok(()) }
+    /// ```
+    pub fn error_reply(mut self, reply: impl Fn(&DeadLetter) -> R + Send + Sync + 'static) -> Self {
+        self.error_reply = Some(Arc::new(reply));
+        self
+    }
+
+    /// After how many deliveries of which nothing was heard a message is not given to a handler once more
+    /// but becomes a dead letter, where there is a place for them: it takes the whole process down whenever
+    /// it is handled, and then no handler ever says that it failed. As many as it has attempts unless said
+    /// otherwise, which is 5 with dead letters.
+    ///
+    /// Deliveries that were given back, for whatever reason, do not count. What was in hand beside such a
+    /// message is counted with it, and so from the second time on each of them is handled alone, while
+    /// nothing else is in hand: what is innocent passes. A backend that does not count what nobody settled
+    /// ([`counts_unsettled`](pillarbox_core::Capabilities::counts_unsettled)) goes by the count of
+    /// deliveries, with room for ten more.
     pub fn quarantine_after(mut self, deliveries: u32) -> Self {
         self.one.quarantine = Some(deliveries);
         self
@@ -448,6 +491,17 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     ) -> Self {
         self.group.on_shutdown.push(Box::new(move || Box::pin(hook())));
         self
+    }
+
+    /// Does something as long as the workers run. It must not end.
+    pub(crate) fn beside(mut self, work: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.group.beside.push(Box::pin(work));
+        self
+    }
+
+    /// What the group is called.
+    pub(crate) fn group_name(&self) -> String {
+        self.group.name.clone().unwrap_or_else(|| self.mailbox.name().to_string())
     }
 
     /// Controls the workers, also before they run.
@@ -582,33 +636,46 @@ where
         Running { control, task: Some(tokio::spawn(self.work())) }
     }
 
-    async fn work(self) -> Result<StatsSnapshot> {
-        let (own, more, group, ends) = self.take_apart();
+    pub(crate) async fn work(self) -> Result<StatsSnapshot> {
+        let (own, more, mut group, ends) = self.take_apart();
         let _farewell = ends.farewell;
         let mailboxes: Vec<_> = std::iter::once(own).chain(more).collect();
         // What was asked for before the start counts: a pause, a stop, a number of workers.
         let wanted = *ends.shared.wanted.borrow();
         group.check(wanted.workers, &mailboxes)?;
+        let places = mailboxes.iter().map(AnyMailbox::places).collect::<Result<Vec<_>>>()?;
         let queues = mailboxes.iter().map(|mailbox| mailbox.queue.name().clone());
         let snapshot = StatsSnapshot::new(queues);
         let settings =
             Settings { inbox: group.inbox, results: group.results, backoff: group.backoff };
-        let sources: Vec<_> = mailboxes.iter().map(AnyMailbox::source).collect();
+        let sources: Vec<_> = mailboxes
+            .iter()
+            .zip(&places)
+            .map(|(mailbox, (rules, dead_letters))| mailbox.source(rules, !dead_letters.is_empty()))
+            .collect();
         let dispatcher = Dispatcher::new(settings, sources, wanted, Instant::now());
         let name = group.name.unwrap_or_else(|| mailboxes[0].queue.name().to_string());
+        let mut beside = std::mem::take(&mut group.beside);
         let mut routes = Vec::new();
         let mut served = Vec::new();
-        for AnyMailbox { queue, options, build } in mailboxes {
+        for (AnyMailbox { queue, options, build, .. }, (rules, dead_letters)) in
+            mailboxes.into_iter().zip(places)
+        {
             let wait =
                 queue.capabilities().max_wait.map_or(options.poll, |most| options.poll.min(most));
             served.push(Served {
                 queue: queue.name().clone(),
                 capabilities: queue.capabilities().clone(),
-                policy: options.policy(group.backoff),
+                policy: options.policy(group.backoff, rules, !dead_letters.is_empty()),
                 prototype: build(&options.stack),
             });
-            let (visibility, dead_letters) = (options.visibility, options.dead_letters);
-            routes.push(Route { queue, visibility, wait, dead_letters });
+            if let (Some(every), false) = (group.depth_every, dead_letters.is_empty()) {
+                beside.push(Box::pin(Dlq::watch_depth(dead_letters.clone(), every)));
+            }
+            if let Some(age) = options.dead_letters.as_ref().and_then(DlqPolicy::retention) {
+                beside.push(Box::pin(Dlq::keep_retention(dead_letters.clone(), age)));
+            }
+            routes.push(Route { queue, visibility: options.visibility, wait, dead_letters });
         }
         let outlet = ends.shared.outlet();
         let common = Arc::new(Common { shared: ends.shared, outlet, served });
@@ -621,7 +688,14 @@ where
         };
         let driver =
             Driver::new(settings, routes, dispatcher, common, ends.producers, ends.pokes, snapshot);
-        let ended = driver.run().await;
+        let mut beside: FuturesUnordered<_> = beside.into_iter().collect();
+        let ended = tokio::select! {
+            biased;
+            ended = driver.run() => ended,
+            () = async { while beside.next().await.is_some() {} std::future::pending().await } => {
+                unreachable!("what is pending does not end")
+            }
+        };
         for hook in group.on_shutdown {
             hook().await;
         }
@@ -629,13 +703,13 @@ where
     }
 
     fn take_apart(self) -> (AnyMailbox, Vec<AnyMailbox>, GroupOptions, Ends) {
-        let Self { mailbox, context, service, one, group, others, ends } = self;
-        let queue = mailbox.queue().clone();
+        let Self { mailbox, context, service, one, error_reply, group, others, ends } = self;
+        let (queue, backend) = (mailbox.queue().clone(), mailbox.backend().cloned());
         let build = Box::new(move |options: &ServiceStackOptions| -> Box<dyn Serve> {
             let service = (service.build)(options);
-            Box::new(Typed { mailbox: Arc::new(mailbox), context, service })
+            Box::new(Typed { mailbox: Arc::new(mailbox), context, service, error_reply })
         });
-        (AnyMailbox { queue, options: one, build }, others, group, ends)
+        (AnyMailbox { queue, backend, options: one, build }, others, group, ends)
     }
 }
 
@@ -650,10 +724,23 @@ async fn are_empty(queues: &[Arc<dyn Queue>]) -> bool {
 }
 
 impl AnyMailbox {
-    fn source(&self) -> SourceSettings {
+    /// The rules for dead letters, and where they go.
+    fn places(&self) -> Result<(Rules, Vec<Arc<dyn Queue>>)> {
+        match &self.options.dead_letters {
+            Some(policy) => policy.clone().resolve(&self.queue, self.backend.as_ref()),
+            None => Ok((Rules::default(), Vec::new())),
+        }
+    }
+
+    fn source(&self, rules: &Rules, has_dead_letters: bool) -> SourceSettings {
         let (capabilities, options) = (self.queue.capabilities(), &self.options);
-        let usual = options.max_retries.saturating_add(11);
-        let most = options.dead_letters.as_ref().map(|_| options.quarantine.unwrap_or(usual));
+        let quarantined = Failure::new(FailureKind::Quarantined, "quarantined");
+        let quarantine = Quarantine {
+            after: options.quarantine.unwrap_or_else(|| options.max_deliveries()),
+            route: has_dead_letters.then(|| rules.route_of(&quarantined)),
+            is_exact: capabilities.counts_unsettled,
+            stagger: fit_delay(STAGGER, capabilities),
+        };
         SourceSettings {
             weight: options.weight,
             visibility: options.visibility,
@@ -661,20 +748,49 @@ impl AnyMailbox {
             max_batch: capabilities.max_batch,
             while_beating: options.while_beating,
             cancel_lost: options.cancel_lost,
-            most_deliveries: most,
+            quarantine,
             park: fit_delay(options.park, capabilities),
         }
     }
 }
 
 impl MailboxOptions {
-    fn policy(&self, shed: Duration) -> Policy {
+    fn policy(&self, shed: Duration, rules: Rules, has_dead_letters: bool) -> Policy {
         Policy {
-            max_retries: self.max_retries,
+            max_deliveries: self.max_deliveries(),
             backoff: self.backoff.clone(),
             park: self.park,
             shed,
-            has_dead_letters: self.dead_letters.is_some(),
+            has_dead_letters,
+            rules,
+        }
+    }
+
+    /// After how many deliveries a message that fails is not tried again.
+    fn max_deliveries(&self) -> u32 {
+        let by_policy = self.dead_letters.as_ref().and_then(DlqPolicy::max_deliveries);
+        let by_retries = || self.max_retries.map(|retries| retries.saturating_add(1));
+        by_policy.or_else(by_retries).unwrap_or(match &self.dead_letters {
+            Some(_) => DlqPolicy::MAX_DELIVERY_COUNT,
+            None => 4,
+        })
+    }
+}
+
+impl MailboxOptions {
+    fn check_deliveries(&self, queue: &QueueName) -> Result<()> {
+        let deliveries = self.dead_letters.as_ref().and_then(DlqPolicy::max_deliveries);
+        if deliveries == Some(0) {
+            return Err(Error::invalid(Some(queue), "max_delivery_count", "0", "at least 1"));
+        }
+        match (deliveries, self.max_retries) {
+            (Some(deliveries), Some(retries)) if deliveries != retries.saturating_add(1) => {
+                let value = format!("{retries}, and max_delivery_count is {deliveries}");
+                let allowed =
+                    "one of the two, for a message is delivered once more than it is retried";
+                Err(Error::invalid(Some(queue), "max_retries", value, allowed))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -710,9 +826,7 @@ impl GroupOptions {
             at_least(name, "visibility", options.visibility, 10)?;
             at_least(name, "poll", options.poll, 100)?;
             at_least(name, "park_for", options.park, 100)?;
-            if let Some(dead) = &options.dead_letters {
-                dead.check_source(queue)?;
-            }
+            options.check_deliveries(queue.name())?;
             if options.weight == 0 {
                 return Err(Error::invalid(name, "weight", "0", "at least 1"));
             }

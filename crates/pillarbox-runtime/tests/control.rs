@@ -5,9 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use pillarbox_core::{
-    Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Receive, SendOptions,
+    Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Raw, Receive,
+    SendOptions,
 };
-use pillarbox_runtime::{Context, Event, ProducerHandle, State, Worker, WorkerId};
+use pillarbox_runtime::{
+    Context, DeadLetter, DlqPolicy, Event, ProducerHandle, State, Worker, WorkerId,
+};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -312,6 +315,7 @@ async fn options_out_of_range_are_refused_before_any_message_is_touched() {
         assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     };
+    let same: Mailbox<DeadLetter> = jobs.with_codec(pillarbox_runtime::Letters(Raw));
     for odd in [
         worker().workers(0),
         worker().inbox(usize::MAX),
@@ -320,7 +324,9 @@ async fn options_out_of_range_are_refused_before_any_message_is_touched() {
         worker().depth_every(Duration::ZERO),
         worker().quarantine_after(0),
         worker().park_for(Duration::ZERO),
-        worker().dead_letters(pillarbox_runtime::DeadLetters::to(&jobs)),
+        worker().dead_letters(DlqPolicy::to(&same)),
+        worker().dead_letters(DlqPolicy::new().max_delivery_count(0)),
+        worker().dead_letters(DlqPolicy::new().max_delivery_count(7)).max_retries(2),
         worker().stack(pillarbox_runtime::ServiceStackOptions::none().concurrency_limit(0)),
         worker().stack(pillarbox_runtime::ServiceStackOptions::none().buffer(usize::MAX)),
     ] {

@@ -8,9 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, MessageId, Raw, SendOptions};
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Context, DeadLetters, Event, Failure, FailureKind, Heartbeat,
-    Metadata, Outcome, ProducerHandle, Replies, Router, ServiceRequest, ServiceStackOptions,
-    StatsSnapshot, Worker, WorkerId,
+    Attempt, Backoff, BoxError, Context, DeadLetter, DlqPolicy, Event, Failure, FailureKind,
+    Heartbeat, Letters, Metadata, Outcome, ProducerHandle, Replies, Router, ServiceRequest,
+    ServiceStackOptions, StatsSnapshot, Worker, WorkerId,
 };
 use tokio::sync::mpsc;
 use tower::limit::RateLimitLayer;
@@ -94,13 +94,13 @@ async fn a_handler_may_ask_for_everything_there_is() {
 async fn the_verbs_do_what_they_say() {
     let backend = backend();
     let jobs: Mailbox<String> = backend.mailbox("jobs").unwrap();
-    let dead: Mailbox<String> = backend.mailbox("dead").unwrap();
+    let dead: Mailbox<DeadLetter<String>> = backend.mailbox("dead").unwrap();
     for verb in ["done", "retry", "later", "reject", "release"] {
         jobs.send_with(&verb.to_owned(), SendOptions::new().id(MessageId::from_key(verb)))
             .await
             .unwrap();
     }
-    let worker = Worker::new(jobs.clone()).dead_letters(DeadLetters::to(&dead)).handler(
+    let worker = Worker::new(jobs.clone()).dead_letters(DlqPolicy::to(&dead)).handler(
         |verb: String, Attempt(attempt): Attempt| async move {
             match &*verb {
                 "retry" if attempt == 1 => Outcome::retry().because("not yet"),
@@ -145,12 +145,11 @@ async fn the_verbs_do_what_they_say() {
 
     let letters = dead.peek(10).await.unwrap();
     assert_eq!(letters.len(), 1);
-    assert_eq!(letters[0].body.as_ref().unwrap(), "reject");
-    let attribute = |name: &str| letters[0].message.attributes.get(name).unwrap().to_owned();
-    assert_eq!(attribute("pillarbox.dead.source"), "jobs");
-    assert_eq!(attribute("pillarbox.dead.id"), MessageId::from_key("reject").to_string());
-    assert_eq!(attribute("pillarbox.dead.error"), "it makes no sense");
-    assert_eq!(attribute("pillarbox.dead.deliveries"), "1");
+    let letter = letters[0].body.as_ref().unwrap();
+    assert_eq!((&*letter.body, letter.source_mailbox.as_str()), ("reject", "jobs"));
+    assert_eq!(letter.message_id, MessageId::from_key("reject"));
+    assert_eq!((&*letter.last_error, &*letter.last_error_type), ("it makes no sense", "rejected"));
+    assert_eq!((letter.delivery_count, letter.failure), (1, FailureKind::Rejected));
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -161,12 +160,12 @@ struct OutOfLamps;
 async fn a_message_that_fails_is_retried_ever_later_and_then_dead_lettered() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
-    let dead: Mailbox<u32> = backend.mailbox("dead").unwrap();
+    let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("dead").unwrap();
     jobs.send(&7).await.unwrap();
     let start = tokio::time::Instant::now();
     let (said, mut heard) = mpsc::channel(9);
     let worker =
-        Worker::new(jobs.clone()).dead_letters(DeadLetters::to(&dead)).handler(move |_: u32| {
+        Worker::new(jobs.clone()).dead_letters(DlqPolicy::to(&dead)).handler(move |_: u32| {
             let said = said.clone();
             async move {
                 said.send(start.elapsed().as_secs()).await.unwrap();
@@ -179,11 +178,10 @@ async fn a_message_that_fails_is_retried_ever_later_and_then_dead_lettered() {
     running.stop().await.unwrap();
     let mut tried_at = Vec::new();
     heard.recv_many(&mut tried_at, 9).await;
-    assert_eq!(tried_at, [0, 60, 180, 360], "first and three retries, after 60, 120 and 180 s");
-    let letter = &dead.peek(10).await.unwrap()[0];
-    assert_eq!(letter.message.attributes.get("pillarbox.dead.error"), Some("no more lamps"));
-    let error_type = letter.message.attributes.get("pillarbox.dead.error_type").unwrap();
-    assert!(error_type.ends_with("handlers::OutOfLamps"), "{error_type}");
+    assert_eq!(tried_at, [0, 60, 180, 360, 600], "five times, 60, 120, 180 and 240 s apart");
+    let letter = dead.peek(10).await.unwrap().remove(0).body.unwrap();
+    assert_eq!((&*letter.last_error, letter.delivery_count), ("no more lamps", 5));
+    assert_eq!(letter.last_error_type, std::any::type_name::<OutOfLamps>());
     assert_eq!(jobs.approximate_count().await.unwrap(), 0);
 }
 
@@ -259,13 +257,13 @@ async fn a_handler_that_takes_too_long_has_failed() {
 async fn what_a_limit_refuses_comes_back_and_is_no_dead_letter() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
-    let dead: Mailbox<u32> = backend.mailbox("dead").unwrap();
+    let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("dead").unwrap();
     jobs.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
     let most = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
     let worker = Worker::new(jobs)
         .context(most.clone())
         .max_retries(0)
-        .dead_letters(DeadLetters::to(&dead))
+        .dead_letters(DlqPolicy::to(&dead))
         .stack(ServiceStackOptions::none().load_shed(true).concurrency_limit(1))
         .handler(|_: u32, Context(most): Context<Arc<(AtomicUsize, AtomicUsize)>>| async move {
             let now = most.0.fetch_add(1, Ordering::SeqCst) + 1;
@@ -414,10 +412,10 @@ async fn an_undecodable_body_is_dead_lettered_as_it_is() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
     let raw: Mailbox<Bytes> = jobs.with_codec(Raw);
-    let dead: Mailbox<Bytes> = backend.builder("dead").codec(Raw).open().unwrap();
+    let dead: Mailbox<DeadLetter> = backend.builder("dead").codec(Letters(Raw)).open().unwrap();
     raw.send(&Bytes::from_static(b"\xffno number")).await.unwrap();
     jobs.send(&5).await.unwrap();
-    let worker = Worker::new(jobs).dead_letters(DeadLetters::to(&dead)).handler(|_: u32| async {});
+    let worker = Worker::new(jobs).dead_letters(DlqPolicy::to(&dead)).handler(|_: u32| async {});
     let mut events = worker.control().events();
     let running = worker.start();
     let failed = events.wait_for(|event| matches!(event, Event::Failed { .. })).await.unwrap();
@@ -425,7 +423,9 @@ async fn an_undecodable_body_is_dead_lettered_as_it_is() {
     events.wait_for(|event| matches!(event, Event::DeadLettered { .. })).await.unwrap();
     running.stop().await.unwrap();
     let letters = dead.peek(10).await.unwrap();
-    assert_eq!(letters[0].body.as_ref().unwrap(), &Bytes::from_static(b"\xffno number"));
+    let letter = letters[0].body.as_ref().unwrap();
+    assert_eq!(letter.body, Bytes::from_static(b"\xffno number"));
+    assert_eq!(letter.failure, FailureKind::Undecodable);
 }
 
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -443,7 +443,7 @@ async fn a_router_gives_each_kind_to_its_handler_and_parks_the_others() {
     let backend = backend();
     let emails: Mailbox<Email> = backend.mailbox("jobs").unwrap();
     let resizes: Mailbox<Resize> = backend.mailbox("jobs").unwrap();
-    let dead: Mailbox<Bytes> = backend.builder("dead").codec(Raw).open().unwrap();
+    let dead: Mailbox<DeadLetter> = backend.builder("dead").codec(Letters(Raw)).open().unwrap();
     let kind = |kind: &str| SendOptions::new().kind(kind);
     emails.send_with(&Email { to: "ada".into() }, kind("email")).await.unwrap();
     resizes.send_with(&Resize { width: 7 }, kind("resize")).await.unwrap();
@@ -466,10 +466,8 @@ async fn a_router_gives_each_kind_to_its_handler_and_parks_the_others() {
                 },
             );
     assert_eq!(router.kinds().collect::<Vec<_>>(), ["email", "resize"]);
-    let worker = Worker::new(emails.clone())
-        .context(said)
-        .router(router)
-        .dead_letters(DeadLetters::to(&dead));
+    let worker =
+        Worker::new(emails.clone()).context(said).router(router).dead_letters(DlqPolicy::to(&dead));
     let running = worker.start();
     let stats = processed(&mut running.control().stats(), 5).await;
     running.stop().await.unwrap();
@@ -550,14 +548,14 @@ impl<'de> serde::Deserialize<'de> for Fragile {
 #[tokio::test(start_paused = true)]
 async fn a_decoder_that_panics_costs_one_message_and_no_worker() {
     let backend = backend();
-    let dead: Mailbox<Bytes> = backend.builder("dead").codec(Raw).open().unwrap();
+    let dead: Mailbox<DeadLetter> = backend.builder("dead").codec(Letters(Raw)).open().unwrap();
     let run = async |jobs: Mailbox<Fragile>, is_routed: bool| {
         for n in 0..20 {
             jobs.send_with(&Fragile(n), SendOptions::new().kind("fragile")).await.unwrap();
         }
         let worker = Worker::new(jobs)
             .max_retries(0)
-            .dead_letters(DeadLetters::to(&dead))
+            .dead_letters(DlqPolicy::to(&dead))
             .stack(ServiceStackOptions::default().buffer(8).concurrency_limit(4));
         let stats = if is_routed {
             let router = Router::new().on("fragile", |_: Fragile| async {});
@@ -596,19 +594,19 @@ async fn an_error_that_panics_when_shown_is_an_error() {
 #[tokio::test(start_paused = true)]
 async fn each_message_has_a_dead_letter_of_its_own() {
     let backend = backend();
-    let dead: Mailbox<String> = backend.mailbox("dead").unwrap();
+    let dead: Mailbox<DeadLetter<String>> = backend.mailbox("dead").unwrap();
     // The same id in two queues, and once more in the first.
     for (queue, body) in [("one", "first"), ("two", "second"), ("one", "third")] {
         let jobs: Mailbox<String> = backend.mailbox(queue).unwrap();
         let options = SendOptions::new().id(MessageId::from_key("order-7"));
         jobs.send_with(&body.to_owned(), options).await.unwrap();
         let worker = Worker::new(jobs)
-            .dead_letters(DeadLetters::to(&dead))
+            .dead_letters(DlqPolicy::to(&dead))
             .handler(|_: String| async { Outcome::reject("no") });
         worker.run_until_empty().await.unwrap();
     }
     let letters = dead.peek(10).await.unwrap();
-    let bodies: Vec<_> = letters.iter().map(|letter| letter.body.clone().unwrap()).collect();
+    let bodies: Vec<_> = letters.iter().map(|letter| letter.body.clone().unwrap().body).collect();
     assert_eq!(bodies, ["first", "second", "third"]);
 }
 
@@ -616,7 +614,7 @@ async fn each_message_has_a_dead_letter_of_its_own() {
 async fn an_unknown_kind_is_never_a_dead_letter_and_a_known_one_sends_its_like() {
     let backend = backend();
     let jobs: Mailbox<Resize> = backend.mailbox("jobs").unwrap();
-    let dead: Mailbox<Bytes> = backend.builder("dead").codec(Raw).open().unwrap();
+    let dead: Mailbox<DeadLetter> = backend.builder("dead").codec(Letters(Raw)).open().unwrap();
     let kind = |kind: &str| SendOptions::new().kind(kind);
     jobs.send_with(&Resize { width: 3 }, kind("resize")).await.unwrap();
     jobs.send_with(&Resize { width: 0 }, kind("unknown")).await.unwrap();
@@ -627,7 +625,7 @@ async fn an_unknown_kind_is_never_a_dead_letter_and_a_known_one_sends_its_like()
             }
             Ok::<_, pillarbox_core::Error>(())
         });
-    let worker = Worker::new(jobs.clone()).router(router).dead_letters(DeadLetters::to(&dead));
+    let worker = Worker::new(jobs.clone()).router(router).dead_letters(DlqPolicy::to(&dead));
     let running = worker.start();
     tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
     let stats = running.stop().await.unwrap();

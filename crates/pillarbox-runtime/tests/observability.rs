@@ -10,7 +10,7 @@ use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Receive, SendOptions,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, DeadLetters, Kinship, Outcome, ProducerHandle, ServiceStackOptions,
+    Attempt, Backoff, DeadLetter, DlqPolicy, Kinship, Outcome, ProducerHandle, ServiceStackOptions,
     TraceContext, Tracer, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
@@ -59,7 +59,7 @@ async fn everything_happens() {
     let queue = backend.queue("jobs", QueueOptions::new()).expect("a queue");
     let faulty = FaultQueue::new(queue, Faults::none(), 0);
     let jobs: Mailbox<String> = Mailbox::new(faulty.clone(), Json, NoReplies);
-    let dead: Mailbox<String> = backend.mailbox("dead").expect("a mailbox");
+    let dead: Mailbox<DeadLetter<String>> = backend.mailbox("dead").expect("a mailbox");
     for operation in [Operation::Receive, Operation::Settle] {
         faulty.next(operation, Fault::FailBefore);
     }
@@ -67,7 +67,7 @@ async fn everything_happens() {
         jobs.send(&job.to_owned()).await.expect("sent");
     }
     let worker = Worker::new(jobs.clone())
-        .dead_letters(DeadLetters::to(&dead))
+        .dead_letters(DlqPolicy::to(&dead))
         .retry(Backoff::none())
         .depth_every(Duration::from_secs(1))
         .stack(ServiceStackOptions::worker().timeout(Duration::from_secs(300)))

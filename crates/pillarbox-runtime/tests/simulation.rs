@@ -18,8 +18,8 @@ use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, Queue, QueueOptions,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Context, Control, DeadLetters, Heartbeat, Metadata, Outcome,
-    ProducerHandle, State, StatsSnapshot, Worker,
+    Attempt, Backoff, BoxError, Context, Control, DeadLetter, DlqPolicy, Heartbeat, Metadata,
+    Outcome, ProducerHandle, State, StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::setting;
 use pillarbox_testing::{FaultQueue, Faults};
@@ -294,7 +294,7 @@ fn configure(
     random: &mut StdRng,
 ) -> Worker<u32, (), Stage, pillarbox_runtime::Ready<u32, (), Stage>> {
     let mailbox: Mailbox<u32> = Mailbox::new(jobs.clone(), Json, NoReplies);
-    let letters: Mailbox<u32> = Mailbox::new(dead.clone(), Json, NoReplies);
+    let letters: Mailbox<DeadLetter<u32>> = Mailbox::new(dead.clone(), Json, NoReplies);
     let mut worker = Worker::new(mailbox)
         .context(stage.clone())
         .handler(handle)
@@ -309,7 +309,7 @@ fn configure(
         .drain_for(DRAIN)
         .call_timeout(CALL_TIMEOUT);
     if random.random() {
-        worker = worker.dead_letters(DeadLetters::to(&letters));
+        worker = worker.dead_letters(DlqPolicy::to(&letters));
     }
     if random.random() {
         worker = worker.cancel_when_lost();
@@ -356,8 +356,7 @@ async fn check_all(
     let page = dead.peek(1000, None).await.map_err(wrong)?;
     let mut buried = BTreeSet::new();
     for letter in &page.messages {
-        let of = letter.message.attributes.get("pillarbox.dead.id").unwrap_or_default();
-        let of: MessageId = of.parse().map_err(wrong)?;
+        let of = DeadLetter::read(&letter.message).map_err(|error| error.to_string())?.message_id;
         if !buried.insert(of) {
             return Err(format!("two dead letters of {of}"));
         }

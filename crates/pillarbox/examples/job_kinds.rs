@@ -69,7 +69,7 @@ async fn by_router(backend: &Mailboxes) -> pillarbox::Result<()> {
     let worker = Worker::new(emails.clone())
         .router(this_version.clone())
         .park_for(Duration::from_millis(500))
-        .dead_letters(DeadLetters::to(&dead));
+        .dead_letters(DlqPolicy::to(&dead));
     let all_four = count(worker.control().events(), 4);
     let stats = worker.run_until(all_four).await?;
     report(&stats);
@@ -120,7 +120,7 @@ async fn by_enum(backend: &Mailboxes) -> pillarbox::Result<()> {
                 Job::Resize(image) => resize(image, about).await,
             }
         })
-        .dead_letters(DeadLetters::to(&dead));
+        .dead_letters(DlqPolicy::to(&dead));
     let all_three = count(worker.control().events(), 3);
     let stats = worker.run_until(all_three).await?;
     report(&stats);

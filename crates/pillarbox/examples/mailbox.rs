@@ -73,7 +73,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .workers(4)
         .retry(Backoff::constant(Duration::from_millis(100) * factor).jitter(0.5))
         .max_retries(2)
-        .dead_letters(DeadLetters::to(&dead));
+        .dead_letters(DlqPolicy::to(&dead));
 
     // Tells how it goes, and says stop when no task is left.
     let control = worker.control();

@@ -106,7 +106,7 @@ pub mod prelude {
     };
     #[cfg(feature = "runtime")]
     pub use pillarbox_runtime::{
-        Attempt, Backoff, Context, Control, DeadLetters, Event, Heartbeat, Metadata, Outcome,
+        Attempt, Backoff, Context, Control, DlqPolicy, Event, Heartbeat, Metadata, Outcome,
         ProducerHandle, Replies, Router, Worker, WorkerId,
     };
 }

@@ -13,6 +13,10 @@ impl Dispatcher {
 
     /// How many more deliveries may be asked for.
     pub(super) fn room(&self) -> usize {
+        // A suspect is alone.
+        if self.suspects.is_any() {
+            return 0;
+        }
         let capacity = self.settings.inbox + 1;
         let active = self.seats.iter().filter(|seat| seat.is_active());
         let free: usize = active.map(|seat| capacity.saturating_sub(seat.load())).sum();

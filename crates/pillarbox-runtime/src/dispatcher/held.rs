@@ -37,6 +37,7 @@ pub(super) enum Intent {
     },
     Bury {
         failure: FailureNote,
+        route: usize,
     },
 }
 
@@ -57,9 +58,18 @@ pub(super) struct Held {
 #[derive(Debug)]
 pub(super) enum Place {
     Backlog,
-    Seated { worker: usize },
-    Burying { failure: FailureNote },
-    Settling { intent: Intent },
+    Seated {
+        worker: usize,
+    },
+    /// `tries`: how often it could not be stored.
+    Burying {
+        failure: FailureNote,
+        route: usize,
+        tries: u32,
+    },
+    Settling {
+        intent: Intent,
+    },
 }
 
 impl Held {

@@ -21,6 +21,7 @@
 //! 3. After a stop nothing is fetched, nothing is begun, and everything that is held is settled or given
 //!    up; then, and only then, it is over.
 
+mod burying;
 mod fetching;
 mod held;
 mod lane;
@@ -31,6 +32,7 @@ mod settling;
 mod source;
 mod spared;
 mod staff;
+mod suspects;
 #[cfg(test)]
 mod tests;
 
@@ -45,12 +47,14 @@ use tokio::time::Instant;
 pub(crate) use self::held::Key;
 use self::held::{Held, Intent, Place, Table};
 pub(crate) use self::protocol::{
-    Action, Assigned, Event, FailureNote, Finished, LaneKind, Note, Then, Verdict, What,
+    Action, Assigned, Burial, Event, FailureNote, Finished, LaneKind, Note, Then, Verdict, What,
 };
 use self::seats::Seat;
 use self::source::Source;
 pub(crate) use self::source::SourceSettings;
 use self::spared::Spared;
+pub(crate) use self::suspects::{Quarantine, STAGGER};
+use self::suspects::{Suspects, Suspicion};
 use crate::control::{Stop, Wanted};
 use crate::outcome::FailureKind;
 
@@ -102,10 +106,13 @@ pub(crate) struct Dispatcher {
     next_seat: usize,
     held: Table,
     spared: Spared,
+    suspects: Suspects,
     /// Deliveries that no inbox has room for.
     backlog: VecDeque<Key>,
     /// Deliveries that a limit refused, and when they are tried again.
     resting: VecDeque<(Instant, Key)>,
+    /// Dead letters that could not be stored, and when that is tried again.
+    burials: Vec<(Instant, Key)>,
     /// How far the sources have come that were asked lately: where one begins that had nothing.
     level: f64,
     /// Which source is first to be looked at.
@@ -134,8 +141,10 @@ impl Dispatcher {
             next_seat: 0,
             held: Table::default(),
             spared: Spared::default(),
+            suspects: Suspects::default(),
             backlog: VecDeque::new(),
             resting: VecDeque::new(),
+            burials: Vec::new(),
             level: 0.0,
             next_source: 0,
             is_last_call: false,
@@ -186,7 +195,7 @@ impl Dispatcher {
             Event::Returned { key, worker } => self.returned(key, worker),
             Event::Skipped { worker } => self.leave(worker),
             Event::Settled { source, lane, answer } => self.settled(source, lane, answer, now),
-            Event::Buried { key, answer } => self.buried(key, answer),
+            Event::Buried { key, answer } => self.buried(key, answer, now),
             Event::Wanted(wanted) => self.change(wanted, now),
             Event::WorkerEnded { worker } => self.worker_ended(worker),
         }
@@ -196,6 +205,8 @@ impl Dispatcher {
     pub(crate) fn plan(&mut self, now: Instant) {
         self.pass(now);
         self.renew(now);
+        self.bury_again(now);
+        self.run_suspects(now);
         self.seat_rested(now);
         self.seat_backlog();
         self.balance();
@@ -220,7 +231,9 @@ impl Dispatcher {
         let is_running = self.mode == Mode::Running;
         let of_sources = self.sources.iter().filter_map(|source| source.next_wake(is_running));
         let rested = self.resting.front().map(|(until, _)| *until);
-        of_sources.chain(ending).chain(rested).min()
+        let burials = self.burials.iter().map(|(at, _)| *at);
+        let suspects = self.suspects.next_wake();
+        of_sources.chain(ending).chain(rested).chain(burials).chain(suspects).min()
     }
 
     fn fetched(&mut self, source: usize, answer: Result<Vec<Delivery>>, now: Instant) {
@@ -246,23 +259,18 @@ impl Dispatcher {
     }
 
     fn hold(&mut self, source: usize, message: RawMessage, receipt: Receipt, now: Instant) {
-        let SourceSettings { visibility, most_deliveries, .. } = self.sources[source].settings;
-        let attempt = message.delivery_count.saturating_sub(self.spared.of(message.id));
+        let SourceSettings { visibility, quarantine, .. } = self.sources[source].settings;
+        let suspicion = quarantine.suspicion(&message, self.spared.of(message.id));
         let key = self.held.insert(Held::new(source, message, receipt, now + visibility));
         self.sources[source].renew_later(key, now, now + visibility);
         self.note(key, What::Received);
-        if self.mode.is_ending() {
-            self.settle(key, Intent::Return);
-        } else if let Some(most) = most_deliveries.filter(|most| attempt > *most) {
-            let text = format!(
-                "delivered {attempt} times, and {most} is the most: it may have ended its process"
-            );
-            let kind = FailureKind::Quarantined;
-            let failure = FailureNote { kind, type_name: kind.as_str(), text: text.into() };
-            self.note(key, What::Failed { failure: failure.clone(), then: Then::Bury });
-            self.bury(key, failure);
-        } else {
-            self.seat(key);
+        match suspicion {
+            _ if self.mode.is_ending() => self.settle(key, Intent::Return),
+            Suspicion::Proven { route } => self.quarantine(key, route),
+            Suspicion::Suspect => self.suspect(key),
+            // A suspect is to be alone.
+            Suspicion::None if self.suspects.is_any() => self.settle(key, Intent::Return),
+            Suspicion::None => self.seat(key),
         }
     }
 
@@ -322,7 +330,7 @@ impl Dispatcher {
                         self.settle(key, Intent::Park { delay, is_spared });
                     }
                     Then::Release => self.settle(key, Intent::Release { delay: Duration::ZERO }),
-                    Then::Bury => self.bury(key, failure),
+                    Then::Bury { route } => self.bury(key, failure, route),
                 }
             }
         }
@@ -341,27 +349,6 @@ impl Dispatcher {
             // The one before is still in an inbox, where it says that it was taken back.
             held.lease = Arc::default();
             self.seat(key);
-        }
-    }
-
-    fn bury(&mut self, key: Key, failure: FailureNote) {
-        let Some(held) = self.held.get_mut(key) else { return };
-        held.place = Place::Burying { failure: failure.clone() };
-        let (source, message) = (held.source, held.message.clone());
-        self.actions.push_back(Action::Bury { key, source, message, failure });
-    }
-
-    fn buried(&mut self, key: Key, answer: Result<()>) {
-        let Some(held) = self.held.get_mut(key) else { return };
-        let Place::Burying { failure } = &held.place else { return };
-        let (failure, source) = (failure.clone(), held.source);
-        match answer {
-            Ok(()) => self.settle(key, Intent::Bury { failure }),
-            // It comes back, and then it is tried again: under the same id, so there will be one.
-            Err(_) => {
-                let delay = self.sources[source].settings.park;
-                self.settle(key, Intent::Park { delay, is_spared: false });
-            }
         }
     }
 

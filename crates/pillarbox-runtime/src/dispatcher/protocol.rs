@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{Delivery, MessageId, RawMessage, Receipt, Result, SettleAction};
+use uuid::Uuid;
 
 use super::Key;
 use crate::control::Wanted;
@@ -69,7 +70,10 @@ pub(crate) enum Then {
     Park {
         delay: Duration,
     },
-    Bury,
+    /// It becomes a dead letter, in that of their places.
+    Bury {
+        route: usize,
+    },
     /// It is given back at once: its handler was cancelled.
     Release,
 }
@@ -80,6 +84,8 @@ pub(crate) struct FailureNote {
     pub(crate) kind: FailureKind,
     pub(crate) type_name: &'static str,
     pub(crate) text: Arc<str>,
+    /// What it was caused by.
+    pub(crate) causes: Arc<[Box<str>]>,
 }
 
 /// What is to be done.
@@ -94,13 +100,25 @@ pub(crate) enum Action {
     /// Settle, and answer by [`Event::Settled`].
     Settle { source: usize, lane: LaneKind, batch: Vec<(Receipt, SettleAction)> },
     /// Store a dead letter, and answer by [`Event::Buried`].
-    Bury { key: Key, source: usize, message: Arc<RawMessage>, failure: FailureNote },
+    Bury(Burial),
     /// Start a worker.
     Hire { worker: usize },
     /// Close the inbox of a worker, which then ends.
     Retire { worker: usize },
     /// All is settled or given up.
     Finish,
+}
+
+/// A dead letter that is to be stored.
+#[derive(Debug)]
+pub(crate) struct Burial {
+    pub(crate) key: Key,
+    pub(crate) source: usize,
+    pub(crate) worker: Option<usize>,
+    pub(crate) message: Arc<RawMessage>,
+    pub(crate) failure: FailureNote,
+    /// Which of the places for dead letters it goes to.
+    pub(crate) route: usize,
 }
 
 /// Calls that end leases, and calls that extend them, which must not wait for each other.
@@ -154,6 +172,8 @@ pub(crate) enum What {
     },
     DeadLettered {
         failure: FailureNote,
+        route: usize,
+        request_id: Option<Uuid>,
     },
     /// Somebody else has the message by now.
     LeaseLost,

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::held::Table;
 use super::lane::Lane;
-use super::{Key, LaneKind};
+use super::{Key, LaneKind, Quarantine};
 
 /// The longest time between two attempts to reach a queue that fails.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
@@ -28,8 +28,8 @@ pub(crate) struct SourceSettings {
     pub(crate) while_beating: bool,
     /// A handler whose lease is lost is cancelled.
     pub(crate) cancel_lost: bool,
-    /// A message that was delivered more often than this is buried before it is run.
-    pub(crate) most_deliveries: Option<u32>,
+    /// When a message is not run any more that may end the process.
+    pub(crate) quarantine: Quarantine,
     /// How long messages stay away that could not be buried.
     pub(crate) park: Duration,
 }

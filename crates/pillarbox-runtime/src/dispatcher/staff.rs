@@ -82,7 +82,8 @@ impl Dispatcher {
     /// Gives back what waits for a place.
     fn return_backlog(&mut self) {
         let resting = std::mem::take(&mut self.resting).into_iter().map(|(_, key)| key);
-        for key in std::mem::take(&mut self.backlog).into_iter().chain(resting) {
+        let waiting = std::mem::take(&mut self.backlog).into_iter();
+        for key in waiting.chain(resting).chain(self.suspects.take()) {
             if self.held.get(key).is_some_and(Held::is_waiting) {
                 self.settle(key, Intent::Return);
             }

@@ -17,7 +17,7 @@ fn settings() -> SourceSettings {
         max_batch: 1000,
         while_beating: false,
         cancel_lost: false,
-        most_deliveries: None,
+        quarantine: Quarantine { after: 5, route: None, is_exact: true, stagger: STAGGER },
         park: Duration::from_secs(900),
     }
 }
@@ -77,7 +77,7 @@ impl Bench {
                     let actions = batch.into_iter().map(|(_, action)| action).collect();
                     self.calls.push_back((source, lane, actions));
                 }
-                Action::Bury { key, .. } => self.buried.push_back(key),
+                Action::Bury(burial) => self.buried.push_back(burial.key),
                 Action::Hire { worker } => self.hired.push(worker),
                 Action::Retire { worker } => self.retired.push(worker),
                 Action::Finish => self.is_over = true,
@@ -107,15 +107,26 @@ impl Bench {
     }
 
     fn deliver_ids(&mut self, source: usize, ids: &[MessageId], attempt: u32) {
+        let unsettled: Vec<_> = ids.iter().map(|id| (*id, attempt, 0)).collect();
+        self.deliver_all(source, &unsettled);
+    }
+
+    /// Answers with messages of which so many deliveries were not settled, which are all before this one.
+    fn deliver_unsettled(&mut self, source: usize, unsettled: &[u32]) {
+        let all: Vec<_> = unsettled.iter().map(|n| (MessageId::new(), n + 1, *n)).collect();
+        self.deliver_all(source, &all);
+    }
+
+    fn deliver_all(&mut self, source: usize, all: &[(MessageId, u32, u32)]) {
         let max = self.fetches[source].take().expect("a fetch");
-        assert!(ids.len() <= max, "{} of {max}", ids.len());
-        let delivery = |id: &MessageId| {
-            let id = *id;
-            let mut message = RawMessage::new(id, "x", Timestamp::now());
-            message.delivery_count = attempt;
-            Delivery::new(message, Receipt::new(id, Nonce::random()))
+        assert!(all.len() <= max, "{} of {max}", all.len());
+        let delivery = |(id, attempt, unsettled): &(MessageId, u32, u32)| {
+            let mut message = RawMessage::new(*id, "x", Timestamp::now());
+            message.delivery_count = *attempt;
+            message.unsettled = *unsettled;
+            Delivery::new(message, Receipt::new(*id, Nonce::random()))
         };
-        let answer = Ok(ids.iter().map(delivery).collect());
+        let answer = Ok(all.iter().map(delivery).collect());
         self.event(Event::Fetched { source, answer });
     }
 
@@ -174,7 +185,12 @@ fn broken() -> Error {
 }
 
 fn failed(then: Then) -> Verdict {
-    let failure = FailureNote { kind: FailureKind::Error, type_name: "E", text: "no".into() };
+    let failure = FailureNote {
+        kind: FailureKind::Error,
+        type_name: "E",
+        text: "no".into(),
+        causes: [].into(),
+    };
     Verdict::Failed { failure, then }
 }
 
@@ -285,16 +301,29 @@ fn each_verdict_is_one_settle() {
 fn a_dead_letter_is_stored_before_the_message_is_acknowledged() {
     let mut bench = Bench::one(1, 0);
     bench.deliver(0, 1);
-    bench.finish(failed(Then::Bury));
+    bench.finish(failed(Then::Bury { route: 0 }));
     let key = bench.buried.pop_front().unwrap();
     assert!(bench.calls.is_empty());
     bench.event(Event::Buried { key, answer: Ok(()) });
     assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
     bench.answer(Ok(()));
     assert_eq!(bench.names(), ["received", "failed", "dead-lettered"]);
+}
 
+#[test]
+fn a_dead_letter_that_cannot_be_stored_is_tried_again_and_then_its_message_is_parked() {
+    let mut bench = Bench::one(1, 0);
     bench.deliver(0, 1);
-    bench.finish(failed(Then::Bury));
+    bench.finish(failed(Then::Bury { route: 0 }));
+    for tries in 0..6 {
+        let key = bench.buried.pop_front().unwrap();
+        bench.event(Event::Buried { key, answer: Err(broken()) });
+        let wait = BACKOFF * (1 << tries);
+        bench.pass(wait - Duration::from_nanos(1));
+        assert!(bench.buried.is_empty() && bench.calls.is_empty());
+        assert!(bench.dispatcher.next_wake().is_some());
+        bench.pass(Duration::from_nanos(1));
+    }
     let key = bench.buried.pop_front().unwrap();
     bench.event(Event::Buried { key, answer: Err(broken()) });
     let park = SettleAction::Nack { delay: Duration::from_secs(900) };
@@ -302,21 +331,49 @@ fn a_dead_letter_is_stored_before_the_message_is_acknowledged() {
 }
 
 #[test]
-fn a_message_that_was_delivered_too_often_is_not_run_again() {
-    let limited = SourceSettings { most_deliveries: Some(4), ..settings() };
-    let mut bench = Bench::new(1, 0, &[limited]);
-    bench.deliver_nth(0, 1, 4);
-    assert_eq!(bench.assigned.len(), 1);
+fn a_dead_letter_that_is_refused_parks_its_message_at_once_and_a_stop_gives_it_back() {
+    let refused = || Error::invalid(None, "body", "too long", "less");
+    for (answer, is_ending, delay) in
+        [(refused(), false, Duration::from_secs(900)), (broken(), true, Duration::ZERO)]
+    {
+        let mut bench = Bench::one(1, 0);
+        bench.deliver(0, 1);
+        bench.finish(failed(Then::Bury { route: 0 }));
+        if is_ending {
+            bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+        }
+        let key = bench.buried.pop_front().unwrap();
+        bench.event(Event::Buried { key, answer: Err(answer) });
+        assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay }]);
+    }
+}
+
+fn quarantining(after: u32, is_exact: bool) -> SourceSettings {
+    let quarantine = Quarantine { after, route: Some(0), is_exact, stagger: STAGGER };
+    SourceSettings { quarantine, ..settings() }
+}
+
+#[test]
+fn a_message_of_which_nothing_was_ever_heard_is_not_run_again() {
+    let mut bench = Bench::new(1, 0, &[quarantining(4, true)]);
+    bench.deliver_unsettled(0, &[3]);
+    assert_eq!((bench.assigned.len(), bench.buried.len()), (1, 0));
     bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
     bench.answer(Ok(()));
-    bench.deliver_nth(0, 1, 5);
+    bench.deliver_unsettled(0, &[4]);
     assert_eq!((bench.assigned.len(), bench.buried.len()), (0, 1));
 }
 
 #[test]
-fn what_was_given_back_without_a_failure_has_used_up_nothing() {
-    let limited = SourceSettings { most_deliveries: Some(2), ..settings() };
-    let mut bench = Bench::new(1, 0, &[limited]);
+fn a_message_that_was_given_back_however_often_is_run() {
+    let mut bench = Bench::new(1, 0, &[quarantining(4, true)]);
+    bench.deliver_nth(0, 1, 1_000);
+    assert_eq!((bench.assigned.len(), bench.buried.len()), (1, 0));
+}
+
+#[test]
+fn where_unsettled_deliveries_are_not_counted_all_are_but_those_given_back_here() {
+    let mut bench = Bench::new(1, 0, &[quarantining(2, false)]);
     let id = MessageId::new();
     for attempt in 1..=5 {
         bench.deliver_ids(0, &[id], attempt);
@@ -324,15 +381,91 @@ fn what_was_given_back_without_a_failure_has_used_up_nothing() {
         bench.finish(Verdict::Released { delay: Duration::ZERO });
         bench.answer(Ok(()));
     }
-    bench.deliver_ids(0, &[id], 7);
+    bench.deliver_ids(0, &[id], 17);
     bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
     bench.answer(Ok(()));
-    bench.deliver_ids(0, &[id], 8);
+    bench.deliver_ids(0, &[id], 18);
     assert_eq!(
         (bench.assigned.len(), bench.buried.len()),
         (0, 1),
-        "two that nobody here saw end, and one more"
+        "twelve that nobody here saw end, and one more"
     );
+}
+
+#[test]
+fn a_suspect_runs_alone_and_others_make_way() {
+    let mut bench = Bench::new(4, 1, &[quarantining(5, true)]);
+    bench.deliver(0, 2);
+    // One of these is begun, the other is not.
+    let begun = bench.assigned.pop_front().unwrap();
+    assert!(begun.1.lease.begin());
+    bench.deliver_unsettled(0, &[2, 0, 2, 3]);
+    // Whatever can go back goes back: what is not begun at once, other suspects one after the other.
+    assert_eq!(bench.fetches[0], None, "nothing is fetched beside a suspect");
+    let nack = |delay| SettleAction::Nack { delay };
+    let mut back: Vec<_> = Vec::new();
+    while let Some((source, lane, actions)) = bench.calls.pop_front() {
+        back.extend(actions.clone());
+        let answer = Ok(vec![Ok(()); actions.len()]);
+        bench.event(Event::Settled { source, lane, answer });
+    }
+    back.sort_by_key(|action| format!("{action:?}").len());
+    assert_eq!(back.iter().filter(|action| **action == nack(Duration::ZERO)).count(), 2);
+    for turn in 1..=2 {
+        assert!(back.contains(&nack(STAGGER * turn)), "{back:?}");
+    }
+    assert_eq!(bench.dispatcher.in_flight(), 2, "the one that runs and the suspect");
+    assert_eq!(bench.assigned.iter().filter(|(_, one)| one.message.unsettled > 0).count(), 0);
+    bench.assigned.clear();
+
+    // The one that runs comes to its end: now the suspect is alone.
+    let (worker, Assigned { key, source, .. }) = begun;
+    let took = Some(Duration::ZERO);
+    let verdict = Verdict::Done;
+    bench.event(Event::Finished(Finished { key, source, worker, verdict, took }));
+    assert!(bench.assigned.is_empty(), "not before it is settled");
+    bench.answer(Ok(()));
+    assert_eq!(bench.assigned.len(), 1);
+    assert_eq!((bench.assigned[0].1.message.unsettled, bench.fetches[0]), (2, None));
+    bench.finish(Verdict::Done);
+    assert_eq!(bench.fetches[0], None, "not before it is settled");
+    bench.answer(Ok(()));
+    assert!(bench.fetches[0].is_some(), "and all goes on");
+}
+
+#[test]
+fn a_suspect_waits_for_what_is_running_no_longer_than_a_lease() {
+    let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
+    bench.deliver(0, 1);
+    let (_, running) = bench.assigned.pop_front().unwrap();
+    assert!(running.lease.begin());
+    bench.deliver_unsettled(0, &[2]);
+    assert!(bench.assigned.is_empty());
+    for _ in 0..3 {
+        bench.pass(LEASE / 3);
+        while let Some((source, lane, actions)) = bench.calls.pop_front() {
+            let answer = Ok(vec![Ok(()); actions.len()]);
+            bench.event(Event::Settled { source, lane, answer });
+        }
+    }
+    assert_eq!(bench.assigned.len(), 1, "all would stand still");
+}
+
+#[test]
+fn a_stop_gives_suspects_back() {
+    let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
+    bench.deliver(0, 1);
+    let (worker, running) = bench.assigned.pop_front().unwrap();
+    assert!(running.lease.begin());
+    bench.deliver_unsettled(0, &[2]);
+    bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
+    bench.answer(Ok(()));
+    let (key, source, took) = (running.key, running.source, Some(Duration::ZERO));
+    let verdict = Verdict::Done;
+    bench.event(Event::Finished(Finished { key, source, worker, verdict, took }));
+    bench.answer(Ok(()));
+    assert!(bench.is_over);
 }
 
 #[test]
@@ -706,7 +839,7 @@ fn in_beat_mode_a_lease_is_kept_while_a_message_is_buried() {
     let beating = SourceSettings { while_beating: true, ..settings() };
     let mut bench = Bench::new(1, 0, &[beating]);
     bench.deliver(0, 1);
-    bench.finish(failed(Then::Bury));
+    bench.finish(failed(Then::Bury { route: 0 }));
     bench.pass(LEASE / 3);
     assert_eq!(bench.calls[0].2, [SettleAction::Extend { timeout: LEASE }]);
 }
@@ -849,7 +982,7 @@ fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
         4..8 if !bench.assigned.is_empty() => {
             let verdict = match random.random_range(0..6) {
                 5 => Verdict::Shed { delay: BACKOFF },
-                0 => failed(Then::Bury),
+                0 => failed(Then::Bury { route: 0 }),
                 1 => failed(Then::Retry { delay: Duration::ZERO }),
                 2 => Verdict::Released { delay: Duration::ZERO },
                 _ => Verdict::Done,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{Context, DeadLetters, Event, Heartbeat, Worker};
+use pillarbox_runtime::{Context, DlqPolicy, Event, Heartbeat, Worker};
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::place::{Place, open};
 
 pub(crate) const QUEUE: &str = "orders";
-pub(crate) const DEAD: &str = "orders-dead";
+pub(crate) const DEAD: &str = "orders-dlq";
 /// The ignored test that is the other process.
 const ROLE: &str = "employee";
 
@@ -86,9 +86,7 @@ pub(crate) fn work() {
             .visibility(terms.visibility)
             .no_timeout();
         if let Some(retries) = terms.retries {
-            let dead: Mailbox<Order> = backend.mailbox(DEAD).expect("a mailbox");
-            worker = worker.dead_letters(DeadLetters::to(&dead)).max_retries(retries);
-            worker = worker.quarantine_after(retries + 3);
+            worker = worker.dead_letters(DlqPolicy::new().max_delivery_count(retries + 1));
         }
         let worker = worker.handler(carry_out);
         let mut events = worker.control().events();

@@ -9,7 +9,7 @@ mod worker;
 
 use std::time::{Duration, Instant};
 
-use pillarbox::runtime::{Backoff, DeadLetters, Event, Events, StatsSnapshot, Worker};
+use pillarbox::runtime::{Backoff, DlqPolicy, Event, Events, StatsSnapshot, Worker};
 use pillarbox::{Mailbox, Mailboxes, SendOptions};
 use rand::Rng;
 use serde::Serialize;
@@ -98,7 +98,7 @@ async fn perform(
         .inbox(0)
         .retry(Backoff::linear(step, Duration::MAX))
         .max_retries(args.max_retries)
-        .dead_letters(DeadLetters::to(&dead))
+        .dead_letters(DlqPolicy::to(&dead))
         .depth_every(Duration::from_secs(1));
     let heard = Heard {
         events: worker.control().events(),

@@ -1,0 +1,411 @@
+//! A queue of dead letters, as those see it who look after it.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{
+    Error, Mailbox, Mailboxes, MessageId, MessageState, Peeked, Queue, QueueName, QueueOptions,
+    Receive, Result, Settle, Timestamp,
+};
+use serde::Serialize;
+
+use super::pass::{Pass, Task};
+use super::summary::Summary;
+use super::{DeadLetter, metrics};
+
+/// How many dead letters are looked at in a call.
+const PAGE: usize = 500;
+
+/// A queue of dead letters: to look into, to replay, to discard.
+///
+/// ```
+/// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+/// # use pillarbox_runtime::{Dlq, DlqPolicy, Outcome, Worker};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let backend = Mailboxes::new(MemoryBackend::new());
+/// # let orders: Mailbox<u32> = backend.mailbox("orders")?;
+/// # orders.send_batch(&[1, 2, 3]).await?.all()?;
+/// # Worker::new(orders.clone()).dead_letters(DlqPolicy::new())
+/// #     .handler(|n: u32| async move { Outcome::reject(format!("{n} is out of stock")) })
+/// #     .run_until_empty().await?;
+/// let dlq = Dlq::open(&backend, "orders-dlq")?;
+///
+/// // What is in it?
+/// let summary = dlq.summary(|_| true).await?;
+/// assert_eq!((summary.letters, summary.errors[0].count), (3, 3));
+///
+/// // After the fix: back to where they came from, but not all of them.
+/// let report = dlq.replay().matching(|letter| letter.last_error != "2 is out of stock").run().await?;
+/// assert_eq!((report.done, report.left), (2, 1));
+/// assert_eq!(orders.approximate_count().await?, 2);
+///
+/// // The rest is not worth it.
+/// assert_eq!(dlq.discard().run().await?.done, 1);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Dlq {
+    queue: Arc<dyn Queue>,
+    target: Target,
+}
+
+/// Where replayed messages go.
+#[derive(Clone)]
+pub(super) enum Target {
+    /// To where they came from, on this backend.
+    Sources(Mailboxes),
+    /// All to one queue.
+    Queue(Arc<dyn Queue>),
+    Unknown,
+}
+
+impl Target {
+    /// The queue that a message of this source goes to.
+    pub(super) fn queue(&self, source: &QueueName, dlq: &QueueName) -> Result<Arc<dyn Queue>> {
+        match self {
+            Self::Sources(backend) => backend.queue(source, QueueOptions::new()),
+            Self::Queue(queue) => Ok(queue.clone()),
+            Self::Unknown => {
+                let allowed = "a place to replay to: say replay_to(&mailbox) or sources_on(&backend), for \
+                     this mailbox was not opened on a backend where sources could be found";
+                Err(Error::invalid(Some(dlq), "replay", "no target", allowed))
+            }
+        }
+    }
+}
+
+/// A dead letter that was found in its queue.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Found {
+    /// The id of the dead letter itself, which is not that of the message in it.
+    pub id: MessageId,
+    /// The dead letter; or why it is none that can be read.
+    pub letter: std::result::Result<DeadLetter, String>,
+    /// Whether it can be replayed and discarded now: only what is ready can.
+    pub state: MessageState,
+    /// How often it was delivered itself, to consumers of dead letters.
+    pub delivery_count: u32,
+}
+
+impl Found {
+    fn new(peeked: &Peeked) -> Self {
+        Self {
+            id: peeked.message.id,
+            letter: DeadLetter::read(&peeked.message).map_err(|error| error.to_string()),
+            state: peeked.state,
+            delivery_count: peeked.message.delivery_count,
+        }
+    }
+}
+
+impl Dlq {
+    /// The dead letters in a mailbox. Messages are replayed to where they came from, on the same backend.
+    pub fn of<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
+        let target = mailbox.backend().cloned().map_or(Target::Unknown, Target::Sources);
+        Self { queue: mailbox.queue().clone(), target }
+    }
+
+    /// The dead letters in the queue of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidParameter`] where that is no name for a queue.
+    pub fn open(
+        backend: &Mailboxes,
+        name: impl TryInto<QueueName, Error: Into<Error>>,
+    ) -> Result<Self> {
+        let queue = backend.queue(name, QueueOptions::new())?;
+        Ok(Self { queue, target: Target::Sources(backend.clone()) })
+    }
+
+    /// Replays all messages to this mailbox, on whatever backend.
+    #[must_use]
+    pub fn replay_to<T: 'static, R: 'static>(mut self, mailbox: &Mailbox<T, R>) -> Self {
+        self.target = Target::Queue(mailbox.queue().clone());
+        self
+    }
+
+    /// Replays messages to where they came from, on this backend.
+    #[must_use]
+    pub fn sources_on(mut self, backend: &Mailboxes) -> Self {
+        self.target = Target::Sources(backend.clone());
+        self
+    }
+
+    /// The name of the queue.
+    pub fn name(&self) -> &QueueName {
+        self.queue.name()
+    }
+
+    pub(super) fn queue(&self) -> &Arc<dyn Queue> {
+        &self.queue
+    }
+
+    pub(super) const fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Looks at all dead letters, in every state, without delivering them, until it is told to stop. What
+    /// comes or goes meanwhile may be missed or shown.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidParameter`] where the backend cannot be looked into
+    /// ([`peek`](pillarbox_core::Capabilities::peek)), and those of [`Queue::peek`].
+    pub async fn look(&self, mut see: impl FnMut(Found) -> ControlFlow<()>) -> Result<()> {
+        let most = PAGE.min(self.queue.capabilities().max_receive);
+        let mut after = None;
+        loop {
+            let page = self.queue.peek(most, after).await?;
+            for peeked in &page.messages {
+                if see(Found::new(peeked)).is_break() {
+                    return Ok(());
+                }
+            }
+            after = page.next;
+            if after.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The dead letter of this id, or of the message of this id: the last one that came, if there are
+    /// several.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`look`](Self::look).
+    pub async fn find(&self, id: MessageId) -> Result<Option<Found>> {
+        let mut found: Option<Found> = None;
+        self.look(|one| {
+            let is_it =
+                one.id == id || one.letter.as_ref().is_ok_and(|letter| letter.message_id == id);
+            if is_it {
+                found = Some(one);
+            }
+            ControlFlow::Continue(())
+        })
+        .await?;
+        Ok(found)
+    }
+
+    /// Groups the dead letters that are meant by what went wrong.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`look`](Self::look).
+    pub async fn summary(&self, mut is_meant: impl FnMut(&DeadLetter) -> bool) -> Result<Summary> {
+        let mut summary = Summary::default();
+        self.look(|found| {
+            summary.add(&found, &mut is_meant);
+            ControlFlow::Continue(())
+        })
+        .await?;
+        summary.sort();
+        Ok(summary)
+    }
+
+    /// Sends messages back to where they came from: with the same id, body, attributes, reply address and
+    /// time of sending, and one more replay counted. Does nothing until it is [run](Pass::run).
+    pub fn replay(&self) -> Pass {
+        Pass::new(self.clone(), Task::Replay)
+    }
+
+    /// Deletes dead letters. Does nothing until it is [run](Pass::run).
+    pub fn discard(&self) -> Pass {
+        Pass::new(self.clone(), Task::Discard)
+    }
+
+    /// Deletes the dead letters that are older than this, and says how many they were. Unlike
+    /// [`discard`](Self::discard) it looks only as far as there are old ones, the oldest being the first;
+    /// those that were received since, and given back, are further behind.
+    ///
+    /// # Errors
+    ///
+    /// Those of the calls of its queue.
+    pub async fn expire(&self, age: Duration) -> Result<u64> {
+        let mut expired = 0;
+        let most = PAGE.min(self.queue.capabilities().max_receive);
+        loop {
+            let old = if self.queue.capabilities().peek {
+                let page = self.queue.peek(most, None).await?;
+                let now = Timestamp::now();
+                let is_old = |one: &&Peeked| {
+                    one.state == MessageState::Ready
+                        && DeadLetter::read(&one.message).is_ok_and(|one| one.is_older(age, now))
+                };
+                page.messages.iter().take_while(is_old).count()
+            } else {
+                most
+            };
+            let removed = if old > 0 { self.expire_some(age, old).await? } else { 0 };
+            expired += removed;
+            metrics::expired(self.name(), removed);
+            // One that is young, or not ready, is the first now.
+            if removed < old as u64 || old == 0 {
+                return Ok(expired);
+            }
+        }
+    }
+
+    async fn expire_some(&self, age: Duration, most: usize) -> Result<u64> {
+        let max = most.min(self.queue.capabilities().max_batch);
+        let deliveries = self.queue.receive(Receive::up_to(max)).await?;
+        let now = Timestamp::now();
+        let mut settles = Vec::with_capacity(deliveries.len());
+        for delivery in deliveries {
+            let letter = DeadLetter::read(&delivery.message);
+            settles.push(if letter.is_ok_and(|letter| letter.is_older(age, now)) {
+                Settle::acknowledge(delivery.receipt)
+            } else {
+                Settle::nack(delivery.receipt, Duration::ZERO)
+            });
+        }
+        let is_old: Vec<bool> = settles
+            .iter()
+            .map(|settle| matches!(settle.action, pillarbox_core::SettleAction::Acknowledge))
+            .collect();
+        let answers =
+            if settles.is_empty() { Vec::new() } else { self.queue.settle(settles).await? };
+        let expired =
+            is_old.into_iter().zip(answers).filter(|(old, answer)| *old && answer.is_ok());
+        Ok(expired.count() as u64)
+    }
+
+    /// Whether there are more dead letters than there should be, or older ones.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Queue::counts`].
+    pub async fn health(&self, limits: DlqLimits) -> Result<DlqHealth> {
+        let counts = self.queue.counts().await?;
+        let depth = counts.total();
+        metrics::depth(self.name(), depth);
+        let is_deep = depth >= limits.depth;
+        let oldest = counts.oldest_age;
+        let is_old = limits.age.zip(oldest).is_some_and(|(limit, oldest)| oldest >= limit);
+        let status = if is_deep || is_old { DlqStatus::Degraded } else { DlqStatus::Healthy };
+        Ok(DlqHealth {
+            status,
+            name: self.name().clone(),
+            depth,
+            threshold: limits.depth,
+            oldest_age_seconds: oldest.map(|age| age.as_secs_f64()),
+            age_threshold_seconds: limits.age.map(|age| age.as_secs_f64()),
+        })
+    }
+
+    /// Counts the dead letters now and then, for the gauge `dlq.queue.depth`. Never ends.
+    pub(crate) async fn watch_depth(queues: Vec<Arc<dyn Queue>>, every: Duration) {
+        let mut tick = tokio::time::interval(every);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            for queue in &queues {
+                if let Ok(counts) = queue.counts().await {
+                    metrics::depth(queue.name(), counts.total());
+                }
+            }
+        }
+    }
+
+    /// Deletes dead letters that are too old, now and then. Never ends.
+    pub(crate) async fn keep_retention(queues: Vec<Arc<dyn Queue>>, age: Duration) {
+        let every = age.min(Duration::from_secs(3600)).max(Duration::from_secs(1));
+        let mut tick = tokio::time::interval(every);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            for queue in &queues {
+                let dlq = Self { queue: queue.clone(), target: Target::Unknown };
+                match dlq.expire(age).await {
+                    Ok(0) => {}
+                    Ok(expired) => {
+                        tracing::info!(queue = %queue.name(), expired, "dead letters were too old and are deleted");
+                    }
+                    Err(error) => {
+                        tracing::warn!(queue = %queue.name(), %error, "cannot delete dead letters that are too old");
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T> DeadLetter<T> {
+    /// How long it has been a dead letter, at this moment.
+    pub fn age(&self, now: Timestamp) -> Duration {
+        now.since(self.dead_lettered_at)
+    }
+
+    pub(super) fn is_older(&self, age: Duration, now: Timestamp) -> bool {
+        self.age(now) >= age
+    }
+}
+
+/// From where on there are too many dead letters, or too old ones.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct DlqLimits {
+    /// From how many on.
+    pub depth: u64,
+    /// From which age of the next one on, if any.
+    pub age: Option<Duration>,
+}
+
+impl Default for DlqLimits {
+    fn default() -> Self {
+        Self { depth: 100, age: None }
+    }
+}
+
+impl DlqLimits {
+    /// From so many on. 100 unless said otherwise.
+    pub const fn depth(mut self, depth: u64) -> Self {
+        self.depth = depth;
+        self
+    }
+
+    /// From so old a one on.
+    pub const fn age(mut self, age: Duration) -> Self {
+        self.age = Some(age);
+        self
+    }
+}
+
+/// How a queue of dead letters is. Written as JSON for a health probe.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DlqHealth {
+    /// Whether there are too many, or too old ones.
+    pub status: DlqStatus,
+    /// The name of the queue.
+    pub name: QueueName,
+    /// How many dead letters it holds.
+    pub depth: u64,
+    /// From how many on it is degraded.
+    pub threshold: u64,
+    /// How old the next one is.
+    pub oldest_age_seconds: Option<f64>,
+    /// From which age on it is degraded.
+    pub age_threshold_seconds: Option<f64>,
+}
+
+/// Whether all is well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DlqStatus {
+    /// There are few dead letters, and young ones.
+    Healthy,
+    /// Somebody should look.
+    Degraded,
+}
+
+impl fmt::Debug for Dlq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Dlq").field(self.name()).finish()
+    }
+}

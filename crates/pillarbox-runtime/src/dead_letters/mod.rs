@@ -1,0 +1,28 @@
+//! Messages that are not tried again: when, where they go, and what becomes of them.
+//!
+//! | to find | look at |
+//! |---|---|
+//! | when a failed message becomes a dead letter, and where it goes | [`DlqPolicy`] (`policy.rs`) |
+//! | what is known of an error | `class.rs` |
+//! | what is stored | [`DeadLetter`] (`letter.rs`) |
+//! | looking, replaying, discarding, counting, health | [`Dlq`] (`dlq.rs`, `pass.rs`, `summary.rs`) |
+//! | a program that handles dead letters | [`DlqConsumer`] (`consumer.rs`) |
+
+mod class;
+mod consumer;
+mod dlq;
+mod letter;
+mod metrics;
+mod pass;
+mod policy;
+mod summary;
+
+pub use class::ErrorClass;
+pub use consumer::{DlqAction, DlqConsumer, IntoDlqAction};
+pub use dlq::{Dlq, DlqHealth, DlqLimits, DlqStatus, Found};
+pub(crate) use letter::request_id;
+pub use letter::{DeadLetter, Letters};
+pub use pass::{Pass, PassFailed, Report};
+pub(crate) use policy::Rules;
+pub use policy::{Decide, Decision, DlqPolicy, FailedDelivery};
+pub use summary::{ErrorGroup, Summary};

@@ -1,0 +1,484 @@
+//! One way through a queue of dead letters: replaying or discarding those that are meant.
+//!
+//! A queue can only be received from at its head. So all dead letters that are ready are received; those
+//! that are not meant are kept under their leases, with nothing but their receipts in memory, and are given
+//! back in their order at the end. Whatever ends in between, their leases end by themselves.
+//!
+//! A message is replayed by sending it, and then acknowledging its dead letter. If all ends in between, it
+//! is sent again by the next pass, under the same id: as long as the queue still holds it, nothing is
+//! stored.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{
+    Delivery, Error, MessageId, Outgoing, Queue, QueueName, Receipt, Receive, Result, Settle,
+    Timestamp,
+};
+use tokio::time::Instant;
+
+use super::{DeadLetter, Dlq, metrics};
+use crate::answers::each;
+
+/// How many are received in a call.
+const BATCH: usize = 500;
+/// What the bodies that are received in a call should come to.
+const BATCH_BYTES: usize = 4 << 20;
+/// How long dead letters are kept from others while a pass looks at them; extended as needed.
+const LEASE: Duration = Duration::from_secs(300);
+/// How many receipts are kept at most. With more, those that are not meant go back earlier, behind all
+/// others, and the pass ends when it has seen as many as there were.
+const MOST_HELD: usize = 500_000;
+/// How often nothing has to come from a backend whose counts lag, until nothing is left.
+const LAGGING_LOOKS: u32 = 4;
+/// Of how many that could not be replayed it is told why.
+const REASONS: usize = 10;
+
+/// What is done with the dead letters that are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    Replay,
+    Discard,
+}
+
+/// A way through a queue of dead letters. Made by [`Dlq::replay`] and [`Dlq::discard`].
+///
+/// It may be killed at any moment and run again, and several may run at a time: nothing is lost. A message
+/// that was replayed just before, and whose dead letter was not yet acknowledged, is replayed again under
+/// the same id; if it is still in its queue, that changes nothing.
+#[must_use = "a pass does nothing until it is run"]
+pub struct Pass {
+    dlq: Dlq,
+    task: Task,
+    is_meant: Box<dyn FnMut(&DeadLetter) -> bool + Send>,
+    max: Option<u64>,
+    /// The time between two of them.
+    interval: Option<Duration>,
+    max_replays: u32,
+    progress: Box<dyn FnMut(&Report) + Send>,
+}
+
+/// What a pass has done.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// How many were replayed, or discarded.
+    pub done: u64,
+    /// How many were looked at and left, for they were not meant.
+    pub left: u64,
+    /// How many were left because they were replayed too often before.
+    pub exhausted: u64,
+    /// How many could not be read, and were left.
+    pub unreadable: u64,
+    /// How many their queue did not take, and were left.
+    pub refused: u64,
+    /// Why, of the first few.
+    pub reasons: Vec<Error>,
+    /// How many were replayed and not acknowledged, for their leases had ended: they are still there, and
+    /// are replayed again by the next pass.
+    pub unacknowledged: u64,
+    /// How many were not looked at, for they were in flight or delayed when it began: others have them, or
+    /// keep them.
+    pub unseen: u64,
+}
+
+/// A pass that could not come to its end.
+#[derive(Debug, thiserror::Error)]
+#[error("{error} (after {} were done)", report.done)]
+#[non_exhaustive]
+pub struct PassFailed {
+    /// What it has done until then.
+    pub report: Report,
+    /// Why it ended.
+    #[source]
+    pub error: Error,
+}
+
+impl From<PassFailed> for Error {
+    fn from(failed: PassFailed) -> Self {
+        failed.error
+    }
+}
+
+impl Pass {
+    pub(super) fn new(dlq: Dlq, task: Task) -> Self {
+        Self {
+            dlq,
+            task,
+            is_meant: Box::new(|_| true),
+            max: None,
+            interval: None,
+            max_replays: DEFAULT_MAX_REPLAYS,
+            progress: Box::new(|_| {}),
+        }
+    }
+
+    /// Which dead letters are meant. All unless said otherwise; said twice, both must agree.
+    pub fn matching(
+        mut self,
+        mut is_meant: impl FnMut(&DeadLetter) -> bool + Send + 'static,
+    ) -> Self {
+        let mut before = self.is_meant;
+        self.is_meant = Box::new(move |letter| before(letter) && is_meant(letter));
+        self
+    }
+
+    /// Those that became dead letters at least so long ago.
+    pub fn older_than(self, age: Duration) -> Self {
+        self.matching(move |letter| letter.is_older(age, Timestamp::now()))
+    }
+
+    /// The most to be replayed or discarded.
+    pub fn max(mut self, letters: u64) -> Self {
+        self.max = Some(letters);
+        self
+    }
+
+    /// No more than so many in so long, evenly: what comes back must not be too much at once.
+    pub fn rate(mut self, letters: u32, per: Duration) -> Self {
+        self.interval = Some(per / letters.max(1));
+        self
+    }
+
+    /// Leaves messages that were replayed so often before: what fails each time is not to go round for
+    /// ever. 3 unless said otherwise.
+    pub fn max_replays(mut self, replays: u32) -> Self {
+        self.max_replays = replays;
+        self
+    }
+
+    /// Calls this after each batch.
+    pub fn progress(mut self, progress: impl FnMut(&Report) + Send + 'static) -> Self {
+        self.progress = Box::new(progress);
+        self
+    }
+
+    /// Goes through all that are ready, and says what it has done.
+    ///
+    /// # Errors
+    ///
+    /// Where a queue does not answer, or something is wrong with what was asked for. What was done until
+    /// then is told, and what is left can be done by another pass.
+    pub async fn run(self) -> std::result::Result<Report, PassFailed> {
+        self.run_until(std::future::pending()).await
+    }
+
+    /// The same, until `stop` comes, which ends it in good order.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`run`](Self::run).
+    pub async fn run_until(
+        self,
+        stop: impl Future<Output = ()>,
+    ) -> std::result::Result<Report, PassFailed> {
+        let queue = self.dlq.queue().clone();
+        let mut walk =
+            Walk { held: Held::new(queue.clone()), report: Report::default(), pass: self };
+        let ended = {
+            let mut stop = std::pin::pin!(stop);
+            walk.run(stop.as_mut()).await
+        };
+        let given_back = walk.held.give_back().await;
+        let report = walk.report;
+        match ended.and(given_back) {
+            Ok(()) => Ok(report),
+            Err(error) => Err(PassFailed { report, error }),
+        }
+    }
+}
+
+/// How often a message is replayed at most, unless it is said otherwise.
+pub(super) const DEFAULT_MAX_REPLAYS: u32 = 3;
+
+impl fmt::Debug for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pass")
+            .field("dlq", &self.dlq)
+            .field("task", &self.task)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A pass under way.
+struct Walk {
+    pass: Pass,
+    held: Held,
+    report: Report,
+}
+
+impl Walk {
+    async fn run(&mut self, mut stop: std::pin::Pin<&mut impl Future<Output = ()>>) -> Result<()> {
+        let queue = self.pass.dlq.queue().clone();
+        let capabilities = queue.capabilities().clone();
+        let before = queue.counts().await?;
+        self.report.unseen = before.in_flight + before.delayed;
+        let patience =
+            if capabilities.exact_counts { Duration::ZERO } else { Duration::from_secs(1) };
+        let looks = if capabilities.exact_counts { 1 } else { LAGGING_LOOKS };
+        let most = BATCH.min(capabilities.max_receive).min(capabilities.max_batch);
+        let (mut next, mut seen, mut empty) = (most.min(16), 0, 0);
+        let mut may_begin = Instant::now();
+        while empty < looks && !self.is_enough() && !(self.held.is_windowed && seen >= before.ready)
+        {
+            let request = Receive::up_to(self.batch(next)).visibility(LEASE).wait(patience);
+            let held = &mut self.held;
+            let receive = async {
+                held.keep_until(may_begin).await?;
+                queue.receive(request).await
+            };
+            let deliveries = tokio::select! {
+                biased;
+                () = stop.as_mut() => return Ok(()),
+                deliveries = receive => deliveries?,
+            };
+            if deliveries.is_empty() {
+                empty += 1;
+                continue;
+            }
+            empty = 0;
+            seen += deliveries.len() as u64;
+            let bytes: usize = deliveries.iter().map(|one| one.message.body.len()).sum();
+            next = (BATCH_BYTES / (bytes / deliveries.len()).max(1)).clamp(1, most.min(next * 4));
+            let done = self.report.done;
+            self.take(deliveries).await?;
+            if let Some(interval) = self.pass.interval {
+                let done = u32::try_from(self.report.done - done).unwrap_or(u32::MAX);
+                may_begin = may_begin.max(Instant::now()) + interval.saturating_mul(done);
+            }
+            (self.pass.progress)(&self.report);
+        }
+        Ok(())
+    }
+
+    fn is_enough(&self) -> bool {
+        let taken = self.report.done + self.report.unacknowledged;
+        self.pass.max.is_some_and(|max| taken >= max)
+    }
+
+    /// How many to receive next. At a given rate, what a tenth of a second takes.
+    fn batch(&self, next: usize) -> usize {
+        let in_time = self.pass.interval.map_or(usize::MAX, |interval| {
+            let tenth = Duration::from_millis(100).as_nanos() / interval.as_nanos().max(1);
+            usize::try_from(tenth).unwrap_or(usize::MAX).max(1)
+        });
+        // No more than are still wanted, if all of them are meant.
+        let taken = self.report.done + self.report.unacknowledged;
+        let wanted = self.pass.max.map_or(u64::MAX, |max| max.saturating_sub(taken));
+        next.min(in_time).min(usize::try_from(wanted).unwrap_or(usize::MAX)).max(1)
+    }
+
+    /// Does with a batch what is to be done.
+    async fn take(&mut self, deliveries: Vec<Delivery>) -> Result<()> {
+        let mut meant = Vec::with_capacity(deliveries.len());
+        for Delivery { message, receipt, .. } in deliveries {
+            match DeadLetter::read(&message) {
+                Err(_) => self.report.unreadable += 1,
+                Ok(letter) if !(self.pass.is_meant)(&letter) => self.report.left += 1,
+                Ok(letter)
+                    if self.pass.task == Task::Replay
+                        && letter.replay_count >= self.pass.max_replays =>
+                {
+                    self.report.exhausted += 1;
+                }
+                Ok(letter) => {
+                    meant.push((letter, receipt));
+                    continue;
+                }
+            }
+            self.held.push(receipt);
+        }
+        match self.pass.task {
+            Task::Discard => self.acknowledge(meant).await?,
+            Task::Replay => self.replay(meant).await?,
+        }
+        if self.held.len() >= MOST_HELD {
+            self.held.is_windowed = true;
+            self.held.give_back().await?;
+        }
+        Ok(())
+    }
+
+    /// Sends messages to their queues, and acknowledges the dead letters of those that were stored.
+    async fn replay(&mut self, meant: Vec<(DeadLetter, Receipt)>) -> Result<()> {
+        let mut meant: VecDeque<_> = meant.into();
+        while let Some((first, _)) = meant.front() {
+            let target = self.pass.dlq.target().queue(&first.source_mailbox, self.pass.dlq.name());
+            let target = match target {
+                Ok(target) => target,
+                Err(error) => {
+                    self.hold_all(meant);
+                    return Err(error);
+                }
+            };
+            // In their order, as far as they go to one queue.
+            let source = first.source_mailbox.clone();
+            let most = target.capabilities().max_batch;
+            let same = meant.iter().take(most).take_while(|(one, _)| one.source_mailbox == source);
+            let some: Vec<_> = meant.drain(..same.count()).collect();
+            if let Err(error) = self.replay_some(&target, some).await {
+                self.hold_all(meant);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    async fn replay_some(
+        &mut self,
+        target: &Arc<dyn Queue>,
+        some: Vec<(DeadLetter, Receipt)>,
+    ) -> Result<()> {
+        let now = Timestamp::now();
+        let messages: Vec<Outgoing> = some.iter().map(|(letter, _)| letter.replay(now)).collect();
+        let count = messages.len();
+        let answers = each(target.send(messages).await, count, Some(target.name()), "send");
+        let mut stored = Vec::with_capacity(count);
+        let mut failed = None;
+        for ((letter, receipt), answer) in some.into_iter().zip(answers) {
+            match answer {
+                Ok(_) => stored.push((letter, receipt)),
+                Err(error) => {
+                    self.held.push(receipt);
+                    if matches!(error, Error::InvalidParameter { .. }) {
+                        self.report.refused += 1;
+                        if self.report.reasons.len() < REASONS {
+                            self.report.reasons.push(error);
+                        }
+                    } else {
+                        failed = Some(error);
+                    }
+                }
+            }
+        }
+        self.acknowledge(stored).await?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn acknowledge(&mut self, some: Vec<(DeadLetter, Receipt)>) -> Result<()> {
+        if some.is_empty() {
+            return Ok(());
+        }
+        let queue = self.pass.dlq.queue().clone();
+        let (letters, settles): (Vec<_>, Vec<_>) = some
+            .into_iter()
+            .map(|(letter, receipt)| (letter, Settle::acknowledge(receipt)))
+            .unzip();
+        let mut failed = None;
+        let answers =
+            each(queue.settle(settles).await, letters.len(), Some(queue.name()), "settle");
+        for (letter, answer) in letters.into_iter().zip(answers) {
+            match answer {
+                Ok(()) => {
+                    self.report.done += 1;
+                    self.pass.task.tell(queue.name(), &letter);
+                }
+                Err(error) => {
+                    if self.pass.task == Task::Replay {
+                        self.report.unacknowledged += 1;
+                    }
+                    if !matches!(error, Error::ReceiptHandleExpired { .. }) {
+                        failed = Some(error);
+                    }
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn hold_all(&mut self, some: VecDeque<(DeadLetter, Receipt)>) {
+        some.into_iter().for_each(|(_, receipt)| self.held.push(receipt));
+    }
+}
+
+impl Task {
+    fn tell(self, queue: &QueueName, letter: &DeadLetter) {
+        let action = match self {
+            Self::Replay => {
+                metrics::replayed(queue);
+                "replay"
+            }
+            Self::Discard => {
+                metrics::discarded(queue);
+                "discard"
+            }
+        };
+        tell(queue, letter.message_id, letter.request_id, letter.age(Timestamp::now()), action);
+    }
+}
+
+/// Says what was done with a dead letter.
+pub(super) fn tell(
+    queue: &QueueName,
+    message_id: MessageId,
+    request_id: Option<uuid::Uuid>,
+    age: Duration,
+    action: &'static str,
+) {
+    metrics::age(queue, age);
+    tracing::info!(
+        %queue,
+        %message_id,
+        request_id = request_id.map(tracing::field::display),
+        age_seconds = age.as_secs_f64(),
+        action,
+        "processing a dead letter"
+    );
+}
+
+/// Dead letters that were received and are not meant.
+struct Held {
+    queue: Arc<dyn Queue>,
+    /// In their order.
+    receipts: VecDeque<Receipt>,
+    /// When the leases of all are extended.
+    extend_at: Instant,
+    /// Some went back before the end.
+    is_windowed: bool,
+}
+
+impl Held {
+    fn new(queue: Arc<dyn Queue>) -> Self {
+        let extend_at = Instant::now() + LEASE / 2;
+        Self { queue, receipts: VecDeque::new(), extend_at, is_windowed: false }
+    }
+
+    fn len(&self) -> usize {
+        self.receipts.len()
+    }
+
+    fn push(&mut self, receipt: Receipt) {
+        self.receipts.push_back(receipt);
+    }
+
+    /// Waits until then, and extends leases meanwhile, so that none ends: each was begun, or extended, less
+    /// than half of its time ago.
+    async fn keep_until(&mut self, then: Instant) -> Result<()> {
+        loop {
+            tokio::time::sleep_until(then.min(self.extend_at)).await;
+            if Instant::now() < self.extend_at {
+                return Ok(());
+            }
+            self.extend_at = Instant::now() + LEASE / 2;
+            let receipts: Vec<&Receipt> = self.receipts.iter().collect();
+            for some in receipts.chunks(self.queue.capabilities().max_batch) {
+                let settles = some.iter().map(|receipt| Settle::extend((*receipt).clone(), LEASE));
+                // One that is lost comes again, and is looked at again.
+                self.queue.settle(settles.collect()).await?;
+            }
+        }
+    }
+
+    /// Gives all back, in their order.
+    async fn give_back(&mut self) -> Result<()> {
+        let most = self.queue.capabilities().max_batch;
+        while !self.receipts.is_empty() {
+            let some = self.receipts.drain(..most.min(self.receipts.len()));
+            let settles = some.map(|receipt| Settle::nack(receipt, Duration::ZERO));
+            self.queue.settle(settles.collect()).await?;
+        }
+        Ok(())
+    }
+}
