@@ -52,7 +52,6 @@ async fn main() -> pillarbox::Result<()> {
 
 async fn by_router(backend: &Mailboxes) -> pillarbox::Result<()> {
     println!("A router:");
-    let dead: Mailbox<Resize> = backend.mailbox("jobs-dead")?;
     // The same mailbox, once for each type of body.
     let emails: Mailbox<Email> = backend.mailbox("jobs")?;
     let images: Mailbox<Resize> = backend.mailbox("jobs")?;
@@ -69,7 +68,7 @@ async fn by_router(backend: &Mailboxes) -> pillarbox::Result<()> {
     let worker = Worker::new(emails.clone())
         .router(this_version.clone())
         .park_for(Duration::from_millis(500))
-        .dead_letters(DlqPolicy::to(&dead));
+        .dead_letters(DlqPolicy::new());
     let all_four = count(worker.control().events(), 4);
     let stats = worker.run_until(all_four).await?;
     report(&stats);
@@ -105,7 +104,7 @@ async fn by_enum(backend: &Mailboxes) -> pillarbox::Result<()> {
     println!("An enum:");
     let jobs: Mailbox<Job> = backend.mailbox("tagged")?;
     let newer: Mailbox<NewerJob> = backend.mailbox("tagged")?;
-    let dead: Mailbox<NewerJob> = backend.mailbox("tagged-dead")?;
+    let dead: Mailbox<DeadLetter<NewerJob>> = backend.mailbox("tagged-dlq")?;
     jobs.send(&Job::Email(Email { to: "alan@example.org".to_owned() })).await?;
     jobs.send(&Job::Resize(Resize { image: "owl.png".to_owned(), width: 320 })).await?;
     newer.send(&NewerJob::Fax(Fax { number: "555-0199".to_owned() })).await?;
@@ -120,16 +119,16 @@ async fn by_enum(backend: &Mailboxes) -> pillarbox::Result<()> {
                 Job::Resize(image) => resize(image, about).await,
             }
         })
-        .dead_letters(DlqPolicy::to(&dead));
+        .dead_letters(DlqPolicy::new());
     let all_three = count(worker.control().events(), 3);
     let stats = worker.run_until(all_three).await?;
     report(&stats);
     assert_eq!((stats.succeeded, stats.dead_lettered, stats.parked), (2, 1, 0));
 
     for letter in dead.receive(Receive::one()).await? {
-        let why = letter.attributes().get("pillarbox.dead.error").unwrap_or_default();
-        println!("  dead letter: {:?}: {why}", letter.body());
-        assert!(matches!(letter.body(), NewerJob::Fax(_)) && why.contains("fax"), "{why}");
+        let DeadLetter { body, last_error, .. } = letter.body();
+        println!("  dead letter: {body:?}: {last_error}");
+        assert!(matches!(body, NewerJob::Fax(_)) && last_error.contains("fax"), "{last_error}");
         letter.acknowledge().await?;
     }
     Ok(())

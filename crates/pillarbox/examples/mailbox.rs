@@ -63,7 +63,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = directory.path().join("tasks.db");
     let backend = pillarbox::open(&format!("sqlite:{}", file.display())).await?;
     let tasks: Mailbox<Task> = backend.mailbox("tasks")?;
-    let dead: Mailbox<Task> = backend.mailbox("tasks-dead")?;
+    let dead: Mailbox<DeadLetter<Task>> = backend.mailbox("tasks-dlq")?;
     let all: Vec<_> = (1..=TASKS).map(|number| Task { number }).collect();
     tasks.send_batch(&all).await?.all()?;
 
@@ -73,7 +73,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .workers(4)
         .retry(Backoff::constant(Duration::from_millis(100) * factor).jitter(0.5))
         .max_retries(2)
-        .dead_letters(DlqPolicy::to(&dead));
+        .dead_letters(DlqPolicy::new());
 
     // Tells how it goes, and says stop when no task is left.
     let control = worker.control();
@@ -107,13 +107,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("elapsed        {:.1} s", start.elapsed().as_secs_f64());
 
     for letter in dead.receive(Receive::up_to(10)).await? {
-        let why = |name| letter.attributes().get(name).unwrap_or("nobody knows");
+        let DeadLetter { body, delivery_count, last_error, last_error_type, .. } = letter.body();
         println!(
-            "dead letter    task {} after {} deliveries: {} ({})",
-            letter.body().number,
-            why("pillarbox.dead.deliveries"),
-            why("pillarbox.dead.error"),
-            why("pillarbox.dead.error_type"),
+            "dead letter    task {} after {delivery_count} deliveries: {last_error} ({last_error_type})",
+            body.number,
         );
     }
 

@@ -116,7 +116,6 @@ impl Drop for Down {
 async fn main() -> pillarbox::Result<()> {
     let backend = pillarbox::open("memory:").await?;
     let jobs: Mailbox<u32> = backend.mailbox("jobs")?;
-    let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("jobs-dead")?;
     jobs.send_batch(&Vec::from_iter(1..=JOBS)).await?.all()?;
 
     let (gauge, stopwatch) = (Gauge::default(), StopwatchLayer::default());
@@ -128,7 +127,7 @@ async fn main() -> pillarbox::Result<()> {
         .layer(stopwatch.clone())
         .layer(RateLimitLayer::new(10, Duration::from_millis(200)))
         .max_retries(0)
-        .dead_letters(DlqPolicy::to(&dead));
+        .dead_letters(DlqPolicy::new());
 
     let start = Instant::now();
     let mut stats = worker.control().stats();

@@ -106,7 +106,7 @@ pub mod prelude {
     };
     #[cfg(feature = "runtime")]
     pub use pillarbox_runtime::{
-        Attempt, Backoff, Context, Control, DlqPolicy, Event, Heartbeat, Metadata, Outcome,
-        ProducerHandle, Replies, Router, Worker, WorkerId,
+        Attempt, Backoff, Context, Control, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy,
+        Event, Heartbeat, Metadata, Outcome, ProducerHandle, Replies, Router, Worker, WorkerId,
     };
 }

@@ -1,0 +1,510 @@
+//! Dead letters: when there are any, where they go, and what becomes of them.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use pillarbox_core::{
+    Error, Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, Raw,
+    Receive, SendOptions, Timestamp,
+};
+use pillarbox_runtime::{
+    Backoff, BoxError, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer, DlqLimits, DlqPolicy,
+    DlqStatus, Event, FailedDelivery, FailureKind, Letters, Outcome, Runnable, Worker,
+};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn backend() -> Mailboxes {
+    Mailboxes::new(MemoryBackend::new())
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("order {0} is invalid")]
+struct Invalid(u32);
+#[derive(Debug, thiserror::Error)]
+#[error("too many requests")]
+struct Limited;
+#[derive(Debug, thiserror::Error)]
+#[error("cannot charge")]
+struct Charge(#[source] io::Error);
+
+/// The letters in a mailbox.
+async fn letters<T: 'static>(mailbox: &Mailbox<DeadLetter<T>>) -> Vec<DeadLetter<T>> {
+    let letters = mailbox.peek(1000).await.expect("dead letters");
+    letters.into_iter().map(|letter| letter.body.expect("a dead letter")).collect()
+}
+
+/// A queue with the dead letters of these orders, each because it is not wanted.
+async fn graveyard(backend: &Mailboxes, orders: &[u32]) -> Mailbox<DeadLetter<u32>> {
+    let jobs: Mailbox<u32> = backend.mailbox("orders").expect("a mailbox");
+    jobs.send_batch(orders).await.expect("sent").all().expect("sent");
+    Worker::new(jobs)
+        .dead_letters(DlqPolicy::new())
+        .handler(|order: u32| async move { Outcome::reject(format!("{order} is not wanted")) })
+        .run_until_empty()
+        .await
+        .expect("all is done");
+    backend.mailbox("orders-dlq").expect("a mailbox")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_letter_has_all_that_is_known() {
+    let backend = backend();
+    let jobs: Mailbox<serde_json::Value> = backend.mailbox("orders").unwrap();
+    let request = "0193b1f4-0000-7000-8000-000000000000";
+    let options = SendOptions::new()
+        .reply_to("clients")
+        .attribute("tenant", "acme")
+        .attribute("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    let body = serde_json::json!({"request_id": request, "amount": 7});
+    let id = jobs.send_with(&body, options).await.unwrap();
+    let before = Timestamp::now();
+    Worker::new(jobs)
+        .name("tills")
+        .retry(Backoff::none())
+        .dead_letters(DlqPolicy::new().max_delivery_count(3))
+        .handler(|_: serde_json::Value| async {
+            Err::<(), _>(Charge(io::Error::new(io::ErrorKind::TimedOut, "the bank is silent")))
+        })
+        .run_until_empty()
+        .await
+        .unwrap();
+    let dead: Mailbox<DeadLetter<serde_json::Value>> = backend.mailbox("orders-dlq").unwrap();
+    let letter = letters(&dead).await.remove(0);
+    assert_eq!((letter.message_id, &letter.body), (id, &body));
+    assert_eq!((letter.source_mailbox.as_str(), letter.delivery_count), ("orders", 3));
+    assert_eq!(letter.last_error, "cannot charge");
+    assert_eq!(letter.last_error_type, std::any::type_name::<Charge>());
+    assert_eq!(
+        (letter.failure, &letter.error_chain[..]),
+        (FailureKind::Error, &["the bank is silent".to_owned()][..])
+    );
+    assert!(
+        letter.dead_lettered_at >= before && letter.first_received_at <= letter.dead_lettered_at
+    );
+    assert_eq!(letter.request_id.map(|id| id.to_string()).as_deref(), Some(request));
+    assert_eq!(letter.reply_to.as_deref(), Some("clients"));
+    assert_eq!(letter.trace_id.as_deref(), Some("0af7651916cd43dd8448eb211c80319c"));
+    assert_eq!((letter.attributes.get("tenant"), letter.replay_count), (Some("acme"), 0));
+    assert!(letter.worker.starts_with("tills/"), "{}", letter.worker);
+    assert!(letter.worker.ends_with(&format!(":{}", std::process::id())), "{}", letter.worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_decide_by_their_type_and_go_to_places_of_their_own() {
+    let (here, elsewhere) = (backend(), backend());
+    let jobs: Mailbox<u32> = here.mailbox("orders").unwrap();
+    let dead: Mailbox<DeadLetter<u32>> = here.mailbox("orders-dlq").unwrap();
+    let invalid: Mailbox<DeadLetter<u32>> = elsewhere.mailbox("invalid").unwrap();
+    let panics: Mailbox<DeadLetter<u32>> = here.mailbox("panics").unwrap();
+    jobs.send_batch(&[0, 1, 2, 3]).await.unwrap().all().unwrap();
+    let limited = Arc::new(AtomicU32::new(0));
+    let count = limited.clone();
+    let policy = DlqPolicy::to(&dead)
+        .max_delivery_count(2)
+        .include::<Invalid>()
+        .exclude::<Limited>()
+        .route::<Invalid>(&invalid)
+        .route_kind(FailureKind::Panic, &panics);
+    let worker = Worker::new(jobs.clone()).retry(Backoff::none()).dead_letters(policy).handler(
+        move |order: u32| {
+            let count = count.clone();
+            async move {
+                match order {
+                    0 => Err::<(), BoxError>(Box::new(Invalid(order))),
+                    1 if count.fetch_add(1, Ordering::SeqCst) < 50 => Err(Limited.into()),
+                    1 => Ok(()),
+                    2 => panic!("out of order"),
+                    _ => Err("some other".into()),
+                }
+            }
+        },
+    );
+    let mut events = worker.control().events();
+    let stats = worker.run_until_empty().await.unwrap();
+    assert_eq!((stats.succeeded, stats.dead_lettered), (1, 3));
+    assert_eq!(limited.load(Ordering::SeqCst), 51, "excluded errors are tried for ever");
+    let of = async |mailbox| -> Vec<_> {
+        let letters: Vec<DeadLetter<u32>> = letters(mailbox).await;
+        letters.into_iter().map(|one| (one.body, one.delivery_count, one.last_error_type)).collect()
+    };
+    assert_eq!(of(&invalid).await, [(0, 1, std::any::type_name::<Invalid>().to_owned())]);
+    assert_eq!(of(&panics).await, [(2, 2, "panic".to_owned())]);
+    assert_eq!(of(&dead).await.len(), 1);
+    let mut places = Vec::new();
+    while let Some(event) = events.next().await {
+        if let Event::DeadLettered { to, error_type, .. } = event {
+            places.push((to.to_string(), error_type));
+        }
+    }
+    places.sort();
+    assert_eq!(places[0], ("invalid".to_owned(), std::any::type_name::<Invalid>()));
+    assert_eq!(places[2], ("panics".to_owned(), "panic"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_budget_of_errors_can_decide() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    jobs.send_batch(&(0..10).collect::<Vec<_>>()).await.unwrap().all().unwrap();
+    let failed = AtomicU32::new(0);
+    let policy = DlqPolicy::new().decide(move |delivery: &FailedDelivery<'_>| {
+        let body: u32 = delivery.json().expect("a number");
+        match failed.fetch_add(1, Ordering::SeqCst) {
+            n if n < 5 && body < 10 => Decision::Retry,
+            _ => Decision::DeadLetter,
+        }
+    });
+    let stats = Worker::new(jobs)
+        .retry(Backoff::none())
+        .dead_letters(policy)
+        .handler(|_: u32| async { Err::<(), _>(Limited) })
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!((stats.retried, stats.dead_lettered), (5, 10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sender_is_told_of_the_end_and_of_no_retry() {
+    let backend = backend();
+    let jobs: Mailbox<u32, Result<u32, String>> = backend.mailbox("sums").unwrap();
+    let answers: Mailbox<Result<u32, String>> = backend.mailbox("answers").unwrap();
+    let to_answers = || SendOptions::new().reply_to("answers");
+    jobs.send_with(&1, to_answers()).await.unwrap();
+    jobs.send(&2).await.unwrap();
+    jobs.send_with(&3, SendOptions::new().reply_to("no such: place!")).await.unwrap();
+    let raw: Mailbox<Bytes> = backend.builder("sums").codec(Raw).open().unwrap();
+    raw.send_with(&Bytes::from_static(b"no number"), to_answers()).await.unwrap();
+    let stats = Worker::new(jobs)
+        .retry(Backoff::none())
+        .dead_letters(DlqPolicy::new())
+        .error_reply(|letter| {
+            assert_ne!(letter.failure, FailureKind::Undecodable, "one that panics sends none");
+            Err(format!("after {}: {}", letter.delivery_count, letter.last_error))
+        })
+        .handler(|n: u32| async move { Err::<(), _>(Invalid(n)) })
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!(stats.dead_lettered, 4);
+    let answers = answers.receive(Receive::up_to(10)).await.unwrap();
+    let told: Vec<_> = answers.into_iter().map(|answer| answer.body().clone()).collect();
+    assert_eq!(told, [Err("after 5: order 1 is invalid".to_owned())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_is_the_same_message_with_one_more_replay_and_there_is_a_limit() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let options = SendOptions::new().reply_to("clients").attribute("tenant", "acme");
+    let id = jobs.send_with(&7, options).await.unwrap();
+    let sent = jobs.peek(1).await.unwrap().remove(0).message;
+    let work = async || {
+        Worker::new(jobs.clone())
+            .dead_letters(DlqPolicy::new())
+            .handler(|_: u32| async { Outcome::reject("no") })
+            .run_until_empty()
+            .await
+            .unwrap();
+    };
+    let dlq = Dlq::open(&backend, "orders-dlq").unwrap();
+    for replays in 1..=3 {
+        work().await;
+        let report = dlq.replay().run().await.unwrap();
+        assert_eq!((report.done, report.exhausted), (1, 0));
+        let message = jobs.peek(2).await.unwrap().remove(0).message;
+        assert_eq!((message.id, &message.body), (id, &sent.body));
+        assert_eq!(message.reply_to, sent.reply_to);
+        assert_eq!(message.enqueued_at, sent.enqueued_at);
+        assert_eq!(message.attributes.get("tenant"), Some("acme"));
+        assert_eq!(message.attributes.get("pillarbox.replays"), Some(&*replays.to_string()));
+    }
+    work().await;
+    let report = dlq.replay().run().await.unwrap();
+    assert_eq!((report.done, report.exhausted), (0, 1), "three times is enough");
+    let found = dlq.find(id).await.unwrap().unwrap().letter.unwrap();
+    assert_eq!((found.replay_count, found.attributes.len()), (3, 1));
+    assert!(found.replayed_at.is_some());
+    assert_eq!(dlq.replay().max_replays(9).run().await.unwrap().done, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_filtered_replay_leaves_the_others_in_their_order() {
+    let backend = backend();
+    let all: Vec<u32> = (0..1_300).collect();
+    let dead = graveyard(&backend, &all).await;
+    let dlq = Dlq::of(&dead);
+    let kept = dead.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
+    let odd = |letter: &DeadLetter| letter.body.last().is_some_and(|digit| digit % 2 == 1);
+    let report = dlq.replay().matching(odd).run().await.unwrap();
+    assert_eq!((report.done, report.left, report.unseen), (650, 649, 1), "{report:?}");
+    kept.nack(Duration::ZERO).await.unwrap();
+    let left: Vec<_> = letters(&dead).await.into_iter().map(|letter| letter.body).collect();
+    assert_eq!(left.len(), 650);
+    assert!(left.iter().all(|order| order % 2 == 0));
+    assert!(left[..649].is_sorted() && left[649] == 0, "{left:?}");
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    assert_eq!(jobs.approximate_count().await.unwrap(), 650);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_are_replayed_than_are_wanted() {
+    let backend = backend();
+    let dead = graveyard(&backend, &(0..100).collect::<Vec<_>>()).await;
+    let dlq = Dlq::of(&dead);
+    assert_eq!(dlq.replay().max(33).run().await.unwrap().done, 33);
+    let first = |letter: &DeadLetter| letter.body[..] == b"99"[..];
+    assert_eq!(dlq.replay().matching(first).max(33).run().await.unwrap().done, 1);
+    assert_eq!(dlq.discard().max(60).run().await.unwrap().done, 60);
+    assert_eq!(dead.counts().await.unwrap().ready, 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_keeps_to_a_rate_and_its_leases_meanwhile() {
+    let backend = backend();
+    let dead = graveyard(&backend, &(0..400).collect::<Vec<_>>()).await;
+    let start = tokio::time::Instant::now();
+    let half = |letter: &DeadLetter| letter.body.len() == 3 && letter.body[0] >= b'2';
+    let seen = Arc::new(AtomicU32::new(0));
+    let count = seen.clone();
+    let pass = Dlq::of(&dead).replay().matching(half).rate(1, Duration::from_secs(10)).progress(
+        move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+        },
+    );
+    let report = pass.run().await.unwrap();
+    assert_eq!((report.done, report.left), (200, 200));
+    let took = start.elapsed().as_secs();
+    assert!((1980..=2000).contains(&took), "{took} s for 200 at one in 10 s");
+    assert!(seen.load(Ordering::SeqCst) >= 200);
+    assert_eq!(dead.approximate_count().await.unwrap(), 200);
+    assert_eq!(dead.peek(1).await.unwrap()[0].message.unsettled, 0, "no lease ended meanwhile");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_can_be_stopped_and_gives_everything_back() {
+    let backend = backend();
+    let dead = graveyard(&backend, &(0..50).collect::<Vec<_>>()).await;
+    let dlq = Dlq::of(&dead);
+    let pass = dlq.replay().matching(|letter| letter.body[..] != b"3"[..]);
+    let stop = tokio::time::sleep(Duration::from_secs(10));
+    let report = pass.rate(1, Duration::from_secs(1)).run_until(stop).await.unwrap();
+    assert!((5..15).contains(&report.done), "{report:?}");
+    let counts = dead.counts().await.unwrap();
+    assert_eq!((counts.ready, counts.total()), (50 - report.done, 50 - report.done));
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_passes_at_a_time_replay_each_message_once() {
+    let backend = backend();
+    let dead = graveyard(&backend, &(0..500).collect::<Vec<_>>()).await;
+    let dlq = Dlq::of(&dead);
+    let (one, other) = tokio::join!(dlq.replay().run(), dlq.replay().run());
+    assert_eq!(one.unwrap().done + other.unwrap().done, 500);
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    assert_eq!(jobs.approximate_count().await.unwrap(), 500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_or_is_refused_stays() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[1, 2]).await;
+    let mut odd = letters(&dead).await.remove(0);
+    let raw: Mailbox<Bytes> = dead.with_codec(Raw);
+    raw.send(&Bytes::from_static(b"{\"no\": \"dead letter\"}")).await.unwrap();
+    odd.message_id = MessageId::new();
+    odd.source_mailbox = "orders".parse().unwrap();
+    odd.attributes.insert("", "an attribute without a name");
+    dead.send(&odd).await.unwrap();
+    let dlq = Dlq::of(&dead);
+    let summary = dlq.summary(|_| true).await.unwrap();
+    assert_eq!((summary.letters, summary.unreadable), (3, 1));
+    let report = dlq.replay().run().await.unwrap();
+    assert_eq!((report.done, report.unreadable, report.refused), (2, 1, 1), "{report:?}");
+    assert!(report.reasons[0].to_string().contains("attribute"), "{:?}", report.reasons);
+    assert_eq!(dlq.discard().run().await.unwrap().done, 1);
+    assert_eq!(dead.approximate_count().await.unwrap(), 1, "nobody knows what it is");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_that_fails_says_what_it_has_done_and_can_be_run_again() {
+    let backend = backend();
+    let dead = graveyard(&backend, &(0..100).collect::<Vec<_>>()).await;
+    let queue = backend.queue("orders", QueueOptions::new()).unwrap();
+    let faulty = FaultQueue::new(queue, Faults::none(), 1);
+    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let dlq = Dlq::of(&dead).replay_to(&jobs);
+    // The first batch has 16.
+    let calls = AtomicU32::new(0);
+    let breaking = faulty.clone();
+    let pass = dlq.replay().progress(move |_| {
+        if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+            breaking.next(Operation::Send, Fault::FailAfter);
+        }
+    });
+    let failed = pass.run().await.unwrap_err();
+    assert_eq!(failed.report.done, 16);
+    assert!(matches!(failed.error, Error::Connection { .. }), "{failed}");
+    assert_eq!(dead.counts().await.unwrap().ready, 84, "all that was received went back");
+    let report = dlq.replay().run().await.unwrap();
+    assert_eq!(report.done, 84);
+    assert_eq!(jobs.approximate_count().await.unwrap(), 100, "none is there twice");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_does_what_its_handler_says() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[0, 1, 2, 3, 4]).await;
+    let (said, mut heard) = tokio::sync::mpsc::channel(99);
+    let start = tokio::time::Instant::now();
+    let consumer = DlqConsumer::new(dead.clone(), move |letter: DeadLetter<u32>| {
+        let said = said.clone();
+        async move {
+            let time = start.elapsed().as_secs();
+            said.send((letter.body, time)).await.unwrap();
+            match letter.body {
+                0 => Ok(DlqAction::done()),
+                1 => Ok(DlqAction::replay()),
+                2 => Ok(DlqAction::discard()),
+                3 if time == 0 => Ok(DlqAction::keep_for(Duration::from_secs(600))),
+                4 if time == 0 => Err("the pager is off"),
+                _ => Ok(DlqAction::done()),
+            }
+        }
+    });
+    let stats = consumer.run_until_empty().await.unwrap();
+    let mut told = Vec::new();
+    heard.recv_many(&mut told, 99).await;
+    assert_eq!(told, [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (3, 600), (4, 3600)]);
+    assert_eq!((stats.succeeded, stats.failed, stats.dead_lettered), (5, 1, 0));
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let replayed = jobs.peek(9).await.unwrap();
+    assert_eq!(replayed.into_iter().map(|one| one.body.unwrap()).collect::<Vec<_>>(), [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_fails_never_makes_a_dead_letter_of_a_dead_letter() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[7]).await;
+    let text: Mailbox<DeadLetter<String>> = dead.with_codec(Letters(Json));
+    let calls = Arc::new(AtomicU32::new(0));
+    let count = calls.clone();
+    let fails = DlqConsumer::new(dead.clone(), move |_: DeadLetter<u32>| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async { Err::<(), _>("no") }
+    });
+    let cannot_read = DlqConsumer::new(text, |_: DeadLetter<String>| async {});
+    fails.run_until(tokio::time::sleep(2 * DAY)).await.unwrap();
+    assert_eq!(calls.load(Ordering::SeqCst), 48, "once an hour");
+    let stats = cannot_read.run_until(tokio::time::sleep(DAY)).await.unwrap();
+    assert!(stats.parked >= 23 && stats.dead_lettered == 0, "{stats:?}");
+    assert_eq!(dead.approximate_count().await.unwrap(), 1);
+    assert_eq!(backend.queues().await.unwrap().len(), 1, "no other queue has come to be");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_replays_no_more_often_than_it_may() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[7]).await;
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let worker = Worker::new(jobs)
+        .dead_letters(DlqPolicy::new())
+        .handler(|_: u32| async { Outcome::reject("never") });
+    let consumer =
+        DlqConsumer::new(dead.clone(), |_: DeadLetter<u32>| async { DlqAction::replay() })
+            .max_replays(2);
+    assert_eq!(Runnable::name(&consumer), "orders-dlq");
+    let (worker, consumer) = (worker.start(), consumer.start());
+    tokio::time::sleep(DAY).await;
+    let stats = worker.stop().await.unwrap();
+    assert_eq!(stats.dead_lettered, 2, "after each replay");
+    consumer.stop().await.unwrap();
+    assert_eq!(letters(&dead).await[0].replay_count, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn old_dead_letters_are_deleted_by_whoever_is_told_to() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[0, 1, 2, 3]).await;
+    let ages = [40, 35, 2, 1];
+    let mut all = letters(&dead).await;
+    dead.purge().await.unwrap();
+    for (letter, days) in all.iter_mut().zip(ages) {
+        let at = Timestamp::now().as_nanos() - (DAY * days).as_nanos() as i64;
+        letter.dead_lettered_at = Timestamp::from_nanos(at);
+    }
+    let fill = async || {
+        dead.purge().await.unwrap();
+        dead.send_batch(&all).await.unwrap().all().unwrap();
+    };
+    let left = async || -> Vec<u32> {
+        letters(&dead).await.into_iter().map(|letter| letter.body).collect()
+    };
+    let dlq = Dlq::of(&dead);
+    fill().await;
+    assert_eq!(dlq.expire(30 * DAY).await.unwrap(), 2);
+    assert_eq!(left().await, [2, 3]);
+    assert_eq!(dlq.expire(30 * DAY).await.unwrap(), 0);
+    assert_eq!(dlq.expire(Duration::ZERO).await.unwrap(), 2);
+
+    fill().await;
+    assert_eq!(dlq.discard().older_than(2 * DAY).run().await.unwrap().done, 3);
+    assert_eq!(left().await, [3]);
+
+    fill().await;
+    let keep = |_: DeadLetter<u32>| async { DlqAction::keep_for(100 * DAY) };
+    let consumer = DlqConsumer::new(dead.clone(), keep).retain_for(30 * DAY);
+    consumer.run_until(tokio::time::sleep(Duration::from_secs(1))).await.unwrap();
+    assert_eq!(left().await.len(), 2);
+
+    fill().await;
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let worker = Worker::new(jobs)
+        .dead_letters(DlqPolicy::new().retain_for(30 * DAY))
+        .handler(|_: u32| async {});
+    worker.run_until(tokio::time::sleep(Duration::from_secs(1))).await.unwrap();
+    assert_eq!(left().await, [2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_tells_of_too_many_and_too_old_ones() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[0, 1, 2]).await;
+    let dlq = Dlq::of(&dead);
+    let health = dlq.health(DlqLimits::default()).await.unwrap();
+    assert_eq!((health.status, health.depth, health.threshold), (DlqStatus::Healthy, 3, 100));
+    let few = dlq.health(DlqLimits::default().depth(3)).await.unwrap();
+    assert_eq!(few.status, DlqStatus::Degraded);
+    tokio::time::sleep(DAY).await;
+    let old = dlq.health(DlqLimits::default().age(DAY)).await.unwrap();
+    assert_eq!(old.status, DlqStatus::Degraded);
+    let text = serde_json::to_string(&old).unwrap();
+    assert!(
+        text.starts_with("{\"status\":\"degraded\",\"name\":\"orders-dlq\",\"depth\":3"),
+        "{text}"
+    );
+    dlq.discard().run().await.unwrap();
+    assert_eq!(dlq.health(DlqLimits::default().depth(1)).await.unwrap().status, DlqStatus::Healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_summary_groups_by_what_went_wrong() {
+    let backend = backend();
+    let dead = graveyard(&backend, &(0..20).collect::<Vec<_>>()).await;
+    let mut other = letters(&dead).await.remove(0);
+    other.last_error = "the disk is full".to_owned();
+    other.last_error_type = "std::io::Error".to_owned();
+    dead.send(&other).await.unwrap();
+    let summary = Dlq::of(&dead).summary(|_| true).await.unwrap();
+    assert_eq!((summary.letters, summary.errors.len()), (21, 2));
+    assert_eq!((summary.errors[0].count, summary.errors[0].error_type.as_str()), (20, "rejected"));
+    assert_eq!(summary.errors[1].error, "the disk is full");
+    assert!(summary.first_at <= summary.last_at);
+    let some = Dlq::of(&dead).summary(|letter| letter.body[..] == b"7"[..]).await.unwrap();
+    assert_eq!((some.letters, some.others), (1, 20));
+}
