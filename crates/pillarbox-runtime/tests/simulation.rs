@@ -18,7 +18,7 @@ use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, Queue, QueueOptions,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Context, Control, DeadLetter, DlqPolicy, Heartbeat, Metadata,
+    Attempt, Backoff, BoxError, Context, Control, DeadLetter, Dlq, DlqPolicy, Heartbeat, Metadata,
     Outcome, ProducerHandle, State, StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::setting;
@@ -284,7 +284,45 @@ async fn live(seed: u64) -> Result<Totals, String> {
     }
     totals.faults = faulty.injected() + faulty_dead.injected();
     check_all(&stage, &jobs, &dead, &mut totals).await?;
+    replay_all(&stage, [&jobs, &dead], [&faulty, &faulty_dead], &mut random).await?;
     Ok(totals)
+}
+
+/// What was wrong is put right, and every dead letter is replayed, by passes that meet faults and die: in
+/// the end every message has succeeded.
+async fn replay_all(
+    stage: &Stage,
+    [jobs, dead]: [&Arc<dyn Queue>; 2],
+    [faulty, faulty_dead]: [&Arc<FaultQueue>; 2],
+    random: &mut StdRng,
+) -> Result<(), String> {
+    let wrong = |error: pillarbox_core::Error| error.to_string();
+    let target: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let letters: Mailbox<DeadLetter<u32>> = Mailbox::new(faulty_dead.clone(), Json, NoReplies);
+    let dlq = Dlq::of(&letters).replay_to(&target);
+    for pass in 0.. {
+        if dead.counts().await.map_err(wrong)?.total() == 0 {
+            break;
+        }
+        if pass == 1_000 {
+            return Err("dead letters cannot be replayed".to_owned());
+        }
+        let replay = dlq.replay().matching(|letter| letter.body.len() < 100);
+        let _ = timeout(Duration::from_millis(random.random_range(1..20_000)), replay.run()).await;
+        tokio::time::sleep(Duration::from_secs(300)).await;
+    }
+    let mailbox: Mailbox<u32> = Mailbox::new(jobs.clone(), Json, NoReplies);
+    let worker = Worker::new(mailbox).context(stage.clone()).handler(
+        |_: u32, about: Metadata, Context(stage): Context<Stage>| async move {
+            stage.world().succeeded.insert(about.id());
+        },
+    );
+    worker.run_until_empty().await.map_err(wrong)?;
+    let world = stage.world();
+    match world.sent.iter().find(|id| !world.succeeded.contains(id)) {
+        Some(id) => Err(format!("message {id} was never handled, for all its replays")),
+        None => Ok(()),
+    }
 }
 
 fn configure(
