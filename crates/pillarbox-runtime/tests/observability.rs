@@ -10,8 +10,8 @@ use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Receive, SendOptions,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, DeadLetter, DlqPolicy, Kinship, Outcome, ProducerHandle, ServiceStackOptions,
-    TraceContext, Tracer, Worker,
+    Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Kinship, Outcome,
+    ProducerHandle, ServiceStackOptions, TraceContext, Tracer, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tracing::field::{Field, Visit};
@@ -44,7 +44,7 @@ fn the_table_of_metrics_is_complete() {
         recorded.entry(name).or_default().extend(labels);
     }
     let docs = include_str!("../../../docs/metrics.md");
-    let documented = docs.lines().filter(|line| line.starts_with("| `pillarbox.")).map(|line| {
+    let documented = docs.lines().filter(|line| line.starts_with("| `")).map(|line| {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
         let labels = cells[2].split(", ").map(|label| label.trim_matches('`').to_owned());
         (format!("{} {}", cells[0].trim_matches('`'), cells[1]), labels.collect())
@@ -87,6 +87,72 @@ async fn everything_happens() {
     let mut stats = running.control().stats();
     stats.wait_for(|stats| stats.processed >= 7 && stats.in_flight == 0).await.expect("running");
     running.stop().await.expect("stopped");
+
+    // One dead letter is handled, one replayed, one discarded, and one is too old.
+    let consume = async |action: DlqAction| {
+        let consumer =
+            DlqConsumer::new(dead.clone(), move |_: DeadLetter<String>| async move { action });
+        consumer.run_until_empty().await.expect("all is done");
+    };
+    let letter = dead.peek(1).await.expect("a dead letter").remove(0).body.expect("a dead letter");
+    consume(DlqAction::done()).await;
+    dead.send(&letter).await.expect("sent");
+    let dlq = Dlq::of(&dead);
+    dlq.replay().run().await.expect("replayed");
+    dead.send(&letter).await.expect("sent");
+    dlq.discard().run().await.expect("discarded");
+    dead.send(&letter).await.expect("sent");
+    dlq.expire(Duration::ZERO).await.expect("expired");
+}
+
+/// Keeps what is logged.
+#[derive(Debug, Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("pillarbox_runtime")
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut text = event.metadata().level().to_string();
+        event.record(&mut Text(&mut text));
+        self.0.lock().expect("a log").push(text);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_becomes_of_a_dead_letter_is_logged_with_all_that_one_looks_for() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let backend = backend();
+    let jobs: Mailbox<serde_json::Value> = backend.mailbox("jobs").unwrap();
+    let request = "0193b1f4-0000-7000-8000-000000000000";
+    let id = jobs.send(&serde_json::json!({ "request_id": request })).await.unwrap();
+    let worker = Worker::new(jobs)
+        .dead_letters(DlqPolicy::new())
+        .handler(|_: serde_json::Value| async { Outcome::reject("no good") });
+    worker.run_until_empty().await.unwrap();
+    Dlq::open(&backend, "jobs-dlq").unwrap().replay().run().await.unwrap();
+    let log = log.0.lock().unwrap();
+    let found =
+        |start: &str| log.iter().find(|line| line.starts_with(start)).cloned().unwrap_or_default();
+    assert_eq!(
+        found("WARN message=a message was dead-lettered"),
+        format!(
+            "WARN message=a message was dead-lettered source_mailbox=jobs message_id={id} \
+             request_id={request} delivery_count=1 error_type=\"rejected\" error_message=\"no good\""
+        )
+    );
+    let replayed = found("INFO message=processing a dead letter");
+    let expected = format!("queue=jobs-dlq message_id={id} request_id={request} age_seconds=");
+    assert!(replayed.contains(&expected) && replayed.ends_with("action=\"replay\""), "{replayed}");
 }
 
 #[derive(Debug, Clone, Default)]
