@@ -1,0 +1,75 @@
+//! A program beside the workers that looks after their dead letters: it alerts, replays what was only late,
+//! and keeps the rest; and a health probe that says when there are too many.
+//!
+//!     cargo run --example dead_letter_alerts
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pillarbox::prelude::*;
+use pillarbox::runtime::{DlqLimits, FailureKind};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let backend = pillarbox::open("memory:").await?;
+    let emails: Mailbox<String> = backend.mailbox("emails")?;
+    let to = ["ada@example.org", "slow@example.org", "no address", "grace@example.org"];
+    emails.send_batch(&to.map(str::to_owned)).await?.all()?;
+
+    // The server is slow today: until somebody wakes it.
+    let is_awake = Arc::new(AtomicBool::new(false));
+    let server = is_awake.clone();
+    let workers = Worker::new(emails)
+        .retry(Backoff::none())
+        .timeout(Duration::from_millis(50))
+        .dead_letters(DlqPolicy::new().max_delivery_count(2))
+        .handler(move |to: String| {
+            let server = server.clone();
+            async move {
+                if to.starts_with("slow") && !server.load(Ordering::Relaxed) {
+                    tokio::time::sleep(Duration::from_secs(60)).await;
+                }
+                if to.contains('@') { Ok(()) } else { Err(format!("'{to}' is no address")) }
+            }
+        })
+        .start();
+    let mut stats = workers.control().stats();
+    stats.wait_for(|stats| stats.succeeded + stats.dead_lettered == 4).await?;
+
+    let dead: Mailbox<DeadLetter<String>> = backend.mailbox("emails-dlq")?;
+    let dlq = Dlq::of(&dead);
+    let health = dlq.health(DlqLimits::default().depth(2)).await?;
+    println!("health  {}", serde_json::to_string(&health)?);
+
+    let waker = is_awake.clone();
+    let consumer = DlqConsumer::new(dead.clone(), move |letter: DeadLetter<String>| {
+        let waker = waker.clone();
+        async move {
+            println!(
+                "ALERT   {} of {} failed {} times: {} ({})",
+                letter.message_id,
+                letter.source_mailbox,
+                letter.delivery_count,
+                letter.last_error,
+                letter.last_error_type
+            );
+            if letter.failure == FailureKind::Timeout {
+                waker.store(true, Ordering::Relaxed);
+                DlqAction::replay()
+            } else {
+                // For a person to look at: it stays, and is told of again tomorrow.
+                DlqAction::keep_for(Duration::from_secs(24 * 3600))
+            }
+        }
+    })
+    .retain_for(Duration::from_secs(30 * 24 * 3600))
+    .start();
+
+    stats.wait_for(|stats| stats.succeeded == 3).await?;
+    println!("replayed, and done");
+    consumer.stop().await?;
+    let stats = workers.stop().await?;
+    assert_eq!((stats.succeeded, stats.dead_lettered), (3, 2));
+    assert_eq!(dead.approximate_count().await?, 1);
+    Ok(())
+}
