@@ -36,7 +36,7 @@
 //! Two views are made for people:
 //!
 //! ```console
-//! $ sqlite3 jobs.db 'SELECT queue, id, state, delivery_count, until, body FROM pillarbox'
+//! $ sqlite3 jobs.db 'SELECT queue, id, state, delivery_count, unsettled, until, body FROM pillarbox'
 //! $ sqlite3 jobs.db 'SELECT * FROM pillarbox_queues'
 //! ```
 //!
@@ -45,6 +45,7 @@
 //! ```sql
 #![doc = include_str!("schema.sql")]
 #![doc = include_str!("schema-2.sql")]
+#![doc = include_str!("schema-3.sql")]
 //! ```
 //!
 //! Read them as you like; do not write to them. To write inside a transaction of your own, see

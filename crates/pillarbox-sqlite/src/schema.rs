@@ -7,7 +7,8 @@ use crate::failure::Failure;
 /// From each version of the schema to the next: the first makes version 1 out of nothing.
 ///
 /// A step is never changed once it is released. It runs in one transaction with those after it.
-const STEPS: &[&str] = &[include_str!("schema.sql"), include_str!("schema-2.sql")];
+const STEPS: &[&str] =
+    &[include_str!("schema.sql"), include_str!("schema-2.sql"), include_str!("schema-3.sql")];
 
 /// The version that this program writes.
 pub(crate) const VERSION: i64 = STEPS.len() as i64;
@@ -162,6 +163,31 @@ mod tests {
             "SELECT group_concat(queue || ' ' || total || ' ' || sent) FROM pillarbox_queues";
         let shown: String = connection.query_row(shown, [], |row| row.get(0)).unwrap();
         assert_eq!(shown, "empty 0 0,full 4 4");
+    }
+
+    /// A file that version 2 wrote, with a message in every state.
+    #[test]
+    fn a_message_of_version_2_was_never_unsettled() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        make_version(&mut connection, 2);
+        let rows = "
+            INSERT INTO pillarbox_queue VALUES (1, 'q', 9, 3, 3, 4, 1, 1, 1, 6);
+            INSERT INTO pillarbox_message VALUES
+                (1 << 45 | 2, 1, x'00000000000000000000000000000001', 0, NULL, NULL, x'61'),
+                (1 << 45 | 3, 1, x'00000000000000000000000000000002', 0, NULL, NULL, x'62'),
+                (1 << 45 | 4, 1, x'00000000000000000000000000000003', 0, NULL, NULL, x'63'),
+                ((1 << 45) + (1 << 44) + 5, 1, x'00000000000000000000000000000004', 0, NULL, NULL, x'64');
+            INSERT INTO pillarbox_timer VALUES
+                (1 << 45 | 2, 4000000000000000000, 1, 3, 2, x'00'),
+                ((1 << 45) + (1 << 44) + 5, 4000000000000000000, 2, 0, 5, NULL);
+            INSERT INTO pillarbox_requeued VALUES (1 << 45 | 8, 1 << 45 | 3, 2);";
+        connection.execute_batch(rows).unwrap();
+        migrate(&mut connection).unwrap();
+        check_current(version(&connection)).unwrap();
+        let shown = "SELECT group_concat(body || ' ' || delivery_count || ' ' || unsettled) FROM
+            (SELECT * FROM pillarbox ORDER BY body)";
+        let shown: String = connection.query_row(shown, [], |row| row.get(0)).unwrap();
+        assert_eq!(shown, "a 3 0,b 2 0,c 0 0,d 0 0");
     }
 
     #[test]

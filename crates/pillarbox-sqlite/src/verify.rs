@@ -104,6 +104,14 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
                 OR m.key IN (SELECT message FROM pillarbox_requeued))",
     ),
     (
+        3,
+        "messages with more unsettled deliveries than have ended",
+        "SELECT (SELECT count(*) FROM pillarbox_timer
+                WHERE unsettled < 0 OR unsettled > deliveries - (nonce IS NOT NULL))
+            + (SELECT count(*) FROM pillarbox_requeued
+                WHERE unsettled < 0 OR unsettled > deliveries)",
+    ),
+    (
         1,
         "queues whose next place in line is taken",
         "WITH used(queue, place) AS (
@@ -216,9 +224,9 @@ mod tests {
                 (1 << 45 | 4, 1, x'00000000000000000000000000000003', 0, NULL, NULL, x''),
                 ((1 << 45) + (1 << 44) + 5, 1, x'00000000000000000000000000000004', 0, NULL, NULL, x'');
             INSERT INTO pillarbox_timer VALUES
-                (1 << 45 | 2, 70000000000, 1, 1, 2, x'00'),
-                ((1 << 45) + (1 << 44) + 5, 80000000000, 2, 0, 5, NULL);
-            INSERT INTO pillarbox_requeued VALUES (1 << 45 | 8, 1 << 45 | 3, 1);
+                (1 << 45 | 2, 70000000000, 1, 2, 2, x'00', 1),
+                ((1 << 45) + (1 << 44) + 5, 80000000000, 2, 0, 5, NULL, 0);
+            INSERT INTO pillarbox_requeued VALUES (1 << 45 | 8, 1 << 45 | 3, 1, 1);
             INSERT INTO pillarbox_expiry VALUES
                 (1, 700, 1 << 45 | 2, 1 << 45 | 2),
                 (1, 800, (1 << 45) + (1 << 44) + 5, (1 << 45) + (1 << 44) + 5);";
@@ -248,13 +256,17 @@ mod tests {
             "in line",
         );
         finds(
-            "INSERT INTO pillarbox_requeued SELECT key + 1, message, 1 FROM pillarbox_requeued",
+            "INSERT INTO pillarbox_requeued SELECT key + 1, message, 1, 0 FROM pillarbox_requeued",
             "twice",
         );
         finds("DELETE FROM pillarbox_timer WHERE nonce IS NULL", "no receive");
         finds("UPDATE pillarbox_queue SET cursor = 4", "no receive");
         finds("UPDATE pillarbox_queue SET cursor = 1", "past the cursor");
         finds("UPDATE pillarbox_queue SET next_place = 8", "next place");
+        finds("UPDATE pillarbox_timer SET unsettled = 2 WHERE nonce IS NOT NULL", "unsettled");
+        finds("UPDATE pillarbox_timer SET unsettled = 1 WHERE nonce IS NULL", "unsettled");
+        finds("UPDATE pillarbox_requeued SET unsettled = 2", "unsettled");
+        finds("UPDATE pillarbox_requeued SET unsettled = -1", "unsettled");
         finds("UPDATE pillarbox_message SET attributes = 'none'", "cannot be read");
         finds("UPDATE pillarbox_message SET attributes = '[]'", "cannot be read");
         finds("UPDATE pillarbox_message SET id = substr(id, 2)", "cannot be read");

@@ -3,6 +3,7 @@
 use pillarbox_core::{Cursor, RawMessage};
 use rusqlite::{Result, params};
 
+use super::deliveries::Deliveries;
 use super::key::{MAX_PLACE, place_of};
 use super::mirror::QueueState;
 use super::statements::Statements;
@@ -12,6 +13,8 @@ use super::{read_by_key, read_message};
 pub(super) struct Picked {
     pub(super) key: i64,
     pub(super) place: i64,
+    /// Those before this one.
+    pub(super) deliveries: Deliveries,
     pub(super) message: RawMessage,
 }
 
@@ -26,7 +29,8 @@ pub(super) fn pick_fresh(
     let mut picked = Vec::with_capacity(max);
     while let Some(row) = rows.next()? {
         let key = row.get(0)?;
-        picked.push(Picked { key, place: place_of(key), message: read_message(row)? });
+        let (place, deliveries) = (place_of(key), Deliveries::NONE);
+        picked.push(Picked { key, place, deliveries, message: read_message(row)? });
     }
     if let Some(last) = picked.last() {
         queue.cursor = last.place;
@@ -51,7 +55,8 @@ pub(super) fn pick_merged(
         } else {
             queue.cursor = next.place;
         }
-        picked.push(Picked { key: next.key, place: next.place, message });
+        let InLine { key, place, deliveries, .. } = next;
+        picked.push(Picked { key, place, deliveries, message });
     }
     if let Some(last) = last_requeued {
         let taken = params![queue.number.base(), queue.number.key(last)];
@@ -70,7 +75,7 @@ pub(super) struct Line {
 pub(super) struct InLine {
     pub(super) place: i64,
     pub(super) key: i64,
-    pub(super) deliveries: u32,
+    pub(super) deliveries: Deliveries,
     requeued: bool,
 }
 
@@ -91,7 +96,7 @@ impl Line {
                 requeued.push(InLine {
                     place: place_of(row.get(0)?),
                     key: row.get(1)?,
-                    deliveries: row.get(2)?,
+                    deliveries: Deliveries::read(row, 2)?,
                     requeued: true,
                 });
             }
@@ -102,7 +107,8 @@ impl Line {
             let mut rows = statements.fresh_keys()?.query(range)?;
             while let Some(row) = rows.next()? {
                 let key = row.get(0)?;
-                fresh.push(InLine { place: place_of(key), key, deliveries: 0, requeued: false });
+                let (place, deliveries) = (place_of(key), Deliveries::NONE);
+                fresh.push(InLine { place, key, deliveries, requeued: false });
             }
         }
         let (requeued, fresh) = (requeued.into_iter().peekable(), fresh.into_iter().peekable());

@@ -6,6 +6,7 @@
 use hashbrown::{HashMap, HashSet};
 use pillarbox_core::{MessageId, Nonce, QueueName, Timestamp};
 
+use super::deliveries::Deliveries;
 use super::key::QueueNumber;
 
 /// How many queues are remembered.
@@ -57,7 +58,7 @@ pub(super) struct Lease {
     pub(super) key: i64,
     pub(super) nonce: Nonce,
     pub(super) due: Timestamp,
-    pub(super) deliveries: u32,
+    pub(super) deliveries: Deliveries,
     /// Where in line the message was.
     pub(super) place: i64,
 }

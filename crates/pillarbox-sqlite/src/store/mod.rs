@@ -24,7 +24,10 @@
 //! 3. Every operation first lets time come to the time of the transaction: timers that ended are
 //!    moved to `requeued`, in the order of their deadlines.
 //! 4. A receipt is valid if its nonce is that of the message's timer. Nothing else records it.
+//! 5. `unsettled` rises where a timer with a nonce ends, and nowhere else. So it is never more than the
+//!    deliveries that have ended.
 
+mod deliveries;
 mod key;
 mod line;
 mod mirror;
@@ -45,6 +48,7 @@ use rusqlite::types::{FromSqlError, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Result, Row, Statement, params};
 use uuid::Uuid;
 
+use self::deliveries::Deliveries;
 use self::key::{MAX_PLACE, MAX_QUEUE, QueueNumber};
 pub(crate) use self::line::PeekFrom;
 use self::line::{Line, Picked, pick_fresh, pick_merged};
@@ -197,9 +201,9 @@ impl<'c> Store<'c> {
         let mut picked = picked.into_iter();
         for ((max, visibility), given) in receivers.zip(&mut given) {
             let due = now + visibility;
-            for Picked { key, place, mut message } in picked.by_ref().take(max) {
-                message.delivery_count = message.delivery_count.saturating_add(1);
-                let (nonce, deliveries) = (Nonce::random(), message.delivery_count);
+            for Picked { key, place, deliveries, mut message } in picked.by_ref().take(max) {
+                let (nonce, deliveries) = (Nonce::random(), deliveries.delivered());
+                deliveries.tell(&mut message);
                 let lease = Lease { key, nonce, due, deliveries, place };
                 leases.push((queue.set_timer(key, due), lease));
                 queue.remember(message.id, lease);
@@ -263,7 +267,7 @@ impl<'c> Store<'c> {
         let Some((_, lease)) = take_lease(statements, queue, receipt, now)? else {
             return Ok(());
         };
-        requeue(statements, queue, lease.key, lease.place, lease.deliveries - 1)?;
+        requeue(statements, queue, lease.key, lease.place, lease.deliveries.taken_back())?;
         queue.in_flight -= 1;
         queue.dirty = true;
         Ok(())
@@ -547,7 +551,7 @@ fn store_delayed(
         queue.count_stored(1);
         queue.delayed += 1;
         let (due, nonce) = (due.as_nanos(), None::<&[u8]>);
-        statements.insert_timer()?.execute(params![key, due, timer, 0, place, nonce])?;
+        statements.insert_timer()?.execute(params![key, due, timer, 0, place, nonce, 0])?;
     }
     Ok(())
 }
@@ -572,13 +576,14 @@ fn store_leases(statements: &mut Statements<'_>, leases: &[(i64, Lease)]) -> Res
 
 /// Sets the values of one of the rows that a statement inserts.
 fn bind_lease(statement: &mut Statement<'_>, row: usize, timer: i64, lease: &Lease) -> Result<()> {
-    let first = row * 6 + 1;
+    let first = row * 7 + 1;
     statement.raw_bind_parameter(first, lease.key)?;
     statement.raw_bind_parameter(first + 1, lease.due.as_nanos())?;
     statement.raw_bind_parameter(first + 2, timer)?;
-    statement.raw_bind_parameter(first + 3, lease.deliveries)?;
+    statement.raw_bind_parameter(first + 3, lease.deliveries.count)?;
     statement.raw_bind_parameter(first + 4, lease.place)?;
-    statement.raw_bind_parameter(first + 5, lease.nonce.as_bytes())
+    statement.raw_bind_parameter(first + 5, lease.nonce.as_bytes())?;
+    statement.raw_bind_parameter(first + 6, lease.deliveries.unsettled)
 }
 
 /// The delivery that a receipt is for, which is remembered no more. The sweep has taken the leases
@@ -599,8 +604,8 @@ fn take_lease(
             key: row.get(0)?,
             nonce,
             due: Timestamp::from_nanos(row.get(1)?),
-            deliveries: row.get(2)?,
-            place: row.get(3)?,
+            deliveries: Deliveries::read(row, 2)?,
+            place: row.get(4)?,
         })
     });
     let found = found.optional()?.filter(|lease| !queue.acknowledged.contains(&lease.key));
@@ -644,9 +649,13 @@ fn load(statements: &mut Statements<'_>, name: &QueueName) -> Result<Option<Queu
 }
 
 /// A message that was delivered so often.
-fn read_by_key(statements: &mut Statements<'_>, key: i64, deliveries: u32) -> Result<RawMessage> {
+fn read_by_key(
+    statements: &mut Statements<'_>,
+    key: i64,
+    deliveries: Deliveries,
+) -> Result<RawMessage> {
     let mut message = statements.message()?.query_row([key], read_message)?;
-    message.delivery_count = deliveries;
+    deliveries.tell(&mut message);
     Ok(message)
 }
 

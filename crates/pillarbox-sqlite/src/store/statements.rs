@@ -14,7 +14,8 @@ pub(super) const MANY: usize = 16;
 const INSERT_MESSAGE: &str =
     "INSERT OR FAIL INTO pillarbox_message VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
     ON CONFLICT (id, queue) DO NOTHING";
-const INSERT_TIMER: &str = "INSERT OR FAIL INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+const INSERT_TIMER: &str =
+    "INSERT OR FAIL INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
 
 static INSERT_MESSAGES: LazyLock<String> = LazyLock::new(|| many_rows(INSERT_MESSAGE));
 static INSERT_TIMERS: LazyLock<String> = LazyLock::new(|| many_rows(INSERT_TIMER));
@@ -88,17 +89,18 @@ statements! {
     insert_timer = INSERT_TIMER;
     insert_timers = &INSERT_TIMERS;
     /// The delivery that a receipt is for, if its lease runs.
-    find_lease = "SELECT t.key, t.due_at, t.deliveries, t.place
+    find_lease = "SELECT t.key, t.due_at, t.deliveries, t.unsettled, t.place
         FROM pillarbox_message AS m JOIN pillarbox_timer AS t ON t.key = m.key
         WHERE m.id = ?1 AND m.queue = ?2 AND t.nonce = ?3";
     update_timer = "UPDATE pillarbox_timer SET due_at = ?2, timer = ?3, nonce = ?4 WHERE key = ?1";
     delete_timer = "DELETE FROM pillarbox_timer WHERE key = ?1";
     delete_timers = "DELETE FROM pillarbox_timer WHERE key BETWEEN ?1 AND ?2";
-    due_timers = "SELECT key, due_at, timer, deliveries, nonce IS NULL FROM pillarbox_timer
+    due_timers = "SELECT key, due_at, timer, deliveries, unsettled, nonce IS NULL
+        FROM pillarbox_timer
         WHERE key BETWEEN ?1 AND ?2 AND due_at <= ?3";
     next_timer = "SELECT min(due_at) FROM pillarbox_timer
         WHERE key BETWEEN ?1 AND ?2 AND due_at > ?3";
-    timers_in_order = "SELECT t.key, t.due_at, t.timer, t.deliveries, t.nonce IS NULL
+    timers_in_order = "SELECT t.key, t.due_at, t.timer, t.deliveries, t.unsettled, t.nonce IS NULL
         FROM pillarbox_timer AS t WHERE t.key BETWEEN ?1 AND ?2 AND (t.due_at, t.timer) > (?3, ?4)
         ORDER BY t.due_at, t.timer LIMIT ?5";
 
@@ -109,8 +111,8 @@ statements! {
     delete_buckets = "DELETE FROM pillarbox_expiry WHERE queue = ?1 AND bucket < ?2";
     delete_all_buckets = "DELETE FROM pillarbox_expiry WHERE queue = ?1";
 
-    insert_requeued = "INSERT OR FAIL INTO pillarbox_requeued VALUES (?1, ?2, ?3)";
-    requeued = "SELECT key, message, deliveries FROM pillarbox_requeued
+    insert_requeued = "INSERT OR FAIL INTO pillarbox_requeued VALUES (?1, ?2, ?3, ?4)";
+    requeued = "SELECT key, message, deliveries, unsettled FROM pillarbox_requeued
         WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3";
     delete_requeued = "DELETE FROM pillarbox_requeued WHERE key BETWEEN ?1 AND ?2";
 

@@ -3,6 +3,7 @@
 use pillarbox_core::Timestamp;
 use rusqlite::{Result, Row, params};
 
+use super::deliveries::Deliveries;
 use super::mirror::{QueueState, bucket_of, bucket_start};
 use super::statements::Statements;
 
@@ -11,7 +12,7 @@ pub(super) struct Timer {
     pub(super) key: i64,
     pub(super) due_at: i64,
     pub(super) timer: i64,
-    pub(super) deliveries: u32,
+    pub(super) deliveries: Deliveries,
     pub(super) delayed: bool,
 }
 
@@ -20,8 +21,8 @@ pub(super) fn read_timer(row: &Row<'_>) -> Result<Timer> {
         key: row.get(0)?,
         due_at: row.get(1)?,
         timer: row.get(2)?,
-        deliveries: row.get(3)?,
-        delayed: row.get(4)?,
+        deliveries: Deliveries::read(row, 3)?,
+        delayed: row.get(5)?,
     })
 }
 
@@ -56,12 +57,14 @@ pub(super) fn sweep(
     due.dedup_by_key(|timer| timer.key);
     for timer in &due {
         let place = queue.take_place();
-        requeue(statements, queue, timer.key, place, timer.deliveries)?;
-        if timer.delayed {
+        let deliveries = if timer.delayed {
             queue.delayed -= 1;
+            timer.deliveries
         } else {
             queue.in_flight -= 1;
-        }
+            timer.deliveries.left_alone()
+        };
+        requeue(statements, queue, timer.key, place, deliveries)?;
     }
     if statements.delete_buckets()?.execute([number.0, this_bucket])? > 0 {
         // What is deleted here must be told again, should the clock go back.
@@ -82,11 +85,12 @@ pub(super) fn requeue(
     queue: &mut QueueState,
     key: i64,
     place: i64,
-    deliveries: u32,
+    deliveries: Deliveries,
 ) -> Result<()> {
     statements.delete_timer()?.execute([key])?;
     let place = queue.number.key(place);
-    statements.insert_requeued()?.execute(params![place, key, deliveries])?;
+    let Deliveries { count, unsettled } = deliveries;
+    statements.insert_requeued()?.execute(params![place, key, count, unsettled])?;
     queue.requeued += 1;
     Ok(())
 }

@@ -64,6 +64,66 @@ fn a_released_delivery_never_was() {
     );
 }
 
+/// How often the next message was delivered and left alone, as a receive says.
+fn unsettled(store: &mut Store<'_>, lease: Duration) -> (u32, u32) {
+    let message = store.receive(&queue(), 1, lease).unwrap().remove(0).message;
+    (message.delivery_count, message.unsettled)
+}
+
+#[test]
+fn a_released_delivery_keeps_those_before_it_unsettled() {
+    let connection = file();
+    let mut store = Store::new(&connection);
+    at(&mut store, 1);
+    send(&mut store, "x");
+    assert_eq!(unsettled(&mut store, Duration::from_secs(1)), (1, 0));
+    for second in [5, 6] {
+        at(&mut store, second);
+        let delivery = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
+        assert_eq!((delivery.message.delivery_count, delivery.message.unsettled), (2, 1));
+        // Whether or not the lease is remembered.
+        store.flush().unwrap();
+        if second == 6 {
+            store.clear();
+            at(&mut store, second);
+        }
+        store.release(&queue(), &delivery.receipt).unwrap();
+    }
+    assert_eq!(unsettled(&mut store, LEASE), (2, 1));
+}
+
+#[test]
+fn people_see_an_unsettled_delivery_though_nobody_has_swept() {
+    let connection = file();
+    let mut store = Store::new(&connection);
+    let shown = || {
+        let sql = "SELECT state, delivery_count, unsettled FROM pillarbox";
+        let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        connection.query_row::<(String, u32, u32), _, _>(sql, [], read).unwrap()
+    };
+    // The view goes by the time of the machine, to the millisecond.
+    let now = Timestamp::from_nanos(Timestamp::now().as_nanos() - 1_000_000_000);
+    store.begin(now).unwrap();
+    send(&mut store, "x");
+    store.flush().unwrap();
+    assert_eq!(shown(), ("ready".to_owned(), 0, 0));
+    store.receive(&queue(), 1, Duration::ZERO).unwrap();
+    store.flush().unwrap();
+    assert_eq!(count(&connection, "pillarbox_timer"), 1, "the lease has ended and is there");
+    assert_eq!(shown(), ("ready".to_owned(), 1, 1));
+    let delivery = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
+    store.flush().unwrap();
+    assert_eq!(shown(), ("in flight".to_owned(), 2, 1));
+    let nack = SettleAction::Nack { delay: Duration::from_secs(60) };
+    store.settle(&queue(), &delivery.receipt, nack).unwrap().unwrap();
+    store.flush().unwrap();
+    assert_eq!(shown(), ("delayed".to_owned(), 2, 1));
+    store.begin(now + Duration::from_secs(60)).unwrap();
+    assert_eq!(store.ready(&queue()).unwrap(), 1);
+    store.flush().unwrap();
+    assert_eq!(shown(), ("ready".to_owned(), 2, 1), "a delay that runs out is no lease");
+}
+
 #[test]
 fn a_purge_takes_the_rows_away_bit_by_bit() {
     let connection = file();
