@@ -8,7 +8,7 @@
 //! ```text
 //! the backend and the ledger disagree:
 //!   1. send m1
-//!   2. receive 1 for 0 ticks        m1 #1 as r1
+//!   2. receive 1 for 0 ticks        m1 #1 (0 unsettled) as r1
 //!   3. r1 acknowledge               ok
 //!   backend: Ok(())
 //!    ledger: Err("refused")
@@ -461,7 +461,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A message by its name and count, and all of it where it is not as it was sent.
+    /// A message by its name and counts, and all of it where it is not as it was sent.
     fn show(&self, message: &RawMessage) -> String {
         let name = self.name(message.id);
         let sent = self.sent.iter().find(|sent| sent.id == message.id);
@@ -472,7 +472,14 @@ impl<'a> Run<'a> {
         });
         let changed =
             if same { String::new() } else { format!(" but not as it was sent: {message:?}") };
-        format!("{name} #{}{changed}", message.delivery_count)
+        let RawMessage { delivery_count, unsettled, .. } = message;
+        // Not every backend counts them.
+        let unsettled = if self.subject.capabilities().counts_unsettled {
+            format!(" ({unsettled} unsettled)")
+        } else {
+            String::new()
+        };
+        format!("{name} #{delivery_count}{unsettled}{changed}")
     }
 
     fn describe(&self, what: &str, duration: Duration) -> String {

@@ -14,7 +14,9 @@ use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
 use pillarbox_core::lease::{Ledger, Sent};
-use pillarbox_core::{MessageId, MessageState, Nonce, Outgoing, Receipt, SettleAction, Timestamp};
+use pillarbox_core::{
+    MessageId, MessageState, Nonce, Outgoing, RawMessage, Receipt, SettleAction, Timestamp,
+};
 use stateright::{Checker, Model, Property};
 use uuid::Uuid;
 
@@ -96,6 +98,8 @@ struct World {
     /// Messages that become ready by time, in the order in which their time was set.
     timed: Vec<usize>,
     deliveries: Vec<Delivered>,
+    /// Of each message, how many deliveries ended by their deadline.
+    unsettled: [u32; MESSAGES],
     /// Messages that were acknowledged rather than purged.
     acknowledged: [bool; MESSAGES],
     /// What the ledger answered wrongly on the way here.
@@ -114,8 +118,12 @@ fn message_of(id: MessageId) -> usize {
     (id.as_uuid().as_u64_pair().0 >> 16) as usize
 }
 
-/// What can be seen of the ledger: message, count, state, ticks left, in order.
-type View = Vec<(usize, u32, &'static str, u64)>;
+/// What can be seen of the ledger: message, count, how many more deliveries were unsettled than the
+/// specification says, state, ticks left, in order.
+///
+/// How many were unsettled has no effect on anything else: what can go wrong is that a step changes
+/// the number by too much or too little, and that shows in the difference.
+type View = Vec<(usize, u32, i64, &'static str, u64)>;
 
 impl World {
     fn new() -> Self {
@@ -126,6 +134,7 @@ impl World {
             line: Vec::new(),
             timed: Vec::new(),
             deliveries: Vec::new(),
+            unsettled: [0; MESSAGES],
             acknowledged: [false; MESSAGES],
             wrong: None,
         }
@@ -139,28 +148,29 @@ impl World {
                 MessageState::InFlight { until } => ("in flight", until.since(self.now).as_secs()),
                 MessageState::Delayed { until } => ("delayed", until.since(self.now).as_secs()),
             };
-            (message_of(peeked.message.id), peeked.message.delivery_count, state, left)
+            let RawMessage { id, delivery_count, unsettled, .. } = peeked.message;
+            let message = message_of(id);
+            let surplus = i64::from(unsettled) - i64::from(self.unsettled[message]);
+            (message, delivery_count, surplus, state, left)
         });
         each.collect()
     }
 
     /// The same, by the specification.
     fn expected_view(&self) -> View {
-        let count =
-            |message: usize| self.deliveries.iter().filter(|d| d.message == message).count() as u32;
+        let show =
+            |message, state, left: u8| (message, self.count(message), 0, state, u64::from(left));
         let mut timed: Vec<_> = self
             .timed
             .iter()
             .map(|message| match self.places[*message] {
-                Place::InFlight { left, .. } => {
-                    (*message, count(*message), "in flight", u64::from(left))
-                }
-                Place::Delayed { left } => (*message, count(*message), "delayed", u64::from(left)),
+                Place::InFlight { left, .. } => show(*message, "in flight", left),
+                Place::Delayed { left } => show(*message, "delayed", left),
                 other => unreachable!("{other:?} has no time"),
             })
             .collect();
         timed.sort_by_key(|(.., left)| *left);
-        let ready = self.line.iter().map(|message| (*message, count(*message), "ready", 0));
+        let ready = self.line.iter().map(|message| show(*message, "ready", 0));
         ready.chain(timed).collect()
     }
 
@@ -190,14 +200,16 @@ impl World {
         }
     }
 
-    /// Specification: what has no time left joins the tail, in the order in which it was set.
+    /// Specification: what has no time left joins the tail, in the order in which it was set. A
+    /// lease that ends so was not settled.
     fn let_time_come(&mut self) {
         for message in self.timed.clone() {
-            if let Place::InFlight { left: 0, .. } | Place::Delayed { left: 0 } =
-                self.places[message]
-            {
-                self.make_available(message, 0);
+            match self.places[message] {
+                Place::InFlight { left: 0, .. } => self.unsettled[message] += 1,
+                Place::Delayed { left: 0 } => {}
+                _ => continue,
             }
+            self.make_available(message, 0);
         }
     }
 
@@ -246,6 +258,8 @@ impl World {
         let delivered: Vec<_> = answer.iter().map(|d| message_of(d.message.id)).collect();
         self.claim(delivered == expected, "delivered out of order, or not what is ready");
         for (message, delivery) in expected.into_iter().zip(answer) {
+            let unsettled = self.unsettled[message];
+            self.claim(delivery.message.unsettled == unsettled, "unsettled deliveries miscounted");
             let number = self.deliveries.len();
             self.places[message] = Place::InFlight { delivery: number, left: VISIBILITY };
             self.timed.push(message);
@@ -297,8 +311,8 @@ fn outgoing(message: usize, delay: u8) -> Outgoing {
 }
 
 /// Two worlds are the same if nothing can ever tell them apart: absolute time and the values of
-/// nonces cannot, how many messages were sent follows from their places (INV-8), and everything
-/// else that the ledger holds shows in its view.
+/// nonces cannot, how many messages were sent follows from their places (INV-8), how many deliveries
+/// were unsettled changes nothing else, and everything else that the ledger holds shows in its view.
 impl World {
     #[expect(clippy::type_complexity, reason = "used in the two places below only")]
     fn identity(
@@ -411,11 +425,11 @@ impl Model for LedgerModel {
             }),
             Property::always("INV-6 what is due is ready", |_, world: &World| {
                 let none_overdue =
-                    world.view().iter().all(|(_, _, state, left)| *state == "ready" || *left > 0);
+                    world.view().iter().all(|(.., state, left)| *state == "ready" || *left > 0);
                 // And everything is, once its time has come.
                 let mut later = world.clone();
                 later.now = later.now + ticks(VISIBILITY.max(DELAY));
-                none_overdue && later.view().iter().all(|(_, _, state, _)| *state == "ready")
+                none_overdue && later.view().iter().all(|(.., state, _)| *state == "ready")
             }),
             Property::always("INV-7 messages line up as they became ready", |_, world: &World| {
                 world.view() == world.expected_view()
@@ -423,6 +437,12 @@ impl Model for LedgerModel {
             Property::always("INV-8 what was stored stays counted", |_, world: &World| {
                 let stored = world.places.iter().filter(|place| **place != Place::Unsent).count();
                 world.ledger.clone().counts(world.now).sent == Some(stored as u64)
+            }),
+            Property::always("INV-9 what ends by its deadline is unsettled", |_, world: &World| {
+                let view = world.view();
+                view.iter().all(|(message, count, surplus, ..)| {
+                    *surplus == 0 && world.unsettled[*message] <= *count
+                })
             }),
             // The search went where it matters.
             Property::sometimes("both consumers hold a message", |_, world: &World| {
@@ -443,7 +463,7 @@ impl Model for LedgerModel {
 }
 
 #[test]
-fn the_ledger_keeps_inv_1_to_8_in_every_reachable_state() {
+fn the_ledger_keeps_inv_1_to_9_in_every_reachable_state() {
     let checker = LedgerModel.checker().threads(2).spawn_bfs().join();
     println!("{} states, {} distinct", checker.state_count(), checker.unique_state_count());
     checker.assert_properties();

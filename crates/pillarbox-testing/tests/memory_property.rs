@@ -66,6 +66,12 @@ fn it_finds_a_queue_that_resets_delivery_counts() {
 }
 
 #[test]
+fn it_finds_a_queue_that_takes_nacks_for_unsettled_deliveries() {
+    let text = finds(Breakage::TakesNacksForUnsettled);
+    assert!(text.contains("(1 unsettled)") && text.contains("(0 unsettled)"), "{text}");
+}
+
+#[test]
 fn it_finds_a_queue_that_does_not_extend() {
     finds(Breakage::DoesNotExtend);
 }

@@ -34,7 +34,7 @@ pub async fn messages_outlive_a_restart(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["first", "second"]);
 }
 
-/// A message that kills its receiver is known by its count.
+/// Whatever the deliveries ended by.
 pub async fn delivery_counts_outlive_a_restart(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
@@ -44,6 +44,24 @@ pub async fn delivery_counts_outlive_a_restart(s: &Subject) {
     }
     let Some(queue) = reopened(s, queue.name()).await else { return };
     assert_eq!(queue.take_one(LONG).await.message.delivery_count, 3);
+}
+
+/// A message that kills its receiver is known by them: those before the restart, and the one that the
+/// restart has interrupted.
+pub async fn unsettled_deliveries_outlive_a_restart(s: &Subject) {
+    needs!(s: counts_unsettled);
+    let queue = s.queue();
+    queue.put("x").await;
+    queue.take_one(s.ticks(1)).await;
+    s.pass(2).await;
+    let nacked = queue.take_one(LONG).await;
+    queue.nack(&nacked.receipt, Duration::ZERO).await.expect("nacked");
+    queue.take_one(s.ticks(3)).await;
+    let name = queue.name().clone();
+    let Some(queue) = reopened(s, &name).await else { return };
+    s.pass(5).await;
+    let message = queue.take_one(LONG).await.message;
+    assert_eq!((message.delivery_count, message.unsettled), (4, 2));
 }
 
 /// Leases run on, with their receipts: the good stay good and the dead stay dead.

@@ -138,6 +138,30 @@ pub async fn peek_shows_every_state_and_delivers_nothing(s: &Subject) {
     queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
 }
 
+/// Whether or not anything has requeued the message, as for its state.
+pub async fn peek_shows_an_unsettled_delivery_as_soon_as_its_lease_has_ended(s: &Subject) {
+    needs!(s: peek, counts_unsettled);
+    let queue = s.queue();
+    queue.put("x").await;
+    let shown = async || {
+        let shown = only(queue.shown(10).await);
+        (shown.message.unsettled, shown.state == MessageState::Ready)
+    };
+    assert_eq!(shown().await, (0, true));
+    let delivery = queue.take_one(s.ticks(6)).await;
+    assert_eq!(delivery.message.unsettled, 0);
+    assert_eq!(shown().await, (0, false), "the lease runs");
+    s.pass(8).await;
+    assert_eq!(shown().await, (1, true));
+    // Looking counts nothing.
+    assert_eq!(shown().await, (1, true));
+    let delivery = queue.take_one(LONG).await;
+    assert_eq!(delivery.message.unsettled, 1);
+    assert_eq!(shown().await, (1, false));
+    queue.nack(&delivery.receipt, LONG).await.expect("nacked");
+    assert_eq!(shown().await, (1, false));
+}
+
 /// A queue that stands still is shown whole, each message once and in order.
 pub async fn peek_pages_through_a_queue_of_any_length(s: &Subject) {
     needs!(s: peek, fifo);

@@ -70,6 +70,10 @@ macro_rules! conformance {
                 a_lease_of_no_time_delivers_and_is_over
                 a_message_left_alone_comes_back_when_its_lease_ends
                 delivery_count_starts_at_one_and_rises_by_one
+                a_delivery_that_nobody_settles_is_counted_as_such
+                a_lease_that_ends_at_once_is_an_unsettled_delivery
+                a_delivery_that_is_settled_is_not_counted_as_unsettled
+                a_receive_that_was_dropped_is_no_unsettled_delivery
                 a_long_poll_ends_with_the_first_message
                 a_long_poll_sees_a_delayed_message_become_due
                 a_long_poll_sees_a_lease_end
@@ -116,6 +120,7 @@ macro_rules! conformance {
                 a_sound_backend_has_no_problem_and_diagnosing_changes_nothing
                 purge_says_how_many_and_leaves_none
                 peek_shows_every_state_and_delivers_nothing
+                peek_shows_an_unsettled_delivery_as_soon_as_its_lease_has_ended
                 peek_pages_through_a_queue_of_any_length
                 looking_changes_nothing
                 a_queue_with_messages_is_listed
@@ -124,6 +129,7 @@ macro_rules! conformance {
             lasting {
                 messages_outlive_a_restart
                 delivery_counts_outlive_a_restart
+                unsettled_deliveries_outlive_a_restart
                 leases_outlive_a_restart
                 time_passes_over_a_restart
                 sent_outlives_a_restart

@@ -131,6 +131,94 @@ pub async fn delivery_count_starts_at_one_and_rises_by_one(s: &Subject) {
     }
 }
 
+/// 0 at first, and one more for each lease that runs out, of all that run out together.
+pub async fn a_delivery_that_nobody_settles_is_counted_as_such(s: &Subject) {
+    needs!(s: counts_unsettled);
+    let queue = s.queue();
+    queue.put_all(&["a", "b", "c"]).await;
+    for unsettled in 0..4 {
+        let deliveries = queue.take(10, s.ticks(4)).await;
+        let seen: Vec<_> = deliveries.iter().map(|d| d.message.unsettled).collect();
+        assert_eq!(seen, [unsettled; 3]);
+        let counts: Vec<_> = deliveries.iter().map(|d| d.message.delivery_count).collect();
+        assert_eq!(counts, [unsettled + 1; 3]);
+        s.pass(6).await;
+    }
+}
+
+/// A lease of no time, and one that is extended by nothing, run out like any other.
+pub async fn a_lease_that_ends_at_once_is_an_unsettled_delivery(s: &Subject) {
+    needs!(s: counts_unsettled);
+    let queue = s.queue();
+    queue.put("x").await;
+    for unsettled in 0..3 {
+        assert_eq!(queue.take_one(Duration::ZERO).await.message.unsettled, unsettled);
+    }
+    let delivery = queue.take_one(LONG).await;
+    assert_eq!(delivery.message.unsettled, 3);
+    queue.extend(&delivery.receipt, Duration::ZERO).await.expect("extended");
+    assert_eq!(queue.take_one(LONG).await.message.unsettled, 4);
+}
+
+/// Neither a nack nor the end of its delay changes the number, and nor does an extension; whether
+/// deliveries were unsettled before or not.
+pub async fn a_delivery_that_is_settled_is_not_counted_as_unsettled(s: &Subject) {
+    needs!(s: counts_unsettled);
+    let queue = s.queue();
+    queue.put_delayed("x", s.ticks(1)).await;
+    s.pass(2).await;
+    for unsettled in 0..2 {
+        for delay in [0, 1] {
+            let delivery = queue.take_one(LONG).await;
+            assert_eq!(delivery.message.unsettled, unsettled);
+            queue.nack(&delivery.receipt, s.ticks(delay)).await.expect("nacked");
+            s.pass(2 * delay).await;
+        }
+        assert_eq!(queue.take_one(s.ticks(1)).await.message.unsettled, unsettled);
+        s.pass(2).await;
+    }
+    let delivery = queue.take_one(s.ticks(6)).await;
+    queue.extend(&delivery.receipt, LONG).await.expect("extended");
+    s.pass(8).await;
+    queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
+    let delivery = queue.take_one(LONG).await;
+    assert_eq!(delivery.message.unsettled, 2);
+    // One that is sent again once it was acknowledged is another message.
+    queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
+    let again = Outgoing::with_id(delivery.message.id, "x");
+    queue.try_put(again).await.expect("stored");
+    assert_eq!(queue.take_one(LONG).await.message.unsettled, 0);
+}
+
+/// What it had claimed comes back as if it had never been delivered, and as it was before.
+pub async fn a_receive_that_was_dropped_is_no_unsettled_delivery(s: &Subject) {
+    needs!(s: counts_unsettled);
+    let queue = s.queue();
+    queue.put("x").await;
+    queue.take_one(s.ticks(1)).await;
+    s.pass(2).await;
+    for round in 0..12 {
+        let receive = {
+            let queue = queue.clone();
+            tokio::spawn(async move { queue.receive(Receive::one().visibility(LONG)).await })
+        };
+        // Cancel at a different moment each time.
+        for _ in 0..round {
+            tokio::task::yield_now().await;
+        }
+        receive.abort();
+        let delivery = match receive.await {
+            Ok(answered) => only(answered.expect("delivered")),
+            Err(_cancelled) => {
+                let request = Receive::one().visibility(LONG).wait(s.ticks(10));
+                only(queue.take_by(request).await)
+            }
+        };
+        assert_eq!(delivery.message.unsettled, 1);
+        queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
+    }
+}
+
 /// Starts a long poll and gives it time to begin waiting.
 async fn poll(
     s: &Subject,

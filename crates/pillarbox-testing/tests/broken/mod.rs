@@ -21,6 +21,8 @@ pub(crate) enum Breakage {
     Reverses,
     /// Reports one delivery too few from the second on.
     ResetsCount,
+    /// Takes a nack for a delivery that nobody has settled.
+    TakesNacksForUnsettled,
     /// Ignores extensions.
     DoesNotExtend,
     /// Forgets attributes and reply addresses from the second delivery on.
@@ -96,6 +98,11 @@ impl Queue for BrokenQueue {
                     for delivery in &mut deliveries {
                         let count = &mut delivery.message.delivery_count;
                         *count = (*count - 1).max(1);
+                    }
+                }
+                Breakage::TakesNacksForUnsettled => {
+                    for delivery in &mut deliveries {
+                        delivery.message.unsettled = delivery.message.delivery_count - 1;
                     }
                 }
                 Breakage::ForgetsAttributes => {
