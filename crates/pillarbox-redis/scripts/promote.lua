@@ -1,13 +1,17 @@
 -- Moves the messages that due has found to the tail of pending. If they are less than at_once, meta then has
--- a secret for exactly those messages whose lease runs.
+-- a secret for exactly those messages whose lease runs. A delivery whose lease has ended was unsettled, and is
+-- counted as such with its secret's going.
 -- Writes: invisible, pending, meta.
 if promoted > 0 then
   local ended, delayed = {}, 0
   for n, id in ipairs(due) do
     local known = due_known[n]
     if known and #known > 16 then
+      local deliveries = tonumber(sub(known, 17)) or 0
+      -- From 2^53 on, numbers are not exact.
+      if deliveries < 9007194959773696 then deliveries = deliveries + 4294967296 end
       ended[#ended + 1] = id
-      ended[#ended + 1] = sub(known, 17)
+      ended[#ended + 1] = string.format('%.0f', deliveries)
     else
       delayed = delayed + 1
     end

@@ -21,7 +21,7 @@ if record and record >= ARGV[1] then
   for n = 1, #ids do
     local secret = sub(ARGV[secrets + n] or '', 1, 16)
     if known[n] and sub(known[n], 1, 16) == secret then
-      known[n] = string.format('%d', sub(known[n], 17) - 1)
+      known[n] = string.format('%.0f', sub(known[n], 17) - 1)
     else
       bodies[n] = false
     end
@@ -90,7 +90,7 @@ for n = 1, count do
     local secret = ARGV[secrets + n]
     if known[n] then
       local before = #known[n] > 16 and sub(known[n], 17) or known[n]
-      secret = sub(secret, 1, 16) .. string.format('%d', (tonumber(before) or 0) + 1)
+      secret = sub(secret, 1, 16) .. string.format('%.0f', (tonumber(before) or 0) + 1)
     end
     leases[place + 1] = lease
     leases[place + 2] = id

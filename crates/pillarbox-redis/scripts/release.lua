@@ -21,7 +21,7 @@ for n = #ids, 1, -1 do
     local count = tonumber(sub(current, 17)) - 1
     if count > 0 then
       counts[#counts + 1] = ids[n]
-      counts[#counts + 1] = count
+      counts[#counts + 1] = string.format('%.0f', count)
     else
       never[#never + 1] = ids[n]
     end

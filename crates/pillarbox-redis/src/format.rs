@@ -150,7 +150,7 @@ pub(crate) fn head(message: &Outgoing) -> String {
 ///
 /// One that does not begin as ours do, for somebody else has written it, is all body, and as old as can
 /// be: its receiver cannot decode it, and sets it aside like any other.
-pub(crate) fn message(id: MessageId, data: Vec<u8>, delivery_count: u32) -> RawMessage {
+pub(crate) fn message(id: MessageId, data: Vec<u8>, deliveries: Deliveries) -> RawMessage {
     let (at, extra, start) = read_head(&data).unwrap_or_else(|| {
         tracing::warn!(%id, "the data of a message do not begin as ours do");
         (LONG_AGO, Extra::default(), 0)
@@ -158,7 +158,8 @@ pub(crate) fn message(id: MessageId, data: Vec<u8>, delivery_count: u32) -> RawM
     let mut message = RawMessage::new(id, Bytes::from(data).slice(start..), at);
     message.reply_to = extra.reply_to.map(Into::into);
     message.attributes = extra.attributes;
-    message.delivery_count = delivery_count;
+    message.delivery_count = deliveries.count;
+    message.unsettled = deliveries.unsettled;
     message
 }
 
@@ -179,14 +180,35 @@ pub(crate) fn sent_at(start: &[u8]) -> Option<Timestamp> {
     std::str::from_utf8(&start[..end]).ok()?.parse().ok().map(Timestamp::from_nanos)
 }
 
-/// Reads a value of `meta`: whether somebody holds a receipt, and how often it was delivered.
-pub(crate) fn meta(value: &[u8]) -> Option<(bool, u32)> {
-    let is_held = value.len() > Nonce::TEXT_LEN;
-    let count = if is_held { &value[Nonce::TEXT_LEN..] } else { value };
-    if count.is_empty() {
-        return Some((false, 0));
+/// How often a message was delivered, and how often nobody has settled it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Deliveries {
+    pub(crate) count: u32,
+    /// How many of them ended by their deadline.
+    pub(crate) unsettled: u32,
+}
+
+impl Deliveries {
+    /// Of the number in `meta`: the low 32 bits are the count, those above the unsettled ones.
+    const fn of_number(number: u64) -> Self {
+        Self { count: number as u32, unsettled: (number >> 32) as u32 }
     }
-    std::str::from_utf8(count).ok()?.parse().ok().map(|count| (is_held, count))
+
+    /// After one more delivery.
+    pub(crate) fn delivered(self) -> Self {
+        Self { count: self.count.saturating_add(1), ..self }
+    }
+}
+
+/// Reads a value of `meta`: whether somebody holds a receipt, and the deliveries.
+pub(crate) fn meta(value: &[u8]) -> Option<(bool, Deliveries)> {
+    let is_held = value.len() > Nonce::TEXT_LEN;
+    let number = if is_held { &value[Nonce::TEXT_LEN..] } else { value };
+    if number.is_empty() {
+        return Some((false, Deliveries::default()));
+    }
+    let number = std::str::from_utf8(number).ok()?.parse().ok()?;
+    Some((is_held, Deliveries::of_number(number)))
 }
 
 /// Reads a score of `invisible`: when the message becomes ready. `None` for one that is.
@@ -237,11 +259,12 @@ mod tests {
     #[test]
     fn a_message_survives_its_data() {
         let id = MessageId::new();
-        let message = |data: &str| message(id, data.as_bytes().to_vec(), 3);
+        let deliveries = Deliveries { count: 3, unsettled: 1 };
+        let message = |data: &str| message(id, data.as_bytes().to_vec(), deliveries);
         let plain = message("1763200000123456000\nbody\nand more");
         assert_eq!(&plain.body[..], b"body\nand more");
         assert_eq!(plain.enqueued_at.as_micros(), 1_763_200_000_123_456);
-        assert_eq!(plain.delivery_count, 3);
+        assert_eq!((plain.delivery_count, plain.unsettled), (3, 1));
 
         let mut outgoing = Outgoing::new("b");
         outgoing.reply_to = Some("client\n7".into());
@@ -257,6 +280,23 @@ mod tests {
 
         for foreign in ["", "no newline", "x\nbody", "5 {\nbody"] {
             assert_eq!(&message(foreign).body[..], foreign.as_bytes());
+        }
+    }
+
+    #[test]
+    fn deliveries_are_read_with_and_without_a_secret() {
+        let secret = "0123456789abcdef";
+        for (number, count, unsettled) in
+            [("1", 1, 0), ("4294967298", 2, 1), ("9007199254740991", u32::MAX, (1 << 21) - 1)]
+        {
+            let deliveries = Deliveries { count, unsettled };
+            assert_eq!(meta(number.as_bytes()), Some((false, deliveries)));
+            let held = format!("{secret}{number}");
+            assert_eq!(meta(held.as_bytes()), Some((true, deliveries)));
+        }
+        assert_eq!(meta(b""), Some((false, Deliveries::default())));
+        for bad in ["x", "-1", "1e9", "0123456789abcdefx"] {
+            assert_eq!(meta(bad.as_bytes()), None, "{bad}");
         }
     }
 

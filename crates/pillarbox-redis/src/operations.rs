@@ -177,7 +177,7 @@ impl Operation for Receives {
                     continue;
                 };
                 let (_, before) = format::meta(&known).ok_or_else(|| reply.wrong())?;
-                let message = format::message(id, data, before.saturating_add(1));
+                let message = format::message(id, data, before.delivered());
                 claims[place].deliveries.push(Delivery::new(message, Receipt::new(id, nonce)));
             }
         }

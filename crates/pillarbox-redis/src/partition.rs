@@ -185,13 +185,13 @@ impl Partition {
             // Without data it is no message; a receive would pass over it.
             if let Some(data) = data {
                 let id = IdText::parse(&id_text).ok_or_else(|| reply.wrong())?;
-                let (is_held, count) = format::meta(&meta).ok_or_else(|| reply.wrong())?;
+                let (is_held, deliveries) = format::meta(&meta).ok_or_else(|| reply.wrong())?;
                 let state = match format::score(&score) {
                     None => MessageState::Ready,
                     Some(until) if is_held => MessageState::InFlight { until },
                     Some(until) => MessageState::Delayed { until },
                 };
-                messages.push(Peeked::new(format::message(id, data, count), state));
+                messages.push(Peeked::new(format::message(id, data, deliveries), state));
             }
             shown += 1;
             last = Some((id_text, score));

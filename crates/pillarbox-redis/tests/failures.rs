@@ -207,13 +207,21 @@ async fn a_receive_whose_answer_was_cut_off_delivers_at_once_and_counts_once() {
         for body in &bodies {
             send(&queue, body).await.expect("sent");
         }
+        // Some were delivered before, and left alone: the receive that is repeated counts that, too.
+        let before = n as u32 % 2;
+        if before == 1 {
+            let left_alone = Receive::up_to(10).visibility(Duration::ZERO);
+            assert_eq!(queue.receive(left_alone).await.expect("received").len(), 10);
+        }
         proxy.cut_answer("EVALSHA", after);
         let deliveries = queue.receive(Receive::up_to(10).visibility(HOUR)).await;
         proxy.sprung(n + 1).await;
         let deliveries = deliveries.expect("received");
         assert_eq!(deliveries.iter().map(body).collect::<Vec<_>>(), bodies, "after {after}");
         for delivery in &deliveries {
-            assert_eq!(delivery.message.delivery_count, 1, "after {after}");
+            let message = &delivery.message;
+            let counted = (message.delivery_count, message.unsettled);
+            assert_eq!(counted, (before + 1, before), "after {after}");
             acknowledge(&queue, delivery).await.expect("acknowledged");
         }
     }

@@ -156,7 +156,8 @@ fn a_lease_that_ends_while_many_receive_is_delivered_once_more_and_not_twice() {
             }
             // The first who has it ends the race; the others would have it after its lease.
             let got = receivers.join_next().await.expect("one of them").expect("received");
-            assert_eq!(got[0].message.delivery_count, count);
+            let message = &got[0].message;
+            assert_eq!((message.delivery_count, message.unsettled), (count, count - 1));
             receivers.shutdown().await;
             scene.stored().await;
             scene.all_ready_again(1).await;
@@ -215,6 +216,7 @@ fn every_lease_ends_though_nobody_sweeps() {
         let again = [scene.take(1000, LONG).await, scene.take(1000, LONG).await].concat();
         assert_eq!(ids(&again), sent);
         assert!(again.iter().all(|delivery| delivery.message.delivery_count == 2));
+        assert!(again.iter().all(|delivery| delivery.message.unsettled == 1));
     });
 }
 

@@ -65,12 +65,22 @@ impl Stored {
 
     /// The part of a meta value that is secret, and the delivery count.
     pub(crate) fn meta_of(&self, id: &str) -> (Option<&str>, u32) {
+        let (secret, number) = self.meta_number(id);
+        (secret, number as u32)
+    }
+
+    /// How many deliveries were unsettled, as far as it was written down.
+    pub(crate) fn unsettled_of(&self, id: &str) -> u32 {
+        (self.meta_number(id).1 >> 32) as u32
+    }
+
+    fn meta_number(&self, id: &str) -> (Option<&str>, u64) {
         match self.meta.get(id) {
             None => (None, 0),
             Some(value) if value.len() > 16 => {
-                (Some(&value[..16]), value[16..].parse().expect("a count"))
+                (Some(&value[..16]), value[16..].parse().expect("a number"))
             }
-            Some(value) => (None, value.parse().expect("a count")),
+            Some(value) => (None, value.parse().expect("a number")),
         }
     }
 
@@ -96,6 +106,12 @@ impl Stored {
         let mut ids = self.meta.keys().filter(|field| !field.starts_with('#'));
         if let Some(id) = ids.find(|id| !data.contains(id.as_str())) {
             return Err(format!("{id} has a delivery count and no data"));
+        }
+        for id in &self.data {
+            let ((secret, count), unsettled) = (self.meta_of(id), self.unsettled_of(id));
+            if unsettled + u32::from(secret.is_some()) > count {
+                return Err(format!("{id}: {unsettled} of {count} deliveries were unsettled"));
+            }
         }
         if let Some(id) = self.pending.iter().find(|id| self.meta_of(id).0.is_some()) {
             return Err(format!("{id} is ready and somebody has a receipt for it"));
@@ -127,6 +143,13 @@ impl Stored {
             if count != peeked.message.delivery_count {
                 let should = peeked.message.delivery_count;
                 return Err(format!("{id} was delivered {should} times, and has {count}"));
+            }
+            // A secret that is still there though its lease has ended is one that was not promoted.
+            let ended = peeked.state == MessageState::Ready && secret.is_some();
+            let unsettled = self.unsettled_of(&id) + u32::from(ended);
+            if unsettled != peeked.message.unsettled {
+                let should = peeked.message.unsettled;
+                return Err(format!("{id} was left alone {should} times, and has {unsettled}"));
             }
             let held = matches!(peeked.state, MessageState::InFlight { .. });
             let must_differ = !matches!(peeked.state, MessageState::Ready);
