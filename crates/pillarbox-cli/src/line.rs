@@ -21,6 +21,7 @@ pub(crate) struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<Timestamp>,
     delivery_count: u32,
+    unsettled: u32,
     enqueued_at: Timestamp,
     reply_to: Option<&'a str>,
     attributes: &'a Attributes,
@@ -75,6 +76,7 @@ impl<'a> Line<'a> {
             state: None,
             until: None,
             delivery_count: message.delivery_count,
+            unsettled: message.unsettled,
             enqueued_at: message.enqueued_at,
             reply_to: message.reply_to.as_deref(),
             attributes: &message.attributes,
