@@ -166,6 +166,46 @@ fn a_lease_that_ends_while_many_receive_is_delivered_once_more_and_not_twice() {
 }
 
 #[test]
+fn a_receive_that_was_dropped_leaves_both_numbers_as_they_were() {
+    block_on(async {
+        let scene = Scene::new().await;
+        let id = short(scene.send(1).await[0]);
+        scene.take(1, Duration::ZERO).await;
+        let mut count = 1;
+        for round in 0..40 {
+            let receive = scene.queue.receive(Receive::one().visibility(LONG));
+            let answer = tokio::time::timeout(Duration::from_micros(50 * round), receive).await;
+            if let Ok(deliveries) = answer {
+                let delivery = deliveries.expect("received").remove(0);
+                assert_eq!(delivery.message.unsettled, 1);
+                let nack = Settle::nack(delivery.receipt, Duration::ZERO);
+                scene.settle(nack).await.expect("nacked");
+                count += 1;
+            }
+            scene.all_ready_again(1).await;
+            let stored = scene.stored().await;
+            assert_eq!((stored.meta_of(&id), stored.unsettled_of(&id)), ((None, count), 1));
+        }
+    });
+}
+
+#[test]
+fn more_leases_run_out_than_can_be_counted() {
+    block_on(async {
+        let scene = Scene::new().await;
+        let id = short(scene.send(1).await[0]);
+        // One less than the most that a number of Lua can hold exactly: 2^21 - 2 and 2^32 - 9.
+        let most = (((1_u64 << 21) - 2) << 32) + (1 << 32) - 9;
+        scene.server.command(&["HSET", "{queue:q}:meta", &id, &most.to_string()]);
+        for (added, unsettled) in [(1, -2), (2, -1), (3, -1), (4, -1)] {
+            let message = scene.take(1, Duration::ZERO).await.remove(0).message;
+            assert_eq!(message.delivery_count, u32::MAX - 8 + added);
+            assert_eq!(i64::from(message.unsettled), (1 << 21) + unsettled);
+        }
+    });
+}
+
+#[test]
 fn what_is_not_acknowledged_is_still_there() {
     block_on(async {
         let scene = Scene::new().await;

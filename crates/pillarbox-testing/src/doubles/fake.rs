@@ -114,9 +114,9 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R> {
     ///
     /// When the mailbox was closed, or the message is not a good one.
     pub fn inject(&self, message: Injected) -> MessageId {
-        let Injected { outgoing, delivery_count } = message;
+        let Injected { outgoing, past } = message;
         let id = outgoing.id;
-        self.queue.lock().earlier_deliveries.insert(id, delivery_count);
+        self.queue.lock().pasts.insert(id, past);
         let results = now(self.queue.inner.send(vec![outgoing])).expect("the mailbox is open");
         results.into_iter().for_each(|result| {
             result.expect("a message within the limits");
@@ -155,10 +155,11 @@ impl<T: 'static, R: 'static> Deref for FakeMailbox<T, R> {
 ///
 /// # pillarbox_testing::block_on(async {
 /// let mailbox: FakeMailbox<u32> = FakeMailbox::new();
-/// mailbox.inject(Injected::json(&7).delivered(4));
+/// mailbox.inject(Injected::json(&7).delivered(4).unsettled(3));
 /// mailbox.inject(Injected::raw("not a number"));
 /// let batch = mailbox.receive(Receive::up_to(10)).await?;
-/// assert_eq!(batch.messages()[0].delivery_count(), 5);
+/// let message = &batch.messages()[0];
+/// assert_eq!((message.delivery_count(), message.unsettled()), (5, 3));
 /// assert_eq!(batch.undecodable().len(), 1);
 /// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
 /// ```
@@ -166,7 +167,14 @@ impl<T: 'static, R: 'static> Deref for FakeMailbox<T, R> {
 #[must_use = "a message is injected by FakeMailbox::inject"]
 pub struct Injected {
     outgoing: Outgoing,
-    delivery_count: u32,
+    past: Past,
+}
+
+/// The deliveries that a message is said to have had.
+#[derive(Debug, Clone, Copy, Default)]
+struct Past {
+    deliveries: u32,
+    unsettled: u32,
 }
 
 impl Injected {
@@ -184,12 +192,18 @@ impl Injected {
 
     /// A message with any bytes for a body.
     pub fn raw(body: impl Into<Bytes>) -> Self {
-        Self { outgoing: Outgoing::new(body), delivery_count: 0 }
+        Self { outgoing: Outgoing::new(body), past: Past::default() }
     }
 
     /// Sets how often it was delivered before.
     pub fn delivered(mut self, times: u32) -> Self {
-        self.delivery_count = times;
+        self.past.deliveries = times;
+        self
+    }
+
+    /// Sets how many of those deliveries nobody has settled.
+    pub fn unsettled(mut self, times: u32) -> Self {
+        self.past.unsettled = times;
         self
     }
 
@@ -238,7 +252,7 @@ struct FakeQueue {
 #[derive(Debug, Default)]
 struct State {
     connection_error: Option<String>,
-    earlier_deliveries: HashMap<MessageId, u32>,
+    pasts: HashMap<MessageId, Past>,
     sent: Vec<Outgoing>,
 }
 
@@ -249,8 +263,9 @@ impl FakeQueue {
 
     /// Counts the deliveries that an injected message is said to have had.
     fn add_past(&self, message: &mut RawMessage) {
-        let earlier = self.lock().earlier_deliveries.get(&message.id).copied().unwrap_or(0);
-        message.delivery_count = message.delivery_count.saturating_add(earlier);
+        let past = self.lock().pasts.get(&message.id).copied().unwrap_or_default();
+        message.delivery_count = message.delivery_count.saturating_add(past.deliveries);
+        message.unsettled = message.unsettled.saturating_add(past.unsettled);
     }
 
     fn check(&self, action: &'static str) -> Result<()> {
@@ -307,7 +322,7 @@ impl Queue for FakeQueue {
             let results = self.inner.settle(batch).await?;
             let mut state = self.lock();
             for (id, _) in gone.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
-                id.and_then(|id| state.earlier_deliveries.remove(&id));
+                id.and_then(|id| state.pasts.remove(&id));
             }
             drop(state);
             Ok(results)
@@ -333,7 +348,7 @@ impl Queue for FakeQueue {
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move {
             self.check("purge")?;
-            self.lock().earlier_deliveries.clear();
+            self.lock().pasts.clear();
             self.inner.purge().await
         })
     }
