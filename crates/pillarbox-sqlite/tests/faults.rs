@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use pillarbox_core::{Error, Mailboxes, Outgoing, Receive};
+use pillarbox_core::{Error, Mailboxes, Outgoing, RawMessage, Receive, Settle};
 use pillarbox_sqlite::rusqlite::Connection;
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions, verify};
 use pillarbox_testing::process::{Child, told};
@@ -139,6 +139,54 @@ async fn a_damaged_file_is_refused() {
     bytes[100..4096].fill(0xA5);
     fs::write(&file, bytes).unwrap();
     refused_untouched(&file, &["or it is damaged", "was not touched"]).await;
+}
+
+/// Of deliveries that ended before, nothing is known; a lease that ends from then on is counted.
+#[tokio::test]
+async fn a_file_of_version_2_goes_on_and_counts_unsettled_deliveries_from_then_on() {
+    let (_directory, file) = directory();
+    let old = Connection::open(&file).unwrap();
+    old.execute_batch(include_str!("../src/schema.sql")).unwrap();
+    old.execute_batch(include_str!("../src/schema-2.sql")).unwrap();
+    // In the order of the keys: its lease ended, it is ready again, its lease runs, it is new.
+    let rows = "
+        UPDATE pillarbox_schema SET version = 2;
+        INSERT INTO pillarbox_queue VALUES (1, 'jobs', 9, 3, 3, 4, 2, 0, 1, 6);
+        INSERT INTO pillarbox_message VALUES
+            (1 << 45 | 1, 1, x'01900000000070008000000000000001', 0, NULL, NULL, x'61'),
+            (1 << 45 | 2, 1, x'01900000000070008000000000000002', 0, NULL, NULL, x'62'),
+            (1 << 45 | 3, 1, x'01900000000070008000000000000003', 0, NULL, NULL, x'63'),
+            (1 << 45 | 4, 1, x'01900000000070008000000000000004', 0, NULL, NULL, x'64');
+        INSERT INTO pillarbox_timer VALUES
+            (1 << 45 | 1, 70000000000, 1, 3, 1, x'010101010101010101010101'),
+            (1 << 45 | 3, 4000000000000000000, 2, 7, 3, x'020202020202020202020202');
+        INSERT INTO pillarbox_requeued VALUES (1 << 45 | 8, 1 << 45 | 2, 2);
+        INSERT INTO pillarbox_expiry VALUES
+            (1, 700, 1 << 45 | 1, 1 << 45 | 1), (1, 40000000000, 1 << 45 | 3, 1 << 45 | 3);";
+    old.execute_batch(rows).unwrap();
+    drop(old);
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
+
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    let about = |message: &RawMessage| {
+        let body = char::from(message.body[0]);
+        (body, message.delivery_count, message.unsettled)
+    };
+    let shown = jobs.peek(10, None).await.unwrap().messages;
+    let shown: Vec<_> = shown.iter().map(|peeked| about(&peeked.message)).collect();
+    assert_eq!(shown, [('d', 0, 0), ('b', 2, 0), ('a', 3, 1), ('c', 7, 0)]);
+    let held = "01900000-0000-7000-8000-000000000003.AgICAgICAgICAgIC".parse().unwrap();
+    let nack = Settle::nack(held, Duration::ZERO);
+    jobs.settle(vec![nack]).await.unwrap().remove(0).expect("the lease runs on");
+    let received = jobs.receive(Receive::up_to(10).visibility(Duration::ZERO)).await.unwrap();
+    let received: Vec<_> = received.iter().map(|delivery| about(&delivery.message)).collect();
+    assert_eq!(received, [('d', 1, 0), ('b', 3, 0), ('a', 4, 1), ('c', 8, 0)]);
+    let received = jobs.receive(Receive::up_to(10)).await.unwrap();
+    let received: Vec<_> = received.iter().map(|delivery| about(&delivery.message)).collect();
+    assert_eq!(received, [('d', 2, 1), ('b', 4, 1), ('a', 5, 2), ('c', 9, 1)]);
+    backend.close().await;
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
 }
 
 #[tokio::test]
