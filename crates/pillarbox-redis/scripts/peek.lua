@@ -3,12 +3,14 @@
 -- Arguments after the common ones: 4 the most to show; 5 'r' or 'i', for in which part the last page
 --   ended; 6 how many messages of that part were shown, or the last one's score; 7 its id, or nothing.
 -- Reads and writes: what due and promote do; reads data.
--- Reply: 'r' or 'i' for where this page ended, how many ready ones are shown in all pages; then for
---   each message its id, its score ('' if it is ready), its meta and its data.
+-- Reply: 'm' alone if there may be more that is due (ask again while there is). Otherwise 'r' or 'i' for
+--   where this page ended, how many ready ones are shown in all pages; then for each message its id, its
+--   score ('' if it is ready), its meta and its data.
 -- Twice: changes nothing that time has not changed already.
 -- @due
 if wrong then return wrong end
 -- @promote
+if promoted == at_once then return {'m'} end
 local wanted, part, last = tonumber(ARGV[4]), ARGV[5], ARGV[7]
 local ids, scores = {}, {}
 local skip = 0

@@ -171,12 +171,17 @@ impl Partition {
         max: usize,
         after: &PageEnd,
     ) -> Result<(Vec<Peeked>, Option<PageEnd>), Failure> {
-        let mut reply = self
-            .run_unremembered(&scripts::PEEK, |command| {
+        let (mut reply, in_line) = loop {
+            let arguments = |command: &mut Cmd| {
                 command.arg(max).arg(after.part).arg(&after.place).arg(&after.last);
-            })
-            .await?;
-        let in_line = reply.bytes()? == b"r";
+            };
+            let mut reply = self.run_unremembered(&scripts::PEEK, arguments).await?;
+            let part = reply.bytes()?;
+            // Unless more is due, which would be shown as if its time had not come.
+            if part != b"m" {
+                break (reply, part == b"r");
+            }
+        };
         let ready_shown = reply.count()?;
         let (mut messages, mut shown, mut last) = (Vec::new(), 0, None);
         while !reply.is_empty() {

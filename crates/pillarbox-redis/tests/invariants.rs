@@ -8,7 +8,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use pillarbox_core::{
-    Delivery, Error, Mailboxes, MessageId, Outgoing, Queue, QueueOptions, Receive, Settle,
+    Delivery, Error, Mailboxes, MessageId, MessageState, Outgoing, Queue, QueueOptions, Receive,
+    Settle,
 };
 use pillarbox_redis::redis;
 use pillarbox_testing::block_on;
@@ -246,6 +247,10 @@ fn every_lease_ends_though_nobody_sweeps() {
         let sent = scene.send(1500).await;
         let held = [scene.take(1000, SHORT).await, scene.take(1000, SHORT).await].concat();
         assert_eq!(held.len(), 1500);
+        tokio::time::sleep(SHORT * 2).await;
+        let shown = scene.queue.peek(1000, None).await.expect("shown").messages;
+        assert!(shown.iter().all(|one| one.state == MessageState::Ready), "{shown:?}");
+        assert!(shown.iter().all(|one| one.message.unsettled == 1), "{shown:?}");
         scene.all_ready_again(1500).await;
         let stored = scene.stored().await;
         assert_eq!(stored.pending.len(), 1500);
