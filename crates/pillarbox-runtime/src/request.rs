@@ -122,6 +122,12 @@ impl Metadata {
         self.message.delivery_count
     }
 
+    /// How many of its earlier deliveries ended without a word: their leases ran out. Of a message that
+    /// takes down its process, all of them.
+    pub fn unsettled(&self) -> u32 {
+        self.message.unsettled
+    }
+
     /// When it was sent, by the backend's clock.
     pub fn enqueued_at(&self) -> Timestamp {
         self.message.enqueued_at

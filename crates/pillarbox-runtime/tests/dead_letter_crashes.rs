@@ -129,8 +129,8 @@ async fn a_crash_between_any_two_steps_of_a_replay_loses_no_message_and_doubles_
         };
         let ending = stage.ending(&crash);
         let is_done = crash.run(replay(&ending)).await.is_some();
-        // The leases that a pass takes run for five minutes.
-        tokio::time::sleep(Duration::from_secs(300)).await;
+        // The leases that a pass takes run for two minutes.
+        tokio::time::sleep(Duration::from_secs(120)).await;
         replay(&stage).await;
         let letters = stage.letters().await;
         assert_eq!(letters.iter().map(|letter| letter.body).collect::<Vec<_>>(), [2], "{crash:?}");
@@ -182,7 +182,7 @@ async fn a_message_that_fails_before_its_replay_is_acknowledged_is_not_lost() {
         let is_done = crash.run(dlq.replay().run()).await.is_some();
         // It fails again, with the first dead letter still there or not.
         stage.work().await;
-        tokio::time::sleep(Duration::from_secs(300)).await;
+        tokio::time::sleep(Duration::from_secs(120)).await;
         let ids: BTreeSet<_> =
             stage.letters().await.iter().map(|letter| letter.message_id).collect();
         assert_eq!(ids, sent, "{crash:?}");

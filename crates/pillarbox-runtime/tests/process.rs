@@ -21,7 +21,7 @@ use pillarbox_testing::on_threads;
 use pillarbox_testing::process::Child;
 
 use crate::common::employee::{Act, DEAD, Order, QUEUE, Terms, effects, employ};
-use crate::common::place::{Place, open};
+use crate::common::place::{Place, on_both, open};
 
 /// How long anything may take on a machine that has much else to do.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -37,18 +37,6 @@ const ALONE: Terms =
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn employee() {
     common::employee::work();
-}
-
-/// Each story on each backend.
-macro_rules! on_both {
-    ($($(#[$attribute:meta])* $story:ident;)*) => {
-        mod sqlite {
-            $(#[test] $(#[$attribute])* fn $story() { super::$story(super::Place::sqlite()); })*
-        }
-        mod redis {
-            $(#[test] $(#[$attribute])* fn $story() { super::$story(super::Place::redis()); })*
-        }
-    };
 }
 
 on_both! {

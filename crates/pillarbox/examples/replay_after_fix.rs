@@ -43,9 +43,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = format!("sqlite:{}", directory.path().join("shop.db").display());
     let backend = pillarbox::open(&url).await?;
     let orders: Mailbox<Order> = backend.mailbox("orders")?;
-    let all: Vec<_> = (0..60)
-        .map(|n| Order { items: n % 3, discount: if n == 7 { 9_999 } else { n } })
-        .collect();
+    let all: Vec<_> =
+        (0..60).map(|n| Order { items: n % 3, discount: if n == 7 { 9_999 } else { n } }).collect();
     orders.send_batch(&all).await?.all()?;
 
     // At night.

@@ -87,6 +87,11 @@ struct Readme;
 #[doc = include_str!("../../../docs/workers.md")]
 struct Workers;
 
+/// And those in the guide to dead letters.
+#[cfg(all(doctest, feature = "runtime"))]
+#[doc = include_str!("../../../docs/dead-letters.md")]
+struct DeadLetters;
+
 pub use open::{open, open_existing, url_forms};
 pub use pillarbox_core::*;
 #[cfg(feature = "redis")]

@@ -27,7 +27,9 @@ const BATCH: usize = 500;
 /// What the bodies that are received in a call should come to.
 const BATCH_BYTES: usize = 4 << 20;
 /// How long dead letters are kept from others while a pass looks at them; extended as needed.
-const LEASE: Duration = Duration::from_secs(300);
+const LEASE: Duration = Duration::from_secs(120);
+/// With a shorter one they would come back while they are looked at.
+const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 /// How many receipts are kept at most. With more, those that are not meant go back earlier, behind all
 /// others, and the pass ends when it has seen as many as there were.
 const MOST_HELD: usize = 500_000;
@@ -57,6 +59,7 @@ pub struct Pass {
     /// The time between two of them.
     interval: Option<Duration>,
     max_replays: u32,
+    lease: Duration,
     progress: Box<dyn FnMut(&Report) + Send>,
 }
 
@@ -111,6 +114,7 @@ impl Pass {
             max: None,
             interval: None,
             max_replays: DEFAULT_MAX_REPLAYS,
+            lease: LEASE,
             progress: Box::new(|_| {}),
         }
     }
@@ -149,6 +153,13 @@ impl Pass {
         self
     }
 
+    /// How long dead letters are kept from others while it looks at them: if it is killed, they come back
+    /// after at most so long. Extended as long as it takes. 2 minutes unless said otherwise.
+    pub fn visibility(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
     /// Calls this after each batch.
     pub fn progress(mut self, progress: impl FnMut(&Report) + Send + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -175,8 +186,11 @@ impl Pass {
         stop: impl Future<Output = ()>,
     ) -> std::result::Result<Report, PassFailed> {
         let queue = self.dlq.queue().clone();
-        let mut walk =
-            Walk { held: Held::new(queue.clone()), report: Report::default(), pass: self };
+        let mut walk = Walk {
+            held: Held::new(queue.clone(), self.lease),
+            report: Report::default(),
+            pass: self,
+        };
         let ended = {
             let mut stop = std::pin::pin!(stop);
             walk.run(stop.as_mut()).await
@@ -212,6 +226,10 @@ struct Walk {
 impl Walk {
     async fn run(&mut self, mut stop: std::pin::Pin<&mut impl Future<Output = ()>>) -> Result<()> {
         let queue = self.pass.dlq.queue().clone();
+        if self.pass.lease < SHORTEST_LEASE {
+            let (value, allowed) = (format!("{:?}", self.pass.lease), "at least 1 s");
+            return Err(Error::invalid(Some(queue.name()), "visibility", value, allowed));
+        }
         let capabilities = queue.capabilities().clone();
         let before = queue.counts().await?;
         self.report.unseen = before.in_flight + before.delayed;
@@ -223,7 +241,8 @@ impl Walk {
         let mut may_begin = Instant::now();
         while empty < looks && !self.is_enough() && !(self.held.is_windowed && seen >= before.ready)
         {
-            let request = Receive::up_to(self.batch(next)).visibility(LEASE).wait(patience);
+            let request =
+                Receive::up_to(self.batch(next)).visibility(self.pass.lease).wait(patience);
             let held = &mut self.held;
             let receive = async {
                 held.keep_until(may_begin).await?;
@@ -431,6 +450,7 @@ pub(super) fn tell(
 /// Dead letters that were received and are not meant.
 struct Held {
     queue: Arc<dyn Queue>,
+    lease: Duration,
     /// In their order.
     receipts: VecDeque<Receipt>,
     /// When the leases of all are extended.
@@ -440,9 +460,9 @@ struct Held {
 }
 
 impl Held {
-    fn new(queue: Arc<dyn Queue>) -> Self {
-        let extend_at = Instant::now() + LEASE / 2;
-        Self { queue, receipts: VecDeque::new(), extend_at, is_windowed: false }
+    fn new(queue: Arc<dyn Queue>, lease: Duration) -> Self {
+        let extend_at = Instant::now() + lease / 2;
+        Self { queue, lease, receipts: VecDeque::new(), extend_at, is_windowed: false }
     }
 
     fn len(&self) -> usize {
@@ -461,10 +481,11 @@ impl Held {
             if Instant::now() < self.extend_at {
                 return Ok(());
             }
-            self.extend_at = Instant::now() + LEASE / 2;
+            self.extend_at = Instant::now() + self.lease / 2;
             let receipts: Vec<&Receipt> = self.receipts.iter().collect();
             for some in receipts.chunks(self.queue.capabilities().max_batch) {
-                let settles = some.iter().map(|receipt| Settle::extend((*receipt).clone(), LEASE));
+                let settles =
+                    some.iter().map(|receipt| Settle::extend((*receipt).clone(), self.lease));
                 // One that is lost comes again, and is looked at again.
                 self.queue.settle(settles.collect()).await?;
             }

@@ -2,8 +2,7 @@
 //!
 //! A queue counts deliveries, whatever became of them. What was released, refused by a limit or given back
 //! unbegun has used up no attempt, and must not become a dead letter for it. This process remembers what it
-//! gave back so; others do not know of it, which is why there is some room between the attempts that a
-//! message has and the deliveries after which it is taken for one that kills its handlers.
+//! gave back so; others do not know of it.
 
 use std::collections::{HashMap, VecDeque};
 

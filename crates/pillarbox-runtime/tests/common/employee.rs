@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{Context, DlqPolicy, Event, Heartbeat, Worker};
+use pillarbox_runtime::{Context, DlqPolicy, Event, Heartbeat, Outcome, Worker};
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,8 @@ pub(crate) enum Act {
     Block(u64),
     /// Takes the process down.
     Abort,
+    /// Says that it makes no sense.
+    Reject,
 }
 
 /// How the worker is set up. Leases are short, so that tests are.
@@ -109,7 +111,11 @@ pub(crate) fn work() {
     });
 }
 
-async fn carry_out(order: Order, heartbeat: Heartbeat, Context(effects): Context<PathBuf>) {
+async fn carry_out(
+    order: Order,
+    heartbeat: Heartbeat,
+    Context(effects): Context<PathBuf>,
+) -> Outcome {
     let Order { number, act } = order;
     // The dot ends the number: lines are found by how they begin.
     say(&format!("begun {number}."));
@@ -125,7 +131,9 @@ async fn carry_out(order: Order, heartbeat: Heartbeat, Context(effects): Context
         Act::Endless => pending().await,
         Act::Block(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
         Act::Abort => std::process::abort(),
+        Act::Reject => return Outcome::reject("it makes no sense"),
     }
+    Outcome::done()
 }
 
 /// Has an effect that outlives the process: one line by one write, which no kill can cut.
@@ -141,7 +149,7 @@ pub(crate) fn effects(place: &Place) -> Vec<u64> {
 }
 
 /// A line to the parent, by one write.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // The test harness may have left a line unfinished.
     let said = out.write_all(format!("\n@ {line}\n").as_bytes()).and_then(|()| out.flush());
@@ -151,7 +159,7 @@ fn say(line: &str) {
 }
 
 /// A parent that is killed must not leave its workers behind.
-fn end_with_the_parent() {
+pub(crate) fn end_with_the_parent() {
     let parent = std::os::unix::process::parent_id();
     std::thread::spawn(move || {
         while std::os::unix::process::parent_id() == parent {

@@ -55,3 +55,17 @@ pub(crate) async fn open(url: &str) -> Mailboxes {
     };
     opened.unwrap_or_else(|error| panic!("{error}"))
 }
+
+/// Each story on each backend.
+macro_rules! on_both {
+    ($($(#[$attribute:meta])* $story:ident;)*) => {
+        mod sqlite {
+            $(#[test] $(#[$attribute])* fn $story() { super::$story(super::Place::sqlite()); })*
+        }
+        mod redis {
+            $(#[test] $(#[$attribute])* fn $story() { super::$story(super::Place::redis()); })*
+        }
+    };
+}
+
+pub(crate) use on_both;

@@ -1,0 +1,204 @@
+//! Dead-lettering and replaying in processes that are killed: exactly one dead letter of each message, and
+//! none lost.
+//!
+//! Each story is told once and happens on a SQLite file and on a Redis server.
+
+mod common {
+    pub(crate) mod employee;
+    pub(crate) mod place;
+}
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use pillarbox_core::{Mailbox, Mailboxes, MessageId};
+use pillarbox_runtime::{DeadLetter, Dlq};
+use pillarbox_testing::on_threads;
+use pillarbox_testing::process::{Child, told};
+
+use crate::common::employee::{
+    Act, DEAD, Order, QUEUE, Terms, effects, employ, end_with_the_parent, say,
+};
+use crate::common::place::{Place, on_both, open};
+
+/// How long anything may take on a machine that has much else to do.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// How long leases run: for so long is waited after each kill.
+const LEASE: Duration = Duration::from_secs(1);
+
+/// The process that works. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own, started by the other tests"]
+fn employee() {
+    common::employee::work();
+}
+
+/// The process that replays. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own, started by the other tests"]
+fn clerk() {
+    let Some((url, _)) = told() else { return };
+    end_with_the_parent();
+    on_threads(async move {
+        let backend = open(&url).await;
+        let dlq = Dlq::open(&backend, DEAD).expect("a queue");
+        // Slowly, so that there is time to be killed in.
+        let pass = dlq.replay().visibility(LEASE).rate(1_000, Duration::from_secs(1));
+        pass.matching(is_meant).run().await.unwrap_or_else(|error| panic!("{error}"));
+        backend.close().await;
+        say("replayed");
+    });
+}
+
+/// Every tenth order is not to be replayed.
+fn is_meant(letter: &DeadLetter) -> bool {
+    let order: Order = serde_json::from_slice(&letter.body).expect("an order");
+    order.number % 10 != 0
+}
+
+on_both! {
+    kill_9_while_dead_lettering_makes_one_dead_letter_of_each_and_loses_none;
+    kill_9_while_replaying_loses_no_message_and_doubles_none;
+}
+
+/// The queues, as the parent sees them.
+struct Office {
+    backend: Mailboxes,
+    orders: Mailbox<Order>,
+    dead: Mailbox<DeadLetter<Order>>,
+}
+
+impl Office {
+    async fn at(place: &Place) -> Self {
+        let backend = open(&place.url).await;
+        let orders = backend.mailbox(QUEUE).expect("a mailbox");
+        Self { orders, dead: backend.mailbox(DEAD).expect("a mailbox"), backend }
+    }
+
+    async fn send(&self, count: u64) -> BTreeSet<MessageId> {
+        let orders: Vec<_> = (0..count).map(|number| Order { number, act: Act::Reject }).collect();
+        let ids = self.orders.send_batch(&orders).await.expect("sent").all().expect("sent");
+        ids.into_iter().collect()
+    }
+
+    /// The messages of all dead letters, each as often as there is one.
+    async fn dead(&self) -> Vec<MessageId> {
+        let mut ids = Vec::new();
+        let dlq = Dlq::of(&self.dead);
+        dlq.look(|found| {
+            ids.push(found.letter.expect("a dead letter").message_id);
+            std::ops::ControlFlow::Continue(())
+        })
+        .await
+        .expect("looked");
+        ids
+    }
+
+    async fn left(&self) -> u64 {
+        self.orders.approximate_count().await.expect("counted")
+    }
+
+    /// Waits until a number comes to this.
+    async fn until(&self, what: &str, is_so: impl AsyncFn(&Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !is_so(self).await {
+            assert!(Instant::now() < end, "not {what}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+fn kill_9_while_dead_lettering_makes_one_dead_letter_of_each_and_loses_none(place: Place) {
+    const ORDERS: u64 = 1_500;
+    const KILLS: u64 = 5;
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let sent = office.send(ORDERS).await;
+        let terms =
+            Terms { workers: 4, inbox: 8, results: 16, visibility: LEASE, retries: Some(9) };
+        for kill in 1..=KILLS {
+            let worker = employ(&place, &terms);
+            office
+                .until("far enough", async |office| {
+                    office.left().await <= ORDERS - kill * ORDERS / (KILLS + 2)
+                })
+                .await;
+            worker.kill();
+            assert!(office.left().await > 0, "killed too late, at {kill}");
+        }
+        let both = office.left().await + office.dead().await.len() as u64 - ORDERS;
+        let last = employ(&place, &terms);
+        office.until("done", async |office| office.left().await == 0).await;
+        last.signal("TERM");
+        let (status, _) = last.end_within(PATIENCE);
+        assert!(status.success(), "{status}");
+        let dead = office.dead().await;
+        assert_eq!(dead.len() as u64, ORDERS, "one of each");
+        assert_eq!(dead.into_iter().collect::<BTreeSet<_>>(), sent);
+        assert!(effects(&place).is_empty(), "no order was carried out");
+        assert!(both <= KILLS * terms.hands() as u64, "{both} in both queues");
+        println!(
+            "{}: {ORDERS} dead letters, {KILLS} kills; stored and not yet acknowledged after the \
+             last one: {both}",
+            place.name()
+        );
+    });
+}
+
+fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
+    const ORDERS: u64 = 1_500;
+    const KILLS: u64 = 5;
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let sent = office.send(ORDERS).await;
+        let terms =
+            Terms { workers: 4, inbox: 64, results: 64, visibility: PATIENCE, retries: Some(9) };
+        let worker = employ(&place, &terms);
+        office.until("dead", async |office| office.left().await == 0).await;
+        worker.signal("TERM");
+        worker.end_within(PATIENCE);
+
+        let mut between = 0;
+        for kill in 1..=KILLS {
+            let clerk = Child::start("clerk", &place.url, "");
+            office
+                .until("far enough", async |office| {
+                    office.left().await >= kill * ORDERS / (KILLS + 2)
+                })
+                .await;
+            clerk.kill();
+            assert!(office.left().await < ORDERS * 9 / 10, "killed too late, at {kill}");
+            between += office.left().await + office.dead().await.len() as u64 - ORDERS;
+            // What it had in hand comes back.
+            office
+                .until("back", async |office| {
+                    office.dead.counts().await.expect("counted").in_flight == 0
+                })
+                .await;
+        }
+        let clerk = Child::start("clerk", &place.url, "");
+        clerk.wait_for("replayed", 0);
+        clerk.end_within(PATIENCE);
+        let mut times: HashMap<MessageId, u32> = HashMap::new();
+        let mut after = None;
+        loop {
+            let page = office.orders.queue().peek(500, after).await.expect("a page");
+            page.messages.iter().for_each(|one| *times.entry(one.message.id).or_default() += 1);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert!(times.values().all(|times| *times == 1), "doubled: {times:?}");
+        let dead = office.dead().await;
+        assert_eq!((times.len() as u64, dead.len() as u64), (ORDERS * 9 / 10, ORDERS / 10));
+        let all: BTreeSet<_> = times.into_keys().chain(dead).collect();
+        assert_eq!(all, sent);
+        println!(
+            "{}: {ORDERS} dead letters, {KILLS} kills; sent and not yet acknowledged when killed: \
+             {between}",
+            place.name()
+        );
+        office.backend.close().await;
+    });
+}
