@@ -356,6 +356,29 @@ async fn a_pass_that_fails_says_what_it_has_done_and_can_be_run_again() {
     assert_eq!(jobs.approximate_count().await.unwrap(), 100, "none is there twice");
 }
 
+/// The replay is sent, and not yet acknowledged, when its message fails again. If the new dead letter were
+/// taken for the old one, which is still there, acknowledging that would delete the message for good.
+#[tokio::test(start_paused = true)]
+async fn a_message_that_fails_again_while_it_is_being_replayed_has_a_dead_letter_of_its_own() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[7]).await;
+    let queue = backend.queue("orders-dlq", QueueOptions::new()).unwrap();
+    let slow = FaultQueue::new(queue, Faults::none(), 1);
+    slow.next(Operation::Settle, Fault::Delay(Duration::from_secs(60)));
+    let slow: Mailbox<DeadLetter<u32>> = Mailbox::new(slow, Json, NoReplies);
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let pass = Dlq::of(&slow).replay_to(&jobs).replay();
+    let again = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        graveyard(&backend, &[]).await;
+        assert_eq!(jobs.approximate_count().await.unwrap(), 0, "it has failed again");
+    };
+    let (report, ()) = tokio::join!(pass.run(), again);
+    assert_eq!(report.unwrap().done, 1);
+    let left = letters(&dead).await;
+    assert_eq!((left.len(), left[0].replay_count), (1, 1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_consumer_does_what_its_handler_says() {
     let backend = backend();
