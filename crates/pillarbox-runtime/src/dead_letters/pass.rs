@@ -73,6 +73,8 @@ pub struct Report {
     pub left: u64,
     /// How many were left because they were replayed too often before.
     pub exhausted: u64,
+    /// How many were replayed by this very pass, have failed again, and were left.
+    pub failed_again: u64,
     /// How many could not be read, and were left.
     pub unreadable: u64,
     /// How many their queue did not take, and were left.
@@ -189,6 +191,7 @@ impl Pass {
         let mut walk = Walk {
             held: Held::new(queue.clone(), self.lease),
             report: Report::default(),
+            began: Timestamp::now(),
             pass: self,
         };
         let ended = {
@@ -219,6 +222,7 @@ impl fmt::Debug for Pass {
 /// A pass under way.
 struct Walk {
     pass: Pass,
+    began: Timestamp,
     held: Held,
     report: Report,
 }
@@ -296,6 +300,12 @@ impl Walk {
             match DeadLetter::read(&message) {
                 Err(_) => self.report.unreadable += 1,
                 Ok(letter) if !(self.pass.is_meant)(&letter) => self.report.left += 1,
+                // Replayed by this very pass: it would go round and round.
+                Ok(letter)
+                    if self.pass.task == Task::Replay && letter.replayed_at >= Some(self.began) =>
+                {
+                    self.report.failed_again += 1;
+                }
                 Ok(letter)
                     if self.pass.task == Task::Replay
                         && letter.replay_count >= self.pass.max_replays =>
