@@ -126,9 +126,9 @@ fn pattern(text: &str) -> String {
         }
         let has_digit = word.contains(|c: char| c.is_ascii_digit());
         if has_digit {
-            pattern.push('#')
+            pattern.push('#');
         } else {
-            pattern.push_str(&word)
+            pattern.push_str(&word);
         }
         word.clear();
         // An id with hyphens is one number.
