@@ -53,7 +53,7 @@ fn clerk() {
 /// Every tenth order is not to be replayed.
 fn is_meant(letter: &DeadLetter) -> bool {
     let order: Order = serde_json::from_slice(&letter.body).expect("an order");
-    order.number % 10 != 0
+    !order.number.is_multiple_of(10)
 }
 
 on_both! {
