@@ -358,7 +358,7 @@ pub(crate) struct Doctor {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Without --url it makes a file for temporary data, which stays, to look into. The queues \
-    are `demo` and `demo-dead`; they must be empty."
+    are `demo` and `demo-dlq`; they must be empty."
 )]
 pub(crate) struct Demo {
     /// How many tasks to send.

@@ -10,7 +10,7 @@ mod worker;
 use std::time::{Duration, Instant};
 
 use pillarbox::runtime::{Backoff, DlqPolicy, Event, Events, StatsSnapshot, Worker};
-use pillarbox::{Mailbox, Mailboxes, SendOptions};
+use pillarbox::{Mailbox, Mailboxes, QueueOptions, SendOptions};
 use rand::Rng;
 use serde::Serialize;
 use tokio::sync::watch;
@@ -27,7 +27,8 @@ use crate::output::{text, time};
 use crate::url::BackendUrl;
 
 const TASKS: &str = "demo";
-const DEAD: &str = "demo-dead";
+/// Where the dead letters of [`TASKS`] go unless somebody says otherwise.
+const DEAD: &str = "demo-dlq";
 
 #[derive(Serialize)]
 struct Line {
@@ -74,11 +75,10 @@ async fn perform(
     interrupt: &Interrupt,
 ) -> Result<(Tally, StatsSnapshot)> {
     let tasks: Mailbox<Task> = backend.mailbox(TASKS)?;
-    let dead: Mailbox<Task> = backend.mailbox(DEAD)?;
-    for mailbox in [&tasks, &dead] {
-        let held = mailbox.approximate_count().await?;
+    for name in [TASKS, DEAD] {
+        let held = backend.queue(name, QueueOptions::new())?.counts().await?.total();
         if held > 0 {
-            let (name, held) = (mailbox.name(), text::count(held, "message"));
+            let held = text::count(held, "message");
             return Err(Failure::Usage(format!(
                 "'{name}' at {url} holds {held} already: purge it, or name another backend"
             )));
@@ -90,6 +90,7 @@ async fn perform(
 
     let luck = Luck { seed: args.seed, fast: args.fast };
     let step = luck.scaled(Duration::from_millis(400));
+    let is_depth_exact = tasks.capabilities().exact_counts;
     let worker = Worker::new(tasks)
         .context(luck)
         .handler(worker::work)
@@ -98,13 +99,13 @@ async fn perform(
         .inbox(0)
         .retry(Backoff::linear(step, Duration::MAX))
         .max_retries(args.max_retries)
-        .dead_letters(DlqPolicy::to(&dead))
+        .dead_letters(DlqPolicy::new())
         .depth_every(Duration::from_secs(1));
     let heard = Heard {
         events: worker.control().events(),
         stats: worker.control().stats(),
         tally,
-        is_depth_exact: dead.capabilities().exact_counts,
+        is_depth_exact,
     };
     let (stop, mut stopped) = watch::channel(false);
     // In a task of its own, so that a terminal that is held up does not hold up the leases.
@@ -211,9 +212,8 @@ fn summarise(
     }
     let program = std::env::args().next().unwrap_or_else(|| "pillarbox".to_owned());
     context.out.line("\nLook into it:")?;
-    for command in ["stats", "peek demo-dead", "dump demo-dead", "doctor"] {
+    for command in ["stats", "peek demo-dlq", "dump demo-dlq", "doctor"] {
         context.out.line(&format!("  {program} --url {url} {command}"))?;
     }
-    context.out.line("Send the dead letters back to be tried again:")?;
-    context.out.line(&format!("  {program} --url {url} move {DEAD} {url} {TASKS}"))
+    Ok(())
 }
