@@ -1,5 +1,7 @@
 //! What can be said on the command line.
 
+mod dlq;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +9,9 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use pillarbox::{MessageId, QueueName, Receipt};
 
+pub(crate) use self::dlq::{
+    Dlq, DlqCommand, DlqDiscard, DlqList, DlqReplay, DlqShow, DlqStats, Filters,
+};
 use crate::output::time;
 use crate::url::BackendUrl;
 
@@ -74,6 +79,8 @@ pub(crate) enum Command {
     Load(Load),
     /// Move all messages to another queue, on this backend or another; may be killed and run again.
     Move(Move),
+    /// Look after dead letters: list, show, group, replay or discard them.
+    Dlq(Dlq),
     /// Say over how many partitions a queue is spread, or spread it over so many, while it is in use.
     Partitions(Partitions),
     /// Watch all queues, full-screen.
@@ -404,12 +411,16 @@ mod tests {
 
     #[test]
     fn every_command_and_argument_has_help() {
-        for command in Cli::command().get_subcommands() {
-            assert!(command.get_about().is_some(), "{}", command.get_name());
-            for argument in command.get_arguments() {
-                assert!(argument.get_help().is_some(), "{} {argument}", command.get_name());
+        fn check(command: &clap::Command) {
+            for command in command.get_subcommands() {
+                assert!(command.get_about().is_some(), "{}", command.get_name());
+                for argument in command.get_arguments() {
+                    assert!(argument.get_help().is_some(), "{} {argument}", command.get_name());
+                }
+                check(command);
             }
         }
+        check(&Cli::command());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! | how a message is written as a line of JSON, and read again | `line` |
 //! | the lines of a file or a pipe, some at a time | `lines` |
 //! | tables, colours, ages, progress | `output/` |
+//! | conditions on bodies | `json_path` |
 //! | URLs that tell no password | `url` |
 //! | Ctrl+C | `interrupt` |
 //! | how much to take at a time, and when there is no more | `pace`, `emptiness` |
@@ -20,6 +21,7 @@ mod context;
 mod emptiness;
 mod failure;
 mod interrupt;
+mod json_path;
 mod line;
 mod lines;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod dlq;
 mod doctor;
 mod drain;
 mod dump;
@@ -18,11 +19,13 @@ mod stats;
 mod top;
 mod transfer;
 
+use std::io::{self, BufRead, IsTerminal, Write};
+
 use pillarbox::Mailboxes;
 
 use crate::args::Command;
 use crate::context::Context;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 
 pub(crate) async fn run(context: &mut Context, command: Command) -> Result<()> {
     match command {
@@ -39,6 +42,7 @@ pub(crate) async fn run(context: &mut Context, command: Command) -> Result<()> {
         Command::Drain(args) => drain::run(context, args).await,
         Command::Load(args) => load::run(context, args).await,
         Command::Move(args) => transfer::run(context, args).await,
+        Command::Dlq(args) => dlq::run(context, args).await,
         Command::Partitions(args) => partitions::run(context, args).await,
         Command::Top(args) => top::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,
@@ -58,4 +62,26 @@ async fn using<T>(
     let result = work(&backend).await;
     backend.close().await;
     result
+}
+
+/// Sees to it that somebody is there to be asked whether to do something.
+fn must_be_there(whether_to: &str) -> Result<()> {
+    if io::stdin().is_terminal() {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!("nobody is there to be asked whether to {whether_to}")))
+}
+
+/// Asks the user.
+fn want(question: &str) -> Result<bool> {
+    let ask = || -> io::Result<String> {
+        let mut stderr = io::stderr();
+        write!(stderr, "{question} [y/N] ")?;
+        stderr.flush()?;
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer)?;
+        Ok(answer)
+    };
+    let answer = ask().map_err(|error| Failure::Other(format!("cannot ask: {error}")))?;
+    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }

@@ -1,11 +1,9 @@
 //! `pillarbox purge`
 
-use std::io::{self, BufRead, IsTerminal, Write};
-
 use pillarbox::{Counts, QueueName, QueueOptions};
 use serde::Serialize;
 
-use super::using;
+use super::{must_be_there, using, want};
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -18,9 +16,8 @@ struct Line<'a> {
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Purge) -> Result<()> {
-    if !args.yes && !io::stdin().is_terminal() {
-        let text = "nobody is there to be asked whether to purge; say --yes".to_owned();
-        return Err(Failure::Usage(text));
+    if !args.yes {
+        must_be_there("purge; say --yes")?;
     }
     using(context.open_existing().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
@@ -46,14 +43,5 @@ fn confirmed(context: &Context, queue: &QueueName, counts: &Counts) -> Result<bo
         number => format!(" ({number} of them in flight)"),
     };
     let (messages, url) = (text::count(counts.total(), "message"), context.url());
-    let ask = || -> io::Result<String> {
-        let mut stderr = io::stderr();
-        write!(stderr, "Delete {messages}{held} of '{queue}' at {url}? [y/N] ")?;
-        stderr.flush()?;
-        let mut answer = String::new();
-        io::stdin().lock().read_line(&mut answer)?;
-        Ok(answer)
-    };
-    let answer = ask().map_err(|error| Failure::Other(format!("cannot ask: {error}")))?;
-    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+    want(&format!("Delete {messages}{held} of '{queue}' at {url}?"))
 }

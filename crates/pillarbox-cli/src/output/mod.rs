@@ -1,5 +1,6 @@
 //! What people and scripts read.
 
+pub(crate) mod json;
 mod progress;
 mod style;
 mod table;

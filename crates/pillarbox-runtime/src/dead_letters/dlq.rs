@@ -17,6 +17,8 @@ use super::{DeadLetter, metrics};
 
 /// How many dead letters are looked at in a call.
 const PAGE: usize = 500;
+/// What the bodies that are looked at in a call should come to.
+const PAGE_BYTES: usize = 4 << 20;
 
 /// A queue of dead letters: to look into, to replay, to discard.
 ///
@@ -157,9 +159,13 @@ impl Dlq {
     /// ([`peek`](pillarbox_core::Capabilities::peek)), and those of [`Queue::peek`].
     pub async fn look(&self, mut see: impl FnMut(Found) -> ControlFlow<()>) -> Result<()> {
         let most = PAGE.min(self.queue.capabilities().max_receive);
-        let mut after = None;
+        let (mut next, mut after) = (most.min(16), None);
         loop {
-            let page = self.queue.peek(most, after).await?;
+            let page = self.queue.peek(next, after).await?;
+            let bytes: usize = page.messages.iter().map(|one| one.message.body.len()).sum();
+            if let Some(average) = bytes.checked_div(page.messages.len()) {
+                next = (PAGE_BYTES / average.max(1)).clamp(1, most.min(next * 4));
+            }
             for peeked in &page.messages {
                 if see(Found::new(peeked)).is_break() {
                     return Ok(());

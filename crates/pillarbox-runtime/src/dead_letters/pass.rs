@@ -8,7 +8,7 @@
 //! is sent again by the next pass, under the same id: as long as the queue still holds it, nothing is
 //! stored.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,6 +55,8 @@ pub struct Pass {
     dlq: Dlq,
     task: Task,
     is_meant: Box<dyn FnMut(&DeadLetter) -> bool + Send>,
+    /// All if it is empty.
+    ids: HashSet<MessageId>,
     max: Option<u64>,
     /// The time between two of them.
     interval: Option<Duration>,
@@ -113,6 +115,7 @@ impl Pass {
             dlq,
             task,
             is_meant: Box::new(|_| true),
+            ids: HashSet::new(),
             max: None,
             interval: None,
             max_replays: DEFAULT_MAX_REPLAYS,
@@ -134,6 +137,12 @@ impl Pass {
     /// Those that became dead letters at least so long ago.
     pub fn older_than(self, age: Duration) -> Self {
         self.matching(move |letter| letter.is_older(age, Timestamp::now()))
+    }
+
+    /// Those of these ids, be it their own or those of their messages. All if none is named.
+    pub fn ids(mut self, ids: impl IntoIterator<Item = MessageId>) -> Self {
+        self.ids.extend(ids);
+        self
     }
 
     /// The most to be replayed or discarded.
@@ -166,6 +175,11 @@ impl Pass {
     pub fn progress(mut self, progress: impl FnMut(&Report) + Send + 'static) -> Self {
         self.progress = Box::new(progress);
         self
+    }
+
+    fn means(&mut self, id: MessageId, letter: &DeadLetter) -> bool {
+        let named = [id, letter.message_id].iter().any(|id| self.ids.contains(id));
+        (named || self.ids.is_empty()) && (self.is_meant)(letter)
     }
 
     /// Goes through all that are ready, and says what it has done.
@@ -299,7 +313,7 @@ impl Walk {
         for Delivery { message, receipt, .. } in deliveries {
             match DeadLetter::read(&message) {
                 Err(_) => self.report.unreadable += 1,
-                Ok(letter) if !(self.pass.is_meant)(&letter) => self.report.left += 1,
+                Ok(letter) if !self.pass.means(message.id, &letter) => self.report.left += 1,
                 // Replayed by this very pass: it would go round and round.
                 Ok(letter)
                     if self.pass.task == Task::Replay && letter.replayed_at >= Some(self.began) =>

@@ -61,7 +61,8 @@ pub struct ErrorGroup {
 }
 
 impl Summary {
-    pub(super) fn add(&mut self, found: &Found, is_meant: &mut impl FnMut(&DeadLetter) -> bool) {
+    /// Counts one more. [`Dlq::summary`](super::Dlq::summary) does it with all there are.
+    pub fn add(&mut self, found: &Found, is_meant: impl FnOnce(&DeadLetter) -> bool) {
         let Ok(letter) = &found.letter else {
             self.unreadable += 1;
             return;
@@ -109,7 +110,8 @@ impl Summary {
         }
     }
 
-    pub(super) fn sort(&mut self) {
+    /// Puts the most frequent errors first, once all are counted.
+    pub fn sort(&mut self) {
         self.places.clear();
         self.errors.sort_by(|a, b| b.count.cmp(&a.count).then(b.last_at.cmp(&a.last_at)));
     }

@@ -211,9 +211,15 @@ fn summarise(
         context.out.line(&format!("{}  {value}", style.heading(&format!("{name:<13}"))))?;
     }
     let program = std::env::args().next().unwrap_or_else(|| "pillarbox".to_owned());
-    context.out.line("\nLook into it:")?;
-    for command in ["stats", "peek demo-dlq", "dump demo-dlq", "doctor"] {
-        context.out.line(&format!("  {program} --url {url} {command}"))?;
+    let hints = [
+        ("\nLook into it:", &["stats", "dlq stats demo-dlq", "dlq list demo-dlq", "doctor"][..]),
+        ("Send the dead letters back to be tried again:", &["dlq replay demo-dlq --yes"]),
+    ];
+    for (what, commands) in hints {
+        context.out.line(what)?;
+        for command in commands {
+            context.out.line(&format!("  {program} --url {url} {command}"))?;
+        }
     }
     Ok(())
 }

@@ -1,0 +1,112 @@
+//! `pillarbox dlq list`
+
+use std::ops::ControlFlow;
+
+use pillarbox::runtime::{Dlq, Found};
+use pillarbox::{MessageState, QueueOptions, Timestamp};
+
+use super::filter::Filter;
+use super::{error_type, write_json};
+use crate::args;
+use crate::commands::using;
+use crate::context::Context;
+use crate::failure::Result;
+use crate::output::{Table, text, time};
+
+pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()> {
+    let args::DlqList { queue, max, filters } = args;
+    let now = Timestamp::now();
+    let filter = Filter::new(filters, now);
+    using(context.open_existing().await?, async |backend| {
+        let dlq = Dlq::open(backend, &queue)?;
+        let mut table = Table::new(&[
+            "MESSAGE",
+            ">AGE",
+            "SOURCE",
+            ">DELIVERIES",
+            ">REPLAYS",
+            "ERROR TYPE",
+            "ERROR",
+        ]);
+        let (mut shown, mut meant, mut unreadable, mut held) = (0, 0, 0, 0);
+        let mut written = Ok(());
+        let is_json = context.out.is_json();
+        dlq.look(|found| {
+            let is_meant = match &found.letter {
+                Ok(letter) => filter.means(found.id, letter),
+                Err(_) => filter.is_all(),
+            };
+            unreadable += u64::from(found.letter.is_err());
+            if !is_meant {
+                return ControlFlow::Continue(());
+            }
+            meant += 1;
+            if shown < max {
+                shown += 1;
+                held += u64::from(found.state != MessageState::Ready);
+                if is_json {
+                    written = write_json(&mut context.out, &queue, &found);
+                } else {
+                    table.row(cells(&found, now));
+                }
+            }
+            // How many more are meant is counted, unless the queue knows or nobody wants to.
+            let is_enough = shown == max && (is_json || filter.is_all());
+            if is_enough || written.is_err() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })
+        .await?;
+        written?;
+        let total = backend.queue(&queue, QueueOptions::new())?.counts().await?.total();
+        if total == 0 {
+            return context.note_if_unknown(backend, &queue).await;
+        }
+        if is_json {
+            return Ok(());
+        }
+        if shown > 0 {
+            context.out.table(&table)?;
+        }
+        let (shown, all) = (shown as u64, filter.is_all());
+        if shown == 0 {
+            context.out.note(&format!("none of {} matches", text::count(total, "dead letter")));
+        } else if all && total > shown {
+            context.out.note(&format!("{shown} of {total} dead letters; --max shows more"));
+        } else if meant > shown {
+            context.out.note(&format!("{shown} of {meant} that match; --max shows more"));
+        }
+        if held > 0 {
+            context.out.note(&format!(
+                "{held} of these in flight or delayed: `replay` and `discard` leave them"
+            ));
+        }
+        if !all && unreadable > 0 {
+            context.out.note(&super::round::unreadable(unreadable, &queue));
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// A dead letter as a row.
+fn cells(found: &Found, now: Timestamp) -> [String; 7] {
+    match &found.letter {
+        Ok(letter) => [
+            letter.message_id.to_string(),
+            time::show(letter.age(now)),
+            letter.source_mailbox.to_string(),
+            letter.delivery_count.to_string(),
+            letter.replay_count.to_string(),
+            error_type(&letter.last_error_type),
+            text::printable(&letter.last_error),
+        ],
+        Err(error) => {
+            let none = || "-".to_owned();
+            let why = format!("no dead letter that can be read: {}", text::printable(error));
+            [found.id.to_string(), none(), none(), none(), none(), none(), why]
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! A way through a queue of dead letters, as it is announced and told of: what `replay` and `discard` have
+//! in common.
+
+use std::ops::ControlFlow;
+
+use pillarbox::runtime::{Dlq, Pass, PassFailed, Report, Summary};
+use pillarbox::{Mailboxes, MessageState, QueueName, QueueOptions, Timestamp};
+use serde::Serialize;
+
+use super::filter::Filter;
+use super::{Group, beyond, groups};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::interrupt::Interrupt;
+use crate::output::{Progress, text};
+
+/// How many errors a dry run shows.
+const TOP: usize = 10;
+
+/// What is to be done, and with which.
+pub(super) struct Round {
+    pub(super) queue: QueueName,
+    pub(super) filter: Filter,
+    pub(super) max: Option<u64>,
+    pub(super) deed: Deed,
+}
+
+/// What is done with the dead letters that are meant.
+pub(super) enum Deed {
+    Replay {
+        max_replays: u32,
+        /// Where to, in words.
+        to: String,
+    },
+    Discard,
+}
+
+/// What was done, or would be.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Tally {
+    done: u64,
+    left: u64,
+    exhausted: u64,
+    unreadable: u64,
+    refused: u64,
+    unacknowledged: u64,
+    unseen: u64,
+    /// Only a dry run looks beyond `--max`.
+    beyond_max: u64,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    queue: &'a QueueName,
+    dry_run: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replayed: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    discarded: Option<u64>,
+    left: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_by_max_replays: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_by_max: Option<u64>,
+    unreadable: u64,
+    refused: u64,
+    unacknowledged: u64,
+    in_flight_or_delayed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    errors: Option<Vec<Group<'a>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    further: Option<u64>,
+}
+
+/// What is said of messages that are no dead letters, to the eye at least.
+pub(super) fn unreadable(number: u64, queue: &QueueName) -> String {
+    format!(
+        "{} cannot be read as dead letters, and stay: `pillarbox dlq stats {queue}` names them, `pillarbox \
+         peek {queue}` shows them, and only `purge` deletes them",
+        text::count(number, "message")
+    )
+}
+
+impl Round {
+    /// Says what would be done, and does nothing.
+    pub(super) async fn rehearse(
+        &self,
+        context: &mut Context,
+        backend: &Mailboxes,
+        dlq: &Dlq,
+    ) -> Result<()> {
+        let now = Timestamp::now();
+        let (tally, summary) = self.plan(dlq).await?;
+        if context.out.is_json() {
+            let mut line = self.line(&tally, true);
+            line.errors = Some(Group::all(&summary, TOP, now));
+            line.further = Some(beyond(&summary, TOP));
+            line.left_by_max = Some(tally.beyond_max);
+            context.out.json(&line)?;
+        } else {
+            if tally.done > 0 {
+                context.out.table(&groups(&summary, TOP, now))?;
+            }
+            context.out.line(&self.sentence(&tally, true))?;
+        }
+        self.remark(context, backend, &tally).await
+    }
+
+    /// How many would be replayed or discarded, as far as it can be known.
+    pub(super) async fn expected(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<u64> {
+        if backend.capabilities().peek {
+            return Ok(self.plan(dlq).await?.0.done);
+        }
+        let ready = backend.queue(&self.queue, QueueOptions::new())?.counts().await?.ready;
+        Ok(self.max.map_or(ready, |max| ready.min(max)))
+    }
+
+    /// What to ask before so many are gone from where they are.
+    pub(super) fn question(&self, number: u64, context: &Context) -> String {
+        let (queue, url) = (&self.queue, context.url());
+        match &self.deed {
+            Deed::Replay { to, .. } => {
+                let messages = text::count(number, "message");
+                format!("Replay {messages} of '{queue}' at {url} to {to}?")
+            }
+            Deed::Discard => {
+                let letters = text::count(number, "dead letter");
+                format!("Delete {letters} of '{queue}' at {url}?")
+            }
+        }
+    }
+
+    async fn plan(&self, dlq: &Dlq) -> Result<(Tally, Summary)> {
+        let mut tally = Tally::default();
+        let mut summary = Summary::default();
+        dlq.look(|found| {
+            match &found.letter {
+                _ if found.state != MessageState::Ready => tally.unseen += 1,
+                Err(_) => tally.unreadable += 1,
+                Ok(letter) if !self.filter.means(found.id, letter) => tally.left += 1,
+                Ok(letter) if self.deed.is_exhausted(letter.replay_count) => tally.exhausted += 1,
+                Ok(_) if self.max.is_some_and(|max| tally.done >= max) => tally.beyond_max += 1,
+                Ok(_) => {
+                    tally.done += 1;
+                    summary.add(&found, |_| true);
+                }
+            }
+            ControlFlow::Continue(())
+        })
+        .await?;
+        summary.sort();
+        Ok((tally, summary))
+    }
+
+    /// Does it, until it is done or the user wants to end.
+    pub(super) async fn perform(
+        &self,
+        context: &mut Context,
+        backend: &Mailboxes,
+        pass: Pass,
+        interrupt: &Interrupt,
+    ) -> Result<()> {
+        let ready = backend.queue(&self.queue, QueueOptions::new())?.counts().await?.ready;
+        let total = self.max.map_or(ready, |max| ready.min(max));
+        let progress = context.out.progress(total, self.deed.unit());
+        let mut pass = self.filter.apply(pass).progress(self.follow(progress));
+        if let Some(max) = self.max {
+            pass = pass.max(max);
+        }
+        if let Deed::Replay { max_replays, .. } = &self.deed {
+            pass = pass.max_replays(*max_replays);
+        }
+        let (report, error) = match pass.run_until(interrupt.told()).await {
+            Ok(report) => (report, None),
+            Err(PassFailed { report, error, .. }) => (report, Some(error)),
+        };
+        let tally = Tally::from(&report);
+        self.complain(context, &report);
+        if context.out.is_json() {
+            context.out.json(&self.line(&tally, false))?;
+        } else {
+            context.out.line(&self.sentence(&tally, false))?;
+        }
+        self.remark(context, backend, &tally).await?;
+        let failure = match error {
+            // It was well used: something was done.
+            Some(error) => Failure::Other(error.to_string()),
+            None if interrupt.is_told() => Failure::Interrupted,
+            None if tally.refused + tally.unacknowledged > 0 => return Err(Failure::Reported),
+            None => return Ok(()),
+        };
+        context.out.note("nothing is lost; run the same command again to go on");
+        Err(failure)
+    }
+
+    /// Moves a bar by what a pass tells.
+    fn follow(&self, progress: Progress) -> impl FnMut(&Report) + Send + 'static {
+        let is_counted = self.max.is_some();
+        let past = self.deed.past();
+        let mut before = 0;
+        move |report| {
+            let Tally { done, left, exhausted, unreadable, refused, unacknowledged, .. } =
+                Tally::from(report);
+            let others = left + exhausted + unreadable + refused + unacknowledged;
+            let seen = if is_counted { done } else { done + others };
+            progress.add(seen - before);
+            progress.say(format!("{done} {past}"));
+            before = seen;
+        }
+    }
+
+    fn line(&self, tally: &Tally, dry_run: bool) -> Line<'_> {
+        let is_replay = matches!(self.deed, Deed::Replay { .. });
+        Line {
+            queue: &self.queue,
+            dry_run,
+            replayed: is_replay.then_some(tally.done),
+            discarded: (!is_replay).then_some(tally.done),
+            left: tally.left,
+            left_by_max_replays: is_replay.then_some(tally.exhausted),
+            left_by_max: None,
+            unreadable: tally.unreadable,
+            refused: tally.refused,
+            unacknowledged: tally.unacknowledged,
+            in_flight_or_delayed: tally.unseen,
+            errors: None,
+            further: None,
+        }
+    }
+
+    /// What was done, in words.
+    fn sentence(&self, tally: &Tally, dry_run: bool) -> String {
+        let would = if dry_run { "would be " } else { "" };
+        let mut sentence = match &self.deed {
+            Deed::Replay { to, .. } => {
+                format!("{} {would}replayed to {to}", text::count(tally.done, "message"))
+            }
+            Deed::Discard => format!("{} {would}discarded", text::count(tally.done, "dead letter")),
+        };
+        let often = match &self.deed {
+            Deed::Replay { max_replays, .. } => text::count((*max_replays).into(), "time"),
+            Deed::Discard => String::new(),
+        };
+        let max = self.max.unwrap_or_default();
+        let parts = [
+            (tally.left, "left (not matching)".to_owned()),
+            (tally.exhausted, format!("left (replayed {often} already)")),
+            (tally.beyond_max, format!("left (--max {max})")),
+            (tally.unreadable, "left (cannot be read)".to_owned()),
+            (tally.refused, "left (refused)".to_owned()),
+            (tally.unseen, "not looked at (in flight or delayed)".to_owned()),
+        ];
+        let mut parts: Vec<_> = parts
+            .into_iter()
+            .filter(|(number, _)| *number > 0)
+            .map(|(number, what)| format!("{number} {what}"))
+            .collect();
+        if !dry_run && self.max.is_some_and(|max| tally.done >= max) {
+            parts.push(format!("ended at --max {max}"));
+        }
+        if !parts.is_empty() {
+            sentence.push_str("; ");
+            sentence.push_str(&parts.join(", "));
+        }
+        sentence
+    }
+
+    /// Says what did not go well.
+    fn complain(&self, context: &Context, report: &Report) {
+        for error in &report.reasons {
+            context.out.error(&format!("left where it was: {error}"));
+        }
+        if report.refused > report.reasons.len() as u64 {
+            let refused = text::count(report.refused, "message");
+            context.out.error(&format!("and others: {refused} were left where they were"));
+        }
+        if report.unacknowledged > 0 {
+            let messages = text::count(report.unacknowledged, "message");
+            context.out.error(&format!(
+                "{messages} replayed whose dead letters are still there, for their leases ended before \
+                 they could be acknowledged: the next replay sends them again, under the same ids"
+            ));
+        }
+    }
+
+    /// Says what is good to know.
+    async fn remark(&self, context: &Context, backend: &Mailboxes, tally: &Tally) -> Result<()> {
+        if tally.unreadable > 0 {
+            context.out.note(&unreadable(tally.unreadable, &self.queue));
+        }
+        if *tally == Tally::default() {
+            context.note_if_unknown(backend, &self.queue).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Deed {
+    fn is_exhausted(&self, replays: u32) -> bool {
+        matches!(self, Self::Replay { max_replays, .. } if replays >= *max_replays)
+    }
+
+    const fn unit(&self) -> &'static str {
+        match self {
+            Self::Replay { .. } => "messages",
+            Self::Discard => "dead letters",
+        }
+    }
+
+    const fn past(&self) -> &'static str {
+        match self {
+            Self::Replay { .. } => "replayed",
+            Self::Discard => "discarded",
+        }
+    }
+}
+
+impl From<&Report> for Tally {
+    fn from(report: &Report) -> Self {
+        Self {
+            done: report.done,
+            left: report.left,
+            exhausted: report.exhausted,
+            unreadable: report.unreadable,
+            refused: report.refused,
+            unacknowledged: report.unacknowledged,
+            unseen: report.unseen,
+            beyond_max: 0,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! `pillarbox dlq show`
+
+use pillarbox::runtime::{DeadLetter, Dlq, Found};
+use pillarbox::{MessageState, Timestamp};
+
+use super::write_json;
+use crate::args;
+use crate::commands::using;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::output::{Out, json, text, time};
+
+pub(super) async fn run(context: &mut Context, args: args::DlqShow) -> Result<()> {
+    let args::DlqShow { queue, id, body } = args;
+    using(context.open_existing().await?, async |backend| {
+        let Some(found) = Dlq::open(backend, &queue)?.find(id).await? else {
+            context.note_if_unknown(backend, &queue).await?;
+            return Err(Failure::Other(format!(
+                "there is no dead letter {id} in '{queue}', nor one of a message {id}: `pillarbox dlq list \
+                 {queue}` shows what there is"
+            )));
+        };
+        match &found.letter {
+            Err(error) => Err(Failure::Other(format!(
+                "the message {id} in '{queue}' is no dead letter that can be read: {}. `pillarbox dump \
+                 {queue}` writes it as it is",
+                text::printable(error)
+            ))),
+            Ok(letter) if body => context.out.bytes(&letter.body),
+            Ok(_) if context.out.is_json() => write_json(&mut context.out, &queue, &found),
+            Ok(letter) => describe(&mut context.out, &found, letter),
+        }
+    })
+    .await
+}
+
+fn describe(out: &mut Out, found: &Found, letter: &DeadLetter) -> Result<()> {
+    let now = Timestamp::now();
+    let when = |at: Timestamp| format!("{at} ({})", time::ago(at, now));
+    let style = out.style();
+    let mut field = |name: &str, value: &str| {
+        let name = style.heading(&format!("{name:<13}"));
+        out.line(format!("{name}  {}", text::printable(value)).trim_end())
+    };
+    field("message", &letter.message_id.to_string())?;
+    field("dead letter", &own(found, now))?;
+    field("source", letter.source_mailbox.as_str())?;
+    field("dead-lettered", &when(letter.dead_lettered_at))?;
+    field("sent", &when(letter.first_received_at))?;
+    field("deliveries", &letter.delivery_count.to_string())?;
+    let replays = match letter.replayed_at {
+        Some(at) => format!("{}, the last at {}", letter.replay_count, when(at)),
+        None => letter.replay_count.to_string(),
+    };
+    field("replays", &replays)?;
+    field("failure", letter.failure.as_str())?;
+    field("error type", &letter.last_error_type)?;
+    for (place, line) in letter.last_error.lines().enumerate() {
+        field(if place == 0 { "error" } else { "" }, line)?;
+    }
+    for (depth, cause) in letter.error_chain.iter().enumerate() {
+        let indent = "  ".repeat(depth);
+        for (place, line) in cause.lines().enumerate() {
+            let name = if place == 0 { "caused by" } else { "" };
+            field(name, &format!("{indent}  {line}"))?;
+        }
+    }
+    field("worker", &letter.worker)?;
+    if let Some(request) = letter.request_id {
+        field("request", &request.to_string())?;
+    }
+    if let Some(trace) = &letter.trace_id {
+        field("trace", trace)?;
+    }
+    if let Some(reply_to) = &letter.reply_to {
+        field("reply to", reply_to)?;
+    }
+    for (name, value) in letter.attributes.iter() {
+        field("attribute", &format!("{name}={value}"))?;
+    }
+    field("body", &text::bytes(letter.body.len() as u64))?;
+    let Ok(body) = std::str::from_utf8(&letter.body) else {
+        return out.line(&format!("  {}", text::preview(&letter.body)));
+    };
+    let is_json = serde_json::from_str::<serde::de::IgnoredAny>(body).is_ok();
+    let body = if is_json { json::pretty(body) } else { body.to_owned() };
+    body.lines().try_for_each(|line| out.line(&format!("  {}", text::printable(line))))
+}
+
+/// The id of the dead letter itself, and what it is about to do.
+fn own(found: &Found, now: Timestamp) -> String {
+    let state = match found.state {
+        MessageState::Ready => "ready".to_owned(),
+        MessageState::InFlight { until } => {
+            format!("in flight, {} left", time::show(until.since(now)))
+        }
+        MessageState::Delayed { until } => {
+            format!("delayed, {} left", time::show(until.since(now)))
+        }
+    };
+    let delivered = match found.delivery_count {
+        0 => String::new(),
+        number => format!(", delivered {}", text::count(number.into(), "time")),
+    };
+    format!("{} ({state}{delivered})", found.id)
+}
