@@ -4,17 +4,7 @@
 
 mod common;
 
-use common::{Place, id, steady, without_numbers};
-
-/// Runs commands one after the other and shows each with what it printed.
-fn session(place: &Place, lines: &[&str]) -> String {
-    let mut shown = String::new();
-    for line in lines {
-        let run = place.run(line);
-        shown.push_str(&format!("$ pillarbox {}\n{}\n", steady(line), run.shown(place)));
-    }
-    shown
-}
+use common::{Place, id, session, without_numbers};
 
 #[test]
 fn queues() {
@@ -273,12 +263,11 @@ fn demo() {
         summary.lines().filter_map(|line| line.trim().strip_prefix(program)).collect();
     assert_eq!(named.len(), 5, "{summary}");
     let found: Vec<_> = named.iter().map(|line| place.ok(line)).collect();
-    assert!(found[0].contains("demo-dead"), "{found:?}");
-    assert_eq!(found[1].lines().count(), dead + 1, "{found:?}");
-    assert!(found[2].contains("\"pillarbox.dead.deliveries\":\"3\""), "{found:?}");
-    assert!(found[2].contains("\"pillarbox.dead.error\":"), "{found:?}");
-    assert!(found[2].contains("\"pillarbox.dead.source\":\"demo\""), "{found:?}");
-    // Moved back, they are tasks again, with the body that they had.
+    assert!(found[0].contains("demo-dlq"), "{found:?}");
+    assert!(found[1].starts_with(&format!("demo-dlq: {dead} dead letters, ")), "{found:?}");
+    assert_eq!(found[2].lines().count(), dead + 1, "{found:?}");
+    assert_eq!(found[4], format!("{dead} messages replayed to their queues\n"), "{found:?}");
+    // Replayed, they are tasks again, with the body that they had.
     let (back, bodies) = (place.ok("dump demo --url sqlite:demo.db"), "Summarise document");
     assert_eq!((back.lines().count(), back.matches(bodies).count()), (dead, dead), "{back}");
 }
@@ -298,6 +287,8 @@ fn help() {
     let place = Place::new();
     insta::assert_snapshot!(place.run("--help").shown(&place));
     insta::assert_snapshot!("help_move", place.run("move --help").shown(&place));
+    insta::assert_snapshot!("help_dlq", place.run("dlq --help").shown(&place));
+    insta::assert_snapshot!("help_dlq_replay", place.run("dlq replay --help").shown(&place));
 }
 
 #[test]

@@ -84,20 +84,22 @@ fn the_readme_prints_what_it_says() {
     }
 }
 
+/// The commands that a help names.
+fn commands_of(help: &str) -> Vec<String> {
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let lines = lines.take_while(|line| !line.is_empty()).filter(|line| !line.starts_with("   "));
+    lines.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
+}
+
 #[test]
 fn the_documentation_names_every_command_and_option() {
     let documented = include_str!("../../../docs/cli.md");
     let place = Place::new();
-    let help = place.ok("--help");
-    let commands: Vec<_> = help
-        .lines()
-        .skip_while(|line| *line != "Commands:")
-        .skip(1)
-        .take_while(|line| !line.is_empty())
-        .filter(|line| !line.starts_with("   "))
-        .map(|line| line.split_whitespace().next().unwrap())
-        .collect();
-    assert_eq!(commands.len(), 21, "{commands:?}");
+    let mut commands = commands_of(&place.ok("--help"));
+    assert_eq!(commands.len(), 22, "{commands:?}");
+    let more = commands_of(&place.ok("dlq --help")).into_iter().filter(|name| name != "help");
+    commands.extend(more.map(|name| format!("dlq {name}")));
+    assert_eq!(commands.len(), 22 + 5, "{commands:?}");
     for command in commands {
         assert!(documented.contains(&format!("**`{command}")), "{command}");
         if command == "help" {

@@ -252,3 +252,13 @@ pub(crate) fn without_numbers(text: &str) -> String {
     }
     out
 }
+
+/// Runs commands one after the other and shows each with what it printed.
+pub(crate) fn session(place: &Place, lines: &[&str]) -> String {
+    let mut shown = String::new();
+    for line in lines {
+        let run = place.run(line);
+        shown.push_str(&format!("$ pillarbox {}\n{}\n", steady(line), run.shown(place)));
+    }
+    shown
+}

@@ -72,7 +72,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()
         }
         let (shown, all) = (shown as u64, filter.is_all());
         if shown == 0 {
-            context.out.note(&format!("none of {} matches", text::count(total, "dead letter")));
+            context.out.note(&format!("none of {} matches", text::count(total, "message")));
         } else if all && total > shown {
             context.out.note(&format!("{shown} of {total} dead letters; --max shows more"));
         } else if meant > shown {

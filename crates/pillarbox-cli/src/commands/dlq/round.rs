@@ -74,10 +74,10 @@ struct Line<'a> {
 
 /// What is said of messages that are no dead letters, to the eye at least.
 pub(super) fn unreadable(number: u64, queue: &QueueName) -> String {
+    let messages = text::count(number, "message");
     format!(
-        "{} cannot be read as dead letters, and stay: `pillarbox dlq stats {queue}` names them, `pillarbox \
-         peek {queue}` shows them, and only `purge` deletes them",
-        text::count(number, "message")
+        "what cannot be read as a dead letter stays ({messages}): `pillarbox dlq stats {queue}` names it, \
+         `pillarbox peek {queue}` shows it, and only `pillarbox purge {queue}` deletes it"
     )
 }
 
@@ -189,7 +189,10 @@ impl Round {
             None if tally.refused + tally.unacknowledged > 0 => return Err(Failure::Reported),
             None => return Ok(()),
         };
-        context.out.note("nothing is lost; run the same command again to go on");
+        context.out.note(match self.deed {
+            Deed::Replay { .. } => "nothing is lost; run the same command again to go on",
+            Deed::Discard => "the others are left; run the same command again to go on",
+        });
         Err(failure)
     }
 

@@ -1,0 +1,601 @@
+//! `pillarbox dlq`: what it shows, what it changes, and what it leaves.
+
+#![allow(clippy::unwrap_used, reason = "it is all tests")]
+#![cfg(unix)]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use common::{DAY, Place, eventually, finish, id, session, signal, time, until_it_listens};
+use pillarbox::runtime::{DlqPolicy, Outcome, Worker};
+use pillarbox::{Mailbox, MessageId, SendOptions, Timestamp};
+use serde_json::{Value, json};
+
+/// A dead letter as it is stored, of the message of this number, which died some days and half an hour
+/// ago.
+fn letter(number: u32, days: i64, with: &Value) -> Value {
+    let mut letter = json!({
+        "message_id": id(number), "source_mailbox": "orders", "delivery_count": 5,
+        "last_error": "?", "last_error_type": "shop::Error", "failure": "error", "error_chain": [],
+        "dead_lettered_at": time(-(days * DAY + 1800)), "first_received_at": time(-(days * DAY + 3600)),
+        "request_id": null, "reply_to": null, "trace_id": null, "worker": "orders/1@host:4711",
+        "replay_count": 0, "replayed_at": null, "attributes": {}, "body_encoding": "json", "body": {},
+    });
+    for (name, value) in with.as_object().unwrap() {
+        letter[name] = value.clone();
+    }
+    letter
+}
+
+fn load(place: &Place, queue: &str, letters: impl IntoIterator<Item = (String, Value)>) {
+    let mut lines = String::new();
+    for (id, letter) in letters {
+        writeln!(lines, "{}", json!({"id": id, "body": letter, "enqueued_at": time(-1800)}))
+            .unwrap();
+    }
+    let run = place.run_with_input(&format!("load {queue}"), lines);
+    assert_eq!(run.code, 0, "{run:?}");
+}
+
+/// Four dead letters of different kinds and ages in `orders-dlq`, whose own ids are 101 to 104, and a message
+/// that is none.
+fn with_letters() -> Place {
+    let place = Place::new();
+    let letters = [
+        letter(
+            1,
+            3,
+            &json!({"last_error": "no lamp 17 left", "last_error_type": "shop::OutOfStock",
+                "error_chain": ["the warehouse\nis closed", "Connection reset \u{1b}[2J"],
+                "reply_to": "client-7", "attributes": {"tenant": "acme", "trace": "a=b"},
+                "request_id": id(77), "trace_id": "0af7651916cd43dd8448eb211c80319c",
+                "body": {"customer": {"id": 42}, "tenant": "acme", "amount": 150, "items": [{"sku": "A"}]}}),
+        ),
+        letter(
+            2,
+            2,
+            &json!({"last_error": "no lamp 4 left", "last_error_type": "shop::OutOfStock",
+                "replay_count": 3, "replayed_at": time(-3 * DAY),
+                "body": {"customer": {"id": 43}, "tenant": "globex", "amount": 50, "flag": null}}),
+        ),
+        letter(
+            3,
+            1,
+            &json!({"last_error": "index out of bounds", "last_error_type": "panic",
+                "failure": "panic", "source_mailbox": "mail", "replay_count": 1,
+                "replayed_at": time(-2 * DAY), "body_encoding": "base64", "body": "AP8Q"}),
+        ),
+        letter(
+            4,
+            0,
+            &json!({"last_error": "30s are over", "last_error_type": "timeout", "failure": "timeout",
+                "delivery_count": 2, "body_encoding": "text", "body": "two\nLINES"}),
+        ),
+    ];
+    load(&place, "orders-dlq", (101..).map(id).zip(letters));
+    let run = place.run_with_input(
+        "load orders-dlq",
+        format!("{{\"id\":\"{}\",\"body\":\"junk\",\"body_encoding\":\"text\"}}", id(105)),
+    );
+    assert_eq!(run.code, 0, "{run:?}");
+    place
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Each message of a queue by its id. Fails where an id is there twice.
+fn dumped(place: &Place, line: &str) -> BTreeMap<String, Value> {
+    let mut messages = BTreeMap::new();
+    for line in lines(&place.ok(line)) {
+        let twice = messages.insert(line["id"].as_str().unwrap().to_owned(), line.clone());
+        assert!(twice.is_none(), "twice: {line}");
+    }
+    messages
+}
+
+/// The numbers of the messages that `dlq list` shows.
+fn listed(place: &Place, filter: &str) -> Vec<u32> {
+    let numbers: BTreeMap<_, _> = (0..200).map(|number| (id(number), number)).collect();
+    let list = lines(&place.ok(&format!("dlq list orders-dlq --json {filter}")));
+    let number = |line: &Value| line["message_id"].as_str().map(|id| numbers[id]);
+    list.iter().filter_map(number).collect()
+}
+
+#[test]
+fn dead_letters_are_listed() {
+    let place = with_letters();
+    insta::assert_snapshot!(session(
+        &place,
+        &[
+            "dlq list orders-dlq",
+            "dlq list orders-dlq --json -n 2",
+            "dlq list orders-dlq --max 2",
+            "dlq list orders-dlq --error-type OutOfStock -n 1",
+            "dlq list orders-dlq --kind quarantined",
+            "dlq list nothing",
+        ]
+    ));
+    // Without a filter, what cannot be read is named as well.
+    let all = lines(&place.ok("dlq list orders-dlq --json"));
+    assert_eq!((all.len(), &all[4]["id"]), (5, &id(105).into()));
+    assert!(
+        all[4]["unreadable"].as_str().is_some_and(|why| why.contains("expected")),
+        "{}",
+        all[4]
+    );
+    // What others have is told to be so.
+    place.ok("receive orders-dlq --visibility 12h");
+    let run = place.run("dlq list orders-dlq");
+    assert!(run.stderr.contains("1 of these in flight or delayed"), "{run:?}");
+    let held = lines(&place.ok(&format!("dlq list orders-dlq --json --id {}", id(1)))).remove(0);
+    assert_eq!(held["state"], "in_flight");
+    assert!(held["until"].is_string(), "{held}");
+}
+
+#[test]
+fn a_dead_letter_is_shown_in_full() {
+    let place = with_letters();
+    insta::assert_snapshot!(session(
+        &place,
+        &[
+            &format!("dlq show orders-dlq {}", id(1)),
+            &format!("dlq show orders-dlq {}", id(102)),
+            &format!("dlq show orders-dlq {}", id(3)),
+            &format!("dlq show orders-dlq {}", id(4)),
+            &format!("dlq show orders-dlq {} --json", id(4)),
+            &format!("dlq show orders-dlq {}", id(5)),
+            &format!("dlq show orders-dlq {}", id(105)),
+            &format!("dlq show nothing {}", id(1)),
+        ]
+    ));
+    let body = |number| place.ok(&format!("dlq show orders-dlq {} --body", id(number)));
+    assert_eq!(body(4), "two\nLINES");
+    let mut command = place.command(["dlq", "show", "orders-dlq", &id(3), "--body"]);
+    assert_eq!(command.output().unwrap().stdout, b"\x00\xff\x10");
+}
+
+#[test]
+fn errors_are_grouped_and_counted() {
+    let place = with_letters();
+    insta::assert_snapshot!(session(
+        &place,
+        &[
+            "dlq stats orders-dlq",
+            "dlq stats orders-dlq --top 1 --not-replayed",
+            "dlq stats nothing orders-dlq --kind panic",
+            "dlq stats",
+            "dlq stats --source nowhere",
+        ]
+    ));
+    let stats = lines(&place.ok("dlq stats orders-dlq --json --top 2")).remove(0);
+    let count = |name: &str| stats[name].as_u64().unwrap();
+    assert_eq!(["letters", "others", "replayed", "unreadable"].map(count), [4, 0, 2, 1]);
+    assert_eq!((count("further"), &stats["unreadable_ids"]), (1, &json!([id(105)])));
+    let first = &stats["errors"][0];
+    assert_eq!((&first["count"], &first["share"]), (&2.into(), &0.5.into()));
+    assert_eq!(first["last_message_id"], id(2));
+    assert!(first["first_at"].is_string() && first["last_age_seconds"].as_f64() > Some(172_800.0));
+    let overview = lines(&place.ok("dlq stats --json"));
+    assert_eq!((overview.len(), &overview[0]["letters"]), (1, &4.into()));
+    let none = Place::new();
+    none.ok("send orders x");
+    let run = none.run("dlq stats");
+    assert_eq!((run.code, run.stdout.as_str()), (0, ""));
+    assert!(run.stderr.contains("no queue that ends in -dlq"), "{run:?}");
+}
+
+#[test]
+fn too_many_or_too_old_ones_end_with_1() {
+    let place = with_letters();
+    for (line, code, says) in [
+        ("dlq stats --fail-over 5", 0, ""),
+        ("dlq stats --fail-over 4", 1, "'orders-dlq' holds 5 dead letters, more than 4"),
+        ("dlq stats orders-dlq --fail-older 2h", 0, ""),
+        ("dlq stats orders-dlq --fail-older 10m", 1, "one that is 30m old, older than 10m"),
+        ("dlq stats --fail-over 0 --fail-older 10m --json", 1, "more than 0, and one that is 30m"),
+        ("dlq stats --fail-over 2 --error-type OutOfStock", 0, ""),
+        ("dlq stats --fail-over 1 --error-type OutOfStock", 1, "2 dead letters, more than 1"),
+        ("dlq stats --fail-older 4d --kind error", 0, ""),
+        ("dlq stats --fail-older 3d --kind error", 1, "one that is 3d old"),
+        ("dlq stats nothing --fail-over 0", 0, ""),
+    ] {
+        let run = place.run(line);
+        assert_eq!(run.code, code, "{line}: {run:?}");
+        assert!(run.stderr.contains(says) && !run.stdout.is_empty(), "{line}: {run:?}");
+    }
+}
+
+#[test]
+fn every_filter_means_the_same_to_every_command() {
+    let place = with_letters();
+    let before = place.ok("dump orders-dlq");
+    for (filter, expected) in [
+        ("", &[1, 2, 3, 4][..]),
+        ("--error-type OutOfStock", &[1, 2]),
+        ("--error-type shop::", &[1, 2]),
+        ("--error-type out", &[4]),
+        ("--kind error", &[1, 2]),
+        ("--kind timeout", &[4]),
+        ("--source mail", &[3]),
+        ("--source orders", &[1, 2, 4]),
+        ("--older 2d", &[1, 2]),
+        ("--newer 2d", &[3, 4]),
+        ("--older 1d --newer 3d", &[2, 3]),
+        ("--text LAMP", &[1, 2]),
+        ("--text warehouse", &[1]),
+        ("--text lines", &[4]),
+        ("--text GLOBEX", &[2]),
+        ("--json-path $.customer.id=42", &[1]),
+        ("--json-path $.customer.id", &[1, 2]),
+        ("--json-path $.items[0].sku=\"A\"", &[1]),
+        ("--json-path $.tenant!=acme", &[2]),
+        ("--json-path $.amount>100", &[1]),
+        ("--json-path $.amount>=50 --json-path $.flag", &[2]),
+        ("--replayed", &[2, 3]),
+        ("--not-replayed", &[1, 4]),
+        ("--replayed --source orders", &[2]),
+        ("--kind panic --source orders", &[]),
+    ] {
+        assert_eq!(listed(&place, filter), expected, "{filter}");
+        let stats = lines(&place.ok(&format!("dlq stats orders-dlq --json {filter}"))).remove(0);
+        assert_eq!(stats["letters"], expected.len(), "{filter}");
+        for (command, done) in [("replay --max-replays 9", "replayed"), ("discard", "discarded")] {
+            let line = format!("dlq {command} orders-dlq --dry-run --json {filter}");
+            let rehearsed = lines(&place.ok(&line)).remove(0);
+            assert_eq!(rehearsed[done], expected.len(), "{filter}: {rehearsed}");
+            assert_eq!(rehearsed["left"], 4 - expected.len(), "{filter}: {rehearsed}");
+        }
+    }
+    for ids in [[id(1), id(3)], [id(101), id(3)], [id(101), id(103)]] {
+        assert_eq!(listed(&place, &format!("--id {} --id {}", ids[0], ids[1])), [1, 3]);
+    }
+    assert_eq!(place.ok("dump orders-dlq"), before, "looking has changed something");
+    assert_eq!(place.ok("queues"), "orders-dlq\n");
+
+    // And they mean the same when it is done.
+    let run = place.run("dlq discard orders-dlq --yes --json-path $.tenant!=acme");
+    assert_eq!(
+        run.stdout,
+        "1 dead letter discarded; 3 left (not matching), 1 left (cannot be read)\n"
+    );
+    let run = place.run(&format!("dlq replay orders-dlq --id {} --id {}", id(101), id(3)));
+    assert_eq!(
+        run.stdout,
+        "2 messages replayed to their queues; 1 left (not matching), 1 left (cannot be read)\n"
+    );
+    assert_eq!(listed(&place, ""), [4]);
+    assert_eq!(dumped(&place, "dump orders").keys().collect::<Vec<_>>(), [&id(1)]);
+    assert_eq!(dumped(&place, "dump mail").keys().collect::<Vec<_>>(), [&id(3)]);
+}
+
+#[test]
+fn a_dry_run_says_what_would_be_done_and_does_nothing() {
+    let place = with_letters();
+    let before = place.ok("dump orders-dlq");
+    insta::assert_snapshot!(session(
+        &place,
+        &[
+            "dlq replay orders-dlq --dry-run",
+            "dlq replay orders-dlq --dry-run --max 1 --to elsewhere --to-url sqlite:other.db",
+            "dlq discard orders-dlq --dry-run --older 1d",
+            "dlq discard nothing --dry-run",
+        ]
+    ));
+    assert_eq!(place.ok("dump orders-dlq"), before);
+    assert_eq!(place.ok("queues"), "orders-dlq\n");
+    assert!(!place.path().join("other.db").exists());
+    // What others have is not theirs to touch.
+    place.ok("receive orders-dlq --visibility 12h");
+    let run = place.ok("dlq discard orders-dlq --dry-run --json");
+    assert!(
+        run.contains("\"discarded\":3,") && run.contains("\"in_flight_or_delayed\":1,"),
+        "{run}"
+    );
+}
+
+#[test]
+fn replaying_and_discarding_say_what_they_did() {
+    let place = with_letters();
+    place.ok("receive orders-dlq --visibility 12h");
+    insta::assert_snapshot!(session(
+        &place,
+        &[
+            "dlq replay orders-dlq",
+            "dlq discard orders-dlq --kind timeout",
+            "dlq replay orders-dlq --source orders",
+            "dlq replay orders-dlq --yes --json",
+            "dlq discard orders-dlq --yes --max 1",
+            "dlq discard orders-dlq --yes --json",
+            "dlq replay nothing --yes",
+            "dlq discard nothing --yes",
+        ]
+    ));
+    // What is no dead letter, and what somebody else has, is still there.
+    let left = dumped(&place, "dump orders-dlq");
+    assert_eq!(left.keys().collect::<Vec<_>>(), [&id(101), &id(105)]);
+}
+
+/// Makes dead letters of all messages of a queue, as a worker does.
+async fn reject_all(place: &Place, queue: &str) {
+    let backend = pillarbox::open(&place.url("pillarbox.db")).await.unwrap();
+    let orders: Mailbox<Value> = backend.mailbox(queue).unwrap();
+    let worker = Worker::new(orders)
+        .dead_letters(DlqPolicy::new())
+        .handler(|_: Value| async { Outcome::reject("no such customer") });
+    worker.run_until_empty().await.unwrap();
+    backend.close().await;
+}
+
+#[tokio::test]
+async fn a_replayed_message_is_what_it_was_and_knows_how_often() {
+    let place = Place::new();
+    let backend = pillarbox::open(&place.url("pillarbox.db")).await.unwrap();
+    let orders: Mailbox<Value> = backend.mailbox("orders").unwrap();
+    let options = SendOptions::new().reply_to("client-7").attribute("tenant", "acme");
+    orders.send_with(&json!({"n": 1, "price": 1.5}), options).await.unwrap();
+    backend.close().await;
+    let sent = lines(&place.ok("peek orders --json")).remove(0);
+    for round in 1..=3 {
+        reject_all(&place, "orders").await;
+        assert_eq!(place.ok("dump orders"), "");
+        let letter = lines(&place.ok("dlq list orders-dlq --json")).remove(0);
+        assert_eq!((&letter["message_id"], &letter["failure"]), (&sent["id"], &"rejected".into()));
+        assert_eq!(letter["replay_count"], round - 1);
+        let run = place.run("dlq replay orders-dlq --yes");
+        assert_eq!(run.stdout, "1 message replayed to their queues\n", "{run:?}");
+        let back = lines(&place.ok("peek orders --json")).remove(0);
+        for field in ["id", "body", "reply_to", "enqueued_at"] {
+            assert_eq!(back[field], sent[field], "{field}");
+        }
+        let attributes = &back["attributes"];
+        assert_eq!(attributes["tenant"], "acme");
+        assert_eq!(attributes["pillarbox.replays"], round.to_string());
+    }
+    reject_all(&place, "orders").await;
+    let left = "0 messages replayed to their queues; 1 left (replayed 3 times already)\n";
+    assert_eq!(place.ok("dlq replay orders-dlq --yes"), left);
+    let dry = place.ok("dlq replay orders-dlq --dry-run");
+    assert_eq!(dry, left.replace("replayed to", "would be replayed to"));
+    assert!(place.ok("dlq replay orders-dlq --max-replays 4 --replayed").starts_with("1 message "));
+}
+
+#[tokio::test]
+async fn messages_can_be_replayed_elsewhere() {
+    let place = Place::new();
+    for number in 1..=3 {
+        place.ok(&format!("send orders {number}"));
+    }
+    reject_all(&place, "orders").await;
+    let run = place.ok("dlq replay orders-dlq -n 1 --to trial");
+    assert_eq!(run, "1 message replayed to 'trial'; ended at --max 1\n");
+    let run = place.ok("dlq replay orders-dlq -n 1 --to-url sqlite:other.db");
+    assert!(run.starts_with("1 message replayed to their queues at sqlite:other.db;"), "{run}");
+    let run = place.ok("dlq replay orders-dlq --yes --to-url sqlite:other.db --to third");
+    assert_eq!(run, "1 message replayed to 'third' at sqlite:other.db\n");
+    let body = |line: &str| lines(&place.ok(line)).remove(0)["body"].clone();
+    assert_eq!(body("dump trial"), 1);
+    assert_eq!(body("--url sqlite:other.db dump orders"), 2);
+    assert_eq!(body("--url sqlite:other.db dump third"), 3);
+    assert_eq!(place.ok("dump orders") + &place.ok("dump orders-dlq"), "");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_changes_nothing() {
+    let place = with_letters();
+    let before = place.ok("dump orders-dlq");
+    for (line, says) in [
+        ("dlq", "Usage:"),
+        ("dlq lst orders-dlq", "a similar subcommand exists: 'list'"),
+        ("dlq list", "required arguments"),
+        ("dlq list orders-dlq -n 0", "at least 1"),
+        ("dlq list orders-dlq --kind odd", "possible values: error, panic, timeout"),
+        ("dlq list orders-dlq --older 5", "the unit is missing"),
+        ("dlq list orders-dlq --id 17", "a UUID"),
+        ("dlq list orders-dlq --replayed --not-replayed", "cannot be used with"),
+        ("dlq list orders-dlq --json-path customer", "begins with $"),
+        ("dlq list orders-dlq --json-path $.items[*]", "at character 9, '*'"),
+        ("dlq stats orders-dlq --json-path $.a>true", "= and != only"),
+        ("dlq stats orders-dlq --fail-over many", "invalid"),
+        ("dlq show orders-dlq 17", "a UUID"),
+        ("dlq replay orders-dlq", "nobody is there to be asked whether to replay everything"),
+        ("dlq replay orders-dlq --yes --rate 50", "write it as 50/s, 3000/m or 100/h"),
+        ("dlq replay orders-dlq --yes --rate 0/s", "at least 1"),
+        ("dlq replay orders-dlq --yes --max-replays 0", "0 is not in 1.."),
+        ("dlq replay orders-dlq --yes --to orders-dlq", "where the dead letters are"),
+        ("dlq replay orders-dlq --yes --to-url memory:", "would be gone"),
+        ("dlq replay orders-dlq --yes --to-url kafka://me:hunter2@x", "unknown scheme"),
+        ("dlq discard orders-dlq --kind panic", "say --yes"),
+    ] {
+        let run = place.run(line);
+        assert_eq!(run.code, 2, "{line}: {run:?}");
+        assert!(run.stderr.contains(says), "{line}: {run:?}");
+        assert!(!run.stderr.contains("hunter2"), "{run:?}");
+    }
+    let run = place.run("dlq stats --url sqlite:nothing.db");
+    assert!(run.code == 1 && run.stderr.contains("there is no file"), "{run:?}");
+    assert_eq!(place.ok("dump orders-dlq"), before);
+}
+
+/// So many dead letters whose messages have the numbers from 0 on.
+fn with_many(number: u32) -> Place {
+    let place = Place::new();
+    let letters = (0..number).map(|n| {
+        let with = json!({"body": {"n": n, "even": n % 2 == 0}, "reply_to": format!("r{n}"),
+            "last_error": format!("order {n} failed"), "attributes": {"n": n.to_string()}});
+        (MessageId::new().to_string(), letter(n, 1, &with))
+    });
+    load(&place, "orders-dlq", letters);
+    place
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let place = with_many(60);
+    let timed = |line: &str| {
+        let start = Instant::now();
+        assert!(place.ok(line).contains("30 messages replayed"), "{line}");
+        start.elapsed()
+    };
+    let slow = timed("dlq replay orders-dlq -n 30 --rate 40/s");
+    // What a tenth of a second takes may come at once.
+    assert!(slow >= Duration::from_millis(600), "{slow:?}");
+    timed("dlq replay orders-dlq -n 30 --rate 6000000/m");
+    assert_eq!(dumped(&place, "dump orders").len(), 60);
+}
+
+#[test]
+fn an_interrupted_replay_ends_in_good_order_and_says_how_to_go_on() {
+    let place = with_many(50);
+    let child = place.start("dlq replay orders-dlq --json-path $.even=true --rate 20/s");
+    until_it_listens(&child);
+    eventually("some are replayed", || place.ok("stats orders --json").contains("\"ready\":3"));
+    signal(&child, "INT");
+    let run = finish(child);
+    assert_eq!(run.code, 130, "{run:?}");
+    assert!(run.stderr.contains("nothing is lost; run the same command again to go on"), "{run:?}");
+    let replayed = dumped(&place, "dump orders").len();
+    assert!(run.stdout.starts_with(&format!("{replayed} messages replayed to")), "{run:?}");
+    let stats = place.ok("stats orders-dlq --json");
+    assert!(stats.contains(&format!("\"ready\":{},\"in_flight\":0,", 50 - replayed)), "{stats}");
+    let rest = place.ok("dlq replay orders-dlq --json-path $.even=true");
+    assert!(rest.starts_with(&format!("{} messages replayed", 25 - replayed)), "{rest}");
+    // Those that were not meant are there, in their order.
+    let left: Vec<_> = lines(&place.ok("dlq list orders-dlq -n 50 --json"))
+        .iter()
+        .map(|line| line["body"]["n"].as_u64().unwrap())
+        .collect();
+    assert!(left.iter().all(|n| n % 2 == 1) && left.len() == 25, "{left:?}");
+}
+
+/// Ends all leases, as time would.
+fn end_leases(place: &Place) {
+    let file = pillarbox::sqlite::rusqlite::Connection::open(place.path().join("pillarbox.db"));
+    let past = "UPDATE pillarbox_timer SET due_at = 1; DELETE FROM pillarbox_expiry";
+    file.unwrap().execute_batch(past).unwrap();
+    place.ok("doctor --fix");
+}
+
+#[test]
+fn a_replay_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing() {
+    const LETTERS: u32 = 3_000;
+    let place = with_many(LETTERS);
+    let all: BTreeSet<_> = (0..LETTERS).map(id).collect();
+    let mut kills = 0;
+    while kills < 6 {
+        let before = dumped(&place, "dump orders").len();
+        let child = place.start("dlq replay orders-dlq --yes --rate 5000/s");
+        eventually("some more are replayed", || dumped(&place, "dump orders").len() > before);
+        std::thread::sleep(Duration::from_millis(kills * 7));
+        signal(&child, "KILL");
+        if finish(child).code == 0 {
+            break;
+        }
+        kills += 1;
+        let here: BTreeSet<_> = lines(&place.ok("dlq list orders-dlq -n 10000 --json"))
+            .iter()
+            .map(|line| line["message_id"].as_str().unwrap().to_owned())
+            .collect();
+        let there: BTreeSet<_> = dumped(&place, "dump orders").into_keys().collect();
+        assert_eq!(here.union(&there).cloned().collect::<BTreeSet<_>>(), all);
+        end_leases(&place);
+    }
+    assert!(kills > 1, "{kills}");
+    let run = place.ok("dlq replay orders-dlq --yes");
+    println!("killed {kills} times, and then: {run}");
+    assert_eq!(place.ok("dump orders-dlq"), "");
+    let there = dumped(&place, "dump orders");
+    assert_eq!(there.keys().cloned().collect::<BTreeSet<_>>(), all);
+    for message in there.values() {
+        let n = message["body"]["n"].as_u64().unwrap();
+        assert_eq!(message["reply_to"], format!("r{n}"));
+        assert_eq!(message["attributes"]["n"], n.to_string());
+        assert_eq!(message["attributes"]["pillarbox.replays"], "1");
+    }
+}
+
+#[test]
+fn two_that_replay_the_same_queue_share_the_work() {
+    let place = with_many(4_000);
+    let replays = [(); 2].map(|()| place.start("dlq replay orders-dlq --yes --json"));
+    let mut replayed = 0;
+    for run in replays.map(finish) {
+        assert_eq!(run.code, 0, "{run:?}");
+        replayed += lines(&run.stdout)[0]["replayed"].as_u64().unwrap();
+    }
+    assert_eq!(replayed, 4_000);
+    assert_eq!(place.ok("dump orders-dlq"), "");
+    assert_eq!(dumped(&place, "dump orders").len(), 4_000);
+}
+
+/// Waits for the end, and gives the most memory that it has used, in KiB.
+fn peak(child: &mut Child) -> u64 {
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let now = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let now = now.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+        peak = peak.max(now.unwrap_or(0));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    peak
+}
+
+/// Sends so many dead letters, some at a time.
+async fn fill(place: &Place, number: u32) {
+    let backend = pillarbox::open(&place.url("pillarbox.db")).await.unwrap();
+    let dead: Mailbox<Value> = backend.mailbox("orders-dlq").unwrap();
+    let at = Timestamp::now();
+    for first in (0..number).step_by(1_000) {
+        let some: Vec<_> = (first..number.min(first + 1_000))
+            .map(|n| {
+                let error = format!("order {n} failed");
+                json!({"message_id": MessageId::new(), "source_mailbox": "orders", "last_error": error,
+                    "last_error_type": "shop::Error", "failure": "error", "dead_lettered_at": at,
+                    "first_received_at": at, "body": {"n": n, "tenth": n % 10, "pad": "x".repeat(300)}})
+            })
+            .collect();
+        dead.send_batch(&some).await.unwrap().all().unwrap();
+    }
+    backend.close().await;
+}
+
+/// With 30 times as many dead letters, it takes no more than twice the memory.
+#[tokio::test]
+async fn memory_does_not_grow_with_the_number_of_dead_letters() {
+    let commands = [
+        ("dlq stats orders-dlq --json", "letters"),
+        ("dlq replay orders-dlq --json --json-path $.tenth=7", "replayed"),
+    ];
+    let number = std::env::var("PILLARBOX_DEAD_LETTERS").ok().and_then(|text| text.parse().ok());
+    let mut peaks = Vec::new();
+    for number in [1_000, number.unwrap_or(30_000)] {
+        let place = Place::new();
+        fill(&place, number).await;
+        let expected = [number, number / 10];
+        peaks.push(
+            commands
+                .iter()
+                .zip(expected)
+                .map(|((line, field), expected)| {
+                    let start = Instant::now();
+                    let mut child = place.start(line);
+                    let peak = peak(&mut child);
+                    let took = start.elapsed();
+                    println!("{number} dead letters: {line}: {took:.2?}, {peak} KiB at most");
+                    assert_eq!(lines(&finish(child).stdout)[0][field], expected, "{line}");
+                    peak
+                })
+                .collect::<Vec<_>>(),
+        );
+    }
+    for (few, many) in peaks[0].iter().zip(&peaks[1]) {
+        assert!(*few > 0 && *many < few * 2, "{peaks:?}");
+    }
+}
