@@ -2,6 +2,8 @@
 
 mod common;
 
+use pillarbox::Mailbox;
+use pillarbox::runtime::{DlqPolicy, Outcome, Worker};
 use pillarbox_testing::server::{RedisCluster, RedisServer};
 
 use crate::common::{Place, id};
@@ -106,6 +108,46 @@ fn messages_keep_their_ids_on_a_server() {
     place.ok(&format!("move orders {} orders --no-wait", scene.url()));
     let peeked = scene.ok("--json peek orders");
     assert!(peeked.contains(&id(1)) && peeked.contains(&id(2)), "{peeked}");
+}
+
+#[tokio::test]
+async fn dead_letters_are_looked_after_on_a_server() {
+    let scene = Scene::new();
+    for n in 0..20 {
+        scene.ok(&format!("send orders {{\"n\":{n}}} --attr tenant=acme --reply-to client-7"));
+    }
+    let backend = pillarbox::open(&scene.url()).await.expect("a backend");
+    let orders: Mailbox<serde_json::Value> = backend.mailbox("orders").expect("a mailbox");
+    let worker = Worker::new(orders)
+        .dead_letters(DlqPolicy::new())
+        .handler(|_: serde_json::Value| async { Outcome::reject("no such customer") });
+    worker.run_until_empty().await.expect("dead letters");
+    backend.close().await;
+
+    let stats = scene.ok("dlq stats orders-dlq");
+    assert!(stats.starts_with("orders-dlq: 20 dead letters, 0 replayed before"), "{stats}");
+    assert!(stats.contains("no such customer"), "{stats}");
+    assert_eq!(scene.ok("dlq list orders-dlq --json --json-path $.n>=15").lines().count(), 5);
+    let first = scene.ok("dlq list orders-dlq --json -n 1");
+    let id = first.split("\"message_id\":\"").nth(1).and_then(|rest| rest.get(..36));
+    let shown = scene.ok(&format!("dlq show orders-dlq {}", id.expect("an id")));
+    assert!(shown.contains("attribute      tenant=acme\n"), "{shown}");
+    let dry = scene.ok("dlq replay orders-dlq --dry-run --json-path $.n<5");
+    assert!(
+        dry.ends_with("5 messages would be replayed to their queues; 15 left (not matching)\n")
+    );
+    let done = scene.ok("dlq replay orders-dlq --json-path $.n<5");
+    assert_eq!(done, "5 messages replayed to their queues; 15 left (not matching)\n");
+    let back = scene.ok("dump orders");
+    assert_eq!(back.matches("\"pillarbox.replays\":\"1\"").count(), 5, "{back}");
+    assert_eq!(back.matches("\"reply_to\":\"client-7\"").count(), 5, "{back}");
+    // To a file, from a server; and the rest is not worth it.
+    let file = scene.place.url("copy.db");
+    let done = scene.ok(&format!("dlq replay orders-dlq -n 5 --to-url {file} --to trial"));
+    assert!(done.starts_with(&format!("5 messages replayed to 'trial' at {file}")), "{done}");
+    assert_eq!(scene.place.ok(&format!("--url {file} dump trial")).lines().count(), 5);
+    assert_eq!(scene.ok("dlq discard orders-dlq --yes"), "10 dead letters discarded\n");
+    assert_eq!(scene.ok("dump orders-dlq"), "");
 }
 
 /// A queue that is spread over three nodes is one mailbox to every command.

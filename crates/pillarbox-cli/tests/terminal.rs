@@ -241,6 +241,73 @@ fn a_purge_asks_a_person() {
     assert_eq!(place.ok("dump orders"), "");
 }
 
+/// Puts so many dead letters into `orders-dlq`.
+fn bury(place: &Place, number: u32) {
+    let lines: String = (0..number)
+        .map(|n| {
+            let (id, at) = (common::id(n), common::time(-60));
+            format!(
+                "{{\"body\":{{\"message_id\":\"{id}\",\"source_mailbox\":\"orders\",\"body\":{n},\
+                 \"last_error\":\"no\",\"dead_lettered_at\":\"{at}\",\"first_received_at\":\"{at}\"}}}}\n"
+            )
+        })
+        .collect();
+    assert_eq!(place.run_with_input("load orders-dlq", lines).code, 0);
+}
+
+#[test]
+fn replaying_everything_and_discarding_anything_asks_a_person() {
+    let place = Place::new();
+    bury(&place, 3);
+    for (line, question, answer) in [
+        (
+            "dlq replay orders-dlq",
+            "Replay 3 messages of 'orders-dlq' at sqlite:pillarbox.db to their queues? [y/N]",
+            "nothing was replayed",
+        ),
+        (
+            "dlq discard orders-dlq --newer 1h -n 2",
+            "Delete 2 dead letters of 'orders-dlq' at sqlite:pillarbox.db? [y/N]",
+            "nothing was discarded",
+        ),
+    ] {
+        let mut asking = Terminal::start(&place, line);
+        asking.until("the question", |text| text.contains(question));
+        asking.press("\r");
+        asking.until("the answer", |text| text.contains(answer));
+        assert_eq!(asking.end().0, 1, "{line}");
+        assert_eq!(place.ok("dump orders-dlq").lines().count(), 3);
+    }
+    let mut discard = Terminal::start(&place, "dlq discard orders-dlq -n 2");
+    discard.until("the question", |text| text.contains("[y/N]"));
+    discard.press("y\r");
+    discard.until("the result", |text| text.contains("2 dead letters discarded; ended at --max 2"));
+    assert_eq!(discard.end().0, 0);
+    let mut replay = Terminal::start(&place, "dlq replay orders-dlq");
+    replay.until("the question", |text| text.contains("Replay 1 message of"));
+    replay.press("yes\r");
+    replay.until("the result", |text| text.contains("1 message replayed to their queues"));
+    assert_eq!(replay.end().0, 0);
+    // With a filter, or with nothing to do, nobody is asked.
+    bury(&place, 1);
+    let replay = Terminal::start(&place, "dlq replay orders-dlq --newer 1h");
+    assert_eq!(replay.end().0, 0);
+    let replay = Terminal::start(&place, "dlq replay orders-dlq");
+    assert_eq!(replay.end().0, 0);
+}
+
+#[test]
+fn a_replay_shows_a_bar() {
+    let place = Place::new();
+    bury(&place, 40);
+    let replay = Terminal::start(&place, "dlq replay orders-dlq --yes --rate 20/s");
+    replay.until("the bar", |text| text.contains("of 40 messages") && text.contains(" replayed"));
+    let screen =
+        replay.until("the end", |text| text.contains("40 messages replayed to their queues"));
+    assert!(!screen.contains("of 40 messages"), "the bar is gone: {screen}");
+    assert_eq!(replay.end().0, 0);
+}
+
 #[test]
 fn long_work_shows_a_bar() {
     let place = Place::new();

@@ -113,6 +113,11 @@ impl Out {
         let alone = self.json || !self.terminal;
         Progress::new(io::stderr().is_terminal() && alone, total, unit)
     }
+
+    /// The same for a command that writes nothing to stdout while it shows it.
+    pub(crate) fn progress_alone(&self, total: u64, unit: &'static str) -> Progress {
+        Progress::new(io::stderr().is_terminal(), total, unit)
+    }
 }
 
 /// Writes to stderr. That it may be closed is nobody's concern.

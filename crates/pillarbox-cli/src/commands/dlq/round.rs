@@ -162,7 +162,7 @@ impl Round {
     ) -> Result<()> {
         let ready = backend.queue(&self.queue, QueueOptions::new())?.counts().await?.ready;
         let total = self.max.map_or(ready, |max| ready.min(max));
-        let progress = context.out.progress(total, self.deed.unit());
+        let progress = context.out.progress_alone(total, self.deed.unit());
         let mut pass = self.filter.apply(pass).progress(self.follow(progress));
         if let Some(max) = self.max {
             pass = pass.max(max);
