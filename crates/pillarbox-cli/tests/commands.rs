@@ -264,9 +264,9 @@ fn demo() {
     assert_eq!(named.len(), 5, "{summary}");
     let found: Vec<_> = named.iter().map(|line| place.ok(line)).collect();
     assert!(found[0].contains("demo-dlq"), "{found:?}");
-    assert!(found[1].starts_with(&format!("demo-dlq: {dead} dead letters, ")), "{found:?}");
+    assert!(found[1].starts_with(&format!("demo-dlq: {dead} dead letter")), "{found:?}");
     assert_eq!(found[2].lines().count(), dead + 1, "{found:?}");
-    assert_eq!(found[4], format!("{dead} messages replayed to their queues\n"), "{found:?}");
+    assert!(found[4].starts_with(&format!("{dead} message")), "{found:?}");
     // Replayed, they are tasks again, with the body that they had.
     let (back, bodies) = (place.ok("dump demo --url sqlite:demo.db"), "Summarise document");
     assert_eq!((back.lines().count(), back.matches(bodies).count()), (dead, dead), "{back}");

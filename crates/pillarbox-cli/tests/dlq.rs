@@ -349,7 +349,7 @@ async fn a_replayed_message_is_what_it_was_and_knows_how_often() {
         assert_eq!((&letter["message_id"], &letter["failure"]), (&sent["id"], &"rejected".into()));
         assert_eq!(letter["replay_count"], round - 1);
         let run = place.run("dlq replay orders-dlq --yes");
-        assert_eq!(run.stdout, "1 message replayed to their queues\n", "{run:?}");
+        assert_eq!(run.stdout, "1 message replayed to its queue\n", "{run:?}");
         let back = lines(&place.ok("peek orders --json")).remove(0);
         for field in ["id", "body", "reply_to", "enqueued_at"] {
             assert_eq!(back[field], sent[field], "{field}");
@@ -376,7 +376,7 @@ async fn messages_can_be_replayed_elsewhere() {
     let run = place.ok("dlq replay orders-dlq -n 1 --to trial");
     assert_eq!(run, "1 message replayed to 'trial'; ended at --max 1\n");
     let run = place.ok("dlq replay orders-dlq -n 1 --to-url sqlite:other.db");
-    assert!(run.starts_with("1 message replayed to their queues at sqlite:other.db;"), "{run}");
+    assert!(run.starts_with("1 message replayed to its queue at sqlite:other.db;"), "{run}");
     let run = place.ok("dlq replay orders-dlq --yes --to-url sqlite:other.db --to third");
     assert_eq!(run, "1 message replayed to 'third' at sqlite:other.db\n");
     let body = |line: &str| lines(&place.ok(line)).remove(0)["body"].clone();

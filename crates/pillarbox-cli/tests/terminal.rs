@@ -286,7 +286,7 @@ fn replaying_everything_and_discarding_anything_asks_a_person() {
     let mut replay = Terminal::start(&place, "dlq replay orders-dlq");
     replay.until("the question", |text| text.contains("Replay 1 message of"));
     replay.press("yes\r");
-    replay.until("the result", |text| text.contains("1 message replayed to their queues"));
+    replay.until("the result", |text| text.contains("1 message replayed to its queue"));
     assert_eq!(replay.end().0, 0);
     // With a filter, or with nothing to do, nobody is asked.
     bury(&place, 1);

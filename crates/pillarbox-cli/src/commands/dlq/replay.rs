@@ -21,15 +21,8 @@ pub(super) async fn run(context: &mut Context, args: args::DlqReplay) -> Result<
     if asks {
         must_be_there("replay everything; say --yes, or a filter")?;
     }
-    let queues = match &args.to {
-        Some(queue) => format!("'{queue}'"),
-        None => "their queues".to_owned(),
-    };
-    let to = match &args.to_url {
-        Some(url) => format!("{queues} at {url}"),
-        None => queues,
-    };
-    let deed = Deed::Replay { max_replays: args.max_replays, to };
+    let (to, to_url) = (args.to.clone(), args.to_url.clone());
+    let deed = Deed::Replay { max_replays: args.max_replays, to, to_url };
     let max = args.max.map(|max| max as u64);
     let round = Round { queue: args.queue.clone(), filter, max, deed };
     using(context.open_existing().await?, async |backend| {

@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::{Progress, text};
+use crate::url::BackendUrl;
 
 /// How many errors a dry run shows.
 const TOP: usize = 10;
@@ -29,8 +30,10 @@ pub(super) struct Round {
 pub(super) enum Deed {
     Replay {
         max_replays: u32,
-        /// Where to, in words.
-        to: String,
+        /// `None`: where the messages came from.
+        to: Option<QueueName>,
+        /// `None`: where the dead letters are.
+        to_url: Option<BackendUrl>,
     },
     Discard,
 }
@@ -119,8 +122,9 @@ impl Round {
     pub(super) fn question(&self, number: u64, context: &Context) -> String {
         let (queue, url) = (&self.queue, context.url());
         match &self.deed {
-            Deed::Replay { to, .. } => {
+            Deed::Replay { to, to_url, .. } => {
                 let messages = text::count(number, "message");
+                let to = destination(number, to.as_ref(), to_url.as_ref());
                 format!("Replay {messages} of '{queue}' at {url} to {to}?")
             }
             Deed::Discard => {
@@ -235,7 +239,8 @@ impl Round {
     fn sentence(&self, tally: &Tally, dry_run: bool) -> String {
         let would = if dry_run { "would be " } else { "" };
         let mut sentence = match &self.deed {
-            Deed::Replay { to, .. } => {
+            Deed::Replay { to, to_url, .. } => {
+                let to = destination(tally.done, to.as_ref(), to_url.as_ref());
                 format!("{} {would}replayed to {to}", text::count(tally.done, "message"))
             }
             Deed::Discard => format!("{} {would}discarded", text::count(tally.done, "dead letter")),
@@ -296,6 +301,19 @@ impl Round {
         }
         Ok(())
     }
+}
+
+/// Where so many messages go.
+fn destination(number: u64, queue: Option<&QueueName>, url: Option<&BackendUrl>) -> String {
+    let mut to = match queue {
+        Some(queue) => format!("'{queue}'"),
+        None if number == 1 => "its queue".to_owned(),
+        None => "their queues".to_owned(),
+    };
+    if let Some(url) = url {
+        to.push_str(&format!(" at {url}"));
+    }
+    to
 }
 
 impl Deed {
