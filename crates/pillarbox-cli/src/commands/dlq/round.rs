@@ -44,6 +44,7 @@ struct Tally {
     done: u64,
     left: u64,
     exhausted: u64,
+    failed_again: u64,
     unreadable: u64,
     refused: u64,
     unacknowledged: u64,
@@ -65,6 +66,8 @@ struct Line<'a> {
     left_by_max_replays: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     left_by_max: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed_again: Option<u64>,
     unreadable: u64,
     refused: u64,
     unacknowledged: u64,
@@ -206,6 +209,7 @@ impl Round {
         let past = self.deed.past();
         let mut before = 0;
         move |report| {
+            // What has failed again is not among those that were there.
             let Tally { done, left, exhausted, unreadable, refused, unacknowledged, .. } =
                 Tally::from(report);
             let others = left + exhausted + unreadable + refused + unacknowledged;
@@ -226,6 +230,7 @@ impl Round {
             left: tally.left,
             left_by_max_replays: is_replay.then_some(tally.exhausted),
             left_by_max: None,
+            failed_again: (is_replay && !dry_run).then_some(tally.failed_again),
             unreadable: tally.unreadable,
             refused: tally.refused,
             unacknowledged: tally.unacknowledged,
@@ -253,6 +258,7 @@ impl Round {
         let parts = [
             (tally.left, "left (not matching)".to_owned()),
             (tally.exhausted, format!("left (replayed {often} already)")),
+            (tally.failed_again, "failed again meanwhile".to_owned()),
             (tally.beyond_max, format!("left (--max {max})")),
             (tally.unreadable, "left (cannot be read)".to_owned()),
             (tally.refused, "left (refused)".to_owned()),
@@ -342,6 +348,7 @@ impl From<&Report> for Tally {
             done: report.done,
             left: report.left,
             exhausted: report.exhausted,
+            failed_again: report.failed_again,
             unreadable: report.unreadable,
             refused: report.refused,
             unacknowledged: report.unacknowledged,
