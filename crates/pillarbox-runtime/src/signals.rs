@@ -1,8 +1,29 @@
 //! SIGTERM and SIGINT.
 
-/// Stops the workers by signals, until it is dropped: the first lets what is running come to an end, the
+/// Stops workers by signals, until it is dropped: the first lets what is running come to an end, the
 /// second cancels it, the third ends the process.
 pub(crate) use imp::Signals;
+
+use crate::control::Control;
+
+/// What signals can stop.
+pub(crate) trait Stops: Send + 'static {
+    /// Lets what is running come to an end.
+    fn stop(&self);
+
+    /// Cancels what is running.
+    fn stop_now(&self);
+}
+
+impl Stops for Control {
+    fn stop(&self) {
+        Self::stop(self);
+    }
+
+    fn stop_now(&self) {
+        Self::stop_now(self);
+    }
+}
 
 #[cfg(unix)]
 mod imp {
@@ -14,7 +35,7 @@ mod imp {
     use signal_hook::flag::register_conditional_default;
     use signal_hook::iterator::{Handle, Signals as Iter};
 
-    use crate::control::Control;
+    use super::Stops;
 
     /// Whether a signal does what it would do without us. A handler that was installed once stays: without
     /// this, a program that goes on after its workers have ended could not be interrupted any more.
@@ -37,12 +58,12 @@ mod imp {
 
     impl Signals {
         /// Listens on a thread of its own, which no handler can block.
-        pub(crate) fn obey(control: Control) -> Self {
+        pub(crate) fn obey(stops: impl Stops) -> Self {
             let is_default = &*IS_DEFAULT;
             let mut signals = match Iter::new([SIGINT, SIGTERM]) {
                 Ok(signals) => signals,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot listen to signals; stop the workers by other means");
+                    tracing::warn!(%error, "cannot listen to signals; stop by other means");
                     return Self { listener: None };
                 }
             };
@@ -51,7 +72,7 @@ mod imp {
             let handle = signals.handle();
             let listen = move || {
                 for (count, number) in (1..).zip(signals.forever()) {
-                    told(&control, count, number);
+                    told(&stops, count, number);
                 }
             };
             let thread =
@@ -59,7 +80,7 @@ mod imp {
             match thread {
                 Ok(thread) => Self { listener: Some((handle, thread)) },
                 Err(error) => {
-                    tracing::warn!(%error, "cannot listen to signals; stop the workers by other means");
+                    tracing::warn!(%error, "cannot listen to signals; stop by other means");
                     let_go();
                     Self { listener: None }
                 }
@@ -67,15 +88,15 @@ mod imp {
         }
     }
 
-    fn told(control: &Control, count: u32, number: i32) {
+    fn told(stops: &impl Stops, count: u32, number: i32) {
         match count {
             1 => {
                 tracing::info!("stopping: what is running is finished; once more cancels it");
-                control.stop();
+                stops.stop();
             }
             2 => {
                 tracing::warn!("stopping now: what is running is cancelled and given back");
-                control.stop_now();
+                stops.stop_now();
             }
             _ => std::process::exit(128 + number),
         }
@@ -102,22 +123,22 @@ mod imp {
 
 #[cfg(not(unix))]
 mod imp {
-    use crate::control::Control;
+    use super::Stops;
 
     pub(crate) struct Signals {
         task: tokio::task::JoinHandle<()>,
     }
 
     impl Signals {
-        pub(crate) fn obey(control: Control) -> Self {
+        pub(crate) fn obey(stops: impl Stops) -> Self {
             let task = tokio::spawn(async move {
                 for count in 1.. {
                     if tokio::signal::ctrl_c().await.is_err() {
                         return;
                     }
                     match count {
-                        1 => control.stop(),
-                        2 => control.stop_now(),
+                        1 => stops.stop(),
+                        2 => stops.stop_now(),
                         _ => std::process::exit(130),
                     }
                 }
