@@ -1,7 +1,7 @@
 //! The lease of a delivery, as its handler sees it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use tokio::sync::Notify;
 
@@ -41,7 +41,7 @@ impl Heartbeat {
 
     /// Says that the handler makes progress. Cheap enough to be called in a loop.
     pub fn beat(&self) {
-        self.0.beaten.store(true, Ordering::Relaxed);
+        self.0.beats.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether the lease is known to be lost.
@@ -58,8 +58,10 @@ impl Heartbeat {
 /// What the runtime and a handler share of a delivery.
 #[derive(Debug, Default)]
 pub(crate) struct Lease {
-    /// The handler has shown progress since the lease was last extended.
-    beaten: AtomicBool,
+    /// How often the handler has shown progress.
+    beats: AtomicU32,
+    /// How many of these the dispatcher has seen, when it last extended the lease.
+    seen: AtomicU32,
     /// Who has it: nobody yet, a handler, or again the dispatcher.
     holder: AtomicU8,
     /// Held, lost, cancelled. It only rises.
@@ -93,7 +95,13 @@ impl Lease {
 
     /// Whether there was progress since the last call.
     pub(crate) fn take_beat(&self) -> bool {
-        self.beaten.swap(false, Ordering::Relaxed)
+        let beats = self.beats();
+        self.seen.swap(beats, Ordering::Relaxed) != beats
+    }
+
+    /// How often the handler has shown progress. Begins anew after four billion.
+    pub(crate) fn beats(&self) -> u32 {
+        self.beats.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -168,5 +176,6 @@ mod tests {
         heartbeat.beat();
         heartbeat.beat();
         assert!(heartbeat.0.take_beat() && !heartbeat.0.take_beat());
+        assert_eq!(heartbeat.0.beats(), 2, "who only looks takes none away");
     }
 }
