@@ -9,6 +9,7 @@ use pillarbox_core::{Mailbox, MessageId, Result, SendOptions};
 use tokio::sync::{mpsc, watch};
 
 use crate::event::{Event, EventBus, Events};
+use crate::lifecycle::Pulse;
 use crate::producer::{Outlet, ProducerHandle, ProducerMsg};
 use crate::stats::{State, StatsSnapshot};
 use crate::trace::Tracer;
@@ -26,7 +27,7 @@ pub(crate) struct Wanted {
     pub(crate) drain: Duration,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stop {
     Graceful,
     Now,
@@ -67,6 +68,8 @@ pub(crate) struct Shared {
     pub(crate) is_stopping: AtomicBool,
     /// The last event was told.
     pub(crate) is_over: AtomicBool,
+    /// What a watchdog sees of them.
+    pub(crate) pulse: Pulse,
 }
 
 impl Control {
@@ -130,6 +133,10 @@ impl Control {
         body: &T,
     ) -> Result<MessageId> {
         self.producer(mailbox).send_with(body, SendOptions::new()).await
+    }
+
+    pub(crate) fn pulse(&self) -> &Pulse {
+        &self.shared.pulse
     }
 
     fn want(&self, change: impl FnOnce(&mut Wanted)) {

@@ -37,6 +37,8 @@ use crate::stats::{StatsSnapshot, Tally, is_terminal};
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 /// How many messages may wait to be sent before producers have to wait.
 const MOST_UNSENT: usize = 1024;
+/// How long the driver waits for something to happen, where nobody watches it.
+const LONGEST_TURN: Duration = Duration::from_secs(3600);
 /// How long ended workers are waited for.
 const JOIN_FOR: Duration = Duration::from_secs(1);
 
@@ -176,6 +178,7 @@ impl Driver {
     /// Runs until a stop is complete, and says how it ended.
     pub(crate) async fn run(mut self) -> Result<StatsSnapshot> {
         loop {
+            self.common.shared.pulse.turn();
             let now = Instant::now();
             self.dispatcher.plan(now);
             // First what has happened, then what is begun because of it.
@@ -362,6 +365,7 @@ impl Driver {
 
     fn fetch_succeeded(&mut self, source: usize) {
         self.tally.answered(source, Instant::now());
+        self.tally.receives(source, None);
         self.is_dirty = true;
         if std::mem::replace(&mut self.failing[source], false) {
             let queue = self.routes[source].queue.name();
@@ -372,6 +376,8 @@ impl Driver {
 
     fn fetch_failed(&mut self, source: usize, error: &Error) {
         self.queue_metrics[source].call_failed("receive");
+        self.tally.receives(source, Some(error.to_string().into()));
+        self.is_dirty = true;
         let queue = self.routes[source].queue.name();
         let is_first = !std::mem::replace(&mut self.failing[source], true);
         if matches!(error, Error::Closed { .. }) {
@@ -575,8 +581,9 @@ impl Driver {
             .then(|| self.published_at.map_or(now, |at| at + PUBLISH_EVERY));
         let wakes = [self.dispatcher.next_wake(), publish, self.depth_at];
         let next = wakes.into_iter().flatten().min();
-        // Nothing to wait for: long enough not to matter.
-        let next = next.unwrap_or(now + Duration::from_secs(3600));
+        // Nothing to wait for: long enough not to matter. Who is watched shows that it is there.
+        let longest = self.common.shared.pulse.turn_within().unwrap_or(LONGEST_TURN);
+        let next = next.map_or(now + longest, |next| next.min(now + longest));
         if self.timer.deadline() != next || self.timer.is_elapsed() {
             self.timer.as_mut().reset(next);
         }
@@ -584,6 +591,7 @@ impl Driver {
 
     /// All is settled: lets the workers end, and sends what was still to be sent.
     async fn wind_up(mut self) -> Result<StatsSnapshot> {
+        self.common.shared.pulse.end();
         self.inboxes.clear();
         // Nobody listens to results any more: who wants to tell one ends instead.
         self.results.close();

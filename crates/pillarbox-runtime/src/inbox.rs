@@ -19,6 +19,7 @@ use crate::dead_letters::DeadLetter;
 use crate::dispatcher::{Assigned, Finished, Key, Verdict};
 use crate::event::{About, Event};
 use crate::lease::Heartbeat;
+use crate::lifecycle::Slot;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::policy::Policy;
 use crate::producer::{Outlet, ProducerHandle};
@@ -65,6 +66,8 @@ pub(crate) struct WorkerTask {
     results: mpsc::Sender<WorkerResult>,
     /// The services, one for each mailbox.
     serves: Vec<Box<dyn Serve>>,
+    /// What it shows to a watchdog.
+    slot: Arc<Slot>,
     common: Arc<Common>,
 }
 
@@ -76,7 +79,8 @@ impl WorkerTask {
         common: Arc<Common>,
     ) -> Self {
         let serves = common.served.iter().map(|served| served.prototype.another()).collect();
-        Self { id, inbox, results, serves, common }
+        let slot = common.shared.pulse.slot(id);
+        Self { id, inbox, results, serves, slot, common }
     }
 
     /// Works until the inbox is closed and empty.
@@ -115,6 +119,11 @@ impl WorkerTask {
                 attempt,
                 worker_id: Some(WorkerId(self.id)),
             })
+        });
+        let _shown = self.common.shared.pulse.is_watched().then(|| {
+            let mut about = About::new(queue.clone(), message.id, attempt);
+            about.worker_id = Some(WorkerId(self.id));
+            self.slot.show(about, lease.clone())
         });
         let span = tracing::info_span!(
             "delivery",

@@ -16,6 +16,7 @@
 //! | middleware | [`Worker::layer`], [`ServiceRequest`], [`build_service_stack`] |
 //! | retries | [`Backoff`] |
 //! | dead letters: when, what, and what becomes of them | [`DlqPolicy`], [`DeadLetter`], [`DlqConsumer`], [`Dlq`] |
+//! | several loops in a process: signals, health, a watchdog | [`LoopGroup`] |
 //! | traces | [`TraceContext`], [`Tracer`] |
 //!
 //! Metrics go to whatever recorder the program installs for the `metrics` crate; logs and spans to its
@@ -31,6 +32,7 @@ mod event;
 mod handler;
 mod inbox;
 mod lease;
+mod lifecycle;
 mod metrics;
 mod outbox;
 mod outcome;
@@ -58,6 +60,12 @@ pub use dead_letters::{
 pub use event::{About, Event, Events};
 pub use handler::{FromRequest, Handler, HandlerService, Parts};
 pub use lease::Heartbeat;
+#[cfg(feature = "health")]
+pub use lifecycle::PrometheusHandle;
+pub use lifecycle::{
+    DeadLettersHealth, GroupControl, GroupError, GroupReport, GroupStatus, LoopFailure, LoopGroup,
+    LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, Stuck,
+};
 pub use outcome::{BoxError, Failure, FailureKind, IntoOutcome, Outcome};
 pub use producer::ProducerHandle;
 pub use request::{Attempt, Context, Metadata, Received, Replies, ServiceRequest, WorkerId};

@@ -181,6 +181,15 @@ impl Carried {
     }
 }
 
+/// What a panic said.
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("the panic has no message")
+}
+
 /// How many causes of an error are told.
 const LONGEST_CHAIN: usize = 32;
 
@@ -269,11 +278,7 @@ impl Failure {
 
     /// A failure by what a panic left behind.
     pub(crate) fn panic(payload: &(dyn Any + Send)) -> Self {
-        let said = payload
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-            .unwrap_or("the panic has no message");
+        let said = panic_text(payload);
         Self::new(FailureKind::Panic, format!("the handler panicked: {said}"))
     }
 

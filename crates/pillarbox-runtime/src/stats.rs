@@ -1,6 +1,7 @@
 //! How the workers are doing.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::QueueName;
@@ -102,6 +103,10 @@ pub struct MailboxStats {
     pub received: u64,
     /// When it last answered, with messages or without: the sign that it can be reached.
     pub answered_at: Option<Instant>,
+    /// Why the last receive failed. `None` once one has not.
+    pub last_error: Option<Arc<str>>,
+    /// How long one receive [waits](crate::Worker::poll). An idle mailbox answers no more often.
+    pub poll: Duration,
     /// How many messages it holds, where [that was asked for](crate::Worker::depth_every).
     pub depth: Option<u64>,
 }
@@ -121,14 +126,22 @@ pub struct Latency {
 }
 
 impl StatsSnapshot {
-    pub(crate) fn new(queues: impl Iterator<Item = QueueName>) -> Self {
+    /// Of nothing that has begun: of these queues, and how long a receive waits at each.
+    pub(crate) fn new(queues: impl Iterator<Item = (QueueName, Duration)>) -> Self {
         Self {
             state: State::Starting,
             workers: Vec::new(),
             active_workers: 0,
             in_flight: 0,
             mailboxes: queues
-                .map(|queue| MailboxStats { queue, received: 0, answered_at: None, depth: None })
+                .map(|(queue, poll)| MailboxStats {
+                    queue,
+                    received: 0,
+                    answered_at: None,
+                    last_error: None,
+                    poll,
+                    depth: None,
+                })
                 .collect(),
             processed: 0,
             succeeded: 0,
@@ -231,6 +244,11 @@ impl Tally {
 
     pub(crate) fn answered(&mut self, source: usize, now: Instant) {
         self.snapshot.mailboxes[source].answered_at = Some(now);
+    }
+
+    /// A receive went well, or did not.
+    pub(crate) fn receives(&mut self, source: usize, error: Option<Arc<str>>) {
+        self.snapshot.mailboxes[source].last_error = error;
     }
 
     pub(crate) fn depth(&mut self, source: usize, depth: u64) {

@@ -24,6 +24,7 @@ use crate::driver::{Driver, DriverSettings, Route};
 use crate::event::EventBus;
 use crate::handler::{Handler, HandlerService};
 use crate::inbox::{Common, MakeErrorReply, Serve, Served, Typed};
+use crate::lifecycle::Pulse;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::policy::{Policy, fit_delay};
 use crate::producer::ProducerMsg;
@@ -212,7 +213,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
         let (poke, pokes) = mpsc::channel(1);
         let drain = Duration::from_secs(30);
         let wanted = Wanted { is_paused: false, stop: None, workers: 4, drain };
-        let snapshot = StatsSnapshot::new(std::iter::once(mailbox.name().clone()));
+        let snapshot = StatsSnapshot::new(std::iter::once((mailbox.name().clone(), one.poll)));
         let shared = Shared {
             wanted: watch::Sender::new(wanted),
             poke,
@@ -222,6 +223,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             tracer: OnceLock::new(),
             is_stopping: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            pulse: Pulse::default(),
         };
         let shared = Arc::new(shared);
         let farewell = Farewell(shared.clone());
@@ -644,7 +646,8 @@ where
         let wanted = *ends.shared.wanted.borrow();
         group.check(wanted.workers, &mailboxes)?;
         let places = mailboxes.iter().map(AnyMailbox::places).collect::<Result<Vec<_>>>()?;
-        let queues = mailboxes.iter().map(|mailbox| mailbox.queue.name().clone());
+        let queues =
+            mailboxes.iter().map(|mailbox| (mailbox.queue.name().clone(), mailbox.options.poll));
         let snapshot = StatsSnapshot::new(queues);
         let settings =
             Settings { inbox: group.inbox, results: group.results, backoff: group.backoff };

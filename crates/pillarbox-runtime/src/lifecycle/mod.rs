@@ -1,0 +1,35 @@
+//! The life of a process: several loops that begin, are watched, and end together.
+//!
+//! ```text
+//!              ┌─ supervisor ─ loop "orders"      (made anew when it fails)
+//!  LoopGroup ──┼─ supervisor ─ loop "orders-dlq"
+//!              ├─ watchdog     (a thread: is one of them stuck? tells systemd)
+//!              └─ health       (a thread: /health/live, /health/ready, /metrics)
+//! ```
+
+mod checks;
+mod control;
+mod group;
+mod health;
+#[cfg(feature = "health")]
+mod http;
+#[cfg(feature = "health")]
+mod prometheus;
+mod pulse;
+mod report;
+mod restart;
+mod roster;
+mod supervisor;
+mod systemd;
+mod watchdog;
+
+#[cfg(feature = "health")]
+pub use metrics_exporter_prometheus::PrometheusHandle;
+
+pub use control::GroupControl;
+pub use group::{LoopGroup, RunningGroup};
+pub use health::{DeadLettersHealth, GroupStatus, LoopHealth, LoopState, Readiness};
+pub(crate) use pulse::{Pulse, Slot};
+pub use report::{GroupError, GroupReport, LoopFailure, LoopReport};
+pub use restart::Restart;
+pub use watchdog::Stuck;

@@ -1,0 +1,39 @@
+//! Metrics for Prometheus.
+
+use std::sync::{Mutex, PoisonError};
+
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+/// From a handler that takes a millisecond to one that takes ten minutes.
+const SECONDS: [f64; 16] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0,
+    600.0,
+];
+/// From a minute to a month, for what is old.
+const AGES: [f64; 8] = [60.0, 600.0, 3600.0, 21_600.0, 86_400.0, 259_200.0, 604_800.0, 2_592_000.0];
+
+/// The recorder that was installed here: there can be one in a process.
+static OURS: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+
+/// Installs a recorder, if none is, and gives its handle. `None` where the program has installed its own.
+pub(super) fn install() -> Option<PrometheusHandle> {
+    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    if ours.is_none() {
+        let recorder = builder()
+            .inspect_err(|error| tracing::error!(%error, "cannot record metrics"))
+            .ok()?
+            .build_recorder();
+        let handle = recorder.handle();
+        metrics::set_global_recorder(recorder).ok()?;
+        *ours = Some(handle);
+    }
+    ours.clone()
+}
+
+fn builder() -> Result<PrometheusBuilder, BuildError> {
+    let millis = SECONDS.map(|seconds| seconds * 1e3);
+    PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_age_seconds".to_owned()), &AGES)?
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
+        .set_buckets_for_metric(Matcher::Suffix("_ms".to_owned()), &millis)
+}

@@ -1,0 +1,256 @@
+//! The loops of a group, as all see them who have to do with them: those who control the group, the
+//! supervisors, the watchdog, the probes.
+
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::checks::Checks;
+use super::health::{Phase, Readiness, Seen, readiness};
+use super::report::{GroupReport, LoopFailure, LoopReport};
+use super::systemd::Systemd;
+use super::watchdog::{Sight, Stuck};
+use crate::control::{Control, Stop};
+use crate::stats::{MailboxStats, StatsSnapshot};
+
+/// How long ago mailboxes may have answered, unless said otherwise.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// See the [module](self). What is locked is held for moments, and never across a call of somebody's code.
+#[derive(Debug)]
+pub(super) struct Roster {
+    entries: Mutex<Vec<Entry>>,
+    /// It only rises.
+    wanted: watch::Sender<Option<Stop>>,
+    stuck: Mutex<Vec<Stuck>>,
+    ready_within: Mutex<Duration>,
+    pub(super) checks: Checks,
+    /// Where health is told.
+    #[cfg(feature = "health")]
+    pub(super) address: OnceLock<std::net::SocketAddr>,
+    systemd: OnceLock<Systemd>,
+}
+
+/// A loop.
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    /// That of its present life.
+    control: Option<Control>,
+    phase: Phase,
+    restarts: u32,
+    failure: Option<LoopFailure>,
+    /// What it said at its end.
+    last: Option<StatsSnapshot>,
+    is_left_behind: bool,
+}
+
+impl Roster {
+    pub(super) fn new() -> Self {
+        Self {
+            entries: Mutex::default(),
+            wanted: watch::Sender::new(None),
+            stuck: Mutex::default(),
+            ready_within: Mutex::new(READY_WITHIN),
+            checks: Checks::new(),
+            #[cfg(feature = "health")]
+            address: OnceLock::new(),
+            systemd: OnceLock::new(),
+        }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+        lock(&self.entries)
+    }
+
+    /// Adds a loop that has not begun.
+    pub(super) fn add(&self, name: String, control: Option<Control>) {
+        self.entries().push(Entry {
+            name,
+            control,
+            phase: Phase::Alive,
+            restarts: 0,
+            failure: None,
+            last: None,
+            is_left_behind: false,
+        });
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.entries().iter().map(|entry| entry.name.clone()).collect()
+    }
+
+    pub(super) fn control(&self, name: &str) -> Option<Control> {
+        self.entries().iter().find(|entry| entry.name == name)?.control.clone()
+    }
+
+    /// A loop begins its life, or its next one. What was asked of the group counts for it.
+    pub(super) fn begin(&self, index: usize, control: &Control, turn_within: Option<Duration>) {
+        if let Some(turn_within) = turn_within {
+            control.pulse().watch(turn_within);
+        }
+        let mut entries = self.entries();
+        let entry = &mut entries[index];
+        (entry.phase, entry.failure) = (Phase::Alive, None);
+        entry.control = Some(control.clone());
+        // Under the lock: a stop comes before or after, and not in between.
+        if let Some(stop) = *self.wanted.borrow() {
+            tell(control, stop);
+        }
+    }
+
+    pub(super) fn ended(&self, index: usize, stats: StatsSnapshot) {
+        let entry = &mut self.entries()[index];
+        (entry.phase, entry.last) = (Phase::Ended, Some(stats));
+    }
+
+    /// A loop has failed, and is about to be made anew or not.
+    pub(super) fn failed(&self, index: usize, failure: LoopFailure, is_restarted: bool) -> u32 {
+        let entry = &mut self.entries()[index];
+        entry.failure = Some(failure);
+        entry.restarts += u32::from(is_restarted);
+        entry.phase = if is_restarted { Phase::Restarting } else { Phase::Failed };
+        entry.restarts
+    }
+
+    /// Leaves those behind who have not ended, and names them.
+    pub(super) fn leave_behind(&self) -> Vec<String> {
+        let mut entries = self.entries();
+        let left = entries.iter_mut().filter(|entry| entry.phase == Phase::Alive);
+        left.map(|entry| {
+            entry.is_left_behind = true;
+            entry.name.clone()
+        })
+        .collect()
+    }
+
+    /// Tells all loops to stop.
+    pub(super) fn stop(&self, stop: Stop) {
+        let entries = self.entries();
+        let is_new = self.wanted.send_if_modified(|wanted| {
+            let is_new = *wanted < Some(stop);
+            *wanted = (*wanted).max(Some(stop));
+            is_new
+        });
+        for control in entries.iter().filter_map(|entry| entry.control.as_ref()) {
+            tell(control, stop);
+        }
+        drop(entries);
+        if is_new && let Some(systemd) = self.systemd() {
+            systemd.send("STOPPING=1\nSTATUS=finishing what is running");
+        }
+    }
+
+    pub(super) fn wanted(&self) -> watch::Receiver<Option<Stop>> {
+        self.wanted.subscribe()
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.wanted.borrow().is_some()
+    }
+
+    pub(super) fn set_ready_within(&self, within: Duration) {
+        *lock(&self.ready_within) = within;
+    }
+
+    pub(super) fn tell_systemd(&self, systemd: Systemd) {
+        // The first one counts; there is no other.
+        let _ = self.systemd.set(systemd);
+    }
+
+    pub(super) fn systemd(&self) -> Option<&Systemd> {
+        self.systemd.get()
+    }
+
+    pub(super) fn set_stuck(&self, stuck: Vec<Stuck>) {
+        *lock(&self.stuck) = stuck;
+    }
+
+    pub(super) fn stuck(&self) -> Vec<Stuck> {
+        lock(&self.stuck).clone()
+    }
+
+    /// Whether every mailbox of every loop has answered once.
+    pub(super) fn have_all_polled(&self) -> bool {
+        let answers = |mailbox: &MailboxStats| mailbox.answered_at.is_some();
+        let has_polled = |entry: &Entry| match &entry.control {
+            Some(control) => control.stats().borrow().mailboxes.iter().all(answers),
+            None => false,
+        };
+        let is_over = |entry: &Entry| entry.phase == Phase::Ended;
+        self.entries().iter().all(|entry| is_over(entry) || has_polled(entry))
+    }
+
+    /// Whether the group does its work.
+    pub(super) async fn readiness(&self) -> Readiness {
+        let dead_letters = self.checks.ask().await;
+        let seen: Vec<_> = self.entries().iter().map(Entry::seen).collect();
+        let ready_within = *lock(&self.ready_within);
+        readiness(&seen, dead_letters, self.is_stopping(), ready_within, Instant::now())
+    }
+
+    /// What a watchdog sees.
+    pub(super) fn sights(&self) -> Vec<Sight> {
+        self.entries().iter().map(Entry::sight).collect()
+    }
+
+    pub(super) fn report(&self) -> GroupReport {
+        GroupReport { loops: self.entries().iter().map(Entry::report).collect() }
+    }
+}
+
+impl Entry {
+    fn stats(&self) -> Option<StatsSnapshot> {
+        let present = || self.control.as_ref().map(|control| control.stats().borrow().clone());
+        self.last.clone().or_else(present)
+    }
+
+    fn seen(&self) -> Seen {
+        Seen {
+            name: self.name.clone(),
+            phase: self.phase,
+            restarts: self.restarts,
+            failure: self.failure.as_ref().map(LoopFailure::to_string),
+            stats: self.stats(),
+        }
+    }
+
+    fn sight(&self) -> Sight {
+        let pulse = self.control.as_ref().map(Control::pulse);
+        // One that has ended is not stuck. What its handlers left behind is nobody's any more.
+        let pulse = pulse.filter(|_| self.phase == Phase::Alive);
+        let work = pulse.map(|pulse| pulse.work()).unwrap_or_default();
+        let shown = work
+            .into_iter()
+            .map(|work| work.map(|work| (work.number, work.lease.beats(), work.about)));
+        Sight {
+            name: self.name.clone(),
+            life: self.restarts,
+            turns: pulse.and_then(|pulse| pulse.turns()),
+            work: shown.collect(),
+        }
+    }
+
+    fn report(&self) -> LoopReport {
+        LoopReport {
+            name: self.name.clone(),
+            stats: self.stats().unwrap_or_else(|| StatsSnapshot::new(std::iter::empty())),
+            restarts: self.restarts,
+            failure: self.failure.clone(),
+            is_left_behind: self.is_left_behind,
+        }
+    }
+}
+
+fn tell(control: &Control, stop: Stop) {
+    match stop {
+        Stop::Graceful => control.stop(),
+        Stop::Now => control.stop_now(),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
