@@ -19,6 +19,20 @@ pub trait Runnable: Send + 'static {
     fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>>;
 }
 
+impl Runnable for Box<dyn Runnable> {
+    fn name(&self) -> String {
+        (**self).name()
+    }
+
+    fn control(&self) -> Control {
+        (**self).control()
+    }
+
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+        (*self).run()
+    }
+}
+
 impl<T, R, C> Runnable for Worker<T, R, C, Ready<T, R, C>>
 where
     T: Send + Sync + 'static,

@@ -10,8 +10,8 @@ use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Receive, SendOptions,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Kinship, Outcome,
-    ProducerHandle, ServiceStackOptions, TraceContext, Tracer, Worker,
+    Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Kinship, LoopGroup,
+    Outcome, ProducerHandle, ServiceStackOptions, TraceContext, Tracer, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tracing::field::{Field, Visit};
@@ -103,6 +103,14 @@ async fn everything_happens() {
     dlq.discard().run().await.expect("discarded");
     dead.send(&letter).await.expect("sent");
     dlq.expire(Duration::ZERO).await.expect("expired");
+
+    // A loop that fails is made anew, until it has failed too often.
+    let gone = self::backend();
+    let jobs: Mailbox<String> = gone.mailbox("jobs").expect("a mailbox");
+    gone.close().await;
+    let group = LoopGroup::new()
+        .add_with("jobs", move || Worker::new(jobs.clone()).handler(|_: String| async {}));
+    group.run().await.expect_err("its mailbox is closed");
 }
 
 /// Keeps what is logged.

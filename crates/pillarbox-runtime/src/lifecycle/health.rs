@@ -93,7 +93,7 @@ impl fmt::Display for LoopState {
             Self::Draining => "draining",
             Self::Stopped => "stopped",
             Self::Restarting => "being restarted",
-            Self::Failed => "failed",
+            Self::Failed => "over",
         })
     }
 }
@@ -230,7 +230,7 @@ impl Seen {
     ) -> Option<(GroupStatus, String)> {
         let (name, queue) = (&self.name, &mailbox.queue);
         if let Some(error) = &mailbox.last_error {
-            let reason = format!("loop '{name}' cannot receive: {error}");
+            let reason = format!("loop '{name}': {error}");
             return Some((GroupStatus::NotReady, reason));
         }
         let Some(answered) = mailbox.answered_at else {
@@ -280,4 +280,165 @@ fn judge_dead_letters(queue: &DeadLettersHealth) -> Option<String> {
 
 fn since(then: Instant, now: Instant) -> Duration {
     now.saturating_duration_since(then)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pillarbox_core::QueueName;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const WITHIN: Duration = Duration::from_secs(60);
+
+    /// A moment that has something before it.
+    fn now() -> Instant {
+        Instant::now() + 10_000 * SECOND
+    }
+
+    /// A loop that runs, and whose mailbox answered so many seconds ago.
+    fn running(silence: u32, now: Instant) -> Seen {
+        let queue: QueueName = "orders".try_into().unwrap();
+        let mut stats = StatsSnapshot::new(std::iter::once((queue, 20 * SECOND)));
+        (stats.state, stats.active_workers) = (State::Running, 4);
+        stats.mailboxes[0].answered_at = Some(now - silence * SECOND);
+        let name = "orders".to_owned();
+        Seen { name, phase: Phase::Alive, restarts: 0, failure: None, stats: Some(stats) }
+    }
+
+    fn change(mut seen: Seen, change: impl FnOnce(&mut StatsSnapshot)) -> Seen {
+        change(seen.stats.as_mut().unwrap());
+        seen
+    }
+
+    #[track_caller]
+    fn judged(seen: Seen, now: Instant, status: GroupStatus, reasons: &[&str]) {
+        let verdict = readiness(&[seen], Vec::new(), false, WITHIN, now);
+        assert_eq!(verdict.status, status);
+        assert_eq!(verdict.reasons, reasons);
+    }
+
+    #[test]
+    fn a_loop_that_runs_and_whose_mailbox_answers_is_ready() {
+        let now = now();
+        judged(running(0, now), now, GroupStatus::Ready, &[]);
+        judged(running(60, now), now, GroupStatus::Ready, &[]);
+        let verdict = readiness(&[running(3, now)], Vec::new(), false, WITHIN, now);
+        assert!(verdict.is_ready());
+        assert_eq!(verdict.loops[0].polled_seconds_ago, Some(3.0));
+    }
+
+    #[test]
+    fn a_mailbox_that_has_been_silent_for_too_long_is_not() {
+        let now = now();
+        let silent = "loop 'orders' has had no answer of queue 'orders' for 61 s";
+        judged(running(61, now), now, GroupStatus::NotReady, &[silent]);
+        // A receive may wait for longer than that.
+        let patient = change(running(61, now), |stats| stats.mailboxes[0].poll = 300 * SECOND);
+        judged(patient, now, GroupStatus::Ready, &[]);
+        // Nobody asks for more than there are hands for.
+        let busy = change(running(61, now), |stats| stats.in_flight = 4);
+        judged(busy, now, GroupStatus::Ready, &[]);
+        let none = change(running(0, now), |stats| stats.mailboxes[0].answered_at = None);
+        let reason = "loop 'orders' has had no answer of queue 'orders' yet";
+        judged(none, now, GroupStatus::Starting, &[reason]);
+    }
+
+    #[test]
+    fn one_that_cannot_receive_is_not_ready_however_lately_it_could() {
+        let now = now();
+        let failing = change(running(1, now), |stats| {
+            stats.mailboxes[0].last_error = Some(Arc::from("cannot receive: gone"));
+        });
+        let verdict = readiness(std::slice::from_ref(&failing), Vec::new(), false, WITHIN, now);
+        assert_eq!(verdict.loops[0].error.as_deref(), Some("cannot receive: gone"));
+        let reason = "loop 'orders': cannot receive: gone";
+        judged(failing, now, GroupStatus::NotReady, &[reason]);
+    }
+
+    #[test]
+    fn a_loop_that_does_not_run_is_not_ready_and_says_why() {
+        let now = now();
+        let at = |state| change(running(0, now), |stats| stats.state = state);
+        judged(at(State::Starting), now, GroupStatus::Starting, &["loop 'orders' is starting"]);
+        judged(at(State::Paused), now, GroupStatus::NotReady, &["loop 'orders' is paused"]);
+        judged(at(State::Draining), now, GroupStatus::NotReady, &["loop 'orders' is draining"]);
+        judged(at(State::Stopped), now, GroupStatus::NotReady, &["loop 'orders' is stopped"]);
+        let unborn = Seen { stats: None, ..running(0, now) };
+        judged(unborn, now, GroupStatus::Starting, &["loop 'orders' is starting"]);
+        let failed = |phase| Seen { phase, failure: Some("no".to_owned()), ..running(0, now) };
+        let reason = "loop 'orders' is being restarted: no";
+        judged(failed(Phase::Restarting), now, GroupStatus::NotReady, &[reason]);
+        judged(failed(Phase::Failed), now, GroupStatus::NotReady, &["loop 'orders' is over: no"]);
+    }
+
+    #[test]
+    fn what_is_wrong_counts_for_more_than_what_is_starting_and_a_stop_for_more_than_both() {
+        let now = now();
+        let starting = change(running(0, now), |stats| stats.state = State::Starting);
+        let paused = change(running(0, now), |stats| stats.state = State::Paused);
+        let loops = [starting.clone(), paused, starting];
+        let verdict = readiness(&loops, Vec::new(), false, WITHIN, now);
+        assert_eq!((verdict.status, verdict.reasons.len()), (GroupStatus::NotReady, 3));
+        let verdict = readiness(&loops, Vec::new(), true, WITHIN, now);
+        assert_eq!((verdict.status, verdict.reasons.len()), (GroupStatus::Draining, 4));
+        assert_eq!(verdict.reasons[0], "the group is stopping");
+    }
+
+    #[test]
+    fn dead_letters_are_few_and_young_and_can_be_counted() {
+        let now = now();
+        let letters = |status, depth, age| {
+            DeadLettersHealth::Known(DlqHealth {
+                status,
+                name: "dead".try_into().unwrap(),
+                depth,
+                threshold: 100,
+                oldest_age_seconds: Some(age),
+                age_threshold_seconds: Some(60.0),
+            })
+        };
+        let reasons =
+            |queue| readiness(&[running(0, now)], vec![queue], false, WITHIN, now).reasons;
+        assert!(reasons(letters(DlqStatus::Healthy, 99, 1.0)).is_empty());
+        let many = reasons(letters(DlqStatus::Degraded, 100, 1.0));
+        assert_eq!(many, ["'dead' holds 100 dead letters, and 100 are too many"]);
+        let old = reasons(letters(DlqStatus::Degraded, 1, 61.0));
+        assert_eq!(
+            old,
+            ["the oldest dead letter in 'dead' has waited for 61 s, which is too long"]
+        );
+        let unknown = DeadLettersHealth::Unknown { name: "dead".into(), error: "gone".into() };
+        assert_eq!(reasons(unknown), ["the dead letters in 'dead' cannot be counted: gone"]);
+    }
+
+    #[test]
+    fn it_is_written_as_probes_and_people_read_it() {
+        let now = now();
+        let known = DeadLettersHealth::Known(DlqHealth {
+            status: DlqStatus::Healthy,
+            name: "dead".try_into().unwrap(),
+            depth: 3,
+            threshold: 100,
+            oldest_age_seconds: Some(1.5),
+            age_threshold_seconds: None,
+        });
+        let verdict = readiness(&[running(2, now)], vec![known], false, WITHIN, now);
+        let written = serde_json::to_value(&verdict).unwrap();
+        let expected = serde_json::json!({
+            "status": "ready",
+            "reasons": [],
+            "loops": [{
+                "name": "orders", "state": "running", "in_flight": 0, "polled_seconds_ago": 2.0,
+                "restarts": 0, "error": null
+            }],
+            "dead_letters": [{
+                "status": "healthy", "name": "dead", "depth": 3, "threshold": 100,
+                "oldest_age_seconds": 1.5, "age_threshold_seconds": null
+            }]
+        });
+        assert_eq!(written, expected);
+    }
 }
