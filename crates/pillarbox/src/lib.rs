@@ -73,6 +73,7 @@
 //! | `sqlite` (default) | the backend [`sqlite`], with transactional sends and acknowledgements |
 //! | `redis` | the backend `redis`, on a server |
 //! | `redis-tls` | TLS for it, by rustls |
+//! | `health` | health and metrics of a [`runtime::LoopGroup`] over HTTP |
 //! | `msgpack` | the `MessagePack` codec |
 
 mod open;
@@ -91,6 +92,11 @@ struct Workers;
 #[cfg(all(doctest, feature = "runtime"))]
 #[doc = include_str!("../../../docs/dead-letters.md")]
 struct DeadLetters;
+
+/// And those in the guide to the life of a process.
+#[cfg(all(doctest, feature = "health"))]
+#[doc = include_str!("../../../docs/lifecycle.md")]
+struct Lifecycle;
 
 pub use open::{open, open_existing, url_forms};
 pub use pillarbox_core::*;
@@ -112,6 +118,7 @@ pub mod prelude {
     #[cfg(feature = "runtime")]
     pub use pillarbox_runtime::{
         Attempt, Backoff, Context, Control, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy,
-        Event, Heartbeat, Metadata, Outcome, ProducerHandle, Replies, Router, Worker, WorkerId,
+        Event, Heartbeat, LoopGroup, Metadata, Outcome, ProducerHandle, Replies, Router, Worker,
+        WorkerId,
     };
 }
