@@ -129,18 +129,15 @@ impl Roster {
     /// Tells all loops to stop.
     pub(super) fn stop(&self, stop: Stop) {
         let entries = self.entries();
-        let is_new = self.wanted.send_if_modified(|wanted| {
-            let is_new = *wanted < Some(stop);
-            *wanted = (*wanted).max(Some(stop));
-            is_new
-        });
-        for control in entries.iter().filter_map(|entry| entry.control.as_ref()) {
-            tell(control, stop);
-        }
-        drop(entries);
-        if is_new && let Some(systemd) = self.systemd() {
+        // Before the loops hear of it: they may end at once.
+        if let (false, Some(systemd)) = (self.is_stopping(), self.systemd()) {
             systemd.send("STOPPING=1\nSTATUS=finishing what is running");
         }
+        self.wanted.send_modify(|wanted| *wanted = (*wanted).max(Some(stop)));
+        entries
+            .iter()
+            .filter_map(|entry| entry.control.as_ref())
+            .for_each(|control| tell(control, stop));
     }
 
     pub(super) fn wanted(&self) -> watch::Receiver<Option<Stop>> {
