@@ -15,7 +15,7 @@ use pillarbox_core::{
 };
 use pillarbox_runtime::{
     Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
-    RunningGroup, StatsSnapshot, Worker,
+    RunningGroup, State, StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
@@ -414,6 +414,21 @@ fn a_connection_that_is_kept_open_does_not_hold_up_the_end() {
         running.stop().await.unwrap();
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         drop((silent, asked));
+    });
+}
+
+#[test]
+fn a_future_that_is_dropped_ends_everything_at_once() {
+    on_threads(async {
+        let group = LoopGroup::new().add(working(&mailbox(&backend(), "orders"))).health_addr(ANY);
+        let control = group.control();
+        let mut stats = control.control_of("orders").unwrap().stats();
+        tokio::select! {
+            ended = group.run() => panic!("{ended:?}"),
+            running = stats.wait_for(|stats| stats.state == State::Running) => drop(running.unwrap()),
+        }
+        stats.wait_for(|stats| stats.state == State::Stopped).await.unwrap();
+        assert!(TcpStream::connect(control.health_addr().unwrap()).is_err(), "nobody listens");
     });
 }
 

@@ -92,8 +92,8 @@ impl fmt::Display for LoopState {
             Self::Paused => "paused",
             Self::Draining => "draining",
             Self::Stopped => "stopped",
-            Self::Restarting => "being restarted",
-            Self::Failed => "over",
+            Self::Restarting => "restarting",
+            Self::Failed => "failed",
         })
     }
 }
@@ -194,8 +194,12 @@ impl Seen {
             (LoopState::Starting, _) => {
                 is_wrong(GroupStatus::Starting, format!("loop '{name}' is starting"));
             }
-            (LoopState::Restarting | LoopState::Failed, Some(failure)) => {
-                is_wrong(GroupStatus::NotReady, format!("loop '{name}' is {state}: {failure}"));
+            (LoopState::Restarting, Some(failure)) => {
+                let reason = format!("loop '{name}' is being restarted: {failure}");
+                is_wrong(GroupStatus::NotReady, reason);
+            }
+            (LoopState::Failed, Some(failure)) => {
+                is_wrong(GroupStatus::NotReady, format!("loop '{name}' failed: {failure}"));
             }
             _ => is_wrong(GroupStatus::NotReady, format!("loop '{name}' is {state}")),
         }
@@ -371,7 +375,7 @@ mod tests {
         let failed = |phase| Seen { phase, failure: Some("no".to_owned()), ..running(0, now) };
         let reason = "loop 'orders' is being restarted: no";
         judged(failed(Phase::Restarting), now, GroupStatus::NotReady, &[reason]);
-        judged(failed(Phase::Failed), now, GroupStatus::NotReady, &["loop 'orders' is over: no"]);
+        judged(failed(Phase::Failed), now, GroupStatus::NotReady, &["loop 'orders' failed: no"]);
     }
 
     #[test]

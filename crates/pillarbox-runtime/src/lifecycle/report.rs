@@ -55,7 +55,8 @@ pub enum LoopFailure {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// An option is out of range, and nothing was begun. Always [`Error::InvalidParameter`].
+    /// An option is out of range, and nothing was begun: [`Error::InvalidParameter`]. Or, of a
+    /// [handle](super::RunningGroup) alone, the Tokio runtime was shut down: [`Error::Closed`].
     #[error(transparent)]
     Invalid(Error),
     /// Health cannot be told at this address, and nothing was begun.

@@ -128,11 +128,11 @@ impl Roster {
 
     /// Tells all loops to stop.
     pub(super) fn stop(&self, stop: Stop) {
-        let entries = self.entries();
         // Before the loops hear of it: they may end at once.
         if let (false, Some(systemd)) = (self.is_stopping(), self.systemd()) {
             systemd.send("STOPPING=1\nSTATUS=finishing what is running");
         }
+        let entries = self.entries();
         self.wanted.send_modify(|wanted| *wanted = (*wanted).max(Some(stop)));
         entries
             .iter()
