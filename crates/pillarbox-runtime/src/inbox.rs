@@ -254,8 +254,9 @@ pub(crate) struct ErrorReply {
     pub(crate) message: Outgoing,
 }
 
-/// Makes the answer to a message that became a dead letter.
-pub(crate) type MakeErrorReply<R> = Arc<dyn Fn(&DeadLetter) -> R + Send + Sync>;
+/// Makes the answer to a message that became a dead letter, and the id of it, if it is to have one of its own.
+pub(crate) type MakeErrorReply<R> =
+    Arc<dyn Fn(&DeadLetter) -> (Option<MessageId>, R) + Send + Sync>;
 
 pub(crate) struct Typed<T, R, C> {
     pub(crate) mailbox: Arc<Mailbox<T, R>>,
@@ -272,11 +273,13 @@ impl<T: 'static, R: 'static, C> Typed<T, R, C> {
         letter: &DeadLetter,
     ) -> Result<ErrorReply, BoxError> {
         let mailbox = self.mailbox.reply_mailbox(message)?;
-        let reply = std::panic::catch_unwind(AssertUnwindSafe(|| make(letter)))
+        let (id, reply) = std::panic::catch_unwind(AssertUnwindSafe(|| make(letter)))
             .map_err(|payload| Failure::panic(&*payload))?;
         // Once for each life of a message, however often it is sent.
-        let (id, source, lives) = (message.id, &letter.source_mailbox, letter.replay_count);
-        let id = MessageId::from_key(&format!("error reply to {id} of {source}, replay {lives}"));
+        let id = id.unwrap_or_else(|| {
+            let (id, source, lives) = (message.id, &letter.source_mailbox, letter.replay_count);
+            MessageId::from_key(&format!("error reply to {id} of {source}, replay {lives}"))
+        });
         let mut message = mailbox.encode(&reply, SendOptions::new().id(id))?;
         if let Some(trace) = TraceContext::of(&letter.attributes) {
             trace.add_to(&mut message.attributes);

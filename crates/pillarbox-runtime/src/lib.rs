@@ -17,6 +17,7 @@
 //! | retries | [`Backoff`] |
 //! | dead letters: when, what, and what becomes of them | [`DlqPolicy`], [`DeadLetter`], [`DlqConsumer`], [`Dlq`] |
 //! | several loops in a process: signals, health, a watchdog | [`LoopGroup`] |
+//! | requests and their answers | [`MainLoop`], [`Client`] |
 //! | traces | [`TraceContext`], [`Tracer`] |
 //!
 //! Metrics go to whatever recorder the program installs for the `metrics` crate; logs and spans to its
@@ -33,6 +34,7 @@ mod handler;
 mod inbox;
 mod lease;
 mod lifecycle;
+mod loops;
 mod metrics;
 mod outbox;
 mod outcome;
@@ -66,6 +68,11 @@ pub use lifecycle::{
     DeadLettersHealth, GroupControl, GroupError, GroupReport, GroupStatus, LoopFailure, LoopGroup,
     LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, Stuck,
 };
+pub use loops::{
+    Adapter, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop, MainLoopRequest,
+    MainLoopResult, NotRegistered, RemoteError, RemoteErrorKind, Resources, Run, Submission, Swept,
+    sweep_replies,
+};
 pub use outcome::{BoxError, Failure, FailureKind, IntoOutcome, Outcome};
 pub use producer::ProducerHandle;
 pub use request::{Attempt, Context, Metadata, Received, Replies, ServiceRequest, WorkerId};
@@ -74,4 +81,6 @@ pub use runnable::Runnable;
 pub use stack::{ServiceStack, ServiceStackOptions, build_service_stack};
 pub use stats::{Latency, MailboxStats, State, StatsSnapshot, WorkerStats};
 pub use trace::{InvalidTraceparent, Kinship, TraceContext, Tracer};
+/// What requests are known by.
+pub use uuid::Uuid;
 pub use worker::{NoHandler, Ready, Running, Worker};

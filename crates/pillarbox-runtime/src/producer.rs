@@ -87,7 +87,16 @@ impl<T: 'static> ProducerHandle<T> {
         body: &U,
         options: SendOptions,
     ) -> Result<MessageId> {
-        self.outlet.send(mailbox.queue().clone(), mailbox.encode(body, options)?).await
+        self.forward(mailbox.queue().clone(), mailbox.encode(body, options)?).await
+    }
+
+    /// Sends what is encoded already.
+    pub(crate) async fn forward(
+        &self,
+        queue: Arc<dyn Queue>,
+        message: Outgoing,
+    ) -> Result<MessageId> {
+        self.outlet.send(queue, message).await
     }
 }
 

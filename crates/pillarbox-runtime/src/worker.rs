@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use pillarbox_core::{
-    BoxFuture, Error, Mailbox, Mailboxes, Queue, QueueName, Raw, Receive, Result,
+    BoxFuture, Error, Mailbox, Mailboxes, MessageId, Queue, QueueName, Raw, Receive, Result,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -396,8 +396,25 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// # Ok(()) }
     /// ```
     pub fn error_reply(mut self, reply: impl Fn(&DeadLetter) -> R + Send + Sync + 'static) -> Self {
-        self.error_reply = Some(Arc::new(reply));
+        self.error_reply = Some(Arc::new(move |letter| (None, reply(letter))));
         self
+    }
+
+    /// The same under an id that comes with the answer.
+    pub(crate) fn error_reply_with_id(
+        mut self,
+        reply: impl Fn(&DeadLetter) -> (MessageId, R) + Send + Sync + 'static,
+    ) -> Self {
+        self.error_reply = Some(Arc::new(move |letter| {
+            let (id, reply) = reply(letter);
+            (Some(id), reply)
+        }));
+        self
+    }
+
+    /// Whether there is a place for dead letters.
+    pub(crate) const fn has_dead_letters(&self) -> bool {
+        self.one.dead_letters.is_some()
     }
 
     /// After how many deliveries of which nothing was heard a message is not given to a handler once more

@@ -305,6 +305,17 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         resolver::reply_mailbox(&*self.replies, self.name(), message)
     }
 
+    /// The mailbox that a reply address names: for those who wait for answers there, and want them in the
+    /// same format as those who answer.
+    pub fn resolve_reply(&self, address: &str) -> Result<Mailbox<R>> {
+        self.replies.resolve(address)
+    }
+
+    /// Lets go of what is kept of a reply address, when nobody waits there any more.
+    pub fn forget_reply(&self, address: &str) {
+        self.replies.forget(address);
+    }
+
     fn message<B>(&self, body: B, delivery: Delivery) -> Message<B, R> {
         Message::new(body, delivery, self.queue.clone(), self.replies.clone())
     }

@@ -18,6 +18,12 @@ use crate::queue::RawMessage;
 pub trait MailboxResolver<R>: Send + Sync + 'static {
     /// Finds the mailbox that `address` names.
     fn resolve(&self, address: &str) -> Result<Mailbox<R>>;
+
+    /// Lets go of what is kept of `address`, which will hardly be asked for again. Nothing unless said
+    /// otherwise.
+    fn forget(&self, address: &str) {
+        let _ = address;
+    }
 }
 
 impl<R, F> MailboxResolver<R> for F
@@ -160,6 +166,10 @@ impl<R: 'static> MailboxResolver<R> for Factory<R> {
         kept.insert(address.to_owned(), mailbox.clone());
         Ok(mailbox)
     }
+
+    fn forget(&self, address: &str) {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(address);
+    }
 }
 
 /// Resolves what is registered, and makes the rest.
@@ -182,6 +192,10 @@ impl<R: 'static> MailboxResolver<R> for RegistryThenFactory<R> {
             Some(mailbox) => Ok(mailbox),
             None => self.factory.resolve(address),
         }
+    }
+
+    fn forget(&self, address: &str) {
+        self.factory.forget(address);
     }
 }
 
@@ -212,6 +226,11 @@ impl<V: Clone> Kept<V> {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(key, value);
+    }
+
+    fn remove(&mut self, key: &str) {
+        self.young.remove(key);
+        self.old.remove(key);
     }
 }
 

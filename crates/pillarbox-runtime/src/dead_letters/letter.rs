@@ -106,7 +106,6 @@ impl DeadLetter {
         worker: String,
         now: Timestamp,
     ) -> Self {
-        let replays = message.attributes.get(REPLAYS).and_then(|text| text.parse().ok());
         let replayed_at = message.attributes.get(REPLAYED_AT).and_then(|text| text.parse().ok());
         let own = |name: &str| [REPLAYS, REPLAYED_AT].contains(&name);
         let attributes = if message.attributes.iter().any(|(name, _)| own(name)) {
@@ -130,7 +129,7 @@ impl DeadLetter {
             trace_id: TraceContext::of(&message.attributes)
                 .map(|trace| trace.trace_id().to_owned()),
             worker,
-            replay_count: replays.unwrap_or(0),
+            replay_count: replays(&message.attributes),
             replayed_at,
             attributes,
         }
@@ -225,6 +224,11 @@ impl<T> DeadLetter<T> {
             body: &body.value,
         }
     }
+}
+
+/// How often a message of these attributes was replayed.
+pub(crate) fn replays(attributes: &Attributes) -> u32 {
+    attributes.get(REPLAYS).and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
 /// The request that a message is about, if it says so.

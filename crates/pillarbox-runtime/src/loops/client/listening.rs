@@ -1,0 +1,94 @@
+//! Receiving answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use pillarbox_core::{Delivery, Error, Mailbox, MessageId, Receive, Settle};
+use tokio::sync::watch;
+
+use super::super::message::MainLoopResult;
+use super::waiting::Waiting;
+use crate::dead_letters::request_id;
+
+/// How many answers are received at a time, at most.
+const BATCH: usize = 128;
+/// How long one receive waits.
+const POLL: Duration = Duration::from_secs(20);
+/// How many calls that acknowledge answers are under way, before no more are received.
+const ACKNOWLEDGEMENTS: usize = 4;
+/// How long to wait after a failure; twice as long after each that follows, up to the second.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// How long the end may take.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The task that receives the answers of a client and hands them out.
+pub(super) struct Listening<O> {
+    pub(super) replies: Mailbox<MainLoopResult<O>>,
+    pub(super) waiting: Arc<Waiting<O>>,
+    /// True, or closed, when it is to end.
+    pub(super) ended: watch::Receiver<bool>,
+}
+
+impl<O: 'static> Listening<O> {
+    pub(super) async fn run(mut self) {
+        let queue = self.replies.queue().clone();
+        let capabilities = queue.capabilities();
+        let wait = capabilities.max_wait.map_or(POLL, |most| POLL.min(most));
+        let request = Receive::up_to(BATCH.min(capabilities.max_receive)).wait(wait);
+        let mut acknowledgements = FuturesUnordered::new();
+        let mut pause = PAUSES.0;
+        let closed = loop {
+            let received = tokio::select! {
+                biased;
+                _ = self.ended.wait_for(|ended| *ended) => break Error::Closed { queue: Some(queue.name().clone()) },
+                Some(_) = acknowledgements.next() => continue,
+                received = queue.receive(request), if acknowledgements.len() < ACKNOWLEDGEMENTS => received,
+            };
+            match received {
+                Ok(deliveries) => {
+                    (pause, _) = (PAUSES.0, self.waiting.set_outage(None));
+                    if !deliveries.is_empty() {
+                        let settles =
+                            deliveries.into_iter().map(|delivery| self.hand_out(delivery));
+                        // If it fails, they come again, and nobody waits for them then.
+                        acknowledgements.push(queue.settle(settles.collect()));
+                    }
+                }
+                Err(error @ Error::Closed { .. }) => break error,
+                Err(error) => {
+                    tracing::debug!(queue = %queue.name(), %error, "cannot receive answers; trying again");
+                    self.waiting.set_outage(Some(error));
+                    let mut ended = self.ended.clone();
+                    let _ = tokio::time::timeout(pause, ended.wait_for(|ended| *ended)).await;
+                    pause = (pause * 2).min(PAUSES.1);
+                }
+            }
+        };
+        self.waiting.end(&closed);
+        let farewell = async {
+            while acknowledgements.next().await.is_some() {}
+            // Answers that nobody waits for any more. Those that are late are swept away by a loop.
+            if let Err(error) = queue.purge().await {
+                tracing::debug!(queue = %queue.name(), %error, "a reply mailbox was not emptied");
+            }
+        };
+        let _ = tokio::time::timeout(FAREWELL, farewell).await;
+    }
+
+    /// Gives an answer to whoever waits for it.
+    fn hand_out(&self, delivery: Delivery) -> Settle {
+        let Delivery { message, receipt, .. } = delivery;
+        let (id, answer) = match self.replies.decode(&message) {
+            Ok(result) => (Some(result.request_id), Ok(result)),
+            Err(error) => (request_id(&message), Err(error)),
+        };
+        let is_wanted = id.is_some_and(|id| self.waiting.answer(id, answer));
+        if !is_wanted {
+            let (queue, message_id): (_, MessageId) = (self.replies.name(), message.id);
+            let request_id = id.map(tracing::field::display);
+            tracing::debug!(%queue, %message_id, request_id, "nobody waits for an answer any more");
+        }
+        Settle::acknowledge(receipt)
+    }
+}

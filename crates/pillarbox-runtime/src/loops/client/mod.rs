@@ -1,0 +1,246 @@
+//! Asking a loop, and waiting for its answer.
+
+mod listening;
+mod submission;
+mod waiting;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pillarbox_core::clock::after;
+use pillarbox_core::{Error, Mailbox, MessageId, Result, SendOptions, Timestamp};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use self::listening::Listening;
+pub use self::submission::Submission;
+use self::waiting::{Enlisted, Waiter, Waiting};
+use super::answering::DEADLINE;
+use super::message::{MainLoopRequest, MainLoopResult, RemoteError};
+use super::sweep::new_address;
+
+/// Asks a [`MainLoop`](super::MainLoop), and waits for its answers in a mailbox of its own. Cheap to clone.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+/// # use pillarbox_runtime::{CallError, Client, MainLoop, MainLoopRequest, MainLoopResult};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let backend = Mailboxes::new(MemoryBackend::new());
+/// # let roots: Mailbox<MainLoopRequest<f64>, MainLoopResult<f64>> = backend.mailbox("roots")?;
+/// # let running = MainLoop::new(roots.clone(), |x: f64| async move {
+/// #     if x < 0.0 { Err("negative") } else { Ok(x.sqrt()) }
+/// # }).start();
+/// let client = Client::new(&roots)?;
+/// match client.call(&MainLoopRequest::new(2.0), Duration::from_secs(5)).await {
+///     Ok(root) => println!("{root}"),
+///     Err(CallError::Remote { error, .. }) => println!("there, it failed: {error}"),
+///     Err(CallError::Timeout { .. }) => println!("nobody answers"),
+///     Err(CallError::Backend { error, .. }) => println!("cannot ask: {error}"),
+/// }
+/// client.close().await;
+/// # running.stop().await?;
+/// # Ok(()) }
+/// ```
+///
+/// Any number of calls may be under way at the same time. One that is dropped leaves nothing behind: its answer
+/// is thrown away when it comes.
+///
+/// Its mailbox is made when it is, and goes when it is [closed](Self::close) or dropped. If the process is
+/// killed, the answers that are still to come lie there until a loop
+/// [sweeps](super::MainLoop::keep_replies_for) them away.
+pub struct Client<U, O> {
+    inner: Arc<Inner<U, O>>,
+}
+
+struct Inner<U, O> {
+    requests: Mailbox<MainLoopRequest<U>, MainLoopResult<O>>,
+    address: Arc<str>,
+    waiting: Arc<Waiting<O>>,
+    /// Says to the listener that this is the end, by what is said or by being dropped.
+    end: watch::Sender<bool>,
+    listener: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Why a call has no output.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// It was answered with an error.
+    #[error("request {request_id} failed: {error}")]
+    Remote {
+        /// The request.
+        request_id: Uuid,
+        /// What went wrong there.
+        #[source]
+        error: RemoteError,
+    },
+    /// It was not answered in time. It may be worked on all the same.
+    #[error("request {request_id} was not answered within {after:?}")]
+    Timeout {
+        /// The request.
+        request_id: Uuid,
+        /// How long the answer was waited for.
+        after: Duration,
+    },
+    /// It could not be sent, or its answer not be received. It may be worked on all the same: sent again under
+    /// the same [`request_id`](MainLoopRequest::request_id), it is the same request.
+    #[error("request {request_id} has no answer: {error}")]
+    Backend {
+        /// The request.
+        request_id: Uuid,
+        /// What the backend said.
+        #[source]
+        error: Error,
+    },
+}
+
+impl CallError {
+    /// The request.
+    pub const fn request_id(&self) -> Uuid {
+        match self {
+            Self::Remote { request_id, .. }
+            | Self::Timeout { request_id, .. }
+            | Self::Backend { request_id, .. } => *request_id,
+        }
+    }
+}
+
+impl<U: 'static, O: Send + 'static> Client<U, O> {
+    /// A client of the loop that answers the requests of this mailbox. Needs a Tokio runtime around it, in which
+    /// it listens for answers.
+    ///
+    /// # Errors
+    ///
+    /// Where no mailbox for the answers can be opened: the backend is closed, or the mailbox was made without a
+    /// way to [reply](Mailbox::with_replies).
+    pub fn new(requests: &Mailbox<MainLoopRequest<U>, MainLoopResult<O>>) -> Result<Self> {
+        let address = new_address();
+        let replies = requests.resolve_reply(&address)?;
+        let waiting = Arc::new(Waiting::new());
+        let (end, ended) = watch::channel(false);
+        let (forget, of) = (requests.clone(), address.clone());
+        let listening = Listening { replies, waiting: waiting.clone(), ended };
+        let listener = tokio::spawn(async move {
+            listening.run().await;
+            forget.forget_reply(&of);
+        });
+        let inner = Inner {
+            requests: requests.clone(),
+            address: address.into(),
+            waiting,
+            end,
+            listener: Mutex::new(Some(listener)),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Sends a request and waits for its output, for so long at most. From then on nobody waits, and the loop is
+    /// told: it does not begin with the request any more, and cancels it.
+    ///
+    /// # Errors
+    ///
+    /// See [`CallError`]. A request that is under way already is refused.
+    pub async fn call(
+        &self,
+        request: &MainLoopRequest<U>,
+        timeout: Duration,
+    ) -> std::result::Result<O, CallError> {
+        let request_id = request.request_id;
+        let failed = |error| CallError::Backend { request_id, error };
+        let deadline = after(timeout);
+        let (sender, answer) = oneshot::channel();
+        let _enlisted = self.enlist([(request_id, Waiter::Call(sender))]).map_err(failed)?;
+        let until = Timestamp::now() + timeout;
+        let options = self.options(request).attribute(DEADLINE, until.to_string());
+        let work = async {
+            self.inner.requests.send_with(request, options).await?;
+            // The listener answers everybody before it ends.
+            answer.await.unwrap_or(Err(Error::Closed { queue: None }))
+        };
+        match tokio::time::timeout_at(deadline, work).await {
+            Ok(Ok(MainLoopResult { outcome, .. })) => {
+                outcome.map_err(|error| CallError::Remote { request_id, error })
+            }
+            Ok(Err(error)) => Err(failed(error)),
+            // If no answer could have been received, that is the reason.
+            Err(_) => Err(match self.inner.waiting.outage() {
+                Some(error) => failed(error),
+                None => CallError::Timeout { request_id, after: timeout },
+            }),
+        }
+    }
+
+    /// Sends many requests together; their answers are [collected](Submission::collect) as they come.
+    ///
+    /// # Errors
+    ///
+    /// Where the first of them cannot be sent, or one is under way already. Of one that could not be sent the
+    /// submission tells.
+    pub async fn submit(
+        &self,
+        requests: &[MainLoopRequest<U>],
+    ) -> std::result::Result<Submission<O>, CallError> {
+        let ids: Vec<_> = requests.iter().map(|request| request.request_id).collect();
+        let first = ids.first().copied().unwrap_or_default();
+        let failed = |error| CallError::Backend { request_id: first, error };
+        let (mut submission, sender) = Submission::new(ids, self.inner.waiting.clone());
+        let waiters = submission.ids().iter().map(|id| (*id, Waiter::Batch(sender.clone())));
+        submission.enlisted = Some(self.enlist(waiters).map_err(failed)?);
+        let entries = requests.iter().map(|request| (request, self.options(request)));
+        let sent = self.inner.requests.send_batch_with(entries).await.map_err(failed)?;
+        for (request, sent) in requests.iter().zip(sent) {
+            if let Err(error) = sent {
+                self.inner.waiting.answer(request.request_id, Err(error));
+            }
+        }
+        Ok(submission)
+    }
+
+    /// The mailbox that its answers go to.
+    pub fn address(&self) -> &str {
+        &self.inner.address
+    }
+
+    /// Ends it, for all its clones: calls that are under way fail, answers that are still to come are thrown away,
+    /// and its mailbox is emptied. Otherwise that is done in the background when the last clone is dropped, if the
+    /// program lives that long.
+    pub async fn close(&self) {
+        self.inner.end.send_replace(true);
+        let listener =
+            { self.inner.listener.lock().unwrap_or_else(PoisonError::into_inner).take() };
+        if let Some(listener) = listener {
+            // It does not panic, and nobody aborts it but the runtime.
+            let _ = listener.await;
+        }
+    }
+
+    fn enlist(&self, waiters: impl IntoIterator<Item = (Uuid, Waiter<O>)>) -> Result<Enlisted<O>> {
+        Waiting::enlist(&self.inner.waiting, self.inner.requests.name(), waiters)
+    }
+
+    /// A request that is sent again while it is there is not stored twice.
+    fn options(&self, request: &MainLoopRequest<U>) -> SendOptions {
+        SendOptions::new()
+            .id(MessageId::from_uuid(request.request_id))
+            .reply_to(self.inner.address.clone())
+    }
+}
+
+impl<U, O> Clone for Client<U, O> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<U: 'static, O: 'static> fmt::Debug for Client<U, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("requests", &self.inner.requests)
+            .field("address", &self.inner.address)
+            .field("waiting", &self.inner.waiting.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,325 @@
+//! A loop that answers requests.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use pillarbox_core::{BoxFuture, Mailbox, Result};
+use tower::Service;
+use tower::util::BoxCloneSyncService;
+
+use super::adapter::{Adapter, AdapterService};
+use super::answering::{Answering, Rules, dead_lettered};
+use super::message::{MainLoopRequest, MainLoopResult};
+use super::run::{Live, LoopCall};
+use super::sweep;
+use crate::control::Control;
+use crate::dead_letters::DlqPolicy;
+use crate::outcome::{BoxError, Outcome};
+use crate::request::ServiceRequest;
+use crate::runnable::Runnable;
+use crate::stats::StatsSnapshot;
+use crate::worker::{Ready, Running, Worker};
+
+/// Answers the requests of a mailbox: each is given to an adapter, and what comes out is sent to where its
+/// sender wants it, and then the request is acknowledged.
+///
+/// ```
+/// use std::time::Duration;
+/// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+/// use pillarbox_runtime::{Client, MainLoop, MainLoopRequest, MainLoopResult};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let backend = Mailboxes::new(MemoryBackend::new());
+/// let sums: Mailbox<MainLoopRequest<Vec<u64>>, MainLoopResult<u64>> = backend.mailbox("sums")?;
+///
+/// let running = MainLoop::new(sums.clone(), |numbers: Vec<u64>| async move { numbers.iter().sum::<u64>() }).start();
+///
+/// let client = Client::new(&sums)?;
+/// let sum = client.call(&MainLoopRequest::new(vec![1, 2, 3]), Duration::from_secs(5)).await?;
+/// assert_eq!(sum, 6);
+/// # client.close().await;
+/// # running.stop().await?;
+/// # Ok(()) }
+/// ```
+///
+/// It is a [`Worker`], with all that a worker does: [`worker`](Self::worker) changes it. What becomes of a
+/// request:
+///
+/// * An error of the adapter, a panic, or a run that takes longer than [`timeout`](Self::timeout) is the answer,
+///   and the request is done with. With [`dead_letters`](Self::dead_letters) it is tried again, as the policy
+///   says, and only when it has become a dead letter is that the answer.
+/// * A request whose deadline is past is answered by an error and not run; one whose deadline passes is
+///   cancelled.
+/// * One without a reply address is worked on all the same.
+/// * The answer comes first and the acknowledgement second: a process that dies in between works on the
+///   request once more and answers once more, under the same id.
+#[must_use = "a loop does nothing until it is run"]
+pub struct MainLoop<U, O> {
+    worker: Worker<MainLoopRequest<U>, MainLoopResult<O>>,
+    requests: Mailbox<MainLoopRequest<U>, MainLoopResult<O>>,
+    adapter: BoxCloneSyncService<LoopCall<U>, O, BoxError>,
+    live: Live,
+    timeout: Option<Duration>,
+    keep_replies_for: Option<Duration>,
+}
+
+/// The worker of a loop.
+type LoopWorker<U, O> = Worker<
+    MainLoopRequest<U>,
+    MainLoopResult<O>,
+    (),
+    Ready<MainLoopRequest<U>, MainLoopResult<O>, ()>,
+>;
+
+impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
+    /// Answers the requests of a mailbox by a function; see [`Adapter`].
+    pub fn new<Args: 'static>(
+        requests: Mailbox<MainLoopRequest<U>, MainLoopResult<O>>,
+        adapter: impl Adapter<U, O, Args>,
+    ) -> Self {
+        Self::service(requests, AdapterService::new(adapter))
+    }
+
+    /// Answers the requests of a mailbox by any Tower service that can be cloned.
+    pub fn service<S>(requests: Mailbox<MainLoopRequest<U>, MainLoopResult<O>>, service: S) -> Self
+    where
+        S: Service<LoopCall<U>, Response = O> + Clone + Send + Sync + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send + 'static,
+    {
+        let service = tower::ServiceBuilder::new().map_err(Into::into).service(service);
+        Self {
+            worker: Worker::new(requests.clone()).visibility(Duration::from_secs(300)),
+            requests,
+            adapter: BoxCloneSyncService::new(service),
+            live: Live::default(),
+            timeout: Some(Duration::from_secs(300)),
+            keep_replies_for: Some(sweep::KEEP_FOR),
+        }
+    }
+
+    /// Gives the adapter something to work with that cannot travel, such as a pool of connections: it finds it
+    /// by its type, by [`Run::live`](super::Run::live).
+    pub fn resource<T: Send + Sync + 'static>(self, resource: T) -> Self {
+        self.resource_arc(Arc::new(resource))
+    }
+
+    /// The same for something that others hold as well.
+    pub fn resource_arc<T: Send + Sync + 'static>(mut self, resource: Arc<T>) -> Self {
+        self.live.insert(resource);
+        self
+    }
+
+    /// Where requests go that fail as often as they may: from now on a failure is tried again, and the
+    /// sender is answered when the request has become a dead letter.
+    pub fn dead_letters(self, policy: DlqPolicy) -> Self {
+        self.worker(|worker| worker.dead_letters(policy))
+    }
+
+    /// How many requests are worked on at the same time. 4 unless said otherwise.
+    pub fn workers(self, workers: usize) -> Self {
+        self.worker(|worker| worker.workers(workers))
+    }
+
+    /// How long the lease of a request runs: how long others wait if this process dies. It is extended while
+    /// the adapter runs. 5 minutes unless said otherwise.
+    pub fn visibility(self, visibility: Duration) -> Self {
+        self.worker(|worker| worker.visibility(visibility))
+    }
+
+    /// How long the adapter may take, whatever the deadline of the request. 5 minutes unless said
+    /// otherwise.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Lets the adapter take as long as the request allows.
+    pub fn no_timeout(mut self) -> Self {
+        self.timeout = None;
+        self
+    }
+
+    /// For how long answers are kept that no [`Client`](super::Client) comes for: then it is taken to have
+    /// vanished, and its mailbox is emptied. An hour unless said otherwise.
+    pub fn keep_replies_for(mut self, time: Duration) -> Self {
+        self.keep_replies_for = Some(time);
+        self
+    }
+
+    /// Leaves the mailboxes of clients that have vanished to others; see
+    /// [`sweep_replies`](super::sweep_replies).
+    pub fn keep_all_replies(mut self) -> Self {
+        self.keep_replies_for = None;
+        self
+    }
+
+    /// Changes the worker beneath: retries, leases, drain, name, and so on. A timeout belongs to the
+    /// [loop](Self::timeout).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+    /// # use pillarbox_runtime::{Backoff, MainLoop, MainLoopRequest, MainLoopResult};
+    /// # let backend = Mailboxes::new(MemoryBackend::new());
+    /// # let sums: Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>> = backend.mailbox("sums").unwrap();
+    /// let main_loop = MainLoop::new(sums, |n: u64| async move { n + 1 })
+    ///     .worker(|worker| worker.retry(Backoff::constant(Duration::from_secs(5))).inbox(8));
+    /// ```
+    pub fn worker(
+        mut self,
+        change: impl FnOnce(
+            Worker<MainLoopRequest<U>, MainLoopResult<O>>,
+        ) -> Worker<MainLoopRequest<U>, MainLoopResult<O>>,
+    ) -> Self {
+        self.worker = change(self.worker);
+        self
+    }
+
+    /// Controls it, also before it runs.
+    pub fn control(&self) -> Control {
+        self.worker.control()
+    }
+
+    /// Works until it is stopped; see [`Worker::run`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Worker::run`].
+    pub async fn run(self) -> Result<StatsSnapshot> {
+        self.ready().run().await
+    }
+
+    /// Works until `stop` comes; see [`Worker::run_until`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Worker::run`].
+    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<StatsSnapshot> {
+        self.ready().run_until(stop).await
+    }
+
+    /// Works until there is no request left, delayed ones included; see [`Worker::run_until_empty`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Worker::run`].
+    pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
+        self.ready().run_until_empty().await
+    }
+
+    /// Works on so many requests at most, one after the other, and ends, or earlier when none is ready: for
+    /// tests.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Worker::run`].
+    pub async fn run_iterations(self, max_iterations: usize) -> Result<StatsSnapshot> {
+        let begun = Arc::new(AtomicUsize::new(0));
+        let (queue, count) = (self.requests.queue().clone(), begun.clone());
+        let control = self.control();
+        let end = control.clone();
+        let gate = tower::layer::layer_fn(move |service| Gate {
+            service,
+            begun: begun.clone(),
+            max: max_iterations,
+            control: end.clone(),
+        });
+        let ready = self.worker(|worker| worker.workers(1).inbox(0)).ready().layer(gate);
+        let stats = control.stats();
+        ready
+            .run_until(async move {
+                let mut look = tokio::time::interval(Duration::from_millis(5));
+                while count.load(Ordering::Relaxed) < max_iterations {
+                    look.tick().await;
+                    let is_idle = stats.borrow().in_flight == 0;
+                    if is_idle && queue.counts().await.is_ok_and(|counts| counts.ready == 0) {
+                        return;
+                    }
+                }
+            })
+            .await
+    }
+
+    /// Works in a task of its own, and leaves signals alone.
+    pub fn start(self) -> Running {
+        self.ready().start()
+    }
+
+    /// The worker that does it.
+    fn ready(self) -> LoopWorker<U, O> {
+        let Self { worker, requests, adapter, live, timeout, keep_replies_for } = self;
+        let answers_failures = !worker.has_dead_letters();
+        let rules = Arc::new(Rules { live, timeout, answers_failures });
+        let worker = worker
+            .no_timeout()
+            .error_reply_with_id(dead_lettered)
+            .service(Answering { adapter, rules });
+        match keep_replies_for {
+            Some(time) => worker.beside(sweep::keep_swept(requests, time)),
+            None => worker,
+        }
+    }
+}
+
+/// Lets so many deliveries through, and then stops the worker.
+#[derive(Clone)]
+struct Gate<S> {
+    service: S,
+    begun: Arc<AtomicUsize>,
+    max: usize,
+    control: Control,
+}
+
+impl<S, T, R, C> Service<ServiceRequest<T, R, C>> for Gate<S>
+where
+    S: Service<ServiceRequest<T, R, C>, Response = Outcome, Error = BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = Outcome;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, std::result::Result<Outcome, BoxError>>;
+
+    fn poll_ready(
+        &mut self,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::result::Result<(), BoxError>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: ServiceRequest<T, R, C>) -> Self::Future {
+        let before = self.begun.fetch_add(1, Ordering::Relaxed);
+        if before + 1 >= self.max {
+            self.control.stop();
+        }
+        if before >= self.max {
+            return Box::pin(async { Ok(Outcome::release()) });
+        }
+        Box::pin(self.service.call(request))
+    }
+}
+
+impl<U: Send + Sync + 'static, O: Send + 'static> Runnable for MainLoop<U, O> {
+    fn name(&self) -> String {
+        self.worker.group_name()
+    }
+
+    fn control(&self) -> Control {
+        Self::control(self)
+    }
+
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+        Box::new(self.ready()).run()
+    }
+}
+
+impl<U: 'static, O: 'static> fmt::Debug for MainLoop<U, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MainLoop")
+            .field("requests", &self.requests)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,173 @@
+//! What an adapter knows of the request that it works on.
+
+use std::any::{Any, TypeId, type_name};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use pillarbox_core::Timestamp;
+use uuid::Uuid;
+
+use super::message::{Budget, Resources};
+use crate::lease::Heartbeat;
+use crate::request::Metadata;
+
+/// What an adapter is called with: the request, and what is known of its run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct LoopCall<U> {
+    /// What is asked.
+    pub request: U,
+    /// Everything else.
+    pub run: Run,
+}
+
+/// One run of an adapter: deadline, budget, resources, heartbeat. Cheap to clone.
+///
+/// ```
+/// use pillarbox_runtime::{NotRegistered, Run};
+/// # struct Model; impl Model { async fn ask(&self, _: &str, _: Option<u64>) -> String { String::new() } }
+///
+/// async fn answer(question: String, run: Run) -> Result<String, NotRegistered> {
+///     let model = run.live::<Model>()?;
+///     let reply = model.ask(&question, run.budget().get("total_tokens")).await;
+///     run.heartbeat().beat();
+///     Ok(reply)
+/// }
+/// ```
+#[derive(Clone)]
+pub struct Run(Arc<Inner>);
+
+struct Inner {
+    request_id: Uuid,
+    created_at: Timestamp,
+    deadline: Option<Timestamp>,
+    budget: Budget,
+    resources: Resources,
+    live: Live,
+    metadata: Metadata,
+    heartbeat: Heartbeat,
+    session_id: OnceLock<Uuid>,
+}
+
+/// What a run is made of.
+pub(super) struct About {
+    pub(super) request_id: Uuid,
+    pub(super) created_at: Timestamp,
+    pub(super) deadline: Option<Timestamp>,
+    pub(super) budget: Budget,
+    pub(super) resources: Resources,
+}
+
+impl Run {
+    pub(super) fn new(about: About, live: Live, metadata: Metadata, heartbeat: Heartbeat) -> Self {
+        let About { request_id, created_at, deadline, budget, resources } = about;
+        let session_id = OnceLock::new();
+        Self(Arc::new(Inner {
+            request_id,
+            created_at,
+            deadline,
+            budget,
+            resources,
+            live,
+            metadata,
+            heartbeat,
+            session_id,
+        }))
+    }
+
+    /// Which request it is.
+    pub fn request_id(&self) -> Uuid {
+        self.0.request_id
+    }
+
+    /// When the request was made, by the clock of whoever asks.
+    pub fn created_at(&self) -> Timestamp {
+        self.0.created_at
+    }
+
+    /// When nobody wants the answer any more. The run is cancelled then.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        self.0.deadline
+    }
+
+    /// How long there is until the deadline.
+    pub fn time_left(&self) -> Option<Duration> {
+        self.0.deadline.map(|deadline| deadline.since(Timestamp::now()))
+    }
+
+    /// What it may cost.
+    pub fn budget(&self) -> &Budget {
+        &self.0.budget
+    }
+
+    /// What the request brought along to be worked on with: names and settings.
+    pub fn resources(&self) -> &Resources {
+        &self.0.resources
+    }
+
+    /// What the loop has [of this type](super::MainLoop::resource).
+    ///
+    /// # Errors
+    ///
+    /// Where it has none.
+    pub fn live<T: Send + Sync + 'static>(&self) -> Result<Arc<T>, NotRegistered> {
+        self.0.live.get()
+    }
+
+    /// The lease of the request: to say that there is progress, and to hear that it was lost.
+    pub fn heartbeat(&self) -> &Heartbeat {
+        &self.0.heartbeat
+    }
+
+    /// The message that the request came in.
+    pub fn metadata(&self) -> &Metadata {
+        &self.0.metadata
+    }
+
+    /// Says in which session the request is worked on: the answer carries it. The first word counts.
+    pub fn set_session_id(&self, id: Uuid) {
+        let _ = self.0.session_id.set(id);
+    }
+
+    pub(super) fn session_id(&self) -> Option<Uuid> {
+        self.0.session_id.get().copied()
+    }
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run")
+            .field("request_id", &self.0.request_id)
+            .field("deadline", &self.0.deadline)
+            .field("budget", &self.0.budget)
+            .field("resources", &self.0.resources)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a loop has to work with and cannot travel, by type.
+#[derive(Clone, Default)]
+pub(super) struct Live(Arc<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+
+impl Live {
+    pub(super) fn insert<T: Send + Sync + 'static>(&mut self, value: Arc<T>) {
+        Arc::make_mut(&mut self.0).insert(TypeId::of::<T>(), value);
+    }
+
+    fn get<T: Send + Sync + 'static>(&self) -> Result<Arc<T>, NotRegistered> {
+        let found = self.0.get(&TypeId::of::<T>()).cloned();
+        let found = found.and_then(|value| value.downcast().ok());
+        found.ok_or(NotRegistered { type_name: type_name::<T>() })
+    }
+}
+
+/// The loop has nothing of this type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the loop has no resource of type `{type_name}`: register one by `MainLoop::resource`")]
+#[non_exhaustive]
+pub struct NotRegistered {
+    /// The name of the type.
+    pub type_name: &'static str,
+}

@@ -1,0 +1,406 @@
+//! A client of a loop: calls, answers, what is left behind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{
+    Error, Json, Mailbox, Mailboxes, MemoryBackend, QueueOptions, Receive, SendOptions,
+};
+use pillarbox_runtime::{
+    CallError, Client, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind,
+    Running, sweep_replies,
+};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+
+type Requests = Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>>;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn open() -> (Mailboxes, Requests) {
+    let backend = Mailboxes::new(MemoryBackend::new());
+    let requests = backend.mailbox("requests").expect("a mailbox");
+    (backend, requests)
+}
+
+/// A loop that takes so many milliseconds as it is asked for, and refuses odd numbers.
+fn start(requests: &Requests) -> Running {
+    MainLoop::new(requests.clone(), |n: u64| async move {
+        tokio::time::sleep(Duration::from_millis(n)).await;
+        if n % 2 == 0 { Ok(n * 10) } else { Err(format!("{n} is odd")) }
+    })
+    .workers(64)
+    .start()
+}
+
+/// The reply mailboxes on a backend.
+async fn reply_mailboxes(backend: &Mailboxes) -> Vec<String> {
+    let names = backend.queues().await.expect("listed").into_iter().map(|name| name.to_string());
+    names.filter(|name| name.starts_with("pillarbox-replies-")).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_has_the_output_or_the_error_of_the_loop() {
+    let (_, requests) = open();
+    let running = start(&requests);
+    let client = Client::new(&requests).unwrap();
+    assert_eq!(client.call(&MainLoopRequest::new(4), 5 * SECOND).await.unwrap(), 40);
+    let request = MainLoopRequest::new(3);
+    let failed = client.call(&request, 5 * SECOND).await.unwrap_err();
+    assert_eq!(failed.to_string(), format!("request {} failed: 3 is odd", request.request_id));
+    let CallError::Remote { request_id, error } = failed else { panic!("{failed:?}") };
+    assert_eq!((request_id, error.kind), (request.request_id, RemoteErrorKind::Failed));
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_calls_are_under_way_at_once_and_each_has_its_own_answer() {
+    let (_, requests) = open();
+    let running = start(&requests);
+    let client = Client::new(&requests).unwrap();
+    // The first asked is the last answered.
+    let calls = (0..50_u64).map(|n| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            let n = 2 * (50 - n);
+            (n, client.call(&MainLoopRequest::new(n), 60 * SECOND).await)
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        let (n, output) = call.await.unwrap();
+        assert_eq!(output.unwrap(), n * 10);
+    }
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_nobody_answers_ends_in_time_and_is_not_worked_on_later() {
+    let (_, requests) = open();
+    let client = Client::new(&requests).unwrap();
+    let request = MainLoopRequest::new(2);
+    // The deadline is by the clock on the wall, which a test cannot turn.
+    let failed = client.call(&request, Duration::ZERO).await.unwrap_err();
+    assert!(matches!(failed, CallError::Timeout { after: Duration::ZERO, .. }), "{failed:?}");
+    let start = tokio::time::Instant::now();
+    let failed = client.call(&MainLoopRequest::new(2), 3 * SECOND).await.unwrap_err();
+    assert!(
+        matches!(failed, CallError::Timeout { .. }) && start.elapsed() == 3 * SECOND,
+        "{failed:?}"
+    );
+    let sent = requests.peek(10).await.unwrap();
+    assert!(sent.iter().all(|sent| sent.message.attributes.get("pillarbox.deadline").is_some()));
+    drop(client);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_dropped_leaves_nothing_behind() {
+    let (backend, requests) = open();
+    let running = start(&requests);
+    let client = Client::new(&requests).unwrap();
+    for _ in 0..100 {
+        let request = MainLoopRequest::new(1_000);
+        let dropped = tokio::time::timeout(SECOND / 2, client.call(&request, 60 * SECOND)).await;
+        assert!(dropped.is_err());
+        assert!(format!("{client:?}").contains("waiting: 0"), "{client:?}");
+    }
+    // Their answers come, and are thrown away.
+    tokio::time::sleep(5 * SECOND).await;
+    let address = client.address().to_owned();
+    let replies = backend.queue(&*address, QueueOptions::new()).unwrap();
+    assert_eq!(replies.counts().await.unwrap().total(), 0);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_under_way_is_not_called_twice_at_once_but_may_be_again() {
+    let (_, requests) = open();
+    let running = start(&requests);
+    let client = Client::new(&requests).unwrap();
+    let request = MainLoopRequest::new(1_000);
+    let (first, second) =
+        tokio::join!(client.call(&request, 60 * SECOND), client.call(&request, 60 * SECOND));
+    assert_eq!(first.unwrap(), 10_000);
+    let refused = second.unwrap_err().to_string();
+    assert!(refused.contains("under way already"), "{refused}");
+    assert_eq!(client.call(&request, 60 * SECOND).await.unwrap(), 10_000);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_twice_answers_one_call() {
+    let (backend, requests) = open();
+    let client = Client::new(&requests).unwrap();
+    let request = MainLoopRequest::new(2);
+    let answers: Mailbox<MainLoopResult<u64>> = backend.mailbox(client.address()).unwrap();
+    let answering = async {
+        let message = requests
+            .receive(Receive::one().wait(5 * SECOND))
+            .await
+            .unwrap()
+            .into_iter()
+            .next()
+            .unwrap();
+        let replies = message.reply_mailbox().unwrap();
+        for n in [1, 2] {
+            replies.send(&MainLoopResult::new(message.body().request_id, Ok(n))).await.unwrap();
+        }
+        message.acknowledge().await.unwrap();
+    };
+    let (output, ()) = tokio::join!(client.call(&request, 5 * SECOND), answering);
+    assert_eq!(output.unwrap(), 1);
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(answers.approximate_count().await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_cannot_be_read_fails_its_call_and_no_other() {
+    let (backend, requests) = open();
+    let running = start(&requests);
+    let client = Client::new(&requests).unwrap();
+    let request = MainLoopRequest::new(60_000);
+    let answers: Mailbox<serde_json::Value> = backend.mailbox(client.address()).unwrap();
+    let foreign = serde_json::json!({"request_id": request.request_id, "output": "not a number"});
+    let (failed, good, _) = tokio::join!(
+        client.call(&request, 600 * SECOND),
+        async { client.call(&MainLoopRequest::new(4), 5 * SECOND).await },
+        async {
+            tokio::time::sleep(SECOND).await;
+            answers.send(&serde_json::json!("no answer at all")).await.unwrap();
+            answers.send(&foreign).await.unwrap();
+        },
+    );
+    let failed = failed.unwrap_err();
+    assert!(
+        matches!(failed, CallError::Backend { error: Error::Serialization { .. }, .. }),
+        "{failed:?}"
+    );
+    assert_eq!(good.unwrap(), 40);
+    running.control().stop_now();
+    running.join().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_is_closed_fails_every_call_at_once() {
+    let (backend, requests) = open();
+    let client = Client::new(&requests).unwrap();
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.call(&MainLoopRequest::new(2), 3600 * SECOND).await }
+    });
+    tokio::time::sleep(SECOND).await;
+    backend.close().await;
+    let failed = waiting.await.unwrap().unwrap_err();
+    assert!(matches!(failed, CallError::Backend { error: Error::Closed { .. }, .. }), "{failed:?}");
+    let failed = client.call(&MainLoopRequest::new(2), SECOND).await.unwrap_err();
+    assert!(matches!(failed, CallError::Backend { .. }), "{failed:?}");
+    client.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_is_out_of_reach_is_told_from_a_loop_that_is_silent() {
+    let (backend, requests) = open();
+    let queue = backend.queue("answers", QueueOptions::new()).unwrap();
+    let broken =
+        FaultQueue::new(queue, Faults::none().fail_before(1.0).only(&[Operation::Receive]), 1);
+    let replies = broken.clone();
+    let requests = requests.with_replies(move |_: &str| {
+        Ok(Mailbox::new(replies.clone(), Json, pillarbox_core::NoReplies))
+    });
+    let client = Client::new(&requests).unwrap();
+    let failed = client.call(&MainLoopRequest::new(2), 5 * SECOND).await.unwrap_err();
+    assert!(
+        matches!(failed, CallError::Backend { error: Error::Connection { .. }, .. }),
+        "{failed:?}"
+    );
+    let collected =
+        client.submit(&[MainLoopRequest::new(2)]).await.unwrap().collect(5 * SECOND).await;
+    assert!(matches!(collected[0], Err(CallError::Backend { .. })), "{collected:?}");
+    assert!(broken.injected() > 3, "it was tried again and again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_cannot_be_sent_fails_its_call() {
+    let backend = Mailboxes::new(MemoryBackend::new());
+    let requests: Requests = backend.builder("requests").max_size(1).open().unwrap();
+    let client = Client::new(&requests).unwrap();
+    requests.send(&MainLoopRequest::new(0)).await.unwrap();
+    let failed = client.call(&MainLoopRequest::new(2), 5 * SECOND).await.unwrap_err();
+    assert!(
+        matches!(failed, CallError::Backend { error: Error::MailboxFull { .. }, .. }),
+        "{failed:?}"
+    );
+    // Of a batch, those that could be sent are answered.
+    requests.purge().await.unwrap();
+    let submitted = [MainLoopRequest::new(2), MainLoopRequest::new(4)];
+    let submission = client.submit(&submitted).await.unwrap();
+    let running = start(&requests);
+    let answers = submission.collect(5 * SECOND).await;
+    assert_eq!(answers[0].as_ref().unwrap().output(), Some(&20));
+    assert!(matches!(answers[1], Err(CallError::Backend { .. })), "{answers:?}");
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_submitted_together_is_collected_in_order_and_what_is_missing_is_told() {
+    let (_, requests) = open();
+    let running = start(&requests);
+    let client = Client::new(&requests).unwrap();
+    // Those that take longer than is waited for are the last two.
+    let submitted: Vec<_> = [300, 200, 101, 100, 9_000, 8_000].map(MainLoopRequest::new).into();
+    let mut submission = client.submit(&submitted).await.unwrap();
+    assert_eq!((submission.ids().len(), submission.left()), (6, 6));
+    let first = submission.next().await.unwrap().unwrap();
+    assert_eq!((first.output(), submission.left()), (Some(&1_000), 5), "the quickest comes first");
+    let answers = submission.collect(5 * SECOND).await;
+    let outputs: Vec<_> = answers
+        .iter()
+        .map(|answer| answer.as_ref().ok().and_then(|a| a.output().copied()))
+        .collect();
+    // What was taken by `next` is not there again.
+    assert_eq!(outputs, [Some(3_000), Some(2_000), None, None, None, None]);
+    assert_eq!(answers[2].as_ref().unwrap().error().unwrap().text, "101 is odd");
+    assert!(answers[4..].iter().all(|answer| matches!(answer, Err(CallError::Timeout { .. }))));
+    assert!(format!("{client:?}").contains("waiting: 0"), "{client:?}");
+    assert!(client.submit(&[]).await.unwrap().collect(SECOND).await.is_empty());
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_dead_letter_is_the_answer_to_its_call() {
+    let (_, requests) = open();
+    let running = MainLoop::new(requests.clone(), |_: u64| async { Err::<u64, _>("never") })
+        .worker(|worker| worker.retry(pillarbox_runtime::Backoff::constant(SECOND)))
+        .dead_letters(DlqPolicy::new().max_delivery_count(3))
+        .start();
+    let client = Client::new(&requests).unwrap();
+    let failed = client.call(&MainLoopRequest::new(2), 60 * SECOND).await.unwrap_err();
+    let CallError::Remote { error, .. } = failed else { panic!("{failed:?}") };
+    assert_eq!(
+        (error.kind, &*error.text),
+        (RemoteErrorKind::DeadLettered, "dead-lettered after 3 attempts: never")
+    );
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_closed_or_dropped_leaves_no_mailbox_behind() {
+    let (backend, requests) = open();
+    let running = start(&requests);
+    for close in [true, false] {
+        let client = Client::new(&requests).unwrap();
+        client.call(&MainLoopRequest::new(2), 5 * SECOND).await.unwrap();
+        assert_eq!(reply_mailboxes(&backend).await, [client.address()]);
+        let other = client.clone();
+        // An answer that nobody waits for any more.
+        let answers: Mailbox<MainLoopResult<u64>> =
+            requests.resolve_reply(client.address()).unwrap();
+        answers.send(&MainLoopResult::new(Default::default(), Ok(1))).await.unwrap();
+        drop(answers);
+        if close {
+            client.close().await;
+            let failed = other.call(&MainLoopRequest::new(2), 5 * SECOND).await.unwrap_err();
+            assert!(matches!(failed, CallError::Backend { error: Error::Closed { .. }, .. }));
+            other.close().await;
+        }
+        drop((client, other));
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(reply_mailboxes(&backend).await, [""; 0]);
+    }
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn mailboxes_of_clients_that_have_vanished_are_swept_and_those_of_others_are_not() {
+    let (backend, requests) = open();
+    let client = Client::new(&requests).unwrap();
+    let vanished = "pillarbox-replies-0193b1f46b1a7c008f4e3a52c0ffee00";
+    let other: Mailbox<u32> = backend.mailbox("pillarbox-replies-of-mine").unwrap();
+    other.send(&1).await.unwrap();
+    requests
+        .resolve_reply(vanished)
+        .unwrap()
+        .send(&MainLoopResult::new(Default::default(), Ok(1)))
+        .await
+        .unwrap();
+    requests.forget_reply(vanished);
+    let fresh = sweep_replies(&backend, 3600 * SECOND).await.unwrap();
+    assert_eq!((fresh.looked_at, fresh.emptied.len()), (2, 0), "it may still be fetched");
+    // The loop does it by itself.
+    let running = MainLoop::new(requests.clone(), |n: u64| async move { n })
+        .keep_replies_for(4 * SECOND)
+        .start();
+    tokio::time::sleep(20 * SECOND).await;
+    assert_eq!(reply_mailboxes(&backend).await, [client.address(), "pillarbox-replies-of-mine"]);
+    assert_eq!(client.call(&MainLoopRequest::new(2), 5 * SECOND).await.unwrap(), 2);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweep_takes_no_answer_that_comes_meanwhile() {
+    let (backend, requests) = open();
+    let old = "pillarbox-replies-0193b1f46b1a7c008f4e3a52c0ffee00";
+    let answers = requests.resolve_reply(old).unwrap();
+    let send = async {
+        answers
+            .send_with(&MainLoopResult::new(Default::default(), Ok(1)), SendOptions::new())
+            .await
+            .unwrap();
+    };
+    let (swept, ()) = tokio::join!(sweep_replies(&backend, 60 * SECOND), send);
+    assert_eq!(swept.unwrap().answers, 0);
+    assert_eq!(answers.counts().await.unwrap().ready, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mailbox_without_a_way_to_reply_has_no_clients() {
+    let (backend, _) = open();
+    let queue = backend.queue("requests", QueueOptions::new()).unwrap();
+    let requests: Requests = Mailbox::new(queue, Json, pillarbox_core::NoReplies);
+    let refused = Client::new(&requests).unwrap_err();
+    assert!(refused.to_string().contains("without a way to reply"), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn faults_of_every_kind_cost_time_and_no_answer() {
+    let (backend, plain) = open();
+    for seed in 0..20 {
+        let faults = Faults::none().fail_before(0.1).fail_after(0.1).delay(0.2, SECOND / 5);
+        let wrap = |name: &str, only: &[Operation]| -> Arc<FaultQueue> {
+            FaultQueue::new(
+                backend.queue(name, QueueOptions::new()).unwrap(),
+                faults.clone().only(only),
+                seed,
+            )
+        };
+        let replies = wrap("answers", &[Operation::Send, Operation::Receive, Operation::Settle]);
+        let asked = wrap("requests", &[Operation::Receive, Operation::Settle]);
+        let resolver =
+            move |_: &str| Ok(Mailbox::new(replies.clone(), Json, pillarbox_core::NoReplies));
+        let requests: Requests = Mailbox::new(asked, Json, resolver.clone());
+        let running = MainLoop::new(requests, |n: u64| async move { n * 10 })
+            .worker(|worker| worker.retry(pillarbox_runtime::Backoff::constant(SECOND)))
+            .visibility(5 * SECOND)
+            .start();
+        let client = Client::new(&plain.clone().with_replies(resolver)).unwrap();
+        let submitted: Vec<_> = (0..40).map(MainLoopRequest::new).collect();
+        let answers = client.submit(&submitted).await.unwrap().collect(3600 * SECOND).await;
+        for (n, answer) in (0..).zip(answers) {
+            assert_eq!(answer.unwrap().output(), Some(&(n * 10)), "seed {seed}");
+        }
+        client.close().await;
+        running.stop().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_call_of_no_time_ends_at_once_whatever_the_backend_does() {
+    let (backend, _) = open();
+    let queue = backend.queue("requests", QueueOptions::new()).unwrap();
+    let silent = FaultQueue::new(queue, Faults::none(), 1);
+    silent.next(Operation::Send, Fault::DropReply);
+    let replies: Mailbox<MainLoopResult<u64>> = backend.mailbox("answers").unwrap();
+    let requests: Requests = Mailbox::new(silent, Json, move |_: &str| Ok(replies.clone()));
+    let client = Client::new(&requests).unwrap();
+    let failed =
+        client.call(&MainLoopRequest::new(2), Duration::from_millis(20)).await.unwrap_err();
+    assert!(matches!(failed, CallError::Timeout { .. }), "{failed:?}");
+}
