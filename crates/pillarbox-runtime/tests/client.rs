@@ -26,7 +26,7 @@ fn open() -> (Mailboxes, Requests) {
 fn start(requests: &Requests) -> Running {
     MainLoop::new(requests.clone(), |n: u64| async move {
         tokio::time::sleep(Duration::from_millis(n)).await;
-        if n % 2 == 0 { Ok(n * 10) } else { Err(format!("{n} is odd")) }
+        if n.is_multiple_of(2) { Ok(n * 10) } else { Err(format!("{n} is odd")) }
     })
     .workers(64)
     .start()
