@@ -10,6 +10,7 @@
 //! | bodies, and callers that send at the same time | `load` |
 //! | jobs and a worker of apalis, on a disk or a server | `apalis` |
 //! | where files are | `place` |
+//! | a backend of each kind, as users have it | `store` |
 //! | measurements that need a process of their own | `process` |
 //! | whether every message arrived | `tally` |
 //! | how many servers a load needs, by the costs measured | `plan` |
@@ -19,6 +20,7 @@
 mod apalis;
 mod cluster;
 mod load;
+mod loops;
 mod measure;
 mod memory;
 mod place;
@@ -28,6 +30,7 @@ mod redis;
 mod report;
 mod runtime;
 mod sqlite;
+mod store;
 mod tally;
 
 use std::process::ExitCode;
@@ -72,6 +75,11 @@ enum Command {
     /// On every backend: files as of the SQLite suite, servers as of the Redis suite.
     #[command(after_help = RATIO)]
     Runtime(Options),
+    /// Calls of a main loop by a client, against the mailbox operations that they are made of.
+    ///
+    /// On every backend, like the runtime suite.
+    #[command(after_help = RATIO)]
+    Loops(Options),
     /// How many servers a load needs, reckoned from what one message was measured to cost.
     ///
     /// docs/scale.md says what the model is and what it leaves out.
@@ -121,6 +129,7 @@ fn run(command: Command) -> Result<()> {
         Command::Redis(options) => suite(&options, redis::run),
         Command::Cluster(options) => suite(&options, cluster::run),
         Command::Runtime(options) => suite(&options, runtime::run),
+        Command::Loops(options) => suite(&options, loops::run),
         Command::Plan(plan) => plan.print(),
         Command::MemoryChild(child) => {
             println!("{}", child.measure()?);

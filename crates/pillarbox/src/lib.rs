@@ -98,6 +98,11 @@ struct DeadLetters;
 #[doc = include_str!("../../../docs/lifecycle.md")]
 struct Lifecycle;
 
+/// And those in the guide to main loops.
+#[cfg(all(doctest, feature = "runtime"))]
+#[doc = include_str!("../../../docs/loops.md")]
+struct Loops;
+
 pub use open::{open, open_existing, url_forms};
 pub use pillarbox_core::*;
 #[cfg(feature = "redis")]
@@ -117,8 +122,8 @@ pub mod prelude {
     };
     #[cfg(feature = "runtime")]
     pub use pillarbox_runtime::{
-        Attempt, Backoff, Context, Control, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy,
-        Event, Heartbeat, LoopGroup, Metadata, Outcome, ProducerHandle, Replies, Router, Worker,
-        WorkerId,
+        Attempt, Backoff, CallError, Client, Context, Control, DeadLetter, Dlq, DlqAction,
+        DlqConsumer, DlqPolicy, Event, Heartbeat, LoopGroup, MainLoop, MainLoopRequest,
+        MainLoopResult, Metadata, Outcome, ProducerHandle, Replies, Router, Run, Worker, WorkerId,
     };
 }
