@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::FutureExt;
+use futures_util::future::{Fuse, FusedFuture};
 use pillarbox_core::{Delivery, Error, Mailbox, MessageId, Receive, Settle};
 use tokio::sync::watch;
 
@@ -15,8 +16,6 @@ use crate::dead_letters::request_id;
 const BATCH: usize = 128;
 /// How long one receive waits.
 const POLL: Duration = Duration::from_secs(20);
-/// How many calls that acknowledge answers are under way, before no more are received.
-const ACKNOWLEDGEMENTS: usize = 4;
 /// How long to wait after a failure; twice as long after each that follows, up to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// How long the end may take.
@@ -36,24 +35,32 @@ impl<O: 'static> Listening<O> {
         let capabilities = queue.capabilities();
         let wait = capabilities.max_wait.map_or(POLL, |most| POLL.min(most));
         let request = Receive::up_to(BATCH.min(capabilities.max_receive)).wait(wait);
-        let mut acknowledgements = FuturesUnordered::new();
+        // One call at a time: what is received meanwhile is acknowledged together by the next.
+        let mut acknowledging = Fuse::terminated();
+        let mut receiving = Fuse::terminated();
+        let mut settles = Vec::new();
         let mut pause = PAUSES.0;
         let closed = loop {
+            if acknowledging.is_terminated() && !settles.is_empty() {
+                acknowledging = queue.settle(std::mem::take(&mut settles)).fuse();
+            }
+            if receiving.is_terminated() && settles.len() < BATCH {
+                receiving = queue.receive(request).fuse();
+            }
             let received = tokio::select! {
                 biased;
-                _ = self.ended.wait_for(|ended| *ended) => break Error::Closed { queue: Some(queue.name().clone()) },
-                Some(_) = acknowledgements.next() => continue,
-                received = queue.receive(request), if acknowledgements.len() < ACKNOWLEDGEMENTS => received,
+                _ = self.ended.wait_for(|ended| *ended) => {
+                    break Error::Closed { queue: Some(queue.name().clone()) };
+                }
+                // If it fails, they come again, and nobody waits for them then.
+                _ = &mut acknowledging => continue,
+                received = &mut receiving => received,
             };
             match received {
                 Ok(deliveries) => {
-                    (pause, _) = (PAUSES.0, self.waiting.set_outage(None));
-                    if !deliveries.is_empty() {
-                        let settles =
-                            deliveries.into_iter().map(|delivery| self.hand_out(delivery));
-                        // If it fails, they come again, and nobody waits for them then.
-                        acknowledgements.push(queue.settle(settles.collect()));
-                    }
+                    pause = PAUSES.0;
+                    self.waiting.set_outage(None);
+                    settles.extend(deliveries.into_iter().map(|delivery| self.hand_out(delivery)));
                 }
                 Err(error @ Error::Closed { .. }) => break error,
                 Err(error) => {
@@ -66,8 +73,12 @@ impl<O: 'static> Listening<O> {
             }
         };
         self.waiting.end(&closed);
+        // What it was about to deliver goes back, and is emptied out with the rest.
+        drop(receiving);
         let farewell = async {
-            while acknowledgements.next().await.is_some() {}
+            if !acknowledging.is_terminated() {
+                let _ = acknowledging.await;
+            }
             // Answers that nobody waits for any more. Those that are late are swept away by a loop.
             if let Err(error) = queue.purge().await {
                 tracing::debug!(queue = %queue.name(), %error, "a reply mailbox was not emptied");
