@@ -7,7 +7,7 @@ SHELL := bash
 # Tools that the set-up builds are kept inside target/, beside everything else that is built.
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 CARGO := cargo
-SUITES := memory sqlite redis runtime
+SUITES := memory sqlite redis runtime loops
 KILLS := 200
 REDIS_KILLS := 100
 FAILOVERS := 20
@@ -61,9 +61,9 @@ examples: setup ## Runs every example program
 	done
 
 .PHONY: bench
-bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite redis runtime cluster")
+bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite redis runtime loops cluster")
 	@if [[ " $(SUITES) " == *" redis "* ]]; then scripts/setup.sh redis bench-peers; fi
-	@if [[ " $(SUITES) " =~ " "(cluster|runtime)" " ]]; then scripts/setup.sh redis; fi
+	@if [[ " $(SUITES) " =~ " "(cluster|runtime|loops)" " ]]; then scripts/setup.sh redis; fi
 	@for suite in $(SUITES); do \
 		$(CARGO) run --quiet --release --locked -p pillarbox-bench -- $$suite; \
 	done

@@ -51,6 +51,12 @@ fn the_runtime_suite_prints_rows_of_the_agreed_form() {
 }
 
 #[test]
+fn the_loops_suite_prints_rows_of_the_agreed_form() {
+    let rows = bench(&["loops", "--quick", "--rounds", "1", "--json"]);
+    check(&rows, "loops", 18);
+}
+
+#[test]
 fn the_cluster_suite_prints_rows_of_the_agreed_form() {
     let rows = bench(&["cluster", "--quick", "--rounds", "1", "--json"]);
     check(&rows, "cluster", 150);

@@ -1,4 +1,5 @@
-//! Several loops in one process: orders, receipts, and the dead letters of the orders. They begin together,
+//! Several loops in one process: orders, receipts, a main loop that knows prices, and the dead letters of the
+//! orders. They begin together,
 //! one of them fails and is made anew, and one word stops them all.
 //!
 //!     cargo run --example loop_group
@@ -88,8 +89,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     };
 
+    let prices: Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>> = backend.mailbox("prices")?;
+    let pricing = MainLoop::new(prices.clone(), |order: u64| async move { order % 10 });
+
     let group = LoopGroup::new()
         .add(packing)
+        .add(pricing)
         .add(sorting)
         .add_with("receipts", printing)
         .restart(Restart::on_failure().backoff(Backoff::constant(Duration::from_millis(50))))
@@ -102,6 +107,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     done(&control, "receipts", ORDERS - 3).await;
     done(&control, "orders-dlq", 3).await;
 
+    let client = Client::new(&prices)?;
+    let euros = client.call(&MainLoopRequest::new(17), Duration::from_secs(5)).await?;
+    println!("prices      order 17 costs {euros}");
+    assert_eq!(euros, 7);
+    client.close().await;
+
     let readiness = control.readiness().await;
     println!("main        {:?}: {:?}", readiness.status, readiness.reasons);
     assert!(readiness.is_ready(), "{readiness:?}");
@@ -110,7 +121,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{:<11} {} done, made anew {} times", one.name, one.stats.succeeded, one.restarts);
     }
     let done: Vec<_> = report.loops.iter().map(|one| one.stats.succeeded).collect();
-    assert_eq!(done, [ORDERS - 3, 3, ORDERS - 3]);
+    assert_eq!(done, [ORDERS - 3, 1, 3, ORDERS - 3]);
     assert_eq!(report.get("receipts").map(|one| one.restarts), Some(1));
     assert_eq!(mistakes.load(Ordering::SeqCst), 3);
     backend.close().await;
