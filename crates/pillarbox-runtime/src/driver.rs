@@ -23,7 +23,8 @@ use tokio::time::{Instant, Sleep};
 use crate::answers::each;
 use crate::dead_letters::DeadLetter;
 use crate::dispatcher::{
-    Action, Assigned, Burial, Dispatcher, Event, Finished, Key, LaneKind, Mode, Note, What,
+    Action, Assigned, Burial, Dispatcher, Event, Finished, Key, LaneKind, LetterNote, Mode, Note,
+    What,
 };
 use crate::event::{self, About};
 use crate::inbox::{Common, ErrorReply, WorkerResult, WorkerTask, yield_behind_others};
@@ -96,8 +97,8 @@ pub(crate) struct Driver {
     producers_closed: bool,
     pokes: mpsc::Receiver<()>,
     outbox: Outbox,
-    /// What is to be told to senders of messages whose dead letters are being stored.
-    error_replies: HashMap<Key, ErrorReply>,
+    /// The dead letters that are being stored.
+    graves: HashMap<Key, Grave>,
     calls: FuturesUnordered<BoxFuture<'static, Answer>>,
     /// The fetch under way, by source.
     fetches: Vec<Option<AbortHandle>>,
@@ -115,6 +116,13 @@ pub(crate) struct Driver {
     /// Which sources fail, so that it is told once.
     failing: Vec<bool>,
     mode: Mode,
+}
+
+/// A dead letter that is being stored.
+struct Grave {
+    letter: LetterNote,
+    /// What is to be told to the sender of its message.
+    reply: Option<ErrorReply>,
 }
 
 /// The end of a call.
@@ -153,7 +161,7 @@ impl Driver {
             producers_closed: false,
             pokes,
             outbox: Outbox::default(),
-            error_replies: HashMap::new(),
+            graves: HashMap::new(),
             calls: FuturesUnordered::new(),
             fetches: routes.iter().map(|_| None).collect(),
             timer: Box::pin(tokio::time::sleep_until(now)),
@@ -313,11 +321,11 @@ impl Driver {
                         // A producer that does not wait any more does not want to know.
                         Sender::Producer(sender) => drop(sender.send(answer)),
                         Sender::Grave(key) => self.stored(key, &queue, answer),
-                        Sender::ErrorReply(key) => {
+                        Sender::ErrorReply(key, letter) => {
                             if let Err(error) = answer {
                                 tracing::warn!(queue = %queue.name(), %error, "no error reply was sent");
                             }
-                            self.events.push_back(Event::Buried { key, answer: Ok(()) });
+                            self.events.push_back(Event::Buried { key, answer: Ok(letter) });
                         }
                     }
                 }
@@ -336,13 +344,13 @@ impl Driver {
     /// A dead letter was stored, or not. The sender of the message is told before it is acknowledged, so
     /// that it is told whatever ends in between.
     fn stored(&mut self, key: Key, queue: &Arc<dyn Queue>, answer: Result<MessageId>) {
-        let reply = self.error_replies.remove(&key);
+        let Some(Grave { letter, reply }) = self.graves.remove(&key) else { return };
         let answer = match (answer, reply) {
             (Ok(_), Some(ErrorReply { queue, message })) => {
-                self.outbox.push(queue, message, Sender::ErrorReply(key));
+                self.outbox.push(queue, message, Sender::ErrorReply(key, letter));
                 return;
             }
-            (Ok(_), None) => Ok(()),
+            (Ok(_), None) => Ok(letter),
             (Err(error), _) => {
                 tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
                 Err(error)
@@ -436,12 +444,12 @@ impl Driver {
         let Route { queue, dead_letters, .. } = &self.routes[source];
         let worker = self.settings.name_of(worker);
         let letter = DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
-        match (dead_letters.get(route), letter.outgoing()) {
+        match (dead_letters.get(route), letter.outgoing(message.id)) {
             (Some(dead_letters), Ok(outgoing)) => {
-                let served = &self.common.served[source].prototype;
-                if let Some(reply) = served.error_reply(&message, &letter) {
-                    self.error_replies.insert(key, reply);
-                }
+                let reply = self.common.served[source].prototype.error_reply(&message, &letter);
+                let DeadLetter { message_id, request_id, .. } = letter;
+                let letter = LetterNote { message_id, request_id };
+                self.graves.insert(key, Grave { letter, reply });
                 self.outbox.push(dead_letters.clone(), outgoing, Sender::Grave(key));
             }
             // Not asked for where there is no place for dead letters, and all can be written.
@@ -647,7 +655,7 @@ fn log(note: &Note, queue: &pillarbox_core::QueueName) {
             let (kind, error) = (failure.kind.as_str(), &*failure.text);
             tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, kind, error, terminal, "a handler failed");
         }
-        What::DeadLettered { failure, request_id, .. } => {
+        What::DeadLettered { failure, letter: LetterNote { message_id, request_id }, .. } => {
             tracing::warn!(
                 target: DELIVERIES,
                 source_mailbox = %queue,

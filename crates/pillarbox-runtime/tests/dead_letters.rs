@@ -198,7 +198,7 @@ async fn the_sender_is_told_of_the_end_and_of_no_retry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_is_the_same_message_with_one_more_replay_and_there_is_a_limit() {
+async fn a_replay_is_the_message_once_more_under_another_id_and_there_is_a_limit() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     let options = SendOptions::new().reply_to("clients").attribute("tenant", "acme");
@@ -213,12 +213,17 @@ async fn a_replay_is_the_same_message_with_one_more_replay_and_there_is_a_limit(
             .unwrap();
     };
     let dlq = Dlq::open(&backend, "orders-dlq").unwrap();
+    let mut ids = vec![id];
     for replays in 1..=3 {
         work().await;
+        assert_eq!(dlq.find(id).await.unwrap().unwrap().letter.unwrap().message_id, id);
         let report = dlq.replay().run().await.unwrap();
         assert_eq!((report.done, report.exhausted), (1, 0));
         let message = jobs.peek(2).await.unwrap().remove(0).message;
-        assert_eq!((message.id, &message.body), (id, &sent.body));
+        assert!(!ids.contains(&message.id), "each replay has an id of its own");
+        ids.push(message.id);
+        assert_eq!(message.body, sent.body);
+        assert_eq!(message.attributes.get("pillarbox.original_id"), Some(&*id.to_string()));
         assert_eq!(message.reply_to, sent.reply_to);
         assert_eq!(message.enqueued_at, sent.enqueued_at);
         assert_eq!(message.attributes.get("tenant"), Some("acme"));
@@ -378,6 +383,94 @@ async fn a_message_that_fails_again_while_it_is_being_replayed_has_a_dead_letter
     assert_eq!((report.done, report.failed_again), (1, 1), "it does not go round and round");
     let left = letters(&dead).await;
     assert_eq!((left.len(), left[0].replay_count), (1, 1));
+}
+
+/// A dead letter is there before its message is gone. Replayed then under the same id, the message would
+/// not be stored, and its acknowledgement would delete it for good.
+#[tokio::test(start_paused = true)]
+async fn a_message_that_is_replayed_before_it_is_acknowledged_is_not_lost() {
+    for by_consumer in [false, true] {
+        let backend = backend();
+        let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+        let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
+        jobs.send(&7).await.unwrap();
+        let slow = FaultQueue::new(jobs.queue().clone(), Faults::none(), 1);
+        slow.next(Operation::Settle, Fault::Delay(Duration::from_secs(5)));
+        let worker = Worker::new(Mailbox::<u32>::new(slow, Json, NoReplies))
+            .workers(1)
+            .inbox(0)
+            .dead_letters(DlqPolicy::to(&dead))
+            .handler(|_: u32| async { Outcome::reject("no") })
+            .start();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!((jobs.counts().await.unwrap().in_flight, letters(&dead).await.len()), (1, 1));
+        if by_consumer {
+            let replay = |_: DeadLetter<u32>| async { DlqAction::replay() };
+            let consumer = DlqConsumer::new(dead.clone(), replay).max_replays(1);
+            consumer.run_until(tokio::time::sleep(Duration::from_secs(1))).await.unwrap();
+        } else {
+            assert_eq!(Dlq::of(&dead).replay().run().await.unwrap().done, 1);
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        worker.stop().await.unwrap();
+        let left = letters(&dead).await;
+        assert_eq!(left.len(), 1, "it has failed again (by a consumer: {by_consumer})");
+        assert_eq!((left[0].body, left[0].replay_count), (7, 1));
+        assert_eq!(jobs.approximate_count().await.unwrap(), 0);
+    }
+}
+
+/// A pass is killed after it has sent a message, which fails again: two dead letters of two lives. The next
+/// pass sends both, and the message fails a third time before that pass has acknowledged them.
+#[tokio::test(start_paused = true)]
+async fn two_dead_letters_of_one_message_are_two_replays() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[7]).await;
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let faulty = FaultQueue::new(dead.queue().clone(), Faults::none(), 1);
+    let letters_of: Mailbox<DeadLetter<u32>> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let dlq = Dlq::of(&letters_of).replay_to(&jobs);
+    faulty.next(Operation::Settle, Fault::FailBefore);
+    assert_eq!(dlq.replay().run().await.unwrap_err().report.unacknowledged, 1);
+    // The first is there again when the second comes.
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    graveyard(&backend, &[]).await;
+    let lives: Vec<_> = letters(&dead).await.iter().map(|letter| letter.replay_count).collect();
+    assert_eq!(lives, [0, 1]);
+
+    faulty.next(Operation::Settle, Fault::Delay(Duration::from_secs(60)));
+    let again = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        graveyard(&backend, &[]).await;
+        assert_eq!(jobs.approximate_count().await.unwrap(), 0, "all have failed again");
+    };
+    let (report, ()) = tokio::join!(dlq.replay().run(), again);
+    assert_eq!(report.unwrap().done, 2);
+    let left = letters(&dead).await;
+    assert_eq!(left.iter().map(|letter| letter.replay_count).collect::<Vec<_>>(), [2]);
+}
+
+/// A handler that sends on what it got, attributes included, makes messages that look like replays.
+#[tokio::test(start_paused = true)]
+async fn messages_with_the_attributes_of_a_replay_are_not_taken_for_one_another() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let first = MessageId::new().to_string();
+    let at = Timestamp::now();
+    let copies: Vec<_> = ["1", "2"]
+        .map(|body| {
+            let mut copy = pillarbox_core::Outgoing::new(body);
+            copy.attributes.insert("pillarbox.original_id", &*first);
+            copy.attributes.insert("pillarbox.replays", "1");
+            copy.enqueued_at = Some(at);
+            copy
+        })
+        .into();
+    jobs.queue().send(copies).await.unwrap();
+    let dead = graveyard(&backend, &[]).await;
+    assert_eq!(letters(&dead).await.len(), 2);
+    assert_eq!(Dlq::of(&dead).replay().run().await.unwrap().done, 2);
+    assert_eq!(jobs.approximate_count().await.unwrap(), 2);
 }
 
 #[tokio::test(start_paused = true)]

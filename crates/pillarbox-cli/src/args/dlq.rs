@@ -122,10 +122,10 @@ pub(crate) struct DlqStats {
 
 #[derive(Debug, Args)]
 #[command(after_help = format!(
-    "A message goes back under its id, with its body, attributes, reply address and time of sending, and \
-    its dead letter is deleted then. Killed at any moment and run again, it loses nothing; what was sent \
-    just before is sent again under the same id, which changes nothing while its queue still holds it. \
-    Dead letters that are not meant stay, in their order.\n\nWithout a filter or --max it asks; --yes \
+    "A message goes back with its body, attributes, reply address and time of sending, and its dead \
+    letter is deleted then. Each replay has an id of its own; the attribute pillarbox.original_id has the \
+    first one. Killed at any moment and run again, it loses nothing; what was sent just before is sent \
+    again under the id that this replay had, which changes nothing while its queue still holds it. Dead letters that are not meant stay, in their order.\n\nWithout a filter or --max it asks; --yes \
     does not.\n\n{JSON_PATHS}"
 ))]
 pub(crate) struct DlqReplay {

@@ -8,6 +8,7 @@ use pillarbox_core::{BoxFuture, Mailbox, Mailboxes, Result, Timestamp};
 use tokio::time::Instant;
 
 use super::pass::{DEFAULT_MAX_REPLAYS, tell};
+use super::replay::send_back;
 use super::{DeadLetter, Dlq, metrics};
 use crate::backoff::Backoff;
 use crate::control::Control;
@@ -348,9 +349,8 @@ impl Duty {
             return Err(error.into());
         }
         let target = self.dlq.target().queue(&letter.source_mailbox, self.dlq.name())?;
-        let sent = target.send(vec![letter.replay(Timestamp::now())]).await?;
-        for answer in sent {
-            answer?;
+        for stored in send_back(&target, [(about.id(), &letter)]).await {
+            stored?;
         }
         Ok(())
     }

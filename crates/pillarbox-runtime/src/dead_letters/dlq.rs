@@ -214,8 +214,9 @@ impl Dlq {
         Ok(summary)
     }
 
-    /// Sends messages back to where they came from: with the same id, body, attributes, reply address and
-    /// time of sending, and one more replay counted. Does nothing until it is [run](Pass::run).
+    /// Sends messages back to where they came from: with the same body, attributes, reply address and time
+    /// of sending, one more replay counted, and an id of its own for each replay (the first one is in the
+    /// attribute `pillarbox.original_id`). Does nothing until it is [run](Pass::run).
     pub fn replay(&self) -> Pass {
         Pass::new(self.clone(), Task::Replay)
     }

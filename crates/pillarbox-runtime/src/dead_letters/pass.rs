@@ -4,9 +4,7 @@
 //! that are not meant are kept under their leases, with nothing but their receipts in memory, and are given
 //! back in their order at the end. Whatever ends in between, their leases end by themselves.
 //!
-//! A message is replayed by sending it, and then acknowledging its dead letter. If all ends in between, it
-//! is sent again by the next pass, under the same id: as long as the queue still holds it, nothing is
-//! stored.
+//! A message is replayed by sending it, and then acknowledging its dead letter (see `replay.rs`).
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -14,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{
-    Delivery, Error, MessageId, Outgoing, Queue, QueueName, Receipt, Receive, Result, Settle,
-    Timestamp,
+    Delivery, Error, MessageId, Queue, QueueName, Receipt, Receive, Result, Settle, Timestamp,
 };
 use tokio::time::Instant;
 
+use super::replay::send_back;
 use super::{DeadLetter, Dlq, metrics};
 use crate::answers::each;
 
@@ -48,8 +46,8 @@ pub(super) enum Task {
 /// A way through a queue of dead letters. Made by [`Dlq::replay`] and [`Dlq::discard`].
 ///
 /// It may be killed at any moment and run again, and several may run at a time: nothing is lost. A message
-/// that was replayed just before, and whose dead letter was not yet acknowledged, is replayed again under
-/// the same id; if it is still in its queue, that changes nothing.
+/// that was replayed just before, and whose dead letter was not yet acknowledged, is replayed again, under
+/// the id that this replay had; if it is still in its queue, that changes nothing.
 #[must_use = "a pass does nothing until it is run"]
 pub struct Pass {
     dlq: Dlq,
@@ -233,6 +231,14 @@ impl fmt::Debug for Pass {
     }
 }
 
+/// A dead letter that was received and is meant.
+struct Meant {
+    /// Its own id.
+    id: MessageId,
+    letter: DeadLetter,
+    receipt: Receipt,
+}
+
 /// A pass under way.
 struct Walk {
     pass: Pass,
@@ -327,7 +333,7 @@ impl Walk {
                     self.report.exhausted += 1;
                 }
                 Ok(letter) => {
-                    meant.push((letter, receipt));
+                    meant.push(Meant { id: message.id, letter, receipt });
                     continue;
                 }
             }
@@ -345,10 +351,11 @@ impl Walk {
     }
 
     /// Sends messages to their queues, and acknowledges the dead letters of those that were stored.
-    async fn replay(&mut self, meant: Vec<(DeadLetter, Receipt)>) -> Result<()> {
+    async fn replay(&mut self, meant: Vec<Meant>) -> Result<()> {
         let mut meant: VecDeque<_> = meant.into();
-        while let Some((first, _)) = meant.front() {
-            let target = self.pass.dlq.target().queue(&first.source_mailbox, self.pass.dlq.name());
+        while let Some(first) = meant.front() {
+            let source = first.letter.source_mailbox.clone();
+            let target = self.pass.dlq.target().queue(&source, self.pass.dlq.name());
             let target = match target {
                 Ok(target) => target,
                 Err(error) => {
@@ -357,9 +364,9 @@ impl Walk {
                 }
             };
             // In their order, as far as they go to one queue.
-            let source = first.source_mailbox.clone();
             let most = target.capabilities().max_batch;
-            let same = meant.iter().take(most).take_while(|(one, _)| one.source_mailbox == source);
+            let same =
+                meant.iter().take(most).take_while(|one| one.letter.source_mailbox == source);
             let some: Vec<_> = meant.drain(..same.count()).collect();
             if let Err(error) = self.replay_some(&target, some).await {
                 self.hold_all(meant);
@@ -369,22 +376,15 @@ impl Walk {
         Ok(())
     }
 
-    async fn replay_some(
-        &mut self,
-        target: &Arc<dyn Queue>,
-        some: Vec<(DeadLetter, Receipt)>,
-    ) -> Result<()> {
-        let now = Timestamp::now();
-        let messages: Vec<Outgoing> = some.iter().map(|(letter, _)| letter.replay(now)).collect();
-        let count = messages.len();
-        let answers = each(target.send(messages).await, count, Some(target.name()), "send");
-        let mut stored = Vec::with_capacity(count);
+    async fn replay_some(&mut self, target: &Arc<dyn Queue>, some: Vec<Meant>) -> Result<()> {
+        let answers = send_back(target, some.iter().map(|one| (one.id, &one.letter))).await;
+        let mut stored = Vec::with_capacity(some.len());
         let mut failed = None;
-        for ((letter, receipt), answer) in some.into_iter().zip(answers) {
+        for (one, answer) in some.into_iter().zip(answers) {
             match answer {
-                Ok(_) => stored.push((letter, receipt)),
+                Ok(_) => stored.push(one),
                 Err(error) => {
-                    self.held.push(receipt);
+                    self.held.push(one.receipt);
                     if matches!(error, Error::InvalidParameter { .. }) {
                         self.report.refused += 1;
                         if self.report.reasons.len() < REASONS {
@@ -400,15 +400,13 @@ impl Walk {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn acknowledge(&mut self, some: Vec<(DeadLetter, Receipt)>) -> Result<()> {
+    async fn acknowledge(&mut self, some: Vec<Meant>) -> Result<()> {
         if some.is_empty() {
             return Ok(());
         }
         let queue = self.pass.dlq.queue().clone();
-        let (letters, settles): (Vec<_>, Vec<_>) = some
-            .into_iter()
-            .map(|(letter, receipt)| (letter, Settle::acknowledge(receipt)))
-            .unzip();
+        let (letters, settles): (Vec<_>, Vec<_>) =
+            some.into_iter().map(|one| (one.letter, Settle::acknowledge(one.receipt))).unzip();
         let mut failed = None;
         let answers =
             each(queue.settle(settles).await, letters.len(), Some(queue.name()), "settle");
@@ -431,8 +429,8 @@ impl Walk {
         failed.map_or(Ok(()), Err)
     }
 
-    fn hold_all(&mut self, some: VecDeque<(DeadLetter, Receipt)>) {
-        some.into_iter().for_each(|(_, receipt)| self.held.push(receipt));
+    fn hold_all(&mut self, some: VecDeque<Meant>) {
+        some.into_iter().for_each(|one| self.held.push(one.receipt));
     }
 }
 

@@ -47,7 +47,8 @@ use tokio::time::Instant;
 pub(crate) use self::held::Key;
 use self::held::{Held, Intent, Place, Table};
 pub(crate) use self::protocol::{
-    Action, Assigned, Burial, Event, FailureNote, Finished, LaneKind, Note, Then, Verdict, What,
+    Action, Assigned, Burial, Event, FailureNote, Finished, LaneKind, LetterNote, Note, Then,
+    Verdict, What,
 };
 use self::seats::Seat;
 use self::source::Source;

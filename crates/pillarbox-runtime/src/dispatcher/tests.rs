@@ -184,6 +184,10 @@ fn broken() -> Error {
     Error::connection(None, "settle", "broken")
 }
 
+fn letter() -> LetterNote {
+    LetterNote { message_id: MessageId::new(), request_id: None }
+}
+
 fn failed(then: Then) -> Verdict {
     let failure = FailureNote {
         kind: FailureKind::Error,
@@ -304,7 +308,7 @@ fn a_dead_letter_is_stored_before_the_message_is_acknowledged() {
     bench.finish(failed(Then::Bury { route: 0 }));
     let key = bench.buried.pop_front().unwrap();
     assert!(bench.calls.is_empty());
-    bench.event(Event::Buried { key, answer: Ok(()) });
+    bench.event(Event::Buried { key, answer: Ok(letter()) });
     assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
     bench.answer(Ok(()));
     assert_eq!(bench.names(), ["received", "failed", "dead-lettered"]);
@@ -956,7 +960,7 @@ fn random_events_never_break_the_invariants() {
                 bench.answer(Ok(()));
             }
             while let Some(key) = bench.buried.pop_front() {
-                bench.event(Event::Buried { key, answer: Ok(()) });
+                bench.event(Event::Buried { key, answer: Ok(letter()) });
             }
             bench.pass(Duration::from_millis(10));
         }
@@ -1021,7 +1025,7 @@ fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
             }
             _ => {
                 if let Some(key) = bench.buried.pop_front() {
-                    let answer = if random.random() { Ok(()) } else { Err(broken()) };
+                    let answer = if random.random() { Ok(letter()) } else { Err(broken()) };
                     bench.event(Event::Buried { key, answer });
                 }
             }
