@@ -401,11 +401,13 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// After how many deliveries of which nothing was heard a message is not given to a handler once more
     /// but becomes a dead letter, where there is a place for them: it takes the whole process down whenever
     /// it is handled, and then no handler ever says that it failed. As many as it has attempts unless said
-    /// otherwise, which is 5 with dead letters.
+    /// otherwise, which is 5 with dead letters; and at least 3.
     ///
     /// Deliveries that were given back, for whatever reason, do not count. What was in hand beside such a
-    /// message is counted with it, and so from the second time on each of them is handled alone, while
-    /// nothing else is in hand: what is innocent passes. A backend that does not count what nobody settled
+    /// message is counted with it, and so after the second time each of them is handled alone, while
+    /// nothing else is in hand: what is innocent passes. With 1 or 2 there is no such trial: all that a
+    /// process had in hand when it died once, or twice, become dead letters. A message whose handler comes to
+    /// an end, well or not, is cleared of what was counted until then, as far as this process knows. A backend that does not count what nobody settled
     /// ([`counts_unsettled`](pillarbox_core::Capabilities::counts_unsettled)) goes by the count of
     /// deliveries, with room for ten more.
     pub fn quarantine_after(mut self, deliveries: u32) -> Self {
@@ -736,7 +738,9 @@ impl AnyMailbox {
         let (capabilities, options) = (self.queue.capabilities(), &self.options);
         let quarantined = Failure::new(FailureKind::Quarantined, "quarantined");
         let quarantine = Quarantine {
-            after: options.quarantine.unwrap_or_else(|| options.max_deliveries()),
+            after: options
+                .quarantine
+                .unwrap_or_else(|| Quarantine::usual(options.max_deliveries())),
             route: has_dead_letters.then(|| rules.route_of(&quarantined)),
             is_exact: capabilities.counts_unsettled,
             stagger: fit_delay(STAGGER, capabilities),

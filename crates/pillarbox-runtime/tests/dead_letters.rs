@@ -385,6 +385,22 @@ async fn a_message_that_fails_again_while_it_is_being_replayed_has_a_dead_letter
     assert_eq!((left.len(), left[0].replay_count), (1, 1));
 }
 
+/// A process that dies once has told nothing of any message.
+#[tokio::test(start_paused = true)]
+async fn one_death_of_a_process_makes_no_dead_letter_however_few_attempts_there_are() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    jobs.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
+    let worker = || Worker::new(jobs.clone()).dead_letters(DlqPolicy::new().max_delivery_count(1));
+    let hangs = worker().handler(|_: u32| std::future::pending::<()>());
+    let life = hangs.run_until(std::future::pending());
+    assert!(tokio::time::timeout(Duration::from_secs(5), life).await.is_err(), "it is killed");
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(jobs.peek(1).await.unwrap()[0].message.unsettled, 1);
+    let stats = worker().handler(|_: u32| async {}).run_until_empty().await.unwrap();
+    assert_eq!((stats.succeeded, stats.dead_lettered), (3, 0));
+}
+
 /// A dead letter is there before its message is gone. Replayed then under the same id, the message would
 /// not be stored, and its acknowledgement would delete it for good.
 #[tokio::test(start_paused = true)]

@@ -24,6 +24,11 @@ impl Dispatcher {
 
     fn store(&mut self, key: Key) {
         let Some(held) = self.held.get(key) else { return };
+        if held.is_lost {
+            // Somebody else has it, and may succeed.
+            self.held.remove(key);
+            return;
+        }
         let Place::Burying { failure, route, .. } = &held.place else { return };
         self.actions.push_back(Action::Bury(Burial {
             key,
