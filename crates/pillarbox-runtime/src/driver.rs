@@ -27,7 +27,7 @@ use crate::dispatcher::{
     What,
 };
 use crate::event::{self, About};
-use crate::inbox::{Common, ErrorReply, WorkerResult, WorkerTask, yield_behind_others};
+use crate::inbox::{Common, ErrorReply, Served, WorkerResult, WorkerTask, yield_behind_others};
 use crate::metrics::{GroupMetrics, QueueMetrics};
 use crate::outbox::{Outbox, Sender};
 use crate::producer::ProducerMsg;
@@ -38,6 +38,10 @@ use crate::stats::{StatsSnapshot, Tally, is_terminal};
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 /// How many messages may wait to be sent before producers have to wait.
 const MOST_UNSENT: usize = 1024;
+/// How often it is tried to tell the sender of a message that it has become a dead letter.
+const REPLY_TRIES: u32 = 5;
+/// How long is waited before the second time; twice as long before each other one.
+const REPLY_BACKOFF: Duration = Duration::from_millis(100);
 /// How long ended workers are waited for.
 const JOIN_FOR: Duration = Duration::from_secs(1);
 
@@ -123,6 +127,8 @@ struct Grave {
     letter: LetterNote,
     /// What is to be told to the sender of its message.
     reply: Option<ErrorReply>,
+    /// How often that has failed.
+    failures: u32,
 }
 
 /// The end of a call.
@@ -132,6 +138,7 @@ enum Answer {
     Settled { source: usize, lane: LaneKind, answer: Result<Vec<Result<()>>> },
     Sent { queue: Arc<dyn Queue>, senders: Vec<Sender>, answer: Result<Vec<Result<MessageId>>> },
     Counted { source: usize, answer: Result<Counts> },
+    ReplyDue { key: Key },
 }
 
 impl Driver {
@@ -321,15 +328,11 @@ impl Driver {
                         // A producer that does not wait any more does not want to know.
                         Sender::Producer(sender) => drop(sender.send(answer)),
                         Sender::Grave(key) => self.stored(key, &queue, answer),
-                        Sender::ErrorReply(key, letter) => {
-                            if let Err(error) = answer {
-                                tracing::warn!(queue = %queue.name(), %error, "no error reply was sent");
-                            }
-                            self.events.push_back(Event::Buried { key, answer: Ok(letter) });
-                        }
+                        Sender::ErrorReply(key) => self.told(key, &queue, answer),
                     }
                 }
             }
+            Answer::ReplyDue { key } => self.reply(key),
             Answer::Counted { source, answer } => {
                 self.counting[source] = false;
                 if let Ok(counts) = answer {
@@ -344,19 +347,50 @@ impl Driver {
     /// A dead letter was stored, or not. The sender of the message is told before it is acknowledged, so
     /// that it is told whatever ends in between.
     fn stored(&mut self, key: Key, queue: &Arc<dyn Queue>, answer: Result<MessageId>) {
-        let Some(Grave { letter, reply }) = self.graves.remove(&key) else { return };
-        let answer = match (answer, reply) {
-            (Ok(_), Some(ErrorReply { queue, message })) => {
-                self.outbox.push(queue, message, Sender::ErrorReply(key, letter));
+        match answer {
+            Ok(_) => self.reply(key),
+            Err(error) => {
+                tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
+                self.graves.remove(&key);
+                self.events.push_back(Event::Buried { key, answer: Err(error) });
+            }
+        }
+    }
+
+    /// Tells the sender of a message that its dead letter is stored, if there is something to tell.
+    fn reply(&mut self, key: Key) {
+        match self.graves.get(&key) {
+            Some(Grave { reply: Some(ErrorReply { queue, message }), .. }) => {
+                self.outbox.push(queue.clone(), message.clone(), Sender::ErrorReply(key));
+            }
+            _ => self.complete(key),
+        }
+    }
+
+    /// The sender of a message was told, or not. The message is still held, and the reply has the same id
+    /// each time.
+    fn told(&mut self, key: Key, queue: &Arc<dyn Queue>, answer: Result<MessageId>) {
+        let Some(grave) = self.graves.get_mut(&key) else { return };
+        if let Err(error) = answer {
+            grave.failures += 1;
+            if error.is_transient() && grave.failures < REPLY_TRIES {
+                let wait = REPLY_BACKOFF * (1 << (grave.failures - 1));
+                self.calls.push(Box::pin(async move {
+                    tokio::time::sleep(wait).await;
+                    Answer::ReplyDue { key }
+                }));
                 return;
             }
-            (Ok(_), None) => Ok(letter),
-            (Err(error), _) => {
-                tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
-                Err(error)
-            }
-        };
-        self.events.push_back(Event::Buried { key, answer });
+            tracing::warn!(queue = %queue.name(), %error, "no error reply was sent");
+        }
+        self.complete(key);
+    }
+
+    /// A dead letter is stored, and its sender was told.
+    fn complete(&mut self, key: Key) {
+        if let Some(Grave { letter, .. }) = self.graves.remove(&key) {
+            self.events.push_back(Event::Buried { key, answer: Ok(letter) });
+        }
     }
 
     /// Says why single settles failed, other than that they came too late, which is told anyway.
@@ -443,13 +477,18 @@ impl Driver {
         let Burial { key, source, worker, message, failure, route } = burial;
         let Route { queue, dead_letters, .. } = &self.routes[source];
         let worker = self.settings.name_of(worker);
-        let letter = DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
+        let Served { policy, prototype, .. } = &self.common.served[source];
+        let mut letter =
+            DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
+        if policy.rules.is_elsewhere(route) {
+            letter.source_backend = Some(queue.capabilities().backend.to_owned());
+        }
         match (dead_letters.get(route), letter.outgoing(message.id)) {
             (Some(dead_letters), Ok(outgoing)) => {
-                let reply = self.common.served[source].prototype.error_reply(&message, &letter);
+                let reply = prototype.error_reply(&message, &letter);
                 let DeadLetter { message_id, request_id, .. } = letter;
                 let letter = LetterNote { message_id, request_id };
-                self.graves.insert(key, Grave { letter, reply });
+                self.graves.insert(key, Grave { letter, reply, failures: 0 });
                 self.outbox.push(dead_letters.clone(), outgoing, Sender::Grave(key));
             }
             // Not asked for where there is no place for dead letters, and all can be written.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pillarbox_core::{MessageId, Outgoing, Queue, Result};
 use tokio::sync::oneshot;
 
-use crate::dispatcher::{Key, LetterNote};
+use crate::dispatcher::Key;
 use crate::producer::ProducerMsg;
 
 /// Who wants to know whether a message was stored.
@@ -15,7 +15,7 @@ pub(crate) enum Sender {
     /// It is the dead letter of a delivery.
     Grave(Key),
     /// It tells the sender of a message that it has become a dead letter.
-    ErrorReply(Key, LetterNote),
+    ErrorReply(Key),
 }
 
 #[derive(Debug, Default)]

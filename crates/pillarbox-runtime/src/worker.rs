@@ -133,6 +133,8 @@ struct MailboxOptions {
     backoff: Backoff,
     park: Duration,
     dead_letters: Option<DlqPolicy>,
+    /// The program has said how senders are told of dead letters.
+    has_error_reply: bool,
     quarantine: Option<u32>,
     while_beating: bool,
     cancel_lost: bool,
@@ -193,6 +195,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             backoff: Backoff::default(),
             park: Duration::from_secs(900),
             dead_letters: None,
+            has_error_reply: false,
             quarantine: None,
             while_beating: false,
             cancel_lost: false,
@@ -371,7 +374,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
 
     /// Answers a message that has become a dead letter, if its sender wants an answer: with what this
     /// makes of the dead letter. Sent once the dead letter is stored, and never for a failure that is tried
-    /// again.
+    /// again. Of no use without [`dead_letters`](Self::dead_letters), and refused.
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive, SendOptions};
@@ -395,6 +398,13 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// ```
     pub fn error_reply(mut self, reply: impl Fn(&DeadLetter) -> R + Send + Sync + 'static) -> Self {
         self.error_reply = Some(Arc::new(reply));
+        self.one.has_error_reply = true;
+        self
+    }
+
+    /// Makes no dead letters, whatever was said before.
+    pub(crate) fn no_dead_letters(mut self) -> Self {
+        self.one.dead_letters = None;
         self
     }
 
@@ -779,9 +789,7 @@ impl MailboxOptions {
             None => 4,
         })
     }
-}
 
-impl MailboxOptions {
     fn check_deliveries(&self, queue: &QueueName) -> Result<()> {
         let deliveries = self.dead_letters.as_ref().and_then(DlqPolicy::max_deliveries);
         if deliveries == Some(0) {
@@ -833,6 +841,10 @@ impl GroupOptions {
             options.check_deliveries(queue.name())?;
             if options.weight == 0 {
                 return Err(Error::invalid(name, "weight", "0", "at least 1"));
+            }
+            if options.has_error_reply && options.dead_letters.is_none() {
+                let allowed = "with dead_letters, for it answers what became a dead letter";
+                return Err(Error::invalid(name, "error_reply", "without dead_letters", allowed));
             }
             if options.quarantine == Some(0) {
                 return Err(Error::invalid(name, "quarantine_after", "0", "at least 1"));

@@ -1,6 +1,7 @@
 //! The envelope of a dead letter, and how it is written.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::codec::CodecError;
@@ -65,6 +66,10 @@ pub struct DeadLetter<T = Bytes> {
     pub body: T,
     /// The queue that it came from.
     pub source_mailbox: QueueName,
+    /// What kind of backend that queue is on, where it is another than the dead letter's own, as far as the
+    /// worker knew: `sqlite`. Such a message is not replayed unless it is said where to
+    /// ([`sources_on`](super::Dlq::sources_on)).
+    pub source_backend: Option<String>,
     /// How often it was delivered.
     pub delivery_count: u32,
     /// Why it failed at last. Texts of more than 2,000 characters are cut.
@@ -120,6 +125,7 @@ impl DeadLetter {
             message_id: original_id(message),
             body: message.body.clone(),
             source_mailbox: source.clone(),
+            source_backend: None,
             delivery_count: message.delivery_count,
             last_error: cut(&failure.text),
             last_error_type: failure.type_name.to_owned(),
@@ -182,6 +188,15 @@ impl DeadLetter {
 }
 
 impl<T> DeadLetter<T> {
+    /// How long it has been a dead letter, at this moment.
+    pub fn age(&self, now: Timestamp) -> Duration {
+        now.since(self.dead_lettered_at)
+    }
+
+    pub(super) fn is_older(&self, age: Duration, now: Timestamp) -> bool {
+        self.age(now) >= age
+    }
+
     /// The same with another body.
     pub fn with_body<U>(self, body: U) -> DeadLetter<U> {
         self.map(|_| body)
@@ -193,6 +208,7 @@ impl<T> DeadLetter<T> {
             message_id: self.message_id,
             body: body(self.body),
             source_mailbox: self.source_mailbox,
+            source_backend: self.source_backend,
             delivery_count: self.delivery_count,
             last_error: self.last_error,
             last_error_type: self.last_error_type,
@@ -214,6 +230,7 @@ impl<T> DeadLetter<T> {
         Written {
             message_id: self.message_id,
             source_mailbox: &self.source_mailbox,
+            source_backend: self.source_backend.as_deref(),
             delivery_count: self.delivery_count,
             last_error: &self.last_error,
             last_error_type: &self.last_error_type,
@@ -266,6 +283,8 @@ fn cut(text: &str) -> String {
 struct Written<'a> {
     message_id: MessageId,
     source_mailbox: &'a QueueName,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_backend: Option<&'a str>,
     delivery_count: u32,
     last_error: &'a str,
     last_error_type: &'a str,
@@ -290,6 +309,7 @@ struct Written<'a> {
 struct Read {
     message_id: MessageId,
     source_mailbox: QueueName,
+    source_backend: Option<String>,
     #[serde(default)]
     delivery_count: u32,
     #[serde(default)]
@@ -327,10 +347,11 @@ impl Read {
             body: ReadableBody::read(self.body_encoding, &self.body)?,
             message_id: self.message_id,
             source_mailbox: self.source_mailbox,
+            source_backend: self.source_backend,
             delivery_count: self.delivery_count,
             last_error: self.last_error,
             last_error_type: self.last_error_type,
-            failure: FailureKind::from_name(&self.failure),
+            failure: FailureKind::named(&self.failure).unwrap_or(FailureKind::Error),
             error_chain: self.error_chain,
             dead_lettered_at: self.dead_lettered_at,
             first_received_at: self.first_received_at,
@@ -527,7 +548,7 @@ mod tests {
         assert_eq!(replay.attributes.get("tenant"), Some("acme"));
         assert_eq!(replay.attributes.get(REPLAYS), Some("3"));
         assert_eq!(replay.enqueued_at, Some(letter.first_received_at));
-        assert_eq!(replay.delay, std::time::Duration::ZERO);
+        assert_eq!(replay.delay, Duration::ZERO);
     }
 
     #[test]

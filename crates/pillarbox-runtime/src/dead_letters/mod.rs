@@ -5,7 +5,7 @@
 //! | when a failed message becomes a dead letter, and where it goes | [`DlqPolicy`] (`policy.rs`) |
 //! | what is known of an error | `class.rs` |
 //! | what is stored | [`DeadLetter`] (`letter.rs`) |
-//! | looking, replaying, discarding, counting, health | [`Dlq`] (`dlq.rs`, `pass.rs`, `replay.rs`, `summary.rs`) |
+//! | looking, replaying, discarding, counting, health | [`Dlq`] (`dlq.rs`, `pass.rs`, `replay.rs`, `paging.rs`, `summary.rs`) |
 //! | a program that handles dead letters | [`DlqConsumer`] (`consumer.rs`) |
 
 mod class;
@@ -13,6 +13,7 @@ mod consumer;
 mod dlq;
 mod letter;
 mod metrics;
+mod paging;
 mod pass;
 mod policy;
 mod replay;
