@@ -44,7 +44,12 @@ fn describe(out: &mut Out, found: &Found, letter: &DeadLetter) -> Result<()> {
     };
     field("message", &letter.message_id.to_string())?;
     field("dead letter", &own(found, now))?;
-    field("source", letter.source_mailbox.as_str())?;
+    match &letter.source_backend {
+        Some(kind) => {
+            field("source", &format!("{}, on another backend ({kind})", letter.source_mailbox))?
+        }
+        None => field("source", letter.source_mailbox.as_str())?,
+    }
     field("dead-lettered", &when(letter.dead_lettered_at))?;
     field("sent", &when(letter.first_received_at))?;
     field("deliveries", &letter.delivery_count.to_string())?;
