@@ -23,10 +23,11 @@ use tokio::time::{Instant, Sleep};
 use crate::answers::each;
 use crate::dead_letters::DeadLetter;
 use crate::dispatcher::{
-    Action, Assigned, Burial, Dispatcher, Event, Finished, Key, LaneKind, Mode, Note, What,
+    Action, Assigned, Burial, Dispatcher, Event, Finished, Key, LaneKind, LetterNote, Mode, Note,
+    What,
 };
 use crate::event::{self, About};
-use crate::inbox::{Common, ErrorReply, WorkerResult, WorkerTask, yield_behind_others};
+use crate::inbox::{Common, ErrorReply, Served, WorkerResult, WorkerTask, yield_behind_others};
 use crate::metrics::{GroupMetrics, QueueMetrics};
 use crate::outbox::{Outbox, Sender};
 use crate::producer::ProducerMsg;
@@ -39,6 +40,10 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 const MOST_UNSENT: usize = 1024;
 /// How long the driver waits for something to happen, where nobody watches it.
 const LONGEST_TURN: Duration = Duration::from_secs(3600);
+/// How often it is tried to tell the sender of a message that it has become a dead letter.
+const REPLY_TRIES: u32 = 5;
+/// How long is waited before the second time; twice as long before each other one.
+const REPLY_BACKOFF: Duration = Duration::from_millis(100);
 /// How long ended workers are waited for.
 const JOIN_FOR: Duration = Duration::from_secs(1);
 
@@ -98,8 +103,8 @@ pub(crate) struct Driver {
     producers_closed: bool,
     pokes: mpsc::Receiver<()>,
     outbox: Outbox,
-    /// What is to be told to senders of messages whose dead letters are being stored.
-    error_replies: HashMap<Key, ErrorReply>,
+    /// The dead letters that are being stored.
+    graves: HashMap<Key, Grave>,
     calls: FuturesUnordered<BoxFuture<'static, Answer>>,
     /// The fetch under way, by source.
     fetches: Vec<Option<AbortHandle>>,
@@ -119,6 +124,15 @@ pub(crate) struct Driver {
     mode: Mode,
 }
 
+/// A dead letter that is being stored.
+struct Grave {
+    letter: LetterNote,
+    /// What is to be told to the sender of its message.
+    reply: Option<ErrorReply>,
+    /// How often that has failed.
+    failures: u32,
+}
+
 /// The end of a call.
 enum Answer {
     Fetched { source: usize, answer: Result<Vec<Delivery>> },
@@ -126,6 +140,7 @@ enum Answer {
     Settled { source: usize, lane: LaneKind, answer: Result<Vec<Result<()>>> },
     Sent { queue: Arc<dyn Queue>, senders: Vec<Sender>, answer: Result<Vec<Result<MessageId>>> },
     Counted { source: usize, answer: Result<Counts> },
+    ReplyDue { key: Key },
 }
 
 impl Driver {
@@ -155,7 +170,7 @@ impl Driver {
             producers_closed: false,
             pokes,
             outbox: Outbox::default(),
-            error_replies: HashMap::new(),
+            graves: HashMap::new(),
             calls: FuturesUnordered::new(),
             fetches: routes.iter().map(|_| None).collect(),
             timer: Box::pin(tokio::time::sleep_until(now)),
@@ -316,15 +331,11 @@ impl Driver {
                         // A producer that does not wait any more does not want to know.
                         Sender::Producer(sender) => drop(sender.send(answer)),
                         Sender::Grave(key) => self.stored(key, &queue, answer),
-                        Sender::ErrorReply(key) => {
-                            if let Err(error) = answer {
-                                tracing::warn!(queue = %queue.name(), %error, "no error reply was sent");
-                            }
-                            self.events.push_back(Event::Buried { key, answer: Ok(()) });
-                        }
+                        Sender::ErrorReply(key) => self.told(key, &queue, answer),
                     }
                 }
             }
+            Answer::ReplyDue { key } => self.reply(key),
             Answer::Counted { source, answer } => {
                 self.counting[source] = false;
                 if let Ok(counts) = answer {
@@ -339,19 +350,50 @@ impl Driver {
     /// A dead letter was stored, or not. The sender of the message is told before it is acknowledged, so
     /// that it is told whatever ends in between.
     fn stored(&mut self, key: Key, queue: &Arc<dyn Queue>, answer: Result<MessageId>) {
-        let reply = self.error_replies.remove(&key);
-        let answer = match (answer, reply) {
-            (Ok(_), Some(ErrorReply { queue, message })) => {
-                self.outbox.push(queue, message, Sender::ErrorReply(key));
+        match answer {
+            Ok(_) => self.reply(key),
+            Err(error) => {
+                tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
+                self.graves.remove(&key);
+                self.events.push_back(Event::Buried { key, answer: Err(error) });
+            }
+        }
+    }
+
+    /// Tells the sender of a message that its dead letter is stored, if there is something to tell.
+    fn reply(&mut self, key: Key) {
+        match self.graves.get(&key) {
+            Some(Grave { reply: Some(ErrorReply { queue, message }), .. }) => {
+                self.outbox.push(queue.clone(), message.clone(), Sender::ErrorReply(key));
+            }
+            _ => self.complete(key),
+        }
+    }
+
+    /// The sender of a message was told, or not. The message is still held, and the reply has the same id
+    /// each time.
+    fn told(&mut self, key: Key, queue: &Arc<dyn Queue>, answer: Result<MessageId>) {
+        let Some(grave) = self.graves.get_mut(&key) else { return };
+        if let Err(error) = answer {
+            grave.failures += 1;
+            if error.is_transient() && grave.failures < REPLY_TRIES {
+                let wait = REPLY_BACKOFF * (1 << (grave.failures - 1));
+                self.calls.push(Box::pin(async move {
+                    tokio::time::sleep(wait).await;
+                    Answer::ReplyDue { key }
+                }));
                 return;
             }
-            (Ok(_), None) => Ok(()),
-            (Err(error), _) => {
-                tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
-                Err(error)
-            }
-        };
-        self.events.push_back(Event::Buried { key, answer });
+            tracing::warn!(queue = %queue.name(), %error, "no error reply was sent");
+        }
+        self.complete(key);
+    }
+
+    /// A dead letter is stored, and its sender was told.
+    fn complete(&mut self, key: Key) {
+        if let Some(Grave { letter, .. }) = self.graves.remove(&key) {
+            self.events.push_back(Event::Buried { key, answer: Ok(letter) });
+        }
     }
 
     /// Says why single settles failed, other than that they came too late, which is told anyway.
@@ -441,13 +483,18 @@ impl Driver {
         let Burial { key, source, worker, message, failure, route } = burial;
         let Route { queue, dead_letters, .. } = &self.routes[source];
         let worker = self.settings.name_of(worker);
-        let letter = DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
-        match (dead_letters.get(route), letter.outgoing()) {
+        let Served { policy, prototype, .. } = &self.common.served[source];
+        let mut letter =
+            DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
+        if policy.rules.is_elsewhere(route) {
+            letter.source_backend = Some(queue.capabilities().backend.to_owned());
+        }
+        match (dead_letters.get(route), letter.outgoing(message.id)) {
             (Some(dead_letters), Ok(outgoing)) => {
-                let served = &self.common.served[source].prototype;
-                if let Some(reply) = served.error_reply(&message, &letter) {
-                    self.error_replies.insert(key, reply);
-                }
+                let reply = prototype.error_reply(&message, &letter);
+                let DeadLetter { message_id, request_id, .. } = letter;
+                let letter = LetterNote { message_id, request_id };
+                self.graves.insert(key, Grave { letter, reply, failures: 0 });
                 self.outbox.push(dead_letters.clone(), outgoing, Sender::Grave(key));
             }
             // Not asked for where there is no place for dead letters, and all can be written.
@@ -655,7 +702,7 @@ fn log(note: &Note, queue: &pillarbox_core::QueueName) {
             let (kind, error) = (failure.kind.as_str(), &*failure.text);
             tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, kind, error, terminal, "a handler failed");
         }
-        What::DeadLettered { failure, request_id, .. } => {
+        What::DeadLettered { failure, letter: LetterNote { message_id, request_id }, .. } => {
             tracing::warn!(
                 target: DELIVERIES,
                 source_mailbox = %queue,

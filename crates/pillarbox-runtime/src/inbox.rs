@@ -273,8 +273,7 @@ impl<T: 'static, R: 'static, C> Typed<T, R, C> {
         letter: &DeadLetter,
     ) -> Result<ErrorReply, BoxError> {
         let mailbox = self.mailbox.reply_mailbox(message)?;
-        let (id, reply) = std::panic::catch_unwind(AssertUnwindSafe(|| make(letter)))
-            .map_err(|payload| Failure::panic(&*payload))?;
+        let (id, reply) = make(letter);
         // Once for each life of a message, however often it is sent.
         let id = id.unwrap_or_else(|| {
             let (id, source, lives) = (message.id, &letter.source_mailbox, letter.replay_count);
@@ -316,7 +315,10 @@ where
     fn error_reply(&self, message: &RawMessage, letter: &DeadLetter) -> Option<ErrorReply> {
         let make = self.error_reply.as_ref()?;
         message.reply_to.as_ref()?;
-        self.try_error_reply(make, message, letter)
+        // All of it is the program's own: what makes the reply, what finds the mailbox, and the codec.
+        let made = || self.try_error_reply(make, message, letter);
+        std::panic::catch_unwind(AssertUnwindSafe(made))
+            .unwrap_or_else(|payload| Err(Failure::panic(&*payload).into()))
             .inspect_err(|error| {
                 let (message_id, queue) = (message.id, &letter.source_mailbox);
                 tracing::warn!(%queue, %message_id, error = %error, "no error reply can be sent");

@@ -230,9 +230,14 @@ impl FailureKind {
         Self::Quarantined,
     ];
 
-    /// The kind of this name. One that is not known here is some error.
-    pub(crate) fn from_name(name: &str) -> Self {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Error)
+    /// All there are.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter()
+    }
+
+    /// The kind of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().find(|kind| kind.as_str() == name)
     }
 
     /// Its name, in snake case, for logs and metrics.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pillarbox_core::{Attributes, Mailbox, MessageId, QueueName, RawMessage, Result, Timestamp};
 
+use crate::dead_letters::original_id;
 use crate::lease::Heartbeat;
 use crate::producer::ProducerHandle;
 use crate::trace::TraceContext;
@@ -110,6 +111,12 @@ impl Metadata {
     /// The identity of the message, the same at every delivery.
     pub fn id(&self) -> MessageId {
         self.message.id
+    }
+
+    /// The id that it was first sent under. Another than its [own](Self::id) if it was a
+    /// [dead letter](crate::DeadLetter) and was replayed: each replay is a message with an id of its own.
+    pub fn original_id(&self) -> MessageId {
+        original_id(&self.message)
     }
 
     /// The queue that it came from.

@@ -134,6 +134,8 @@ struct MailboxOptions {
     backoff: Backoff,
     park: Duration,
     dead_letters: Option<DlqPolicy>,
+    /// The program has said how senders are told of dead letters.
+    has_error_reply: bool,
     quarantine: Option<u32>,
     while_beating: bool,
     cancel_lost: bool,
@@ -194,6 +196,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             backoff: Backoff::default(),
             park: Duration::from_secs(900),
             dead_letters: None,
+            has_error_reply: false,
             quarantine: None,
             while_beating: false,
             cancel_lost: false,
@@ -373,7 +376,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
 
     /// Answers a message that has become a dead letter, if its sender wants an answer: with what this
     /// makes of the dead letter. Sent once the dead letter is stored, and never for a failure that is tried
-    /// again.
+    /// again. Of no use without [`dead_letters`](Self::dead_letters), and refused.
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive, SendOptions};
@@ -397,6 +400,13 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// ```
     pub fn error_reply(mut self, reply: impl Fn(&DeadLetter) -> R + Send + Sync + 'static) -> Self {
         self.error_reply = Some(Arc::new(move |letter| (None, reply(letter))));
+        self.one.has_error_reply = true;
+        self
+    }
+
+    /// Makes no dead letters, whatever was said before.
+    pub(crate) fn no_dead_letters(mut self) -> Self {
+        self.one.dead_letters = None;
         self
     }
 
@@ -420,11 +430,13 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// After how many deliveries of which nothing was heard a message is not given to a handler once more
     /// but becomes a dead letter, where there is a place for them: it takes the whole process down whenever
     /// it is handled, and then no handler ever says that it failed. As many as it has attempts unless said
-    /// otherwise, which is 5 with dead letters.
+    /// otherwise, which is 5 with dead letters; and at least 3.
     ///
     /// Deliveries that were given back, for whatever reason, do not count. What was in hand beside such a
-    /// message is counted with it, and so from the second time on each of them is handled alone, while
-    /// nothing else is in hand: what is innocent passes. A backend that does not count what nobody settled
+    /// message is counted with it, and so after the second time each of them is handled alone, while
+    /// nothing else is in hand: what is innocent passes. With 1 or 2 there is no such trial: all that a
+    /// process had in hand when it died once, or twice, become dead letters. A message whose handler comes to
+    /// an end, well or not, is cleared of what was counted until then, as far as this process knows. A backend that does not count what nobody settled
     /// ([`counts_unsettled`](pillarbox_core::Capabilities::counts_unsettled)) goes by the count of
     /// deliveries, with room for ten more.
     pub fn quarantine_after(mut self, deliveries: u32) -> Self {
@@ -756,7 +768,9 @@ impl AnyMailbox {
         let (capabilities, options) = (self.queue.capabilities(), &self.options);
         let quarantined = Failure::new(FailureKind::Quarantined, "quarantined");
         let quarantine = Quarantine {
-            after: options.quarantine.unwrap_or_else(|| options.max_deliveries()),
+            after: options
+                .quarantine
+                .unwrap_or_else(|| Quarantine::usual(options.max_deliveries())),
             route: has_dead_letters.then(|| rules.route_of(&quarantined)),
             is_exact: capabilities.counts_unsettled,
             stagger: fit_delay(STAGGER, capabilities),
@@ -795,9 +809,7 @@ impl MailboxOptions {
             None => 4,
         })
     }
-}
 
-impl MailboxOptions {
     fn check_deliveries(&self, queue: &QueueName) -> Result<()> {
         let deliveries = self.dead_letters.as_ref().and_then(DlqPolicy::max_deliveries);
         if deliveries == Some(0) {
@@ -849,6 +861,10 @@ impl GroupOptions {
             options.check_deliveries(queue.name())?;
             if options.weight == 0 {
                 return Err(Error::invalid(name, "weight", "0", "at least 1"));
+            }
+            if options.has_error_reply && options.dead_letters.is_none() {
+                let allowed = "with dead_letters, for it answers what became a dead letter";
+                return Err(Error::invalid(name, "error_reply", "without dead_letters", allowed));
             }
             if options.quarantine == Some(0) {
                 return Err(Error::invalid(name, "quarantine_after", "0", "at least 1"));

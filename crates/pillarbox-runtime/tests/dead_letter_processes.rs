@@ -23,6 +23,9 @@ use crate::common::place::{Place, on_both, open};
 
 /// How long anything may take on a machine that has much else to do.
 const PATIENCE: Duration = Duration::from_secs(40);
+/// How often a process is killed, and how often at most, until it was between two steps at least once.
+const KILLS: u64 = 5;
+const MOST_KILLS: u64 = 25;
 /// How long leases run: for so long is waited after each kill.
 const LEASE: Duration = Duration::from_secs(1);
 
@@ -98,6 +101,12 @@ impl Office {
         self.orders.approximate_count().await.expect("counted")
     }
 
+    /// How many of so many messages are in both queues.
+    async fn in_both(&self, all: u64) -> u64 {
+        let dead = self.dead.approximate_count().await.expect("counted");
+        self.left().await + dead - all
+    }
+
     /// Waits until a number comes to this.
     async fn until(&self, what: &str, is_so: impl AsyncFn(&Self) -> bool) {
         let end = Instant::now() + PATIENCE;
@@ -109,24 +118,26 @@ impl Office {
 }
 
 fn kill_9_while_dead_lettering_makes_one_dead_letter_of_each_and_loses_none(place: Place) {
-    const ORDERS: u64 = 1_500;
-    const KILLS: u64 = 5;
+    const ORDERS: u64 = 3_000;
     on_threads(async {
         let office = Office::at(&place).await;
         let sent = office.send(ORDERS).await;
         let terms =
             Terms { workers: 4, inbox: 8, results: 16, visibility: LEASE, retries: Some(9) };
-        for kill in 1..=KILLS {
+        let (mut kills, mut both) = (0, 0);
+        while kills < KILLS || both == 0 {
+            kills += 1;
+            assert!(kills <= MOST_KILLS, "no kill came between a store and its acknowledgement");
             let worker = employ(&place, &terms);
             office
                 .until("far enough", async |office| {
-                    office.left().await <= ORDERS - kill * ORDERS / (KILLS + 2)
+                    office.left().await <= ORDERS - kills * ORDERS / (MOST_KILLS + 2)
                 })
                 .await;
             worker.kill();
-            assert!(office.left().await > 0, "killed too late, at {kill}");
+            assert!(office.left().await > 0, "killed too late, at {kills}");
+            both = office.in_both(ORDERS).await.max(both);
         }
-        let both = office.left().await + office.dead().await.len() as u64 - ORDERS;
         let last = employ(&place, &terms);
         office.until("done", async |office| office.left().await == 0).await;
         last.signal("TERM");
@@ -136,18 +147,17 @@ fn kill_9_while_dead_lettering_makes_one_dead_letter_of_each_and_loses_none(plac
         assert_eq!(dead.len() as u64, ORDERS, "one of each");
         assert_eq!(dead.into_iter().collect::<BTreeSet<_>>(), sent);
         assert!(effects(&place).is_empty(), "no order was carried out");
-        assert!(both <= KILLS * terms.hands() as u64, "{both} in both queues");
+        assert!(both <= kills * terms.hands() as u64, "{both} in both queues");
         println!(
-            "{}: {ORDERS} dead letters, {KILLS} kills; stored and not yet acknowledged after the \
-             last one: {both}",
+            "{}: {ORDERS} dead letters, {kills} kills; stored and not yet acknowledged when killed, at \
+             most: {both}",
             place.name()
         );
     });
 }
 
 fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
-    const ORDERS: u64 = 1_500;
-    const KILLS: u64 = 5;
+    const ORDERS: u64 = 3_000;
     on_threads(async {
         let office = Office::at(&place).await;
         let sent = office.send(ORDERS).await;
@@ -158,17 +168,19 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
         worker.signal("TERM");
         worker.end_within(PATIENCE);
 
-        let mut between = 0;
-        for kill in 1..=KILLS {
+        let (mut kills, mut between) = (0, 0);
+        while kills < KILLS || between == 0 {
+            kills += 1;
+            assert!(kills <= MOST_KILLS, "no kill came between a send and its acknowledgement");
             let clerk = Child::start("clerk", &place.url, "");
             office
                 .until("far enough", async |office| {
-                    office.left().await >= kill * ORDERS / (KILLS + 2)
+                    office.left().await >= kills * ORDERS / (MOST_KILLS + 2)
                 })
                 .await;
             clerk.kill();
-            assert!(office.left().await < ORDERS * 9 / 10, "killed too late, at {kill}");
-            between += office.left().await + office.dead().await.len() as u64 - ORDERS;
+            assert!(office.left().await < ORDERS * 9 / 10, "killed too late, at {kills}");
+            between = office.in_both(ORDERS).await.max(between);
             // What it had in hand comes back.
             office
                 .until("back", async |office| {
@@ -183,7 +195,11 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
         let mut after = None;
         loop {
             let page = office.orders.queue().peek(500, after).await.expect("a page");
-            page.messages.iter().for_each(|one| *times.entry(one.message.id).or_default() += 1);
+            for one in page.messages {
+                let first = one.message.attributes.get("pillarbox.original_id");
+                let first = first.expect("it was replayed").parse().expect("an id");
+                *times.entry(first).or_default() += 1;
+            }
             after = page.next;
             if after.is_none() {
                 break;
@@ -195,8 +211,8 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
         let all: BTreeSet<_> = times.into_keys().chain(dead).collect();
         assert_eq!(all, sent);
         println!(
-            "{}: {ORDERS} dead letters, {KILLS} kills; sent and not yet acknowledged when killed: \
-             {between}",
+            "{}: {ORDERS} dead letters, {kills} kills; sent and not yet acknowledged when killed, at \
+             most: {between}",
             place.name()
         );
         office.backend.close().await;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    Error, Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, Raw,
-    Receive, SendOptions, Timestamp,
+    Error, Factory, Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions,
+    Raw, Receive, SendOptions, Timestamp,
 };
 use pillarbox_runtime::{
     Backoff, BoxError, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer, DlqLimits, DlqPolicy,
@@ -198,7 +198,7 @@ async fn the_sender_is_told_of_the_end_and_of_no_retry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_is_the_same_message_with_one_more_replay_and_there_is_a_limit() {
+async fn a_replay_is_the_message_once_more_under_another_id_and_there_is_a_limit() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     let options = SendOptions::new().reply_to("clients").attribute("tenant", "acme");
@@ -213,12 +213,17 @@ async fn a_replay_is_the_same_message_with_one_more_replay_and_there_is_a_limit(
             .unwrap();
     };
     let dlq = Dlq::open(&backend, "orders-dlq").unwrap();
+    let mut ids = vec![id];
     for replays in 1..=3 {
         work().await;
+        assert_eq!(dlq.find(id).await.unwrap().unwrap().letter.unwrap().message_id, id);
         let report = dlq.replay().run().await.unwrap();
         assert_eq!((report.done, report.exhausted), (1, 0));
         let message = jobs.peek(2).await.unwrap().remove(0).message;
-        assert_eq!((message.id, &message.body), (id, &sent.body));
+        assert!(!ids.contains(&message.id), "each replay has an id of its own");
+        ids.push(message.id);
+        assert_eq!(message.body, sent.body);
+        assert_eq!(message.attributes.get("pillarbox.original_id"), Some(&*id.to_string()));
         assert_eq!(message.reply_to, sent.reply_to);
         assert_eq!(message.enqueued_at, sent.enqueued_at);
         assert_eq!(message.attributes.get("tenant"), Some("acme"));
@@ -381,6 +386,245 @@ async fn a_message_that_fails_again_while_it_is_being_replayed_has_a_dead_letter
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_message_is_not_replayed_to_another_backend_unless_it_is_said() {
+    let (here, elsewhere) = (backend(), backend());
+    let jobs: Mailbox<u32> = here.mailbox("orders").unwrap();
+    jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
+    let dead: Mailbox<DeadLetter<u32>> = elsewhere.mailbox("fraud").unwrap();
+    let usual: Mailbox<DeadLetter<u32>> = here.mailbox("orders-dlq").unwrap();
+    let policy = DlqPolicy::new().route_if(|failure| failure.to_string() == "1", &dead);
+    Worker::new(jobs.clone())
+        .dead_letters(policy)
+        .handler(|n: u32| async move { Outcome::reject(n.to_string()) })
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!(letters(&dead).await[0].source_backend.as_deref(), Some("memory"));
+    assert_eq!(letters(&usual).await[0].source_backend, None);
+
+    let report = Dlq::of(&dead).replay().run().await.unwrap();
+    assert_eq!((report.done, report.refused), (0, 1));
+    assert!(report.reasons[0].to_string().contains("sources_on"), "{:?}", report.reasons);
+    let replay = |_: DeadLetter<u32>| async { DlqAction::replay() };
+    let consumer = DlqConsumer::new(dead.clone(), replay);
+    let stats = consumer.run_until(tokio::time::sleep(Duration::from_secs(1))).await.unwrap();
+    assert_eq!((stats.succeeded, stats.failed), (0, 1));
+    assert_eq!(dead.approximate_count().await.unwrap(), 1, "it is kept");
+    assert_eq!(elsewhere.queues().await.unwrap().len(), 1, "and nothing is sent elsewhere");
+
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let dlq = Dlq::of(&dead).sources_on(&here);
+    assert_eq!(dlq.replay().run().await.unwrap().done, 1);
+    assert_eq!(Dlq::of(&usual).replay().run().await.unwrap().done, 1);
+    assert_eq!(jobs.approximate_count().await.unwrap(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_reply_is_tried_again_and_may_panic_wherever_it_is_made() {
+    let backend = backend();
+    let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("sums-dlq").unwrap();
+    let queue = backend.queue("sums", QueueOptions::new()).unwrap();
+    let answers: Mailbox<String> = backend.mailbox("answers").unwrap();
+    let faulty = FaultQueue::new(answers.queue().clone(), Faults::none(), 1);
+    for _ in 0..4 {
+        faulty.next(Operation::Send, Fault::FailAfter);
+    }
+    let replies = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let find = Factory::new(move |address: &str| {
+        assert_ne!(address, "nowhere", "the program's own code panics");
+        Ok(replies.clone())
+    });
+    let jobs: Mailbox<u32, String> = Mailbox::new(queue, Json, find);
+    for to in ["answers", "nowhere"] {
+        jobs.send_with(&1, SendOptions::new().reply_to(to)).await.unwrap();
+    }
+    let stats = Worker::new(jobs.clone())
+        .dead_letters(DlqPolicy::to(&dead))
+        .error_reply(|letter| letter.last_error.clone())
+        .handler(|_: u32| async { Outcome::reject("no") })
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!(stats.dead_lettered, 2);
+    let told = answers.peek(9).await.unwrap();
+    assert_eq!(told.len(), 1, "five attempts, one reply");
+    let calls = faulty.injected();
+    assert_eq!(calls, 4, "and the fifth went well");
+
+    let useless = Worker::new(jobs).error_reply(|_| String::new()).handler(|_: u32| async {});
+    let error = useless.run_until_empty().await.unwrap_err().to_string();
+    assert!(error.contains("error_reply") && error.contains("dead_letters"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_keeps_no_old_dead_letter() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[0, 1, 2]).await;
+    let mut all = letters(&dead).await;
+    dead.purge().await.unwrap();
+    let raw: Mailbox<Bytes> = dead.with_codec(Raw);
+    let junk: Vec<_> = (0..40).map(|n: u32| Bytes::from(n.to_string())).collect();
+    raw.send_batch(&junk).await.unwrap().all().unwrap();
+    for (letter, days) in all.iter_mut().zip([40, 35, 2]) {
+        let at = Timestamp::now().as_nanos() - (DAY * days).as_nanos() as i64;
+        letter.dead_lettered_at = Timestamp::from_nanos(at);
+    }
+    dead.send(&all[0]).await.unwrap();
+    raw.send_batch(&junk[..3]).await.unwrap().all().unwrap();
+    dead.send_batch(&all[1..]).await.unwrap().all().unwrap();
+    let dlq = Dlq::of(&dead);
+    assert_eq!(dlq.expire(30 * DAY).await.unwrap(), 2);
+    assert_eq!(dlq.expire(30 * DAY).await.unwrap(), 0);
+    let counts = dead.counts().await.unwrap();
+    assert_eq!((counts.ready, counts.total()), (44, 44), "43 that cannot be read, and a young one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_for_some_ids_looks_no_further_than_those_are() {
+    let backend = backend();
+    let dead = graveyard(&backend, &(0..300).collect::<Vec<_>>()).await;
+    let all = letters(&dead).await;
+    let dlq = Dlq::of(&dead);
+    let report = dlq.replay().ids([all[3].message_id]).run().await.unwrap();
+    assert_eq!((report.done, report.left), (1, 15), "the first batch has 16");
+    let report = dlq.discard().ids([MessageId::new()]).run().await.unwrap();
+    assert_eq!((report.done, report.left), (0, 0), "there is none");
+    // All of a message, of which there may be several, wherever they are.
+    dead.send(&all[4]).await.unwrap();
+    let report = dlq.discard().ids([all[4].message_id]).run().await.unwrap();
+    assert_eq!(report.done, 2);
+    assert_eq!(dead.counts().await.unwrap().ready, 298);
+}
+
+#[tokio::test(start_paused = true)]
+async fn odd_rates_and_leases_are_refused_or_kept_to() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[1, 2]).await;
+    let dlq = Dlq::of(&dead);
+    let failed = dlq.replay().rate(0, Duration::from_secs(1)).run().await.unwrap_err();
+    assert!(matches!(failed.error, Error::InvalidParameter { .. }), "{failed}");
+    let pass = dlq.replay().rate(1, Duration::MAX).max(1);
+    assert_eq!(pass.run().await.unwrap().done, 1);
+    // A lease that no queue gives is refused by the queue, if it is.
+    let _ = dlq.replay().visibility(Duration::MAX).max(0).run().await;
+
+    // What was sent counts, acknowledged or not.
+    let slow = FaultQueue::new(dead.queue().clone(), Faults::none(), 1);
+    slow.next(Operation::Settle, Fault::Delay(Duration::from_secs(2)));
+    let slow: Mailbox<DeadLetter<u32>> = Mailbox::new(slow, Json, NoReplies);
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let pass = Dlq::of(&slow).replay_to(&jobs).replay().visibility(Duration::from_secs(1));
+    let start = tokio::time::Instant::now();
+    let stop = tokio::time::sleep(Duration::from_secs(99));
+    let report = pass.rate(1, Duration::from_secs(100)).run_until(stop).await.unwrap();
+    assert_eq!((report.done, report.unacknowledged), (0, 1), "after {:?}", start.elapsed());
+}
+
+/// A process that dies once has told nothing of any message.
+#[tokio::test(start_paused = true)]
+async fn one_death_of_a_process_makes_no_dead_letter_however_few_attempts_there_are() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    jobs.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
+    let worker = || Worker::new(jobs.clone()).dead_letters(DlqPolicy::new().max_delivery_count(1));
+    let hangs = worker().handler(|_: u32| std::future::pending::<()>());
+    let life = hangs.run_until(std::future::pending());
+    assert!(tokio::time::timeout(Duration::from_secs(5), life).await.is_err(), "it is killed");
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(jobs.peek(1).await.unwrap()[0].message.unsettled, 1);
+    let stats = worker().handler(|_: u32| async {}).run_until_empty().await.unwrap();
+    assert_eq!((stats.succeeded, stats.dead_lettered), (3, 0));
+}
+
+/// A dead letter is there before its message is gone. Replayed then under the same id, the message would
+/// not be stored, and its acknowledgement would delete it for good.
+#[tokio::test(start_paused = true)]
+async fn a_message_that_is_replayed_before_it_is_acknowledged_is_not_lost() {
+    for by_consumer in [false, true] {
+        let backend = backend();
+        let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+        let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
+        jobs.send(&7).await.unwrap();
+        let slow = FaultQueue::new(jobs.queue().clone(), Faults::none(), 1);
+        slow.next(Operation::Settle, Fault::Delay(Duration::from_secs(5)));
+        let worker = Worker::new(Mailbox::<u32>::new(slow, Json, NoReplies))
+            .workers(1)
+            .inbox(0)
+            .dead_letters(DlqPolicy::to(&dead))
+            .handler(|_: u32| async { Outcome::reject("no") })
+            .start();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!((jobs.counts().await.unwrap().in_flight, letters(&dead).await.len()), (1, 1));
+        if by_consumer {
+            let replay = |_: DeadLetter<u32>| async { DlqAction::replay() };
+            let consumer = DlqConsumer::new(dead.clone(), replay).max_replays(1);
+            consumer.run_until(tokio::time::sleep(Duration::from_secs(1))).await.unwrap();
+        } else {
+            assert_eq!(Dlq::of(&dead).replay().run().await.unwrap().done, 1);
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        worker.stop().await.unwrap();
+        let left = letters(&dead).await;
+        assert_eq!(left.len(), 1, "it has failed again (by a consumer: {by_consumer})");
+        assert_eq!((left[0].body, left[0].replay_count), (7, 1));
+        assert_eq!(jobs.approximate_count().await.unwrap(), 0);
+    }
+}
+
+/// A pass is killed after it has sent a message, which fails again: two dead letters of two lives. The next
+/// pass sends both, and the message fails a third time before that pass has acknowledged them.
+#[tokio::test(start_paused = true)]
+async fn two_dead_letters_of_one_message_are_two_replays() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[7]).await;
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let faulty = FaultQueue::new(dead.queue().clone(), Faults::none(), 1);
+    let letters_of: Mailbox<DeadLetter<u32>> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let dlq = Dlq::of(&letters_of).replay_to(&jobs);
+    faulty.next(Operation::Settle, Fault::FailBefore);
+    assert_eq!(dlq.replay().run().await.unwrap_err().report.unacknowledged, 1);
+    // The first is there again when the second comes.
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    graveyard(&backend, &[]).await;
+    let lives: Vec<_> = letters(&dead).await.iter().map(|letter| letter.replay_count).collect();
+    assert_eq!(lives, [0, 1]);
+
+    faulty.next(Operation::Settle, Fault::Delay(Duration::from_secs(60)));
+    let again = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        graveyard(&backend, &[]).await;
+        assert_eq!(jobs.approximate_count().await.unwrap(), 0, "all have failed again");
+    };
+    let (report, ()) = tokio::join!(dlq.replay().run(), again);
+    assert_eq!(report.unwrap().done, 2);
+    let left = letters(&dead).await;
+    assert_eq!(left.iter().map(|letter| letter.replay_count).collect::<Vec<_>>(), [2]);
+}
+
+/// A handler that sends on what it got, attributes included, makes messages that look like replays.
+#[tokio::test(start_paused = true)]
+async fn messages_with_the_attributes_of_a_replay_are_not_taken_for_one_another() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let first = MessageId::new().to_string();
+    let at = Timestamp::now();
+    let copies: Vec<_> = ["1", "2"]
+        .map(|body| {
+            let mut copy = pillarbox_core::Outgoing::new(body);
+            copy.attributes.insert("pillarbox.original_id", &*first);
+            copy.attributes.insert("pillarbox.replays", "1");
+            copy.enqueued_at = Some(at);
+            copy
+        })
+        .into();
+    jobs.queue().send(copies).await.unwrap();
+    let dead = graveyard(&backend, &[]).await;
+    assert_eq!(letters(&dead).await.len(), 2);
+    assert_eq!(Dlq::of(&dead).replay().run().await.unwrap().done, 2);
+    assert_eq!(jobs.approximate_count().await.unwrap(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_consumer_does_what_its_handler_says() {
     let backend = backend();
     let dead = graveyard(&backend, &[0, 1, 2, 3, 4]).await;
@@ -421,6 +665,11 @@ async fn a_consumer_that_fails_never_makes_a_dead_letter_of_a_dead_letter() {
     let fails = DlqConsumer::new(dead.clone(), move |_: DeadLetter<u32>| {
         count.fetch_add(1, Ordering::SeqCst);
         async { Err::<(), _>("no") }
+    });
+    // Whatever is said of the worker beneath.
+    let fails = fails.worker(|worker| {
+        let other: Mailbox<DeadLetter<u32>> = backend.mailbox("dead-dead").unwrap();
+        worker.dead_letters(DlqPolicy::to(&other).max_delivery_count(1))
     });
     let cannot_read = DlqConsumer::new(text, |_: DeadLetter<String>| async {});
     fails.run_until(tokio::time::sleep(2 * DAY)).await.unwrap();

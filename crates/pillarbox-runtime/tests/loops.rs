@@ -322,7 +322,10 @@ async fn with_dead_letters_a_failure_is_tried_again_and_only_the_end_is_the_answ
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_replayed_is_answered_again_even_if_its_error_was_not_fetched() {
     let office: Office<u32> = Office::open();
-    office.ask(&MainLoopRequest::new(7)).await;
+    // Whoever asked will not wait for that long.
+    let until = (Timestamp::now() + Duration::from_millis(500)).to_string();
+    let options = SendOptions::new().reply_to("answers").attribute("pillarbox.deadline", until);
+    office.requests.send_with(&MainLoopRequest::new(7), options).await.unwrap();
     let requests = office.requests.clone();
     let main_loop = move |works: bool| {
         MainLoop::new(requests.clone(), move |n: u32| async move {
@@ -334,6 +337,8 @@ async fn a_request_that_is_replayed_is_answered_again_even_if_its_error_was_not_
     main_loop(false).await.unwrap();
     let dlq = Dlq::open(&office.backend, "requests-dlq").unwrap();
     assert_eq!(dlq.replay().run().await.unwrap().done, 1);
+    // The clock on the wall is not that of the test.
+    std::thread::sleep(Duration::from_millis(510));
     main_loop(true).await.unwrap();
     let answers = office.take().await;
     assert_eq!(answers[0].error().unwrap().kind, RemoteErrorKind::DeadLettered);

@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pillarbox_core::{
-    Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, Queue, QueueOptions,
+    Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, Queue, QueueOptions, RawMessage,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Context, Control, DeadLetter, Dlq, DlqPolicy, Heartbeat, Metadata,
-    Outcome, ProducerHandle, State, StatsSnapshot, Worker,
+    Attempt, Backoff, BoxError, Context, Control, DeadLetter, Dlq, DlqAction, DlqConsumer,
+    DlqPolicy, Heartbeat, Metadata, Outcome, ProducerHandle, State, StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::setting;
 use pillarbox_testing::{FaultQueue, Faults};
@@ -60,11 +60,12 @@ fn no_message_is_lost_whatever_fails() {
     println!("{seeds} seeds: {totals:?}");
     // A simulation in which nothing goes wrong shows nothing.
     if seeds >= 100 {
-        let Totals { succeeded, dead, runs, faults, lost, restarts } = totals;
+        let Totals { succeeded, dead, runs, replays, faults, lost, restarts } = totals;
         for (what, count) in [
             ("succeeded", succeeded),
             ("dead letters", dead),
             ("repeated runs", runs - succeeded),
+            ("runs of replays", replays),
             ("faults", faults),
             ("lost leases", lost),
             ("restarts", restarts),
@@ -89,6 +90,7 @@ struct Totals {
     succeeded: u64,
     dead: u64,
     runs: u64,
+    replays: u64,
     faults: u64,
     lost: u64,
     restarts: u64,
@@ -99,6 +101,7 @@ impl Totals {
         self.succeeded += one.succeeded;
         self.dead += one.dead;
         self.runs += one.runs;
+        self.replays += one.replays;
         self.faults += one.faults;
         self.lost += one.lost;
         self.restarts += one.restarts;
@@ -113,6 +116,8 @@ struct World {
     succeeded: BTreeSet<MessageId>,
     sent: BTreeSet<MessageId>,
     runs: u64,
+    /// How many of them were of replays.
+    replays: u64,
     wrong: Option<String>,
 }
 
@@ -132,9 +137,11 @@ impl Stage {
         self.luck.lock().unwrap_or_else(std::sync::PoisonError::into_inner).random_range(0..most)
     }
 
-    fn enter(&self, id: MessageId, heartbeat: &Heartbeat) -> Presence {
+    fn enter(&self, about: &Metadata, heartbeat: &Heartbeat) -> Presence {
+        let id = about.id();
         let mut world = self.world();
         world.runs += 1;
+        world.replays += u64::from(id != about.original_id());
         let run = world.runs;
         let others = world.running.entry(id).or_default();
         if others.iter().any(|(_, other)| !other.is_lost()) {
@@ -169,7 +176,7 @@ async fn handle(
     Attempt(attempt): Attempt,
     producer: ProducerHandle<u32>,
 ) -> Result<Outcome, BoxError> {
-    let _presence = stage.enter(about.id(), &heartbeat);
+    let _presence = stage.enter(&about, &heartbeat);
     let some_time = stage.visibility.mul_f64(f64::from(stage.draw(1_000)) / 500.0);
     match stage.draw(20) {
         0 => return Err("failed at once".into()),
@@ -195,7 +202,7 @@ async fn handle(
         9..12 => tokio::time::sleep(some_time).await,
         _ => {}
     }
-    stage.world().succeeded.insert(about.id());
+    stage.world().succeeded.insert(about.original_id());
     Ok(Outcome::done())
 }
 
@@ -245,6 +252,7 @@ async fn live(seed: u64) -> Result<Totals, String> {
         let control = worker.control();
         let stats = control.stats();
         let life = tokio::spawn(worker.run_until(std::future::pending()));
+        let replays = replay_meanwhile([&faulty, &faulty_dead], &stage, &mut random);
         for _ in 0..random.random_range(1..12) {
             for _ in 0..random.random_range(0..6) {
                 let id = sender.send(&2).await.map_err(|error| error.to_string())?;
@@ -269,6 +277,7 @@ async fn live(seed: u64) -> Result<Totals, String> {
                 check_end(&last)?;
             }
         }
+        replays.abort();
         totals.lost += stats.borrow().leases_lost;
         if let Some(wrong) = stage.world().wrong.take() {
             return Err(wrong);
@@ -286,6 +295,40 @@ async fn live(seed: u64) -> Result<Totals, String> {
     check_all(&stage, &jobs, &dead, &mut totals).await?;
     replay_all(&stage, [&jobs, &dead], [&faulty, &faulty_dead], &mut random).await?;
     Ok(totals)
+}
+
+/// Somebody replays dead letters while workers make them: nobody, passes that may be killed, or a consumer.
+fn replay_meanwhile(
+    [jobs, dead]: [&Arc<FaultQueue>; 2],
+    stage: &Stage,
+    random: &mut StdRng,
+) -> tokio::task::JoinHandle<()> {
+    let target: Mailbox<u32> = Mailbox::new(jobs.clone(), Json, NoReplies);
+    let letters: Mailbox<DeadLetter<u32>> = Mailbox::new(dead.clone(), Json, NoReplies);
+    let lease = stage.visibility.max(Duration::from_secs(1));
+    let dlq = Dlq::of(&letters).replay_to(&target);
+    let who = random.random_range(0..3);
+    let stage = stage.clone();
+    tokio::spawn(async move {
+        match who {
+            0 => {}
+            1 => loop {
+                tokio::time::sleep(Duration::from_millis(stage.draw(5_000).into())).await;
+                let pass = dlq.replay().max_replays(u32::MAX).visibility(lease);
+                let _ = timeout(Duration::from_millis(stage.draw(5_000).into()), pass.run()).await;
+            },
+            _ => {
+                let replay = |_: DeadLetter<u32>| async { DlqAction::replay() };
+                let consumer = DlqConsumer::new(letters, replay)
+                    .replay_to(&target)
+                    .visibility(lease)
+                    .again_after(Duration::from_secs(1))
+                    .max_replays(u32::MAX)
+                    .worker(|worker| worker.call_timeout(CALL_TIMEOUT).without_signals());
+                let _ = consumer.run().await;
+            }
+        }
+    })
 }
 
 /// What was wrong is put right, and every dead letter is replayed, by passes that meet faults and die: in
@@ -307,14 +350,14 @@ async fn replay_all(
         if pass == 1_000 {
             return Err("dead letters cannot be replayed".to_owned());
         }
-        let replay = dlq.replay().matching(|letter| letter.body.len() < 100);
+        let replay = dlq.replay().max_replays(u32::MAX).matching(|letter| letter.body.len() < 100);
         let _ = timeout(Duration::from_millis(random.random_range(1..20_000)), replay.run()).await;
         tokio::time::sleep(Duration::from_secs(300)).await;
     }
     let mailbox: Mailbox<u32> = Mailbox::new(jobs.clone(), Json, NoReplies);
     let worker = Worker::new(mailbox).context(stage.clone()).handler(
         |_: u32, about: Metadata, Context(stage): Context<Stage>| async move {
-            stage.world().succeeded.insert(about.id());
+            stage.world().succeeded.insert(about.original_id());
         },
     );
     worker.run_until_empty().await.map_err(wrong)?;
@@ -390,24 +433,30 @@ async fn check_all(
         return Err(format!("{} messages are in flight for ever", counts.in_flight));
     }
     let page = jobs.peek(1000, None).await.map_err(wrong)?;
-    let queued: BTreeSet<_> = page.messages.iter().map(|peeked| peeked.message.id).collect();
+    let first_id = |message: &RawMessage| {
+        let first = message.attributes.get("pillarbox.original_id");
+        first.map_or(Ok(message.id), str::parse)
+    };
+    let queued = page.messages.iter().map(|peeked| first_id(&peeked.message));
+    let queued: BTreeSet<_> = queued.collect::<pillarbox_core::Result<_>>().map_err(wrong)?;
     let page = dead.peek(1000, None).await.map_err(wrong)?;
-    let mut buried = BTreeSet::new();
+    let mut buried = BTreeMap::new();
     for letter in &page.messages {
-        let of = DeadLetter::read(&letter.message).map_err(|error| error.to_string())?.message_id;
-        if !buried.insert(of) {
-            return Err(format!("two dead letters of {of}"));
+        let letter = DeadLetter::read(&letter.message).map_err(|error| error.to_string())?;
+        let lives: &mut BTreeSet<_> = buried.entry(letter.message_id).or_default();
+        if !lives.insert(letter.replay_count) {
+            return Err(format!("two dead letters of {}", letter.message_id));
         }
     }
     let world = stage.world();
     for id in &world.sent {
-        let ends = [queued.contains(id), buried.contains(id), world.succeeded.contains(id)];
+        let ends = [queued.contains(id), buried.contains_key(id), world.succeeded.contains(id)];
         if !ends.contains(&true) {
             return Err(format!("message {id} is lost"));
         }
     }
     totals.succeeded = world.succeeded.len() as u64;
     totals.dead = buried.len() as u64;
-    totals.runs = world.runs;
+    (totals.runs, totals.replays) = (world.runs, world.replays);
     Ok(())
 }

@@ -113,7 +113,7 @@ pub(crate) struct DlqStats {
     /// End with exit code 1 if a queue holds more dead letters than this.
     #[arg(long, value_name = "N")]
     pub(crate) fail_over: Option<u64>,
-    /// End with exit code 1 if a queue holds dead letters that are older than this.
+    /// End with exit code 1 if a queue holds dead letters that have been one for longer than this.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) fail_older: Option<Duration>,
     #[command(flatten)]
@@ -122,10 +122,10 @@ pub(crate) struct DlqStats {
 
 #[derive(Debug, Args)]
 #[command(after_help = format!(
-    "A message goes back under its id, with its body, attributes, reply address and time of sending, and \
-    its dead letter is deleted then. Killed at any moment and run again, it loses nothing; what was sent \
-    just before is sent again under the same id, which changes nothing while its queue still holds it. \
-    Dead letters that are not meant stay, in their order.\n\nWithout a filter or --max it asks; --yes \
+    "A message goes back with its body, attributes, reply address and time of sending, and its dead \
+    letter is deleted then. Each replay has an id of its own; the attribute pillarbox.original_id has the \
+    first one. Killed at any moment and run again, it loses nothing; what was sent just before is sent \
+    again under the id that this replay had, which changes nothing while its queue still holds it. Dead letters that are not meant stay, in their order.\n\nWithout a filter or --max it asks; --yes \
     does not.\n\n{JSON_PATHS}"
 ))]
 pub(crate) struct DlqReplay {
@@ -147,7 +147,7 @@ pub(crate) struct DlqReplay {
     /// Replay to this queue, rather than to where the messages came from.
     #[arg(long, value_name = "QUEUE")]
     pub(crate) to: Option<QueueName>,
-    /// Replay to this backend, rather than to that of the dead letters.
+    /// Replay to this backend, rather than to that of the dead letters; needed if they came from another.
     #[arg(long, value_name = "URL")]
     pub(crate) to_url: Option<BackendUrl>,
     /// Do not ask.
@@ -181,21 +181,8 @@ pub(crate) struct DlqDiscard {
 /// The names of the kinds of failures.
 fn kinds() -> impl clap::builder::TypedValueParser<Value = FailureKind> {
     use clap::builder::{PossibleValuesParser, TypedValueParser};
-    const KINDS: [FailureKind; 9] = [
-        FailureKind::Error,
-        FailureKind::Panic,
-        FailureKind::Timeout,
-        FailureKind::Rejected,
-        FailureKind::Undecodable,
-        FailureKind::UnknownKind,
-        FailureKind::Overloaded,
-        FailureKind::Cancelled,
-        FailureKind::Quarantined,
-    ];
-    PossibleValuesParser::new(KINDS.map(FailureKind::as_str)).try_map(|name| {
-        let kind = KINDS.into_iter().find(|kind| kind.as_str() == name);
-        kind.ok_or("no such kind")
-    })
+    PossibleValuesParser::new(FailureKind::all().map(FailureKind::as_str))
+        .try_map(|name| FailureKind::named(&name).ok_or("no such kind"))
 }
 
 /// How many in which time.

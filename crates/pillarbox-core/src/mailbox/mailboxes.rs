@@ -111,6 +111,11 @@ impl Mailboxes {
         self.backend.diagnose(repair).await
     }
 
+    /// Whether this is the same opened backend, or a clone of it. One that was opened twice is two.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.backend, &other.backend)
+    }
+
     /// What the backend can do, and within which limits.
     pub fn capabilities(&self) -> &Capabilities {
         self.backend.capabilities()

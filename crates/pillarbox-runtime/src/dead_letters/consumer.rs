@@ -8,6 +8,7 @@ use pillarbox_core::{BoxFuture, Mailbox, Mailboxes, Result, Timestamp};
 use tokio::time::Instant;
 
 use super::pass::{DEFAULT_MAX_REPLAYS, tell};
+use super::replay::send_back;
 use super::{DeadLetter, Dlq, metrics};
 use crate::backoff::Backoff;
 use crate::control::Control;
@@ -167,7 +168,8 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
         }
     }
 
-    /// Changes the worker beneath: how many there are, how long a handler may take, and so on.
+    /// Changes the worker beneath: how many there are, how long a handler may take, and so on. What it says
+    /// of dead letters and retries does not count.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -218,7 +220,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
     }
 
     /// Replays messages to where they came from, on this backend. On that of the mailbox unless said
-    /// otherwise.
+    /// otherwise; to replay one that came from another then fails, and it is kept.
     pub fn sources_on(mut self, backend: &Mailboxes) -> Self {
         self.dlq = self.dlq.sources_on(backend);
         self
@@ -276,6 +278,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
         let (retain_for, max_replays) = (self.retain_for, self.max_replays);
         let again_after = self.again_after;
         self.worker
+            .no_dead_letters()
             .max_retries(u32::MAX - 1)
             .retry(Backoff::constant(again_after))
             .park_for(again_after)
@@ -347,10 +350,10 @@ impl Duty {
             );
             return Err(error.into());
         }
+        self.dlq.target().check(&letter, self.dlq.name())?;
         let target = self.dlq.target().queue(&letter.source_mailbox, self.dlq.name())?;
-        let sent = target.send(vec![letter.replay(Timestamp::now())]).await?;
-        for answer in sent {
-            answer?;
+        for stored in send_back(&target, [(about.id(), &letter)]).await {
+            stored?;
         }
         Ok(())
     }

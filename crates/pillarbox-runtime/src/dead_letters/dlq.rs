@@ -11,14 +11,10 @@ use pillarbox_core::{
 };
 use serde::Serialize;
 
+use super::paging::Paging;
 use super::pass::{Pass, Task};
 use super::summary::Summary;
 use super::{DeadLetter, metrics};
-
-/// How many dead letters are looked at in a call.
-const PAGE: usize = 500;
-/// What the bodies that are looked at in a call should come to.
-const PAGE_BYTES: usize = 4 << 20;
 
 /// A queue of dead letters: to look into, to replay, to discard.
 ///
@@ -56,18 +52,37 @@ pub struct Dlq {
 /// Where replayed messages go.
 #[derive(Clone)]
 pub(super) enum Target {
-    /// To where they came from, on this backend.
-    Sources(Mailboxes),
+    /// To where they came from, on this backend, which was named for it (`is_said`), or else is that of the
+    /// dead letters.
+    Sources {
+        backend: Mailboxes,
+        is_said: bool,
+    },
     /// All to one queue.
     Queue(Arc<dyn Queue>),
     Unknown,
 }
 
 impl Target {
+    /// Refuses a message whose queue is not where it would be sent to.
+    pub(super) fn check(&self, letter: &DeadLetter, dlq: &QueueName) -> Result<()> {
+        let (Self::Sources { is_said: false, .. }, Some(kind)) = (self, &letter.source_backend)
+        else {
+            return Ok(());
+        };
+        let value = format!(
+            "message {}, whose queue '{}' is on another backend ({kind})",
+            letter.message_id, letter.source_mailbox
+        );
+        let allowed = "with a backend to find it on: say sources_on(&backend) or replay_to(&mailbox), or \
+             --to-url to the command";
+        Err(Error::invalid(Some(dlq), "replay", value, allowed))
+    }
+
     /// The queue that a message of this source goes to.
     pub(super) fn queue(&self, source: &QueueName, dlq: &QueueName) -> Result<Arc<dyn Queue>> {
         match self {
-            Self::Sources(backend) => backend.queue(source, QueueOptions::new()),
+            Self::Sources { backend, .. } => backend.queue(source, QueueOptions::new()),
             Self::Queue(queue) => Ok(queue.clone()),
             Self::Unknown => {
                 let allowed = "a place to replay to: say replay_to(&mailbox) or sources_on(&backend), for \
@@ -104,9 +119,13 @@ impl Found {
 }
 
 impl Dlq {
-    /// The dead letters in a mailbox. Messages are replayed to where they came from, on the same backend.
+    /// The dead letters in a mailbox. Messages are replayed to where they came from, on the same backend; those
+    /// that came from another one are left, unless [`sources_on`](Self::sources_on) names it.
     pub fn of<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
-        let target = mailbox.backend().cloned().map_or(Target::Unknown, Target::Sources);
+        let target = mailbox
+            .backend()
+            .cloned()
+            .map_or(Target::Unknown, |backend| Target::Sources { backend, is_said: false });
         Self { queue: mailbox.queue().clone(), target }
     }
 
@@ -120,7 +139,7 @@ impl Dlq {
         name: impl TryInto<QueueName, Error: Into<Error>>,
     ) -> Result<Self> {
         let queue = backend.queue(name, QueueOptions::new())?;
-        Ok(Self { queue, target: Target::Sources(backend.clone()) })
+        Ok(Self { queue, target: Target::Sources { backend: backend.clone(), is_said: false } })
     }
 
     /// Replays all messages to this mailbox, on whatever backend.
@@ -133,7 +152,7 @@ impl Dlq {
     /// Replays messages to where they came from, on this backend.
     #[must_use]
     pub fn sources_on(mut self, backend: &Mailboxes) -> Self {
-        self.target = Target::Sources(backend.clone());
+        self.target = Target::Sources { backend: backend.clone(), is_said: true };
         self
     }
 
@@ -158,14 +177,11 @@ impl Dlq {
     /// [`Error::InvalidParameter`] where the backend cannot be looked into
     /// ([`peek`](pillarbox_core::Capabilities::peek)), and those of [`Queue::peek`].
     pub async fn look(&self, mut see: impl FnMut(Found) -> ControlFlow<()>) -> Result<()> {
-        let most = PAGE.min(self.queue.capabilities().max_receive);
-        let (mut next, mut after) = (most.min(16), None);
+        let mut paging = Paging::new(self.queue.capabilities().max_receive);
+        let mut after = None;
         loop {
-            let page = self.queue.peek(next, after).await?;
-            let bytes: usize = page.messages.iter().map(|one| one.message.body.len()).sum();
-            if let Some(average) = bytes.checked_div(page.messages.len()) {
-                next = (PAGE_BYTES / average.max(1)).clamp(1, most.min(next * 4));
-            }
+            let page = self.queue.peek(paging.next(), after).await?;
+            paging.saw(page.messages.iter().map(|one| &one.message));
             for peeked in &page.messages {
                 if see(Found::new(peeked)).is_break() {
                     return Ok(());
@@ -214,8 +230,9 @@ impl Dlq {
         Ok(summary)
     }
 
-    /// Sends messages back to where they came from: with the same id, body, attributes, reply address and
-    /// time of sending, and one more replay counted. Does nothing until it is [run](Pass::run).
+    /// Sends messages back to where they came from: with the same body, attributes, reply address and time
+    /// of sending, one more replay counted, and an id of its own for each replay (the first one is in the
+    /// attribute `pillarbox.original_id`). Does nothing until it is [run](Pass::run).
     pub fn replay(&self) -> Pass {
         Pass::new(self.clone(), Task::Replay)
     }
@@ -227,61 +244,85 @@ impl Dlq {
 
     /// Deletes the dead letters that are older than this, and says how many they were. Unlike
     /// [`discard`](Self::discard) it looks only as far as there are old ones, the oldest being the first;
-    /// those that were received since, and given back, are further behind.
+    /// those that were received since, and given back, are further behind. What cannot be read is passed
+    /// over, and stays.
     ///
     /// # Errors
     ///
     /// Those of the calls of its queue.
     pub async fn expire(&self, age: Duration) -> Result<u64> {
         let mut expired = 0;
-        let most = PAGE.min(self.queue.capabilities().max_receive);
+        let capabilities = self.queue.capabilities();
+        let mut paging = Paging::new(capabilities.max_receive.min(capabilities.max_batch));
         loop {
-            let old = if self.queue.capabilities().peek {
-                let page = self.queue.peek(most, None).await?;
-                let now = Timestamp::now();
-                let is_old = |one: &&Peeked| {
-                    one.state == MessageState::Ready
-                        && DeadLetter::read(&one.message).is_ok_and(|one| one.is_older(age, now))
-                };
-                page.messages.iter().take_while(is_old).count()
-            } else {
-                most
-            };
-            let removed = if old > 0 { self.expire_some(age, old).await? } else { 0 };
+            // Where nothing can be looked at, some are received on trial.
+            let looked = if capabilities.peek { Some(self.old_ones(age).await?) } else { None };
+            let (old, within) = looked.unwrap_or((1, paging.next()));
+            let removed =
+                if old > 0 { self.expire_some(age, within, &mut paging).await? } else { 0 };
             expired += removed;
             metrics::expired(self.name(), removed);
             // One that is young, or not ready, is the first now.
-            if removed < old as u64 || old == 0 {
+            if removed < old || old == 0 {
                 return Ok(expired);
             }
         }
     }
 
-    async fn expire_some(&self, age: Duration, most: usize) -> Result<u64> {
-        let max = most.min(self.queue.capabilities().max_batch);
-        let deliveries = self.queue.receive(Receive::up_to(max)).await?;
+    /// How many old ones are at the head of the queue, up to some, and among how many: there may be what
+    /// cannot be read between them.
+    async fn old_ones(&self, age: Duration) -> Result<(u64, usize)> {
+        const ENOUGH: u64 = 500;
+        let (mut old, mut within, mut seen) = (0, 0, 0);
         let now = Timestamp::now();
-        let mut settles = Vec::with_capacity(deliveries.len());
-        for delivery in deliveries {
-            let letter = DeadLetter::read(&delivery.message);
-            settles.push(if letter.is_ok_and(|letter| letter.is_older(age, now)) {
-                Settle::acknowledge(delivery.receipt)
-            } else {
-                Settle::nack(delivery.receipt, Duration::ZERO)
-            });
-        }
-        let is_old: Vec<bool> = settles
-            .iter()
-            .map(|settle| matches!(settle.action, pillarbox_core::SettleAction::Acknowledge))
-            .collect();
-        let answers =
-            if settles.is_empty() { Vec::new() } else { self.queue.settle(settles).await? };
-        let expired =
-            is_old.into_iter().zip(answers).filter(|(old, answer)| *old && answer.is_ok());
-        Ok(expired.count() as u64)
+        self.look(|found| {
+            seen += 1;
+            match &found.letter {
+                _ if found.state != MessageState::Ready => return ControlFlow::Break(()),
+                Ok(letter) if !letter.is_older(age, now) => return ControlFlow::Break(()),
+                Ok(_) => (old, within) = (old + 1, seen),
+                Err(_) => {}
+            }
+            if old < ENOUGH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })
+        .await?;
+        Ok((old, within))
     }
 
-    /// Whether there are more dead letters than there should be, or older ones.
+    /// Receives so many, deletes the old ones among them, gives back the others, and says how many were
+    /// deleted.
+    async fn expire_some(&self, age: Duration, within: usize, paging: &mut Paging) -> Result<u64> {
+        let (mut seen, mut expired, mut others) = (0, 0, Vec::new());
+        while seen < within {
+            let request = Receive::up_to(paging.next().min(within - seen));
+            let deliveries = self.queue.receive(request).await?;
+            if deliveries.is_empty() {
+                break;
+            }
+            seen += deliveries.len();
+            paging.saw(deliveries.iter().map(|one| &one.message));
+            let now = Timestamp::now();
+            let (old, rest): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(|one| {
+                DeadLetter::read(&one.message).is_ok_and(|letter| letter.is_older(age, now))
+            });
+            others.extend(rest.into_iter().map(|one| Settle::nack(one.receipt, Duration::ZERO)));
+            if !old.is_empty() {
+                let settles = old.into_iter().map(|one| Settle::acknowledge(one.receipt));
+                let answers = self.queue.settle(settles.collect()).await?;
+                expired += answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+            }
+        }
+        while !others.is_empty() {
+            let some = others.drain(..others.len().min(self.queue.capabilities().max_batch));
+            self.queue.settle(some.collect()).await?;
+        }
+        Ok(expired)
+    }
+
+    /// Whether there are more dead letters than there should be, or older ones. It asks the queue, and looks
+    /// at none of them: the age is that of the next one that is ready, since it came to this queue. Those that
+    /// somebody [keeps](super::DlqAction::keep_for) or has in hand count, but are not seen to be old. For
+    /// how long all of them have been dead letters, see [`summary`](Self::summary).
     ///
     /// # Errors
     ///
@@ -341,17 +382,6 @@ impl Dlq {
     }
 }
 
-impl<T> DeadLetter<T> {
-    /// How long it has been a dead letter, at this moment.
-    pub fn age(&self, now: Timestamp) -> Duration {
-        now.since(self.dead_lettered_at)
-    }
-
-    pub(super) fn is_older(&self, age: Duration, now: Timestamp) -> bool {
-        self.age(now) >= age
-    }
-}
-
 /// From where on there are too many dead letters, or too old ones.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
@@ -394,7 +424,7 @@ pub struct DlqHealth {
     pub depth: u64,
     /// From how many on it is degraded.
     pub threshold: u64,
-    /// How old the next one is.
+    /// How long ago the next one that is ready came to this queue.
     pub oldest_age_seconds: Option<f64>,
     /// From which age on it is degraded.
     pub age_threshold_seconds: Option<f64>,

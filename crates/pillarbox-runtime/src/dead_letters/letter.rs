@@ -1,6 +1,7 @@
 //! The envelope of a dead letter, and how it is written.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::codec::CodecError;
@@ -21,6 +22,8 @@ use crate::trace::TraceContext;
 const REPLAYS: &str = "pillarbox.replays";
 /// And when, the last time.
 const REPLAYED_AT: &str = "pillarbox.replayed_at";
+/// And under which id it was sent at first.
+const ORIGINAL_ID: &str = "pillarbox.original_id";
 /// The attribute that names the request that a message is about, where its body does not.
 const REQUEST_ID: &str = "pillarbox.request_id";
 /// Longer texts are cut: a dead letter must not fail for its reason.
@@ -57,12 +60,16 @@ const MOST_CAUSES: usize = 8;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct DeadLetter<T = Bytes> {
-    /// The id of the message.
+    /// The id that the message was first sent under. Each replay of it has an id of its own.
     pub message_id: MessageId,
     /// Its body.
     pub body: T,
     /// The queue that it came from.
     pub source_mailbox: QueueName,
+    /// What kind of backend that queue is on, where it is another than the dead letter's own, as far as the
+    /// worker knew: `sqlite`. Such a message is not replayed unless it is said where to
+    /// ([`sources_on`](super::Dlq::sources_on)).
+    pub source_backend: Option<String>,
     /// How often it was delivered.
     pub delivery_count: u32,
     /// Why it failed at last. Texts of more than 2,000 characters are cut.
@@ -107,16 +114,17 @@ impl DeadLetter {
         now: Timestamp,
     ) -> Self {
         let replayed_at = message.attributes.get(REPLAYED_AT).and_then(|text| text.parse().ok());
-        let own = |name: &str| [REPLAYS, REPLAYED_AT].contains(&name);
+        let own = |name: &str| [REPLAYS, REPLAYED_AT, ORIGINAL_ID].contains(&name);
         let attributes = if message.attributes.iter().any(|(name, _)| own(name)) {
             message.attributes.iter().filter(|(name, _)| !own(name)).collect()
         } else {
             message.attributes.clone()
         };
         Self {
-            message_id: message.id,
+            message_id: original_id(message),
             body: message.body.clone(),
             source_mailbox: source.clone(),
+            source_backend: None,
             delivery_count: message.delivery_count,
             last_error: cut(&failure.text),
             last_error_type: failure.type_name.to_owned(),
@@ -144,15 +152,13 @@ impl DeadLetter {
         Letters(pillarbox_core::Raw).decode(&message.body)
     }
 
-    /// The dead letter as a message. Its id comes from the message, its queue and how often it was
-    /// replayed: the same at every delivery of this message, and of no other, for an id may be in several
-    /// queues, and may be used again.
-    pub(crate) fn outgoing(&self) -> Result<Outgoing, CodecError> {
-        let Self { message_id, source_mailbox, first_received_at, replay_count, .. } = self;
-        let mut key = format!(
-            "dead letter of {message_id} in {source_mailbox} at {}",
-            first_received_at.as_nanos()
-        );
+    /// The dead letter as a message, of the message of this id. Its own id comes from that, its queue, when
+    /// it was sent and how often it was replayed: the same at every delivery of this message, and of no
+    /// other, for an id may be in several queues, and may be used again.
+    pub(crate) fn outgoing(&self, of: MessageId) -> Result<Outgoing, CodecError> {
+        let Self { source_mailbox, first_received_at, replay_count, .. } = self;
+        let mut key =
+            format!("dead letter of {of} in {source_mailbox} at {}", first_received_at.as_nanos());
         if *replay_count > 0 {
             let _ = write!(key, ", replay {replay_count}");
         }
@@ -160,13 +166,20 @@ impl DeadLetter {
         Ok(Outgoing::with_id(MessageId::from_key(&key), body))
     }
 
-    /// The message once more, to be sent to where it came from: under its id, with its body, attributes,
-    /// reply address and time of sending.
-    pub(crate) fn replay(&self, now: Timestamp) -> Outgoing {
-        let mut message = Outgoing::with_id(self.message_id, self.body.clone());
+    /// The message once more, to be sent to where it came from: with its body, attributes, reply address and
+    /// time of sending, and under an id that comes from the dead letter's `own`.
+    ///
+    /// Not under the id that it had: as long as the message of that id is not acknowledged, which is after
+    /// its dead letter is stored, sending it again would store nothing, and the acknowledgement would
+    /// delete it for good. Sent twice from one dead letter, it has the same id both times.
+    pub(crate) fn replay(&self, own: MessageId, now: Timestamp) -> Outgoing {
+        let replays = self.replay_count.saturating_add(1);
+        let id = MessageId::from_key(&format!("replay {replays} of dead letter {own}"));
+        let mut message = Outgoing::with_id(id, self.body.clone());
         message.attributes = self.attributes.clone();
-        message.attributes.insert(REPLAYS, self.replay_count.saturating_add(1).to_string());
+        message.attributes.insert(REPLAYS, replays.to_string());
         message.attributes.insert(REPLAYED_AT, now.to_string());
+        message.attributes.insert(ORIGINAL_ID, self.message_id.to_string());
         message.reply_to = self.reply_to.as_deref().map(Into::into);
         message.enqueued_at = Some(self.first_received_at);
         message
@@ -174,6 +187,15 @@ impl DeadLetter {
 }
 
 impl<T> DeadLetter<T> {
+    /// How long it has been a dead letter, at this moment.
+    pub fn age(&self, now: Timestamp) -> Duration {
+        now.since(self.dead_lettered_at)
+    }
+
+    pub(super) fn is_older(&self, age: Duration, now: Timestamp) -> bool {
+        self.age(now) >= age
+    }
+
     /// The same with another body.
     pub fn with_body<U>(self, body: U) -> DeadLetter<U> {
         self.map(|_| body)
@@ -185,6 +207,7 @@ impl<T> DeadLetter<T> {
             message_id: self.message_id,
             body: body(self.body),
             source_mailbox: self.source_mailbox,
+            source_backend: self.source_backend,
             delivery_count: self.delivery_count,
             last_error: self.last_error,
             last_error_type: self.last_error_type,
@@ -206,6 +229,7 @@ impl<T> DeadLetter<T> {
         Written {
             message_id: self.message_id,
             source_mailbox: &self.source_mailbox,
+            source_backend: self.source_backend.as_deref(),
             delivery_count: self.delivery_count,
             last_error: &self.last_error,
             last_error_type: &self.last_error_type,
@@ -229,6 +253,12 @@ impl<T> DeadLetter<T> {
 /// How often a message of these attributes was replayed.
 pub(crate) fn replays(attributes: &Attributes) -> u32 {
     attributes.get(REPLAYS).and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// The id that a message was first sent under: its own, unless it was replayed.
+pub(crate) fn original_id(message: &RawMessage) -> MessageId {
+    let original = message.attributes.get(ORIGINAL_ID).and_then(|text| text.parse().ok());
+    original.unwrap_or(message.id)
 }
 
 /// The request that a message is about, if it says so.
@@ -257,6 +287,8 @@ fn cut(text: &str) -> String {
 struct Written<'a> {
     message_id: MessageId,
     source_mailbox: &'a QueueName,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_backend: Option<&'a str>,
     delivery_count: u32,
     last_error: &'a str,
     last_error_type: &'a str,
@@ -281,6 +313,7 @@ struct Written<'a> {
 struct Read {
     message_id: MessageId,
     source_mailbox: QueueName,
+    source_backend: Option<String>,
     #[serde(default)]
     delivery_count: u32,
     #[serde(default)]
@@ -318,10 +351,11 @@ impl Read {
             body: ReadableBody::read(self.body_encoding, &self.body)?,
             message_id: self.message_id,
             source_mailbox: self.source_mailbox,
+            source_backend: self.source_backend,
             delivery_count: self.delivery_count,
             last_error: self.last_error,
             last_error_type: self.last_error_type,
-            failure: FailureKind::from_name(&self.failure),
+            failure: FailureKind::named(&self.failure).unwrap_or(FailureKind::Error),
             error_chain: self.error_chain,
             dead_lettered_at: self.dead_lettered_at,
             first_received_at: self.first_received_at,
@@ -422,6 +456,7 @@ mod tests {
         message.attributes.insert("tenant", "acme");
         message.attributes.insert(REPLAYS, "2");
         message.attributes.insert(REPLAYED_AT, "2026-11-16T10:00:00Z");
+        message.attributes.insert(ORIGINAL_ID, MessageId::from_key("first").to_string());
         let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         message.attributes.insert("traceparent", trace);
         let failure = FailureNote {
@@ -443,6 +478,7 @@ mod tests {
             assert_eq!(back, letter);
             assert_eq!((back.replay_count, back.last_error.len()), (2, 2_000));
             assert_eq!(back.attributes.len(), 2, "{:?}", back.attributes);
+            assert_eq!(back.message_id, MessageId::from_key("first"));
             assert_eq!(back.trace_id.as_deref(), Some("0af7651916cd43dd8448eb211c80319c"));
         }
     }
@@ -486,29 +522,37 @@ mod tests {
 
     #[test]
     fn a_letter_has_one_id_for_each_life_of_a_message() {
-        let one = letter(b"1");
-        assert_eq!(one.outgoing().unwrap().id, one.outgoing().unwrap().id);
-        let mut others = vec![one.clone(), one.clone(), one.clone(), one.clone()];
+        let (one, of) = (letter(b"1"), MessageId::from_key("m"));
+        let id = |letter: &DeadLetter, of| letter.outgoing(of).unwrap().id;
+        assert_eq!(id(&one, of), id(&one, of));
+        let mut others = vec![one.clone(), one.clone(), one.clone()];
         others[0].replay_count += 1;
-        others[1].message_id = MessageId::new();
-        others[2].source_mailbox = "others".parse().unwrap();
-        others[3].first_received_at = Timestamp::from_secs(1);
+        others[1].source_mailbox = "others".parse().unwrap();
+        others[2].first_received_at = Timestamp::from_secs(1);
         for other in others {
-            assert_ne!(other.outgoing().unwrap().id, one.outgoing().unwrap().id, "{other:?}");
+            assert_ne!(id(&other, of), id(&one, of), "{other:?}");
         }
+        // Two messages that a handler has sent with the attributes of a replay.
+        assert_ne!(id(&one, MessageId::from_key("other")), id(&one, of));
     }
 
     #[test]
-    fn a_replay_is_the_message_once_more() {
+    fn a_replay_is_the_message_once_more_under_an_id_of_its_own() {
         let letter = letter(b"{}");
         let now = Timestamp::from_secs(1_800_000_000);
-        let replay = letter.replay(now);
-        assert_eq!((replay.id, &replay.body[..]), (letter.message_id, &b"{}"[..]));
+        let own = MessageId::new();
+        let replay = letter.replay(own, now);
+        assert_eq!(replay.id, letter.replay(own, Timestamp::now()).id, "the same when repeated");
+        assert_ne!(replay.id, letter.replay(MessageId::new(), now).id);
+        assert!(replay.id != letter.message_id && replay.id != MessageId::from_key("m"));
+        let original = letter.message_id.to_string();
+        assert_eq!(replay.attributes.get(ORIGINAL_ID), Some(&*original));
+        assert_eq!(replay.body, &b"{}"[..]);
         assert_eq!(replay.reply_to.as_deref(), Some("client"));
         assert_eq!(replay.attributes.get("tenant"), Some("acme"));
         assert_eq!(replay.attributes.get(REPLAYS), Some("3"));
         assert_eq!(replay.enqueued_at, Some(letter.first_received_at));
-        assert_eq!(replay.delay, std::time::Duration::ZERO);
+        assert_eq!(replay.delay, Duration::ZERO);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! | when a failed message becomes a dead letter, and where it goes | [`DlqPolicy`] (`policy.rs`) |
 //! | what is known of an error | `class.rs` |
 //! | what is stored | [`DeadLetter`] (`letter.rs`) |
-//! | looking, replaying, discarding, counting, health | [`Dlq`] (`dlq.rs`, `pass.rs`, `summary.rs`) |
+//! | looking, replaying, discarding, counting, health | [`Dlq`] (`dlq.rs`, `pass.rs`, `replay.rs`, `paging.rs`, `summary.rs`) |
 //! | a program that handles dead letters | [`DlqConsumer`] (`consumer.rs`) |
 
 mod class;
@@ -13,15 +13,17 @@ mod consumer;
 mod dlq;
 mod letter;
 mod metrics;
+mod paging;
 mod pass;
 mod policy;
+mod replay;
 mod summary;
 
 pub use class::ErrorClass;
 pub use consumer::{DlqAction, DlqConsumer, IntoDlqAction};
 pub use dlq::{Dlq, DlqHealth, DlqLimits, DlqStatus, Found};
 pub use letter::{DeadLetter, Letters};
-pub(crate) use letter::{replays, request_id};
+pub(crate) use letter::{original_id, replays, request_id};
 pub use pass::{Pass, PassFailed, Report};
 pub(crate) use policy::Rules;
 pub use policy::{Decide, Decision, DlqPolicy, FailedDelivery};

@@ -4,28 +4,26 @@
 //! that are not meant are kept under their leases, with nothing but their receipts in memory, and are given
 //! back in their order at the end. Whatever ends in between, their leases end by themselves.
 //!
-//! A message is replayed by sending it, and then acknowledging its dead letter. If all ends in between, it
-//! is sent again by the next pass, under the same id: as long as the queue still holds it, nothing is
-//! stored.
+//! A message is replayed by sending it, and then acknowledging its dead letter (see `replay.rs`).
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox_core::clock::{after, later};
 use pillarbox_core::{
-    Delivery, Error, MessageId, Outgoing, Queue, QueueName, Receipt, Receive, Result, Settle,
+    Delivery, Error, MessageId, MessageState, Queue, QueueName, Receipt, Receive, Result, Settle,
     Timestamp,
 };
 use tokio::time::Instant;
 
-use super::{DeadLetter, Dlq, metrics};
+use super::paging::Paging;
+use super::replay::send_back;
+use super::{DeadLetter, Dlq, Found, metrics};
 use crate::answers::each;
 
-/// How many are received in a call.
-const BATCH: usize = 500;
-/// What the bodies that are received in a call should come to.
-const BATCH_BYTES: usize = 4 << 20;
 /// How long dead letters are kept from others while a pass looks at them; extended as needed.
 const LEASE: Duration = Duration::from_secs(120);
 /// With a shorter one they would come back while they are looked at.
@@ -48,8 +46,8 @@ pub(super) enum Task {
 /// A way through a queue of dead letters. Made by [`Dlq::replay`] and [`Dlq::discard`].
 ///
 /// It may be killed at any moment and run again, and several may run at a time: nothing is lost. A message
-/// that was replayed just before, and whose dead letter was not yet acknowledged, is replayed again under
-/// the same id; if it is still in its queue, that changes nothing.
+/// that was replayed just before, and whose dead letter was not yet acknowledged, is replayed again, under
+/// the id that this replay had; if it is still in its queue, that changes nothing.
 #[must_use = "a pass does nothing until it is run"]
 pub struct Pass {
     dlq: Dlq,
@@ -58,8 +56,8 @@ pub struct Pass {
     /// All if it is empty.
     ids: HashSet<MessageId>,
     max: Option<u64>,
-    /// The time between two of them.
-    interval: Option<Duration>,
+    /// No more than so many in so long.
+    rate: Option<(u32, Duration)>,
     max_replays: u32,
     lease: Duration,
     progress: Box<dyn FnMut(&Report) + Send>,
@@ -71,7 +69,8 @@ pub struct Pass {
 pub struct Report {
     /// How many were replayed, or discarded.
     pub done: u64,
-    /// How many were looked at and left, for they were not meant.
+    /// How many were looked at and left, for they were not meant. Where [ids](Pass::ids) were named, it
+    /// looks only as far as those are.
     pub left: u64,
     /// How many were left because they were replayed too often before.
     pub exhausted: u64,
@@ -79,7 +78,7 @@ pub struct Report {
     pub failed_again: u64,
     /// How many could not be read, and were left.
     pub unreadable: u64,
-    /// How many their queue did not take, and were left.
+    /// How many their queue did not take, or whose queue is on another backend, and were left.
     pub refused: u64,
     /// Why, of the first few.
     pub reasons: Vec<Error>,
@@ -117,7 +116,7 @@ impl Pass {
             is_meant: Box::new(|_| true),
             ids: HashSet::new(),
             max: None,
-            interval: None,
+            rate: None,
             max_replays: DEFAULT_MAX_REPLAYS,
             lease: LEASE,
             progress: Box::new(|_| {}),
@@ -151,9 +150,9 @@ impl Pass {
         self
     }
 
-    /// No more than so many in so long, evenly: what comes back must not be too much at once.
+    /// No more than so many in so long, evenly: what comes back must not be too much at once. At least 1.
     pub fn rate(mut self, letters: u32, per: Duration) -> Self {
-        self.interval = Some(per / letters.max(1));
+        self.rate = Some((letters, per));
         self
     }
 
@@ -178,8 +177,25 @@ impl Pass {
     }
 
     fn means(&mut self, id: MessageId, letter: &DeadLetter) -> bool {
-        let named = [id, letter.message_id].iter().any(|id| self.ids.contains(id));
-        (named || self.ids.is_empty()) && (self.is_meant)(letter)
+        (self.ids.is_empty() || is_named(&self.ids, id, letter)) && (self.is_meant)(letter)
+    }
+
+    /// The time between two of them.
+    fn interval(&self) -> Option<Duration> {
+        self.rate.map(|(letters, per)| per / letters.max(1))
+    }
+
+    /// Refuses what cannot work.
+    fn check(&self) -> Result<()> {
+        let name = Some(self.dlq.name());
+        if self.lease < SHORTEST_LEASE {
+            let value = format!("{:?}", self.lease);
+            return Err(Error::invalid(name, "visibility", value, "at least 1 s"));
+        }
+        if self.rate.is_some_and(|(letters, _)| letters == 0) {
+            return Err(Error::invalid(name, "rate", "0", "at least 1"));
+        }
+        Ok(())
     }
 
     /// Goes through all that are ready, and says what it has done.
@@ -206,6 +222,7 @@ impl Pass {
             held: Held::new(queue.clone(), self.lease),
             report: Report::default(),
             began: Timestamp::now(),
+            named: None,
             pass: self,
         };
         let ended = {
@@ -233,34 +250,45 @@ impl fmt::Debug for Pass {
     }
 }
 
+/// A dead letter that was received and is meant.
+struct Meant {
+    /// Its own id.
+    id: MessageId,
+    letter: DeadLetter,
+    receipt: Receipt,
+}
+
 /// A pass under way.
 struct Walk {
     pass: Pass,
     began: Timestamp,
+    /// How many of those that are named by their ids were there at the beginning, and are still to come.
+    named: Option<u64>,
     held: Held,
     report: Report,
 }
 
 impl Walk {
     async fn run(&mut self, mut stop: std::pin::Pin<&mut impl Future<Output = ()>>) -> Result<()> {
+        self.pass.check()?;
         let queue = self.pass.dlq.queue().clone();
-        if self.pass.lease < SHORTEST_LEASE {
-            let (value, allowed) = (format!("{:?}", self.pass.lease), "at least 1 s");
-            return Err(Error::invalid(Some(queue.name()), "visibility", value, allowed));
-        }
         let capabilities = queue.capabilities().clone();
         let before = queue.counts().await?;
         self.report.unseen = before.in_flight + before.delayed;
+        if !self.pass.ids.is_empty() && capabilities.peek {
+            self.named = Some(count_named(&self.pass.dlq, &self.pass.ids).await?);
+        }
         let patience =
             if capabilities.exact_counts { Duration::ZERO } else { Duration::from_secs(1) };
         let looks = if capabilities.exact_counts { 1 } else { LAGGING_LOOKS };
-        let most = BATCH.min(capabilities.max_receive).min(capabilities.max_batch);
-        let (mut next, mut seen, mut empty) = (most.min(16), 0, 0);
+        let mut paging = Paging::new(capabilities.max_receive.min(capabilities.max_batch));
+        let (mut seen, mut empty) = (0, 0);
         let mut may_begin = Instant::now();
         while empty < looks && !self.is_enough() && !(self.held.is_windowed && seen >= before.ready)
         {
-            let request =
-                Receive::up_to(self.batch(next)).visibility(self.pass.lease).wait(patience);
+            let request = Receive::up_to(self.batch(paging.next()))
+                .visibility(self.pass.lease)
+                .wait(patience);
             let held = &mut self.held;
             let receive = async {
                 held.keep_until(may_begin).await?;
@@ -277,33 +305,36 @@ impl Walk {
             }
             empty = 0;
             seen += deliveries.len() as u64;
-            let bytes: usize = deliveries.iter().map(|one| one.message.body.len()).sum();
-            next = (BATCH_BYTES / (bytes / deliveries.len()).max(1)).clamp(1, most.min(next * 4));
-            let done = self.report.done;
+            paging.saw(deliveries.iter().map(|one| &one.message));
+            let taken = self.taken();
             self.take(deliveries).await?;
-            if let Some(interval) = self.pass.interval {
-                let done = u32::try_from(self.report.done - done).unwrap_or(u32::MAX);
-                may_begin = may_begin.max(Instant::now()) + interval.saturating_mul(done);
+            if let Some(interval) = self.pass.interval() {
+                let taken = u32::try_from(self.taken() - taken).unwrap_or(u32::MAX);
+                let begin = may_begin.max(Instant::now());
+                may_begin = later(begin, interval.saturating_mul(taken));
             }
             (self.pass.progress)(&self.report);
         }
         Ok(())
     }
 
+    /// How many were sent, or deleted.
+    const fn taken(&self) -> u64 {
+        self.report.done + self.report.unacknowledged
+    }
+
     fn is_enough(&self) -> bool {
-        let taken = self.report.done + self.report.unacknowledged;
-        self.pass.max.is_some_and(|max| taken >= max)
+        self.named == Some(0) || self.pass.max.is_some_and(|max| self.taken() >= max)
     }
 
     /// How many to receive next. At a given rate, what a tenth of a second takes.
     fn batch(&self, next: usize) -> usize {
-        let in_time = self.pass.interval.map_or(usize::MAX, |interval| {
+        let in_time = self.pass.interval().map_or(usize::MAX, |interval| {
             let tenth = Duration::from_millis(100).as_nanos() / interval.as_nanos().max(1);
             usize::try_from(tenth).unwrap_or(usize::MAX).max(1)
         });
         // No more than are still wanted, if all of them are meant.
-        let taken = self.report.done + self.report.unacknowledged;
-        let wanted = self.pass.max.map_or(u64::MAX, |max| max.saturating_sub(taken));
+        let wanted = self.pass.max.map_or(u64::MAX, |max| max.saturating_sub(self.taken()));
         next.min(in_time).min(usize::try_from(wanted).unwrap_or(usize::MAX)).max(1)
     }
 
@@ -311,7 +342,13 @@ impl Walk {
     async fn take(&mut self, deliveries: Vec<Delivery>) -> Result<()> {
         let mut meant = Vec::with_capacity(deliveries.len());
         for Delivery { message, receipt, .. } in deliveries {
-            match DeadLetter::read(&message) {
+            let letter = DeadLetter::read(&message);
+            if let (Some(named), Ok(letter)) = (&mut self.named, &letter)
+                && is_named(&self.pass.ids, message.id, letter)
+            {
+                *named = named.saturating_sub(1);
+            }
+            match letter {
                 Err(_) => self.report.unreadable += 1,
                 Ok(letter) if !self.pass.means(message.id, &letter) => self.report.left += 1,
                 // Replayed by this very pass: it would go round and round.
@@ -326,8 +363,9 @@ impl Walk {
                 {
                     self.report.exhausted += 1;
                 }
+                Ok(letter) if self.pass.task == Task::Replay && self.refuses(&letter) => {}
                 Ok(letter) => {
-                    meant.push((letter, receipt));
+                    meant.push(Meant { id: message.id, letter, receipt });
                     continue;
                 }
             }
@@ -344,11 +382,29 @@ impl Walk {
         Ok(())
     }
 
+    /// Whether a message is not to be sent where this pass would send it.
+    fn refuses(&mut self, letter: &DeadLetter) -> bool {
+        let dlq = &self.pass.dlq;
+        let refused = dlq.target().check(letter, dlq.name());
+        refused.is_err_and(|error| {
+            self.refused(error);
+            true
+        })
+    }
+
+    fn refused(&mut self, error: Error) {
+        self.report.refused += 1;
+        if self.report.reasons.len() < REASONS {
+            self.report.reasons.push(error);
+        }
+    }
+
     /// Sends messages to their queues, and acknowledges the dead letters of those that were stored.
-    async fn replay(&mut self, meant: Vec<(DeadLetter, Receipt)>) -> Result<()> {
+    async fn replay(&mut self, meant: Vec<Meant>) -> Result<()> {
         let mut meant: VecDeque<_> = meant.into();
-        while let Some((first, _)) = meant.front() {
-            let target = self.pass.dlq.target().queue(&first.source_mailbox, self.pass.dlq.name());
+        while let Some(first) = meant.front() {
+            let source = first.letter.source_mailbox.clone();
+            let target = self.pass.dlq.target().queue(&source, self.pass.dlq.name());
             let target = match target {
                 Ok(target) => target,
                 Err(error) => {
@@ -357,9 +413,9 @@ impl Walk {
                 }
             };
             // In their order, as far as they go to one queue.
-            let source = first.source_mailbox.clone();
             let most = target.capabilities().max_batch;
-            let same = meant.iter().take(most).take_while(|(one, _)| one.source_mailbox == source);
+            let same =
+                meant.iter().take(most).take_while(|one| one.letter.source_mailbox == source);
             let some: Vec<_> = meant.drain(..same.count()).collect();
             if let Err(error) = self.replay_some(&target, some).await {
                 self.hold_all(meant);
@@ -369,27 +425,17 @@ impl Walk {
         Ok(())
     }
 
-    async fn replay_some(
-        &mut self,
-        target: &Arc<dyn Queue>,
-        some: Vec<(DeadLetter, Receipt)>,
-    ) -> Result<()> {
-        let now = Timestamp::now();
-        let messages: Vec<Outgoing> = some.iter().map(|(letter, _)| letter.replay(now)).collect();
-        let count = messages.len();
-        let answers = each(target.send(messages).await, count, Some(target.name()), "send");
-        let mut stored = Vec::with_capacity(count);
+    async fn replay_some(&mut self, target: &Arc<dyn Queue>, some: Vec<Meant>) -> Result<()> {
+        let answers = send_back(target, some.iter().map(|one| (one.id, &one.letter))).await;
+        let mut stored = Vec::with_capacity(some.len());
         let mut failed = None;
-        for ((letter, receipt), answer) in some.into_iter().zip(answers) {
+        for (one, answer) in some.into_iter().zip(answers) {
             match answer {
-                Ok(_) => stored.push((letter, receipt)),
+                Ok(_) => stored.push(one),
                 Err(error) => {
-                    self.held.push(receipt);
+                    self.held.push(one.receipt);
                     if matches!(error, Error::InvalidParameter { .. }) {
-                        self.report.refused += 1;
-                        if self.report.reasons.len() < REASONS {
-                            self.report.reasons.push(error);
-                        }
+                        self.refused(error);
                     } else {
                         failed = Some(error);
                     }
@@ -400,15 +446,13 @@ impl Walk {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn acknowledge(&mut self, some: Vec<(DeadLetter, Receipt)>) -> Result<()> {
+    async fn acknowledge(&mut self, some: Vec<Meant>) -> Result<()> {
         if some.is_empty() {
             return Ok(());
         }
         let queue = self.pass.dlq.queue().clone();
-        let (letters, settles): (Vec<_>, Vec<_>) = some
-            .into_iter()
-            .map(|(letter, receipt)| (letter, Settle::acknowledge(receipt)))
-            .unzip();
+        let (letters, settles): (Vec<_>, Vec<_>) =
+            some.into_iter().map(|one| (one.letter, Settle::acknowledge(one.receipt))).unzip();
         let mut failed = None;
         let answers =
             each(queue.settle(settles).await, letters.len(), Some(queue.name()), "settle");
@@ -431,9 +475,28 @@ impl Walk {
         failed.map_or(Ok(()), Err)
     }
 
-    fn hold_all(&mut self, some: VecDeque<(DeadLetter, Receipt)>) {
-        some.into_iter().for_each(|(_, receipt)| self.held.push(receipt));
+    fn hold_all(&mut self, some: VecDeque<Meant>) {
+        some.into_iter().for_each(|one| self.held.push(one.receipt));
     }
+}
+
+/// Whether a dead letter of this id is among those, by its own id or that of its message.
+fn is_named(ids: &HashSet<MessageId>, id: MessageId, letter: &DeadLetter) -> bool {
+    [id, letter.message_id].iter().any(|id| ids.contains(id))
+}
+
+/// How many of those that are named are ready. It is looked for them first, so that all others need not be
+/// received: a message may have several dead letters.
+async fn count_named(dlq: &Dlq, ids: &HashSet<MessageId>) -> Result<u64> {
+    let mut named = 0;
+    let count = |found: Found| {
+        let is_ready = found.state == MessageState::Ready;
+        let is_named = found.letter.is_ok_and(|letter| is_named(ids, found.id, &letter));
+        named += u64::from(is_ready && is_named);
+        ControlFlow::Continue(())
+    };
+    dlq.look(count).await?;
+    Ok(named)
 }
 
 impl Task {
@@ -485,7 +548,7 @@ struct Held {
 
 impl Held {
     fn new(queue: Arc<dyn Queue>, lease: Duration) -> Self {
-        let extend_at = Instant::now() + lease / 2;
+        let extend_at = after(lease / 2);
         Self { queue, lease, receipts: VecDeque::new(), extend_at, is_windowed: false }
     }
 
@@ -505,7 +568,7 @@ impl Held {
             if Instant::now() < self.extend_at {
                 return Ok(());
             }
-            self.extend_at = Instant::now() + self.lease / 2;
+            self.extend_at = after(self.lease / 2);
             let receipts: Vec<&Receipt> = self.receipts.iter().collect();
             for some in receipts.chunks(self.queue.capabilities().max_batch) {
                 let settles =

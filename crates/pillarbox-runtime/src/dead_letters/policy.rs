@@ -73,10 +73,30 @@ use crate::outcome::{Failure, FailureKind};
 #[derive(Clone, Default)]
 #[must_use = "a policy does nothing until a worker has it"]
 pub struct DlqPolicy {
-    to: Option<Arc<dyn Queue>>,
+    to: Option<Place>,
     max_delivery_count: Option<u32>,
     retain_for: Option<Duration>,
     rules: Rules,
+}
+
+/// Where dead letters go, and the backend that it was opened on, if it was.
+#[derive(Clone)]
+struct Place {
+    queue: Arc<dyn Queue>,
+    backend: Option<Mailboxes>,
+}
+
+impl Place {
+    fn of<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
+        Self { queue: mailbox.queue().clone(), backend: mailbox.backend().cloned() }
+    }
+
+    /// Whether a queue is on another backend than this, as far as is known: of a mailbox that was made of a
+    /// queue alone, only the kind is.
+    fn is_elsewhere(&self, source: &Arc<dyn Queue>, backend: Option<&Mailboxes>) -> bool {
+        self.backend.as_ref().zip(backend).is_some_and(|(own, other)| !own.is_same(other))
+            || self.queue.capabilities().backend != source.capabilities().backend
+    }
 }
 
 /// Whether a rule is for a failure.
@@ -88,7 +108,9 @@ pub(crate) struct Rules {
     decide: Option<Arc<dyn Decide>>,
     include: Vec<Test>,
     exclude: Vec<Test>,
-    routes: Vec<(Test, Arc<dyn Queue>)>,
+    routes: Vec<(Test, Place)>,
+    /// Of each place, whether it is on another backend than the source.
+    elsewhere: Vec<bool>,
     /// Types that can be told by name, also in a box.
     named: Vec<(Test, &'static str)>,
 }
@@ -102,9 +124,12 @@ impl DlqPolicy {
         Self::default()
     }
 
-    /// Dead letters go to this mailbox, on whatever backend.
+    /// Dead letters go to this mailbox, on whatever backend. Where that is another than the source's, a
+    /// replay has to be told where the sources are: [`Dlq::sources_on`](super::Dlq::sources_on). A backend
+    /// that was opened twice is two; of a mailbox that was made of a [`Queue`] alone, only the kind of its
+    /// backend is known.
     pub fn to<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
-        Self { to: Some(mailbox.queue().clone()), ..Self::default() }
+        Self { to: Some(Place::of(mailbox)), ..Self::default() }
     }
 
     /// The name of the mailbox that dead letters of a queue go to by default: `{source}-dlq`.
@@ -128,7 +153,7 @@ impl DlqPolicy {
     /// that the handler returned, not of what that was caused by; [`Failure`] says what can be told
     /// through a `Box<dyn Error>` or `anyhow`.
     pub fn include<E: StdError + Send + Sync + 'static>(self) -> Self {
-        self.names::<E>().include_if(Failure::is::<E>)
+        self.names::<E>().include_if(|failure| returned::<E>(failure).is_some())
     }
 
     /// The same for some errors of a type, such as one variant.
@@ -136,7 +161,7 @@ impl DlqPolicy {
         self,
         test: impl Fn(&E) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.names::<E>().include_if(move |failure| failure.downcast_ref().is_some_and(&test))
+        self.names::<E>().include_if(move |failure| returned(failure).is_some_and(&test))
     }
 
     /// The same for failures of a kind.
@@ -158,7 +183,7 @@ impl DlqPolicy {
     /// Errors of this type never make a dead letter: they are tried again for as long as it takes, with
     /// the usual backoff.
     pub fn exclude<E: StdError + Send + Sync + 'static>(self) -> Self {
-        self.names::<E>().exclude_if(Failure::is::<E>)
+        self.names::<E>().exclude_if(|failure| returned::<E>(failure).is_some())
     }
 
     /// The same for some errors of a type, such as one variant.
@@ -166,7 +191,7 @@ impl DlqPolicy {
         self,
         test: impl Fn(&E) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.names::<E>().exclude_if(move |failure| failure.downcast_ref().is_some_and(&test))
+        self.names::<E>().exclude_if(move |failure| returned(failure).is_some_and(&test))
     }
 
     /// The same for failures of a kind, such as timeouts.
@@ -180,13 +205,14 @@ impl DlqPolicy {
         self
     }
 
-    /// Dead letters for errors of this type go to another mailbox, on whatever backend. The first route
-    /// that fits counts. This says where, not when.
+    /// Dead letters for errors of this type go to another mailbox, on whatever backend: see
+    /// [`to`](Self::to) for how they are replayed from there. The first route that fits counts. This says
+    /// where, not when.
     pub fn route<E: StdError + Send + Sync + 'static>(
         self,
         mailbox: &Mailbox<DeadLetter<impl Sized + 'static>, impl Sized + 'static>,
     ) -> Self {
-        self.names::<E>().route_if(Failure::is::<E>, mailbox)
+        self.names::<E>().route_if(|failure| returned::<E>(failure).is_some(), mailbox)
     }
 
     /// The same for failures of a kind.
@@ -204,7 +230,7 @@ impl DlqPolicy {
         test: impl Fn(&Failure) -> bool + Send + Sync + 'static,
         mailbox: &Mailbox<DeadLetter<impl Sized + 'static>, impl Sized + 'static>,
     ) -> Self {
-        self.rules.routes.push((Arc::new(test), mailbox.queue().clone()));
+        self.rules.routes.push((Arc::new(test), Place::of(mailbox)));
         self
     }
 
@@ -246,10 +272,11 @@ impl DlqPolicy {
         backend: Option<&Mailboxes>,
     ) -> Result<(Rules, Vec<Arc<dyn Queue>>)> {
         let first = match (self.to, backend) {
-            (Some(queue), _) => queue,
+            (Some(place), _) => place,
             (None, Some(backend)) => {
                 let name = Self::default_name(source.name())?;
-                backend.queue(&name, QueueOptions::new())?
+                let queue = backend.queue(&name, QueueOptions::new())?;
+                Place { queue, backend: Some(backend.clone()) }
             }
             (None, None) => {
                 let allowed = "a mailbox: say DlqPolicy::to(&mailbox), for this one was not opened on a \
@@ -257,13 +284,15 @@ impl DlqPolicy {
                 return Err(Error::invalid(Some(source.name()), "dead_letters", "none", allowed));
             }
         };
-        let queues: Vec<_> = std::iter::once(first)
-            .chain(self.rules.routes.iter().map(|(_, queue)| queue.clone()))
+        let mut rules = self.rules;
+        let places: Vec<_> = std::iter::once(first)
+            .chain(rules.routes.iter().map(|(_, place)| place.clone()))
             .collect();
-        for queue in &queues {
-            check_source(queue, source)?;
+        for place in &places {
+            check_source(&place.queue, source)?;
         }
-        Ok((self.rules, queues))
+        rules.elsewhere = places.iter().map(|place| place.is_elsewhere(source, backend)).collect();
+        Ok((rules, places.into_iter().map(|place| place.queue).collect()))
     }
 }
 
@@ -390,6 +419,11 @@ impl Rules {
         self.routes.iter().position(fits).map_or(0, |route| route + 1)
     }
 
+    /// Whether dead letters of this route go to another backend than that of their source.
+    pub(crate) fn is_elsewhere(&self, route: usize) -> bool {
+        self.elsewhere.get(route).is_some_and(|elsewhere| *elsewhere)
+    }
+
     /// The name of the type of a failure's error, as exactly as it is known.
     pub(crate) fn type_of(&self, failure: &Failure) -> &'static str {
         if failure.kind() != FailureKind::Error {
@@ -403,6 +437,12 @@ impl Rules {
 /// A function of the program's own that panics must not cost the message.
 fn guarded<T>(function: impl FnOnce() -> T) -> Option<T> {
     std::panic::catch_unwind(AssertUnwindSafe(function)).ok()
+}
+
+/// The error that a handler returned, if it is of this type. What cannot be decoded, or takes too long, has
+/// an error as well, but no handler has returned it.
+fn returned<E: StdError + Send + Sync + 'static>(failure: &Failure) -> Option<&E> {
+    failure.downcast_ref().filter(|_| failure.kind() == FailureKind::Error)
 }
 
 fn fits(tests: &[Test], failure: &Failure) -> bool {
@@ -434,7 +474,7 @@ fn well_known(failure: &Failure) -> &'static str {
 impl fmt::Debug for DlqPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DlqPolicy")
-            .field("to", &self.to.as_ref().map(|queue| queue.name()))
+            .field("to", &self.to.as_ref().map(|place| place.queue.name()))
             .field("max_delivery_count", &self.max_delivery_count)
             .field("retain_for", &self.retain_for)
             .field("rules", &self.rules)
@@ -444,7 +484,7 @@ impl fmt::Debug for DlqPolicy {
 
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let routes: Vec<_> = self.routes.iter().map(|(_, queue)| queue.name()).collect();
+        let routes: Vec<_> = self.routes.iter().map(|(_, place)| place.queue.name()).collect();
         f.debug_struct("Rules")
             .field("decides", &self.decide.is_some())
             .field("include", &self.include.len())
@@ -489,6 +529,19 @@ mod tests {
         assert!(is_dead(&policy, &Failure::of(boxed), 1));
         let twice = DlqPolicy::new().max_delivery_count(2);
         assert!(!is_dead(&twice, &other, 1) && is_dead(&twice, &other, 2));
+    }
+
+    #[test]
+    fn types_are_those_of_what_a_handler_returned() {
+        let error = || Error::invalid(None, "body", "odd", "even");
+        let undecodable = Failure::new(FailureKind::Undecodable, error());
+        assert!(undecodable.is::<Error>());
+        let policy = DlqPolicy::new().exclude::<Error>().exclude_where(|_: &Error| true);
+        assert!(is_dead(&policy, &undecodable, 1), "it would be tried for ever");
+        assert!(!is_dead(&policy, &Failure::of(error()), 99));
+        let timeout = Failure::new(FailureKind::Timeout, error());
+        let policy = DlqPolicy::new().include::<Error>().include_where(|_: &Error| true);
+        assert!(!is_dead(&policy, &timeout, 1) && is_dead(&policy, &Failure::of(error()), 1));
     }
 
     #[test]

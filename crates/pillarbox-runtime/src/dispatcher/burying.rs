@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::held::{Intent, Place};
 use super::protocol::Burial;
 use super::source::growing;
-use super::{Action, Dispatcher, FailureNote, Key};
+use super::{Action, Dispatcher, FailureNote, Key, LetterNote};
 
 /// How often it is tried to store a dead letter, within some seconds, until its message is parked.
 const MOST_TRIES: u32 = 7;
@@ -24,6 +24,11 @@ impl Dispatcher {
 
     fn store(&mut self, key: Key) {
         let Some(held) = self.held.get(key) else { return };
+        if held.is_lost {
+            // Somebody else has it, and may succeed.
+            self.held.remove(key);
+            return;
+        }
         let Place::Burying { failure, route, .. } = &held.place else { return };
         self.actions.push_back(Action::Bury(Burial {
             key,
@@ -36,14 +41,14 @@ impl Dispatcher {
     }
 
     /// A dead letter was stored, or not.
-    pub(super) fn buried(&mut self, key: Key, answer: Result<()>, now: Instant) {
+    pub(super) fn buried(&mut self, key: Key, answer: Result<LetterNote>, now: Instant) {
         let (backoff, is_ending) = (self.settings.backoff, self.mode.is_ending());
         let Some(held) = self.held.get_mut(key) else { return };
         let source = held.source;
         let Place::Burying { failure, route, tries } = &mut held.place else { return };
         match answer {
-            Ok(()) => {
-                let intent = Intent::Bury { failure: failure.clone(), route: *route };
+            Ok(letter) => {
+                let intent = Intent::Bury { failure: failure.clone(), route: *route, letter };
                 self.settle(key, intent);
             }
             Err(_) if is_ending => self.settle(key, Intent::Return),

@@ -7,7 +7,7 @@ use pillarbox_core::{RawMessage, Receipt};
 use slab::Slab;
 use tokio::time::Instant;
 
-use super::FailureNote;
+use super::{FailureNote, LetterNote};
 use crate::lease::Lease;
 
 /// A delivery that is held. Keys are used again; the generation tells one use from another.
@@ -38,6 +38,7 @@ pub(super) enum Intent {
     Bury {
         failure: FailureNote,
         route: usize,
+        letter: LetterNote,
     },
 }
 

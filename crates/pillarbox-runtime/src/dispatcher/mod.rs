@@ -26,6 +26,7 @@ mod fetching;
 mod held;
 mod lane;
 mod leases;
+mod memory;
 mod protocol;
 mod seats;
 mod settling;
@@ -47,7 +48,8 @@ use tokio::time::Instant;
 pub(crate) use self::held::Key;
 use self::held::{Held, Intent, Place, Table};
 pub(crate) use self::protocol::{
-    Action, Assigned, Burial, Event, FailureNote, Finished, LaneKind, Note, Then, Verdict, What,
+    Action, Assigned, Burial, Event, FailureNote, Finished, LaneKind, LetterNote, Note, Then,
+    Verdict, What,
 };
 use self::seats::Seat;
 use self::source::Source;
@@ -259,8 +261,8 @@ impl Dispatcher {
     }
 
     fn hold(&mut self, source: usize, message: RawMessage, receipt: Receipt, now: Instant) {
-        let SourceSettings { visibility, quarantine, .. } = self.sources[source].settings;
-        let suspicion = quarantine.suspicion(&message, self.spared.of(message.id));
+        let visibility = self.sources[source].settings.visibility;
+        let suspicion = self.suspicion(source, &message);
         let key = self.held.insert(Held::new(source, message, receipt, now + visibility));
         self.sources[source].renew_later(key, now, now + visibility);
         self.note(key, What::Received);
@@ -312,6 +314,9 @@ impl Dispatcher {
         if self.held.get(key).is_none() {
             // It was given up: the drain was over before its handler was.
             return;
+        }
+        if !matches!(verdict, Verdict::Shed { .. } | Verdict::TooLate) {
+            self.clear(key);
         }
         match verdict {
             Verdict::Done => {

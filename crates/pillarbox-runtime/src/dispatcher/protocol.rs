@@ -25,7 +25,7 @@ pub(crate) enum Event {
     /// A call that settles was answered.
     Settled { source: usize, lane: LaneKind, answer: Result<Vec<Result<()>>> },
     /// A dead letter was stored, or not.
-    Buried { key: Key, answer: Result<()> },
+    Buried { key: Key, answer: Result<LetterNote> },
     /// Somebody wants the workers to do something else.
     Wanted(Wanted),
     /// The task of a worker has ended.
@@ -86,6 +86,15 @@ pub(crate) struct FailureNote {
     pub(crate) text: Arc<str>,
     /// What it was caused by.
     pub(crate) causes: Arc<[Box<str>]>,
+}
+
+/// What is told of a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LetterNote {
+    /// The id that its message was first sent under.
+    pub(crate) message_id: MessageId,
+    /// The request that it is about.
+    pub(crate) request_id: Option<Uuid>,
 }
 
 /// What is to be done.
@@ -173,7 +182,7 @@ pub(crate) enum What {
     DeadLettered {
         failure: FailureNote,
         route: usize,
-        request_id: Option<Uuid>,
+        letter: LetterNote,
     },
     /// Somebody else has the message by now.
     LeaseLost,

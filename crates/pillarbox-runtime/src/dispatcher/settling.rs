@@ -9,7 +9,6 @@ use super::held::{Intent, Place};
 use super::lane::Entry;
 use super::{Action, Dispatcher, Key, LaneKind, What};
 use crate::answers::each;
-use crate::dead_letters::request_id;
 
 impl Dispatcher {
     pub(super) fn settle(&mut self, key: Key, intent: Intent) {
@@ -104,9 +103,8 @@ impl Dispatcher {
             Intent::Release { delay } => What::Released { delay },
             Intent::Return => What::Returned,
             Intent::Park { delay, .. } => What::Parked { delay },
-            Intent::Bury { failure, route } => {
-                let request_id = request_id(&held.message);
-                What::DeadLettered { failure, route, request_id }
+            Intent::Bury { failure, route, letter } => {
+                What::DeadLettered { failure, route, letter }
             }
         };
         if matches!(

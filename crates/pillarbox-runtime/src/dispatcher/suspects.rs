@@ -4,8 +4,11 @@
 //! of them it was cannot be told from the queue's count of deliveries that nobody settled, for it is the
 //! same for all. So a message with some of those is a *suspect* and runs alone: what is running comes to
 //! its end, what is not begun goes back, and so do other suspects. If the process ends then, one more
-//! unsettled delivery is counted for this message and no other. Others are cleared by living on; the one
-//! comes to the limit, and is quarantined: a dead letter before it is run.
+//! unsettled delivery is counted for this message and no other. Others are cleared by coming to an end, well
+//! or not; the one comes to the limit, and is quarantined: a dead letter before it is run.
+//!
+//! The queue's count never falls, so this process remembers at which count a message was cleared. Others do
+//! not know of it, and clear it once more.
 
 use std::time::Duration;
 
@@ -14,6 +17,7 @@ use pillarbox_core::clock::later;
 use tokio::time::Instant;
 
 use super::held::{Held, Intent, Place};
+use super::memory::Memory;
 use super::{Dispatcher, FailureNote, Key, SourceSettings, Then, What};
 use crate::outcome::FailureKind;
 
@@ -51,13 +55,28 @@ pub(super) enum Suspicion {
 }
 
 impl Quarantine {
-    pub(super) fn suspicion(&self, message: &RawMessage, spared: u32) -> Suspicion {
-        let (strikes, most, some) = if self.is_exact {
-            (message.unsettled, self.after, SUSPECT_AFTER)
+    /// After how many it is, of messages that have so many attempts, unless it is said otherwise: never
+    /// before a message has run alone.
+    pub(crate) fn usual(attempts: u32) -> u32 {
+        attempts.max(SUSPECT_AFTER + 1)
+    }
+
+    /// How many earlier deliveries speak against a message.
+    fn strikes(&self, message: &RawMessage, spared: u32) -> u32 {
+        if self.is_exact {
+            message.unsettled
         } else {
             // Not counting this one.
-            let earlier = message.delivery_count.saturating_sub(spared).saturating_sub(1);
-            (earlier, self.after.saturating_add(ROOM), self.after)
+            message.delivery_count.saturating_sub(spared).saturating_sub(1)
+        }
+    }
+
+    /// What is thought of a message that so many speak against.
+    fn suspicion(&self, strikes: u32) -> Suspicion {
+        let (most, some) = if self.is_exact {
+            (self.after, SUSPECT_AFTER)
+        } else {
+            (self.after.saturating_add(ROOM), self.after)
         };
         match self.route {
             Some(route) if strikes >= most => Suspicion::Proven { route },
@@ -72,10 +91,12 @@ impl Quarantine {
 pub(super) struct Suspects {
     /// They wait for their turn to run alone.
     waiting: Vec<Key>,
-    /// It runs, alone.
-    running: Option<Key>,
+    /// It runs, alone until then.
+    running: Option<(Key, Instant)>,
     /// Until when the first waits for what is running.
     patience: Option<Instant>,
+    /// How many deliveries spoke against messages that came to an end all the same.
+    cleared: Memory,
 }
 
 impl Suspects {
@@ -85,7 +106,8 @@ impl Suspects {
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
-        self.patience
+        let alone = self.running.map(|(_, until)| until);
+        self.patience.into_iter().chain(alone).min()
     }
 
     /// Those that have not run.
@@ -109,6 +131,27 @@ impl Dispatcher {
         }
     }
 
+    /// What is thought of a message that was received.
+    pub(super) fn suspicion(&self, source: usize, message: &RawMessage) -> Suspicion {
+        let cleared = self.suspects.cleared.of(message.id);
+        let strikes = self.strikes(source, message).saturating_sub(cleared);
+        self.sources[source].settings.quarantine.suspicion(strikes)
+    }
+
+    /// The handler of a message has come to an end.
+    pub(super) fn clear(&mut self, key: Key) {
+        let Some(held) = self.held.get(key) else { return };
+        let (id, strikes) = (held.message.id, self.strikes(held.source, &held.message));
+        if strikes > 0 {
+            self.suspects.cleared.set(id, strikes);
+        }
+    }
+
+    fn strikes(&self, source: usize, message: &RawMessage) -> u32 {
+        let spared = self.spared.of(message.id);
+        self.sources[source].settings.quarantine.strikes(message, spared)
+    }
+
     pub(super) fn quarantine(&mut self, key: Key, route: usize) {
         let Some(held) = self.held.get(key) else { return };
         let RawMessage { delivery_count, unsettled, .. } = *held.message;
@@ -128,7 +171,9 @@ impl Dispatcher {
         if !self.suspects.is_any() {
             return;
         }
-        if self.suspects.running.is_some_and(|key| self.held.get(key).is_none()) {
+        // One that takes longer than a lease is not waited for: all would stand still for it.
+        let is_over = |(key, until)| self.held.get(key).is_none() || now >= until;
+        if self.suspects.running.is_some_and(is_over) {
             self.suspects.running = None;
         }
         let is_here = |key: &Key| self.held.get(*key).is_some_and(Held::is_waiting);
@@ -147,13 +192,13 @@ impl Dispatcher {
         self.give_way(first);
         let visibility = self.held.get(first).map(|held| held.source);
         let visibility = visibility.map(|source| self.sources[source].settings.visibility);
-        let until =
-            *self.suspects.patience.get_or_insert(later(now, visibility.unwrap_or_default()));
-        // What takes longer than a lease is not waited for: all would stand still for it.
+        let in_a_lease = later(now, visibility.unwrap_or_default());
+        let until = *self.suspects.patience.get_or_insert(in_a_lease);
+        // Nor is what was running before.
         if self.held.len() == 1 || now >= until {
             self.suspects.patience = None;
             self.suspects.waiting.clear();
-            self.suspects.running = Some(first);
+            self.suspects.running = Some((first, in_a_lease));
             self.seat(first);
         }
     }

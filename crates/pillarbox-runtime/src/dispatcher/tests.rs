@@ -168,6 +168,13 @@ impl Bench {
             .collect()
     }
 
+    /// What is thought of a message at this delivery, of which so many were not settled.
+    fn suspicion(&self, id: MessageId, attempt: u32, unsettled: u32) -> Suspicion {
+        let mut message = RawMessage::new(id, "x", Timestamp::now());
+        (message.delivery_count, message.unsettled) = (attempt, unsettled);
+        self.dispatcher.suspicion(0, &message)
+    }
+
     fn want(&mut self, change: impl FnOnce(&mut Wanted)) {
         let mut wanted = self.dispatcher.wanted;
         change(&mut wanted);
@@ -182,6 +189,10 @@ fn expired() -> Error {
 
 fn broken() -> Error {
     Error::connection(None, "settle", "broken")
+}
+
+fn letter() -> LetterNote {
+    LetterNote { message_id: MessageId::new(), request_id: None }
 }
 
 fn failed(then: Then) -> Verdict {
@@ -304,7 +315,7 @@ fn a_dead_letter_is_stored_before_the_message_is_acknowledged() {
     bench.finish(failed(Then::Bury { route: 0 }));
     let key = bench.buried.pop_front().unwrap();
     assert!(bench.calls.is_empty());
-    bench.event(Event::Buried { key, answer: Ok(()) });
+    bench.event(Event::Buried { key, answer: Ok(letter()) });
     assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
     bench.answer(Ok(()));
     assert_eq!(bench.names(), ["received", "failed", "dead-lettered"]);
@@ -384,12 +395,93 @@ fn where_unsettled_deliveries_are_not_counted_all_are_but_those_given_back_here(
     bench.deliver_ids(0, &[id], 17);
     bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
     bench.answer(Ok(()));
-    bench.deliver_ids(0, &[id], 18);
-    assert_eq!(
-        (bench.assigned.len(), bench.buried.len()),
-        (0, 1),
-        "twelve that nobody here saw end, and one more"
-    );
+    // Its end was seen here: twelve more speak against it that were not.
+    assert_eq!(bench.suspicion(id, 18, 0), Suspicion::None);
+    assert_eq!(bench.suspicion(id, 28, 0), Suspicion::Suspect);
+    assert_eq!(bench.suspicion(id, 29, 0), Suspicion::Proven { route: 0 });
+    bench.deliver_ids(0, &[id], 29);
+    assert_eq!((bench.assigned.len(), bench.buried.len()), (0, 1));
+}
+
+#[test]
+fn a_message_has_run_alone_before_it_is_quarantined() {
+    assert_eq!([1, 2, 3, 4].map(Quarantine::usual), [3, 3, 3, 4]);
+    let bench = Bench::new(1, 0, &[quarantining(Quarantine::usual(1), true)]);
+    let suspicion = [0, 1, 2, 3].map(|unsettled| bench.suspicion(MessageId::new(), 9, unsettled));
+    let proven = Suspicion::Proven { route: 0 };
+    assert_eq!(suspicion, [Suspicion::None, Suspicion::None, Suspicion::Suspect, proven]);
+}
+
+#[test]
+fn a_suspect_that_came_to_an_end_is_cleared() {
+    let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
+    let id = MessageId::new();
+    for (unsettled, verdict) in [
+        (2, failed(Then::Retry { delay: Duration::ZERO })),
+        (4, Verdict::Released { delay: Duration::ZERO }),
+        (8, Verdict::Done),
+    ] {
+        bench.deliver_all(0, &[(id, unsettled + 1, unsettled)]);
+        assert_eq!(bench.fetches[0], None, "it runs alone");
+        bench.finish(verdict);
+        bench.answer(Ok(()));
+        let more = [0, 1, 2, 4].map(|more| bench.suspicion(id, unsettled + 2, unsettled + more));
+        let [none, suspect] = [Suspicion::None, Suspicion::Suspect];
+        assert_eq!(more, [none, none, suspect, suspect]);
+    }
+    assert_eq!(bench.suspicion(id, 20, 13), Suspicion::Proven { route: 0 });
+    let other = bench.suspicion(MessageId::new(), 20, 5);
+    assert_eq!(other, Suspicion::Proven { route: 0 });
+}
+
+#[test]
+fn a_suspect_that_runs_for_longer_than_a_lease_is_not_alone_any_more() {
+    let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
+    bench.deliver_unsettled(0, &[2]);
+    assert_eq!((bench.assigned.len(), bench.fetches[0]), (1, None));
+    assert!(bench.assigned[0].1.lease.begin());
+    let keep = |bench: &mut Bench| {
+        while let Some((source, lane, actions)) = bench.calls.pop_front() {
+            let answer = Ok(vec![Ok(()); actions.len()]);
+            bench.event(Event::Settled { source, lane, answer });
+        }
+    };
+    for _ in 0..2 {
+        bench.pass(LEASE / 3);
+        keep(&mut bench);
+        assert_eq!(bench.fetches[0], None);
+    }
+    bench.pass(LEASE / 3 - Duration::from_nanos(1));
+    keep(&mut bench);
+    assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + Duration::from_nanos(1)));
+    bench.pass(Duration::from_nanos(1));
+    keep(&mut bench);
+    assert_eq!(bench.fetches[0], Some(1), "the others go on beside it");
+    bench.deliver(0, 1);
+    assert_eq!(bench.assigned.len(), 2);
+}
+
+#[test]
+fn a_message_that_somebody_else_has_is_not_buried() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    assert!(bench.assigned[0].1.lease.begin());
+    bench.pass(LEASE / 3);
+    bench.answer(Err(expired()));
+    bench.finish(failed(Then::Bury { route: 0 }));
+    assert!(bench.buried.is_empty(), "the other may succeed");
+    assert_eq!((bench.calls.len(), bench.dispatcher.in_flight()), (0, 0));
+
+    // Nor once its dead letter could not be stored at first.
+    bench.deliver(0, 1);
+    bench.finish(failed(Then::Bury { route: 0 }));
+    bench.pass(LEASE / 3);
+    let key = bench.buried.pop_front().unwrap();
+    bench.event(Event::Buried { key, answer: Err(broken()) });
+    bench.answer(Err(expired()));
+    bench.pass(BACKOFF);
+    assert!(bench.buried.is_empty());
+    assert_eq!(bench.dispatcher.in_flight(), 0);
 }
 
 #[test]
@@ -956,7 +1048,7 @@ fn random_events_never_break_the_invariants() {
                 bench.answer(Ok(()));
             }
             while let Some(key) = bench.buried.pop_front() {
-                bench.event(Event::Buried { key, answer: Ok(()) });
+                bench.event(Event::Buried { key, answer: Ok(letter()) });
             }
             bench.pass(Duration::from_millis(10));
         }
@@ -1021,7 +1113,7 @@ fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
             }
             _ => {
                 if let Some(key) = bench.buried.pop_front() {
-                    let answer = if random.random() { Ok(()) } else { Err(broken()) };
+                    let answer = if random.random() { Ok(letter()) } else { Err(broken()) };
                     bench.event(Event::Buried { key, answer });
                 }
             }

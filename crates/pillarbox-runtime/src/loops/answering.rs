@@ -164,9 +164,10 @@ fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp
     [one, other].into_iter().flatten().min()
 }
 
-/// Until when the sender waits, if it says so.
+/// Until when the sender waits, if it says so. Of a request that was replayed, somebody else wants it done.
 fn waited_for_until(attributes: &Attributes) -> Option<Timestamp> {
-    attributes.get(DEADLINE)?.parse().ok()
+    let until = attributes.get(DEADLINE).filter(|_| replays(attributes) == 0)?;
+    until.parse().ok()
 }
 
 /// A failure, as the sender of the request is told of it.

@@ -56,13 +56,13 @@ async fn replay(
     if args.dry_run {
         return round.rehearse(context, backend, &dlq).await;
     }
-    let target = target.unwrap_or(backend);
-    dlq = match &args.to {
-        Some(queue) => {
-            let mailbox: Mailbox<()> = target.mailbox(queue)?;
+    dlq = match (&args.to, target) {
+        (Some(queue), target) => {
+            let mailbox: Mailbox<()> = target.unwrap_or(backend).mailbox(queue)?;
             dlq.replay_to(&mailbox)
         }
-        None => dlq.sources_on(target),
+        (None, Some(target)) => dlq.sources_on(target),
+        (None, None) => dlq,
     };
     if asks {
         let number = round.expected(backend, &dlq).await?;

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use pillarbox::runtime::{Dlq, Pass, PassFailed, Report, Summary};
+use pillarbox::runtime::{DeadLetter, Dlq, Pass, PassFailed, Report, Summary};
 use pillarbox::{Mailboxes, MessageState, QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
 
@@ -39,18 +39,21 @@ pub(super) enum Deed {
 }
 
 /// What was done, or would be.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default)]
 struct Tally {
-    done: u64,
-    left: u64,
-    exhausted: u64,
-    failed_again: u64,
-    unreadable: u64,
-    refused: u64,
-    unacknowledged: u64,
-    unseen: u64,
+    report: Report,
     /// Only a dry run looks beyond `--max`.
     beyond_max: u64,
+}
+
+impl Tally {
+    /// Whether there was no dead letter at all.
+    fn is_empty(&self) -> bool {
+        let Self { report, beyond_max } = self;
+        let looked_at = report.done + report.left + report.exhausted + report.unreadable;
+        let others = report.failed_again + report.refused + report.unacknowledged + report.unseen;
+        looked_at + others + beyond_max == 0
+    }
 }
 
 #[derive(Serialize)]
@@ -104,7 +107,7 @@ impl Round {
             line.left_by_max = Some(tally.beyond_max);
             context.out.json(&line)?;
         } else {
-            if tally.done > 0 {
+            if tally.report.done > 0 {
                 context.out.table(&groups(&summary, TOP, now))?;
             }
             context.out.line(&self.sentence(&tally, true))?;
@@ -115,7 +118,7 @@ impl Round {
     /// How many would be replayed or discarded, as far as it can be known.
     pub(super) async fn expected(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<u64> {
         if backend.capabilities().peek {
-            return Ok(self.plan(dlq).await?.0.done);
+            return Ok(self.plan(dlq).await?.0.report.done);
         }
         let ready = backend.queue(&self.queue, QueueOptions::new())?.counts().await?.ready;
         Ok(self.max.map_or(ready, |max| ready.min(max)))
@@ -138,17 +141,18 @@ impl Round {
     }
 
     async fn plan(&self, dlq: &Dlq) -> Result<(Tally, Summary)> {
-        let mut tally = Tally::default();
+        let (mut report, mut beyond_max) = (Report::default(), 0);
         let mut summary = Summary::default();
         dlq.look(|found| {
             match &found.letter {
-                _ if found.state != MessageState::Ready => tally.unseen += 1,
-                Err(_) => tally.unreadable += 1,
-                Ok(letter) if !self.filter.means(found.id, letter) => tally.left += 1,
-                Ok(letter) if self.deed.is_exhausted(letter.replay_count) => tally.exhausted += 1,
-                Ok(_) if self.max.is_some_and(|max| tally.done >= max) => tally.beyond_max += 1,
+                _ if found.state != MessageState::Ready => report.unseen += 1,
+                Err(_) => report.unreadable += 1,
+                Ok(letter) if !self.filter.means(found.id, letter) => report.left += 1,
+                Ok(letter) if self.deed.is_exhausted(letter.replay_count) => report.exhausted += 1,
+                Ok(letter) if self.deed.is_refused(letter) => report.refused += 1,
+                Ok(_) if self.max.is_some_and(|max| report.done >= max) => beyond_max += 1,
                 Ok(_) => {
-                    tally.done += 1;
+                    report.done += 1;
                     summary.add(&found, |_| true);
                 }
             }
@@ -156,7 +160,7 @@ impl Round {
         })
         .await?;
         summary.sort();
-        Ok((tally, summary))
+        Ok((Tally { report, beyond_max }, summary))
     }
 
     /// Does it, until it is done or the user wants to end.
@@ -181,8 +185,8 @@ impl Round {
             Ok(report) => (report, None),
             Err(PassFailed { report, error, .. }) => (report, Some(error)),
         };
-        let tally = Tally::from(&report);
         self.complain(context, &report);
+        let tally = Tally { report, beyond_max: 0 };
         if context.out.is_json() {
             context.out.json(&self.line(&tally, false))?;
         } else {
@@ -193,7 +197,9 @@ impl Round {
             // It was well used: something was done.
             Some(error) => Failure::Other(error.to_string()),
             None if interrupt.is_told() => Failure::Interrupted,
-            None if tally.refused + tally.unacknowledged > 0 => return Err(Failure::Reported),
+            None if tally.report.refused + tally.report.unacknowledged > 0 => {
+                return Err(Failure::Reported);
+            }
             None => return Ok(()),
         };
         context.out.note(match self.deed {
@@ -210,10 +216,9 @@ impl Round {
         let mut before = 0;
         move |report| {
             // What has failed again is not among those that were there.
-            let Tally { done, left, exhausted, unreadable, refused, unacknowledged, .. } =
-                Tally::from(report);
-            let others = left + exhausted + unreadable + refused + unacknowledged;
-            let seen = if is_counted { done } else { done + others };
+            let done = report.done;
+            let left = report.left + report.exhausted + report.unreadable + report.refused;
+            let seen = if is_counted { done } else { done + left + report.unacknowledged };
             progress.add(seen - before);
             progress.say(format!("{done} {past}"));
             before = seen;
@@ -222,19 +227,20 @@ impl Round {
 
     fn line(&self, tally: &Tally, dry_run: bool) -> Line<'_> {
         let is_replay = matches!(self.deed, Deed::Replay { .. });
+        let report = &tally.report;
         Line {
             queue: &self.queue,
             dry_run,
-            replayed: is_replay.then_some(tally.done),
-            discarded: (!is_replay).then_some(tally.done),
-            left: tally.left,
-            left_by_max_replays: is_replay.then_some(tally.exhausted),
+            replayed: is_replay.then_some(report.done),
+            discarded: (!is_replay).then_some(report.done),
+            left: report.left,
+            left_by_max_replays: is_replay.then_some(report.exhausted),
             left_by_max: None,
-            failed_again: (is_replay && !dry_run).then_some(tally.failed_again),
-            unreadable: tally.unreadable,
-            refused: tally.refused,
-            unacknowledged: tally.unacknowledged,
-            in_flight_or_delayed: tally.unseen,
+            failed_again: (is_replay && !dry_run).then_some(report.failed_again),
+            unreadable: report.unreadable,
+            refused: report.refused,
+            unacknowledged: report.unacknowledged,
+            in_flight_or_delayed: report.unseen,
             errors: None,
             further: None,
         }
@@ -243,12 +249,15 @@ impl Round {
     /// What was done, in words.
     fn sentence(&self, tally: &Tally, dry_run: bool) -> String {
         let would = if dry_run { "would be " } else { "" };
+        let report = &tally.report;
         let mut sentence = match &self.deed {
             Deed::Replay { to, to_url, .. } => {
-                let to = destination(tally.done, to.as_ref(), to_url.as_ref());
-                format!("{} {would}replayed to {to}", text::count(tally.done, "message"))
+                let to = destination(report.done, to.as_ref(), to_url.as_ref());
+                format!("{} {would}replayed to {to}", text::count(report.done, "message"))
             }
-            Deed::Discard => format!("{} {would}discarded", text::count(tally.done, "dead letter")),
+            Deed::Discard => {
+                format!("{} {would}discarded", text::count(report.done, "dead letter"))
+            }
         };
         let often = match &self.deed {
             Deed::Replay { max_replays, .. } => text::count((*max_replays).into(), "time"),
@@ -256,20 +265,20 @@ impl Round {
         };
         let max = self.max.unwrap_or_default();
         let parts = [
-            (tally.left, "left (not matching)".to_owned()),
-            (tally.exhausted, format!("left (replayed {often} already)")),
-            (tally.failed_again, "failed again meanwhile".to_owned()),
+            (report.left, "left (not matching)".to_owned()),
+            (report.exhausted, format!("left (replayed {often} already)")),
+            (report.failed_again, "failed again meanwhile".to_owned()),
             (tally.beyond_max, format!("left (--max {max})")),
-            (tally.unreadable, "left (cannot be read)".to_owned()),
-            (tally.refused, "left (refused)".to_owned()),
-            (tally.unseen, "not looked at (in flight or delayed)".to_owned()),
+            (report.unreadable, "left (cannot be read)".to_owned()),
+            (report.refused, "left (refused)".to_owned()),
+            (report.unseen, "not looked at (in flight or delayed)".to_owned()),
         ];
         let mut parts: Vec<_> = parts
             .into_iter()
             .filter(|(number, _)| *number > 0)
             .map(|(number, what)| format!("{number} {what}"))
             .collect();
-        if !dry_run && self.max.is_some_and(|max| tally.done >= max) {
+        if !dry_run && self.max.is_some_and(|max| report.done >= max) {
             parts.push(format!("ended at --max {max}"));
         }
         if !parts.is_empty() {
@@ -299,10 +308,11 @@ impl Round {
 
     /// Says what is good to know.
     async fn remark(&self, context: &Context, backend: &Mailboxes, tally: &Tally) -> Result<()> {
-        if tally.unreadable > 0 {
-            context.out.note(&unreadable(tally.unreadable, &self.queue));
+        let number = tally.report.unreadable;
+        if number > 0 {
+            context.out.note(&unreadable(number, &self.queue));
         }
-        if *tally == Tally::default() {
+        if tally.is_empty() {
             context.note_if_unknown(backend, &self.queue).await?;
         }
         Ok(())
@@ -327,6 +337,12 @@ impl Deed {
         matches!(self, Self::Replay { max_replays, .. } if replays >= *max_replays)
     }
 
+    /// Whether a message is left because it came from another backend, and nothing is said of where to.
+    fn is_refused(&self, letter: &DeadLetter) -> bool {
+        let is_unsaid = matches!(self, Self::Replay { to: None, to_url: None, .. });
+        is_unsaid && letter.source_backend.is_some()
+    }
+
     const fn unit(&self) -> &'static str {
         match self {
             Self::Replay { .. } => "messages",
@@ -338,22 +354,6 @@ impl Deed {
         match self {
             Self::Replay { .. } => "replayed",
             Self::Discard => "discarded",
-        }
-    }
-}
-
-impl From<&Report> for Tally {
-    fn from(report: &Report) -> Self {
-        Self {
-            done: report.done,
-            left: report.left,
-            exhausted: report.exhausted,
-            failed_again: report.failed_again,
-            unreadable: report.unreadable,
-            refused: report.refused,
-            unacknowledged: report.unacknowledged,
-            unseen: report.unseen,
-            beyond_max: 0,
         }
     }
 }

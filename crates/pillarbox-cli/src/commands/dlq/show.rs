@@ -44,7 +44,11 @@ fn describe(out: &mut Out, found: &Found, letter: &DeadLetter) -> Result<()> {
     };
     field("message", &letter.message_id.to_string())?;
     field("dead letter", &own(found, now))?;
-    field("source", letter.source_mailbox.as_str())?;
+    let source = match &letter.source_backend {
+        Some(kind) => format!("{}, on another backend ({kind})", letter.source_mailbox),
+        None => letter.source_mailbox.to_string(),
+    };
+    field("source", &source)?;
     field("dead-lettered", &when(letter.dead_lettered_at))?;
     field("sent", &when(letter.first_received_at))?;
     field("deliveries", &letter.delivery_count.to_string())?;

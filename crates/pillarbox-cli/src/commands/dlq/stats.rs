@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{Dlq, DlqLimits, DlqStatus, Summary};
+use pillarbox::runtime::{Dlq, Summary};
 use pillarbox::{Mailboxes, MessageId, QueueName, Timestamp};
 use serde::Serialize;
 
@@ -62,7 +62,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
         for (place, queue) in queues.iter().enumerate() {
             let dlq = Dlq::open(backend, queue)?;
             let seen = look(&dlq, &filter).await?;
-            problems.extend(alarm.problem(&dlq, &filter, &seen.summary, now).await?);
+            problems.extend(alarm.problem(&seen, &filter, now));
             if context.out.is_json() {
                 context.out.json(&seen.line(top, now))?;
             } else if is_overview {
@@ -203,33 +203,12 @@ struct Alarm {
 }
 
 impl Alarm {
-    /// What is wrong with a queue, if anything is.
-    async fn problem(
-        &self,
-        dlq: &Dlq,
-        filter: &Filter,
-        summary: &Summary,
-        now: Timestamp,
-    ) -> Result<Option<String>> {
-        if self.over.is_none() && self.older.is_none() {
-            return Ok(None);
-        }
-        let (depth, oldest, is_degraded) = if filter.is_all() {
-            let over = self.over.map_or(u64::MAX, |over| over.saturating_add(1));
-            let mut limits = DlqLimits::default().depth(over);
-            limits.age = self.older;
-            let health = dlq.health(limits).await?;
-            let oldest = health.oldest_age_seconds.map(Duration::from_secs_f64);
-            (health.depth, oldest, health.status == DlqStatus::Degraded)
-        } else {
-            let oldest = summary.first_at.map(|first| now.since(first));
-            let is_deep = self.over.is_some_and(|over| summary.letters > over);
-            let is_old = self.older.zip(oldest).is_some_and(|(limit, oldest)| oldest >= limit);
-            (summary.letters, oldest, is_deep || is_old)
-        };
-        if !is_degraded {
-            return Ok(None);
-        }
+    /// What is wrong with a queue, if anything is. What cannot be read counts where no filter is asked for.
+    fn problem(&self, seen: &Seen, filter: &Filter, now: Timestamp) -> Option<String> {
+        let Seen { queue, summary, .. } = seen;
+        let unreadable = if filter.is_all() { summary.unreadable } else { 0 };
+        let depth = summary.letters + unreadable;
+        let oldest = summary.first_at.map(|first| now.since(first));
         let mut said = Vec::new();
         if let Some(over) = self.over.filter(|over| depth > *over) {
             said.push(format!("{}, more than {over}", text::count(depth, "dead letter")));
@@ -238,6 +217,6 @@ impl Alarm {
             let (oldest, limit) = (time::show(oldest), time::show(limit));
             said.push(format!("one that is {oldest} old, older than {limit}"));
         }
-        Ok(Some(format!("'{}' holds {}", dlq.name(), said.join(", and "))))
+        (!said.is_empty()).then(|| format!("'{queue}' holds {}", said.join(", and ")))
     }
 }
