@@ -692,7 +692,7 @@ async fn in_time<T>(
 
 /// What is logged of single messages has a target of its own, so that a program that expects failures can
 /// leave it out.
-const DELIVERIES: &str = "pillarbox_runtime::deliveries";
+pub(crate) const DELIVERIES: &str = "pillarbox_runtime::deliveries";
 
 fn log(note: &Note, queue: &pillarbox_core::QueueName) {
     let (message_id, attempt) = (note.id, note.attempt);

@@ -10,6 +10,12 @@ use pillarbox_core::{Queue, QueueName};
 use crate::dispatcher::{Note, What};
 use crate::outcome::FailureKind;
 
+/// A request of a main loop was answered, or would have been.
+pub(crate) fn answered(queue: &QueueName, outcome: &'static str) {
+    counter!("pillarbox.requests.answered", "queue" => queue.to_string(), "outcome" => outcome)
+        .increment(1);
+}
+
 /// The instruments of one queue. They are looked up once; without a recorder each is nothing.
 pub(crate) struct QueueMetrics {
     queue: QueueName,

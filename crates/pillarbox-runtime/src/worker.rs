@@ -152,6 +152,8 @@ struct GroupOptions {
     has_signals: bool,
     /// What is done meanwhile, and never ends.
     beside: Vec<BoxFuture<'static, ()>>,
+    /// Why it is not to begin at all.
+    refused: Option<Error>,
     on_shutdown: Vec<Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>>,
 }
 
@@ -210,6 +212,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             depth_every: None,
             has_signals: true,
             beside: Vec::new(),
+            refused: None,
             on_shutdown: Vec::new(),
         };
         let (producers_sender, producers) = mpsc::channel(PRODUCER_BUFFER);
@@ -530,6 +533,12 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
+    /// Fails when it is run: something that is not the worker's own is out of range.
+    pub(crate) fn refused(mut self, error: Error) -> Self {
+        self.group.refused = Some(error);
+        self
+    }
+
     /// What the group is called.
     pub(crate) fn group_name(&self) -> String {
         self.group.name.clone().unwrap_or_else(|| self.mailbox.name().to_string())
@@ -836,6 +845,9 @@ impl GroupOptions {
             }
             Err(Error::invalid(None, what, value.to_string(), format!("{least} to {most}")))
         };
+        if let Some(error) = &self.refused {
+            return Err(error.clone());
+        }
         number("workers", workers, 1, MOST_WORKERS)?;
         number("inbox", self.inbox, 0, MOST_WAITING)?;
         number("result_buffer", self.results, 1, MOST_WAITING)?;

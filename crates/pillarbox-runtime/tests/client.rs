@@ -86,8 +86,24 @@ async fn a_call_that_nobody_answers_ends_in_time_and_is_not_worked_on_later() {
         matches!(failed, CallError::Timeout { .. }) && start.elapsed() == 3 * SECOND,
         "{failed:?}"
     );
-    let sent = requests.peek(10).await.unwrap();
-    assert!(sent.iter().all(|sent| sent.message.attributes.get("pillarbox.deadline").is_some()));
+    // Nor of one that a loop gets to see when it is too late.
+    let real = Duration::from_millis(100);
+    tokio::time::resume();
+    assert!(client.call(&MainLoopRequest::new(2), real).await.is_err());
+    tokio::time::sleep(real).await;
+    requests.purge().await.unwrap();
+    let late = MainLoopRequest::new(4);
+    assert!(client.call(&late, real).await.is_err());
+    tokio::time::sleep(real).await;
+    let stats =
+        MainLoop::new(
+            requests.clone(),
+            |_: u64| async move { std::future::pending::<u64>().await },
+        )
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!((stats.processed, stats.timeouts), (1, 0), "answered, and not run");
     drop(client);
 }
 
@@ -255,10 +271,10 @@ async fn what_is_submitted_together_is_collected_in_order_and_what_is_missing_is
         .iter()
         .map(|answer| answer.as_ref().ok().and_then(|a| a.output().copied()))
         .collect();
-    // What was taken by `next` is not there again.
-    assert_eq!(outputs, [Some(3_000), Some(2_000), None, None, None, None]);
+    // What was given out by `next` is not there again.
+    assert_eq!(outputs, [Some(3_000), Some(2_000), None, None, None]);
     assert_eq!(answers[2].as_ref().unwrap().error().unwrap().text, "101 is odd");
-    assert!(answers[4..].iter().all(|answer| matches!(answer, Err(CallError::Timeout { .. }))));
+    assert!(answers[3..].iter().all(|answer| matches!(answer, Err(CallError::Timeout { .. }))));
     assert!(format!("{client:?}").contains("waiting: 0"), "{client:?}");
     assert!(client.submit(&[]).await.unwrap().collect(SECOND).await.is_empty());
     running.stop().await.unwrap();
@@ -335,19 +351,92 @@ async fn mailboxes_of_clients_that_have_vanished_are_swept_and_those_of_others_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sweep_takes_no_answer_that_comes_meanwhile() {
+async fn a_sweep_forgets_an_empty_mailbox_that_the_loop_still_has_open() {
     let (backend, requests) = open();
     let old = "pillarbox-replies-0193b1f46b1a7c008f4e3a52c0ffee00";
-    let answers = requests.resolve_reply(old).unwrap();
-    let send = async {
-        answers
-            .send_with(&MainLoopResult::new(Default::default(), Ok(1)), SendOptions::new())
-            .await
-            .unwrap();
+    requests.send_with(&MainLoopRequest::new(2), SendOptions::new().reply_to(old)).await.unwrap();
+    let running = MainLoop::new(requests.clone(), |n: u64| async move { n })
+        .keep_replies_for(4 * SECOND)
+        .start();
+    tokio::time::sleep(SECOND).await;
+    // Its client fetches the answer, and is killed.
+    let answers: Mailbox<MainLoopResult<u64>> = backend.mailbox(old).unwrap();
+    answers.receive(Receive::one()).await.unwrap().acknowledge().await.unwrap().all().unwrap();
+    drop(answers);
+    assert_eq!(reply_mailboxes(&backend).await, [old]);
+    tokio::time::sleep(5 * SECOND).await;
+    assert_eq!(reply_mailboxes(&backend).await, [""; 0]);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_are_kept_for_a_second_at_least() {
+    let (backend, requests) = open();
+    let refused = sweep_replies(&backend, Duration::from_millis(999)).await.unwrap_err();
+    assert!(matches!(refused, Error::InvalidParameter { .. }), "{refused}");
+    let main_loop = MainLoop::new(requests, |n: u64| async move { n });
+    let refused = main_loop.keep_replies_for(Duration::ZERO).run().await.unwrap_err();
+    assert!(matches!(refused, Error::InvalidParameter { .. }), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_called_again_is_not_forgotten_with_the_submission_that_had_it() {
+    let (_, requests) = open();
+    let running = start(&requests);
+    let client = Client::new(&requests).unwrap();
+    let request = MainLoopRequest::new(1_001);
+    let mut submission = client.submit(std::slice::from_ref(&request)).await.unwrap();
+    assert!(submission.next().await.unwrap().unwrap().error().is_some());
+    let again = client.call(&request, 60 * SECOND);
+    let dropping = async {
+        tokio::time::sleep(SECOND / 2).await;
+        drop(submission);
     };
-    let (swept, ()) = tokio::join!(sweep_replies(&backend, 60 * SECOND), send);
-    assert_eq!(swept.unwrap().answers, 0);
-    assert_eq!(answers.counts().await.unwrap().ready, 1);
+    let (failed, ()) = tokio::join!(again, dropping);
+    assert!(matches!(failed, Err(CallError::Remote { .. })), "{failed:?}");
+    running.stop().await.unwrap();
+}
+
+/// An answer that cannot be read without a panic.
+#[derive(Debug)]
+struct Rude;
+
+impl serde::Serialize for Rude {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(1)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Rude {
+    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        panic!("not today")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_panics_when_it_is_read_fails_its_call_and_the_client_goes_on() {
+    let backend = Mailboxes::new(MemoryBackend::new());
+    let requests: Mailbox<MainLoopRequest<u64>, MainLoopResult<Rude>> =
+        backend.mailbox("requests").unwrap();
+    let running = MainLoop::new(requests.clone(), |_: u64| async { Rude }).start();
+    let client = Client::new(&requests).unwrap();
+    for _ in 0..2 {
+        let failed =
+            client.call(&MainLoopRequest::new(1), 5 * SECOND).await.unwrap_err().to_string();
+        assert!(failed.contains("not today"), "{failed}");
+    }
+    running.stop().await.unwrap();
+}
+
+#[test]
+fn a_client_whose_runtime_has_ended_says_so_and_waits_for_nothing() {
+    let (_, requests) = open();
+    let make = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let first = make();
+    let client = first.block_on(async { Client::new(&requests).unwrap() });
+    drop(first);
+    let failed = make().block_on(client.call(&MainLoopRequest::new(2), 3600 * SECOND)).unwrap_err();
+    assert!(matches!(failed, CallError::Backend { error: Error::Closed { .. }, .. }), "{failed:?}");
 }
 
 #[tokio::test(start_paused = true)]

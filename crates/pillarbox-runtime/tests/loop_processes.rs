@@ -90,9 +90,41 @@ async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
 }
 
 on_both! {
+    a_request_may_be_called_again_at_once_and_is_answered_each_time;
+    one_iteration_works_on_the_one_request_there_is;
     loops_that_are_killed_leave_no_call_without_its_answer;
     clients_that_are_killed_leave_nothing_behind;
     a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process;
+}
+
+fn a_request_may_be_called_again_at_once_and_is_answered_each_time(place: Place) {
+    on_threads(async move {
+        let backend = open(&place.url).await;
+        let requests = requests(&backend);
+        let running = MainLoop::new(requests.clone(), |n: u64| async move { n }).start();
+        let client = Client::new(&requests).expect("a client");
+        // Each time while the answer of the last may not be acknowledged yet, nor its request.
+        let request = MainLoopRequest::new(7);
+        for _ in 0..200 {
+            assert_eq!(client.call(&request, PATIENCE).await.expect("an answer"), 7);
+        }
+        client.close().await;
+        running.stop().await.expect("it ends");
+        backend.close().await;
+    });
+}
+
+fn one_iteration_works_on_the_one_request_there_is(place: Place) {
+    on_threads(async move {
+        let backend = open(&place.url).await;
+        let requests = requests(&backend);
+        for _ in 0..20 {
+            requests.send(&MainLoopRequest::new(7)).await.expect("sent");
+            let main_loop = MainLoop::new(requests.clone(), |n: u64| async move { n });
+            assert_eq!(main_loop.run_iterations(1).await.expect("it ends").succeeded, 1);
+        }
+        backend.close().await;
+    });
 }
 
 fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {

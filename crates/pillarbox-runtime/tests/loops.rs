@@ -151,6 +151,7 @@ async fn a_request_that_is_worked_on_twice_is_answered_once() {
     running.control().stop_now();
     running.join().await.unwrap();
     assert_eq!(office.left().await, 1, "the request is still there");
+    assert_eq!(office.answers.approximate_count().await.unwrap(), 1, "and is answered already");
     let runs = Arc::new(AtomicU32::new(0));
     let count = runs.clone();
     MainLoop::new(office.requests.clone(), move |n: u32| {
@@ -210,7 +211,9 @@ async fn a_request_whose_deadline_is_past_is_answered_with_an_error_and_not_run(
         }
         let stats = main_loop.run_until_empty().await.unwrap();
         assert_eq!((stats.panics, stats.dead_lettered), (0, 0));
-        for answer in office.take().await {
+        let answers = office.take().await;
+        assert_eq!(answers.len() as u64, stats.succeeded);
+        for answer in answers {
             let error = answer.error().unwrap();
             assert_eq!(
                 (error.kind, &*error.text),
@@ -247,6 +250,42 @@ async fn a_run_is_cancelled_at_its_deadline() {
     assert!(start.elapsed() < 10 * SECOND, "{:?}", start.elapsed());
     assert_eq!(cancelled.load(Ordering::SeqCst), 1);
     assert_eq!(office.take().await[0].error().unwrap().kind, RemoteErrorKind::Deadline);
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_spent_waiting_for_the_adapter_counts() {
+    let office: Office<u32> = Office::open();
+    for _ in 0..2 {
+        office.ask(&MainLoopRequest::new(7).deadline_in(15 * SECOND)).await;
+    }
+    let service = tower::service_fn(|call: LoopCall<u32>| async move {
+        tokio::time::sleep(10 * SECOND).await;
+        Ok::<_, std::io::Error>(call.request)
+    });
+    let one_at_a_time = tower::ServiceBuilder::new().concurrency_limit(1).service(service);
+    let start = tokio::time::Instant::now();
+    MainLoop::service(office.requests.clone(), one_at_a_time).run_until_empty().await.unwrap();
+    assert!(start.elapsed() < 16 * SECOND, "{:?}", start.elapsed());
+    let answers = office.take().await;
+    assert_eq!(answers[0].output(), Some(&7));
+    assert_eq!(answers[1].error().unwrap().kind, RemoteErrorKind::Deadline);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_names_none_goes_by_its_message() {
+    let office: Office<u32> = Office::open();
+    let foreign: Mailbox<serde_json::Value> = office.backend.mailbox("requests").unwrap();
+    let options = SendOptions::new().reply_to("answers");
+    let id = foreign.send_with(&serde_json::json!({"request": 7}), options).await.unwrap();
+    MainLoop::new(office.requests.clone(), move |n: u32, run: Run| async move {
+        assert_eq!(run.request_id(), *id.as_uuid());
+        n
+    })
+    .run_until_empty()
+    .await
+    .unwrap();
+    let answer = office.take().await.remove(0);
+    assert_eq!((answer.request_id, answer.output()), (*id.as_uuid(), Some(&7)));
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -422,6 +461,13 @@ async fn so_many_iterations_work_on_so_many_requests_and_end() {
     assert_eq!(main_loop().run_iterations(0).await.unwrap().succeeded, 0);
     assert_eq!(main_loop().run_iterations(10).await.unwrap().succeeded, 3);
     assert_eq!(main_loop().run_iterations(1).await.unwrap().processed, 0);
+    // The last one has as much time as any.
+    office.ask(&MainLoopRequest::new(7)).await;
+    let slow = MainLoop::new(office.requests.clone(), |n: u32| async move {
+        tokio::time::sleep(200 * SECOND).await;
+        n
+    });
+    assert_eq!(slow.run_iterations(1).await.unwrap().succeeded, 1);
 }
 
 #[tokio::test(start_paused = true)]

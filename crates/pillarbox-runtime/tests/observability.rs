@@ -11,7 +11,8 @@ use pillarbox_core::{
 };
 use pillarbox_runtime::{
     Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Kinship, LoopGroup,
-    Outcome, ProducerHandle, ServiceStackOptions, TraceContext, Tracer, Worker,
+    MainLoop, MainLoopRequest, MainLoopResult, Outcome, ProducerHandle, ServiceStackOptions,
+    TraceContext, Tracer, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tracing::field::{Field, Visit};
@@ -87,6 +88,12 @@ async fn everything_happens() {
     let mut stats = running.control().stats();
     stats.wait_for(|stats| stats.processed >= 7 && stats.in_flight == 0).await.expect("running");
     running.stop().await.expect("stopped");
+
+    let requests: Mailbox<MainLoopRequest<u32>, MainLoopResult<u32>> =
+        backend.mailbox("requests").expect("a mailbox");
+    requests.send(&MainLoopRequest::new(7)).await.expect("sent");
+    let main_loop = MainLoop::new(requests, |n: u32| async move { n });
+    main_loop.run_until_empty().await.expect("answered");
 
     // One dead letter is handled, one replayed, one discarded, and one is too old.
     let consume = async |action: DlqAction| {

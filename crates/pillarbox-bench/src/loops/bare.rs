@@ -1,8 +1,8 @@
 //! The operations that a call is made of, and no more.
 //!
 //! One task receives requests and answers all that it has got by one send and one acknowledgement; another
-//! receives answers, hands them out and acknowledges them. Nobody extends a lease, catches a panic, watches a
-//! deadline, gives up or cleans up.
+//! receives answers, hands them out and acknowledges them. Both acknowledge while they receive the next. Nobody
+//! extends a lease, catches a panic, watches a deadline, gives up or cleans up.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -70,8 +70,8 @@ impl Caller for Bare {
 }
 
 async fn answer(requests: Requests, answers: Mailbox<MainLoopResult<String>>) -> Result<()> {
+    let mut batch = requests.receive(Receive::up_to(128).wait(PATIENCE)).await?;
     loop {
-        let batch = requests.receive(Receive::up_to(128).wait(PATIENCE)).await?;
         let results: Vec<_> = batch
             .messages()
             .iter()
@@ -81,13 +81,16 @@ async fn answer(requests: Requests, answers: Mailbox<MainLoopResult<String>>) ->
             })
             .collect();
         answers.send_batch(&results).await?.all()?;
-        batch.acknowledge().await?.all()?;
+        let next = requests.receive(Receive::up_to(128).wait(PATIENCE));
+        let (received, acknowledged) = tokio::join!(next, batch.acknowledge());
+        acknowledged?.all()?;
+        batch = received?;
     }
 }
 
 async fn hand_out(answers: Mailbox<MainLoopResult<String>>, waiting: Waiting) -> Result<()> {
+    let mut batch = answers.receive(Receive::up_to(128).wait(PATIENCE)).await?;
     loop {
-        let batch = answers.receive(Receive::up_to(128).wait(PATIENCE)).await?;
         {
             let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
             for message in &batch {
@@ -98,6 +101,9 @@ async fn hand_out(answers: Mailbox<MainLoopResult<String>>, waiting: Waiting) ->
                 let _ = waiter.send(output);
             }
         }
-        batch.acknowledge().await?.all()?;
+        let next = answers.receive(Receive::up_to(128).wait(PATIENCE));
+        let (received, acknowledged) = tokio::join!(next, batch.acknowledge());
+        acknowledged?.all()?;
+        batch = received?;
     }
 }

@@ -25,7 +25,7 @@ const REPLAYED_AT: &str = "pillarbox.replayed_at";
 /// And under which id it was sent at first.
 const ORIGINAL_ID: &str = "pillarbox.original_id";
 /// The attribute that names the request that a message is about, where its body does not.
-const REQUEST_ID: &str = "pillarbox.request_id";
+pub(crate) const REQUEST_ID: &str = "pillarbox.request_id";
 /// Longer texts are cut: a dead letter must not fail for its reason.
 const LONGEST_ERROR: usize = 2_000;
 /// As do causes beyond this one.

@@ -9,6 +9,7 @@
 //! | and is not to be tried again | with the error, once the dead letter is stored | is a dead letter |
 //! | the answer cannot be stored | not yet | is tried again |
 //! | there is nowhere to answer to | not, and that is logged | is deleted as if it were |
+//! | its body cannot be read, without dead letters | not | is parked, as by any worker: nothing that was not understood is deleted |
 //!
 //! Each answer has an id that comes from its request: stored twice before it is received, it is there once.
 
@@ -20,14 +21,16 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use pillarbox_core::clock::after;
 use pillarbox_core::{Attributes, BoxFuture, Error, MessageId, SendOptions, Timestamp};
-use tower::Service;
 use tower::util::BoxCloneSyncService;
+use tower::{Service, ServiceExt};
 use uuid::Uuid;
 
 use super::message::{MainLoopRequest, MainLoopResult, RemoteError, RemoteErrorKind};
 use super::run::{About, Live, LoopCall, Run};
 use crate::dead_letters::{DeadLetter, replays};
+use crate::driver::DELIVERIES;
 use crate::handler::Parts;
+use crate::metrics;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::request::ServiceRequest;
 
@@ -71,15 +74,13 @@ where
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Outcome, BoxError>>;
 
-    fn poll_ready(&mut self, context: &mut std::task::Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.adapter.poll_ready(context)
+    /// The adapter gets ready within the time that a request has.
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<U, O>) -> Self::Future {
-        // The one that is ready is used; its successor gets ready for the next.
-        let unready = self.adapter.clone();
-        let adapter = std::mem::replace(&mut self.adapter, unready);
-        let rules = self.rules.clone();
+        let (adapter, rules) = (self.adapter.clone(), self.rules.clone());
         Box::pin(async move { rules.handle(adapter, request).await })
     }
 }
@@ -104,6 +105,8 @@ impl Rules {
     {
         let (body, parts) = request.into_parts();
         let MainLoopRequest { request, budget, deadline, resources, request_id, created_at } = body;
+        let own_id = || *parts.metadata.original_id().as_uuid();
+        let request_id = if request_id.is_nil() { own_id() } else { request_id };
         let deadline = earlier(deadline, waited_for_until(parts.metadata.attributes()));
         let about = About { request_id, created_at, deadline, budget, resources };
         let (metadata, heartbeat) = (parts.metadata.clone(), parts.heartbeat.clone());
@@ -121,6 +124,15 @@ impl Rules {
                 Err(RemoteError::new(RemoteErrorKind::Deadline, "its deadline has passed"))
             }
         };
+        let (queue, message_id) = (parts.metadata.queue(), parts.metadata.id());
+        match &outcome {
+            Ok(_) => metrics::answered(queue, "output"),
+            Err(error) => {
+                let (kind, error) = (error.kind.as_str(), &*error.text);
+                metrics::answered(queue, kind);
+                tracing::warn!(target: DELIVERIES, %queue, %message_id, %request_id, kind, error, "a request failed");
+            }
+        }
         let completed_at = Timestamp::now();
         let session_id = run.session_id();
         reply(&parts, MainLoopResult { request_id, outcome, session_id, completed_at }).await
@@ -142,7 +154,7 @@ impl Rules {
         }
         let limit = [left, self.timeout].into_iter().flatten().min();
         // The adapter is gone with the panic; what adapters share is theirs to keep sound.
-        let work = AssertUnwindSafe(async { { adapter }.call(call).await }).catch_unwind();
+        let work = AssertUnwindSafe(async { adapter.oneshot(call).await }).catch_unwind();
         let ended = match limit {
             Some(limit) => tokio::time::timeout_at(after(limit), work).await,
             None => Ok(work.await),
@@ -190,13 +202,14 @@ pub(super) fn dead_lettered<O>(letter: &DeadLetter) -> (MessageId, MainLoopResul
     let text = format!("dead-lettered after {times}: {}", letter.last_error);
     let error_type = Some(letter.last_error_type.clone());
     let error = RemoteError { text, kind: RemoteErrorKind::DeadLettered, error_type };
-    (reply_id(request_id, letter.replay_count), MainLoopResult::new(request_id, Err(error)))
+    let id = reply_id(request_id, letter.message_id, letter.replay_count);
+    (id, MainLoopResult::new(request_id, Err(error)))
 }
 
-/// The id of the answer to a request: the same however often it is answered, and another one if it was
-/// replayed as a dead letter in between.
-fn reply_id(request_id: Uuid, replays: u32) -> MessageId {
-    MessageId::from_key(&format!("reply to {request_id}, replay {replays}"))
+/// The id of the answer to a request: the same however often its message is delivered, and another one if it was
+/// sent once more, or replayed as a dead letter.
+fn reply_id(request_id: Uuid, message_id: MessageId, replays: u32) -> MessageId {
+    MessageId::from_key(&format!("reply to {request_id} of {message_id}, replay {replays}"))
 }
 
 /// Stores the answer, and says what becomes of the request.
@@ -214,7 +227,8 @@ async fn reply<U: 'static, O: 'static>(
         Ok(mailbox) => mailbox,
         Err(error) => return unanswered(&error),
     };
-    let id = reply_id(request_id, replays(parts.metadata.attributes()));
+    let replays = replays(parts.metadata.attributes());
+    let id = reply_id(request_id, parts.metadata.original_id(), replays);
     let written = |result| mailbox.encode(&result, SendOptions::new().id(id));
     // What does not fit can still be told not to.
     let misfit = |error: &Error| {

@@ -143,7 +143,8 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     }
 
     /// For how long answers are kept that no [`Client`](super::Client) comes for: then it is taken to have
-    /// vanished, and its mailbox is emptied. An hour unless said otherwise.
+    /// vanished, and its mailbox is emptied. At least a second; an hour unless said otherwise. It is about all
+    /// clients on the backend of the requests, whatever loop they ask.
     pub fn keep_replies_for(mut self, time: Duration) -> Self {
         self.keep_replies_for = Some(time);
         self
@@ -210,16 +211,19 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         self.ready().run_until_empty().await
     }
 
-    /// Works on so many requests at most, one after the other, and ends, or earlier when none is ready: for
-    /// tests.
+    /// Works on so many requests at most, one after the other, and ends, or earlier when none is ready or in
+    /// anybody's hands: for tests.
     ///
     /// # Errors
     ///
     /// Those of [`Worker::run`].
     pub async fn run_iterations(self, max_iterations: usize) -> Result<StatsSnapshot> {
         let begun = Arc::new(AtomicUsize::new(0));
-        let (queue, count) = (self.requests.queue().clone(), begun.clone());
+        let queue = self.requests.queue().clone();
         let control = self.control();
+        if max_iterations == 0 {
+            control.stop();
+        }
         let end = control.clone();
         let gate = tower::layer::layer_fn(move |service| Gate {
             service,
@@ -232,10 +236,11 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         ready
             .run_until(async move {
                 let mut look = tokio::time::interval(Duration::from_millis(5));
-                while count.load(Ordering::Relaxed) < max_iterations {
+                loop {
                     look.tick().await;
                     let is_idle = stats.borrow().in_flight == 0;
-                    if is_idle && queue.counts().await.is_ok_and(|counts| counts.ready == 0) {
+                    let left = queue.counts().await.map(|counts| counts.ready + counts.in_flight);
+                    if is_idle && left.is_ok_and(|left| left == 0) {
                         return;
                     }
                 }
@@ -257,8 +262,9 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
             .no_timeout()
             .error_reply_with_id(dead_lettered)
             .service(Answering { adapter, rules });
-        match keep_replies_for {
-            Some(time) => worker.beside(sweep::keep_swept(requests, time)),
+        match keep_replies_for.map(|time| (time, sweep::check(time))) {
+            Some((time, Ok(()))) => worker.beside(sweep::keep_swept(requests, time)),
+            Some((_, Err(error))) => worker.refused(error),
             None => worker,
         }
     }
@@ -291,13 +297,17 @@ where
 
     fn call(&mut self, request: ServiceRequest<T, R, C>) -> Self::Future {
         let before = self.begun.fetch_add(1, Ordering::Relaxed);
-        if before + 1 >= self.max {
-            self.control.stop();
-        }
         if before >= self.max {
             return Box::pin(async { Ok(Outcome::release()) });
         }
-        Box::pin(self.service.call(request))
+        let work = self.service.call(request);
+        let last = (before + 1 == self.max).then(|| self.control.clone());
+        Box::pin(async move {
+            let ended = work.await;
+            // Not before: a stop gives what is running no more time than a drain has.
+            last.iter().for_each(Control::stop);
+            ended
+        })
     }
 }
 

@@ -36,9 +36,9 @@ pub struct MainLoopRequest<U> {
     /// What the adapter shall work with, as far as it can travel: names and settings.
     #[serde(default, skip_serializing_if = "Resources::is_empty")]
     pub resources: Resources,
-    /// Which request it is. The answer carries it, and a request that is sent again under the same is the
-    /// same.
-    #[serde(default = "new_id")]
+    /// Which request it is: the answer carries it. Nil where a sender says none; then it goes by the id of
+    /// its message.
+    #[serde(default)]
     pub request_id: Uuid,
     /// When it was made, by the clock of whoever asks.
     #[serde(default = "Timestamp::now")]
@@ -97,7 +97,7 @@ impl<U> MainLoopRequest<U> {
         self
     }
 
-    /// Gives it an id of the caller's, such as one that makes a request the same each time it is sent.
+    /// Gives it an id of the caller's, such as one that is known elsewhere.
     #[must_use]
     pub fn request_id(mut self, id: Uuid) -> Self {
         self.request_id = id;

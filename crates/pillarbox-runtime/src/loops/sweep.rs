@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use pillarbox_core::{
-    Mailbox, Mailboxes, QueueName, QueueOptions, Receive, Result, Settle, Timestamp,
+    Error, Mailbox, Mailboxes, QueueName, QueueOptions, Receive, Result, Settle, Timestamp,
 };
 use uuid::Uuid;
 
@@ -43,6 +43,21 @@ pub struct Swept {
     pub emptied: Vec<QueueName>,
     /// How many answers were in them.
     pub answers: u64,
+    /// Those that are old and empty: of clients that are gone, or have nothing to ask. They are forgotten when
+    /// nobody has them open.
+    pub idle: Vec<QueueName>,
+}
+
+/// The shortest time for which answers are kept: a client that lives must be able to fetch them.
+const LEAST: Duration = Duration::from_secs(1);
+
+/// Refuses a time that is too short.
+pub(super) fn check(keep_for: Duration) -> Result<()> {
+    if keep_for >= LEAST {
+        return Ok(());
+    }
+    let allowed = format!("at least {LEAST:?}");
+    Err(Error::invalid(None, "time to keep answers", format!("{keep_for:?}"), allowed))
 }
 
 /// Empties the reply mailboxes on a backend whose [`Client`](super::Client) has vanished: those with an answer
@@ -50,26 +65,46 @@ pub struct Swept {
 ///
 /// # Errors
 ///
-/// Where the backend does not answer. What was done until then is done.
+/// Where the backend does not answer, or less than a second is asked for. A mailbox that fails keeps none of the
+/// others from being swept.
 pub async fn sweep_replies(backend: &Mailboxes, older_than: Duration) -> Result<Swept> {
+    check(older_than)?;
     let mut swept = Swept::default();
+    let mut failed = None;
     for name in backend.queues().await? {
         let Some(made_at) = made_at(&name) else { continue };
         swept.looked_at += 1;
+        let is_old = Timestamp::now().since(made_at) >= older_than;
+        if let Err(error) = swept.sweep(backend, name, older_than, is_old).await {
+            failed.get_or_insert(error);
+        }
+    }
+    failed.map_or(Ok(swept), Err)
+}
+
+impl Swept {
+    async fn sweep(
+        &mut self,
+        backend: &Mailboxes,
+        name: QueueName,
+        older_than: Duration,
+        is_old: bool,
+    ) -> Result<()> {
         let queue = backend.queue(&name, QueueOptions::new())?;
         let counts = queue.counts().await?;
         if counts.oldest_age.is_some_and(|age| age >= older_than) {
-            swept.answers += queue.purge().await?;
-            swept.emptied.push(name);
-        } else if counts.total() == 0 && Timestamp::now().since(made_at) >= older_than {
+            self.answers += queue.purge().await?;
+            self.emptied.push(name);
+        } else if counts.total() == 0 && is_old {
             // Forgotten when it is let go of, if nobody has it open here: used, and empty. Whoever still
             // waits there makes it anew.
             for delivery in queue.receive(Receive::one().visibility(LOOK)).await? {
                 queue.settle(vec![Settle::nack(delivery.receipt, Duration::ZERO)]).await?;
             }
+            self.idle.push(name);
         }
+        Ok(())
     }
-    Ok(swept)
 }
 
 /// Sweeps the backend of a mailbox now and then, and never ends.
@@ -80,17 +115,20 @@ pub(super) async fn keep_swept<T: 'static, R: 'static>(mailbox: Mailbox<T, R>, k
         // Loops that were started together do not sweep together.
         tokio::time::sleep(pause.mul_f64(rand::random_range(0.75..1.25))).await;
         match sweep_replies(&backend, keep_for).await {
-            Ok(Swept { emptied, answers, .. }) if !emptied.is_empty() => {
-                emptied.iter().for_each(|address| mailbox.forget_reply(address.as_str()));
+            Ok(Swept { emptied, idle, answers, .. }) => {
+                // The loop may have them open, to answer.
+                let gone = emptied.iter().chain(&idle);
+                gone.for_each(|address| mailbox.forget_reply(address.as_str()));
                 let clients = emptied.len();
-                tracing::info!(
-                    clients,
-                    answers,
-                    "emptied the reply mailboxes of clients that have vanished"
-                );
+                if clients > 0 {
+                    tracing::info!(
+                        clients,
+                        answers,
+                        "emptied reply mailboxes of clients that have vanished"
+                    );
+                }
             }
-            Ok(_) => {}
-            Err(error) => tracing::debug!(%error, "cannot look for clients that have vanished"),
+            Err(error) => tracing::warn!(%error, "cannot sweep the reply mailboxes of clients"),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Receiving answers.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tokio::sync::watch;
 use super::super::message::MainLoopResult;
 use super::waiting::Waiting;
 use crate::dead_letters::request_id;
+use crate::outcome::Failure;
 
 /// How many answers are received at a time, at most.
 const BATCH: usize = 128;
@@ -27,6 +29,13 @@ pub(super) struct Listening<O> {
     pub(super) waiting: Arc<Waiting<O>>,
     /// True, or closed, when it is to end.
     pub(super) ended: watch::Receiver<bool>,
+}
+
+impl<O> Drop for Listening<O> {
+    /// However it ends, be it with the runtime that it runs in, nobody waits in vain.
+    fn drop(&mut self) {
+        self.waiting.end(&Error::Closed { queue: None });
+    }
 }
 
 impl<O: 'static> Listening<O> {
@@ -90,7 +99,13 @@ impl<O: 'static> Listening<O> {
     /// Gives an answer to whoever waits for it.
     fn hand_out(&self, delivery: Delivery) -> Settle {
         let Delivery { message, receipt, .. } = delivery;
-        let (id, answer) = match self.replies.decode(&message) {
+        // A type of the program's own may panic; the listener must not end by it.
+        let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| self.replies.decode(&message)));
+        let decoded = decoded.unwrap_or_else(|payload| {
+            let cause = Failure::panic(&*payload).to_string();
+            Err(Error::connection(Some(self.replies.name()), "decode an answer", cause))
+        });
+        let (id, answer) = match decoded {
             Ok(result) => (Some(result.request_id), Ok(result)),
             Err(error) => (request_id(&message), Err(error)),
         };

@@ -5,13 +5,14 @@ mod submission;
 mod waiting;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::Shared;
 use pillarbox_core::clock::after;
-use pillarbox_core::{Error, Mailbox, MessageId, Result, SendOptions, Timestamp};
-use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
+use pillarbox_core::{BoxFuture, Error, Mailbox, Result, SendOptions, Timestamp};
+use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
 use self::listening::Listening;
@@ -20,6 +21,7 @@ use self::waiting::{Enlisted, Waiter, Waiting};
 use super::answering::DEADLINE;
 use super::message::{MainLoopRequest, MainLoopResult, RemoteError};
 use super::sweep::new_address;
+use crate::dead_letters::REQUEST_ID;
 
 /// Asks a [`MainLoop`](super::MainLoop), and waits for its answers in a mailbox of its own. Cheap to clone.
 ///
@@ -61,7 +63,8 @@ struct Inner<U, O> {
     waiting: Arc<Waiting<O>>,
     /// Says to the listener that this is the end, by what is said or by being dropped.
     end: watch::Sender<bool>,
-    listener: Mutex<Option<JoinHandle<()>>>,
+    /// The task that receives answers, which any number can wait for.
+    listener: Shared<BoxFuture<'static, ()>>,
 }
 
 /// Why a call has no output.
@@ -85,8 +88,8 @@ pub enum CallError {
         /// How long the answer was waited for.
         after: Duration,
     },
-    /// It could not be sent, or its answer not be received. It may be worked on all the same: sent again under
-    /// the same [`request_id`](MainLoopRequest::request_id), it is the same request.
+    /// It could not be sent, or its answer not be received. It may be worked on all the same, and if it is called
+    /// again, twice.
     #[error("request {request_id} has no answer: {error}")]
     Backend {
         /// The request.
@@ -109,8 +112,11 @@ impl CallError {
 }
 
 impl<U: 'static, O: Send + 'static> Client<U, O> {
-    /// A client of the loop that answers the requests of this mailbox. Needs a Tokio runtime around it, in which
-    /// it listens for answers.
+    /// A client of the loop that answers the requests of this mailbox.
+    ///
+    /// # Panics
+    ///
+    /// Without a Tokio runtime around it, in which it listens for answers.
     ///
     /// # Errors
     ///
@@ -127,12 +133,14 @@ impl<U: 'static, O: Send + 'static> Client<U, O> {
             listening.run().await;
             forget.forget_reply(&of);
         });
+        // It catches what may panic, and tells those who wait however it ends.
+        let listener: BoxFuture<'static, ()> = Box::pin(async move { drop(listener.await) });
         let inner = Inner {
             requests: requests.clone(),
             address: address.into(),
             waiting,
             end,
-            listener: Mutex::new(Some(listener)),
+            listener: listener.shared(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -186,9 +194,10 @@ impl<U: 'static, O: Send + 'static> Client<U, O> {
         let ids: Vec<_> = requests.iter().map(|request| request.request_id).collect();
         let first = ids.first().copied().unwrap_or_default();
         let failed = |error| CallError::Backend { request_id: first, error };
-        let (mut submission, sender) = Submission::new(ids, self.inner.waiting.clone());
-        let waiters = submission.ids().iter().map(|id| (*id, Waiter::Batch(sender.clone())));
-        submission.enlisted = Some(self.enlist(waiters).map_err(failed)?);
+        let (sender, answers) = mpsc::channel(ids.len().max(1));
+        let waiters = ids.iter().map(|id| (*id, Waiter::Batch(sender.clone())));
+        let enlisted = self.enlist(waiters).map_err(failed)?;
+        let submission = Submission::new(ids, answers, self.inner.waiting.clone(), enlisted);
         let entries = requests.iter().map(|request| (request, self.options(request)));
         let sent = self.inner.requests.send_batch_with(entries).await.map_err(failed)?;
         for (request, sent) in requests.iter().zip(sent) {
@@ -209,23 +218,19 @@ impl<U: 'static, O: Send + 'static> Client<U, O> {
     /// program lives that long.
     pub async fn close(&self) {
         self.inner.end.send_replace(true);
-        let listener =
-            { self.inner.listener.lock().unwrap_or_else(PoisonError::into_inner).take() };
-        if let Some(listener) = listener {
-            // It does not panic, and nobody aborts it but the runtime.
-            let _ = listener.await;
-        }
+        self.inner.listener.clone().await;
     }
 
     fn enlist(&self, waiters: impl IntoIterator<Item = (Uuid, Waiter<O>)>) -> Result<Enlisted<O>> {
         Waiting::enlist(&self.inner.waiting, self.inner.requests.name(), waiters)
     }
 
-    /// A request that is sent again while it is there is not stored twice.
+    /// Each call is a message of its own: one that is made again must not find the message of the first, which
+    /// may be answered already and about to be acknowledged.
     fn options(&self, request: &MainLoopRequest<U>) -> SendOptions {
         SendOptions::new()
-            .id(MessageId::from_uuid(request.request_id))
             .reply_to(self.inner.address.clone())
+            .attribute(REQUEST_ID, request.request_id.to_string())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Many requests, and their answers as they come.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,19 +36,21 @@ use super::waiting::{Answer, Enlisted, Waiting};
 pub struct Submission<O> {
     ids: Vec<Uuid>,
     answers: mpsc::Receiver<(Uuid, Answer<O>)>,
-    left: usize,
+    /// Those whose answers were given out.
+    given: HashSet<Uuid>,
     waiting: Arc<Waiting<O>>,
-    pub(super) enlisted: Option<Enlisted<O>>,
+    /// Takes them off the list when this is dropped.
+    _enlisted: Enlisted<O>,
 }
 
 impl<O> Submission<O> {
     pub(super) fn new(
         ids: Vec<Uuid>,
+        answers: mpsc::Receiver<(Uuid, Answer<O>)>,
         waiting: Arc<Waiting<O>>,
-    ) -> (Self, mpsc::Sender<(Uuid, Answer<O>)>) {
-        let left = ids.len();
-        let (sender, answers) = mpsc::channel(left.max(1));
-        (Self { ids, answers, left, waiting, enlisted: None }, sender)
+        enlisted: Enlisted<O>,
+    ) -> Self {
+        Self { ids, answers, given: HashSet::new(), waiting, _enlisted: enlisted }
     }
 
     /// The requests, in the order in which they were given.
@@ -56,9 +58,9 @@ impl<O> Submission<O> {
         &self.ids
     }
 
-    /// How many are not answered yet.
-    pub const fn left(&self) -> usize {
-        self.left
+    /// How many are left whose answers were not given out yet.
+    pub fn left(&self) -> usize {
+        self.ids.len() - self.given.len()
     }
 
     /// The next answer, in the order in which they come; `None` after the last. Waits as long as it takes.
@@ -66,19 +68,20 @@ impl<O> Submission<O> {
     /// An answer may be an [error](MainLoopResult::error) of the loop. Those of the backend come as
     /// [`CallError::Backend`], also where a request could not be sent.
     pub async fn next(&mut self) -> Option<Result<MainLoopResult<O>, CallError>> {
-        if self.left == 0 {
+        if self.left() == 0 {
             return None;
         }
         let (request_id, answer) = self.answers.recv().await?;
-        self.left -= 1;
+        self.given.insert(request_id);
         Some(answer.map_err(|error| CallError::Backend { request_id, error }))
     }
 
-    /// All answers, in the order of the requests. Those that have not come within `timeout` are
-    /// [`CallError::Timeout`].
+    /// All answers that [`next`](Self::next) has not given out, in the order of the requests. Those that have not
+    /// come within `timeout` are [`CallError::Timeout`].
     pub async fn collect(mut self, timeout: Duration) -> Vec<Result<MainLoopResult<O>, CallError>> {
         let deadline = after(timeout);
-        let mut answers = HashMap::with_capacity(self.ids.len());
+        let left: Vec<_> = self.ids.iter().copied().filter(|id| !self.given.contains(id)).collect();
+        let mut answers = HashMap::with_capacity(left.len());
         while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, self.next()).await {
             let id = match &answer {
                 Ok(result) => result.request_id,
@@ -91,7 +94,7 @@ impl<O> Submission<O> {
             Some(error) => CallError::Backend { request_id, error: error.clone() },
             None => CallError::Timeout { request_id, after: timeout },
         };
-        self.ids.iter().map(|id| answers.remove(id).unwrap_or_else(|| Err(missing(*id)))).collect()
+        left.into_iter().map(|id| answers.remove(&id).unwrap_or_else(|| Err(missing(id)))).collect()
     }
 }
 
@@ -99,7 +102,7 @@ impl<O> fmt::Debug for Submission<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Submission")
             .field("requests", &self.ids.len())
-            .field("left", &self.left)
+            .field("left", &self.left())
             .finish_non_exhaustive()
     }
 }

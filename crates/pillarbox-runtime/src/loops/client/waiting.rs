@@ -20,22 +20,40 @@ pub(super) enum Waiter<O> {
     Batch(mpsc::Sender<(Uuid, Answer<O>)>),
 }
 
+impl<O> Waiter<O> {
+    /// `false` if it does not wait any more.
+    fn tell(self, id: Uuid, answer: Answer<O>) -> bool {
+        match self {
+            Self::Call(sender) => sender.send(answer).is_ok(),
+            Self::Batch(sender) => sender.try_send((id, answer)).is_ok(),
+        }
+    }
+}
+
 /// All who wait, by the request that they wait for.
 ///
 /// The lock is a plain one: it is held for a look into the table, and never while anything is waited for.
 pub(super) struct Waiting<O>(Mutex<State<O>>);
 
 struct State<O> {
-    waiters: HashMap<Uuid, Waiter<O>>,
+    waiters: HashMap<Uuid, Place<O>>,
+    /// How many were put on the list at a time, until now.
+    enlisted: u64,
     /// Why answers cannot be received at the moment.
     outage: Option<Error>,
     /// Why none will be received any more.
     end: Option<Error>,
 }
 
+/// A waiter, and with which others it was put on the list: an id may be there again later.
+struct Place<O> {
+    waiter: Waiter<O>,
+    since: u64,
+}
+
 impl<O> Waiting<O> {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(State { waiters: HashMap::new(), outage: None, end: None }))
+        Self(Mutex::new(State { waiters: HashMap::new(), enlisted: 0, outage: None, end: None }))
     }
 
     /// Puts them on the list, all or none, for as long as what is returned lives.
@@ -44,15 +62,18 @@ impl<O> Waiting<O> {
         queue: &QueueName,
         waiters: impl IntoIterator<Item = (Uuid, Waiter<O>)>,
     ) -> Result<Enlisted<O>> {
-        let mut enlisted = Enlisted { waiting: this.clone(), ids: Vec::new() };
+        let mut enlisted = Enlisted { waiting: this.clone(), ids: Vec::new(), since: 0 };
         // Dropped before what is enlisted, which takes the lock.
         let mut state = this.state();
         if let Some(error) = &state.end {
             return Err(error.clone());
         }
+        state.enlisted += 1;
+        let since = state.enlisted;
+        enlisted.since = since;
         for (id, waiter) in waiters {
             match state.waiters.entry(id) {
-                Entry::Vacant(place) => drop(place.insert(waiter)),
+                Entry::Vacant(place) => drop(place.insert(Place { waiter, since })),
                 Entry::Occupied(_) => {
                     let allowed = "one that is not under way already";
                     return Err(Error::invalid(Some(queue), "request id", id.to_string(), allowed));
@@ -65,12 +86,8 @@ impl<O> Waiting<O> {
 
     /// Gives an answer to whoever waits for it. `false` if nobody does.
     pub(super) fn answer(&self, id: Uuid, answer: Answer<O>) -> bool {
-        let waiter = self.state().waiters.remove(&id);
-        match waiter {
-            Some(Waiter::Call(sender)) => sender.send(answer).is_ok(),
-            Some(Waiter::Batch(sender)) => sender.try_send((id, answer)).is_ok(),
-            None => false,
-        }
+        let place = self.state().waiters.remove(&id);
+        place.is_some_and(|place| place.waiter.tell(id, answer))
     }
 
     /// Whether answers can be received at the moment, and why not.
@@ -89,11 +106,8 @@ impl<O> Waiting<O> {
             state.end.get_or_insert_with(|| error.clone());
             std::mem::take(&mut state.waiters)
         };
-        for (id, waiter) in waiters {
-            match waiter {
-                Waiter::Call(sender) => drop(sender.send(Err(error.clone()))),
-                Waiter::Batch(sender) => drop(sender.try_send((id, Err(error.clone())))),
-            }
+        for (id, place) in waiters {
+            place.waiter.tell(id, Err(error.clone()));
         }
     }
 
@@ -110,13 +124,17 @@ impl<O> Waiting<O> {
 pub(super) struct Enlisted<O> {
     waiting: Arc<Waiting<O>>,
     ids: Vec<Uuid>,
+    since: u64,
 }
 
 impl<O> Drop for Enlisted<O> {
     fn drop(&mut self) {
         let mut state = self.waiting.state();
         for id in &self.ids {
-            state.waiters.remove(id);
+            // Somebody else may wait for the same request by now.
+            if state.waiters.get(id).is_some_and(|place| place.since == self.since) {
+                state.waiters.remove(id);
+            }
         }
     }
 }
