@@ -161,6 +161,16 @@ async fn a_handle_that_is_dropped_stops_all_loops_now() {
     assert_eq!(jobs.counts().await.unwrap().ready, 1);
 }
 
+#[test]
+fn a_handle_whose_runtime_was_shut_down_says_so() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let jobs = mailbox(&backend(), "orders");
+    let running = runtime.block_on(async { LoopGroup::new().add(working(&jobs, SECOND)).start() });
+    runtime.shutdown_background();
+    let ended = on_threads(running.unwrap().join());
+    assert!(matches!(ended, Err(GroupError::ShutDown)), "{ended:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_cannot_work_is_refused_before_anything_begins() {
     let jobs = mailbox(&backend(), "orders");

@@ -1,12 +1,13 @@
 //! Counting dead letters for whoever asks whether all is well: seldom, and within a time.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::sync::{Notify, watch};
 
 use super::health::DeadLettersHealth;
+use super::lock;
 use crate::dead_letters::{Dlq, DlqLimits};
 
 /// For how long an answer is good. Probes may come as often as they want.
@@ -40,11 +41,11 @@ impl Checks {
     }
 
     pub(super) fn add(&self, dlq: Dlq, limits: DlqLimits) {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner).push((dlq, limits));
+        lock(&self.queues).push((dlq, limits));
     }
 
     fn queues(&self) -> Vec<(Dlq, DlqLimits)> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.queues).clone()
     }
 
     /// Counts whenever somebody asks. Never ends.

@@ -455,19 +455,17 @@ impl RunningGroup {
     ///
     /// # Errors
     ///
-    /// Those of [`LoopGroup::run`].
+    /// Those of [`LoopGroup::run`], and [`GroupError::ShutDown`] where the Tokio runtime was shut down.
     ///
     /// # Panics
     ///
     /// Where the group itself panicked, which would be a bug.
     pub async fn join(mut self) -> Result<GroupReport, GroupError> {
-        let closed = || GroupError::Invalid(Error::Closed { queue: None });
-        let Some(task) = self.task.take() else { return Err(closed()) };
+        let Some(task) = self.task.take() else { return Err(GroupError::ShutDown) };
         match task.await {
             Ok(ended) => ended,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // The Tokio runtime is being shut down.
-            Err(_) => Err(closed()),
+            Err(_) => Err(GroupError::ShutDown),
         }
     }
 }

@@ -4,9 +4,10 @@
 //! atomic for each delivery.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::lock;
 use crate::event::About;
 use crate::lease::Lease;
 
@@ -110,8 +111,4 @@ impl Drop for Showing {
     fn drop(&mut self) {
         lock(&self.0.0).work = None;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

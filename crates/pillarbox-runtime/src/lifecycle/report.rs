@@ -55,10 +55,13 @@ pub enum LoopFailure {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// An option is out of range, and nothing was begun: [`Error::InvalidParameter`]. Or, of a
-    /// [handle](super::RunningGroup) alone, the Tokio runtime was shut down: [`Error::Closed`].
+    /// An option is out of range, and nothing was begun: [`Error::InvalidParameter`].
     #[error(transparent)]
     Invalid(Error),
+    /// The Tokio runtime in which the loops ran was shut down, and they with it. Only a
+    /// [handle](super::RunningGroup) outlives that.
+    #[error("the Tokio runtime of the loops was shut down")]
+    ShutDown,
     /// Health cannot be told at this address, and nothing was begun.
     #[error("cannot listen on {address} for health probes: {cause}")]
     Listen {
@@ -92,7 +95,7 @@ impl GroupError {
     pub fn report(&self) -> Option<&GroupReport> {
         match self {
             Self::Failed { report, .. } | Self::LeftBehind { report } => Some(report),
-            Self::Invalid(_) | Self::Listen { .. } => None,
+            Self::Invalid(_) | Self::ShutDown | Self::Listen { .. } => None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The loops of a group, as all see them who have to do with them: those who control the group, the
 //! supervisors, the watchdog, the probes.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::checks::Checks;
 use super::health::{Phase, Readiness, Seen, readiness};
+use super::lock;
 use super::report::{GroupReport, LoopFailure, LoopReport};
 use super::systemd::Systemd;
 use super::watchdog::{Sight, Stuck};
@@ -246,8 +247,4 @@ fn tell(control: &Control, stop: Stop) {
         Stop::Graceful => control.stop(),
         Stop::Now => control.stop_now(),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
