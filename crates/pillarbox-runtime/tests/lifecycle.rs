@@ -15,13 +15,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use pillarbox_core::{BoxFuture, Error, Mailbox, Mailboxes, MemoryBackend, QueueOptions, Result};
+use pillarbox_core::{
+    BoxFuture, Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Result,
+};
 use pillarbox_runtime::{
     Backoff, Control, DeadLetter, DlqConsumer, DlqLimits, Event, GroupError, GroupStatus,
     LoopFailure, LoopGroup, LoopState, Restart, Runnable, State, StatsSnapshot, Stuck, Worker,
 };
-use pillarbox_testing::on_threads;
 use pillarbox_testing::process::Child;
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -462,6 +464,44 @@ async fn a_group_is_ready_when_its_loops_work_and_its_dead_letters_are_few() {
     let queue = backend.queue("other-dlq", QueueOptions::new()).unwrap();
     assert_eq!(queue.counts().await.unwrap().total(), 0);
     running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_is_lost_while_all_workers_are_busy_is_told() {
+    let queue = backend().queue("orders", QueueOptions::new()).unwrap();
+    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    jobs.send(&1).await.unwrap();
+    let gate = Arc::new(Semaphore::new(0));
+    let worker = Worker::new(jobs).workers(1).inbox(0).no_timeout().handler({
+        let gate = gate.clone();
+        move |_: u32| {
+            let gate = gate.clone();
+            async move { drop(gate.acquire().await) }
+        }
+    });
+    let running = LoopGroup::new().add(worker).start().unwrap();
+    let control = running.control().clone();
+    let mut stats = control.control_of("orders").unwrap().stats();
+    stats.wait_for(|stats| stats.in_flight == 1).await.unwrap();
+    assert!(control.readiness().await.is_ready());
+    let fails = |stats: &StatsSnapshot| stats.mailboxes[0].last_error.is_some();
+    // First it cannot extend the lease, and then not settle. The wait doubles each time.
+    for permits in [0, 1] {
+        for _ in 0..4 {
+            faulty.next(Operation::Settle, Fault::FailBefore);
+        }
+        gate.add_permits(permits);
+        stats.wait_for(fails).await.unwrap();
+        let readiness = control.readiness().await;
+        assert_eq!(readiness.status, GroupStatus::NotReady);
+        let reason = "loop 'orders': cannot settle on queue 'orders': ";
+        assert!(readiness.reasons[0].starts_with(reason), "{:?}", readiness.reasons);
+        assert!(readiness.loops[0].error.is_some());
+        stats.wait_for(|stats| !fails(stats)).await.unwrap();
+        assert!(control.readiness().await.is_ready());
+    }
+    assert_eq!(running.stop().await.unwrap().loops[0].stats.succeeded, 1);
 }
 
 /// Keeps what a watchdog tells.
