@@ -546,6 +546,30 @@ fn a_handler_that_blocks_its_thread_is_noticed_and_named() {
 }
 
 #[test]
+fn a_hook_may_stop_the_group_and_wait_for_its_end() {
+    on_threads(async {
+        let jobs = mailbox(&backend(), "orders");
+        jobs.send(&1).await.unwrap();
+        let (end, ended) = mpsc::channel::<()>();
+        let (done, mut is_done) = tokio::sync::mpsc::channel(1);
+        let ended = Mutex::new(ended);
+        let group = LoopGroup::new().add(working(&jobs, 3600 * SECOND));
+        let control = group.control();
+        let group = group.watchdog(Duration::from_millis(300)).on_stuck(move |_| {
+            control.stop_now();
+            // Until the sender is dropped.
+            let _ = ended.lock().unwrap().recv();
+            done.try_send(()).unwrap();
+        });
+        let report = tokio::time::timeout(PATIENCE, group.run()).await.expect("it ends").unwrap();
+        assert_eq!(report.loops[0].stats.released, 1);
+        assert!(is_done.try_recv().is_err(), "the hook still waits");
+        drop(end);
+        assert_eq!(is_done.recv().await, Some(()));
+    });
+}
+
+#[test]
 fn a_loop_whose_every_thread_is_blocked_is_noticed() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

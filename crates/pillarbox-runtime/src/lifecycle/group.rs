@@ -158,14 +158,20 @@ impl LoopGroup {
         self
     }
 
-    /// Watches nothing.
+    /// Watches nothing. That the process is live, for probes and for systemd, means then that it is there, and
+    /// says nothing of its loops.
     pub fn without_watchdog(mut self) -> Self {
         self.orders.threshold = None;
         self
     }
 
-    /// Does this about what is stuck, instead of ending the process. It is called on the watchdog's thread,
-    /// once for each delivery, or loop, that is stuck.
+    /// Does this about what is stuck, and the process goes on as far as the group is concerned. It is called
+    /// once for each delivery, or loop, that is stuck, one after the other on a thread of its own: it may block,
+    /// and [stop](GroupControl::stop) the group and wait for its end. Nobody waits for it; a call may last longer
+    /// than the group.
+    ///
+    /// What is stuck is stuck all the same: `/health/live` says so, and systemd gets no `WATCHDOG=1` until it goes
+    /// on. Where they are asked, Kubernetes or systemd end the process then.
     pub fn on_stuck(mut self, hook: impl Fn(&Stuck) + Send + Sync + 'static) -> Self {
         self.orders.on_stuck = Some(Arc::new(hook));
         self
