@@ -8,6 +8,8 @@
 //! ```
 
 mod checks;
+#[cfg(feature = "health")]
+mod connections;
 mod control;
 mod group;
 mod health;
