@@ -666,6 +666,7 @@ impl Driver {
             // A handler that blocks its thread cannot be stopped. Its message comes back when its lease
             // ends, and not before.
             tracing::error!("a handler does not end; it is left behind");
+            self.common.shared.pulse.leave_behind();
             self.workers.abort_all();
         }
         self.producers.close();

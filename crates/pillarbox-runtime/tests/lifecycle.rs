@@ -629,7 +629,12 @@ fn a_loop_that_is_idle_or_paused_or_beats_is_not_stuck() {
     });
 }
 
-const CALM: Terms = Terms { workers: 4, watchdog: Duration::from_secs(720), has_hook: false };
+const CALM: Terms = Terms {
+    workers: 4,
+    watchdog: Duration::from_secs(720),
+    drain: Duration::from_secs(60),
+    has_hook: false,
+};
 const STRICT: Terms = Terms { watchdog: Duration::from_millis(500), ..CALM };
 
 /// The parent's own look at the queues of a group in another process.
@@ -691,6 +696,31 @@ fn a_second_signal_cancels_what_runs_in_all_loops() {
             assert!(said.contains(&format!("event {queue} released")));
             assert_eq!(mailbox.counts().await.unwrap().ready, 1);
         }
+    });
+}
+
+#[test]
+fn a_process_ends_though_a_handler_that_blocks_its_thread_is_left_behind() {
+    on_threads(async {
+        let place = Place::sqlite();
+        let [orders, reports] = mailboxes(&place).await;
+        orders.send(&Duty::Block).await.unwrap();
+        reports.send(&Duty::Endless).await.unwrap();
+        let child = engage(&place, &Terms { drain: Duration::from_millis(100), ..CALM });
+        for queue in QUEUES {
+            child.wait_for(&format!("begun {queue}"), 0);
+        }
+        child.signal("TERM");
+        let (status, said) = child.end_within(PATIENCE);
+        assert_eq!(status.code(), Some(1), "{status}");
+        let failed = "failed the loop 'orders' did not end in time, and was left behind";
+        assert!(said.contains(&failed.to_owned()), "{said:?}");
+        let counts = (orders.counts().await.unwrap(), reports.counts().await.unwrap());
+        assert_eq!(
+            (counts.0.in_flight, counts.1.ready),
+            (1, 1),
+            "it comes back when its lease ends"
+        );
     });
 }
 

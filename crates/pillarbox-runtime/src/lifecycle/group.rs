@@ -138,7 +138,7 @@ impl LoopGroup {
 
     /// How long a stop may take in all, 60 seconds unless said otherwise. Each loop has its
     /// [own time](crate::Worker::drain_for) within it. After it, what is running is cancelled and given back;
-    /// a loop that has not ended 5 seconds later is left behind.
+    /// a loop that has not ended 5 seconds later is left behind. So is a handler that blocks its thread.
     pub fn drain_for(mut self, time: Duration) -> Self {
         self.drain = time;
         self
@@ -241,7 +241,22 @@ impl LoopGroup {
     ///
     /// Before anything has begun, [`GroupError::Invalid`] where there is no loop, two have the same name, or an
     /// option is out of range, and [`GroupError::Listen`] where somebody else has the port.
-    /// [`GroupError::Failed`] where a loop failed for good, [`GroupError::LeftBehind`] where one did not end.
+    /// [`GroupError::Failed`] where a loop failed for good, [`GroupError::LeftBehind`] where one did not end, or
+    /// a handler that blocks its thread.
+    ///
+    /// A program whose `main` returned such an error would not end: when Tokio's runtime is dropped, it waits for
+    /// a blocked thread, for ever. After an error, a program ends by [`std::process::exit`] (or
+    /// `Runtime::shutdown_background`).
+    ///
+    /// ```
+    /// # use pillarbox_runtime::LoopGroup;
+    /// # async fn end(group: LoopGroup) {
+    /// if let Err(error) = group.run().await {
+    ///     eprintln!("{error}");
+    ///     std::process::exit(1);
+    /// }
+    /// # }
+    /// ```
     pub async fn run(self) -> Result<GroupReport, GroupError> {
         let (control, has_signals) = (self.control(), self.has_signals);
         let group = self.begin()?;
@@ -373,7 +388,6 @@ impl Group {
         let mut stop: Option<Stop> = None;
         let mut deadline = Instant::now();
         let mut failed: Option<(String, LoopFailure)> = None;
-        let mut is_left_behind = false;
         loop {
             tokio::select! {
                 biased;
@@ -394,7 +408,6 @@ impl Group {
                     if stop == Some(Stop::Now) {
                         let names = roster.leave_behind();
                         tracing::error!(loops = ?names, "some loops do not end; they are left behind");
-                        is_left_behind = true;
                         break;
                     }
                     tracing::warn!("draining takes too long: what is running is cancelled and given back");
@@ -409,6 +422,7 @@ impl Group {
             systemd.send("STATUS=the loops have ended");
         }
         let report = roster.report();
+        let is_left_behind = report.loops.iter().any(|one| one.is_left_behind);
         match failed {
             Some((name, cause)) => {
                 Err(GroupError::Failed { name, cause, report: Box::new(report) })

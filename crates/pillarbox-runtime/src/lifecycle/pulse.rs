@@ -19,6 +19,8 @@ pub(crate) struct Pulse {
     turns: AtomicU64,
     /// The driver makes no more turns, and need not.
     is_over: AtomicBool,
+    /// Some handler has not ended, and blocks its thread.
+    has_left: AtomicBool,
     /// By worker.
     slots: Mutex<Vec<Arc<Slot>>>,
 }
@@ -49,6 +51,16 @@ impl Pulse {
     /// The driver has made its last turn.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// A handler does not end, and is left behind.
+    pub(crate) fn leave_behind(&self) {
+        self.has_left.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a handler was left behind.
+    pub(super) fn has_left_behind(&self) -> bool {
+        self.has_left.load(Ordering::Relaxed)
     }
 
     /// Where a worker shows what it is at.

@@ -35,7 +35,8 @@ pub struct LoopReport {
     pub restarts: u32,
     /// Why it failed at last, if it did.
     pub failure: Option<LoopFailure>,
-    /// It did not end in time. What it held comes back when its leases end.
+    /// It did not end in time, or one of its handlers, which blocks its thread. What it held comes back when its
+    /// leases end.
     pub is_left_behind: bool,
 }
 
@@ -82,7 +83,9 @@ pub enum GroupError {
         /// How all of them have ended.
         report: Box<GroupReport>,
     },
-    /// Some loops did not end, although they were told to and what they were at was cancelled.
+    /// Some loops did not end, or some of their handlers, although they were told to and what they were at was
+    /// cancelled. A thread may be blocked for ever, and Tokio would wait for it: the program ends by
+    /// [`std::process::exit`], and not by returning from `main`.
     #[error("{} did not end in time, and was left behind", Names(report))]
     LeftBehind {
         /// How all of them have ended.

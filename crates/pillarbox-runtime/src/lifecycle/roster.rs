@@ -105,6 +105,8 @@ impl Roster {
     pub(super) fn ended(&self, index: usize, stats: StatsSnapshot) {
         let entry = &mut self.entries()[index];
         (entry.phase, entry.last) = (Phase::Ended, Some(stats));
+        let has_left = |control: &Control| control.pulse().has_left_behind();
+        entry.is_left_behind = entry.control.as_ref().is_some_and(has_left);
     }
 
     /// A loop has failed, and is about to be made anew or not.
