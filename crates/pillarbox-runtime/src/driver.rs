@@ -319,6 +319,7 @@ impl Driver {
                         tracing::warn!(queue = %self.routes[source].queue.name(), %error, "cannot {call}");
                     }
                 }
+                self.settles(source, &answer);
                 self.events.push_back(Event::Settled { source, lane, answer });
             }
             Answer::Sent { queue, senders, answer } => {
@@ -396,6 +397,24 @@ impl Driver {
         }
     }
 
+    /// Shows whether settles and extensions go well. Where all workers are busy, nothing else is asked of the
+    /// queue.
+    fn settles(&mut self, source: usize, answer: &Result<Vec<Result<()>>>) {
+        // That nothing can be received is told until something can be.
+        if self.failing[source] {
+            return;
+        }
+        let error = match answer {
+            Ok(answers) => answers
+                .iter()
+                .filter_map(|one| one.as_ref().err())
+                .find(|error| error.is_transient()),
+            Err(error) => Some(error),
+        };
+        self.tally.fails(source, error.map(|error| error.to_string().into()));
+        self.is_dirty = true;
+    }
+
     /// Says why single settles failed, other than that they came too late, which is told anyway.
     fn log_refusals(&self, source: usize, answers: &[Result<()>]) {
         let is_news = |error: &&Error| !matches!(error, Error::ReceiptHandleExpired { .. });
@@ -407,7 +426,7 @@ impl Driver {
 
     fn fetch_succeeded(&mut self, source: usize) {
         self.tally.answered(source, Instant::now());
-        self.tally.receives(source, None);
+        self.tally.fails(source, None);
         self.is_dirty = true;
         if std::mem::replace(&mut self.failing[source], false) {
             let queue = self.routes[source].queue.name();
@@ -418,7 +437,7 @@ impl Driver {
 
     fn fetch_failed(&mut self, source: usize, error: &Error) {
         self.queue_metrics[source].call_failed("receive");
-        self.tally.receives(source, Some(error.to_string().into()));
+        self.tally.fails(source, Some(error.to_string().into()));
         self.is_dirty = true;
         let queue = self.routes[source].queue.name();
         let is_first = !std::mem::replace(&mut self.failing[source], true);
@@ -647,6 +666,7 @@ impl Driver {
             // A handler that blocks its thread cannot be stopped. Its message comes back when its lease
             // ends, and not before.
             tracing::error!("a handler does not end; it is left behind");
+            self.common.shared.pulse.leave_behind();
             self.workers.abort_all();
         }
         self.producers.close();

@@ -103,7 +103,7 @@ pub struct MailboxStats {
     pub received: u64,
     /// When it last answered, with messages or without: the sign that it can be reached.
     pub answered_at: Option<Instant>,
-    /// Why the last receive failed. `None` once one has not.
+    /// Why the last receive failed, or the last settle or extension of a lease. `None` once one has not.
     pub last_error: Option<Arc<str>>,
     /// How long one receive [waits](crate::Worker::poll). An idle mailbox answers no more often.
     pub poll: Duration,
@@ -246,8 +246,8 @@ impl Tally {
         self.snapshot.mailboxes[source].answered_at = Some(now);
     }
 
-    /// A receive went well, or did not.
-    pub(crate) fn receives(&mut self, source: usize, error: Option<Arc<str>>) {
+    /// A call went well, or did not.
+    pub(crate) fn fails(&mut self, source: usize, error: Option<Arc<str>>) {
         self.snapshot.mailboxes[source].last_error = error;
     }
 

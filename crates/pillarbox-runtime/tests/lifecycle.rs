@@ -15,13 +15,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use pillarbox_core::{BoxFuture, Error, Mailbox, Mailboxes, MemoryBackend, QueueOptions, Result};
+use pillarbox_core::{
+    BoxFuture, Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Result,
+};
 use pillarbox_runtime::{
     Backoff, Control, DeadLetter, DlqConsumer, DlqLimits, Event, GroupError, GroupStatus,
     LoopFailure, LoopGroup, LoopState, Restart, Runnable, State, StatsSnapshot, Stuck, Worker,
 };
-use pillarbox_testing::on_threads;
 use pillarbox_testing::process::Child;
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -159,6 +161,16 @@ async fn a_handle_that_is_dropped_stops_all_loops_now() {
     drop(running);
     events.wait_for(|event| matches!(event, Event::Drained)).await.unwrap();
     assert_eq!(jobs.counts().await.unwrap().ready, 1);
+}
+
+#[test]
+fn a_handle_whose_runtime_was_shut_down_says_so() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let jobs = mailbox(&backend(), "orders");
+    let running = runtime.block_on(async { LoopGroup::new().add(working(&jobs, SECOND)).start() });
+    runtime.shutdown_background();
+    let ended = on_threads(running.unwrap().join());
+    assert!(matches!(ended, Err(GroupError::ShutDown)), "{ended:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -454,6 +466,44 @@ async fn a_group_is_ready_when_its_loops_work_and_its_dead_letters_are_few() {
     running.stop().await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_is_lost_while_all_workers_are_busy_is_told() {
+    let queue = backend().queue("orders", QueueOptions::new()).unwrap();
+    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    jobs.send(&1).await.unwrap();
+    let gate = Arc::new(Semaphore::new(0));
+    let worker = Worker::new(jobs).workers(1).inbox(0).no_timeout().handler({
+        let gate = gate.clone();
+        move |_: u32| {
+            let gate = gate.clone();
+            async move { drop(gate.acquire().await) }
+        }
+    });
+    let running = LoopGroup::new().add(worker).start().unwrap();
+    let control = running.control().clone();
+    let mut stats = control.control_of("orders").unwrap().stats();
+    stats.wait_for(|stats| stats.in_flight == 1).await.unwrap();
+    assert!(control.readiness().await.is_ready());
+    let fails = |stats: &StatsSnapshot| stats.mailboxes[0].last_error.is_some();
+    // First it cannot extend the lease, and then not settle. The wait doubles each time.
+    for permits in [0, 1] {
+        for _ in 0..4 {
+            faulty.next(Operation::Settle, Fault::FailBefore);
+        }
+        gate.add_permits(permits);
+        stats.wait_for(fails).await.unwrap();
+        let readiness = control.readiness().await;
+        assert_eq!(readiness.status, GroupStatus::NotReady);
+        let reason = "loop 'orders': cannot settle on queue 'orders': ";
+        assert!(readiness.reasons[0].starts_with(reason), "{:?}", readiness.reasons);
+        assert!(readiness.loops[0].error.is_some());
+        stats.wait_for(|stats| !fails(stats)).await.unwrap();
+        assert!(control.readiness().await.is_ready());
+    }
+    assert_eq!(running.stop().await.unwrap().loops[0].stats.succeeded, 1);
+}
+
 /// Keeps what a watchdog tells.
 fn keeper() -> (Arc<Mutex<Vec<Stuck>>>, impl Fn(&Stuck) + Send + Sync + 'static) {
     let kept = Arc::new(Mutex::new(Vec::new()));
@@ -492,6 +542,30 @@ fn a_handler_that_blocks_its_thread_is_noticed_and_named() {
         let report = running.stop().await.unwrap();
         assert_eq!(report.loops[0].stats.succeeded, 1);
         assert!(told.recv().await.is_none(), "it is told once");
+    });
+}
+
+#[test]
+fn a_hook_may_stop_the_group_and_wait_for_its_end() {
+    on_threads(async {
+        let jobs = mailbox(&backend(), "orders");
+        jobs.send(&1).await.unwrap();
+        let (end, ended) = mpsc::channel::<()>();
+        let (done, mut is_done) = tokio::sync::mpsc::channel(1);
+        let ended = Mutex::new(ended);
+        let group = LoopGroup::new().add(working(&jobs, 3600 * SECOND));
+        let control = group.control();
+        let group = group.watchdog(Duration::from_millis(300)).on_stuck(move |_| {
+            control.stop_now();
+            // Until the sender is dropped.
+            let _ = ended.lock().unwrap().recv();
+            done.try_send(()).unwrap();
+        });
+        let report = tokio::time::timeout(PATIENCE, group.run()).await.expect("it ends").unwrap();
+        assert_eq!(report.loops[0].stats.released, 1);
+        assert!(is_done.try_recv().is_err(), "the hook still waits");
+        drop(end);
+        assert_eq!(is_done.recv().await, Some(()));
     });
 }
 
@@ -555,7 +629,12 @@ fn a_loop_that_is_idle_or_paused_or_beats_is_not_stuck() {
     });
 }
 
-const CALM: Terms = Terms { workers: 4, watchdog: Duration::from_secs(720), has_hook: false };
+const CALM: Terms = Terms {
+    workers: 4,
+    watchdog: Duration::from_secs(720),
+    drain: Duration::from_secs(60),
+    has_hook: false,
+};
 const STRICT: Terms = Terms { watchdog: Duration::from_millis(500), ..CALM };
 
 /// The parent's own look at the queues of a group in another process.
@@ -617,6 +696,31 @@ fn a_second_signal_cancels_what_runs_in_all_loops() {
             assert!(said.contains(&format!("event {queue} released")));
             assert_eq!(mailbox.counts().await.unwrap().ready, 1);
         }
+    });
+}
+
+#[test]
+fn a_process_ends_though_a_handler_that_blocks_its_thread_is_left_behind() {
+    on_threads(async {
+        let place = Place::sqlite();
+        let [orders, reports] = mailboxes(&place).await;
+        orders.send(&Duty::Block).await.unwrap();
+        reports.send(&Duty::Endless).await.unwrap();
+        let child = engage(&place, &Terms { drain: Duration::from_millis(100), ..CALM });
+        for queue in QUEUES {
+            child.wait_for(&format!("begun {queue}"), 0);
+        }
+        child.signal("TERM");
+        let (status, said) = child.end_within(PATIENCE);
+        assert_eq!(status.code(), Some(1), "{status}");
+        let failed = "failed the loop 'orders' did not end in time, and was left behind";
+        assert!(said.contains(&failed.to_owned()), "{said:?}");
+        let counts = (orders.counts().await.unwrap(), reports.counts().await.unwrap());
+        assert_eq!(
+            (counts.0.in_flight, counts.1.ready),
+            (1, 1),
+            "it comes back when its lease ends"
+        );
     });
 }
 

@@ -95,7 +95,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // It is still alive: nobody should kill it.
     assert_eq!(probe(address, "/health/live").await?.0, 200);
 
-    let report = running.await??;
+    let report = running.await?.unwrap_or_else(|error| {
+        // Tokio would wait for a handler that blocks its thread.
+        eprintln!("{error}");
+        std::process::exit(1);
+    });
     println!("main      stopped after {:.1?}", stop.elapsed());
     backend.close().await;
     let stats = &report.get("jobs").ok_or("there is no such loop")?.stats;

@@ -138,7 +138,7 @@ impl LoopGroup {
 
     /// How long a stop may take in all, 60 seconds unless said otherwise. Each loop has its
     /// [own time](crate::Worker::drain_for) within it. After it, what is running is cancelled and given back;
-    /// a loop that has not ended 5 seconds later is left behind.
+    /// a loop that has not ended 5 seconds later is left behind. So is a handler that blocks its thread.
     pub fn drain_for(mut self, time: Duration) -> Self {
         self.drain = time;
         self
@@ -158,14 +158,20 @@ impl LoopGroup {
         self
     }
 
-    /// Watches nothing.
+    /// Watches nothing. That the process is live, for probes and for systemd, means then that it is there, and
+    /// says nothing of its loops.
     pub fn without_watchdog(mut self) -> Self {
         self.orders.threshold = None;
         self
     }
 
-    /// Does this about what is stuck, instead of ending the process. It is called on the watchdog's thread,
-    /// once for each delivery, or loop, that is stuck.
+    /// Does this about what is stuck, and the process goes on as far as the group is concerned. It is called
+    /// once for each delivery, or loop, that is stuck, one after the other on a thread of its own: it may block,
+    /// and [stop](GroupControl::stop) the group and wait for its end. Nobody waits for it; a call may last longer
+    /// than the group.
+    ///
+    /// What is stuck is stuck all the same: `/health/live` says so, and systemd gets no `WATCHDOG=1` until it goes
+    /// on. Where they are asked, Kubernetes or systemd end the process then.
     pub fn on_stuck(mut self, hook: impl Fn(&Stuck) + Send + Sync + 'static) -> Self {
         self.orders.on_stuck = Some(Arc::new(hook));
         self
@@ -235,7 +241,22 @@ impl LoopGroup {
     ///
     /// Before anything has begun, [`GroupError::Invalid`] where there is no loop, two have the same name, or an
     /// option is out of range, and [`GroupError::Listen`] where somebody else has the port.
-    /// [`GroupError::Failed`] where a loop failed for good, [`GroupError::LeftBehind`] where one did not end.
+    /// [`GroupError::Failed`] where a loop failed for good, [`GroupError::LeftBehind`] where one did not end, or
+    /// a handler that blocks its thread.
+    ///
+    /// A program whose `main` returned such an error would not end: when Tokio's runtime is dropped, it waits for
+    /// a blocked thread, for ever. After an error, a program ends by [`std::process::exit`] (or
+    /// `Runtime::shutdown_background`).
+    ///
+    /// ```
+    /// # use pillarbox_runtime::LoopGroup;
+    /// # async fn end(group: LoopGroup) {
+    /// if let Err(error) = group.run().await {
+    ///     eprintln!("{error}");
+    ///     std::process::exit(1);
+    /// }
+    /// # }
+    /// ```
     pub async fn run(self) -> Result<GroupReport, GroupError> {
         let (control, has_signals) = (self.control(), self.has_signals);
         let group = self.begin()?;
@@ -367,7 +388,6 @@ impl Group {
         let mut stop: Option<Stop> = None;
         let mut deadline = Instant::now();
         let mut failed: Option<(String, LoopFailure)> = None;
-        let mut is_left_behind = false;
         loop {
             tokio::select! {
                 biased;
@@ -388,7 +408,6 @@ impl Group {
                     if stop == Some(Stop::Now) {
                         let names = roster.leave_behind();
                         tracing::error!(loops = ?names, "some loops do not end; they are left behind");
-                        is_left_behind = true;
                         break;
                     }
                     tracing::warn!("draining takes too long: what is running is cancelled and given back");
@@ -403,6 +422,7 @@ impl Group {
             systemd.send("STATUS=the loops have ended");
         }
         let report = roster.report();
+        let is_left_behind = report.loops.iter().any(|one| one.is_left_behind);
         match failed {
             Some((name, cause)) => {
                 Err(GroupError::Failed { name, cause, report: Box::new(report) })
@@ -455,19 +475,17 @@ impl RunningGroup {
     ///
     /// # Errors
     ///
-    /// Those of [`LoopGroup::run`].
+    /// Those of [`LoopGroup::run`], and [`GroupError::ShutDown`] where the Tokio runtime was shut down.
     ///
     /// # Panics
     ///
     /// Where the group itself panicked, which would be a bug.
     pub async fn join(mut self) -> Result<GroupReport, GroupError> {
-        let closed = || GroupError::Invalid(Error::Closed { queue: None });
-        let Some(task) = self.task.take() else { return Err(closed()) };
+        let Some(task) = self.task.take() else { return Err(GroupError::ShutDown) };
         match task.await {
             Ok(ended) => ended,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // The Tokio runtime is being shut down.
-            Err(_) => Err(closed()),
+            Err(_) => Err(GroupError::ShutDown),
         }
     }
 }

@@ -59,7 +59,7 @@ pub struct LoopHealth {
     pub polled_seconds_ago: Option<f64>,
     /// How often it was made anew.
     pub restarts: u32,
-    /// Why it cannot receive now, or why it failed.
+    /// Why its mailbox cannot be received from or settled with now, or why it failed.
     pub error: Option<String>,
 }
 

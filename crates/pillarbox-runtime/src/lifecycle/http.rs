@@ -16,6 +16,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
+use super::connections::Connections;
 use super::roster::Roster;
 
 /// How often the recorder tidies up.
@@ -88,7 +89,7 @@ async fn serve(listener: tokio::net::TcpListener, told: Told, stopped: oneshot::
         .with_state(told);
     let (stop, stops) = oneshot::channel::<()>();
     let stops = async { drop(stops.await) };
-    let serving = axum::serve(listener, router).with_graceful_shutdown(stops);
+    let serving = axum::serve(Connections::new(listener), router).with_graceful_shutdown(stops);
     let mut serving = std::pin::pin!(serving.into_future());
     tokio::select! {
         _ = &mut serving => return,

@@ -8,6 +8,8 @@
 //! ```
 
 mod checks;
+#[cfg(feature = "health")]
+mod connections;
 mod control;
 mod group;
 mod health;
@@ -23,6 +25,8 @@ mod supervisor;
 mod systemd;
 mod watchdog;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 #[cfg(feature = "health")]
 pub use metrics_exporter_prometheus::PrometheusHandle;
 
@@ -33,3 +37,8 @@ pub(crate) use pulse::{Pulse, Slot};
 pub use report::{GroupError, GroupReport, LoopFailure, LoopReport};
 pub use restart::Restart;
 pub use watchdog::Stuck;
+
+/// What is locked here is whole at all times, also where somebody panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

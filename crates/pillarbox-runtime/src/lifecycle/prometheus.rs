@@ -1,8 +1,10 @@
 //! Metrics for Prometheus.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+use super::lock;
 
 /// From a handler that takes a millisecond to one that takes ten minutes.
 const SECONDS: [f64; 16] = [
@@ -17,7 +19,7 @@ static OURS: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
 
 /// Installs a recorder, if none is, and gives its handle. `None` where the program has installed its own.
 pub(super) fn install() -> Option<PrometheusHandle> {
-    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut ours = lock(&OURS);
     if ours.is_none() {
         let recorder = builder()
             .inspect_err(|error| tracing::error!(%error, "cannot record metrics"))

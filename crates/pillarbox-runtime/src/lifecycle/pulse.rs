@@ -4,9 +4,10 @@
 //! atomic for each delivery.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::lock;
 use crate::event::About;
 use crate::lease::Lease;
 
@@ -18,6 +19,8 @@ pub(crate) struct Pulse {
     turns: AtomicU64,
     /// The driver makes no more turns, and need not.
     is_over: AtomicBool,
+    /// Some handler has not ended, and blocks its thread.
+    has_left: AtomicBool,
     /// By worker.
     slots: Mutex<Vec<Arc<Slot>>>,
 }
@@ -48,6 +51,16 @@ impl Pulse {
     /// The driver has made its last turn.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// A handler does not end, and is left behind.
+    pub(crate) fn leave_behind(&self) {
+        self.has_left.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a handler was left behind.
+    pub(super) fn has_left_behind(&self) -> bool {
+        self.has_left.load(Ordering::Relaxed)
     }
 
     /// Where a worker shows what it is at.
@@ -110,8 +123,4 @@ impl Drop for Showing {
     fn drop(&mut self) {
         lock(&self.0.0).work = None;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -35,7 +35,8 @@ pub struct LoopReport {
     pub restarts: u32,
     /// Why it failed at last, if it did.
     pub failure: Option<LoopFailure>,
-    /// It did not end in time. What it held comes back when its leases end.
+    /// It did not end in time, or one of its handlers, which blocks its thread. What it held comes back when its
+    /// leases end.
     pub is_left_behind: bool,
 }
 
@@ -55,10 +56,13 @@ pub enum LoopFailure {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// An option is out of range, and nothing was begun: [`Error::InvalidParameter`]. Or, of a
-    /// [handle](super::RunningGroup) alone, the Tokio runtime was shut down: [`Error::Closed`].
+    /// An option is out of range, and nothing was begun: [`Error::InvalidParameter`].
     #[error(transparent)]
     Invalid(Error),
+    /// The Tokio runtime in which the loops ran was shut down, and they with it. Only a
+    /// [handle](super::RunningGroup) outlives that.
+    #[error("the Tokio runtime of the loops was shut down")]
+    ShutDown,
     /// Health cannot be told at this address, and nothing was begun.
     #[error("cannot listen on {address} for health probes: {cause}")]
     Listen {
@@ -79,7 +83,9 @@ pub enum GroupError {
         /// How all of them have ended.
         report: Box<GroupReport>,
     },
-    /// Some loops did not end, although they were told to and what they were at was cancelled.
+    /// Some loops did not end, or some of their handlers, although they were told to and what they were at was
+    /// cancelled. A thread may be blocked for ever, and Tokio would wait for it: the program ends by
+    /// [`std::process::exit`], and not by returning from `main`.
     #[error("{} did not end in time, and was left behind", Names(report))]
     LeftBehind {
         /// How all of them have ended.
@@ -92,7 +98,7 @@ impl GroupError {
     pub fn report(&self) -> Option<&GroupReport> {
         match self {
             Self::Failed { report, .. } | Self::LeftBehind { report } => Some(report),
-            Self::Invalid(_) | Self::Listen { .. } => None,
+            Self::Invalid(_) | Self::ShutDown | Self::Listen { .. } => None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The loops of a group, as all see them who have to do with them: those who control the group, the
 //! supervisors, the watchdog, the probes.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::checks::Checks;
 use super::health::{Phase, Readiness, Seen, readiness};
+use super::lock;
 use super::report::{GroupReport, LoopFailure, LoopReport};
 use super::systemd::Systemd;
 use super::watchdog::{Sight, Stuck};
@@ -104,6 +105,8 @@ impl Roster {
     pub(super) fn ended(&self, index: usize, stats: StatsSnapshot) {
         let entry = &mut self.entries()[index];
         (entry.phase, entry.last) = (Phase::Ended, Some(stats));
+        let has_left = |control: &Control| control.pulse().has_left_behind();
+        entry.is_left_behind = entry.control.as_ref().is_some_and(has_left);
     }
 
     /// A loop has failed, and is about to be made anew or not.
@@ -246,8 +249,4 @@ fn tell(control: &Control, stop: Stop) {
         Stop::Graceful => control.stop(),
         Stop::Now => control.stop_now(),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

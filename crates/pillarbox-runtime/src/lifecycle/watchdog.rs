@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ impl Watchdog {
         let ping_every = roster.systemd().and_then(|systemd| systemd.ping_every());
         let every = orders.look_every().into_iter().chain(ping_every).min()?;
         let (stop, stopped) = sync_channel(1);
-        let watch = move || watch(&orders, &roster, every, ping_every, &stopped);
+        let watch = move || watch(orders, &roster, every, ping_every, &stopped);
         match std::thread::Builder::new().name("pillarbox-watchdog".to_owned()).spawn(watch) {
             Ok(thread) => Some(Self { stop: Some(stop), thread: Some(thread) }),
             Err(error) => {
@@ -98,20 +98,58 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // It has nothing to wait for any more, but a hook. A panic in it has been told.
+            // It has nothing to wait for any more. A panic in it has been told.
             let _ = thread.join();
         }
     }
 }
 
+/// A hook on a thread of its own, which begins when there is something to tell. Nobody waits for it: it may take
+/// its time, and ends by itself when it has been told all.
+struct Hook {
+    call: OnStuck,
+    thread: Option<Sender<Stuck>>,
+}
+
+impl Hook {
+    const fn new(call: OnStuck) -> Self {
+        Self { call, thread: None }
+    }
+
+    fn tell(&mut self, stuck: Stuck) {
+        if self.thread.is_none() {
+            let (sender, told) = channel::<Stuck>();
+            let call = self.call.clone();
+            let listen = move || told.iter().for_each(|stuck| call_safely(&call, &stuck));
+            match std::thread::Builder::new().name("pillarbox-stuck".to_owned()).spawn(listen) {
+                Ok(_) => self.thread = Some(sender),
+                Err(error) => {
+                    tracing::error!(%error, "the hook for a loop that is stuck cannot be called");
+                }
+            }
+        }
+        if let Some(thread) = &self.thread {
+            // It listens for as long as this is there.
+            let _ = thread.send(stuck);
+        }
+    }
+}
+
+fn call_safely(hook: &OnStuck, stuck: &Stuck) {
+    if std::panic::catch_unwind(AssertUnwindSafe(|| hook(stuck))).is_err() {
+        tracing::error!("the hook for a loop that is stuck panicked");
+    }
+}
+
 fn watch(
-    orders: &Orders,
+    orders: Orders,
     roster: &Roster,
     every: Duration,
     ping_every: Option<Duration>,
     stopped: &Receiver<()>,
 ) {
     let mut eyes = orders.threshold.map(Eyes::new);
+    let mut hook = orders.on_stuck.map(Hook::new);
     let mut looked = Instant::now();
     let mut ping_at = looked;
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(every) {
@@ -123,7 +161,7 @@ fn watch(
             let found = eyes.look(lived, &roster.sights());
             roster.set_stuck(found.iter().map(|(stuck, _)| stuck.clone()).collect());
             for (stuck, _) in found.iter().filter(|(_, is_new)| *is_new) {
-                tell(stuck, orders.on_stuck.as_ref(), roster);
+                tell(stuck, hook.as_mut(), roster);
             }
             if !found.is_empty() {
                 continue;
@@ -141,8 +179,8 @@ fn watch(
 }
 
 /// Does what is to be done about a loop that is stuck.
-fn tell(stuck: &Stuck, on_stuck: Option<&OnStuck>, roster: &Roster) {
-    if on_stuck.is_none() {
+fn tell(stuck: &Stuck, hook: Option<&mut Hook>, roster: &Roster) {
+    if hook.is_none() {
         // Whatever is stuck may hold what a log or an exit needs.
         let backstop = || {
             std::thread::sleep(EXIT_WITHIN);
@@ -163,12 +201,8 @@ fn tell(stuck: &Stuck, on_stuck: Option<&OnStuck>, roster: &Roster) {
     if let Some(systemd) = roster.systemd() {
         systemd.send(&format!("STATUS=stuck: {stuck}"));
     }
-    match on_stuck {
-        Some(hook) => {
-            if std::panic::catch_unwind(AssertUnwindSafe(|| hook(stuck))).is_err() {
-                tracing::error!("the hook for a loop that is stuck panicked");
-            }
-        }
+    match hook {
+        Some(hook) => hook.tell(stuck.clone()),
         None => {
             tracing::error!(
                 "the process ends; what it holds comes back when the leases end. See LoopGroup::watchdog"

@@ -34,6 +34,7 @@ pub(crate) enum Duty {
 pub(crate) struct Terms {
     pub(crate) workers: usize,
     pub(crate) watchdog: Duration,
+    pub(crate) drain: Duration,
     /// Where a loop that is stuck does not end the process.
     pub(crate) has_hook: bool,
 }
@@ -54,7 +55,7 @@ pub(crate) fn serve() {
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
-        let mut group = LoopGroup::new().watchdog(terms.watchdog);
+        let mut group = LoopGroup::new().watchdog(terms.watchdog).drain_for(terms.drain);
         if terms.has_hook {
             group = group.on_stuck(|stuck| say(&format!("stuck {stuck}")));
         }
@@ -75,10 +76,15 @@ pub(crate) fn serve() {
             })
         });
         let listeners: Vec<_> = listeners.collect();
-        let ended = group.run().await;
+        let report = match group.run().await {
+            Ok(report) => report,
+            Err(error) => {
+                say(&format!("failed {error}"));
+                std::process::exit(1);
+            }
+        };
         backend.close().await;
         listeners.into_iter().for_each(|listener| listener.join().expect("the listener ends"));
-        let report = ended.unwrap_or_else(|error| panic!("{error}"));
         for one in &report.loops {
             say(&format!("done {} {}", one.name, one.stats.succeeded));
         }
