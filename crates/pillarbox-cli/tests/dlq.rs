@@ -446,6 +446,20 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert_eq!(place.ok("dump orders-dlq"), before);
 }
 
+#[test]
+fn a_queue_without_dead_letters_is_refused_and_not_touched() {
+    let place = with_letters();
+    place.ok("send orders 7");
+    for line in ["dlq replay orders --yes", "dlq discard orders --older 30d --yes"] {
+        let run = place.run(line);
+        assert_eq!(run.code, 1, "{run:?}");
+        assert!(run.stderr.contains("'orders' holds no dead letters"), "{run:?}");
+        assert!(run.stderr.contains("did you mean 'orders-dlq'?"), "{run:?}");
+    }
+    let message = lines(&place.ok("peek orders --json")).remove(0);
+    assert_eq!(message["delivery_count"], 0, "{message}");
+}
+
 /// So many dead letters whose messages have the numbers from 0 on.
 fn with_many(number: u32) -> Place {
     let place = Place::new();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pillarbox_core::{Capabilities, RawMessage};
 
 use crate::backoff::Backoff;
-use crate::dead_letters::{FailedDelivery, Rules};
+use crate::dead_letters::{FailedDelivery, Rules, cut};
 use crate::dispatcher::{FailureNote, Then, Verdict};
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome, Verb};
 
@@ -91,7 +91,8 @@ impl Policy {
     pub(crate) fn note(&self, failure: &Failure) -> FailureNote {
         // An error of the program's own says what it is in code of its own, too.
         let told = || {
-            let mut texts = failure.chain().map(|error| error.to_string().into_boxed_str());
+            // An error may quote a body of any size; logs and dead letters shall not.
+            let mut texts = failure.chain().map(|error| cut(&error.to_string()).into_boxed_str());
             (texts.next().unwrap_or_default(), texts.collect::<Vec<_>>())
         };
         let (text, causes) = std::panic::catch_unwind(AssertUnwindSafe(told))

@@ -781,3 +781,36 @@ async fn a_summary_groups_by_what_went_wrong() {
     let some = Dlq::of(&dead).summary(|letter| letter.body[..] == b"7"[..]).await.unwrap();
     assert_eq!((some.letters, some.others), (1, 20));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_says_how_many_others_had_in_hand_when_it_ended() {
+    let backend = backend();
+    let dead = graveyard(&backend, &(0..100).collect::<Vec<_>>()).await;
+    // Somebody comes for forty of them when it has begun, and keeps them.
+    let (other, calls) = (dead.clone(), AtomicU32::new(0));
+    let (taken, take) = std::sync::mpsc::channel();
+    let pass = Dlq::of(&dead).discard().matching(|_| false).progress(move |_| {
+        if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+            let receive = other.receive(Receive::up_to(40).visibility(DAY / 2));
+            let received = futures_util::FutureExt::now_or_never(receive);
+            taken.send(received.expect("memory does not wait").expect("received")).expect("heard");
+        }
+    });
+    let report = pass.run().await.unwrap();
+    assert_eq!((report.left, report.unseen, take.recv().unwrap().len()), (60, 40, 40));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_text_of_an_error_is_cut_wherever_it_is_told() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    jobs.send(&7).await.unwrap();
+    let worker = Worker::new(jobs)
+        .dead_letters(DlqPolicy::new())
+        .handler(|_: u32| async { Outcome::reject("long ".repeat(100_000)) });
+    let mut events = worker.control().events();
+    worker.run_until_empty().await.unwrap();
+    let failed = events.wait_for(|event| matches!(event, Event::Failed { .. })).await;
+    let Some(Event::Failed { error, .. }) = failed else { panic!("it failed") };
+    assert_eq!(error.len(), 2_000);
+}

@@ -278,7 +278,7 @@ pub(crate) fn request_id(message: &RawMessage) -> Option<Uuid> {
 }
 
 /// As much of a text as is kept.
-fn cut(text: &str) -> String {
+pub(crate) fn cut(text: &str) -> String {
     text.chars().take(LONGEST_ERROR).collect()
 }
 

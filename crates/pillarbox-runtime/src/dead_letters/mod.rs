@@ -23,7 +23,7 @@ pub use class::ErrorClass;
 pub use consumer::{DlqAction, DlqConsumer, IntoDlqAction};
 pub use dlq::{Dlq, DlqHealth, DlqLimits, DlqStatus, Found};
 pub use letter::{DeadLetter, Letters};
-pub(crate) use letter::{REQUEST_ID, original_id, replays, request_id};
+pub(crate) use letter::{REQUEST_ID, cut, original_id, replays, request_id};
 pub use pass::{Pass, PassFailed, Report};
 pub(crate) use policy::Rules;
 pub use policy::{Decide, Decision, DlqPolicy, FailedDelivery};

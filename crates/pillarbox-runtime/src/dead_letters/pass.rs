@@ -85,8 +85,8 @@ pub struct Report {
     /// How many were replayed and not acknowledged, for their leases had ended: they are still there, and
     /// are replayed again by the next pass.
     pub unacknowledged: u64,
-    /// How many were not looked at, for they were in flight or delayed when it began: others have them, or
-    /// keep them.
+    /// How many were not looked at, for they were in flight or delayed when it began, or when it ended: others
+    /// have them, or keep them.
     pub unseen: u64,
 }
 
@@ -315,6 +315,10 @@ impl Walk {
             }
             (self.pass.progress)(&self.report);
         }
+        // Others may have come for some meanwhile. Those that were seen and left are held here.
+        let after = queue.counts().await?;
+        let others = (after.in_flight + after.delayed).saturating_sub(self.held.len() as u64);
+        self.report.unseen = self.report.unseen.max(others);
         Ok(())
     }
 

@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 use super::message::{MainLoopRequest, MainLoopResult, RemoteError, RemoteErrorKind};
 use super::run::{About, Live, LoopCall, Run};
-use crate::dead_letters::{DeadLetter, replays};
+use crate::dead_letters::{DeadLetter, cut, replays};
 use crate::driver::DELIVERIES;
 use crate::handler::Parts;
 use crate::metrics;
@@ -189,7 +189,7 @@ fn remote(failure: &Failure) -> RemoteError {
         _ => RemoteErrorKind::Failed,
     };
     let error_type = Some(failure.type_name().to_owned());
-    RemoteError { text: failure.to_string(), kind, error_type }
+    RemoteError { text: cut(&failure.to_string()), kind, error_type }
 }
 
 /// What the sender of a request is told when it has become a dead letter, and the id of that answer.

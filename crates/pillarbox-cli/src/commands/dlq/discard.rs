@@ -32,7 +32,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqDiscard) -> Result
                 return Err(Failure::Other("nothing was discarded".to_owned()));
             }
         }
-        round.perform(context, backend, dlq.discard(), &Interrupt::listen()?).await
+        round.perform(context, backend, &dlq, dlq.discard(), &Interrupt::listen()?).await
     })
     .await
 }

@@ -75,5 +75,5 @@ async fn replay(
     if let Some(rate) = args.rate {
         pass = pass.rate(rate.number.get(), rate.per);
     }
-    round.perform(context, backend, pass, &Interrupt::listen()?).await
+    round.perform(context, backend, &dlq, pass, &Interrupt::listen()?).await
 }

@@ -15,6 +15,8 @@ use crate::interrupt::Interrupt;
 use crate::output::{Progress, text};
 use crate::url::BackendUrl;
 
+/// How many messages are looked at to see whether a queue holds dead letters at all.
+const LOOKED_AT: u32 = 1_000;
 /// How many errors a dry run shows.
 const TOP: usize = 10;
 
@@ -86,7 +88,7 @@ pub(super) fn unreadable(number: u64, queue: &QueueName) -> String {
     let messages = text::count(number, "message");
     format!(
         "what cannot be read as a dead letter stays ({messages}): `pillarbox dlq stats {queue}` names it, \
-         `pillarbox peek {queue}` shows it, and only `pillarbox purge {queue}` deletes it"
+         `pillarbox peek {queue}` shows it, and nothing deletes it but `pillarbox purge {queue}`, with all others"
     )
 }
 
@@ -163,14 +165,42 @@ impl Round {
         Ok((Tally { report, beyond_max }, summary))
     }
 
+    /// Refuses a queue in which nothing is a dead letter: to receive from it would count as deliveries of what
+    /// is meant for others.
+    async fn check(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<()> {
+        if !backend.capabilities().peek {
+            return Ok(());
+        }
+        let (mut messages, mut letters) = (0, 0);
+        dlq.look(|found| {
+            messages += 1;
+            letters += u32::from(found.letter.is_ok());
+            match letters > 0 || messages == LOOKED_AT {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        })
+        .await?;
+        if letters > 0 || messages == 0 {
+            return Ok(());
+        }
+        let queue = &self.queue;
+        let likely = format!("{queue}-dlq");
+        let is_there = backend.queues().await?.iter().any(|name| name.as_str() == likely);
+        let hint = if is_there { format!("; did you mean '{likely}'?") } else { String::new() };
+        Err(Failure::Other(format!("'{queue}' holds no dead letters but other messages{hint}")))
+    }
+
     /// Does it, until it is done or the user wants to end.
     pub(super) async fn perform(
         &self,
         context: &mut Context,
         backend: &Mailboxes,
+        dlq: &Dlq,
         pass: Pass,
         interrupt: &Interrupt,
     ) -> Result<()> {
+        self.check(backend, dlq).await?;
         let ready = backend.queue(&self.queue, QueueOptions::new())?.counts().await?.ready;
         let total = self.max.map_or(ready, |max| ready.min(max));
         let progress = context.out.progress_alone(total, self.deed.unit());
