@@ -44,16 +44,18 @@ impl<O: 'static> Listening<O> {
         let capabilities = queue.capabilities();
         let wait = capabilities.max_wait.map_or(POLL, |most| POLL.min(most));
         let request = Receive::up_to(BATCH.min(capabilities.max_receive)).wait(wait);
+        let most = BATCH.min(capabilities.max_batch);
         // One call at a time: what is received meanwhile is acknowledged together by the next.
         let mut acknowledging = Fuse::terminated();
         let mut receiving = Fuse::terminated();
-        let mut settles = Vec::new();
+        let mut settles: Vec<Settle> = Vec::new();
         let mut pause = PAUSES.0;
         let closed = loop {
             if acknowledging.is_terminated() && !settles.is_empty() {
-                acknowledging = queue.settle(std::mem::take(&mut settles)).fuse();
+                let some = settles.drain(..settles.len().min(most)).collect();
+                acknowledging = queue.settle(some).fuse();
             }
-            if receiving.is_terminated() && settles.len() < BATCH {
+            if receiving.is_terminated() && settles.len() < most {
                 receiving = queue.receive(request).fuse();
             }
             let received = tokio::select! {
