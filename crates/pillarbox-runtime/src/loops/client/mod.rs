@@ -69,7 +69,6 @@ struct Inner<U, O> {
 
 /// Why a call has no output.
 #[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
 pub enum CallError {
     /// It was answered with an error.
     #[error("request {request_id} failed: {error}")]
