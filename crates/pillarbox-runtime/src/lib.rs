@@ -69,9 +69,9 @@ pub use lifecycle::{
     LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, Stuck,
 };
 pub use loops::{
-    Adapter, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop, MainLoopRequest,
-    MainLoopResult, NotRegistered, RemoteError, RemoteErrorKind, Resources, Run, Submission, Swept,
-    sweep_replies,
+    Adapter, AdapterService, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop,
+    MainLoopRequest, MainLoopResult, NotRegistered, RemoteError, RemoteErrorKind, Resources, Run,
+    Step, Submission, Swept, sweep_replies,
 };
 pub use outcome::{BoxError, Failure, FailureKind, IntoOutcome, Outcome};
 pub use producer::ProducerHandle;

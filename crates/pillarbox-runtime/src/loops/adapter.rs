@@ -1,5 +1,6 @@
 //! Functions and services that answer requests.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::task::{Context, Poll};
 
@@ -73,14 +74,15 @@ where
     }
 }
 
-/// An adapter as a Tower service.
-pub(super) struct AdapterService<A, O, Args> {
+/// An [`Adapter`] as a Tower service, for those who put services around it.
+pub struct AdapterService<A, O, Args> {
     adapter: A,
     types: PhantomData<fn(Args) -> O>,
 }
 
 impl<A, O, Args> AdapterService<A, O, Args> {
-    pub(super) const fn new(adapter: A) -> Self {
+    /// The service that this adapter is.
+    pub const fn new(adapter: A) -> Self {
         Self { adapter, types: PhantomData }
     }
 }
@@ -88,6 +90,12 @@ impl<A, O, Args> AdapterService<A, O, Args> {
 impl<A: Clone, O, Args> Clone for AdapterService<A, O, Args> {
     fn clone(&self) -> Self {
         Self::new(self.adapter.clone())
+    }
+}
+
+impl<A, O, Args> fmt::Debug for AdapterService<A, O, Args> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdapterService").finish_non_exhaustive()
     }
 }
 

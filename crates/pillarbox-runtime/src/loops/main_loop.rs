@@ -100,6 +100,45 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         }
     }
 
+    /// A loop on other requests that uses the adapter of this one, with the resources and the timeout that it has:
+    /// `wrap` makes the service that answers them of the adapter. Its worker is a new one. An eval judges what
+    /// the adapter gives that way.
+    ///
+    /// ```
+    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+    /// # use pillarbox_runtime::{MainLoop, MainLoopRequest, MainLoopResult};
+    /// use pillarbox_runtime::tower::ServiceBuilder;
+    /// # let backend = Mailboxes::new(MemoryBackend::new());
+    /// # let sums: Mailbox<MainLoopRequest<Vec<u64>>, MainLoopResult<u64>> = backend.mailbox("sums").unwrap();
+    /// let sum = MainLoop::new(sums, |numbers: Vec<u64>| async move { numbers.iter().sum::<u64>() });
+    ///
+    /// let texts: Mailbox<MainLoopRequest<String>, MainLoopResult<String>> = backend.mailbox("texts").unwrap();
+    /// let sum_of_text = sum.behind(texts, |adapter| {
+    ///     ServiceBuilder::new()
+    ///         .map_request(|call: pillarbox_runtime::LoopCall<String>| {
+    ///             call.map(|text| text.split('+').filter_map(|n| n.parse().ok()).collect())
+    ///         })
+    ///         .map_response(|sum: u64| sum.to_string())
+    ///         .service(adapter)
+    /// });
+    /// ```
+    pub fn behind<V, P, S>(
+        self,
+        requests: Mailbox<MainLoopRequest<V>, MainLoopResult<P>>,
+        wrap: impl FnOnce(BoxCloneSyncService<LoopCall<U>, O, BoxError>) -> S,
+    ) -> MainLoop<V, P>
+    where
+        V: Send + Sync + 'static,
+        P: Send + 'static,
+        S: Service<LoopCall<V>, Response = P> + Clone + Send + Sync + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send + 'static,
+    {
+        let Self { adapter, live, timeout, keep_replies_for, .. } = self;
+        let other = MainLoop::service(requests, wrap(adapter));
+        MainLoop { live, timeout, keep_replies_for, ..other }
+    }
+
     /// Gives the adapter something to work with that cannot travel, such as a pool of connections: it finds it
     /// by its type, by [`Run::live`](super::Run::live).
     pub fn resource<T: Send + Sync + 'static>(self, resource: T) -> Self {

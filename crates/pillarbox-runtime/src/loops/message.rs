@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use pillarbox_core::{MessageId, Timestamp};
+use pillarbox_core::{MessageId, SendOptions, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::de::value::UnitDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
+
+use crate::dead_letters::REQUEST_ID;
 
 /// A request to a [`MainLoop`](super::MainLoop), as it lies in its mailbox.
 ///
@@ -95,6 +97,12 @@ impl<U> MainLoopRequest<U> {
             panic!("the resource {name:?} cannot be written as JSON: {error}");
         }
         self
+    }
+
+    /// How it is best sent, by those who are no [`Client`](super::Client): its id is told beside it, so that also
+    /// one that cannot be read is known by it.
+    pub fn send_options(&self) -> SendOptions {
+        SendOptions::new().attribute(REQUEST_ID, self.request_id.to_string())
     }
 
     /// Gives it an id of the caller's, such as one that is known elsewhere.
@@ -264,7 +272,7 @@ impl RemoteErrorKind {
     }
 
     /// The kind of this name. One that is not known here has failed.
-    fn from_name(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         let all = [Self::Timeout, Self::Deadline, Self::DeadLettered];
         all.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Failed)
     }

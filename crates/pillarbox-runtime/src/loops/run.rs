@@ -1,6 +1,7 @@
 //! What an adapter knows of the request that it works on.
 
 use std::any::{Any, TypeId, type_name};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -10,6 +11,7 @@ use pillarbox_core::Timestamp;
 use uuid::Uuid;
 
 use super::message::{Budget, Resources};
+use super::steps::{Step, Steps};
 use crate::lease::Heartbeat;
 use crate::request::Metadata;
 
@@ -21,6 +23,13 @@ pub struct LoopCall<U> {
     pub request: U,
     /// Everything else.
     pub run: Run,
+}
+
+impl<U> LoopCall<U> {
+    /// The same call of something else: for services around an adapter, which take another request than it does.
+    pub fn map<V>(self, change: impl FnOnce(U) -> V) -> LoopCall<V> {
+        LoopCall { request: change(self.request), run: self.run }
+    }
 }
 
 /// One run of an adapter: deadline, budget, resources, heartbeat. Cheap to clone.
@@ -49,6 +58,7 @@ struct Inner {
     metadata: Metadata,
     heartbeat: Heartbeat,
     session_id: OnceLock<Uuid>,
+    steps: Steps,
 }
 
 /// What a run is made of.
@@ -74,6 +84,7 @@ impl Run {
             metadata,
             heartbeat,
             session_id,
+            steps: Steps::new(),
         }))
     }
 
@@ -131,8 +142,29 @@ impl Run {
         let _ = self.0.session_id.set(id);
     }
 
-    pub(super) fn session_id(&self) -> Option<Uuid> {
+    /// The session in which the request is worked on, if the adapter [said so](Self::set_session_id).
+    pub fn session_id(&self) -> Option<Uuid> {
         self.0.session_id.get().copied()
+    }
+
+    /// Says what the adapter does: a call of a tool, an answer of a model. Whoever judges the run sees it, such
+    /// as the evaluator of an eval. The first thousand are kept.
+    ///
+    /// ```
+    /// # use pillarbox_runtime::Run;
+    /// async fn answer(question: String, run: Run) -> String {
+    ///     run.step("search", serde_json::json!({ "query": question }));
+    ///     // ...
+    /// #   question
+    /// }
+    /// ```
+    pub fn step(&self, name: impl Into<Cow<'static, str>>, data: serde_json::Value) {
+        self.0.steps.add(name.into(), data);
+    }
+
+    /// What the adapter said that it did, in that order.
+    pub fn steps(&self) -> Vec<Step> {
+        self.0.steps.all()
     }
 }
 

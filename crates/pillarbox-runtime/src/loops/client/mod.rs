@@ -21,7 +21,6 @@ use self::waiting::{Enlisted, Waiter, Waiting};
 use super::answering::DEADLINE;
 use super::message::{MainLoopRequest, MainLoopResult, RemoteError};
 use super::sweep::new_address;
-use crate::dead_letters::REQUEST_ID;
 
 /// Asks a [`MainLoop`](super::MainLoop), and waits for its answers in a mailbox of its own. Cheap to clone.
 ///
@@ -227,9 +226,7 @@ impl<U: 'static, O: Send + 'static> Client<U, O> {
     /// Each call is a message of its own: one that is made again must not find the message of the first, which
     /// may be answered already and about to be acknowledged.
     fn options(&self, request: &MainLoopRequest<U>) -> SendOptions {
-        SendOptions::new()
-            .reply_to(self.inner.address.clone())
-            .attribute(REQUEST_ID, request.request_id.to_string())
+        request.send_options().reply_to(self.inner.address.clone())
     }
 }
 

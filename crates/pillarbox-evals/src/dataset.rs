@@ -1,0 +1,407 @@
+//! Samples, read from lines of JSON.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+/// An input, and what should come out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample<I, E> {
+    /// What it is known by, in its dataset.
+    #[serde(deserialize_with = "sample_id")]
+    pub id: String,
+    /// What the adapter is given.
+    pub input: I,
+    /// What the evaluator compares its output with.
+    pub expected: E,
+    /// Whatever else its line says: nobody looks at it but reports.
+    #[serde(flatten, default)]
+    pub metadata: BTreeMap<String, Value>,
+}
+
+impl<I, E> Sample<I, E> {
+    /// A sample.
+    pub fn new(id: impl Into<String>, input: I, expected: E) -> Self {
+        Self { id: id.into(), input, expected, metadata: BTreeMap::new() }
+    }
+}
+
+/// Samples, each under an id of its own.
+///
+/// From a file of JSON, one object per line:
+///
+/// ```text
+/// {"id": "capital-fr", "input": "The capital of France?", "expected": "Paris"}
+/// {"input": "The capital of Peru?", "expected": "Lima", "source": "quiz 7"}
+/// ```
+///
+/// A sample without an `id` goes by the number of its line. Empty lines are left out. Every other line that is
+/// no sample is an error that names it: nothing is skipped in silence.
+///
+/// ```
+/// use pillarbox_evals::Dataset;
+///
+/// let text = r#"{"input": 2, "expected": 4}
+/// {"input": "three", "expected": 9}
+/// {"input": 4}"#;
+/// let error = Dataset::<u32, u32>::from_jsonl(text.as_bytes()).unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "2 of 3 lines are no samples:\n  \
+///      line 2, column 17: invalid type: string \"three\", expected u32\n  \
+///      line 3, column 12: missing field `expected`"
+/// );
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dataset<I, E> {
+    samples: Vec<Sample<I, E>>,
+}
+
+impl<I, E> Dataset<I, E> {
+    /// A dataset of these samples.
+    ///
+    /// # Errors
+    ///
+    /// Where there is none, or two have the same id, or one has none.
+    pub fn new(samples: impl IntoIterator<Item = Sample<I, E>>) -> Result<Self, DatasetError> {
+        let mut reading = Reading::of("sample");
+        for (place, sample) in samples.into_iter().enumerate() {
+            reading.add(place + 1, sample);
+        }
+        reading.done()
+    }
+
+    /// The samples, in their order.
+    pub fn samples(&self) -> &[Sample<I, E>] {
+        &self.samples
+    }
+
+    /// Goes through the samples, in their order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Sample<I, E>> {
+        self.samples.iter()
+    }
+
+    /// How many there are. At least one.
+    #[expect(clippy::len_without_is_empty, reason = "it never is")]
+    pub fn len(&self) -> usize {
+        self.samples.len()
+    }
+}
+
+impl<I: DeserializeOwned, E: DeserializeOwned> Dataset<I, E> {
+    /// Reads samples from lines of JSON.
+    ///
+    /// # Errors
+    ///
+    /// Where a line is no sample, or has the id of another, or there is no sample; all of them are named.
+    pub fn from_jsonl(mut lines: impl BufRead) -> Result<Self, DatasetError> {
+        let mut reading = Reading::of("line");
+        let mut line = Vec::new();
+        for number in 1.. {
+            line.clear();
+            let read = lines.read_until(b'\n', &mut line);
+            if read.map_err(|error| DatasetError::Unreadable { path: None, error })? == 0 {
+                break;
+            }
+            let text = if number == 1 { line.strip_prefix(b"\xEF\xBB\xBF") } else { None };
+            let text = text.unwrap_or(&line).trim_ascii();
+            if text.is_empty() {
+                continue;
+            }
+            match serde_json::from_slice::<Line<I, E>>(text) {
+                Ok(read) => reading.add(number, read.into_sample(number)),
+                Err(error) => reading.bad(number, Some(error.column()), without_place(&error)),
+            }
+        }
+        reading.done()
+    }
+
+    /// Reads samples from a file of lines of JSON.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_jsonl`](Self::from_jsonl), and where there is no such file.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DatasetError> {
+        let path = path.as_ref();
+        let here = |error| DatasetError::Unreadable { path: Some(path.to_owned()), error };
+        let file = File::open(path).map_err(here)?;
+        Self::from_jsonl(BufReader::new(file)).map_err(|error| match error {
+            DatasetError::Unreadable { error, .. } => here(error),
+            DatasetError::Bad { lines, of, unit, .. } => {
+                DatasetError::Bad { path: Some(path.to_owned()), lines, of, unit }
+            }
+            DatasetError::Empty { .. } => DatasetError::Empty { path: Some(path.to_owned()) },
+        })
+    }
+}
+
+impl<'a, I, E> IntoIterator for &'a Dataset<I, E> {
+    type Item = &'a Sample<I, E>;
+    type IntoIter = std::slice::Iter<'a, Sample<I, E>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// A sample, as a line has it.
+#[derive(Deserialize)]
+#[serde(expecting = "a sample: an object with `input` and `expected`")]
+struct Line<I, E> {
+    #[serde(default, deserialize_with = "some_sample_id")]
+    id: Option<String>,
+    input: I,
+    expected: E,
+    #[serde(flatten)]
+    metadata: BTreeMap<String, Value>,
+}
+
+impl<I, E> Line<I, E> {
+    fn into_sample(self, number: usize) -> Sample<I, E> {
+        let Self { id, input, expected, metadata } = self;
+        Sample { id: id.unwrap_or_else(|| number.to_string()), input, expected, metadata }
+    }
+}
+
+/// An id may be text or a whole number.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "invalid `id`: neither text nor a whole number")]
+enum Id {
+    Text(String),
+    Number(i64),
+}
+
+fn sample_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(match Id::deserialize(deserializer)? {
+        Id::Text(text) => text,
+        Id::Number(number) => number.to_string(),
+    })
+}
+
+fn some_sample_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    sample_id(deserializer).map(Some)
+}
+
+/// What is wrong, without where: each line is parsed by itself, so its number there is always 1.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(place) => text[..place].to_owned(),
+        None => text,
+    }
+}
+
+/// Collects samples, and what is wrong with some.
+struct Reading<I, E> {
+    samples: Vec<Sample<I, E>>,
+    /// Where each id was first seen.
+    seen: HashMap<String, usize>,
+    bad: Vec<BadLine>,
+    unit: &'static str,
+}
+
+impl<I, E> Reading<I, E> {
+    fn of(unit: &'static str) -> Self {
+        Self { samples: Vec::new(), seen: HashMap::new(), bad: Vec::new(), unit }
+    }
+
+    fn add(&mut self, number: usize, sample: Sample<I, E>) {
+        if sample.id.is_empty() {
+            return self.bad(number, None, "its id is empty".to_owned());
+        }
+        if let Some(first) = self.seen.get(&sample.id) {
+            let text = format!("its id {:?} is that of {} {first}", sample.id, self.unit);
+            return self.bad(number, None, text);
+        }
+        self.seen.insert(sample.id.clone(), number);
+        self.samples.push(sample);
+    }
+
+    fn bad(&mut self, line: usize, column: Option<usize>, reason: String) {
+        self.bad.push(BadLine { line, column, reason });
+    }
+
+    fn done(self) -> Result<Dataset<I, E>, DatasetError> {
+        let of = self.samples.len() + self.bad.len();
+        if !self.bad.is_empty() {
+            return Err(DatasetError::Bad { path: None, lines: self.bad, of, unit: self.unit });
+        }
+        if of == 0 {
+            return Err(DatasetError::Empty { path: None });
+        }
+        Ok(Dataset { samples: self.samples })
+    }
+}
+
+/// A line that is no sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BadLine {
+    /// Its number, from 1.
+    pub line: usize,
+    /// Where in the line, if that is known.
+    pub column: Option<usize>,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// Why there is no dataset.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DatasetError {
+    /// It cannot be read.
+    Unreadable {
+        /// The file, if it is one.
+        path: Option<PathBuf>,
+        /// What happened.
+        error: std::io::Error,
+    },
+    /// Some of it are no samples.
+    Bad {
+        /// The file, if it is one.
+        path: Option<PathBuf>,
+        /// All lines that are none.
+        lines: Vec<BadLine>,
+        /// How many there are in all, empty ones not counted.
+        of: usize,
+        /// What is counted: lines or samples.
+        unit: &'static str,
+    },
+    /// There are no samples in it.
+    Empty {
+        /// The file, if it is one.
+        path: Option<PathBuf>,
+    },
+}
+
+/// How many bad lines are shown; all of them are there.
+const SHOWN: usize = 20;
+
+impl fmt::Display for DatasetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Unreadable { path, .. } | Self::Bad { path, .. } | Self::Empty { path }) = self;
+        if let Some(path) = path {
+            write!(f, "{}: ", path.display())?;
+        }
+        match self {
+            Self::Unreadable { error, .. } => write!(f, "cannot read the samples: {error}"),
+            Self::Empty { .. } => f.write_str("there are no samples"),
+            Self::Bad { lines, of, unit, .. } => {
+                match lines.len() {
+                    1 => write!(f, "1 of {of} {unit}s is no sample:")?,
+                    bad => write!(f, "{bad} of {of} {unit}s are no samples:")?,
+                }
+                for BadLine { line, column, reason } in lines.iter().take(SHOWN) {
+                    write!(f, "\n  {unit} {line}")?;
+                    if let Some(column) = column {
+                        write!(f, ", column {column}")?;
+                    }
+                    write!(f, ": {reason}")?;
+                }
+                match lines.len().saturating_sub(SHOWN) {
+                    0 => Ok(()),
+                    more => write!(f, "\n  and {more} more"),
+                }
+            }
+        }
+    }
+}
+
+impl std::error::Error for DatasetError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Unreadable { error, .. } => Some(error),
+            Self::Bad { .. } | Self::Empty { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Dataset<Value, Value>, DatasetError> {
+        Dataset::from_jsonl(text.as_bytes())
+    }
+
+    #[test]
+    fn samples_are_read_with_what_else_their_lines_say() {
+        let text = "\u{FEFF}{\"id\": \"a\", \"input\": 1, \"expected\": 2, \"topic\": \"sums\"}\r\n\
+                    \n  \n{\"input\": null, \"expected\": null}\n\
+                    {\"id\": 77, \"input\": \"last, without a newline\", \"expected\": []}";
+        let dataset = read(text).unwrap();
+        let ids: Vec<_> = dataset.iter().map(|sample| &*sample.id).collect();
+        assert_eq!(ids, ["a", "4", "77"]);
+        assert_eq!(dataset.samples()[0].metadata["topic"], json!("sums"));
+        assert_eq!(dataset.samples()[1].input, Value::Null);
+    }
+
+    #[test]
+    fn every_line_that_is_no_sample_is_named_and_none_is_skipped() {
+        let text = "{\"input\": 1, \"expected\": 1}\nnot json\n[1]\n{\"expected\": 1}\n\
+                    {\"id\": \"1\", \"input\": 1, \"expected\": 1}\n{\"id\": \"\", \"input\": 1, \"expected\": 1}\n\
+                    {\"id\": {}, \"input\": 1, \"expected\": 1}\n{\"input\": 1, \"expected\": 1} x\n";
+        let DatasetError::Bad { lines, of, .. } = read(text).unwrap_err() else { panic!() };
+        assert_eq!(of, 8);
+        let told: Vec<_> = lines.iter().map(|bad| (bad.line, &*bad.reason)).collect();
+        assert_eq!(told[0], (2, "expected ident"));
+        assert_eq!(told[1].0, 3);
+        assert_eq!(told[2], (4, "missing field `input`"));
+        assert_eq!(told[3], (5, "its id \"1\" is that of line 1"));
+        assert_eq!(told[4], (6, "its id is empty"));
+        assert!(told[5].1.contains("neither text nor a whole number"), "{told:?}");
+        assert_eq!(told[6], (8, "trailing characters"));
+        assert_eq!(told.len(), 7);
+    }
+
+    #[test]
+    fn what_is_no_text_at_all_is_a_bad_line_too() {
+        let bytes = b"{\"input\": \"\xFF\", \"expected\": 1}\n{\"input\": 1, \"expected\": 1}\n";
+        let error = Dataset::<Value, Value>::from_jsonl(&bytes[..]).unwrap_err();
+        assert!(error.to_string().starts_with("1 of 2 lines is no sample:\n  line 1"), "{error}");
+    }
+
+    #[test]
+    fn a_long_list_of_bad_lines_is_cut_where_people_read_it() {
+        let error = read(&"x\n".repeat(50)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("line 20") && !text.contains("line 21"), "{text}");
+        assert!(text.ends_with("and 30 more"), "{text}");
+        let DatasetError::Bad { lines, .. } = error else { panic!() };
+        assert_eq!(lines.len(), 50);
+    }
+
+    #[test]
+    fn a_dataset_without_samples_is_refused() {
+        assert!(matches!(read("\n\n").unwrap_err(), DatasetError::Empty { .. }));
+        let missing = Dataset::<Value, Value>::from_file("/no/such/file").unwrap_err();
+        assert!(missing.to_string().starts_with("/no/such/file: cannot read"), "{missing}");
+    }
+
+    #[test]
+    fn samples_that_a_program_makes_need_ids_of_their_own_too() {
+        let twice = [Sample::new("a", 1, 1), Sample::new("a", 2, 2)];
+        let error = Dataset::new(twice).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "1 of 2 samples is no sample:\n  sample 2: its id \"a\" is that of sample 1"
+        );
+    }
+
+    #[test]
+    fn a_sample_is_written_as_it_is_read() {
+        let mut sample = Sample::new("a", json!({"x": 1}), json!("y"));
+        sample.metadata.insert("topic".to_owned(), json!("sums"));
+        let text = serde_json::to_string(&sample).unwrap();
+        assert_eq!(text, r#"{"id":"a","input":{"x":1},"expected":"y","topic":"sums"}"#);
+        assert_eq!(read(&text).unwrap().samples(), [sample]);
+    }
+}

@@ -1,0 +1,353 @@
+//! A report for a browser: one file, which needs nothing else.
+
+mod plot;
+
+use std::fmt::{Display, Write};
+
+use serde_json::Value;
+
+use super::table::{milliseconds, percent};
+use super::{Comparison, Difference, EvalReport, ExperimentReport, FailedSample, Tally};
+use crate::result::Status;
+
+const CSS: &str = include_str!("page.css");
+const JS: &str = include_str!("page.js");
+
+impl EvalReport {
+    /// The report as a web page, in one file that works offline: plots, and a table of failures that can be
+    /// filtered.
+    pub fn to_html(&self) -> String {
+        let title = format!("Eval run {}", self.run_id);
+        let mut page = format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <title>{0}</title>\n<style>\n{CSS}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
+            Escaped(&title)
+        );
+        self.head(&mut page);
+        self.experiments(&mut page);
+        self.plots(&mut page);
+        self.failure_table(&mut page);
+        let _ = write!(page, "<script>\n{JS}</script>\n</body>\n</html>\n");
+        page
+    }
+
+    fn head(&self, page: &mut String) {
+        let experiments = match self.experiments.len() {
+            1 => "1 experiment".to_owned(),
+            count => format!("{count} experiments"),
+        };
+        let begun = Escaped(&self.created_at);
+        let _ = writeln!(
+            page,
+            "<div class=\"faint\">{experiments}, begun {begun}</div>\n<div class=\"tiles\">"
+        );
+        let mut tile = |name: &str, value: String, class: &str| {
+            let _ = writeln!(
+                page,
+                "<div class=\"tile {class}\"><b>{}</b>{name}</div>",
+                Escaped(&value)
+            );
+        };
+        tile("samples", self.total.to_string(), "");
+        tile("passed", self.passed.to_string(), "");
+        tile("pass rate", or_dash(self.pass_rate.map(percent)), "");
+        tile("mean score", or_dash(self.mean_score.map(|score| format!("{score:.3}"))), "");
+        if let Some(latency) = &self.latency {
+            tile("median latency", milliseconds(latency.p50_ms), "");
+            tile("p95 latency", milliseconds(latency.p95_ms), "");
+        }
+        for status in [Status::NotPassed, Status::Failed, Status::Died, Status::Missing] {
+            match self.count(status) {
+                0 => {}
+                count => tile(status.label(), count.to_string(), "bad"),
+            }
+        }
+        page.push_str("</div>\n");
+        if self.strays > 0 {
+            let _ = writeln!(
+                page,
+                "<p class=\"faint\">{} messages came that are no results of this run: see strays.jsonl.</p>",
+                self.strays
+            );
+        }
+    }
+
+    fn experiments(&self, page: &mut String) {
+        page.push_str("<h2>Experiments</h2>\n<div class=\"scroll\"><table id=\"experiments\"><thead><tr><th>experiment</th>");
+        for heading in [
+            "samples",
+            "passed",
+            "not passed",
+            "failed",
+            "died",
+            "missing",
+            "pass rate",
+            "95 %",
+            "mean score",
+            "p50",
+            "p90",
+            "p99",
+            "max",
+        ] {
+            let _ = write!(page, "<th class=\"number\">{heading}</th>");
+        }
+        page.push_str("</tr></thead><tbody>\n");
+        for (place, ExperimentReport { name, description, tally, .. }) in
+            self.experiments.iter().enumerate()
+        {
+            let _ = write!(page, "<tr><td>{}{}", Dot(place), Escaped(name));
+            if let Some(text) = description {
+                let _ = write!(page, "<div class=\"faint\">{}</div>", Escaped(text));
+            }
+            page.push_str("</td>");
+            for cell in cells(tally) {
+                let _ = write!(page, "<td class=\"number\">{}</td>", Escaped(&cell));
+            }
+            page.push_str("</tr>\n");
+        }
+        page.push_str("</tbody></table></div>\n");
+        if self.comparisons.is_empty() {
+            return;
+        }
+        page.push_str("<h2>Comparison</h2>\n<div class=\"scroll\"><table id=\"comparisons\"><thead><tr><th>experiment</th>\
+                       <th>against</th><th class=\"number\">samples</th><th class=\"number\">gained</th>\
+                       <th class=\"number\">lost</th><th>pass rate</th><th>mean score</th></tr></thead><tbody>\n");
+        for Comparison {
+            baseline, candidate, pairs, pass_rate, mean_score, gained, lost, ..
+        } in &self.comparisons
+        {
+            let _ = writeln!(
+                page,
+                "<tr><td>{}</td><td>{}</td><td class=\"number\">{pairs}</td><td class=\"number\">{gained}</td>\
+                 <td class=\"number\">{lost}</td><td>{}</td><td>{}</td></tr>",
+                Escaped(candidate),
+                Escaped(baseline),
+                told(pass_rate, |value| format!("{:+.1} points", value * 100.0)),
+                told(mean_score, |value| format!("{value:+.3}")),
+            );
+        }
+        page.push_str("</tbody></table></div>\n");
+    }
+
+    fn plots(&self, page: &mut String) {
+        page.push_str("<h2>Plots</h2>\n");
+        if self.experiments.len() > 1 {
+            page.push_str("<div class=\"legend\">");
+            for (place, experiment) in self.experiments.iter().enumerate() {
+                let _ = write!(page, "<span>{}{}</span>", Dot(place), Escaped(&experiment.name));
+            }
+            page.push_str("</div>\n");
+        }
+        page.push_str("<div class=\"plots\">\n");
+        let mut plot = |id: &str, title: &str, svg: Option<String>| {
+            if let Some(svg) = svg {
+                let _ =
+                    writeln!(page, "<div class=\"plot\" id=\"{id}\"><h3>{title}</h3>\n{svg}</div>");
+            }
+        };
+        plot("pass-rate", "Pass rate by experiment, with 95 % intervals", plot::pass_rates(self));
+        plot("scores", "Distribution of scores", plot::scores(self));
+        plot("latency", "Latency: share of samples that took no longer", plot::latencies(self));
+        plot(
+            "differences",
+            "Difference in pass rate, with 95 % intervals",
+            plot::differences(self),
+        );
+        page.push_str("</div>\n");
+    }
+
+    fn failure_table(&self, page: &mut String) {
+        page.push_str("<h2>Samples that did not pass</h2>\n");
+        if self.failures.is_empty() {
+            page.push_str("<p class=\"faint\">None.</p>\n");
+            return;
+        }
+        page.push_str(
+            "<div class=\"filter\" id=\"filter\" hidden>\n<input type=\"search\" id=\"find\" \
+                       placeholder=\"Find in all columns\" aria-label=\"Find in all columns\">\n",
+        );
+        let mut select = |id: &str, all: &str, options: &mut dyn Iterator<Item = (&str, &str)>| {
+            let _ = write!(
+                page,
+                "<select id=\"{id}\" aria-label=\"{all}\"><option value=\"\">{all}</option>"
+            );
+            for (value, label) in options {
+                let _ = write!(
+                    page,
+                    "<option value=\"{}\">{}</option>",
+                    Escaped(value),
+                    Escaped(label)
+                );
+            }
+            page.push_str("</select>\n");
+        };
+        let names = self.experiments.iter().map(|one| (&*one.name, &*one.name));
+        select("experiment", "All experiments", &mut names.into_iter());
+        let statuses = Status::ALL.into_iter().filter(|status| {
+            *status != Status::Passed && self.failures.iter().any(|failed| failed.status == *status)
+        });
+        select(
+            "status",
+            "All reasons",
+            &mut statuses.map(|status| (status.as_str(), status.label())),
+        );
+        page.push_str("<span class=\"faint\" id=\"shown\" role=\"status\"></span>\n</div>\n");
+        page.push_str(
+            "<div class=\"failures\"><table id=\"failures\"><thead><tr><th>sample</th><th>experiment</th><th>status</th>\
+             <th class=\"number\">score</th><th>reason</th><th>input</th><th>expected</th><th>output</th>\
+             <th class=\"number\">latency</th></tr></thead><tbody>\n",
+        );
+        for failed in &self.failures {
+            row(page, failed);
+        }
+        page.push_str("</tbody></table></div>\n");
+        if self.failures_left_out > 0 {
+            let _ = writeln!(
+                page,
+                "<p class=\"faint\">And {} more, in results.jsonl.</p>",
+                self.failures_left_out
+            );
+        }
+    }
+}
+
+fn row(page: &mut String, failed: &FailedSample) {
+    let FailedSample {
+        experiment,
+        sample_id,
+        status,
+        score,
+        reason,
+        input,
+        expected,
+        output,
+        latency_ms,
+        steps,
+    } = failed;
+    let _ = write!(
+        page,
+        "<tr data-experiment=\"{0}\" data-status=\"{1}\"><td class=\"id\">{2}</td><td class=\"id\">{0}</td>\
+         <td class=\"status {1}\">{3}</td><td class=\"number\">{4}</td><td class=\"reason\">{5}",
+        Escaped(experiment),
+        status.as_str(),
+        Escaped(sample_id),
+        status.label(),
+        or_dash(score.map(|score| format!("{score:.2}"))),
+        Escaped(reason.as_deref().unwrap_or("-")),
+    );
+    if !steps.is_empty() {
+        let _ = write!(page, "<details><summary>{} steps</summary><pre>", steps.len());
+        for step in steps {
+            let _ = writeln!(
+                page,
+                "{} {} {}",
+                milliseconds(step.at_ms),
+                Escaped(&step.name),
+                Escaped(&step.data)
+            );
+        }
+        page.push_str("</pre></details>");
+    }
+    let _ = writeln!(
+        page,
+        "</td><td><pre>{}</pre></td><td><pre>{}</pre></td><td><pre>{}</pre></td><td class=\"number\">{}</td></tr>",
+        Escaped(&shown(input)),
+        Escaped(&shown(expected)),
+        Escaped(&or_dash(output.as_ref().map(shown))),
+        or_dash(latency_ms.map(milliseconds)),
+    );
+}
+
+/// Text as it is, everything else laid out.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => serde_json::to_string_pretty(other).unwrap_or_else(|_| other.to_string()),
+    }
+}
+
+fn cells(tally: &Tally) -> [String; 13] {
+    let interval = tally.pass_rate_low.zip(tally.pass_rate_high);
+    let latency = tally.latency.as_ref();
+    [
+        tally.total.to_string(),
+        tally.passed.to_string(),
+        tally.not_passed.to_string(),
+        tally.failed.to_string(),
+        tally.died.to_string(),
+        tally.missing.to_string(),
+        or_dash(tally.pass_rate.map(percent)),
+        or_dash(interval.map(|(low, high)| format!("{} to {}", percent(low), percent(high)))),
+        or_dash(tally.mean_score.map(|score| format!("{score:.3}"))),
+        or_dash(latency.map(|latency| milliseconds(latency.p50_ms))),
+        or_dash(latency.map(|latency| milliseconds(latency.p90_ms))),
+        or_dash(latency.map(|latency| milliseconds(latency.p99_ms))),
+        or_dash(latency.map(|latency| milliseconds(latency.max_ms))),
+    ]
+}
+
+/// A difference in words, in the colour of what it means.
+fn told(difference: &Option<Difference>, show: impl Fn(f64) -> String) -> String {
+    let Some(difference) = difference else { return "-".to_owned() };
+    let class = match difference.is_significant() {
+        true if difference.value > 0.0 => "better",
+        true => "worse",
+        false => "",
+    };
+    format!("<span class=\"{class}\">{}</span>", Escaped(&difference.in_words(show)))
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+/// The mark of an experiment, in its colour.
+struct Dot(usize);
+
+impl Display for Dot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "<span class=\"dot\" style=\"background: {}\"></span>", plot::colour(self.0))
+    }
+}
+
+/// Text as it may stand in HTML, in elements and in attributes.
+struct Escaped<T>(T);
+
+impl<T: Display> Display for Escaped<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        struct Writing<'a, 'b>(&'a mut std::fmt::Formatter<'b>);
+        impl Write for Writing<'_, '_> {
+            fn write_str(&mut self, text: &str) -> std::fmt::Result {
+                for c in text.chars() {
+                    match c {
+                        '&' => self.0.write_str("&amp;")?,
+                        '<' => self.0.write_str("&lt;")?,
+                        '>' => self.0.write_str("&gt;")?,
+                        '"' => self.0.write_str("&quot;")?,
+                        '\'' => self.0.write_str("&#39;")?,
+                        // What HTML has no way to write.
+                        '\0' => self.0.write_char('\u{FFFD}')?,
+                        c => self.0.write_char(c)?,
+                    }
+                }
+                Ok(())
+            }
+        }
+        write!(Writing(f), "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_sample_says_is_taken_for_html() {
+        let text = "</pre><script>alert('x' & \"y\")</script>\0";
+        assert_eq!(
+            Escaped(text).to_string(),
+            "&lt;/pre&gt;&lt;script&gt;alert(&#39;x&#39; &amp; &quot;y&quot;)&lt;/script&gt;\u{FFFD}"
+        );
+    }
+}

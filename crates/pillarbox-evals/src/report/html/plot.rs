@@ -1,0 +1,321 @@
+//! Plots, as SVG that a page has within it.
+
+use std::fmt::Write;
+
+use super::super::table::{milliseconds, percent};
+use super::{Escaped, EvalReport};
+
+/// How wide a plot is, in its own units.
+const WIDTH: f64 = 560.0;
+/// What names of experiments have on the left.
+const LEFT: f64 = 130.0;
+const RIGHT: f64 = 60.0;
+const ROW: f64 = 30.0;
+/// How many colours there are for experiments.
+const COLOURS: usize = 8;
+/// How many bars a distribution has.
+const BINS: usize = 10;
+
+/// The colour of an experiment.
+pub(super) fn colour(experiment: usize) -> String {
+    format!("var(--c{})", experiment % COLOURS)
+}
+
+/// How many of an experiment's samples passed, with intervals.
+pub(super) fn pass_rates(report: &EvalReport) -> Option<String> {
+    report.pass_rate?;
+    let mut svg = Svg::new(report.experiments.len() as f64 * ROW + 24.0, "Pass rate by experiment");
+    let x = Scale { from: (0.0, 1.0), to: (LEFT, WIDTH - RIGHT) };
+    let bottom = report.experiments.len() as f64 * ROW;
+    for tick in 0..=4 {
+        let share = f64::from(tick) / 4.0;
+        svg.vertical(x.at(share), 0.0, bottom, "grid");
+        svg.text(x.at(share), bottom + 16.0, "middle", "faint", &format!("{:.0}%", share * 100.0));
+    }
+    for (place, experiment) in report.experiments.iter().enumerate() {
+        let middle = (place as f64 + 0.5) * ROW;
+        svg.label(middle, &experiment.name);
+        let Some(rate) = experiment.tally.pass_rate else { continue };
+        let tip = format!(
+            "{}: {} of {}",
+            experiment.name, experiment.tally.passed, experiment.tally.total
+        );
+        svg.bar(x.at(0.0), middle - 9.0, x.at(rate) - x.at(0.0), 18.0, place, &tip);
+        if let Some((low, high)) =
+            experiment.tally.pass_rate_low.zip(experiment.tally.pass_rate_high)
+        {
+            svg.whisker(x.at(low), x.at(high), middle);
+        }
+        svg.text(WIDTH - RIGHT + 8.0, middle + 4.0, "start", "", &percent(rate));
+    }
+    Some(svg.done())
+}
+
+/// How many samples have which score: a row for each experiment, all to the same scale.
+pub(super) fn scores(report: &EvalReport) -> Option<String> {
+    let mut bins = vec![[0_usize; BINS]; report.experiments.len()];
+    for sample in &report.samples {
+        if let Some(score) = sample.score {
+            bins[sample.experiment][bin(score)] += 1;
+        }
+    }
+    let most = bins.iter().flatten().copied().max().filter(|most| *most > 0)?;
+    const HEIGHT: f64 = 64.0;
+    let rows = report.experiments.len() as f64;
+    let mut svg = Svg::new(rows * (HEIGHT + 14.0) + 24.0, "Distribution of scores by experiment");
+    let x = Scale { from: (0.0, 1.0), to: (LEFT, WIDTH - RIGHT) };
+    for (place, experiment) in report.experiments.iter().enumerate() {
+        let bottom = (place as f64 + 1.0) * (HEIGHT + 14.0);
+        svg.label(bottom - HEIGHT / 2.0, &experiment.name);
+        svg.horizontal(LEFT, WIDTH - RIGHT, bottom);
+        for (bin, &count) in bins[place].iter().enumerate() {
+            let (from, to) = (bin as f64 / BINS as f64, (bin + 1) as f64 / BINS as f64);
+            let height = count as f64 / most as f64 * HEIGHT;
+            let until = if bin + 1 == BINS { "up to" } else { "below" };
+            let tip = format!("{}: {count} from {from:.1} to {until} {to:.1}", experiment.name);
+            svg.bar(
+                x.at(from) + 1.0,
+                bottom - height,
+                x.at(to) - x.at(from) - 2.0,
+                height,
+                place,
+                &tip,
+            );
+            if count > 0 {
+                let middle = f64::midpoint(x.at(from), x.at(to));
+                svg.text(middle, bottom - height - 2.0, "middle", "faint", &count.to_string());
+            }
+        }
+    }
+    for tick in 0..=5 {
+        let score = f64::from(tick) / 5.0;
+        svg.text(
+            x.at(score),
+            rows * (HEIGHT + 14.0) + 16.0,
+            "middle",
+            "faint",
+            &format!("{score:.1}"),
+        );
+    }
+    Some(svg.done())
+}
+
+/// Scores from 0 to 1; the last bar has both of its ends.
+fn bin(score: f64) -> usize {
+    // 0.3 is a little less than 3 tenths.
+    ((score * BINS as f64 + 1e-9) as usize).min(BINS - 1)
+}
+
+/// Which share of samples took no longer, for each time.
+pub(super) fn latencies(report: &EvalReport) -> Option<String> {
+    let latency = report.latency.as_ref()?;
+    const HEIGHT: f64 = 200.0;
+    const FLOOR: f64 = 0.001;
+    let mut svg = Svg::new(HEIGHT + 40.0, "Share of samples that took no longer");
+    let (first, last) = (latency.min_ms.max(FLOOR).log10(), latency.max_ms.max(FLOOR).log10());
+    // Some room, also where all took the same time.
+    let (first, last) = (first - 0.05, last.max(first + 0.3) + 0.05);
+    let x = Scale { from: (first, last), to: (50.0, WIDTH - 20.0) };
+    let y = Scale { from: (0.0, 1.0), to: (HEIGHT, 10.0) };
+    for tick in 0..=4 {
+        let share = f64::from(tick) / 4.0;
+        svg.horizontal(50.0, WIDTH - 20.0, y.at(share));
+        svg.text(44.0, y.at(share) + 4.0, "end", "faint", &format!("{:.0}%", share * 100.0));
+    }
+    for tick in ticks(first, last) {
+        svg.vertical(x.at(tick.log10()), 10.0, HEIGHT, "grid");
+        svg.text(x.at(tick.log10()), HEIGHT + 18.0, "middle", "faint", &round(tick));
+    }
+    for place in 0..report.experiments.len() {
+        let samples = report.samples.iter().filter(|sample| sample.experiment == place);
+        let mut times: Vec<_> = samples.filter_map(|sample| sample.latency_ms).collect();
+        if times.is_empty() {
+            continue;
+        }
+        times.sort_unstable_by(f64::total_cmp);
+        let mut path = format!("M{:.1} {:.1}", x.at(times[0].max(FLOOR).log10()), y.at(0.0));
+        // As many points as can be told apart.
+        let step = (times.len() / 400).max(1);
+        let last = times.len() - 1;
+        for place in (0..times.len()).filter(|place| place % step == 0 || *place == last) {
+            let share = (place + 1) as f64 / times.len() as f64;
+            let _ =
+                write!(path, " H{:.1} V{:.1}", x.at(times[place].max(FLOOR).log10()), y.at(share));
+        }
+        svg.path(&path, place, &report.experiments[place].name);
+    }
+    svg.text(WIDTH / 2.0, HEIGHT + 36.0, "middle", "faint", "time of the adapter");
+    Some(svg.done())
+}
+
+/// Times that are worth a line, some four to ten of them.
+fn ticks(first: f64, last: f64) -> Vec<f64> {
+    let decades = (first.floor() as i32)..=(last.ceil() as i32);
+    let of = |steps: &[f64]| {
+        let all = decades
+            .clone()
+            .flat_map(|decade| steps.iter().map(move |step| step * 10_f64.powi(decade)));
+        all.filter(|tick| (first..=last).contains(&tick.log10())).collect::<Vec<_>>()
+    };
+    let choices: [&[f64]; 3] = [&[1.0], &[1.0, 3.0], &[1.0, 1.5, 2.0, 3.0, 5.0, 7.0]];
+    let best = choices.iter().map(|steps| of(steps)).find(|ticks| ticks.len() >= 4);
+    best.unwrap_or_else(|| of(choices[2]))
+}
+
+/// A time that is a round number.
+fn round(ms: f64) -> String {
+    match ms {
+        _ if ms >= 999.0 => format!("{} s", (ms / 1e3 * 1e3).round() / 1e3),
+        _ if ms >= 0.999 => format!("{} ms", (ms * 1e3).round() / 1e3),
+        _ => milliseconds(ms),
+    }
+}
+
+/// By how much the pass rate of each experiment differs from that of the first.
+pub(super) fn differences(report: &EvalReport) -> Option<String> {
+    let known = report.comparisons.iter().filter_map(|one| Some((one, one.pass_rate.as_ref()?)));
+    let known: Vec<_> = known.collect();
+    let ends = known
+        .iter()
+        .flat_map(|(_, difference)| [difference.low, difference.high, Some(difference.value)]);
+    let far = ends.flatten().map(f64::abs).reduce(f64::max)?.max(0.05) * 1.1;
+    let bottom = known.len() as f64 * ROW;
+    let mut svg = Svg::new(bottom + 24.0, "Difference in pass rate to the first experiment");
+    let x = Scale { from: (-far, far), to: (LEFT, WIDTH - RIGHT - 20.0) };
+    for tick in -2..=2 {
+        let value = far / 1.1 * f64::from(tick) / 2.0;
+        svg.vertical(x.at(value), 0.0, bottom, if tick == 0 { "zero" } else { "grid" });
+        svg.text(x.at(value), bottom + 16.0, "middle", "faint", &format!("{:+.1}", value * 100.0));
+    }
+    for (row, (comparison, difference)) in known.iter().enumerate() {
+        let middle = (row as f64 + 0.5) * ROW;
+        let place = report.experiments.iter().position(|one| one.name == comparison.candidate);
+        svg.label(middle, &comparison.candidate);
+        if let Some((low, high)) = difference.low.zip(difference.high) {
+            svg.whisker(x.at(low), x.at(high), middle);
+        }
+        let tip = difference.in_words(|value| format!("{:+.1} points", value * 100.0));
+        svg.point(x.at(difference.value), middle, place.unwrap_or_default(), &tip);
+        svg.text(
+            WIDTH - RIGHT - 12.0,
+            middle + 4.0,
+            "start",
+            "",
+            &format!("{:+.1} pts", difference.value * 100.0),
+        );
+    }
+    Some(svg.done())
+}
+
+/// Where a value is on an axis.
+struct Scale {
+    from: (f64, f64),
+    to: (f64, f64),
+}
+
+impl Scale {
+    fn at(&self, value: f64) -> f64 {
+        let share = (value - self.from.0) / (self.from.1 - self.from.0);
+        self.to.0 + share * (self.to.1 - self.to.0)
+    }
+}
+
+/// A picture under way.
+struct Svg(String);
+
+impl Svg {
+    fn new(height: f64, label: &str) -> Self {
+        Self(format!(
+            "<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"{}\">\n",
+            Escaped(label)
+        ))
+    }
+
+    fn done(mut self) -> String {
+        self.0.push_str("</svg>\n");
+        self.0
+    }
+
+    fn bar(&mut self, x: f64, y: f64, width: f64, height: f64, experiment: usize, tip: &str) {
+        let (width, height) = (width.max(0.0), height.max(0.0));
+        let _ = writeln!(
+            self.0,
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"2\" style=\"fill: {}\">\
+             <title>{}</title></rect>",
+            colour(experiment),
+            Escaped(tip)
+        );
+    }
+
+    fn point(&mut self, x: f64, y: f64, experiment: usize, tip: &str) {
+        let _ = writeln!(
+            self.0,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"5\" style=\"fill: {}\"><title>{}</title></circle>",
+            colour(experiment),
+            Escaped(tip)
+        );
+    }
+
+    fn path(&mut self, path: &str, experiment: usize, tip: &str) {
+        let _ = writeln!(
+            self.0,
+            "<path d=\"{path}\" fill=\"none\" stroke-width=\"2\" style=\"stroke: {}\"><title>{}</title></path>",
+            colour(experiment),
+            Escaped(tip)
+        );
+    }
+
+    fn whisker(&mut self, from: f64, to: f64, y: f64) {
+        let (top, bottom) = (y - 5.0, y + 5.0);
+        let _ = writeln!(
+            self.0,
+            "<path class=\"whisker\" fill=\"none\" d=\"M{from:.1} {top:.1}V{bottom:.1}M{from:.1} {y:.1}H{to:.1}M{to:.1} {top:.1}V{bottom:.1}\"/>"
+        );
+    }
+
+    fn vertical(&mut self, x: f64, from: f64, to: f64, class: &str) {
+        let _ = writeln!(self.0, "<path class=\"{class}\" d=\"M{x:.1} {from:.1}V{to:.1}\"/>");
+    }
+
+    fn horizontal(&mut self, from: f64, to: f64, y: f64) {
+        let _ = writeln!(self.0, "<path class=\"grid\" d=\"M{from:.1} {y:.1}H{to:.1}\"/>");
+    }
+
+    fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
+        let _ = writeln!(
+            self.0,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" class=\"{class}\">{}</text>",
+            Escaped(text)
+        );
+    }
+
+    /// The name of an experiment, on the left of its row.
+    fn label(&mut self, middle: f64, name: &str) {
+        const ROOM: usize = 18;
+        let mut short: String = name.chars().take(ROOM).collect();
+        if name.chars().count() > ROOM {
+            short.pop();
+            short.push('…');
+        }
+        self.text(LEFT - 8.0, middle + 4.0, "end", "", &short);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_score_is_in_the_bar_that_it_belongs_to() {
+        assert_eq!([0.0, 0.05, 0.1, 0.3, 0.7, 0.99, 1.0].map(bin), [0, 0, 1, 3, 7, 9, 9]);
+    }
+
+    #[test]
+    fn there_are_some_round_times_on_every_axis() {
+        for (first, last) in [(-3.0, 4.0), (0.0, 0.4), (2.0, 2.4), (1.2, 1.6), (-0.05, 0.35)] {
+            let ticks = ticks(first, last);
+            assert!((2..=10).contains(&ticks.len()), "{first} to {last}: {ticks:?}");
+        }
+        assert_eq!([round(1500.0), round(3.0), round(0.03)], ["1.5 s", "3 ms", "30 µs"]);
+    }
+}

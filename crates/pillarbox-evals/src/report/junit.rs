@@ -1,0 +1,115 @@
+//! A report for CI: JUnit XML.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use super::EvalReport;
+use crate::result::Status;
+
+impl EvalReport {
+    /// The report as JUnit XML: an experiment is a test suite, a sample a test case. One that did not pass is a
+    /// failure; one that failed, died or has no result is an error.
+    pub fn to_junit(&self) -> String {
+        let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
+        let errors = |of: &dyn Fn(Status) -> usize| {
+            of(Status::Failed) + of(Status::Died) + of(Status::Missing)
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            xml,
+            r#"<testsuites name="{}" tests="{}" failures="{}" errors="{}">"#,
+            escape(&format!("eval {}", self.run_id)),
+            self.total,
+            self.count(Status::NotPassed),
+            errors(&|status| self.count(status)),
+        );
+        let failures = self.failures.iter();
+        let failures: HashMap<_, _> =
+            failures.map(|failed| ((&*failed.experiment, &*failed.sample_id), failed)).collect();
+        for (place, experiment) in self.experiments.iter().enumerate() {
+            let samples = || self.samples.iter().filter(move |sample| sample.experiment == place);
+            let time: f64 = samples().filter_map(|sample| sample.latency_ms).sum::<f64>() / 1e3;
+            let tally = &experiment.tally;
+            let name = escape(&experiment.name);
+            let _ = writeln!(
+                xml,
+                r#"  <testsuite name="{name}" tests="{}" failures="{}" errors="{}" time="{time:.3}" timestamp="{}">"#,
+                tally.total,
+                tally.not_passed,
+                errors(&|status| tally.of(status)),
+                self.created_at,
+            );
+            for sample in samples() {
+                let time = sample.latency_ms.unwrap_or_default() / 1e3;
+                let id = escape(&sample.sample_id);
+                let _ =
+                    write!(xml, r#"    <testcase classname="{name}" name="{id}" time="{time:.3}""#);
+                let element = match sample.status {
+                    Status::Passed => {
+                        xml.push_str("/>\n");
+                        continue;
+                    }
+                    Status::NotPassed => "failure",
+                    Status::Failed | Status::Died | Status::Missing => "error",
+                };
+                let known = failures.get(&(&*experiment.name, &*sample.sample_id));
+                let status = sample.status.label();
+                let reason = known.and_then(|failed| failed.reason.as_deref()).unwrap_or(status);
+                let _ = write!(
+                    xml,
+                    ">\n      <{element} type=\"{}\" message=\"{}\">",
+                    sample.status.as_str(),
+                    escape(reason)
+                );
+                if let Some(failed) = known {
+                    let _ = write!(
+                        xml,
+                        "{}",
+                        escape(&format!(
+                            "input: {}\nexpected: {}\n",
+                            failed.input, failed.expected
+                        ))
+                    );
+                    if let Some(output) = &failed.output {
+                        let _ = writeln!(xml, "{}", escape(&format!("output: {output}")));
+                    }
+                }
+                let _ = writeln!(xml, "</{element}>\n    </testcase>");
+            }
+            xml.push_str("  </testsuite>\n");
+        }
+        xml.push_str("</testsuites>\n");
+        xml
+    }
+}
+
+/// Text as it may stand in XML, in elements and in attributes. Characters that XML has no way to write are
+/// replaced.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\n' => escaped.push_str("&#10;"),
+            '\t' => escaped.push_str("&#9;"),
+            '\r' => escaped.push_str("&#13;"),
+            '\u{FFFE}' | '\u{FFFF}' => escaped.push('\u{FFFD}'),
+            c if c.is_control() && c < '\u{80}' => escaped.push('\u{FFFD}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_any_kind_is_xml_afterwards() {
+        assert_eq!(escape("a<b> & \"c\"\u{0}\n"), "a&lt;b&gt; &amp; &quot;c&quot;\u{FFFD}&#10;");
+    }
+}

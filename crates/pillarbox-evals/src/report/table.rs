@@ -1,0 +1,207 @@
+//! A report for a terminal.
+
+use std::fmt;
+
+use super::{Comparison, Difference, EvalReport, Latency};
+use crate::result::Status;
+
+/// How many failures are shown; all of them are in the other forms.
+const SHOWN: usize = 10;
+
+impl fmt::Display for EvalReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "run {}: {}", self.run_id, self.in_short())?;
+        writeln!(f)?;
+        self.experiments_table().fmt(f)?;
+        for comparison in &self.comparisons {
+            writeln!(f)?;
+            comparison.fmt(f)?;
+        }
+        self.failures_table(f)
+    }
+}
+
+impl EvalReport {
+    /// In a line: how many passed, and what became of the others.
+    fn in_short(&self) -> String {
+        let mut text = format!("{} of {} passed", self.passed, self.total);
+        for status in [Status::NotPassed, Status::Failed, Status::Died, Status::Missing] {
+            match self.count(status) {
+                0 => {}
+                count => text.push_str(&format!(", {count} {}", status.label())),
+            }
+        }
+        if self.strays > 0 {
+            text.push_str(&format!("; {} messages are no results of this run", self.strays));
+        }
+        text
+    }
+
+    fn experiments_table(&self) -> Table {
+        let mut table = Table::new(&[
+            "EXPERIMENT",
+            ">SAMPLES",
+            ">PASSED",
+            ">PASS RATE",
+            "95 %",
+            ">MEAN SCORE",
+            ">P50",
+            ">P95",
+            ">P99",
+        ]);
+        for one in &self.experiments {
+            let tally = &one.tally;
+            let interval = tally.pass_rate_low.zip(tally.pass_rate_high);
+            let time = |of: fn(&Latency) -> f64| {
+                tally.latency.as_ref().map(|latency| milliseconds(of(latency)))
+            };
+            table.row([
+                one_line(&one.name, 40),
+                tally.total.to_string(),
+                tally.passed.to_string(),
+                or_dash(tally.pass_rate.map(percent)),
+                or_dash(
+                    interval.map(|(low, high)| format!("{} to {}", percent(low), percent(high))),
+                ),
+                or_dash(tally.mean_score.map(|score| format!("{score:.3}"))),
+                or_dash(time(|latency| latency.p50_ms)),
+                or_dash(time(|latency| latency.p95_ms)),
+                or_dash(time(|latency| latency.p99_ms)),
+            ]);
+        }
+        table
+    }
+
+    fn failures_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        let mut table = Table::new(&["SAMPLE", "EXPERIMENT", "STATUS", ">SCORE", "REASON"]);
+        for failed in self.failures.iter().take(SHOWN) {
+            table.row([
+                one_line(&failed.sample_id, 30),
+                one_line(&failed.experiment, 30),
+                failed.status.label().to_owned(),
+                or_dash(failed.score.map(|score| format!("{score:.2}"))),
+                one_line(failed.reason.as_deref().unwrap_or("-"), 80),
+            ]);
+        }
+        write!(f, "\n{table}")?;
+        match self.total - self.passed - self.failures.len().min(SHOWN) {
+            0 => Ok(()),
+            more => writeln!(f, "... and {more} more"),
+        }
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { baseline, candidate, pairs, gained, lost, .. } = self;
+        let (baseline, candidate) = (one_line(baseline, 40), one_line(candidate, 40));
+        writeln!(
+            f,
+            "{candidate} against {baseline}, {pairs} samples: {gained} gained, {lost} lost"
+        )?;
+        if let Some(difference) = &self.pass_rate {
+            writeln!(
+                f,
+                "  pass rate   {}",
+                difference.in_words(|value| format!("{:+.1} points", value * 100.0))
+            )?;
+        }
+        if let Some(difference) = &self.mean_score {
+            writeln!(f, "  mean score  {}", difference.in_words(|value| format!("{value:+.3}")))?;
+        }
+        Ok(())
+    }
+}
+
+impl Difference {
+    /// The difference, where it is with 95 % confidence, and what that means.
+    pub(super) fn in_words(&self, show: impl Fn(f64) -> String) -> String {
+        let value = show(self.value);
+        match (self.low, self.high) {
+            (Some(low), Some(high)) => {
+                let verdict = match self.is_significant() {
+                    true if self.value > 0.0 => "better",
+                    true => "worse",
+                    false => "may be chance",
+                };
+                format!("{value} (95 %: {} to {}): {verdict}", show(low), show(high))
+            }
+            _ => format!("{value} (too few samples to tell more)"),
+        }
+    }
+}
+
+pub(super) fn percent(share: f64) -> String {
+    format!("{:.1}%", share * 100.0)
+}
+
+/// A time in three digits or so.
+pub(super) fn milliseconds(ms: f64) -> String {
+    match ms {
+        _ if ms >= 10_000.0 => format!("{:.1} s", ms / 1e3),
+        _ if ms >= 1000.0 => format!("{:.2} s", ms / 1e3),
+        _ if ms >= 10.0 => format!("{ms:.0} ms"),
+        _ if ms >= 1.0 => format!("{ms:.1} ms"),
+        _ => format!("{:.0} µs", ms * 1e3),
+    }
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+/// Text without line breaks and control characters, and not too long.
+fn one_line(text: &str, room: usize) -> String {
+    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut line: String = clean.clone().take(room).collect();
+    if clean.count() > room {
+        line.pop();
+        line.push('…');
+    }
+    line
+}
+
+/// Rows under headings. A heading that begins with `>` is of a column that is aligned to the right.
+struct Table {
+    headings: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(headings: &[&'static str]) -> Self {
+        Self { headings: headings.to_vec(), rows: Vec::new() }
+    }
+
+    fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.into());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bare = |heading: &'static str| heading.trim_start_matches('>');
+        let headings = self.headings.iter().map(|heading| bare(heading).to_owned()).collect();
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(|row| row[column].chars().count());
+            cells.max().unwrap_or(0).max(bare(self.headings[column]).len())
+        };
+        let widths: Vec<_> = (0..self.headings.len()).map(width).collect();
+        for row in std::iter::once(&headings).chain(&self.rows) {
+            let mut line = String::new();
+            for ((cell, heading), width) in row.iter().zip(&self.headings).zip(&widths) {
+                let room = " ".repeat(width - cell.chars().count());
+                let (before, after) = if heading.starts_with('>') {
+                    (room, String::new())
+                } else {
+                    (String::new(), room)
+                };
+                line.push_str(&format!("{before}{cell}{after}  "));
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}

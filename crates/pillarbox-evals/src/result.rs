@@ -1,0 +1,236 @@
+//! What became of a sample.
+
+use pillarbox_core::Timestamp;
+use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Step, Uuid};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+use crate::message::Scored;
+use crate::score::Score;
+
+/// What became of a sample, as it is collected and kept: one line of `results.jsonl`.
+///
+/// A line has `score`, `output` and `latency_ms`, or else `error` and `error_kind`.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct EvalResult {
+    /// The variant that was used.
+    pub experiment: String,
+    /// The sample.
+    pub sample_id: String,
+    /// How often it was submitted by then.
+    pub attempt: u32,
+    /// How well it did, or why there is no telling.
+    pub outcome: Result<Scored, RemoteError>,
+    /// The session that the output came out of, if the adapter named it.
+    pub session_id: Option<Uuid>,
+    /// When it was answered, by the clock of the loop.
+    pub completed_at: Timestamp,
+}
+
+impl EvalResult {
+    pub(crate) fn new(
+        experiment: &str,
+        sample_id: &str,
+        attempt: u32,
+        answer: MainLoopResult<Scored>,
+    ) -> Self {
+        Self {
+            experiment: experiment.to_owned(),
+            sample_id: sample_id.to_owned(),
+            attempt,
+            outcome: answer.outcome,
+            session_id: answer.session_id,
+            completed_at: answer.completed_at,
+        }
+    }
+
+    /// What it counts as.
+    pub fn status(&self) -> Status {
+        match &self.outcome {
+            Ok(scored) if scored.score.passed => Status::Passed,
+            Ok(_) => Status::NotPassed,
+            Err(error) if error.kind == RemoteErrorKind::DeadLettered => Status::Died,
+            Err(_) => Status::Failed,
+        }
+    }
+}
+
+/// What a sample counts as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// Its output is good enough.
+    Passed,
+    /// Its output is not.
+    NotPassed,
+    /// There is no output, or none that could be judged: the adapter or the evaluator failed.
+    Failed,
+    /// It failed as often as it may, or took its processes down: it is a dead letter now.
+    Died,
+    /// There is no result yet.
+    Missing,
+}
+
+impl Status {
+    /// All of them, the best first.
+    pub const ALL: [Self; 5] =
+        [Self::Passed, Self::NotPassed, Self::Failed, Self::Died, Self::Missing];
+
+    /// Its name, in snake case.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::NotPassed => "not_passed",
+            Self::Failed => "failed",
+            Self::Died => "died",
+            Self::Missing => "missing",
+        }
+    }
+
+    /// Its name, for people.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::NotPassed => "not passed",
+            other => other.as_str(),
+        }
+    }
+
+    /// Whether it has a score.
+    pub const fn is_scored(self) -> bool {
+        matches!(self, Self::Passed | Self::NotPassed)
+    }
+}
+
+/// How a result is written.
+#[derive(Serialize)]
+struct Written<'a> {
+    experiment: &'a str,
+    sample_id: &'a str,
+    attempt: u32,
+    status: Status,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    score: Option<&'a Score>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latency_ms: Option<f64>,
+    #[serde(skip_serializing_if = "<[Step]>::is_empty")]
+    steps: &'a [Step],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_kind: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_type: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_id: Option<Uuid>,
+    completed_at: Timestamp,
+}
+
+/// And how it is read.
+#[derive(Deserialize)]
+#[serde(expecting = "the result of a sample")]
+struct Read {
+    experiment: String,
+    sample_id: String,
+    attempt: u32,
+    score: Option<Score>,
+    #[serde(default)]
+    output: Value,
+    latency_ms: Option<f64>,
+    #[serde(default)]
+    steps: Vec<Step>,
+    error: Option<String>,
+    error_kind: Option<String>,
+    error_type: Option<String>,
+    session_id: Option<Uuid>,
+    completed_at: Timestamp,
+}
+
+impl Serialize for EvalResult {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (scored, error) = match &self.outcome {
+            Ok(scored) => (Some(scored), None),
+            Err(error) => (None, Some(error)),
+        };
+        Written {
+            experiment: &self.experiment,
+            sample_id: &self.sample_id,
+            attempt: self.attempt,
+            status: self.status(),
+            score: scored.map(|scored| &scored.score),
+            output: scored.map(|scored| &scored.output),
+            latency_ms: scored.and_then(|scored| scored.latency_ms),
+            steps: scored.map_or(&[], |scored| &scored.steps),
+            error: error.map(|error| &*error.text),
+            error_kind: error.map(|error| error.kind.as_str()),
+            error_type: error.and_then(|error| error.error_type.as_deref()),
+            session_id: self.session_id,
+            completed_at: self.completed_at,
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for EvalResult {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let read = Read::deserialize(deserializer)?;
+        let outcome = match (read.score, read.error) {
+            (Some(score), None) => {
+                let Read { output, latency_ms, steps, .. } = read;
+                Ok(Scored { score, output, latency_ms, steps })
+            }
+            (None, Some(text)) => {
+                let kind = read.error_kind.as_deref().unwrap_or_default();
+                let mut error = RemoteError::new(RemoteErrorKind::from_name(kind), text);
+                error.error_type = read.error_type;
+                Err(error)
+            }
+            _ => return Err(serde::de::Error::custom("it needs a score, or else an error")),
+        };
+        Ok(Self {
+            experiment: read.experiment,
+            sample_id: read.sample_id,
+            attempt: read.attempt,
+            outcome,
+            session_id: read.session_id,
+            completed_at: read.completed_at,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_result_is_read_as_it_was_written() {
+        let scored = Scored {
+            score: Score::fail("no"),
+            output: json!({"a": 1}),
+            latency_ms: Some(1.5),
+            steps: Vec::new(),
+        };
+        let mut died = RemoteError::new(RemoteErrorKind::DeadLettered, "gone");
+        died.error_type = Some("x::Y".to_owned());
+        for (outcome, status) in [(Ok(scored), "not_passed"), (Err(died), "died")] {
+            let result = EvalResult {
+                experiment: "a".to_owned(),
+                sample_id: "7".to_owned(),
+                attempt: 2,
+                outcome,
+                session_id: Some(Uuid::nil()),
+                completed_at: Timestamp::from_secs(1000),
+            };
+            let text = serde_json::to_string(&result).unwrap();
+            assert_eq!(serde_json::from_str::<EvalResult>(&text).unwrap(), result);
+            assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["status"], status);
+        }
+        let neither = r#"{"experiment":"a","sample_id":"7","attempt":1,"completed_at":"2026-01-01T00:00:00Z"}"#;
+        let error = serde_json::from_str::<EvalResult>(neither).unwrap_err();
+        assert!(error.to_string().contains("a score, or else an error"), "{error}");
+    }
+}

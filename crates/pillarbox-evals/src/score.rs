@@ -1,0 +1,107 @@
+//! How well an output does.
+
+use pillarbox_runtime::BoxError;
+use serde::{Deserialize, Serialize};
+
+/// What an evaluator thinks of an output.
+///
+/// ```
+/// use pillarbox_evals::Score;
+///
+/// assert!(Score::pass().passed);
+/// assert_eq!(Score::fail("too long").reason.as_deref(), Some("too long"));
+/// let score = Score::graded(0.8, 0.7).because("4 of 5 facts");
+/// assert!(score.passed && score.value == 0.8);
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// From 0, the worst, to 1, the best.
+    pub value: f64,
+    /// Whether that is good enough.
+    pub passed: bool,
+    /// Why, in words for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl Score {
+    /// As good as can be.
+    pub const fn pass() -> Self {
+        Self { value: 1.0, passed: true, reason: None }
+    }
+
+    /// As bad as can be, for this reason.
+    pub fn fail(reason: impl Into<String>) -> Self {
+        Self { value: 0.0, passed: false, reason: Some(reason.into()) }
+    }
+
+    /// Something in between, which is good enough from `threshold` on.
+    pub fn graded(value: f64, threshold: f64) -> Self {
+        Self { value, passed: value >= threshold, reason: None }
+    }
+
+    /// Says why.
+    #[must_use]
+    pub fn because(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+
+    /// Refuses a value that is none.
+    pub(crate) fn check(self) -> Result<Self, BoxError> {
+        if (0.0..=1.0).contains(&self.value) {
+            return Ok(self);
+        }
+        Err(format!("the evaluator gave a score of {}, which is not from 0 to 1", self.value)
+            .into())
+    }
+}
+
+/// What a function that evaluates may return: a [`Score`], whether the output is right, or a `Result` of either.
+pub trait IntoScore {
+    /// The score, or why there is none.
+    fn into_score(self) -> Result<Score, BoxError>;
+}
+
+impl IntoScore for Score {
+    fn into_score(self) -> Result<Score, BoxError> {
+        Ok(self)
+    }
+}
+
+impl IntoScore for bool {
+    fn into_score(self) -> Result<Score, BoxError> {
+        Ok(if self { Score::pass() } else { Score { reason: None, ..Score::fail("") } })
+    }
+}
+
+impl<S: IntoScore, E: Into<BoxError>> IntoScore for Result<S, E> {
+    fn into_score(self) -> Result<Score, BoxError> {
+        self.map_err(Into::into)?.into_score()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_score_is_from_0_to_1() {
+        for value in [0.0, 0.5, 1.0] {
+            assert!(Score::graded(value, 0.5).check().is_ok());
+        }
+        for value in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+            let error = Score::graded(value, 0.5).check().unwrap_err();
+            assert!(error.to_string().contains("not from 0 to 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn functions_may_say_whether_or_how_well_or_fail() {
+        assert_eq!(true.into_score().unwrap(), Score::pass());
+        let failed = false.into_score().unwrap();
+        assert_eq!((failed.value, failed.passed, failed.reason), (0.0, false, None));
+        assert_eq!(Ok::<_, String>(true).into_score().unwrap(), Score::pass());
+        assert_eq!(Err::<Score, _>("no judge").into_score().unwrap_err().to_string(), "no judge");
+    }
+}
