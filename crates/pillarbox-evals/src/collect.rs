@@ -19,8 +19,9 @@ use crate::result::EvalResult;
 use crate::run::slots::{Index, Light};
 use crate::run::{EvalRun, Progress, ScoredBy, Stray};
 
-/// How long the collector keeps results to itself: longer than it takes to write them down.
-const LEASE: Duration = Duration::from_secs(60);
+/// How long the collector keeps results to itself: longer than it takes to write them down, and as long as the next
+/// one waits for them if it is killed. If it ends too early, they come twice and count once.
+const LEASE: Duration = Duration::from_secs(10);
 /// The same where it judges them first.
 const LONG_LEASE: Duration = Duration::from_secs(600);
 /// The longest single wait for results.

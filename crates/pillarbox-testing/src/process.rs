@@ -1,6 +1,7 @@
 //! Tests that run in processes of their own, and can be killed.
 
 use std::ffi::OsStr;
+use std::io::Write;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -162,6 +163,28 @@ impl Drop for Child {
 /// Inside a child: the place and the task that the parent named. `None` in a process that is no child.
 pub fn told() -> Option<(String, String)> {
     Some((std::env::var(PLACE).ok()?, std::env::var(TASK).ok()?))
+}
+
+/// Inside a child: a line to the parent, by one write, which no kill can cut.
+pub fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // The test harness may have left a line unfinished.
+    let said = out.write_all(format!("\n@ {line}\n").as_bytes()).and_then(|()| out.flush());
+    if said.is_err() {
+        std::process::exit(1);
+    }
+}
+
+/// Inside a child: a parent that is killed must not leave it behind.
+#[cfg(unix)]
+pub fn end_with_the_parent() {
+    let parent = std::os::unix::process::parent_id();
+    std::thread::spawn(move || {
+        while std::os::unix::process::parent_id() == parent {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        std::process::exit(1);
+    });
 }
 
 /// A number from the environment, or this one.

@@ -74,6 +74,7 @@
 //! | `redis` | the backend `redis`, on a server |
 //! | `redis-tls` | TLS for it, by rustls |
 //! | `health` | health and metrics of a [`runtime::LoopGroup`] over HTTP |
+//! | `evals` | eval runs: the module `evals` |
 //! | `msgpack` | the `MessagePack` codec |
 
 mod open;
@@ -103,8 +104,15 @@ struct Lifecycle;
 #[doc = include_str!("../../../docs/loops.md")]
 struct Loops;
 
+/// And those in the guide to eval runs.
+#[cfg(all(doctest, feature = "evals"))]
+#[doc = include_str!("../../../docs/evals.md")]
+struct Evals;
+
 pub use open::{open, open_existing, url_forms};
 pub use pillarbox_core::*;
+#[cfg(feature = "evals")]
+pub use pillarbox_evals as evals;
 #[cfg(feature = "redis")]
 pub use pillarbox_redis as redis;
 #[cfg(feature = "runtime")]

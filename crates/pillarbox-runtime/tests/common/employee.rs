@@ -9,6 +9,7 @@ use std::time::Duration;
 use pillarbox_core::Mailbox;
 use pillarbox_runtime::{Context, DlqPolicy, Event, Heartbeat, Outcome, Worker};
 use pillarbox_testing::process::{Child, told};
+pub(crate) use pillarbox_testing::process::{end_with_the_parent, say};
 use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};
 
@@ -146,25 +147,4 @@ fn record(effects: &Path, number: u64) {
 pub(crate) fn effects(place: &Place) -> Vec<u64> {
     let text = std::fs::read_to_string(place.file("effects")).unwrap_or_default();
     text.lines().map(|line| line.parse().expect("a number")).collect()
-}
-
-/// A line to the parent, by one write.
-pub(crate) fn say(line: &str) {
-    let mut out = std::io::stdout().lock();
-    // The test harness may have left a line unfinished.
-    let said = out.write_all(format!("\n@ {line}\n").as_bytes()).and_then(|()| out.flush());
-    if said.is_err() {
-        std::process::exit(1);
-    }
-}
-
-/// A parent that is killed must not leave its workers behind.
-pub(crate) fn end_with_the_parent() {
-    let parent = std::os::unix::process::parent_id();
-    std::thread::spawn(move || {
-        while std::os::unix::process::parent_id() == parent {
-            std::thread::sleep(Duration::from_millis(500));
-        }
-        std::process::exit(1);
-    });
 }
