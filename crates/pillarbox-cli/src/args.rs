@@ -1,6 +1,7 @@
 //! What can be said on the command line.
 
 mod dlq;
+mod eval;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,6 +12,9 @@ use pillarbox::{MessageId, QueueName, Receipt};
 
 pub(crate) use self::dlq::{
     Dlq, DlqCommand, DlqDiscard, DlqList, DlqReplay, DlqShow, DlqStats, Filters,
+};
+pub(crate) use self::eval::{
+    Eval, EvalCollect, EvalCommand, EvalReport, EvalSubmit, Format, Limits, Scorer,
 };
 use crate::output::time;
 use crate::url::BackendUrl;
@@ -81,6 +85,8 @@ pub(crate) enum Command {
     Move(Move),
     /// Look after dead letters: list, show, group, replay or discard them.
     Dlq(Dlq),
+    /// Run evals: send the samples of a dataset to workers, collect their results, report.
+    Eval(Eval),
     /// Say over how many partitions a queue is spread, or spread it over so many, while it is in use.
     Partitions(Partitions),
     /// Watch all queues, full-screen.

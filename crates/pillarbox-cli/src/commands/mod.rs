@@ -6,6 +6,7 @@ mod dlq;
 mod doctor;
 mod drain;
 mod dump;
+mod eval;
 mod load;
 mod partitions;
 mod peek;
@@ -43,6 +44,7 @@ pub(crate) async fn run(context: &mut Context, command: Command) -> Result<()> {
         Command::Load(args) => load::run(context, args).await,
         Command::Move(args) => transfer::run(context, args).await,
         Command::Dlq(args) => dlq::run(context, args).await,
+        Command::Eval(args) => eval::run(context, args).await,
         Command::Partitions(args) => partitions::run(context, args).await,
         Command::Top(args) => top::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,

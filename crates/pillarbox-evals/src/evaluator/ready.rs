@@ -1,6 +1,6 @@
 //! Evaluators that most need.
 
-use std::fmt::Debug;
+use serde::Serialize;
 
 use super::values::{Number, Text};
 use crate::score::Score;
@@ -16,7 +16,7 @@ use crate::score::Score;
 ///     r#"expected "Paris", got "paris""#
 /// );
 /// ```
-pub fn exact_match<O: PartialEq<E> + Debug, E: Debug>(output: &O, expected: &E) -> Score {
+pub fn exact_match<O: PartialEq<E> + Serialize, E: Serialize>(output: &O, expected: &E) -> Score {
     if output == expected {
         return Score::pass();
     }
@@ -36,7 +36,7 @@ pub fn contains<O: Text, E: Text>(output: &O, expected: &E) -> Score {
     if output.text().contains(&*expected) {
         return Score::pass();
     }
-    Score::fail(format!("{} is not in it", short(&expected)))
+    Score::fail(format!("{} is not in it", short(&*expected)))
 }
 
 /// The output has a match of the regular expression that is expected; `^` and `$` hold it to the whole.
@@ -74,7 +74,7 @@ pub fn regex<O: Text, E: Text>(output: &O, expected: &E) -> Score {
 /// # Panics
 ///
 /// Where one of them is negative or no number.
-pub fn numeric_close<O: Number + Debug, E: Number + Debug>(
+pub fn numeric_close<O: Number + Serialize, E: Number + Serialize>(
     relative: f64,
     absolute: f64,
 ) -> impl Fn(&O, &E) -> Score + Clone + Send + Sync + 'static {
@@ -95,9 +95,9 @@ pub fn numeric_close<O: Number + Debug, E: Number + Debug>(
 }
 
 /// How something looks, as far as it fits into a reason.
-fn short(value: &(impl Debug + ?Sized)) -> String {
+fn short(value: &(impl Serialize + ?Sized)) -> String {
     const ROOM: usize = 200;
-    let text = format!("{value:?}");
+    let text = serde_json::to_string(value).unwrap_or_else(|_| "something else".to_owned());
     match text.char_indices().nth(ROOM) {
         Some((cut, _)) => format!("{}…", &text[..cut]),
         None => text,

@@ -37,10 +37,12 @@ impl EvalReport {
             1 => "1 experiment".to_owned(),
             count => format!("{count} experiments"),
         };
-        let begun = Escaped(&self.created_at);
+        let begun = self.created_at.to_string();
+        // 2026-11-17T08:15:00.123Z, without what is after the seconds.
+        let begun = begun.get(..19).unwrap_or(&begun).replace('T', " ");
         let _ = writeln!(
             page,
-            "<div class=\"faint\">{experiments}, begun {begun}</div>\n<div class=\"tiles\">"
+            "<div class=\"faint\">{experiments}, begun {begun} UTC</div>\n<div class=\"tiles\">"
         );
         let mut tile = |name: &str, value: String, class: &str| {
             let _ = writeln!(
@@ -237,7 +239,8 @@ fn row(page: &mut String, failed: &FailedSample) {
         Escaped(reason.as_deref().unwrap_or("-")),
     );
     if !steps.is_empty() {
-        let _ = write!(page, "<details><summary>{} steps</summary><pre>", steps.len());
+        let plural = if steps.len() == 1 { "step" } else { "steps" };
+        let _ = write!(page, "<details><summary>{} {plural}</summary><pre>", steps.len());
         for step in steps {
             let _ = writeln!(
                 page,

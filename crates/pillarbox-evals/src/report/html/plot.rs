@@ -16,6 +16,9 @@ const COLOURS: usize = 8;
 /// How many bars a distribution has.
 const BINS: usize = 10;
 
+/// What may be between two lines of a share.
+const STEPS: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.25];
+
 /// The colour of an experiment.
 pub(super) fn colour(experiment: usize) -> String {
     format!("var(--c{})", experiment % COLOURS)
@@ -61,11 +64,12 @@ pub(super) fn scores(report: &EvalReport) -> Option<String> {
     }
     let most = bins.iter().flatten().copied().max().filter(|most| *most > 0)?;
     const HEIGHT: f64 = 64.0;
+    const GAP: f64 = 22.0;
     let rows = report.experiments.len() as f64;
-    let mut svg = Svg::new(rows * (HEIGHT + 14.0) + 24.0, "Distribution of scores by experiment");
+    let mut svg = Svg::new(rows * (HEIGHT + GAP) + 24.0, "Distribution of scores by experiment");
     let x = Scale { from: (0.0, 1.0), to: (LEFT, WIDTH - RIGHT) };
     for (place, experiment) in report.experiments.iter().enumerate() {
-        let bottom = (place as f64 + 1.0) * (HEIGHT + 14.0);
+        let bottom = (place as f64 + 1.0) * (HEIGHT + GAP);
         svg.label(bottom - HEIGHT / 2.0, &experiment.name);
         svg.horizontal(LEFT, WIDTH - RIGHT, bottom);
         for (bin, &count) in bins[place].iter().enumerate() {
@@ -91,7 +95,7 @@ pub(super) fn scores(report: &EvalReport) -> Option<String> {
         let score = f64::from(tick) / 5.0;
         svg.text(
             x.at(score),
-            rows * (HEIGHT + 14.0) + 16.0,
+            rows * (HEIGHT + GAP) + 16.0,
             "middle",
             "faint",
             &format!("{score:.1}"),
@@ -182,10 +186,13 @@ pub(super) fn differences(report: &EvalReport) -> Option<String> {
     let bottom = known.len() as f64 * ROW;
     let mut svg = Svg::new(bottom + 24.0, "Difference in pass rate to the first experiment");
     let x = Scale { from: (-far, far), to: (LEFT, WIDTH - RIGHT - 20.0) };
-    for tick in -2..=2 {
-        let value = far / 1.1 * f64::from(tick) / 2.0;
+    let step = STEPS.into_iter().find(|step| far / step <= 4.0).unwrap_or(0.5);
+    let most = (far / step) as i32;
+    for tick in -most..=most {
+        let value = f64::from(tick) * step;
         svg.vertical(x.at(value), 0.0, bottom, if tick == 0 { "zero" } else { "grid" });
-        svg.text(x.at(value), bottom + 16.0, "middle", "faint", &format!("{:+.1}", value * 100.0));
+        let label = if tick == 0 { "0".to_owned() } else { format!("{:+.0}", value * 100.0) };
+        svg.text(x.at(value), bottom + 16.0, "middle", "faint", &label);
     }
     for (row, (comparison, difference)) in known.iter().enumerate() {
         let middle = (row as f64 + 0.5) * ROW;

@@ -1,0 +1,53 @@
+//! `pillarbox eval`: samples out, results in, a report.
+//!
+//! | to find | look at |
+//! |---|---|
+//! | what a command does | the file of its name |
+//! | when a report is a failure | `report` |
+
+mod collect;
+mod report;
+mod submit;
+
+use std::path::Path;
+
+use pillarbox::Mailbox;
+use pillarbox::evals::{EvalError, EvalRun};
+use pillarbox::runtime::{MainLoopRequest, MainLoopResult};
+use serde_json::Value;
+
+use crate::args::{self, EvalCommand};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+
+pub(crate) async fn run(context: &mut Context, args: args::Eval) -> Result<()> {
+    match args.command {
+        EvalCommand::Submit(args) => submit::run(context, args).await,
+        EvalCommand::Collect(args) => collect::run(context, args).await,
+        EvalCommand::Report(args) => report::run(context, &args),
+    }
+}
+
+/// Requests to main loops that know of no eval.
+type Plain = Mailbox<MainLoopRequest<Value>, MainLoopResult<Value>>;
+
+fn failure(error: EvalError) -> Failure {
+    match error {
+        EvalError::Backend(error) => Failure::Pillarbox(error),
+        error @ EvalError::Dataset(_) => Failure::Usage(error.to_string()),
+        other => Failure::Other(other.to_string()),
+    }
+}
+
+/// The run in a directory, which was submitted.
+fn open(directory: &Path) -> Result<EvalRun> {
+    let run = EvalRun::open(directory).map_err(failure)?;
+    if run.requests().is_none() {
+        let directory = directory.display();
+        let text = format!(
+            "nothing was sent yet: `pillarbox eval submit {directory} DATASET.jsonl` does it"
+        );
+        return Err(Failure::Other(text));
+    }
+    Ok(run)
+}

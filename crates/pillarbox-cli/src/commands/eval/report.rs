@@ -1,0 +1,100 @@
+//! `pillarbox eval report`
+
+use std::path::Path;
+
+use pillarbox::evals::EvalReport;
+
+use super::{failure, open};
+use crate::args::{self, Format};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+
+pub(crate) fn run(context: &mut Context, args: &args::EvalReport) -> Result<()> {
+    let format = match (args.format, &args.output) {
+        (Some(format), _) => format,
+        (None, None) => Format::Table,
+        (None, Some(path)) => by_ending(path)?,
+    };
+    let found = open(&args.run)?.report().map_err(failure)?;
+    write(context, &found, format, args.output.as_deref())?;
+    check(context, &found, &args.limits)
+}
+
+fn by_ending(path: &Path) -> Result<Format> {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("html" | "htm") => Ok(Format::Html),
+        Some("xml") => Ok(Format::Junit),
+        Some("json") => Ok(Format::Json),
+        Some("txt") => Ok(Format::Table),
+        _ => {
+            let path = path.display();
+            let text = format!(
+                "by its name {path} could be anything: say --format html, junit, json or table"
+            );
+            Err(Failure::Usage(text))
+        }
+    }
+}
+
+/// Writes a report to stdout, or to a file.
+pub(super) fn write(
+    context: &mut Context,
+    report: &EvalReport,
+    format: Format,
+    path: Option<&Path>,
+) -> Result<()> {
+    let Some(path) = path else {
+        return match format {
+            _ if context.out.is_json() => context.out.json(report),
+            Format::Json => context.out.json(report),
+            Format::Table => context.out.bytes(report.to_string().as_bytes()),
+            Format::Junit => context.out.bytes(report.to_junit().as_bytes()),
+            Format::Html => context.out.bytes(report.to_html().as_bytes()),
+        };
+    };
+    let text = match format {
+        Format::Table => report.to_string(),
+        Format::Json => serde_json::to_string(report)
+            .map(|text| text + "\n")
+            .map_err(|error| Failure::Other(format!("the report is no JSON: {error}")))?,
+        Format::Junit => report.to_junit(),
+        Format::Html => report.to_html(),
+    };
+    let unwritten = |error| Failure::Other(format!("cannot write {}: {error}", path.display()));
+    std::fs::write(path, text).map_err(unwritten)
+}
+
+/// Fails if the report does not come up to what was asked for.
+pub(super) fn check(context: &Context, report: &EvalReport, limits: &args::Limits) -> Result<()> {
+    let mut reasons = Vec::new();
+    if let Some(least) = limits.fail_under {
+        for experiment in &report.experiments {
+            // One without any result has passed nothing.
+            let rate = experiment.tally.pass_rate.unwrap_or(0.0);
+            if rate < least {
+                let (name, rate, least) = (&experiment.name, rate * 100.0, least * 100.0);
+                reasons.push(format!(
+                    "the pass rate of {name} is {rate:.1}%, and should be {least:.1}%"
+                ));
+            }
+        }
+    }
+    if limits.fail_if_worse {
+        for comparison in &report.comparisons {
+            let differences =
+                [("pass rate", comparison.pass_rate), ("mean score", comparison.mean_score)];
+            for (what, difference) in differences {
+                if difference
+                    .is_some_and(|difference| difference.is_significant() && difference.value < 0.0)
+                {
+                    let (candidate, baseline) = (&comparison.candidate, &comparison.baseline);
+                    reasons.push(format!(
+                        "the {what} of {candidate} is lower than that of {baseline}"
+                    ));
+                }
+            }
+        }
+    }
+    reasons.iter().for_each(|reason| context.out.error(reason));
+    if reasons.is_empty() { Ok(()) } else { Err(Failure::Reported) }
+}

@@ -1,0 +1,94 @@
+//! `pillarbox eval submit`
+
+use pillarbox::evals::{
+    Dataset, EvalError, EvalRequests, EvalRun, Experiment, ScoredBy, submit_experiments,
+    submit_inputs,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Plain, failure};
+use crate::args;
+use crate::commands::using;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::interrupt::Interrupt;
+
+#[derive(Serialize)]
+struct Line<'a> {
+    run_id: &'a str,
+    requests: &'a str,
+    results: String,
+    sent: usize,
+    before: usize,
+    total: usize,
+}
+
+pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result<()> {
+    // Read before anything is made.
+    let dataset = match &args.dataset {
+        Some(path) => {
+            Some(Dataset::<Value, Value>::from_file(path).map_err(|error| failure(error.into()))?)
+        }
+        None => None,
+    };
+    let mut run = match dataset {
+        Some(_) => EvalRun::open_or_create(&args.run),
+        None => EvalRun::open(&args.run),
+    }
+    .map_err(failure)?;
+    let dataset = match (dataset, run.requests()) {
+        (Some(dataset), _) => dataset,
+        (None, Some(_)) => Dataset::from_file(args.run.join("samples.jsonl"))
+            .map_err(|error| failure(error.into()))?,
+        (None, None) => {
+            return Err(Failure::Usage("the run has no samples yet: say which dataset".to_owned()));
+        }
+    };
+    let requests = match (&args.requests, run.requests()) {
+        (Some(queue), _) => queue.to_string(),
+        (None, Some(queue)) => queue.to_owned(),
+        (None, None) => {
+            return Err(Failure::Usage(
+                "say by --requests QUEUE where the workers take their requests".to_owned(),
+            ));
+        }
+    };
+    let experiments = match (&args.experiments[..], run.experiments()) {
+        ([], []) => vec![Experiment::baseline()],
+        ([], known) => known.to_vec(),
+        (named, _) => named.to_vec(),
+    };
+    let is_plain = args.plain || run.requests().is_some() && run.scored_by() == ScoredBy::Collector;
+    if let Some(which) = args.again {
+        run.again(which.into());
+    }
+    let interrupt = Interrupt::listen()?;
+    let submitted = using(context.open_to_send().await?, async |backend| {
+        let submitting = async {
+            if is_plain {
+                let requests: Plain = backend.mailbox(&*requests)?;
+                submit_inputs(&mut run, &requests, &dataset, &experiments).await
+            } else {
+                let requests: EvalRequests<Value, Value> = backend.mailbox(&*requests)?;
+                submit_experiments(&mut run, &requests, &dataset, &experiments).await
+            }
+        };
+        let submitted: Result<_, EvalError> = interrupt.or(submitting).await?;
+        submitted.map_err(failure)
+    })
+    .await?;
+    let results = run.address();
+    if context.out.is_json() {
+        let (sent, before, total) = (submitted.sent, submitted.before, submitted.total);
+        let line = Line { run_id: run.id(), requests: &requests, results, sent, before, total };
+        return context.out.json(&line);
+    }
+    let samples =
+        |count: usize| if count == 1 { "1 sample".to_owned() } else { format!("{count} samples") };
+    let mut text = format!("run {}: {} sent to {requests}", run.id(), samples(submitted.sent));
+    if submitted.before > 0 {
+        text.push_str(&format!(", {} were before", submitted.before));
+    }
+    context.out.line(&text)
+}
