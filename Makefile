@@ -7,7 +7,7 @@ SHELL := bash
 # Tools that the set-up builds are kept inside target/, beside everything else that is built.
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 CARGO := cargo
-SUITES := memory sqlite redis runtime loops
+SUITES := memory sqlite redis runtime loops evals
 KILLS := 200
 REDIS_KILLS := 100
 FAILOVERS := 20
@@ -28,7 +28,7 @@ demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in ab
 	@$(CARGO) run --quiet --locked -p pillarbox-cli -- --url sqlite:target/demo.db demo
 
 .PHONY: test
-test: setup lint deny-if-here unit doc examples ## Everything that must pass: lints, tests, doctests, examples
+test: setup lint deny-if-here unit browser-if-here doc examples ## Everything that must pass: lints, tests, doctests, examples
 	$(say) "all passed"
 
 .PHONY: lint
@@ -44,6 +44,17 @@ lint: setup ## rustfmt, clippy and rustdoc, warnings as errors
 unit: setup ## Unit, conformance, property, stress and exhaustive tests
 	$(say) "tests"
 	@$(CARGO) nextest run --locked --workspace --all-features --cargo-quiet
+
+.PHONY: test-browser
+test-browser: setup ## The web page of an eval report, in Chromium (installs it if it is not here)
+	@scripts/setup.sh chromium
+	$(say) "browser"
+	@$(CARGO) nextest run --locked -p pillarbox-evals --all-features --cargo-quiet --test browser --run-ignored only
+
+.PHONY: browser-if-here
+browser-if-here: setup
+	@if command -v chromium > /dev/null; then $(MAKE) --no-print-directory test-browser; \
+		else echo "(chromium is not installed: the web page of reports is not opened; 'make test-browser' does it)"; fi
 
 .PHONY: doc
 doc: setup ## Examples in the documentation
@@ -61,9 +72,9 @@ examples: setup ## Runs every example program
 	done
 
 .PHONY: bench
-bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite redis runtime loops cluster")
+bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite redis runtime loops evals cluster")
 	@if [[ " $(SUITES) " == *" redis "* ]]; then scripts/setup.sh redis bench-peers; fi
-	@if [[ " $(SUITES) " =~ " "(cluster|runtime|loops)" " ]]; then scripts/setup.sh redis; fi
+	@if [[ " $(SUITES) " =~ " "(cluster|runtime|loops|evals)" " ]]; then scripts/setup.sh redis; fi
 	@for suite in $(SUITES); do \
 		$(CARGO) run --quiet --release --locked -p pillarbox-bench -- $$suite; \
 	done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny,
-# pictures, redis, redis-family, bench-peers.
+# pictures, chromium, redis, redis-family, bench-peers.
 # Prints nothing when there is nothing to do. Debian's packages go to the system, everything else
 # to target/.
 set -euo pipefail
@@ -63,6 +63,9 @@ for need in "$@"; do
         venv target/venv-pictures
         target/venv-pictures/bin/pip install --quiet pyte==0.8.2
       fi
+      ;;
+    chromium)
+      command -v chromium > /dev/null || apt_install --no-install-recommends chromium
       ;;
     redis)
       # The package may start a server of its own on port 6379, which nothing here uses.

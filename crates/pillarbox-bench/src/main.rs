@@ -19,6 +19,7 @@
 
 mod apalis;
 mod cluster;
+mod evals;
 mod load;
 mod loops;
 mod measure;
@@ -80,6 +81,11 @@ enum Command {
     /// On every backend, like the runtime suite.
     #[command(after_help = RATIO)]
     Loops(Options),
+    /// Eval runs, from samples to a report, against the main loop beneath alone.
+    ///
+    /// On every backend, like the runtime suite.
+    #[command(after_help = RATIO)]
+    Evals(Options),
     /// How many servers a load needs, reckoned from what one message was measured to cost.
     ///
     /// docs/scale.md says what the model is and what it leaves out.
@@ -93,6 +99,9 @@ enum Command {
     /// One measurement of the runtime suite that needs a process of its own.
     #[command(hide = true, subcommand)]
     RuntimeChild(runtime::Child),
+    /// One measurement of the evals suite that needs a process of its own.
+    #[command(hide = true, subcommand)]
+    EvalsChild(evals::Child),
 }
 
 /// What every suite can be told.
@@ -130,6 +139,7 @@ fn run(command: Command) -> Result<()> {
         Command::Cluster(options) => suite(&options, cluster::run),
         Command::Runtime(options) => suite(&options, runtime::run),
         Command::Loops(options) => suite(&options, loops::run),
+        Command::Evals(options) => suite(&options, evals::run),
         Command::Plan(plan) => plan.print(),
         Command::MemoryChild(child) => {
             println!("{}", child.measure()?);
@@ -137,6 +147,10 @@ fn run(command: Command) -> Result<()> {
         }
         Command::SqliteChild(child) => child.run(),
         Command::RuntimeChild(child) => {
+            println!("{}", child.measure()?);
+            Ok(())
+        }
+        Command::EvalsChild(child) => {
             println!("{}", child.measure()?);
             Ok(())
         }

@@ -109,11 +109,20 @@ pub(crate) fn expect(line: &str) -> Result<()> {
 /// `VmRSS` of `/proc/self/status` is the second number of `/proc/self/statm` in kB instead of
 /// pages, so that the size of a page need not be known.
 pub(crate) fn resident_bytes() -> Result<u64> {
+    status_bytes("VmRSS:")
+}
+
+/// The most bytes of memory that this process has had resident.
+pub(crate) fn peak_bytes() -> Result<u64> {
+    status_bytes("VmHWM:")
+}
+
+fn status_bytes(name: &str) -> Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let kilobytes = status
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"))
-        .ok_or("/proc/self/status has no line VmRSS in kB")?;
+        .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB"))
+        .ok_or_else(|| format!("/proc/self/status has no line {name} in kB"))?;
     Ok(kilobytes.trim().parse::<u64>()? * 1024)
 }
 

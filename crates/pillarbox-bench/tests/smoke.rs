@@ -57,6 +57,12 @@ fn the_loops_suite_prints_rows_of_the_agreed_form() {
 }
 
 #[test]
+fn the_evals_suite_prints_rows_of_the_agreed_form() {
+    let rows = bench(&["evals", "--quick", "--rounds", "1", "--json"]);
+    check(&rows, "evals", 7);
+}
+
+#[test]
 fn the_cluster_suite_prints_rows_of_the_agreed_form() {
     let rows = bench(&["cluster", "--quick", "--rounds", "1", "--json"]);
     check(&rows, "cluster", 150);
