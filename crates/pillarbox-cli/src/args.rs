@@ -14,7 +14,7 @@ pub(crate) use self::dlq::{
     Dlq, DlqCommand, DlqDiscard, DlqList, DlqReplay, DlqShow, DlqStats, Filters,
 };
 pub(crate) use self::eval::{
-    Eval, EvalCollect, EvalCommand, EvalReport, EvalSubmit, Format, Limits, Scorer,
+    Eval, EvalCollect, EvalCommand, EvalReport, EvalSubmit, Evaluator, Format, Limits,
 };
 use crate::output::time;
 use crate::url::BackendUrl;

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{Batch, Error, Mailbox, RawMessage, Receive, Settle};
-use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
+use futures_util::FutureExt;
+use pillarbox_core::{Batch, Error, Mailbox, RawMessage, ReadableBody, Receive, Settle};
+use pillarbox_runtime::{BoxError, MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -15,15 +17,16 @@ use crate::error::{EvalError, Result};
 use crate::evaluator::{BoxEvaluator, Case, IntoEvaluator, Session};
 use crate::message::Scored;
 use crate::report::EvalReport;
-use crate::result::EvalResult;
+use crate::result::{EvalResult, Status};
 use crate::run::slots::{Index, Light};
 use crate::run::{EvalRun, Progress, ScoredBy, Stray};
 
 /// How long the collector keeps results to itself: longer than it takes to write them down, and as long as the next
 /// one waits for them if it is killed. If it ends too early, they come twice and count once.
 const LEASE: Duration = Duration::from_secs(10);
-/// The same where it judges them first.
-const LONG_LEASE: Duration = Duration::from_secs(600);
+/// The same where it judges them first, one after the other. What comes again because that took too long is known by
+/// then.
+const LONG_LEASE: Duration = Duration::from_secs(60);
 /// The longest single wait for results.
 const POLL: Duration = Duration::from_secs(10);
 /// How long to wait after an error of the backend.
@@ -47,8 +50,8 @@ impl Collect {
         Self::default()
     }
 
-    /// Until all results are there, but for so long at most. What is missing then is in the report as such, and can
-    /// be collected later.
+    /// Until all results are there, but for so long at most; then it takes what is there by then. What is missing is in
+    /// the report as such, and can be collected later.
     pub fn within(timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..Self::default() }
     }
@@ -92,7 +95,7 @@ pub async fn collect_results<T: 'static>(
     requests: &Mailbox<T, MainLoopResult<Scored>>,
     how: Collect,
 ) -> Result<EvalReport> {
-    if run.scored_by() == ScoredBy::Collector && run.progress().sent > 0 {
+    if run.requests().is_some() && run.scored_by() == ScoredBy::Collector {
         let text = "its outputs are to be judged when they are collected: collect them by `collect_outputs`";
         return Err(EvalError::Invalid(format!("run {}: {text}", run.id())));
     }
@@ -103,8 +106,9 @@ pub async fn collect_results<T: 'static>(
 
 /// Collects the outputs of a run from a main loop that knows of no eval, judges them, and reports.
 ///
-/// They are judged one after the other, and written down before they are acknowledged. An evaluator that takes its
-/// time, such as a judge that asks a model, is better off in an [`EvalLoop`](crate::EvalLoop).
+/// They are judged one after the other, and each is written down at once. An evaluator that takes its time, such as a
+/// judge that asks a model, is better off in an [`EvalLoop`](crate::EvalLoop). One that fails or panics fails the
+/// sample. Judging is not cut short when the time is over.
 ///
 /// # Errors
 ///
@@ -121,7 +125,7 @@ where
     O: Serialize + Send + Sync + 'static,
     E: DeserializeOwned + Send + Sync + 'static,
 {
-    if run.scored_by() == ScoredBy::Workers && run.progress().sent > 0 {
+    if run.requests().is_some() && run.scored_by() == ScoredBy::Workers {
         let text =
             "its outputs are judged by the workers: collect its results by `collect_results`";
         return Err(EvalError::Invalid(format!("run {}: {text}", run.id())));
@@ -134,25 +138,30 @@ where
 
 /// Makes a result of an answer.
 trait Judging<O> {
+    /// It costs something: each is written down at once.
+    const IS_COSTLY: bool;
+
     fn judge(
         &self,
         run: &EvalRun,
         index: Index,
         answer: MainLoopResult<O>,
-    ) -> impl Future<Output = Result<MainLoopResult<Scored>>> + Send;
+    ) -> impl Future<Output = MainLoopResult<Scored>> + Send;
 }
 
 /// A worker has judged it.
 struct Judged;
 
 impl Judging<Scored> for Judged {
+    const IS_COSTLY: bool = false;
+
     async fn judge(
         &self,
         _: &EvalRun,
         _: Index,
         answer: MainLoopResult<Scored>,
-    ) -> Result<MainLoopResult<Scored>> {
-        Ok(answer)
+    ) -> MainLoopResult<Scored> {
+        answer
     }
 }
 
@@ -165,64 +174,62 @@ where
     O: Serialize + Send + Sync + 'static,
     E: DeserializeOwned + Send + Sync + 'static,
 {
+    const IS_COSTLY: bool = true;
+
     async fn judge(
         &self,
         run: &EvalRun,
         index: Index,
         answer: MainLoopResult<O>,
-    ) -> Result<MainLoopResult<Scored>> {
-        judged(run, index, answer, &self.0).await
+    ) -> MainLoopResult<Scored> {
+        let MainLoopResult { request_id, outcome, session_id, completed_at, .. } = answer;
+        let outcome = match outcome {
+            // The evaluator is gone with a panic; what evaluators share is theirs to keep sound.
+            Ok(output) => {
+                let judging = AssertUnwindSafe(self.score(run, index, output, session_id));
+                let judged = judging.catch_unwind().await;
+                let judged = judged.unwrap_or_else(|_| Err("the evaluator panicked".into()));
+                judged.map_err(|error| {
+                    let text = format!("the output cannot be judged: {error}");
+                    RemoteError::new(RemoteErrorKind::Failed, text)
+                })
+            }
+            Err(error) => Err(error),
+        };
+        let mut judged = MainLoopResult::new(request_id, outcome);
+        (judged.session_id, judged.completed_at) = (session_id, completed_at);
+        judged
     }
 }
 
-/// Judges an output.
-async fn judged<I, O, E>(
-    run: &EvalRun,
-    index: Index,
-    answer: MainLoopResult<O>,
-    evaluator: &BoxEvaluator<I, O, E>,
-) -> Result<MainLoopResult<Scored>>
+impl<I, O, E> ToJudge<I, O, E>
 where
     I: DeserializeOwned + Send + Sync + 'static,
     O: Serialize + Send + Sync + 'static,
     E: DeserializeOwned + Send + Sync + 'static,
 {
-    let MainLoopResult { request_id, outcome, session_id, completed_at, .. } = answer;
-    let outcome = match outcome {
-        Ok(output) => {
-            let experiment = run.experiment(index);
-            let session = Session {
-                run_id: run.id().to_owned(),
-                experiment: experiment.name.clone(),
-                session_id,
-                latency: None,
-                steps: Vec::new(),
-                resources: experiment.resources.clone(),
-                budget: experiment.budget.clone(),
-            };
-            let written = serde_json::to_value(&output);
-            let case = Arc::new(Case { sample: run.sample(index)?, output, session });
-            let scored = match written {
-                Ok(output) => evaluator.evaluate(&case).await.map(|score| (score, output)),
-                Err(error) => Err(error.into()),
-            };
-            scored
-                .map(|(score, output)| Scored {
-                    score,
-                    output,
-                    latency_ms: None,
-                    steps: Vec::new(),
-                })
-                .map_err(|error| {
-                    let text = format!("the output cannot be judged: {error}");
-                    RemoteError::new(RemoteErrorKind::Failed, text)
-                })
-        }
-        Err(error) => Err(error),
-    };
-    let mut judged = MainLoopResult::new(request_id, outcome);
-    (judged.session_id, judged.completed_at) = (session_id, completed_at);
-    Ok(judged)
+    async fn score(
+        &self,
+        run: &EvalRun,
+        index: Index,
+        output: O,
+        session_id: Option<Uuid>,
+    ) -> std::result::Result<Scored, BoxError> {
+        let experiment = run.experiment(index);
+        let session = Session {
+            run_id: run.id().to_owned(),
+            experiment: experiment.name.clone(),
+            session_id,
+            latency: None,
+            steps: Vec::new(),
+            resources: experiment.resources.clone(),
+            budget: experiment.budget.clone(),
+        };
+        let written = serde_json::to_value(&output)?;
+        let case = Arc::new(Case { sample: run.sample(index)?, output, session });
+        let score = self.0.evaluate(&case).await?;
+        Ok(Scored { score, output: written, latency_ms: None, steps: Vec::new() })
+    }
 }
 
 struct Collecting<'a, O> {
@@ -239,17 +246,21 @@ impl<O: 'static> Collecting<'_, O> {
     async fn all(mut self, judge: impl Judging<O>) -> Result<EvalReport> {
         let begun = Instant::now();
         let deadline = self.how.timeout.map(|timeout| begun + timeout.min(FOREVER));
-        let known = self.run.slots.requests(|index, attempt| self.run.request_id(index, attempt));
+        let known = self.run.slots.requests(|index, round| self.run.request_id(index, round));
         let most = self.most.min(self.results.capabilities().max_receive);
         let poll = POLL.min(self.results.capabilities().max_wait.unwrap_or(POLL));
         let mut show = Show::new(&mut self.how, self.run);
-        let mut has_come = false;
-        let mut silence = SILENCE;
+        let (mut last, mut silence) = (begun, SILENCE);
+        // When the time is over: how many were there then, and are still taken.
+        let mut there: Option<u64> = None;
         loop {
             let awaited = self.run.slots.awaited();
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             // What is there is taken in any case: a dead letter may have been replayed.
             let is_last = awaited == 0 || left.is_some_and(|left| left.is_zero());
+            if is_last && there.is_none() {
+                there = Some(self.results.counts().await?.ready);
+            }
             let mut wait = if is_last { Duration::ZERO } else { poll.min(left.unwrap_or(poll)) };
             if !self.results.capabilities().sub_second {
                 wait = Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
@@ -258,11 +269,13 @@ impl<O: 'static> Collecting<'_, O> {
             match self.results.receive(receive).await {
                 Ok(batch) => {
                     let come = batch.len() + batch.undecodable().len();
-                    has_come |= come > 0;
+                    there = there.map(|there| there.saturating_sub(come as u64));
                     if come > 0 {
                         take(self.run, &self.results, batch, &known, &judge).await?;
                         show.now(self.run);
-                    } else if is_last {
+                        (last, silence) = (Instant::now(), SILENCE);
+                    }
+                    if is_last && (come == 0 || there == Some(0)) {
                         break;
                     }
                 }
@@ -275,13 +288,15 @@ impl<O: 'static> Collecting<'_, O> {
                 }
                 Err(error) => return Err(error.into()),
             }
-            if !has_come && begun.elapsed() >= silence {
-                silence = Duration::MAX;
+            if last.elapsed() >= silence {
                 let requests = self.run.requests().unwrap_or_default();
                 tracing::warn!(
                     requests,
-                    "no result has come yet: does a loop work on these requests?"
+                    awaited,
+                    "no result has come for {}s: does a loop work on these requests?",
+                    last.elapsed().as_secs()
                 );
+                silence *= 2;
             }
         }
         drop(show);
@@ -292,59 +307,113 @@ impl<O: 'static> Collecting<'_, O> {
 /// As good as for ever, and still a time that can be added to another.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Writes down what came, and then acknowledges it.
+/// Writes down what came, and then acknowledges it. If that cannot be done, gives back what came.
 async fn take<O: 'static>(
     run: &mut EvalRun,
     mailbox: &Mailbox<MainLoopResult<O>>,
-    mut batch: Batch<MainLoopResult<O>, ()>,
+    batch: Batch<MainLoopResult<O>, ()>,
     known: &HashMap<Uuid, (Index, u32)>,
     judge: &impl Judging<O>,
 ) -> Result<()> {
-    let mut receipts = Vec::new();
-    let mut strays = Vec::new();
-    let mut results = Vec::new();
-    // What is new in this batch.
-    let mut taken: HashMap<Index, Light> = HashMap::new();
-    for unread in batch.take_undecodable() {
-        let reason = unread.error().to_string();
-        strays.push(stray(&unread.message().delivery().message, reason));
-        receipts.push(unread.message().receipt().clone());
-    }
-    for message in batch {
-        receipts.push(message.receipt().clone());
-        let (answer, delivery) = message.into_parts();
-        let Some(&(index, attempt)) = known.get(&answer.request_id) else {
-            let reason = format!("request {} is not of this run", answer.request_id);
-            strays.push(stray(&delivery.message, reason));
-            continue;
-        };
-        if run.slots.may_count(index, attempt) {
-            let answer = judge.judge(run, index, answer).await?;
-            let (experiment, sample) = (&run.experiment(index).name, run.sample_id(index));
-            let result = EvalResult::new(experiment, sample, attempt, answer);
-            let light = Light::of(&result, 0);
-            if taken.get(&index).is_none_or(|other| light.replaces(other)) {
-                taken.insert(index, light);
-                results.push((index, result));
-            }
-        }
-    }
-    run.keep(results, strays).await?;
-    let settles = receipts.into_iter().map(Settle::acknowledge).collect::<Vec<_>>();
-    match mailbox.settle(settles).await {
+    let unread = batch.undecodable().iter().map(|unread| unread.message().receipt());
+    let read = batch.messages().iter().map(|message| message.receipt());
+    let receipts: Vec<_> = read.chain(unread).cloned().collect();
+    let kept = keep(run, batch, known, judge).await;
+    let settle = |receipt| match kept {
+        Ok(()) => Settle::acknowledge(receipt),
+        Err(_) => Settle::nack(receipt, Duration::ZERO),
+    };
+    match mailbox.settle(receipts.into_iter().map(settle).collect::<Vec<_>>()).await {
         Ok(settled) => {
             let failed = settled.into_iter().filter_map(std::result::Result::err);
             failed.for_each(|error| tracing::debug!(%error, "a result may come once more"));
         }
         Err(error) => tracing::debug!(%error, "these results may come once more"),
     }
-    Ok(())
+    kept
+}
+
+/// Writes down what came.
+async fn keep<O: 'static, J: Judging<O>>(
+    run: &mut EvalRun,
+    mut batch: Batch<MainLoopResult<O>, ()>,
+    known: &HashMap<Uuid, (Index, u32)>,
+    judge: &J,
+) -> Result<()> {
+    let mut strays = Vec::new();
+    let mut results = Vec::new();
+    // What is new in this batch.
+    let mut taken: HashMap<Index, Light> = HashMap::new();
+    for unread in batch.take_undecodable() {
+        let (message, error) = (&unread.message().delivery().message, unread.error());
+        match answers(&message.body).and_then(|request| known.get(&request)) {
+            Some(&(index, round)) => {
+                results.push((index, unreadable(run, index, round, message, error)?));
+            }
+            None => strays.push(stray(message, error.to_string())),
+        }
+    }
+    for message in batch {
+        let (answer, delivery) = message.into_parts();
+        let Some(&(index, round)) = known.get(&answer.request_id) else {
+            let reason = format!("request {} is not of this run", answer.request_id);
+            strays.push(stray(&delivery.message, reason));
+            continue;
+        };
+        // One that is known already is not judged again.
+        let is_new = |other: &Light| round > other.round || other.status == Status::Died;
+        if !run.slots.may_count(index, round) || !taken.get(&index).is_none_or(is_new) {
+            continue;
+        }
+        let answer = judge.judge(run, index, answer).await;
+        let (experiment, sample) = (&run.experiment(index).name, run.sample_id(index));
+        let result = EvalResult::new(experiment, sample, round, answer);
+        let light = Light::of(&result, 0);
+        if taken.get(&index).is_none_or(|other| light.replaces(other)) {
+            taken.insert(index, light);
+            results.push((index, result));
+        }
+        if J::IS_COSTLY {
+            run.keep(std::mem::take(&mut results), Vec::new()).await?;
+        }
+    }
+    run.keep(results, strays).await
+}
+
+/// Which request a body answers, if it is an answer at all.
+fn answers(body: &[u8]) -> Option<Uuid> {
+    #[derive(serde::Deserialize)]
+    struct Answer {
+        request_id: Uuid,
+    }
+    serde_json::from_slice::<Answer>(body).ok().map(|answer| answer.request_id)
+}
+
+/// What becomes of an answer to one of our requests that cannot be read. If it is JSON, whoever collects expects
+/// something else, and can collect it once more; if it is not, nobody can.
+fn unreadable(
+    run: &EvalRun,
+    index: Index,
+    round: u32,
+    message: &RawMessage,
+    error: &Error,
+) -> Result<EvalResult> {
+    if serde_json::from_slice::<serde_json::Value>(&message.body).is_ok() {
+        return Err(EvalError::Invalid(format!(
+            "the answer to sample {:?} is not what is expected here, and stays where it is: {error}",
+            run.sample_id(index)
+        )));
+    }
+    let text = format!("its answer cannot be read: {error}");
+    let error = RemoteError::new(RemoteErrorKind::Failed, text);
+    let answer = MainLoopResult::new(run.request_id(index, round), Err(error));
+    Ok(EvalResult::new(&run.experiment(index).name, run.sample_id(index), round, answer))
 }
 
 fn stray(message: &RawMessage, reason: String) -> Stray {
     tracing::warn!(message_id = %message.id, reason, "a message is no result of this run, and is put aside");
-    let body = String::from_utf8_lossy(&message.body).into_owned();
-    Stray { message_id: message.id, reason, body }
+    let ReadableBody { encoding, value } = ReadableBody::convenient(&message.body);
+    Stray { message_id: message.id, reason, body_encoding: encoding, body: value }
 }
 
 /// Tells how far it is.

@@ -115,7 +115,10 @@ impl<I: DeserializeOwned, E: DeserializeOwned> Dataset<I, E> {
                 continue;
             }
             match serde_json::from_slice::<Line<I, E>>(text) {
-                Ok(read) => reading.add(number, read.into_sample(number)),
+                Ok(read) => {
+                    reading.is_numbered = read.id.is_none();
+                    reading.add(number, read.into_sample(number));
+                }
                 Err(error) => reading.bad(number, Some(error.column()), without_place(&error)),
             }
         }
@@ -203,20 +206,34 @@ struct Reading<I, E> {
     /// Where each id was first seen.
     seen: HashMap<String, usize>,
     bad: Vec<BadLine>,
+    /// Whether the sample goes by its number.
+    is_numbered: bool,
     unit: &'static str,
 }
 
 impl<I, E> Reading<I, E> {
     fn of(unit: &'static str) -> Self {
-        Self { samples: Vec::new(), seen: HashMap::new(), bad: Vec::new(), unit }
+        Self {
+            samples: Vec::new(),
+            seen: HashMap::new(),
+            bad: Vec::new(),
+            is_numbered: false,
+            unit,
+        }
     }
 
     fn add(&mut self, number: usize, sample: Sample<I, E>) {
         if sample.id.is_empty() {
             return self.bad(number, None, "its id is empty".to_owned());
         }
+        if let Some(name) =
+            ["id", "input", "expected"].iter().find(|name| sample.metadata.contains_key(**name))
+        {
+            return self.bad(number, None, format!("`{name}` is in its metadata too"));
+        }
         if let Some(first) = self.seen.get(&sample.id) {
-            let text = format!("its id {:?} is that of {} {first}", sample.id, self.unit);
+            let whose = if self.is_numbered { "it has no id, and its number" } else { "its id" };
+            let text = format!("{whose} {:?} is the id of {} {first}", sample.id, self.unit);
             return self.bad(number, None, text);
         }
         self.seen.insert(sample.id.clone(), number);
@@ -355,7 +372,7 @@ mod tests {
         assert_eq!(told[0], (2, "expected ident"));
         assert_eq!(told[1].0, 3);
         assert_eq!(told[2], (4, "missing field `input`"));
-        assert_eq!(told[3], (5, "its id \"1\" is that of line 1"));
+        assert_eq!(told[3], (5, "its id \"1\" is the id of line 1"));
         assert_eq!(told[4], (6, "its id is empty"));
         assert!(told[5].1.contains("neither text nor a whole number"), "{told:?}");
         assert_eq!(told[6], (8, "trailing characters"));
@@ -392,7 +409,7 @@ mod tests {
         let error = Dataset::new(twice).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "1 of 2 samples is no sample:\n  sample 2: its id \"a\" is that of sample 1"
+            "1 of 2 samples is no sample:\n  sample 2: its id \"a\" is the id of sample 1"
         );
     }
 

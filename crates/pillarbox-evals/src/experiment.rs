@@ -83,12 +83,16 @@ impl Experiment {
 
     /// Refuses names that cannot be told apart.
     pub(crate) fn check(experiments: &[Self]) -> Result<(), EvalError> {
-        let mut names: Vec<_> = experiments.iter().map(|one| one.name.trim()).collect();
+        let mut names: Vec<_> = experiments.iter().map(|one| &*one.name).collect();
         names.sort_unstable();
-        if names.first().is_none_or(|name| name.is_empty()) {
-            let none = experiments.is_empty();
-            let text = if none { "there is no experiment" } else { "an experiment has no name" };
-            return Err(EvalError::Invalid(text.to_owned()));
+        if names.is_empty() {
+            return Err(EvalError::Invalid("there is no experiment".to_owned()));
+        }
+        if let Some(name) = names.iter().find(|name| name.trim() != **name || name.is_empty()) {
+            let text = format!(
+                "{name:?} is no name for an experiment: it is empty, or has blanks around it"
+            );
+            return Err(EvalError::Invalid(text));
         }
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(EvalError::Invalid(format!(
@@ -112,7 +116,8 @@ mod tests {
         };
         assert!(named(&["a", "b"]).is_ok());
         assert!(named(&[]).unwrap_err().contains("no experiment"));
-        assert!(named(&["a", " "]).unwrap_err().contains("no name"));
+        assert!(named(&["a", ""]).unwrap_err().contains("no name"));
+        assert!(named(&["a", " a"]).unwrap_err().contains("no name"));
         assert!(named(&["a", "b", "a"]).unwrap_err().contains("\"a\""));
     }
 

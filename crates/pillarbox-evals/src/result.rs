@@ -19,7 +19,7 @@ pub struct EvalResult {
     /// The sample.
     pub sample_id: String,
     /// How often it was submitted by then.
-    pub attempt: u32,
+    pub round: u32,
     /// How well it did, or why there is no telling.
     pub outcome: Result<Scored, RemoteError>,
     /// The session that the output came out of, if the adapter named it.
@@ -32,13 +32,13 @@ impl EvalResult {
     pub(crate) fn new(
         experiment: &str,
         sample_id: &str,
-        attempt: u32,
+        round: u32,
         answer: MainLoopResult<Scored>,
     ) -> Self {
         Self {
             experiment: experiment.to_owned(),
             sample_id: sample_id.to_owned(),
-            attempt,
+            round,
             outcome: answer.outcome,
             session_id: answer.session_id,
             completed_at: answer.completed_at,
@@ -59,6 +59,7 @@ impl EvalResult {
 /// What a sample counts as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Status {
     /// Its output is good enough.
     Passed,
@@ -74,8 +75,8 @@ pub enum Status {
 
 impl Status {
     /// All of them, the best first.
-    pub const ALL: [Self; 5] =
-        [Self::Passed, Self::NotPassed, Self::Failed, Self::Died, Self::Missing];
+    pub const ALL: &[Self] =
+        &[Self::Passed, Self::NotPassed, Self::Failed, Self::Died, Self::Missing];
 
     /// Its name, in snake case.
     pub const fn as_str(self) -> &'static str {
@@ -107,7 +108,7 @@ impl Status {
 struct Written<'a> {
     experiment: &'a str,
     sample_id: &'a str,
-    attempt: u32,
+    round: u32,
     status: Status,
     #[serde(skip_serializing_if = "Option::is_none")]
     score: Option<&'a Score>,
@@ -134,7 +135,7 @@ struct Written<'a> {
 struct Read {
     experiment: String,
     sample_id: String,
-    attempt: u32,
+    round: u32,
     score: Option<Score>,
     #[serde(default)]
     output: Value,
@@ -157,7 +158,7 @@ impl Serialize for EvalResult {
         Written {
             experiment: &self.experiment,
             sample_id: &self.sample_id,
-            attempt: self.attempt,
+            round: self.round,
             status: self.status(),
             score: scored.map(|scored| &scored.score),
             output: scored.map(|scored| &scored.output),
@@ -192,7 +193,7 @@ impl<'de> Deserialize<'de> for EvalResult {
         Ok(Self {
             experiment: read.experiment,
             sample_id: read.sample_id,
-            attempt: read.attempt,
+            round: read.round,
             outcome,
             session_id: read.session_id,
             completed_at: read.completed_at,
@@ -220,7 +221,7 @@ mod tests {
             let result = EvalResult {
                 experiment: "a".to_owned(),
                 sample_id: "7".to_owned(),
-                attempt: 2,
+                round: 2,
                 outcome,
                 session_id: Some(Uuid::nil()),
                 completed_at: Timestamp::from_secs(1000),
@@ -229,7 +230,8 @@ mod tests {
             assert_eq!(serde_json::from_str::<EvalResult>(&text).unwrap(), result);
             assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["status"], status);
         }
-        let neither = r#"{"experiment":"a","sample_id":"7","attempt":1,"completed_at":"2026-01-01T00:00:00Z"}"#;
+        let neither =
+            r#"{"experiment":"a","sample_id":"7","round":1,"completed_at":"2026-01-01T00:00:00Z"}"#;
         let error = serde_json::from_str::<EvalResult>(neither).unwrap_err();
         assert!(error.to_string().contains("a score, or else an error"), "{error}");
     }

@@ -1,6 +1,6 @@
 //! Samples, on their way to those who work on them.
 
-use pillarbox_core::Mailbox;
+use pillarbox_core::{Error, Mailbox};
 use pillarbox_runtime::{MainLoopRequest, MainLoopResult};
 use serde::Serialize;
 
@@ -21,6 +21,8 @@ pub struct Submitted {
     pub sent: usize,
     /// How many had been sent before, and were not again.
     pub before: usize,
+    /// How many the queue will never take, such as one that is too large: they have failed, and the report says why.
+    pub refused: usize,
     /// How many there are in all.
     pub total: usize,
 }
@@ -51,7 +53,7 @@ where
 ///
 /// # Errors
 ///
-/// Where it cannot be sent, by [`EvalError::Unsent`]; where the run was begun with another dataset, on another
+/// Where the queue takes no more, by [`EvalError::Unsent`]; where the run was begun with another dataset, on another
 /// queue, or has another experiment of that name.
 pub async fn submit_experiments<I, E>(
     run: &mut EvalRun,
@@ -63,7 +65,7 @@ where
     I: Serialize + Clone + 'static,
     E: Serialize + Clone + 'static,
 {
-    run.begin(dataset, experiments, requests.name().as_str(), ScoredBy::Workers).await?;
+    run.begin(dataset, experiments, queue(requests), ScoredBy::Workers).await?;
     let run_id = run.id().to_owned();
     submit(run, requests, dataset, |sample, experiment| EvalRequest {
         run_id: run_id.clone(),
@@ -90,8 +92,13 @@ where
     O: 'static,
     E: Serialize,
 {
-    run.begin(dataset, experiments, requests.name().as_str(), ScoredBy::Collector).await?;
+    run.begin(dataset, experiments, queue(requests), ScoredBy::Collector).await?;
     submit(run, requests, dataset, |sample, _| sample.input.clone()).await
+}
+
+/// The name of a queue, and what it is on.
+fn queue<T: 'static, R: 'static>(mailbox: &Mailbox<T, R>) -> (&str, &str) {
+    (mailbox.name().as_str(), mailbox.capabilities().backend)
 }
 
 async fn submit<I, E, U: 'static, O: 'static>(
@@ -104,16 +111,16 @@ async fn submit<I, E, U: 'static, O: 'static>(
     let to_send = run.slots.to_send();
     let total = run.slots.len();
     let before = total - to_send.len();
-    let mut sent = 0;
+    let (mut sent, mut refused) = (0, 0);
     // Those of a batch are sent for the so-manieth time together.
     for batch in to_send.chunk_by(|one, other| one.1 == other.1).flat_map(|same| same.chunks(BATCH))
     {
-        let attempt = batch[0].1;
+        let round = batch[0].1;
         let made = batch.iter().map(|&(index, _)| {
             let sample = &dataset.samples()[index % run.sample_count()];
             let experiment = run.experiment(index);
             let mut request = MainLoopRequest::new(make(sample, experiment))
-                .request_id(run.request_id(index, attempt))
+                .request_id(run.request_id(index, round))
                 .budget(experiment.budget.clone());
             request.resources = experiment.resources.clone();
             request
@@ -123,24 +130,31 @@ async fn submit<I, E, U: 'static, O: 'static>(
             let id = pillarbox_core::MessageId::from_uuid(request.request_id);
             (request, request.send_options().id(id).reply_to(&*address))
         });
-        let unsent =
-            |sent: usize, error| EvalError::Unsent { sent, left: to_send.len() - sent, error };
-        let results =
-            requests.send_batch_with(entries).await.map_err(|error| unsent(sent, error))?;
-        let mut failed = None;
+        let done = sent + refused;
+        let unsent = |more: usize, error| {
+            let sent = sent + more;
+            EvalError::Unsent { sent, left: to_send.len() - done - more, error }
+        };
+        let results = requests.send_batch_with(entries).await.map_err(|error| unsent(0, error))?;
+        let mut stopped = None;
         let mut stored = Vec::with_capacity(batch.len());
+        let mut failed = Vec::new();
         for (&(index, _), result) in batch.iter().zip(results) {
             match result {
                 Ok(_) => stored.push(index),
-                Err(error) => failed = failed.or(Some((index, error))),
+                Err(error @ (Error::InvalidParameter { .. } | Error::Serialization { .. })) => {
+                    failed.push((index, run.unsendable(index, round, &error)));
+                }
+                Err(error) => stopped = stopped.or(Some(error)),
             }
         }
-        run.note_sent(&stored, attempt).await?;
-        sent += stored.len();
-        if let Some((index, error)) = failed {
-            tracing::debug!(sample = run.sample_id(index), %error, "a sample was not sent");
-            return Err(unsent(sent, error));
+        run.note_sent(&stored, round).await?;
+        if let Some(error) = stopped {
+            return Err(unsent(stored.len(), error));
         }
+        refused += failed.len();
+        run.keep(failed, Vec::new()).await?;
+        sent += stored.len();
     }
-    Ok(Submitted { sent, before, total })
+    Ok(Submitted { sent, before, refused, total })
 }

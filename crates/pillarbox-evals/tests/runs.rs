@@ -514,3 +514,247 @@ async fn until(is_so: impl AsyncFn() -> bool) {
     };
     tokio::time::timeout(PATIENCE, waiting).await.expect("it comes to that");
 }
+
+/// A run whose notes of what was sent are lost, as by a kill right after the sending.
+fn forget_what_was_sent(home: &Path) {
+    std::fs::write(home.join("sent.jsonl"), "").unwrap();
+}
+
+#[tokio::test]
+async fn what_was_collected_is_not_sent_again_though_nobody_noted_that_it_was_sent() {
+    let backend = backend();
+    let requests = requests(&backend);
+    let directory = tempfile::tempdir().unwrap();
+    let paid = Arc::new(AtomicUsize::new(0));
+    let mut run = EvalRun::create(directory.path()).unwrap();
+    submit_dataset(&mut run, &requests, &squares(20), Experiment::baseline()).await.unwrap();
+    drop(run);
+    forget_what_was_sent(directory.path());
+    let running = squaring(&requests, &paid);
+    let mut run = EvalRun::open(directory.path()).unwrap();
+    let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
+    until(async || results.counts().await.unwrap().ready == 20).await;
+    let report = collect_results(&mut run, &requests, within()).await.unwrap();
+    assert_eq!((report.passed, report.strays), (18, 0), "{report}");
+    drop(run);
+    let mut run = EvalRun::open(directory.path()).unwrap();
+    let submitted = submit_dataset(&mut run, &requests, &squares(20), Experiment::baseline()).await;
+    assert_eq!(submitted.unwrap().sent, 0);
+    assert_eq!(paid.load(Ordering::Relaxed), 20);
+
+    // The same for those that are sent once more.
+    run.again(Again::NotPassed);
+    submit_dataset(&mut run, &requests, &squares(20), Experiment::baseline()).await.unwrap();
+    until(async || results.counts().await.unwrap().ready == 2).await;
+    drop(run);
+    forget_what_was_sent(directory.path());
+    let mut run = EvalRun::open(directory.path()).unwrap();
+    let report = collect_results(&mut run, &requests, Collect::what_is_there()).await.unwrap();
+    assert_eq!((report.strays, report.is_complete), (0, true), "{report}");
+    assert_eq!(run.results().map(Result::unwrap).filter(|result| result.round == 2).count(), 2);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn samples_that_are_on_their_way_are_not_sent_once_more() {
+    let backend = backend();
+    let requests: EvalRequests<i64, i64> = backend.builder("evals").max_size(10).open().unwrap();
+    let mut run = EvalRun::in_memory();
+    let dataset = Dataset::new((0..10).map(|n| Sample::new(n.to_string(), n, -1))).unwrap();
+    submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
+    let paid = Arc::new(AtomicUsize::new(0));
+    let running = squaring(&requests, &paid);
+    collect_results(&mut run, &requests, within()).await.unwrap();
+    running.stop().await.unwrap();
+    // There is room for six.
+    let filler: Vec<_> = (0..4).map(MainLoopRequest::new).collect();
+    let plain: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
+        backend.mailbox("evals").unwrap();
+    plain.send_batch(&filler).await.unwrap().all().unwrap();
+    assert_eq!(run.again(Again::NotPassed), 10);
+    let error =
+        submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap_err();
+    assert!(matches!(error, EvalError::Unsent { sent: 6, left: 4, .. }), "{error}");
+    plain.purge().await.unwrap();
+    // The same once more: those that were sent have no result yet.
+    assert_eq!(run.again(Again::NotPassed), 4);
+    let submitted =
+        submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
+    assert_eq!((submitted.sent, submitted.before), (4, 6));
+    assert_eq!(run.again(Again::NotPassed), 0);
+    // Six are lost by that purge, and can be found out.
+    assert!(!run.is_complete());
+    assert_eq!(run.progress().awaited, 10);
+    assert_eq!(run.again(Again::Missing), 10);
+}
+
+#[tokio::test]
+async fn an_answer_of_another_type_stays_where_it_is() {
+    let backend = backend();
+    let production: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
+        backend.mailbox("work").unwrap();
+    let running = MainLoop::new(production.clone(), |n: i64| async move { n * n }).start();
+    let mut run = EvalRun::in_memory();
+    submit_inputs(&mut run, &production, &squares(5), &[Experiment::baseline()]).await.unwrap();
+    let other: Mailbox<MainLoopRequest<i64>, MainLoopResult<String>> =
+        backend.mailbox("work").unwrap();
+    let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
+    until(async || results.counts().await.unwrap().ready == 5).await;
+    let lengths = |output: &String, _: &i64| output.len() < 9;
+    let error = collect_outputs::<_, i64, _, i64, _>(&mut run, &other, lengths, within())
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("is not what is expected here, and stays where it is"),
+        "{error}"
+    );
+    assert_eq!(results.counts().await.unwrap().ready, 5);
+    let report = collect_outputs::<_, i64, _, i64, _>(&mut run, &production, exact_match, within())
+        .await
+        .unwrap();
+    assert_eq!((report.passed, report.strays), (5, 0));
+    run.again(Again::NotPassed);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_evaluator_that_panics_or_cannot_read_its_sample_fails_that_sample_alone() {
+    let backend = backend();
+    let production: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
+        backend.mailbox("work").unwrap();
+    let running = MainLoop::new(production.clone(), |n: i64| async move { n }).start();
+    let dataset = Dataset::new((0..10).map(|n| {
+        let expected = if n == 7 { json!("seven") } else { json!(n) };
+        Sample::new(n.to_string(), n, expected)
+    }));
+    let mut run = EvalRun::in_memory();
+    submit_inputs(&mut run, &production, &dataset.unwrap(), &[Experiment::baseline()])
+        .await
+        .unwrap();
+    let judged = Arc::new(AtomicUsize::new(0));
+    let counted = judged.clone();
+    let evaluator = move |output: &i64, expected: &i64| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        assert!(*output != 3, "three");
+        output == expected
+    };
+    let report = collect_outputs::<_, i64, _, i64, _>(&mut run, &production, evaluator, within())
+        .await
+        .unwrap();
+    assert_eq!((report.passed, report.count(Status::Failed)), (8, 2), "{report}");
+    assert!(
+        report.failures[0].reason.as_ref().unwrap().contains("the evaluator panicked"),
+        "{report}"
+    );
+    assert!(
+        report.failures[1].reason.as_ref().unwrap().contains("invalid type: string"),
+        "{report}"
+    );
+    assert_eq!(judged.load(Ordering::Relaxed), 9);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn time_that_is_over_is_over_though_results_keep_coming() {
+    let backend = backend();
+    let requests = requests(&backend);
+    let mut run = EvalRun::in_memory();
+    let dataset = squares(2000);
+    submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
+    // Each that is collected lets the next one come.
+    let (more, mut next) = tokio::sync::mpsc::unbounded_channel();
+    let sender = requests.resolve_reply(&run.address()).unwrap();
+    let answers: Vec<_> = dataset
+        .iter()
+        .zip(requests.peek(1000).await.unwrap())
+        .map(|(_, request)| request.body.unwrap().request_id)
+        .collect();
+    let total = answers.len();
+    let coming = tokio::spawn(async move {
+        for request_id in answers {
+            let scored = serde_json::from_value(
+                json!({"score": {"value": 1.0, "passed": true}, "output": 1}),
+            );
+            sender.send(&MainLoopResult::new(request_id, Ok(scored.unwrap()))).await.unwrap();
+            if next.recv().await.is_none() {
+                return;
+            }
+        }
+    });
+    let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
+    until(async || results.counts().await.unwrap().ready == 1).await;
+    let how = Collect::what_is_there().on_progress(move |_| _ = more.send(()));
+    let report = collect_results(&mut run, &requests, how).await.unwrap();
+    assert!(report.passed >= 1 && report.passed < total / 2, "{} of {total}", report.passed);
+    coming.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_collector_that_is_dropped_in_the_middle_loses_nothing() {
+    let backend = backend();
+    let requests = requests(&backend);
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = squares(300);
+    let mut run = EvalRun::create(directory.path()).unwrap();
+    submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
+    let paid = Arc::new(AtomicUsize::new(0));
+    let running = squaring(&requests, &paid);
+    for micros in [100, 500, 1000, 2000, 4000, 8000] {
+        let collecting = collect_results(&mut run, &requests, within());
+        let _ = tokio::time::timeout(Duration::from_micros(micros), collecting).await;
+        // As another process would, once what was being written is written.
+        drop(run);
+        until(async || EvalRun::open(directory.path()).is_ok()).await;
+        run = EvalRun::open(directory.path()).unwrap();
+    }
+    let report = collect_results(&mut run, &requests, within()).await.unwrap();
+    assert_eq!((report.total, report.passed, report.is_complete), (300, 270, true), "{report}");
+    drop(run);
+    assert_eq!(EvalRun::look(directory.path()).unwrap().report().unwrap(), report);
+    assert_eq!(paid.load(Ordering::Relaxed), 300);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn numbers_and_maps_are_the_same_after_a_restart() {
+    let backend = backend();
+    let requests: EvalRequests<std::collections::HashMap<String, f64>, f64> =
+        backend.mailbox("evals").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = || {
+        let samples = (0..50).map(|n| {
+            let numbers = (0..20).map(|m| (format!("k{m}"), f64::from(n * 20 + m).sin()));
+            Sample::new(n.to_string(), numbers.collect(), f64::from(n).cos())
+        });
+        Dataset::new(samples).unwrap()
+    };
+    let experiment = || Experiment::new("a").resource("temperature", 0.907_303_832_202_868_9);
+    let mut run = EvalRun::create(directory.path()).unwrap();
+    submit_dataset(&mut run, &requests, &dataset(), experiment()).await.unwrap();
+    drop(run);
+    let mut run = EvalRun::open(directory.path()).unwrap();
+    let again = submit_dataset(&mut run, &requests, &dataset(), experiment()).await.unwrap();
+    assert_eq!(again.sent, 0);
+    let read = Dataset::from_file(directory.path().join("samples.jsonl")).unwrap();
+    assert_eq!(submit_dataset(&mut run, &requests, &read, experiment()).await.unwrap().sent, 0);
+}
+
+#[tokio::test]
+async fn a_run_that_is_looked_at_is_left_alone() {
+    let backend = backend();
+    let requests = requests(&backend);
+    let directory = tempfile::tempdir().unwrap();
+    let mut run = EvalRun::create(directory.path()).unwrap();
+    submit_dataset(&mut run, &requests, &squares(5), Experiment::baseline()).await.unwrap();
+    let mut look = EvalRun::look(directory.path()).unwrap();
+    assert_eq!((look.progress().sent, look.report().unwrap().total), (5, 5));
+    let error = submit_dataset(&mut look, &requests, &squares(5), Experiment::baseline())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("to be looked at"), "{error}");
+    // A file that should be there and is not is no file that is empty.
+    drop((run, look));
+    std::fs::remove_file(directory.path().join("results.jsonl")).unwrap();
+    let error = EvalRun::open(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("cannot open") && error.contains("results.jsonl"), "{error}");
+}

@@ -1,5 +1,6 @@
 //! What can be said to `pillarbox eval`.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -60,13 +61,13 @@ pub(crate) struct EvalSubmit {
 /// Which samples are sent once more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WhichAgain {
-    /// Those without a result.
+    /// Those whose result has not come; if they are not lost, they are paid for twice.
     Missing,
     /// Those that are dead letters.
     Died,
-    /// Those without a score: failed, dead, or without a result.
+    /// Those whose result has no score: failed or dead.
     Unscored,
-    /// Those that did not pass, whatever the reason.
+    /// Those with a result that did not pass, whatever the reason.
     NotPassed,
 }
 
@@ -91,8 +92,8 @@ pub(crate) struct EvalCollect {
     pub(crate) timeout: Option<Duration>,
     /// How outputs are judged, of a run that was submitted with --plain; may be given several times, and then all
     /// must pass.
-    #[arg(long = "evaluator", value_name = "EVALUATOR", long_help = Scorer::HELP)]
-    pub(crate) evaluators: Vec<Scorer>,
+    #[arg(long = "evaluator", value_name = "EVALUATOR", long_help = Evaluator::HELP)]
+    pub(crate) evaluators: Vec<Evaluator>,
     #[command(flatten)]
     pub(crate) limits: Limits,
 }
@@ -138,7 +139,7 @@ pub(crate) enum Format {
 
 /// A ready-made evaluator, by its name.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Scorer {
+pub(crate) enum Evaluator {
     ExactMatch,
     Contains,
     Regex,
@@ -146,7 +147,7 @@ pub(crate) enum Scorer {
     NumericClose { relative: f64, absolute: f64 },
 }
 
-impl Scorer {
+impl Evaluator {
     const HELP: &str = "\
 How outputs are judged, of a run that was submitted with --plain; may be given several times, and then all must pass:
   exact_match                   the output is what is expected
@@ -157,7 +158,21 @@ How outputs are judged, of a run that was submitted with --plain; may be given s
                                 the output is a number that near to what is expected";
 }
 
-impl FromStr for Scorer {
+impl fmt::Display for Evaluator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ExactMatch => f.write_str("exact_match"),
+            Self::Contains => f.write_str("contains"),
+            Self::Regex => f.write_str("regex"),
+            Self::JsonSubset => f.write_str("json_subset"),
+            Self::NumericClose { relative, absolute } => {
+                write!(f, "numeric_close:{relative}:{absolute}")
+            }
+        }
+    }
+}
+
+impl FromStr for Evaluator {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -225,14 +240,14 @@ mod tests {
 
     #[test]
     fn evaluators_are_named_and_numbers_have_tolerances() {
-        assert_eq!("exact_match".parse(), Ok(Scorer::ExactMatch));
-        let close = |relative, absolute| Ok(Scorer::NumericClose { relative, absolute });
+        assert_eq!("exact_match".parse(), Ok(Evaluator::ExactMatch));
+        let close = |relative, absolute| Ok(Evaluator::NumericClose { relative, absolute });
         assert_eq!("numeric_close:0.01".parse(), close(0.01, 0.0));
         assert_eq!("numeric_close:0:2.5".parse(), close(0.0, 2.5));
         for text in
             ["", "exact", "contains:1", "numeric_close", "numeric_close:x", "numeric_close:-1"]
         {
-            assert!(text.parse::<Scorer>().is_err(), "{text}");
+            assert!(text.parse::<Evaluator>().is_err(), "{text}");
         }
     }
 

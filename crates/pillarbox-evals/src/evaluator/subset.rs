@@ -98,11 +98,11 @@ impl Comparison {
     }
 }
 
-/// Numbers are the same if they are worth the same: 1 and 1.0.
+/// Numbers are the same if they are worth the same: 1 and 1.0. Whole ones are compared to the last digit.
 fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
-        (Value::Number(one), Value::Number(other)) => {
-            one == other || one.as_f64().is_some_and(|one| Some(one) == other.as_f64())
+        (Value::Number(one), Value::Number(other)) if one.is_f64() != other.is_f64() => {
+            one.as_f64().is_some_and(|one| Some(one) == other.as_f64())
         }
         _ => one == other,
     }
@@ -152,6 +152,8 @@ mod tests {
         ] {
             assert_eq!(json_subset(&output, &expected), Score::pass(), "{expected}");
         }
+        let large = 9_007_199_254_740_993_u64;
+        assert!(!json_subset(&json!(large), &json!(large - 1)).passed);
         for (expected, reason) in [
             (json!({"a": {"b": [1]}}), "$.a.b: expected 1 items, got 2"),
             (json!({"a": {"b": [1, {"x": 1}]}}), "$.a.b[1].x is missing"),

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::EvalReport;
+use super::table::cut;
 use crate::result::Status;
 
 impl EvalReport {
@@ -26,9 +27,11 @@ impl EvalReport {
         let failures = self.failures.iter();
         let failures: HashMap<_, _> =
             failures.map(|failed| ((&*failed.experiment, &*failed.sample_id), failed)).collect();
-        for (place, experiment) in self.experiments.iter().enumerate() {
-            let samples = || self.samples.iter().filter(move |sample| sample.experiment == place);
-            let time: f64 = samples().filter_map(|sample| sample.latency_ms).sum::<f64>() / 1e3;
+        for experiment in &self.experiments {
+            let samples = || self.samples_of(&experiment.name);
+            let time: f64 = samples()
+                .filter_map(|sample| sample.latency_ms)
+                .fold(0.0, |sum, ms| sum + ms / 1e3);
             let tally = &experiment.tally;
             let name = escape(&experiment.name);
             let _ = writeln!(
@@ -67,11 +70,16 @@ impl EvalReport {
                         "{}",
                         escape(&format!(
                             "input: {}\nexpected: {}\n",
-                            failed.input, failed.expected
+                            cut(&failed.input.to_string()),
+                            cut(&failed.expected.to_string())
                         ))
                     );
                     if let Some(output) = &failed.output {
-                        let _ = writeln!(xml, "{}", escape(&format!("output: {output}")));
+                        let _ = writeln!(
+                            xml,
+                            "{}",
+                            escape(&format!("output: {}", cut(&output.to_string())))
+                        );
                     }
                 }
                 let _ = writeln!(xml, "</{element}>\n    </testcase>");

@@ -15,7 +15,7 @@ mod table;
 
 use pillarbox_core::Timestamp;
 use pillarbox_runtime::Step;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use statistics::{Difference, Latency};
@@ -29,13 +29,15 @@ use crate::run::{EvalRun, ScoredBy};
 
 /// The most samples that are reported with all that is known of them.
 const MAX_FAILURES: usize = 1000;
+/// And the most bytes of JSON that they have, more or less.
+const MAX_BYTES: usize = 32 << 20;
 
 /// What came out of a run, as far as it is known. It can be shown as a table (by `Display`), as JSON (by
 /// `Serialize`), as [JUnit XML](Self::to_junit) and as a [web page](Self::to_html).
 ///
 /// A sample that failed or died has no score: it is left out of the mean score, and counts as one that did not pass
 /// in the pass rate. One that has no result yet counts in neither.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EvalReport {
     /// The run.
@@ -62,7 +64,8 @@ pub struct EvalReport {
     pub experiments: Vec<ExperimentReport>,
     /// Each experiment against the first.
     pub comparisons: Vec<Comparison>,
-    /// The samples that did not pass, whatever the reason, with what is known of them: the first thousand.
+    /// The samples that did not pass, whatever the reason, with what is known of them: the first thousand, or 32 MiB
+    /// of them.
     pub failures: Vec<FailedSample>,
     /// How many further ones there are.
     pub failures_left_out: usize,
@@ -71,7 +74,7 @@ pub struct EvalReport {
 }
 
 /// How many samples came to which end.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Tally {
     /// How many there are.
@@ -112,7 +115,7 @@ impl Tally {
 }
 
 /// What came out of an experiment.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ExperimentReport {
     /// What it is called.
@@ -126,7 +129,7 @@ pub struct ExperimentReport {
 }
 
 /// An experiment against another, by the samples that both have results of.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Comparison {
     /// The one that it is compared with.
@@ -148,7 +151,7 @@ pub struct Comparison {
 }
 
 /// A sample that did not pass, with all that is known of it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct FailedSample {
     /// The experiment.
@@ -174,16 +177,16 @@ pub struct FailedSample {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ms: Option<f64>,
     /// What the adapter said that it did.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
 }
 
 /// A sample, in short.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SampleReport {
-    /// The place of its experiment.
-    pub experiment: usize,
+    /// The experiment.
+    pub experiment: String,
     /// The sample.
     pub sample_id: String,
     /// What it counts as.
@@ -219,16 +222,19 @@ impl EvalReport {
         let whole = tally(&ends);
         let mut failures = Vec::new();
         let mut failures_left_out = 0;
+        let mut bytes = 0;
         for (index, end) in ends.iter().enumerate().filter(|(_, end)| status(end) != Status::Passed)
         {
-            if failures.len() == MAX_FAILURES {
+            if failures.len() == MAX_FAILURES || bytes > MAX_BYTES {
                 failures_left_out += 1;
-            } else {
-                failures.push(failed(run, index, *end)?);
+                continue;
             }
+            let failed = failed(run, index, *end)?;
+            bytes += failed.bytes();
+            failures.push(failed);
         }
         let samples = ends.iter().enumerate().map(|(index, end)| SampleReport {
-            experiment: index / run.sample_count(),
+            experiment: run.experiment(index).name.clone(),
             sample_id: run.sample_id(index).to_owned(),
             status: status(end),
             score: score(end),
@@ -263,16 +269,28 @@ impl EvalReport {
         self.experiments.iter().find(|one| one.name == name)
     }
 
+    /// The samples of an experiment, in short.
+    fn samples_of(&self, experiment: &str) -> impl Iterator<Item = &SampleReport> {
+        self.samples.iter().filter(move |sample| sample.experiment == experiment)
+    }
+
     /// Any experiment against any other: by how much the second is better.
     pub fn compare(&self, baseline: &str, candidate: &str) -> Option<Comparison> {
-        let place = |name: &str| self.experiments.iter().position(|one| one.name == name);
-        let of = |place: usize| {
-            let samples = self.samples.iter().filter(move |sample| sample.experiment == place);
-            samples.map(|sample| sample.light()).collect::<Vec<_>>()
+        let of = |name: &str| {
+            self.experiment(name)?;
+            let samples = self.samples_of(name).map(SampleReport::light);
+            Some(samples.collect::<Vec<_>>())
         };
-        let (first, second) = (of(place(baseline)?), of(place(candidate)?));
+        let (first, second) = (of(baseline)?, of(candidate)?);
         let (baseline, candidate) = (baseline.to_owned(), candidate.to_owned());
         Some(Comparison { baseline, candidate, ..compare(&first, &second) })
+    }
+}
+
+impl FailedSample {
+    /// How much there is of it, more or less.
+    fn bytes(&self) -> usize {
+        serde_json::to_string(self).map_or(0, |text| text.len())
     }
 }
 
@@ -281,7 +299,7 @@ impl SampleReport {
         let value = self.score.unwrap_or_default();
         let Self { status, latency_ms, .. } = *self;
         (status != Status::Missing).then_some(Light {
-            attempt: 1,
+            round: 1,
             status,
             value,
             latency_ms,

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// How sure an interval is: 95 in 100 hold the true value.
 const NORMAL_95: f64 = 1.959_963_984_540_054;
 
+/// Of fewer pairs than this, an interval would say more than is known.
+const FEW: usize = 10;
+
 /// A value, and the interval that it is in with 95 % confidence.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -91,7 +94,7 @@ pub(super) fn wilson(hits: usize, of: usize) -> Option<(f64, f64)> {
 pub(super) fn paired_mean(differences: &[f64]) -> Option<Difference> {
     let value = mean(differences)?;
     let n = differences.len();
-    if n < 2 {
+    if n < FEW {
         return Some(Difference { value, low: None, high: None });
     }
     let squares: f64 = differences.iter().map(|one| (one - value).powi(2)).sum();
@@ -250,8 +253,9 @@ mod tests {
         assert!(!same.is_significant());
         let same = paired_shares(Pairs { both: 30, neither: 20, ..Pairs::default() }).unwrap();
         assert!(same.value == 0.0 && !same.is_significant(), "{same:?}");
-        let one = paired_mean(&[0.5]).unwrap();
-        assert!(one.low.is_none() && !one.is_significant());
+        let few = paired_mean(&[-0.5; 9]).unwrap();
+        assert!(few.low.is_none() && !few.is_significant());
+        assert!(paired_mean(&[-0.5; 10]).unwrap().is_significant());
         assert_eq!(paired_mean(&[]), None);
         assert_eq!(paired_shares(Pairs::default()), None);
     }

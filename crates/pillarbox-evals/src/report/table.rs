@@ -1,5 +1,6 @@
 //! A report for a terminal.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use super::{Comparison, Difference, EvalReport, Latency};
@@ -77,7 +78,14 @@ impl EvalReport {
             return Ok(());
         }
         let mut table = Table::new(&["SAMPLE", "EXPERIMENT", "STATUS", ">SCORE", "REASON"]);
-        for failed in self.failures.iter().take(SHOWN) {
+        // Those without a score first: something is wrong with more than the output.
+        let mut failures: Vec<_> = self.failures.iter().collect();
+        failures.sort_by_key(|failed| match failed.status {
+            Status::Died => 0,
+            Status::Failed => 1,
+            _ => 2,
+        });
+        for failed in failures.into_iter().take(SHOWN) {
             table.row([
                 one_line(&failed.sample_id, 30),
                 one_line(&failed.experiment, 30),
@@ -153,9 +161,23 @@ fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
+/// Text that is not too long to be shown; all of it is in the results.
+pub(super) fn cut(text: &str) -> Cow<'_, str> {
+    const ROOM: usize = 20_000;
+    match text.char_indices().nth(ROOM) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => {
+            let more = text[end..].chars().count();
+            Cow::Owned(format!("{}… and {more} more characters, in results.jsonl", &text[..end]))
+        }
+    }
+}
+
 /// Text without line breaks and control characters, and not too long.
 fn one_line(text: &str, room: usize) -> String {
-    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    // Nor with those that turn the direction of what follows.
+    let turns = |c| matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let clean = text.chars().map(|c| if c.is_control() || turns(c) { ' ' } else { c });
     let mut line: String = clean.clone().take(room).collect();
     if clean.count() > room {
         line.pop();

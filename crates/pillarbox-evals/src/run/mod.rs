@@ -22,12 +22,14 @@ pub(crate) mod slots;
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use pillarbox_core::{MessageId, Timestamp};
-use pillarbox_runtime::Uuid;
+use pillarbox_core::{BodyEncoding, Error, MessageId, Timestamp};
+use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
-use self::lines::Lines;
+use self::lines::{Access, Lines};
 use self::slots::{Index, Light, Slots, request_id};
 use crate::dataset::{Dataset, Sample};
 use crate::error::{EvalError, Result};
@@ -61,12 +63,12 @@ pub struct EvalRun {
     result_lines: Lines,
     stray_lines: Lines,
     strays: usize,
-    /// Where it is kept, if it is, and the lock that says that it is ours.
-    home: Option<(PathBuf, File)>,
+    /// Where it is kept, if it is.
+    home: Option<PathBuf>,
 }
 
 /// What `run.json` holds.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct About {
     /// The form of the files, which is this one.
     format: u32,
@@ -75,8 +77,14 @@ struct About {
     /// The queue that the samples were sent to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     requests: Option<String>,
+    /// What kind of backend that is on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    backend: Option<String>,
     #[serde(default)]
     scored_by: ScoredBy,
+    /// Who judges, if whoever collects has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    evaluator: Option<String>,
     experiments: Vec<Experiment>,
     samples: usize,
     /// Of all samples, with all that they hold.
@@ -89,6 +97,7 @@ const FORMAT: u32 = 1;
 /// Who judges the outputs of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ScoredBy {
     /// The workers: they run an [`EvalLoop`](crate::EvalLoop).
     #[default]
@@ -101,20 +110,21 @@ pub enum ScoredBy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Again {
-    /// Those that were sent and have no result: their requests may be lost.
+    /// Those that were sent, and whose result has not come: their requests may be lost. If they are not, they are
+    /// paid for twice.
     Missing,
     /// Those that are dead letters.
     Died,
-    /// Those without a score: failed, dead, or without a result.
+    /// Those whose result has no score: failed or dead.
     Unscored,
-    /// Those that did not pass, whatever the reason.
+    /// Those with a result that did not pass, whatever the reason.
     NotPassed,
 }
 
 /// A line of `sent.jsonl`.
 #[derive(Serialize, Deserialize)]
 struct Sent {
-    attempt: u32,
+    round: u32,
     ranges: Vec<(Index, Index)>,
 }
 
@@ -142,6 +152,9 @@ impl EvalRun {
     pub fn create(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref();
         fs::create_dir_all(directory).map_err(EvalError::file("make", directory))?;
+        if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            sync(parent).map_err(EvalError::file("keep", parent))?;
+        }
         let lock = lock(directory)?;
         let path = directory.join(RUN);
         if path.exists() {
@@ -152,7 +165,7 @@ impl EvalRun {
             return Err(EvalError::Invalid(text));
         }
         About::new().write(directory)?;
-        Self::load(directory, lock)
+        Self::load(directory, &Access::Write { lock, must_be_there: false })
     }
 
     /// The run in a directory, to be gone on with.
@@ -165,7 +178,7 @@ impl EvalRun {
         if !directory.join(RUN).exists() {
             return Err(EvalError::Invalid(format!("there is no run in {}", directory.display())));
         }
-        Self::load(directory, lock(directory)?)
+        Self::load(directory, &Access::Write { lock: lock(directory)?, must_be_there: false })
     }
 
     /// The run in a directory, or a new one.
@@ -178,17 +191,40 @@ impl EvalRun {
         if directory.join(RUN).exists() { Self::open(directory) } else { Self::create(directory) }
     }
 
-    fn load(directory: &Path, lock: File) -> Result<Self> {
+    /// The run in a directory, to be looked at: it can be reported on, also while another process has it open, but not
+    /// be gone on with.
+    ///
+    /// # Errors
+    ///
+    /// Where there is none, or its files make no sense.
+    pub fn look(directory: impl AsRef<Path>) -> Result<Self> {
+        let directory = directory.as_ref();
+        if !directory.join(RUN).exists() {
+            return Err(EvalError::Invalid(format!("there is no run in {}", directory.display())));
+        }
+        Self::load(directory, &Access::Look)
+    }
+
+    fn load(directory: &Path, access: &Access) -> Result<Self> {
         let about = About::read(directory)?;
         let at = |name: &str| directory.join(name);
-        let mut samples = Vec::with_capacity(about.samples);
-        let sample_lines = Lines::open(&at(SAMPLES), |place, line| {
-            let Id { id } = serde_json::from_str(line).map_err(|error| error.to_string())?;
-            samples.push((id, place));
+        // Once there are samples, all files are there.
+        let access = match access {
+            Access::Write { lock, .. } => {
+                &Access::Write { lock: lock.clone(), must_be_there: about.fingerprint.is_some() }
+            }
+            Access::Look => access,
+        };
+        let mut samples = Vec::new();
+        let sample_lines = Lines::open(&at(SAMPLES), access, |place, line| {
+            // What a submission that was killed has left is made anew.
+            if about.fingerprint.is_some() {
+                let Id { id } = serde_json::from_str(line).map_err(|error| error.to_string())?;
+                samples.push((id, place));
+            }
             Ok(())
         })?;
-        // A submission that was killed before it was noted has left some.
-        if samples.len() < about.samples {
+        if samples.len() != about.samples {
             return Err(EvalError::Invalid(format!(
                 "{} has {} samples, and there should be {}",
                 at(SAMPLES).display(),
@@ -198,13 +234,13 @@ impl EvalRun {
         }
         let mut slots = Slots::default();
         slots.grow(about.experiments.len() * about.samples);
-        let sent_lines = Lines::open(&at(SENT), |_, line| {
+        let sent_lines = Lines::open(&at(SENT), access, |_, line| {
             let sent: Sent = serde_json::from_str(line).map_err(|error| error.to_string())?;
             let mut ranges = sent.ranges.into_iter();
-            ranges.try_for_each(|(start, end)| slots.sent(start..end, sent.attempt))
+            ranges.try_for_each(|(start, end)| slots.sent(start..end, sent.round))
         })?;
         let mut places = Places::new(&about, &samples);
-        let result_lines = Lines::open(&at(RESULTS), |place, line| {
+        let result_lines = Lines::open(&at(RESULTS), access, |place, line| {
             let result: EvalResult =
                 serde_json::from_str(line).map_err(|error| error.to_string())?;
             let index = places.of(&result.experiment, &result.sample_id)?;
@@ -212,7 +248,7 @@ impl EvalRun {
             Ok(())
         })?;
         let mut strays = 0;
-        let stray_lines = Lines::open(&at(STRAYS), |_, _| {
+        let stray_lines = Lines::open(&at(STRAYS), access, |_, _| {
             strays += 1;
             Ok(())
         })?;
@@ -225,7 +261,7 @@ impl EvalRun {
             result_lines,
             stray_lines,
             strays,
-            home: Some((directory.to_owned(), lock)),
+            home: Some(directory.to_owned()),
         })
     }
 
@@ -261,7 +297,7 @@ impl EvalRun {
 
     /// Where it is kept, if it is.
     pub fn directory(&self) -> Option<&Path> {
-        self.home.as_ref().map(|(directory, _)| &**directory)
+        self.home.as_deref()
     }
 
     /// How far it is.
@@ -285,21 +321,44 @@ impl EvalRun {
         progress
     }
 
+    /// Notes by whom the outputs are judged, of a run that [is judged](ScoredBy::Collector) when it is collected.
+    ///
+    /// # Errors
+    ///
+    /// Where others were noted before: their scores would not be comparable.
+    pub fn note_evaluator(&mut self, name: &str) -> Result<()> {
+        match &self.about.evaluator {
+            Some(known) if known == name => return Ok(()),
+            Some(known) => {
+                return Err(self.other(&format!("with the evaluator {known}, not {name}")));
+            }
+            None => {}
+        }
+        self.about.evaluator = Some(name.to_owned());
+        match &self.home {
+            Some(directory) => self.about.write(directory),
+            None => Ok(()),
+        }
+    }
+
     /// Whether there is a result of every sample, and of the last time that it was sent.
     pub fn is_complete(&self) -> bool {
         let is_done = |slot: &slots::Slot| slot.result.is_some() && !slot.is_awaited();
         self.slots.len() > 0 && self.slots.iter().all(is_done)
     }
 
-    /// Marks samples to be sent once more: the next submission sends them. How many those are.
+    /// Marks samples to be sent once more: the next submission sends them. How many are marked now.
     ///
-    /// Their results so far count until there are others.
+    /// Their results so far count until there are others. A sample whose result is still to come is on its way, and
+    /// is marked only by [`Again::Missing`]. Marks are not kept in the directory.
     pub fn again(&mut self, which: Again) -> usize {
-        self.slots.again(|status| match which {
-            Again::Missing => status == Status::Missing,
-            Again::Died => status == Status::Died,
-            Again::Unscored => !status.is_scored(),
-            Again::NotPassed => status != Status::Passed,
+        self.slots.again(|status| match (which, status) {
+            (Again::Missing, status) => status.is_none(),
+            // It is on its way.
+            (_, None) => false,
+            (Again::Died, Some(status)) => status == Status::Died,
+            (Again::Unscored, Some(status)) => !status.is_scored(),
+            (Again::NotPassed, Some(status)) => status != Status::Passed,
         })
     }
 
@@ -344,9 +403,9 @@ impl EvalRun {
         parse(&self.sample_lines.get(place)?, "sample")
     }
 
-    pub(crate) fn request_id(&self, index: Index, attempt: u32) -> Uuid {
+    pub(crate) fn request_id(&self, index: Index, round: u32) -> Uuid {
         let experiment = &self.experiment(index).name;
-        request_id(&self.about.run_id, experiment, self.sample_id(index), attempt)
+        request_id(&self.about.run_id, experiment, self.sample_id(index), round)
     }
 
     /// Takes the dataset in, or makes sure that it is the one that the run was begun with; the same for everything
@@ -355,15 +414,20 @@ impl EvalRun {
         &mut self,
         dataset: &Dataset<I, E>,
         experiments: &[Experiment],
-        requests: &str,
+        (requests, backend): (&str, &str),
         scored_by: ScoredBy,
     ) -> Result<()> {
+        if self.sample_lines.is_read_only() {
+            return Err(EvalError::Invalid("the run was opened to be looked at".to_owned()));
+        }
         let mut about = self.about.clone();
         about.add(experiments)?;
         let mut lines = Vec::with_capacity(dataset.len());
         let mut fingerprint = String::new();
         for sample in dataset {
-            let line = serde_json::to_string(sample).map_err(|error| {
+            // By way of a value: what has no order of its own, such as a `HashMap`, is in that of the names then.
+            let line = serde_json::to_value(sample).map(|sample| sample.to_string());
+            let line = line.map_err(|error| {
                 EvalError::Invalid(format!("sample {:?} is no JSON: {error}", sample.id))
             })?;
             fingerprint = MessageId::from_key(&format!("{fingerprint}\n{line}")).to_string();
@@ -378,6 +442,10 @@ impl EvalRun {
                 let queue = self.requests().unwrap_or_default();
                 return Err(self.other(&format!("on queue {queue:?}, not {requests:?}")));
             }
+            Some(_) if self.about.backend.as_deref().is_some_and(|known| known != backend) => {
+                let known = self.about.backend.as_deref().unwrap_or_default();
+                return Err(self.other(&format!("on {known}, not {backend}")));
+            }
             Some(_) if self.about.scored_by != scored_by => {
                 let who = match self.about.scored_by {
                     ScoredBy::Workers => "whose outputs are judged by the workers",
@@ -387,22 +455,19 @@ impl EvalRun {
             }
             Some(_) => {}
             None => {
-                if let Some((directory, _)) = &self.home {
-                    // From a submission that was killed before it was noted.
-                    let path = directory.join(SAMPLES);
-                    fs::remove_file(&path).map_err(EvalError::file("make anew", &path))?;
-                    self.sample_lines = Lines::open(&path, |_, _| Ok(()))?;
-                }
+                // From a submission that was killed before it was noted.
+                self.sample_lines.clear()?;
                 let places = self.sample_lines.append(lines).await?;
                 let ids = dataset.iter().map(|sample| sample.id.clone().into_boxed_str());
                 self.samples = ids.zip(places).collect();
                 about.samples = dataset.len();
                 about.fingerprint = fingerprint;
                 about.requests = Some(requests.to_owned());
+                about.backend = Some(backend.to_owned());
                 about.scored_by = scored_by;
             }
         }
-        if let Some((directory, _)) = &self.home {
+        if let Some(directory) = self.home.as_deref().filter(|_| about != self.about) {
             about.write(directory)?;
         }
         self.about = about;
@@ -415,18 +480,26 @@ impl EvalRun {
     }
 
     /// Notes that samples were sent.
-    pub(crate) async fn note_sent(&mut self, sorted: &[Index], attempt: u32) -> Result<()> {
+    pub(crate) async fn note_sent(&mut self, sorted: &[Index], round: u32) -> Result<()> {
         if sorted.is_empty() {
             return Ok(());
         }
         let ranges = slots::ranges(sorted);
         let sent =
-            Sent { attempt, ranges: ranges.iter().map(|range| (range.start, range.end)).collect() };
+            Sent { round, ranges: ranges.iter().map(|range| (range.start, range.end)).collect() };
         self.sent_lines.append(vec![written(&sent)?]).await?;
         for range in ranges {
-            self.slots.sent(range, attempt).map_err(EvalError::Invalid)?;
+            self.slots.sent(range, round).map_err(EvalError::Invalid)?;
         }
         Ok(())
+    }
+
+    /// The result of a sample that its queue does not take.
+    pub(crate) fn unsendable(&self, index: Index, round: u32, error: &Error) -> EvalResult {
+        let text = format!("it could not be sent: {error}");
+        let error = RemoteError::new(RemoteErrorKind::Failed, text);
+        let answer = MainLoopResult::new(self.request_id(index, round), Err(error));
+        EvalResult::new(&self.experiment(index).name, self.sample_id(index), round, answer)
     }
 
     /// Keeps results, and what came and is none.
@@ -457,8 +530,8 @@ impl EvalRun {
 pub(crate) struct Stray {
     pub(crate) message_id: MessageId,
     pub(crate) reason: String,
-    /// As far as it is text.
-    pub(crate) body: String,
+    pub(crate) body_encoding: BodyEncoding,
+    pub(crate) body: Box<RawValue>,
 }
 
 /// How far a run is.
@@ -533,7 +606,9 @@ impl About {
             run_id,
             created_at,
             requests: None,
+            backend: None,
             scored_by: ScoredBy::default(),
+            evaluator: None,
             experiments: Vec::new(),
             samples: 0,
             fingerprint: None,
@@ -583,22 +658,27 @@ impl About {
             file.write_all(b"\n")?;
             file.sync_all()?;
             fs::rename(&new, &path)?;
-            // The name is in the directory.
-            #[cfg(unix)]
-            File::open(directory)?.sync_all()?;
-            Ok(())
+            sync(directory)
         };
         write().map_err(EvalError::file("write", &path))
     }
 }
 
+/// Sees to it that the names in a directory are on the disk.
+fn sync(directory: &Path) -> std::io::Result<()> {
+    #[cfg(unix)]
+    File::open(directory)?.sync_all()?;
+    let _ = directory;
+    Ok(())
+}
+
 /// Takes the run for this process, for as long as the file is open.
-fn lock(directory: &Path) -> Result<File> {
+fn lock(directory: &Path) -> Result<Arc<File>> {
     let path = directory.join("lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(EvalError::file("open", &path))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Arc::new(file)),
         Err(TryLockError::WouldBlock) => Err(EvalError::Invalid(format!(
             "the run in {} is open in another process: wait for it, or stop it",
             directory.display()

@@ -11,6 +11,9 @@ use crate::result::{EvalResult, Status};
 /// The place of a sample in an experiment: experiment by experiment, each with all samples.
 pub(crate) type Index = usize;
 
+/// No sample is submitted so often.
+pub(crate) const MAX_ROUNDS: u32 = 1000;
+
 /// What is known of a sample in an experiment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Slot {
@@ -25,14 +28,14 @@ pub(crate) struct Slot {
 impl Slot {
     /// A result of the last time that it was sent is still to come.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.sent > 0 && self.result.is_none_or(|result| result.attempt < self.sent)
+        self.sent > 0 && self.result.is_none_or(|result| result.round < self.sent)
     }
 }
 
 /// A result without what is in it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Light {
-    pub(crate) attempt: u32,
+    pub(crate) round: u32,
     pub(crate) status: Status,
     /// Where there is a score.
     pub(crate) value: f64,
@@ -45,7 +48,7 @@ impl Light {
     pub(crate) fn of(result: &EvalResult, place: u64) -> Self {
         let scored = result.outcome.as_ref().ok();
         Self {
-            attempt: result.attempt,
+            round: result.round,
             status: result.status(),
             value: scored.map_or(0.0, |scored| scored.score.value),
             latency_ms: scored.and_then(|scored| scored.latency_ms),
@@ -53,12 +56,12 @@ impl Light {
         }
     }
 
-    /// Of two results of a sample, that of the later attempt counts. Of the same attempt, the first: a worker that
+    /// Of two results of a sample, that of the later round counts. Of the same round, the first: a worker that
     /// died before its acknowledgement makes a second one. But one that died and was replayed, and has a score
     /// now, lives.
     pub(crate) fn replaces(&self, other: &Self) -> bool {
         let lives = other.status == Status::Died && self.status.is_scored();
-        self.attempt > other.attempt || self.attempt == other.attempt && lives
+        self.round > other.round || self.round == other.round && lives
     }
 }
 
@@ -87,10 +90,10 @@ impl Slots {
         self.slots.iter()
     }
 
-    /// Whether a result of this attempt may count.
-    pub(crate) fn may_count(&self, index: Index, attempt: u32) -> bool {
+    /// Whether a result of this round may count.
+    pub(crate) fn may_count(&self, index: Index, round: u32) -> bool {
         let other = self.slots[index].result;
-        other.is_none_or(|other| attempt > other.attempt || other.status == Status::Died)
+        other.is_none_or(|other| round > other.round || other.status == Status::Died)
     }
 
     /// Takes note of a result. Whether it counts.
@@ -100,33 +103,40 @@ impl Slots {
             return false;
         }
         slot.result = Some(result);
+        // It was sent, though that may not have been noted.
+        if result.round > slot.sent {
+            (slot.sent, slot.again) = (result.round, false);
+        }
         true
     }
 
     /// Takes note that samples were sent for the so-manieth time.
-    pub(crate) fn sent(&mut self, range: Range<Index>, attempt: u32) -> Result<(), String> {
+    pub(crate) fn sent(&mut self, range: Range<Index>, round: u32) -> Result<(), String> {
+        if round == 0 || round > MAX_ROUNDS {
+            return Err(format!("round {round} is none"));
+        }
         let slots = self.slots.get_mut(range.clone());
         let slots = slots.ok_or_else(|| format!("there are no samples {range:?}"))?;
         for slot in slots {
-            slot.sent = slot.sent.max(attempt);
+            slot.sent = slot.sent.max(round);
             slot.again = false;
         }
         Ok(())
     }
 
-    /// Those that are to be sent, each with which attempt that is.
+    /// Those that are to be sent, each with which round that is.
     pub(crate) fn to_send(&self) -> Vec<(Index, u32)> {
         let slots = self.slots.iter().enumerate();
         let wanted = slots.filter(|(_, slot)| slot.sent == 0 || slot.again);
         wanted.map(|(index, slot)| (index, slot.sent + 1)).collect()
     }
 
-    /// Marks those that were sent and that this is true of: to be sent once more.
-    pub(crate) fn again(&mut self, is_meant: impl Fn(Status) -> bool) -> usize {
+    /// Marks those whose result this is true of, to be sent once more. One whose result is still to come has none.
+    pub(crate) fn again(&mut self, is_meant: impl Fn(Option<Status>) -> bool) -> usize {
         let mut marked = 0;
         for slot in self.slots.iter_mut().filter(|slot| slot.sent > 0) {
-            let status = slot.result.map_or(Status::Missing, |result| result.status);
-            slot.again = is_meant(status);
+            let status = slot.result.filter(|_| !slot.is_awaited()).map(|result| result.status);
+            slot.again |= is_meant(status);
             marked += usize::from(slot.again);
         }
         marked
@@ -136,9 +146,9 @@ impl Slots {
     pub(crate) fn requests(&self, id: impl Fn(Index, u32) -> Uuid) -> HashMap<Uuid, (Index, u32)> {
         let mut requests = HashMap::with_capacity(self.slots.len());
         for (index, slot) in self.slots.iter().enumerate() {
-            // One whose note was lost with a process may have been sent all the same.
-            for attempt in 1..=slot.sent.max(1) {
-                requests.insert(id(index, attempt), (index, attempt));
+            // The next one may have been sent as well, by a process that was killed before it noted that.
+            for round in 1..=slot.sent + 1 {
+                requests.insert(id(index, round), (index, round));
             }
         }
         requests
@@ -147,8 +157,8 @@ impl Slots {
 
 /// The id of a request: the same whenever it is sent, so that what was sent just before a process was killed can
 /// be sent again.
-pub(crate) fn request_id(run_id: &str, experiment: &str, sample_id: &str, attempt: u32) -> Uuid {
-    let key = serde_json::json!(["eval", run_id, experiment, sample_id, attempt]);
+pub(crate) fn request_id(run_id: &str, experiment: &str, sample_id: &str, round: u32) -> Uuid {
+    let key = serde_json::json!(["eval", run_id, experiment, sample_id, round]);
     *MessageId::from_key(&key.to_string()).as_uuid()
 }
 
@@ -168,8 +178,8 @@ pub(crate) fn ranges(sorted: &[Index]) -> Vec<Range<Index>> {
 mod tests {
     use super::*;
 
-    fn light(attempt: u32, status: Status) -> Light {
-        Light { attempt, status, value: 0.0, latency_ms: None, place: 0 }
+    fn light(round: u32, status: Status) -> Light {
+        Light { round, status, value: 0.0, latency_ms: None, place: 0 }
     }
 
     #[test]
@@ -204,16 +214,35 @@ mod tests {
         slots.record(0, light(1, Status::Passed));
         slots.record(1, light(1, Status::Died));
         // One that was never sent is sent anyway, and not once more.
-        assert_eq!(slots.again(|status| status == Status::Missing), 1);
+        assert_eq!(slots.again(|status| status.is_none()), 1);
         assert_eq!(slots.to_send(), [(2, 2), (3, 1)]);
-        assert_eq!(slots.again(|status| status == Status::Died), 1);
-        assert_eq!(slots.to_send(), [(1, 2), (3, 1)]);
+        assert_eq!(slots.again(|status| status == Some(Status::Died)), 2);
+        assert_eq!(slots.to_send(), [(1, 2), (2, 2), (3, 1)]);
         assert_eq!(slots.awaited(), 1);
-        slots.sent(1..2, 2).unwrap();
+        slots.sent(1..3, 2).unwrap();
         assert_eq!(slots.to_send(), [(3, 1)]);
         assert_eq!(slots.awaited(), 2);
+        // On its way, it is not one that died; nor does it count as one with a result.
+        assert_eq!(slots.again(|status| status == Some(Status::Died)), 0);
         slots.record(1, light(2, Status::Passed));
         assert_eq!(slots.awaited(), 1);
+        assert_eq!(slots.again(|status| status.is_none()), 1);
+    }
+
+    #[test]
+    fn a_result_shows_that_its_sample_was_sent_though_nobody_noted_it() {
+        let mut slots = Slots::default();
+        slots.grow(2);
+        let known = slots.requests(|index, round| request_id("r", "e", &index.to_string(), round));
+        assert_eq!(known[&request_id("r", "e", "1", 1)], (1, 1));
+        slots.record(1, light(1, Status::Died));
+        assert_eq!(slots.to_send(), [(0, 1)]);
+        // The same for the second time.
+        let known = slots.requests(|index, round| request_id("r", "e", &index.to_string(), round));
+        assert_eq!(known[&request_id("r", "e", "1", 2)], (1, 2));
+        slots.again(|status| status == Some(Status::Died));
+        slots.record(1, light(2, Status::Passed));
+        assert_eq!(slots.to_send(), [(0, 1)]);
     }
 
     #[test]

@@ -148,7 +148,7 @@ impl Run {
     }
 
     /// Says what the adapter does: a call of a tool, an answer of a model. Whoever judges the run sees it, such
-    /// as the evaluator of an eval. The first thousand are kept.
+    /// as the evaluator of an eval. The first thousand are kept, or 64 KiB of them.
     ///
     /// ```
     /// # use pillarbox_runtime::Run;

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 /// The most steps of a run that are kept.
 const MOST: usize = 1000;
+/// The most bytes of JSON that they may have together: they travel with the answer.
+const MOST_BYTES: usize = 64 << 10;
 
 /// Something that an adapter did, and [said so](super::Run::step).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,7 +28,13 @@ pub struct Step {
 pub(super) struct Steps {
     begun: Instant,
     // Held for a push or a copy, never across an await.
-    steps: Mutex<Vec<Step>>,
+    steps: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    steps: Vec<Step>,
+    bytes: usize,
 }
 
 impl Steps {
@@ -35,14 +43,17 @@ impl Steps {
     }
 
     pub(super) fn add(&self, name: Cow<'static, str>, data: serde_json::Value) {
-        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        if steps.len() < MOST {
-            steps.push(Step { name, at_ms: milliseconds(self.begun.elapsed()), data });
+        let at_ms = milliseconds(self.begun.elapsed());
+        let bytes = name.len() + data.to_string().len();
+        let mut kept = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.steps.len() < MOST && kept.bytes + bytes <= MOST_BYTES {
+            kept.steps.push(Step { name, at_ms, data });
+            kept.bytes += bytes;
         }
     }
 
     pub(super) fn all(&self) -> Vec<Step> {
-        self.steps.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner).steps.clone()
     }
 }
 
@@ -58,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_kept_in_order_and_no_more_than_a_thousand() {
+    fn steps_are_kept_in_order_and_no_more_than_a_thousand_or_64_kib() {
         let steps = Steps::new();
         for n in 0..1001 {
             steps.add("step".into(), json!(n));
@@ -67,6 +78,11 @@ mod tests {
         assert_eq!(all.len(), 1000);
         assert!(all.windows(2).all(|pair| pair[0].at_ms <= pair[1].at_ms));
         assert_eq!((&all[0].data, &all[999].data), (&json!(0), &json!(999)));
+        // A large one is left out, and a small one after it is not.
+        let steps = Steps::new();
+        steps.add("large".into(), json!("x".repeat(70_000)));
+        steps.add("small".into(), json!(7));
+        assert_eq!(steps.all().iter().map(|step| &*step.name).collect::<Vec<_>>(), ["small"]);
         let written = serde_json::to_string(&all[7]).unwrap();
         assert_eq!(serde_json::from_str::<Step>(&written).unwrap(), all[7]);
     }

@@ -1,35 +1,38 @@
 //! `pillarbox eval collect`
 
+use pillarbox::QueueOptions;
 use pillarbox::evals::{
-    BoxEvaluator, Collect, EvalRequests, EvalRun, IntoEvaluator, ScoredBy, Status, all_of,
-    collect_outputs, collect_results, contains, exact_match, json_subset, numeric_close, regex,
+    BoxEvaluator, Collect, EvalRequests, EvalRun, IntoEvaluator, ScoredBy, all_of, collect_outputs,
+    collect_results, contains, exact_match, json_subset, numeric_close, regex,
 };
 use serde_json::Value;
 
-use super::{Plain, failure, open, report};
-use crate::args::{self, Scorer};
+use super::{Plain, failure, opened, report};
+use crate::args::{self, Evaluator};
 use crate::commands::using;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 
 pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Result<()> {
-    let mut run = open(&args.run)?;
-    let evaluator = match (run.scored_by(), &args.evaluators[..]) {
-        (ScoredBy::Workers, []) => None,
-        (ScoredBy::Workers, _) => {
+    let mut run = opened(&args.run, |path| EvalRun::open(path))?;
+    let evaluator = match (run.scored_by() == ScoredBy::Collector, &args.evaluators[..]) {
+        (false, []) => None,
+        (false, _) => {
             let text = "the workers judge the outputs of this run: leave --evaluator out";
             return Err(Failure::Usage(text.to_owned()));
         }
-        (ScoredBy::Collector, []) => {
+        (true, []) => {
             let text = "the outputs of this run are judged when they are collected: say how by --evaluator";
             return Err(Failure::Usage(text.to_owned()));
         }
-        (ScoredBy::Collector, [one]) => Some(evaluator(one)),
-        (ScoredBy::Collector, several) => {
-            Some(all_of(several.iter().map(evaluator).collect::<Vec<_>>()))
-        }
+        (true, [one]) => Some(evaluator(one)),
+        (true, several) => Some(all_of(several.iter().map(evaluator).collect::<Vec<_>>())),
     };
+    if evaluator.is_some() {
+        let names: Vec<_> = args.evaluators.iter().map(ToString::to_string).collect();
+        run.note_evaluator(&names.join(" and ")).map_err(failure)?;
+    }
     let requests = run.requests().unwrap_or_default().to_owned();
     let how = args.timeout.map_or_else(Collect::new, Collect::within).progress_bar();
     let interrupt = Interrupt::listen()?;
@@ -46,10 +49,15 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Resul
                 }
             }
         };
-        interrupt.or(collecting).await?.map_err(failure)
+        let found = interrupt.or(collecting).await?.map_err(failure)?;
+        let left = match found.is_complete {
+            true => 0,
+            false => backend.queue(&*requests, QueueOptions::new())?.counts().await?.total(),
+        };
+        Ok((found, left))
     })
     .await;
-    let found = match collected {
+    let (found, left) = match collected {
         Err(Failure::Interrupted) => {
             context.out.note(&so_far(&run));
             return Err(Failure::Interrupted);
@@ -58,19 +66,7 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Resul
     };
     report::write(context, &found, args::Format::Table, None)?;
     if !found.is_complete {
-        let mut text = so_far(&run);
-        match run.progress() {
-            progress if progress.sent < progress.total => text.push_str(&format!(
-                "; {} were never sent: `pillarbox eval submit {}` sends them",
-                progress.total - progress.sent,
-                args.run.display()
-            )),
-            _ if found.count(Status::Missing) == found.total => text.push_str(&format!(
-                "; is there a worker on queue '{requests}'? `pillarbox stats {requests}` shows what waits"
-            )),
-            _ => {}
-        }
-        return Err(Failure::Other(text));
+        return Err(Failure::Other(format!("{}{}", so_far(&run), what_now(&run, &args, left))));
     }
     report::check(context, &found, &args.limits)
 }
@@ -78,18 +74,38 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Resul
 fn so_far(run: &EvalRun) -> String {
     let progress = run.progress();
     format!(
-        "{} of {} results are collected; collect again to go on",
-        progress.collected, progress.total
+        "{} of {} results are still to come; collect again to go on",
+        progress.awaited, progress.total
     )
 }
 
-fn evaluator(scorer: &Scorer) -> BoxEvaluator<Value, Value, Value> {
-    match *scorer {
-        Scorer::ExactMatch => exact_match.into_evaluator(),
-        Scorer::Contains => contains.into_evaluator(),
-        Scorer::Regex => regex.into_evaluator(),
-        Scorer::JsonSubset => json_subset.into_evaluator(),
-        Scorer::NumericClose { relative, absolute } => {
+/// What may be done about results that do not come, with so many requests in their queue.
+fn what_now(run: &EvalRun, args: &args::EvalCollect, left: u64) -> String {
+    let progress = run.progress();
+    let (directory, requests) = (args.run.display(), run.requests().unwrap_or_default());
+    if progress.sent < progress.total {
+        let unsent = progress.total - progress.sent;
+        format!("; {unsent} were never sent: `pillarbox eval submit {directory}` sends them")
+    } else if left == 0 {
+        format!(
+            "; no request is left in queue '{requests}': `pillarbox eval submit {directory} --again missing` sends \
+                 those once more whose results do not come"
+        )
+    } else {
+        format!(
+            "; {left} messages are in queue '{requests}': `pillarbox stats {requests}` shows whether somebody works \
+                 on them"
+        )
+    }
+}
+
+fn evaluator(named: &Evaluator) -> BoxEvaluator<Value, Value, Value> {
+    match *named {
+        Evaluator::ExactMatch => exact_match.into_evaluator(),
+        Evaluator::Contains => contains.into_evaluator(),
+        Evaluator::Regex => regex.into_evaluator(),
+        Evaluator::JsonSubset => json_subset.into_evaluator(),
+        Evaluator::NumericClose { relative, absolute } => {
             numeric_close(relative, absolute).into_evaluator()
         }
     }

@@ -40,8 +40,11 @@ fn failure(error: EvalError) -> Failure {
 }
 
 /// The run in a directory, which was submitted.
-fn open(directory: &Path) -> Result<EvalRun> {
-    let run = EvalRun::open(directory).map_err(failure)?;
+fn opened(
+    directory: &Path,
+    open: impl FnOnce(&Path) -> pillarbox::evals::Result<EvalRun>,
+) -> Result<EvalRun> {
+    let run = open(directory).map_err(failure)?;
     if run.requests().is_none() {
         let directory = directory.display();
         let text = format!(

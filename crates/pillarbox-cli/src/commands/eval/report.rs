@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use pillarbox::evals::EvalReport;
+use pillarbox::evals::{EvalReport, EvalRun};
 
-use super::{failure, open};
+use super::{failure, opened};
 use crate::args::{self, Format};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -15,7 +15,7 @@ pub(crate) fn run(context: &mut Context, args: &args::EvalReport) -> Result<()> 
         (None, None) => Format::Table,
         (None, Some(path)) => by_ending(path)?,
     };
-    let found = open(&args.run)?.report().map_err(failure)?;
+    let found = opened(&args.run, |path| EvalRun::look(path))?.report().map_err(failure)?;
     write(context, &found, format, args.output.as_deref())?;
     check(context, &found, &args.limits)
 }
@@ -67,6 +67,9 @@ pub(super) fn write(
 /// Fails if the report does not come up to what was asked for.
 pub(super) fn check(context: &Context, report: &EvalReport, limits: &args::Limits) -> Result<()> {
     let mut reasons = Vec::new();
+    if !report.is_complete && (limits.fail_under.is_some() || limits.fail_if_worse) {
+        reasons.push("the run is not complete: collect the rest of its results".to_owned());
+    }
     if let Some(least) = limits.fail_under {
         for experiment in &report.experiments {
             // One without any result has passed nothing.

@@ -1,7 +1,7 @@
 //! `pillarbox eval submit`
 
 use pillarbox::evals::{
-    Dataset, EvalError, EvalRequests, EvalRun, Experiment, ScoredBy, submit_experiments,
+    Dataset, EvalError, EvalRequests, EvalRun, Experiment, ScoredBy, Submitted, submit_experiments,
     submit_inputs,
 };
 use serde::Serialize;
@@ -21,6 +21,7 @@ struct Line<'a> {
     results: String,
     sent: usize,
     before: usize,
+    refused: usize,
     total: usize,
 }
 
@@ -32,6 +33,10 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
         }
         None => None,
     };
+    if dataset.is_some() && args.requests.is_none() && !args.run.join("run.json").exists() {
+        let text = "say by --requests QUEUE where the workers take their requests";
+        return Err(Failure::Usage(text.to_owned()));
+    }
     let mut run = match dataset {
         Some(_) => EvalRun::open_or_create(&args.run),
         None => EvalRun::open(&args.run),
@@ -77,11 +82,20 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
         let submitted: Result<_, EvalError> = interrupt.or(submitting).await?;
         submitted.map_err(failure)
     })
-    .await?;
+    .await;
+    if matches!(submitted, Err(Failure::Interrupted)) {
+        let progress = run.progress();
+        context.out.note(&format!(
+            "{} of {} samples are sent; submit again to go on",
+            progress.sent, progress.total
+        ));
+    }
+    let submitted = submitted?;
     let results = run.address();
     if context.out.is_json() {
-        let (sent, before, total) = (submitted.sent, submitted.before, submitted.total);
-        let line = Line { run_id: run.id(), requests: &requests, results, sent, before, total };
+        let Submitted { sent, before, refused, total, .. } = submitted;
+        let line =
+            Line { run_id: run.id(), requests: &requests, results, sent, before, refused, total };
         return context.out.json(&line);
     }
     let samples =
@@ -89,6 +103,12 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
     let mut text = format!("run {}: {} sent to {requests}", run.id(), samples(submitted.sent));
     if submitted.before > 0 {
         text.push_str(&format!(", {} were before", submitted.before));
+    }
+    if submitted.refused > 0 {
+        text.push_str(&format!(
+            ", {} refused by the queue: the report says why",
+            submitted.refused
+        ));
     }
     context.out.line(&text)
 }

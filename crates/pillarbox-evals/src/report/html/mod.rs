@@ -6,7 +6,7 @@ use std::fmt::{Display, Write};
 
 use serde_json::Value;
 
-use super::table::{milliseconds, percent};
+use super::table::{cut, milliseconds, percent};
 use super::{Comparison, Difference, EvalReport, ExperimentReport, FailedSample, Tally};
 use crate::result::Status;
 
@@ -186,12 +186,12 @@ impl EvalReport {
         };
         let names = self.experiments.iter().map(|one| (&*one.name, &*one.name));
         select("experiment", "All experiments", &mut names.into_iter());
-        let statuses = Status::ALL.into_iter().filter(|status| {
+        let statuses = Status::ALL.iter().copied().filter(|status| {
             *status != Status::Passed && self.failures.iter().any(|failed| failed.status == *status)
         });
         select(
             "status",
-            "All reasons",
+            "All statuses",
             &mut statuses.map(|status| (status.as_str(), status.label())),
         );
         page.push_str("<span class=\"faint\" id=\"shown\" role=\"status\"></span>\n</div>\n");
@@ -236,7 +236,7 @@ fn row(page: &mut String, failed: &FailedSample) {
         Escaped(sample_id),
         status.label(),
         or_dash(score.map(|score| format!("{score:.2}"))),
-        Escaped(reason.as_deref().unwrap_or("-")),
+        Escaped(cut(reason.as_deref().unwrap_or("-"))),
     );
     if !steps.is_empty() {
         let plural = if steps.len() == 1 { "step" } else { "steps" };
@@ -255,9 +255,9 @@ fn row(page: &mut String, failed: &FailedSample) {
     let _ = writeln!(
         page,
         "</td><td><pre>{}</pre></td><td><pre>{}</pre></td><td><pre>{}</pre></td><td class=\"number\">{}</td></tr>",
-        Escaped(&shown(input)),
-        Escaped(&shown(expected)),
-        Escaped(&or_dash(output.as_ref().map(shown))),
+        Escaped(cut(&shown(input))),
+        Escaped(cut(&shown(expected))),
+        Escaped(cut(&or_dash(output.as_ref().map(shown)))),
         or_dash(latency_ms.map(milliseconds)),
     );
 }

@@ -57,10 +57,9 @@ pub(super) fn pass_rates(report: &EvalReport) -> Option<String> {
 /// How many samples have which score: a row for each experiment, all to the same scale.
 pub(super) fn scores(report: &EvalReport) -> Option<String> {
     let mut bins = vec![[0_usize; BINS]; report.experiments.len()];
-    for sample in &report.samples {
-        if let Some(score) = sample.score {
-            bins[sample.experiment][bin(score)] += 1;
-        }
+    for (bins, experiment) in bins.iter_mut().zip(&report.experiments) {
+        let scores = report.samples_of(&experiment.name).filter_map(|sample| sample.score);
+        scores.for_each(|score| bins[bin(score)] += 1);
     }
     let most = bins.iter().flatten().copied().max().filter(|most| *most > 0)?;
     const HEIGHT: f64 = 64.0;
@@ -130,8 +129,8 @@ pub(super) fn latencies(report: &EvalReport) -> Option<String> {
         svg.vertical(x.at(tick.log10()), 10.0, HEIGHT, "grid");
         svg.text(x.at(tick.log10()), HEIGHT + 18.0, "middle", "faint", &round(tick));
     }
-    for place in 0..report.experiments.len() {
-        let samples = report.samples.iter().filter(|sample| sample.experiment == place);
+    for (place, experiment) in report.experiments.iter().enumerate() {
+        let samples = report.samples_of(&experiment.name);
         let mut times: Vec<_> = samples.filter_map(|sample| sample.latency_ms).collect();
         if times.is_empty() {
             continue;
@@ -146,7 +145,7 @@ pub(super) fn latencies(report: &EvalReport) -> Option<String> {
             let _ =
                 write!(path, " H{:.1} V{:.1}", x.at(times[place].max(FLOOR).log10()), y.at(share));
         }
-        svg.path(&path, place, &report.experiments[place].name);
+        svg.path(&path, place, &experiment.name);
     }
     svg.text(WIDTH / 2.0, HEIGHT + 36.0, "middle", "faint", "time of the adapter");
     Some(svg.done())
