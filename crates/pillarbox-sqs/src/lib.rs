@@ -1,0 +1,1 @@
+//! Pillarbox mailboxes on AWS SQS.
