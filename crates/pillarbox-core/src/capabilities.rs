@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::{Attributes, QueueName};
 use crate::error::{Error, Result};
 use crate::options::Receive;
 use crate::queue::{Outgoing, Redrive, Settle, SettleAction, of_length};
+use crate::{Attributes, QueueName};
 
 /// What a backend can do, and within which limits.
 ///
