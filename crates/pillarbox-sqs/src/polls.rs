@@ -24,6 +24,9 @@ use crate::limits::Kind;
 use crate::service::{Missing, Service, Target};
 use crate::wire::{delivery, seconds};
 
+/// What is left of a wait when it is as good as over.
+const HARDLY_ANY_TIME: Duration = Duration::from_millis(100);
+
 type Answer = Result<Vec<Delivery>, Failure>;
 
 /// The receives of one handle of a queue.
@@ -47,14 +50,17 @@ impl Polls {
             let left = end.saturating_duration_since(Instant::now());
             let wait = whole_seconds(left).min(self.service.usage.poll);
             let adopted = if wait.is_zero() { None } else { self.adopt(request) };
-            let waiter = adopted.unwrap_or_else(|| self.start(request, wait));
-            let answer = if waiter.poll.ends > end && !request.wait.is_zero() {
-                // One that waits longer than we want to, which may be adopted again.
-                tokio::time::timeout_at(end, waiter.answer()).await.unwrap_or(Ok(Vec::new()))
-            } else {
-                waiter.answer().await
+            let answer = match adopted {
+                // It may wait longer than we want to, and is left to the next then.
+                Some(waiter) => {
+                    let answer = tokio::time::timeout_at(end, waiter.answer()).await;
+                    answer.unwrap_or(Ok(Vec::new()))
+                }
+                // An own one ends by itself, and is waited for however late its answer is.
+                None => self.start(request, wait).answer().await,
             }?;
-            if !answer.is_empty() || Instant::now() >= end {
+            // SQS's clock and ours differ a little: it is not worth another request.
+            if !answer.is_empty() || Instant::now() + HARDLY_ANY_TIME >= end {
                 return Ok(answer);
             }
         }
@@ -74,14 +80,8 @@ impl Polls {
 
     /// Asks SQS, by a task that ends with the answer.
     fn start(self: &Arc<Self>, request: Receive, wait: Duration) -> Waiter {
-        // An own poll ends by itself: it is waited for, however late its answer is.
-        let ends = if wait.is_zero() { Instant::now() } else { after(wait) };
-        let poll = Arc::new(Poll {
-            request,
-            ends,
-            state: Mutex::new(State::Awaited),
-            answered: Notify::new(),
-        });
+        let state = Mutex::new(State::Awaited);
+        let poll = Arc::new(Poll { request, state, answered: Notify::new() });
         let service = &self.service;
         let task = self.clone().ask(poll.clone(), wait);
         service.tasks.spawn_on(task, &service.runtime);
@@ -156,8 +156,6 @@ fn whole_seconds(duration: Duration) -> Duration {
 #[derive(Debug)]
 struct Poll {
     request: Receive,
-    /// When SQS answers at the latest.
-    ends: Instant,
     state: Mutex<State>,
     answered: Notify,
 }

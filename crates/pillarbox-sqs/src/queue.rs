@@ -157,7 +157,15 @@ impl SqsQueue {
             _ => failed(&deleted).and(failed(&changed)),
         };
         if let Some(failure) = all_failed {
-            return Err(self.failed("settle")(failure));
+            // A queue that is yet to be has given no receipt.
+            if !self.is_yet_to_be(&failure) {
+                return Err(self.failed("settle")(failure));
+            }
+            let mut all: Vec<_> = deletes.into_iter().chain(changes).collect();
+            all.sort_by_key(|(place, ..)| *place);
+            let queue = &self.name;
+            let expired = |receipt| Error::ReceiptHandleExpired { queue: queue.clone(), receipt };
+            return Ok(all.into_iter().map(|(_, receipt, _)| Err(expired(receipt))).collect());
         }
         let mut answers: Vec<_> =
             std::iter::repeat_with(|| Ok(())).take(deletes.len() + changes.len()).collect();

@@ -5,11 +5,11 @@ mod common;
 use std::time::Duration;
 
 use pillarbox_core::{Capabilities, Error, Mailboxes, Outgoing, Receipt, Receive, Settle};
-use pillarbox_sqs::aws_sdk_sqs::config::{BehaviorVersion, Region};
+use pillarbox_sqs::aws_sdk_sqs::config::{BehaviorVersion, Credentials, Region};
 use pillarbox_sqs::aws_sdk_sqs::{Client, Config};
 use pillarbox_sqs::{SqsBackend, SqsOptions};
 use pillarbox_testing::block_on;
-use pillarbox_testing::server::SqsFlavour;
+use pillarbox_testing::server::{RedisServer, SqsFlavour};
 
 use crate::common::canned::{Answer, Canned};
 use crate::common::{one, only, open, open_url, queue, start};
@@ -23,6 +23,11 @@ fn what_sqs_refuses_is_an_error_of_the_contract() {
         let backend = open(&server, "").await;
         let jobs = queue(&backend, "jobs");
 
+        // A queue that is yet to be made has given no receipt.
+        let early = Settle::acknowledge("made-up".parse().expect("a receipt"));
+        let refused = one(jobs.settle(vec![early]).await).expect_err("there is no queue yet");
+        assert!(matches!(refused, Error::ReceiptHandleExpired { .. }), "{refused:?}");
+
         // One purge in a minute, and the error says so.
         assert_eq!(jobs.purge().await.expect("there is nothing yet"), 0);
         jobs.send(vec![Outgoing::new("x"), Outgoing::new("y")]).await.expect("sent");
@@ -34,7 +39,8 @@ fn what_sqs_refuses_is_an_error_of_the_contract() {
 
         // A receipt that never was one.
         jobs.send(vec![Outgoing::new("x")]).await.expect("sent");
-        let delivery = only(jobs.receive(Receive::one().visibility(LEASE)).await.expect("received"));
+        let delivery =
+            only(jobs.receive(Receive::one().visibility(LEASE)).await.expect("received"));
         let made_up = || "made-up".parse::<Receipt>().expect("a receipt");
         let nack = |receipt| Settle::nack(receipt, Duration::ZERO);
         for settle in [Settle::acknowledge, nack] as [fn(Receipt) -> Settle; 2] {
@@ -105,6 +111,31 @@ fn sqs_that_cannot_be_reached_is_a_connection_error_that_says_what_to_check() {
     });
 }
 
+/// TLS is there, and looks at certificates.
+#[test]
+fn an_endpoint_whose_certificate_nobody_has_signed_is_a_connection_error() {
+    let stranger = RedisServer::builder().tls().start();
+    block_on(async {
+        let url = format!("sqs+https://127.0.0.1:{}?attempts=1", stranger.port());
+        let options = SqsOptions::from_url(&url).expect("a URL");
+        let config = Config::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .credentials_provider(Credentials::new("a", "b", None, None, "test"));
+        // As `open` makes it, but for the credentials, which would be looked for.
+        let opened = SqsBackend::open(options.clone()).await.expect("a backend");
+        let like = opened.client().config();
+        let config = config
+            .region(like.region().cloned())
+            .endpoint_url(format!("https://127.0.0.1:{}", stranger.port()))
+            .http_client(like.http_client().expect("it has one"));
+        let backend = SqsBackend::from_client(Client::from_conf(config.build()), options);
+        let backend = Mailboxes::new(backend.expect("a backend"));
+        let error = queue(&backend, "jobs").counts().await.expect_err("not trusted");
+        assert!(matches!(error, Error::Connection { .. }), "{error:?}");
+        assert!(error.to_string().contains("invalid peer certificate"), "{error}");
+    });
+}
+
 #[test]
 fn credentials_that_are_wrong_or_missing_say_what_to_check() {
     block_on(async {
@@ -153,7 +184,8 @@ fn what_is_throttled_is_tried_again() {
         let half = r#"{"Successful":[{"Id":"0","MessageId":"m","MD5OfMessageBody":"x"}],
             "Failed":[{"Id":"1","SenderFault":false,"Code":"InternalError"}]}"#;
         let rest = r#"{"Successful":[{"Id":"1","MessageId":"n","MD5OfMessageBody":"y"}]}"#;
-        let answers = vec![throttled.clone(), throttled.clone(), Answer::ok(half), Answer::ok(rest)];
+        let answers =
+            vec![throttled.clone(), throttled.clone(), Answer::ok(half), Answer::ok(rest)];
         let server = Canned::start(answers).await;
         let backend = open_url(&server.url()).await;
         let batch = vec![Outgoing::new("first"), Outgoing::new("second")];

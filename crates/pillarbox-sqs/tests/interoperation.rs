@@ -56,10 +56,14 @@ async fn we_send_and_boto3_receives(server: &SqsServer) {
     let backend = open(server, "").await;
     let mut text = Outgoing::new(r#"{"n": 2}"#);
     text.reply_to = Some("answers".into());
-    text.attributes =
-        [("tenant", "ünï"), ("photo", "AAH/"), ("count", "12"), (TYPES, "count=Number,photo=Binary")]
-            .into_iter()
-            .collect();
+    text.attributes = [
+        ("tenant", "ünï"),
+        ("photo", "AAH/"),
+        ("count", "12"),
+        (TYPES, "count=Number,photo=Binary"),
+    ]
+    .into_iter()
+    .collect();
     let id = text.id.to_string();
     let target = queue(&backend, "to-boto3");
     one(target.send(vec![text]).await).expect("sent");

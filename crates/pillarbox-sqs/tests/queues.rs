@@ -38,7 +38,8 @@ fn grouped(body: &'static str, group: &str) -> Outgoing {
 fn a_prefix_sets_queues_apart_and_is_not_seen() {
     let server = start(SqsFlavour::Moto);
     block_on(async {
-        let shop = open_url(&format!("{}/shop-?create=true&VisibilityTimeout=7", server.url())).await;
+        let shop =
+            open_url(&format!("{}/shop-?create=true&VisibilityTimeout=7", server.url())).await;
         let all = open(&server, "").await;
         let jobs = queue(&shop, "jobs");
         one(jobs.send(vec![Outgoing::new("x")]).await).expect("sent");
@@ -96,7 +97,8 @@ fn a_queue_is_found_by_its_url_and_so_is_the_one_for_replies() {
 async fn groups_keep_their_order(server: &SqsServer) {
     let backend = open(server, "").await;
     let jobs = queue(&backend, "orders.fifo");
-    let batch = vec![grouped("a1", "a"), grouped("a2", "a"), grouped("b1", "b"), grouped("a3", "a")];
+    let batch =
+        vec![grouped("a1", "a"), grouped("a2", "a"), grouped("b1", "b"), grouped("a3", "a")];
     for answer in jobs.send(batch).await.expect("sent") {
         answer.expect("stored");
     }

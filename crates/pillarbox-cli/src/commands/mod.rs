@@ -12,6 +12,7 @@ mod peek;
 mod purge;
 mod queues;
 mod receive;
+mod redrive;
 mod send;
 mod settle;
 mod shell;
@@ -44,6 +45,7 @@ pub(crate) async fn run(context: &mut Context, command: Command) -> Result<()> {
         Command::Move(args) => transfer::run(context, args).await,
         Command::Dlq(args) => dlq::run(context, args).await,
         Command::Partitions(args) => partitions::run(context, args).await,
+        Command::Redrive(args) => redrive::run(context, args).await,
         Command::Top(args) => top::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,
         Command::Doctor(args) => doctor::run(context, args).await,
