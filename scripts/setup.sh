@@ -81,18 +81,23 @@ for need in "$@"; do
       fi
       ;;
     sqs-servers)
-      # moto and boto3 must be there; the others are left out where they do not install.
+      # moto and boto3 must be there; the others are left out where they do not install. What moto's server
+      # needs for SQS is far less than what it needs for all of AWS.
       if [ ! -e target/venv-sqs/tried ]; then
         echo "installing servers that speak SQS: moto, ministack, fauxqs ..."
         venv target/venv-sqs
-        target/venv-sqs/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5' \
-          boto3==1.43.106
-        target/venv-sqs/bin/pip install --quiet --disable-pip-version-check ministack==1.5.33 \
-          2> /dev/null || echo "(ministack does not install here: it is left out)"
-        { command -v node && command -v npm; } > /dev/null || echo "(Node is not here: fauxqs is left out)"
-        mkdir -p target/sqs-node
-        npm install --silent --no-audit --no-fund --prefix target/sqs-node fauxqs@1.9.2 \
-          > /dev/null 2>&1 || echo "(fauxqs does not install here: it is left out)"
+        pip_install=(target/venv-sqs/bin/pip install --quiet --disable-pip-version-check --no-compile)
+        if { command -v node && command -v npm; } > /dev/null; then
+          mkdir -p target/sqs-node
+          npm install --silent --no-audit --no-fund --prefix target/sqs-node fauxqs@1.9.2 > /dev/null 2>&1 \
+            || echo "(fauxqs does not install here: it is left out)" &
+        else
+          echo "(Node is not here: fauxqs is left out)"
+        fi
+        "${pip_install[@]}" moto==5.2.5 flask==3.1.3 flask-cors==6.0.5 boto3==1.43.106
+        "${pip_install[@]}" ministack==1.5.33 2> /dev/null \
+          || echo "(ministack does not install here: it is left out)"
+        wait
         touch target/venv-sqs/tried
       fi
       ;;

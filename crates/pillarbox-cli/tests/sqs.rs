@@ -74,7 +74,7 @@ fn commands_work_on_sqs_or_say_why_not() {
     // From one queue of SQS to another, and not onto itself, by whatever URL.
     scene.refused(
         &format!("move again {}/shop-?poll=1 again --no-wait", scene.server.url()),
-        "itself",
+        "the same queue",
     );
     scene.ok(&format!("move again {back} twice --no-wait"));
     assert_eq!(scene.ok("drain twice").lines().count(), 1);
