@@ -144,6 +144,9 @@ pub(crate) struct Send {
     /// The group: in a queue that is spread over partitions, messages of one group keep their order.
     #[arg(long, value_name = "TEXT")]
     pub(crate) group: Option<String>,
+    /// What it is known by if it is sent again, in place of its id: on FIFO queues of SQS.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) deduplication: Option<String>,
     /// The id, a UUID; a new one if it is not given.
     #[arg(long, conflicts_with = "file")]
     pub(crate) id: Option<MessageId>,

@@ -90,6 +90,17 @@ fn commands_work_on_sqs_or_say_why_not() {
 }
 
 #[test]
+fn groups_and_repeated_messages_are_told_to_fifo_queues() {
+    let scene = Scene::new();
+    for body in ["first", "second"] {
+        scene.ok(&format!("send orders.fifo {body} --group customer-7 --deduplication order-1"));
+    }
+    let received = scene.ok("--json receive orders.fifo --max 10");
+    assert_eq!(received.lines().count(), 1, "{received}");
+    assert!(received.contains("first") && received.contains("customer-7"), "{received}");
+}
+
+#[test]
 fn redrive_is_shown_and_set() {
     let scene = Scene::new();
     scene.ok("send orders poison");

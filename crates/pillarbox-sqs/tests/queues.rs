@@ -55,6 +55,15 @@ fn a_prefix_sets_queues_apart_and_is_not_seen() {
         let fact = |name| diagnosis.facts.iter().find(|fact| fact.name == name).expect("a fact");
         assert_eq!((&*fact("prefix").value, &*fact("queues").value), ("shop-", "1"));
 
+        // A limit is kept as well as the counts are known.
+        let few = shop.queue("few", QueueOptions::new().max_size(2)).expect("opened");
+        let batch = ["a", "b", "c"].map(Outgoing::new).to_vec();
+        let third = batch[2].id;
+        let mut sent = few.send(batch).await.expect("answered");
+        let refused = sent.pop().expect("three answers").expect_err("there is no room");
+        assert!(matches!(refused, Error::MailboxFull { id: Some(id), .. } if id == third));
+        assert!(sent.iter().all(Result::is_ok), "{sent:?}");
+
         // Names that SQS cannot hold are refused before anything is asked of it.
         let long = "x".repeat(76);
         for bad in ["a.b", ".fifo", "a.fifo.b", &long] {

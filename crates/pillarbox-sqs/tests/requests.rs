@@ -103,5 +103,14 @@ fn a_message_costs_a_third_of_a_request_in_batches_of_ten() {
         // Once, and then once more for the queue to be made.
         assert_eq!((number("GetQueueUrl"), number("CreateQueue")), (1, 1));
         assert_eq!(requests.total(), 34, "{:?}", requests.counts());
+
+        // A call may be as large as one message: what is larger in sum goes in several.
+        let (backend, requests) = open_counted(&server, SqsOptions::new().create(true));
+        let large = queue(&backend, "large");
+        let sizes = [400, 400, 400, 900, 100];
+        let batch = sizes.map(|size| Outgoing::new("x".repeat(size * 1024)));
+        let sent = large.send(batch.to_vec()).await.expect("answered");
+        assert!(sent.iter().all(Result::is_ok), "{sent:?}");
+        assert_eq!(requests.of("SendMessageBatch"), 3, "400 and 400, 400, 900 and 100");
     });
 }

@@ -61,14 +61,8 @@ macro_rules! conformance {
 #[macro_export]
 macro_rules! __conformance_rules {
     ($to:ident, $what:tt) => {
-        $crate::__conformance_rules!(@ $to, $what);
-    };
-    ($to:ident, $what:expr) => {
-        $crate::__conformance_rules!(@ $to, $what);
-    };
-    (@ $to:ident, $($what:tt)+) => {
         $crate::$to! {
-            $($what)+;
+            $what;
             sending {
                 names_of_allowed_characters_are_different_queues
                 a_name_that_the_backend_cannot_hold_is_refused
