@@ -15,6 +15,7 @@ CASES := 100
 STRESS := 100000
 MESSAGES := 5000000
 SEEDS := 10000
+FEATURES :=
 say = @printf '== %s\n'
 
 .PHONY: help
@@ -115,8 +116,8 @@ simulate: setup ## The worker runtime in a simulated world where everything fail
 		--cargo-quiet --test simulation --no-capture --profile campaign
 
 .PHONY: install
-install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs
-	@$(CARGO) install --quiet --locked --path crates/pillarbox-cli
+install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs (FEATURES=sqs for SQS)
+	@$(CARGO) install --quiet --locked --path crates/pillarbox-cli --features "$(FEATURES)"
 
 .PHONY: pictures
 pictures: setup-build ## Records the terminal pictures of the documentation anew
@@ -137,7 +138,7 @@ deny-if-here:
 
 .PHONY: setup
 setup: ## Installs what the tests need and is not here
-	@scripts/setup.sh build rust-components cargo-nextest redis redis-family
+	@scripts/setup.sh build rust-components cargo-nextest redis redis-family sqs-servers
 
 .PHONY: setup-build
 setup-build:

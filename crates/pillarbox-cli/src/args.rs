@@ -89,6 +89,8 @@ pub(crate) enum Command {
     Eval(Eval),
     /// Say over how many partitions a queue is spread, or spread it over so many, while it is in use.
     Partitions(Partitions),
+    /// Say where the backend itself moves messages that were delivered too often, or tell it to.
+    Redrive(Redrive),
     /// Watch all queues, full-screen.
     Top(Top),
     /// Measure the backend, on a queue of its own.
@@ -148,6 +150,9 @@ pub(crate) struct Send {
     /// The group: in a queue that is spread over partitions, messages of one group keep their order.
     #[arg(long, value_name = "TEXT")]
     pub(crate) group: Option<String>,
+    /// What it is known by if it is sent again, in place of its id: on FIFO queues of SQS.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) deduplication: Option<String>,
     /// The id, a UUID; a new one if it is not given.
     #[arg(long, conflicts_with = "file")]
     pub(crate) id: Option<MessageId>,
@@ -251,6 +256,26 @@ pub(crate) struct Partitions {
     /// How many there shall be; without it, only says how many there are.
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) number: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "On SQS only. What the backend moves arrives as it was sent, without an error: dead letters of a \
+    worker's own policy say more, and need no redrive."
+)]
+pub(crate) struct Redrive {
+    /// The queue.
+    pub(crate) queue: QueueName,
+    /// The queue that messages are moved to: by its name or, elsewhere, its ARN.
+    #[arg(long, value_name = "QUEUE", requires = "after")]
+    pub(crate) to: Option<String>,
+    /// How often a message is delivered before.
+    #[arg(long, value_name = "DELIVERIES", requires = "to",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) after: Option<u32>,
+    /// Leaves messages where they are from now on.
+    #[arg(long, conflicts_with = "to")]
+    pub(crate) off: bool,
 }
 
 #[derive(Debug, Args)]

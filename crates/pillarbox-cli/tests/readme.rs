@@ -109,13 +109,13 @@ fn the_documentation_names_every_command_and_option() {
     let documented = include_str!("../../../docs/cli.md");
     let place = Place::new();
     let mut commands = commands_of(&place.ok("--help"));
-    assert_eq!(commands.len(), 23, "{commands:?}");
+    assert_eq!(commands.len(), 24, "{commands:?}");
     for group in ["dlq", "eval"] {
         let more = commands_of(&place.ok(&format!("{group} --help")));
         let more = more.into_iter().filter(|name| name != "help");
         commands.extend(more.map(|name| format!("{group} {name}")));
     }
-    assert_eq!(commands.len(), 23 + 5 + 3, "{commands:?}");
+    assert_eq!(commands.len(), 24 + 5 + 3, "{commands:?}");
     for command in commands {
         assert!(documented.contains(&format!("**`{command}")), "{command}");
         if command == "help" {

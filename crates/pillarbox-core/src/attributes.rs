@@ -24,6 +24,9 @@ pub struct Attributes(Option<Arc<BTreeMap<String, String>>>);
 static EMPTY: LazyLock<BTreeMap<String, String>> = LazyLock::new(BTreeMap::new);
 
 impl Attributes {
+    /// What the names of attributes that Pillarbox itself sets begin with.
+    pub const OWN: &str = "pillarbox.";
+
     /// Makes an empty set.
     pub const fn new() -> Self {
         Self(None)

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::QueueName;
 use crate::error::{Error, Result};
 use crate::options::Receive;
-use crate::queue::{Outgoing, Settle, SettleAction, of_length};
+use crate::queue::{Outgoing, Redrive, Settle, SettleAction, of_length};
+use crate::{Attributes, QueueName};
 
 /// What a backend can do, and within which limits.
 ///
@@ -32,14 +32,26 @@ pub struct Capabilities {
     pub sub_second: bool,
     /// The longest body in bytes. `None`: any.
     pub max_body: Option<usize>,
-    /// The most attributes of one message. `None`: any.
+    /// Bodies are kept as the bytes that they are. Where not, one that is no text is kept as base64, and
+    /// counts as a third longer against [`max_body`](Self::max_body).
+    pub binary_bodies: bool,
+    /// The most attributes of one message, those of Pillarbox itself ([`Attributes::OWN`]) not
+    /// counted. `None`: any.
     pub max_attributes: Option<usize>,
     /// Queue names may hold `:` and `/`.
     pub extended_names: bool,
+    /// Queue names may hold `.`, elsewhere than in an ending that means something to the backend.
+    pub dotted_names: bool,
     /// Messages are delivered in the order in which they became ready.
     pub fifo: bool,
     /// Sending an id that is in the queue stores nothing.
     pub idempotent_send: bool,
+    /// How long an id is remembered that was sent: sent again within that time, it is not stored,
+    /// also when its message has gone. `None`: what is gone is forgotten.
+    pub deduplication: Option<Duration>,
+    /// How long a message may be in flight in one delivery, all extensions included. `None`: for as
+    /// long as it is extended.
+    pub max_delivery: Option<Duration>,
     /// A receipt is refused from its deadline on, and after any other end of its delivery.
     pub strict_receipts: bool,
     /// Counts are exact at the moment they are taken.
@@ -55,6 +67,9 @@ pub struct Capabilities {
     pub peek: bool,
     /// Waiting time between two purges.
     pub purge_cooldown: Option<Duration>,
+    /// The backend itself can move messages that were delivered too often to another queue: see
+    /// [`Redrive`](crate::Redrive).
+    pub redrive: bool,
 }
 
 impl Capabilities {
@@ -74,10 +89,14 @@ impl Capabilities {
             max_nack_delay: None,
             sub_second: true,
             max_body: None,
+            binary_bodies: true,
             max_attributes: None,
             extended_names: true,
+            dotted_names: true,
             fifo: true,
             idempotent_send: true,
+            deduplication: None,
+            max_delivery: None,
             strict_receipts: true,
             exact_counts: true,
             counts_unsettled: true,
@@ -85,6 +104,30 @@ impl Capabilities {
             max_partitions: 1,
             peek: true,
             purge_cooldown: None,
+            redrive: false,
+        }
+    }
+
+    /// The longest body of any bytes whatever: less than [`max_body`](Self::max_body) where bytes that
+    /// are no text are kept as base64. `None`: any.
+    ///
+    /// ```
+    /// # let mut capabilities = pillarbox_core::Capabilities::full("some");
+    /// capabilities.max_body = Some(4_096);
+    /// assert_eq!(capabilities.max_binary_body(), Some(4_096));
+    /// capabilities.binary_bodies = false;
+    /// assert_eq!(capabilities.max_binary_body(), Some(3_072));
+    /// ```
+    pub fn max_binary_body(&self) -> Option<usize> {
+        self.max_body.map(|max| if self.binary_bodies { max } else { max / 4 * 3 })
+    }
+
+    /// How much of [`max_body`](Self::max_body) a body takes.
+    fn kept_len(&self, body: &[u8]) -> usize {
+        if self.binary_bodies || std::str::from_utf8(body).is_ok() {
+            body.len()
+        } else {
+            body.len().div_ceil(3).saturating_mul(4)
         }
     }
 
@@ -95,6 +138,22 @@ impl Capabilities {
             return Err(Error::invalid(None, "queue name", format!("'{name}'"), allowed));
         }
         Ok(())
+    }
+
+    /// Refuses to have messages moved by the backend itself where it does not do that, or after no
+    /// delivery.
+    pub fn check_redrive(&self, queue: &QueueName, redrive: Option<&Redrive>) -> Result<()> {
+        if !self.redrive {
+            let value = format!("not possible on {}", self.backend);
+            let allowed = "a policy of dead letters in the worker";
+            return Err(Error::invalid(Some(queue), "redrive", value, allowed));
+        }
+        match redrive {
+            Some(Redrive { max_deliveries: 0, .. }) => {
+                Err(Error::invalid(Some(queue), "max_deliveries", "0", "at least 1"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a batch of more entries than one call takes.
@@ -192,10 +251,12 @@ impl Capabilities {
     fn check_limits(&self, queue: &QueueName, message: &Outgoing) -> Result<()> {
         self.check_duration(queue, "delay", message.delay, self.max_delay)?;
         if let Some(max) = self.max_body {
-            at_most(queue, "body size in bytes", message.body.len(), max)?;
+            at_most(queue, "body size in bytes", self.kept_len(&message.body), max)?;
         }
         if let Some(max) = self.max_attributes {
-            at_most(queue, "number of attributes", message.attributes.len(), max)?;
+            let foreign = |(name, _): &(&str, &str)| !name.starts_with(Attributes::OWN);
+            let count = message.attributes.iter().filter(foreign).count();
+            at_most(queue, "number of attributes", count, max)?;
         }
         if message.attributes.get("").is_some() {
             return Err(Error::invalid(
@@ -270,7 +331,7 @@ fn at_most(queue: &QueueName, parameter: &'static str, value: usize, max: usize)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Attributes, MessageId, Nonce, Receipt};
+    use crate::{MessageId, Nonce, Receipt};
 
     /// The limits of SQS, as an example of a backend that keeps few rules.
     fn narrow() -> Capabilities {
@@ -327,6 +388,9 @@ mod tests {
         says(send(|m| m.delay = Duration::from_secs(901)), "0 to 900 s");
         says(send(|m| m.body = "longer".into()), "body size in bytes on queue 'q' for message");
         says(send(|m| m.attributes = [("a", ""), ("b", "")].into_iter().collect()), "at most 1");
+        let own = [("a", ""), ("pillarbox.kind", ""), ("pillarbox.group", "")];
+        let message = Outgoing { attributes: own.into_iter().collect(), ..Outgoing::new("body") };
+        assert!(caps.check_outgoing(&queue, &message).is_ok(), "ours do not count");
         says(send(|m| m.attributes = Attributes::from_iter([("", "")])), "attribute name");
         says(send(|m| m.reply_to = Some("".into())), "reply_to");
 
@@ -335,6 +399,19 @@ mod tests {
         says(caps.check_settle(&queue, &Settle::nack(receipt.clone(), late)), "delay");
         says(caps.check_settle(&queue, &Settle::extend(receipt.clone(), late)), "timeout");
         assert!(caps.check_settle(&queue, &Settle::acknowledge(receipt)).is_ok());
+    }
+
+    #[test]
+    fn a_body_that_is_no_text_takes_a_third_more_where_bodies_are_text() {
+        let mut caps = narrow();
+        let queue: QueueName = "q".parse().unwrap();
+        let fits = |caps: &Capabilities, body: &'static [u8]| {
+            caps.check_outgoing(&queue, &Outgoing::new(body)).is_ok()
+        };
+        assert!(fits(&caps, b"\xff\xff\xff\xff"));
+        caps.binary_bodies = false;
+        assert!(!fits(&caps, b"\xff\xff\xff\xff") && fits(&caps, b"\xff\xff\xff"));
+        assert!(fits(&caps, b"text"));
     }
 
     #[test]

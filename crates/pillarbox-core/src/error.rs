@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::{MessageId, QueueName, Receipt};
 
@@ -34,15 +35,29 @@ pub enum Error {
         receipt: Receipt,
     },
 
-    /// The queue holds as many messages as it may; this one was not stored.
-    #[error("queue '{queue}' is full at {max_size} messages; message {id} was not stored")]
+    /// The queue holds as many messages as it may, and this one was not stored; or as many are in
+    /// flight as may be, and none was delivered.
+    #[error("queue '{queue}' is full at {max_size} messages{}", Refused(id))]
     MailboxFull {
         /// The queue.
         queue: QueueName,
-        /// The message that was refused.
-        id: MessageId,
-        /// How many messages the queue may hold.
+        /// The message that was refused. `None`: no message was delivered, for too many are in flight.
+        id: Option<MessageId>,
+        /// How many messages the queue may hold, or have in flight.
         max_size: u64,
+    },
+
+    /// The queue was purged a short time ago, and cannot be purged again yet.
+    #[error(
+        "queue '{queue}' was purged less than {} s ago and cannot be purged again before; nothing was \
+         deleted. Wait, or receive and acknowledge what is there",
+        cooldown.as_secs()
+    )]
+    PurgeCooldown {
+        /// The queue.
+        queue: QueueName,
+        /// How long there must be between two purges.
+        cooldown: Duration,
     },
 
     /// A body could not be turned into bytes, or bytes into a body.
@@ -152,7 +167,10 @@ impl Error {
 
     /// Whether the same call may succeed later without any change by the caller.
     pub const fn is_transient(&self) -> bool {
-        matches!(self, Self::Connection { .. } | Self::MailboxFull { .. })
+        matches!(
+            self,
+            Self::Connection { .. } | Self::MailboxFull { .. } | Self::PurgeCooldown { .. }
+        )
     }
 
     /// The queue that the error is about.
@@ -160,6 +178,7 @@ impl Error {
         match self {
             Self::ReceiptHandleExpired { queue, .. }
             | Self::MailboxFull { queue, .. }
+            | Self::PurgeCooldown { queue, .. }
             | Self::Serialization { queue, .. }
             | Self::ReplyMailboxUnavailable { queue, .. } => Some(queue),
             Self::Connection { queue, .. }
@@ -172,11 +191,11 @@ impl Error {
     pub const fn message_id(&self) -> Option<MessageId> {
         match self {
             Self::ReceiptHandleExpired { receipt, .. } => receipt.message_id(),
+            Self::Serialization { id, .. } | Self::ReplyMailboxUnavailable { id, .. } => Some(*id),
             Self::MailboxFull { id, .. }
-            | Self::Serialization { id, .. }
-            | Self::ReplyMailboxUnavailable { id, .. } => Some(*id),
-            Self::Connection { id, .. } | Self::InvalidParameter { id, .. } => *id,
-            Self::Closed { .. } => None,
+            | Self::Connection { id, .. }
+            | Self::InvalidParameter { id, .. } => *id,
+            Self::PurgeCooldown { .. } | Self::Closed { .. } => None,
         }
     }
 }
@@ -197,6 +216,18 @@ impl fmt::Display for Concerning<'_> {
             Self(Some(queue), Some(id)) => write!(f, " on queue '{queue}' for message {id}"),
             Self(None, Some(id)) => write!(f, " for message {id}"),
             Self(None, None) => Ok(()),
+        }
+    }
+}
+
+/// What could not be done with a queue that is full.
+struct Refused<'a>(&'a Option<MessageId>);
+
+impl fmt::Display for Refused<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(id) => write!(f, "; message {id} was not stored"),
+            None => f.write_str(" in flight; none was delivered. Settle those that are"),
         }
     }
 }
@@ -228,7 +259,7 @@ mod tests {
         let receipt = Receipt::new(id, Nonce::from_bytes([1; 12]));
         let cause = || -> Cause { Arc::from(Box::<dyn StdError + Send + Sync>::from("because")) };
         let errors = [
-            Error::MailboxFull { queue: queue(), id, max_size: 3 },
+            Error::MailboxFull { queue: queue(), id: Some(id), max_size: 3 },
             Error::Serialization {
                 queue: queue(),
                 id,
@@ -252,6 +283,14 @@ mod tests {
             text(Error::connection(Some(&queue()), "send", "refused")),
             "cannot send on queue 'orders': refused"
         );
+        assert_eq!(
+            text(Error::MailboxFull { queue: queue(), id: None, max_size: 3 }),
+            "queue 'orders' is full at 3 messages in flight; none was delivered. Settle those that are"
+        );
+        let cooldown = Duration::from_secs(60);
+        let again = Error::PurgeCooldown { queue: queue(), cooldown };
+        assert!(again.is_transient() && again.queue() == Some(&queue()));
+        assert!(text(again).starts_with("queue 'orders' was purged less than 60 s ago"));
         assert_eq!(
             text(Error::Closed { queue: Some(queue()) }),
             "the mailbox on queue 'orders' was closed"

@@ -69,6 +69,13 @@ impl SendOptions {
         self.attribute(crate::Outgoing::GROUP, group)
     }
 
+    /// Says what the message is known by if it is sent again, in place of its id, where the backend has a
+    /// window for that ([`Capabilities::deduplication`](crate::Capabilities::deduplication)): SQS FIFO.
+    /// Elsewhere it is an attribute and nothing more; a repeated [`id`](Self::id) is enough there.
+    pub fn deduplication(self, deduplication: impl Into<String>) -> Self {
+        self.attribute(crate::Outgoing::DEDUPLICATION, deduplication)
+    }
+
     /// Says of which kind the message is, for a mailbox that carries several: a worker's router
     /// finds the handler by it. It is the value of the attribute
     /// [`Outgoing::KIND`](crate::Outgoing::KIND).

@@ -78,6 +78,14 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// by the first operation.
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>>;
 
+    /// Opens the queue that a reply address names: by its name, unless the backend knows addresses of
+    /// another form too, such as URLs.
+    fn queue_at(&self, address: &str) -> Result<Arc<dyn Queue>> {
+        let name = QueueName::new(address)?;
+        self.capabilities().check_name(&name)?;
+        self.queue(&name, QueueOptions::new())
+    }
+
     /// Lists the queues that hold messages, and others that the backend knows of, in order of
     /// name. Says [`Closed`](crate::Error::Closed) once the backend is closed.
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>>;
@@ -104,6 +112,24 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         })
     }
 
+    /// Where the backend itself moves messages of a queue that were delivered too often, if it does.
+    ///
+    /// A backend without [`Capabilities::redrive`] needs not write this method nor the next one.
+    fn redrive<'a>(&'a self, queue: &'a QueueName) -> BoxFuture<'a, Result<Option<Redrive>>> {
+        let _ = queue;
+        Box::pin(async { Ok(None) })
+    }
+
+    /// Has the backend move messages of a queue that were delivered too often, or leave them where they
+    /// are.
+    fn set_redrive<'a>(
+        &'a self,
+        queue: &'a QueueName,
+        redrive: Option<Redrive>,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { self.capabilities().check_redrive(queue, redrive.as_ref()) })
+    }
+
     /// Looks for everything that may be wrong, and puts right what it can if told to `repair`.
     ///
     /// May take long and read everything there is, but keeps nobody from working meanwhile except
@@ -115,6 +141,25 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Closes every queue opened here.
     fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// Where a backend itself moves messages that were delivered too often, without a worker's doing.
+///
+/// They arrive as they were sent: without an error, which only a worker knows of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Redrive {
+    /// The queue: by its name here, or as the backend writes the address of one that is elsewhere.
+    pub to: Box<str>,
+    /// How often a message is delivered before it is moved.
+    pub max_deliveries: u32,
+}
+
+impl Redrive {
+    /// Moves messages that were delivered `max_deliveries` times.
+    pub fn new(to: impl Into<Box<str>>, max_deliveries: u32) -> Self {
+        Self { to: to.into(), max_deliveries }
+    }
 }
 
 /// How a queue is spread over partitions.
@@ -201,6 +246,9 @@ impl Outgoing {
     /// The attribute that says of which [kind](crate::SendOptions::kind) a message is.
     pub const KIND: &str = "pillarbox.kind";
 
+    /// The attribute that holds a message's [deduplication id](Self::deduplication).
+    pub const DEDUPLICATION: &str = "pillarbox.deduplication";
+
     /// Makes a message with a new id and nothing but a body.
     pub fn new(body: impl Into<Bytes>) -> Self {
         Self::with_id(MessageId::new(), body)
@@ -211,6 +259,13 @@ impl Outgoing {
     /// goes wherever the message goes.
     pub fn group(&self) -> Option<&str> {
         self.attributes.get(Self::GROUP)
+    }
+
+    /// What the backend knows a repeated message by, in place of its id, where it has a window for that
+    /// ([`Capabilities::deduplication`]). It is the value of the attribute
+    /// [`Outgoing::DEDUPLICATION`].
+    pub fn deduplication(&self) -> Option<&str> {
+        self.attributes.get(Self::DEDUPLICATION)
     }
 
     /// Makes a message with the caller's id and nothing but a body.
@@ -247,6 +302,8 @@ pub struct RawMessage {
     /// Always 0 where the backend does not
     /// [count them](crate::Capabilities::counts_unsettled).
     pub unsettled: u32,
+    /// When it was first delivered, where the backend tells.
+    pub first_received_at: Option<Timestamp>,
 }
 
 impl RawMessage {
@@ -261,6 +318,7 @@ impl RawMessage {
             enqueued_at,
             delivery_count: 0,
             unsettled: 0,
+            first_received_at: None,
         }
     }
 }

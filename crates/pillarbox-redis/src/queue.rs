@@ -72,7 +72,7 @@ impl RedisQueue {
             Ok(true) => Ok(id),
             Ok(false) => Err(Error::MailboxFull {
                 queue: self.hub.name().clone(),
-                id,
+                id: Some(id),
                 max_size: max_size.unwrap_or(u64::MAX),
             }),
             Err(error) => Err(Error::about(error, Some(id))),

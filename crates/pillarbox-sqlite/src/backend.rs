@@ -190,7 +190,7 @@ impl SqliteQueue {
             Ok(()) => Ok(id),
             Err(Full) => Err(Error::MailboxFull {
                 queue: self.name.clone(),
-                id,
+                id: Some(id),
                 max_size: max_size.unwrap_or(u64::MAX),
             }),
         });

@@ -1,6 +1,6 @@
-//! Real servers of the Redis family, each on a free port, with a directory of its own.
+//! Real servers, of the Redis family and such that speak SQS, each on a free port, with a directory of its own.
 //!
-//! A server lives as long as its [`RedisServer`], and no longer than the process that started it,
+//! A server lives as long as its [`RedisServer`] or [`SqsServer`], and no longer than the process that started it,
 //! however that ends: it is started by `setpriv --pdeathsig KILL`. That signal comes when the
 //! *thread* ends that started it, and a test's thread ends with the test; hence each server has a
 //! thread of its own, its keeper, which does nothing but start it.
@@ -12,14 +12,19 @@
 //! | [`Flavour::Redis`] | `PILLARBOX_REDIS_SERVER` | `redis-server` in the `PATH` |
 //! | [`Flavour::Valkey`] | `PILLARBOX_VALKEY_SERVER` | `target/servers/valkey-server` |
 //! | [`Flavour::Redis62`] | `PILLARBOX_REDIS62_SERVER` | `target/servers/redis-server-6.2` |
+//! | [`SqsFlavour::Moto`] | `PILLARBOX_MOTO_SERVER` | `target/venv-sqs/bin/moto_server` |
+//! | [`SqsFlavour::Ministack`] | `PILLARBOX_MINISTACK_SERVER` | `target/venv-sqs/bin/ministack` |
+//! | [`SqsFlavour::Fauxqs`] | `PILLARBOX_FAUXQS_SERVER` | `target/sqs-node/node_modules/fauxqs/dist/cli.js` |
 //!
 //! Several servers make a [`RedisCluster`], or a primary with replicas that [`RedisSentinels`] watch.
 
 mod cluster;
 mod sentinel;
+mod sqs;
 
 pub use cluster::{RedisCluster, RedisClusterBuilder, SLOTS, slot_of};
 pub use sentinel::{RedisSentinels, RedisSentinelsBuilder};
+pub use sqs::{SqsFlavour, SqsServer, SqsServerBuilder, sqs_python};
 
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};

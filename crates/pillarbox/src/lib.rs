@@ -62,6 +62,8 @@
 //! | `redis-sentinel://HOST[:PORT],.../SERVICE` | the primary that these sentinels name | `redis` |
 //! | `redis-cluster://HOST[:PORT],...` | the cluster that these nodes belong to | `redis` |
 //! | `rediss://...`, `rediss-sentinel://...`, `rediss-cluster://...` | the same over TLS | `redis-tls` |
+//! | `sqs://REGION[/PREFIX]` | AWS SQS in this region: the queues whose names begin so | `sqs` |
+//! | `sqs+http://HOST[:PORT][/PREFIX]` | a local server that speaks SQS | `sqs` |
 //! | `memory:` | in memory, private to the handle that it gives | always there |
 //! | `memory:NAME` | in memory, shared by all of the process that open this name | always there |
 //!
@@ -73,6 +75,7 @@
 //! | `sqlite` (default) | the backend [`sqlite`], with transactional sends and acknowledgements |
 //! | `redis` | the backend `redis`, on a server |
 //! | `redis-tls` | TLS for it, by rustls |
+//! | `sqs` | the backend `sqs`, on AWS SQS |
 //! | `health` | health and metrics of a [`runtime::LoopGroup`] over HTTP |
 //! | `evals` | eval runs: the module `evals` |
 //! | `msgpack` | the `MessagePack` codec |
@@ -99,6 +102,11 @@ struct DeadLetters;
 #[doc = include_str!("../../../docs/lifecycle.md")]
 struct Lifecycle;
 
+/// And those in the guide to SQS.
+#[cfg(all(doctest, feature = "sqs", feature = "runtime"))]
+#[doc = include_str!("../../../docs/sqs.md")]
+struct Sqs;
+
 /// And those in the guide to main loops.
 #[cfg(all(doctest, feature = "runtime"))]
 #[doc = include_str!("../../../docs/loops.md")]
@@ -119,6 +127,8 @@ pub use pillarbox_redis as redis;
 pub use pillarbox_runtime as runtime;
 #[cfg(feature = "sqlite")]
 pub use pillarbox_sqlite as sqlite;
+#[cfg(feature = "sqs")]
+pub use pillarbox_sqs as sqs;
 
 /// What most programs need: `use pillarbox::prelude::*;`
 pub mod prelude {

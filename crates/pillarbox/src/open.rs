@@ -19,11 +19,15 @@ const SCHEMES: &[Scheme] = &[
     Scheme::of("rediss", "rediss://HOST", "redis-tls", REDIS_TLS),
     Scheme::of("rediss-sentinel", "rediss-sentinel://HOST,.../SERVICE", "redis-tls", REDIS_TLS),
     Scheme::of("rediss-cluster", "rediss-cluster://HOST,...", "redis-tls", REDIS_TLS),
+    Scheme::of("sqs", "sqs://REGION/PREFIX", "sqs", SQS),
+    Scheme::of("sqs+http", "sqs+http://HOST/PREFIX", "sqs", SQS),
+    Scheme::of("sqs+https", "sqs+https://HOST/PREFIX", "sqs", SQS),
     Scheme { name: "memory", form: "memory:", feature: None, is_here: true },
 ];
 
 const REDIS: bool = cfg!(feature = "redis");
 const REDIS_TLS: bool = cfg!(feature = "redis-tls");
+const SQS: bool = cfg!(feature = "sqs");
 
 impl Scheme {
     const fn of(
@@ -86,6 +90,7 @@ async fn open_as(url: &str, missing: Missing) -> Result<Mailboxes> {
         Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
         Some(("sqlite", _)) => open_sqlite(url, missing).await,
         Some((scheme, _)) if is_redis(scheme) => open_redis(url).await,
+        Some(("sqs" | "sqs+http" | "sqs+https", _)) => open_sqs(url, missing).await,
         Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
         None => Err(unknown("there is no scheme; a file is written sqlite:PATH")),
     }
@@ -108,7 +113,7 @@ async fn open_sqlite(url: &str, missing: Missing) -> Result<Mailboxes> {
 
 #[cfg(not(feature = "sqlite"))]
 async fn open_sqlite(_: &str, _: Missing) -> Result<Mailboxes> {
-    Err(unknown("this program was built without the cargo feature `sqlite`"))
+    Err(built_without("sqlite"))
 }
 
 /// A queue of a server needs not be made: there is nothing to refuse.
@@ -120,7 +125,30 @@ async fn open_redis(url: &str) -> Result<Mailboxes> {
 
 #[cfg(not(feature = "redis"))]
 async fn open_redis(_: &str) -> Result<Mailboxes> {
-    Err(unknown("this program was built without the cargo feature `redis`"))
+    Err(built_without("redis"))
+}
+
+/// Where queues are made, it is when they are first used.
+#[cfg(feature = "sqs")]
+async fn open_sqs(url: &str, missing: Missing) -> Result<Mailboxes> {
+    use pillarbox_sqs::{SqsBackend, SqsOptions};
+    let mut options = SqsOptions::from_url(url)?;
+    if missing == Missing::Refuse {
+        options = options.create(false);
+    }
+    Ok(Mailboxes::new(SqsBackend::open(options).await?))
+}
+
+#[cfg(not(feature = "sqs"))]
+async fn open_sqs(_: &str, _: Missing) -> Result<Mailboxes> {
+    Err(built_without("sqs"))
+}
+
+#[cfg(not(all(feature = "sqlite", feature = "redis", feature = "sqs")))]
+fn built_without(feature: &str) -> Error {
+    unknown(&format!(
+        "this program was built without the cargo feature `{feature}`; build it with `--features {feature}`"
+    ))
 }
 
 /// Says what is wrong, and never more of the URL than its scheme: there may be a password in it.
@@ -160,6 +188,23 @@ mod tests {
     async fn a_memory_url_with_slashes_is_refused() {
         let error = open("memory://jobs").await.unwrap_err();
         assert!(error.to_string().contains("without slashes"), "{error}");
+    }
+
+    #[cfg(not(feature = "sqs"))]
+    #[tokio::test]
+    async fn a_url_of_a_backend_that_is_not_built_in_says_how_to_get_it() {
+        for url in ["sqs://eu-west-1", "sqs+http://127.0.0.1:5000"] {
+            let error = open(url).await.unwrap_err().to_string();
+            assert!(error.contains("build it with `--features sqs`"), "{error}");
+        }
+    }
+
+    #[cfg(feature = "sqs")]
+    #[tokio::test]
+    async fn a_url_of_sqs_is_opened_and_nothing_is_asked_of_it() {
+        let backend = open("sqs+http://127.0.0.1:9/shop-").await.unwrap();
+        assert_eq!(backend.capabilities().backend, "sqs");
+        assert!(open("sqs://eu-west-1/a.b").await.is_err());
     }
 
     #[tokio::test]

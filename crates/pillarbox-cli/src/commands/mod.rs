@@ -13,6 +13,7 @@ mod peek;
 mod purge;
 mod queues;
 mod receive;
+mod redrive;
 mod send;
 mod settle;
 mod shell;
@@ -46,6 +47,7 @@ pub(crate) async fn run(context: &mut Context, command: Command) -> Result<()> {
         Command::Dlq(args) => dlq::run(context, args).await,
         Command::Eval(args) => eval::run(context, args).await,
         Command::Partitions(args) => partitions::run(context, args).await,
+        Command::Redrive(args) => redrive::run(context, args).await,
         Command::Top(args) => top::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,
         Command::Doctor(args) => doctor::run(context, args).await,

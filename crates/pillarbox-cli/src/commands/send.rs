@@ -71,6 +71,9 @@ fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoing {
     if let Some(group) = &args.group {
         message.attributes.insert(Outgoing::GROUP, group);
     }
+    if let Some(deduplication) = &args.deduplication {
+        message.attributes.insert(Outgoing::DEDUPLICATION, deduplication);
+    }
     message
 }
 

@@ -152,6 +152,7 @@ impl Ledger {
             enqueued_at: outgoing.enqueued_at.unwrap_or(self.now),
             delivery_count: 0,
             unsettled: 0,
+            first_received_at: None,
         };
         let Some(key) = self.entries.insert(Entry { message, state: State::Ready }) else {
             return Ok(Sent::Duplicate);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Factory, Mailbox, NoReplies};
 use crate::codec::{Codec, Json};
 use crate::error::{Error, Result};
-use crate::queue::{Backend, Partitions, Queue, QueueOptions};
+use crate::queue::{Backend, Partitions, Queue, QueueOptions, Redrive};
 use crate::{Capabilities, Diagnosis, QueueName};
 
 /// An open backend: opens mailboxes by name. Cheap to clone.
@@ -72,6 +72,21 @@ impl Mailboxes {
         self.backend.queue(&name, options)
     }
 
+    /// Opens the queue that a reply address names: by its name, or as the backend writes addresses, such
+    /// as the URL of an SQS queue.
+    pub fn queue_at(&self, address: &str) -> Result<Arc<dyn Queue>> {
+        self.backend.queue_at(address)
+    }
+
+    /// Opens the mailbox that a reply address names, with JSON bodies. See
+    /// [`queue_at`](Self::queue_at).
+    pub fn mailbox_at<T: 'static, R: 'static>(&self, address: &str) -> Result<Mailbox<T, R>>
+    where
+        Json: Codec<T> + Codec<R>,
+    {
+        Ok(self.typed(self.queue_at(address)?, Json))
+    }
+
     /// Lists the queues of the backend, in order of name.
     pub async fn queues(&self) -> Result<Vec<QueueName>> {
         self.backend.queues().await
@@ -93,6 +108,25 @@ impl Mailboxes {
         partitions: u32,
     ) -> Result<Partitions> {
         self.backend.set_partitions(&name.try_into().map_err(Into::into)?, partitions).await
+    }
+
+    /// Where the backend itself moves messages of a queue that were delivered too often. `None`: it does
+    /// not.
+    pub async fn redrive(
+        &self,
+        name: impl TryInto<QueueName, Error: Into<Error>>,
+    ) -> Result<Option<Redrive>> {
+        self.backend.redrive(&name.try_into().map_err(Into::into)?).await
+    }
+
+    /// Has the backend move messages of a queue that were delivered too often, or leave them where they
+    /// are. Refused where it does no such thing ([`Capabilities::redrive`]).
+    pub async fn set_redrive(
+        &self,
+        name: impl TryInto<QueueName, Error: Into<Error>>,
+        redrive: Option<Redrive>,
+    ) -> Result<()> {
+        self.backend.set_redrive(&name.try_into().map_err(Into::into)?, redrive).await
     }
 
     /// Looks for everything that may be wrong with the backend, and puts right what it can if told
@@ -135,13 +169,20 @@ impl Mailboxes {
     where
         C: Codec<T> + Codec<R> + Clone,
     {
-        let queue = self.queue(name, options)?;
+        Ok(self.typed(self.queue(name, options)?, codec))
+    }
+
+    /// A mailbox of a queue here, whose replies go to other queues here.
+    fn typed<T: 'static, R: 'static, C>(&self, queue: Arc<dyn Queue>, codec: C) -> Mailbox<T, R>
+    where
+        C: Codec<T> + Codec<R> + Clone,
+    {
         let (backend, reply_codec) = (self.clone(), codec.clone());
         let replies = Factory::new(move |address| {
-            let queue = backend.queue(address, QueueOptions::new())?;
+            let queue = backend.queue_at(address)?;
             Ok(Mailbox::new(queue, reply_codec.clone(), NoReplies).on(backend.clone()))
         });
-        Ok(Mailbox::new(queue, codec, replies).on(self.clone()))
+        Mailbox::new(queue, codec, replies).on(self.clone())
     }
 }
 

@@ -76,6 +76,11 @@ impl<T, R: 'static> Message<T, R> {
         self.delivery.message.unsettled
     }
 
+    /// When it was first delivered, where the backend tells.
+    pub fn first_received_at(&self) -> Option<Timestamp> {
+        self.delivery.message.first_received_at
+    }
+
     /// When the message was sent, by the backend's clock.
     pub fn enqueued_at(&self) -> Timestamp {
         self.delivery.message.enqueued_at

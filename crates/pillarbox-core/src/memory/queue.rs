@@ -100,7 +100,7 @@ impl MemoryQueue {
         let (id, max_size) = (message.id, self.options.max_size);
         state.ledger.send(now, message, max_size).map_err(|Full| Error::MailboxFull {
             queue: self.name.clone(),
-            id,
+            id: Some(id),
             max_size: max_size.unwrap_or(u64::MAX),
         })?;
         Ok(id)

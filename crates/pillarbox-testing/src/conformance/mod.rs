@@ -12,6 +12,19 @@
 //! # fn main() {}
 //! ```
 //!
+//! Where a server takes long to start, one serves all rules in one test, several of them at a time:
+//!
+//! ```
+//! # use pillarbox_core::{Mailboxes, MemoryBackend};
+//! # use pillarbox_testing::Subject;
+//! # struct Server;
+//! # impl Server { fn start() -> Self { Self } }
+//! pillarbox_testing::conformance!(on Server::start(), |server| {
+//!     Subject::new(Mailboxes::new(MemoryBackend::new()))
+//! });
+//! # fn main() {}
+//! ```
+//!
 //! The expression makes the subject of one test, inside an async function; it may start servers
 //! and await them. Each rule becomes a test of its own, named after the sentence that it holds
 //! the backend to. A rule that a backend cannot keep is left out by what its
@@ -35,9 +48,21 @@ pub mod settling;
 /// Makes one test of each rule of the contract. See [the module](mod@crate::conformance).
 #[macro_export]
 macro_rules! conformance {
+    (on $start:expr, |$server:ident| $subject:expr) => {
+        $crate::__conformance_rules!(__conformance_together, [$start, $server, $subject]);
+    };
     ($subject:expr) => {
-        $crate::__conformance_tests! {
-            $subject;
+        $crate::__conformance_rules!(__conformance_tests, $subject);
+    };
+}
+
+/// Not part of the interface: every rule, for one of the macros below.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_rules {
+    ($to:ident, $what:tt) => {
+        $crate::$to! {
+            $what;
             sending {
                 names_of_allowed_characters_are_different_queues
                 a_name_that_the_backend_cannot_hold_is_refused
@@ -159,6 +184,68 @@ macro_rules! __conformance_tests {
             }
         )*)*
     };
+}
+
+/// Not part of the interface.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_together {
+    ([$start:expr, $server:ident, $subject:expr]; $($module:ident { $($rule:ident)* })*) => {
+        #[test]
+        fn every_rule_is_kept() {
+            let server = $start;
+            let rules: Vec<$crate::conformance::Rule> = vec![
+                $($((
+                    stringify!($rule),
+                    |subject| ::std::boxed::Box::pin($crate::conformance::$module::$rule(subject)),
+                ),)*)*
+            ];
+            $crate::conformance::keep_together(rules, || {
+                let $server = &server;
+                ::std::boxed::Box::pin(async move { $subject })
+            });
+        }
+    };
+}
+
+/// A rule, with its name.
+#[doc(hidden)]
+pub type Rule = (&'static str, for<'a> fn(&'a crate::Subject) -> LocalFuture<'a, ()>);
+
+/// A future that stays on its thread.
+#[doc(hidden)]
+pub type LocalFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// How many rules are tried at the same time: most of them wait for a clock.
+const TOGETHER: usize = 8;
+
+/// Holds a backend to every rule, several at a time, and says which it does not keep.
+///
+/// # Panics
+///
+/// When there are such.
+#[doc(hidden)]
+pub fn keep_together<'a>(
+    rules: Vec<Rule>,
+    make: impl Fn() -> LocalFuture<'a, crate::Subject> + Sync,
+) {
+    let (total, rules) = (rules.len(), std::sync::Mutex::new(rules.into_iter()));
+    let broken = std::sync::Mutex::new(Vec::new());
+    let next = || rules.lock().expect("the rules").next();
+    std::thread::scope(|scope| {
+        for _ in 0..TOGETHER {
+            scope.spawn(|| {
+                while let Some((name, rule)) = next() {
+                    let keep = || crate::block_on(async { rule(&make().await).await });
+                    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(keep)).is_err() {
+                        broken.lock().expect("the broken ones").push(name);
+                    }
+                }
+            });
+        }
+    });
+    let broken = broken.into_inner().expect("the broken ones");
+    assert!(broken.is_empty(), "{} of {total} rules are broken: {broken:#?}", broken.len());
 }
 
 /// Leaves a rule out where the backend's capabilities lack what it is about.

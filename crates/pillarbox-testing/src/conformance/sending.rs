@@ -16,11 +16,14 @@ use crate::Subject;
 pub async fn names_of_allowed_characters_are_different_queues(s: &Subject) {
     let unique = &MessageId::new().to_string()[..13];
     let mut names = vec![
-        format!("{unique}.A_b-9"),
-        format!("{unique}.a_b-9"),
-        format!("{unique}.a_b-9."),
+        format!("{unique}-A_b-9"),
+        format!("{unique}-a_b-9"),
+        format!("{unique}-a_b-9-"),
         format!("{unique}{}", "x".repeat(80 - unique.len())),
     ];
+    if s.capabilities().dotted_names {
+        names.extend([format!("{unique}.a_b-9"), format!("{unique}.a_b-9.")]);
+    }
     if s.capabilities().extended_names {
         names.extend([format!("{unique}:a/b"), format!("{unique}/a:b"), format!("{unique}.a.b")]);
     }
@@ -75,7 +78,12 @@ pub async fn a_message_arrives_as_it_was_sent(s: &Subject) {
 pub async fn bodies_of_every_size_arrive(s: &Subject) {
     let queue = s.queue();
     let limit = s.capabilities().max_body;
-    let most = limit.unwrap_or(1 << 20).min(1 << 20);
+    // What a backend keeps with a message may take its share of the room.
+    let most = match s.capabilities().max_binary_body() {
+        Some(most) if s.capabilities().binary_bodies => most.min(1 << 20),
+        Some(most) => (most - 1024).min(1 << 20),
+        None => 1 << 20,
+    };
     for size in [0, 1, 255, 4096, 65_537, most].into_iter().filter(|size| *size <= most) {
         let body = Bytes::from_iter((0..size).map(|n| (n % 251) as u8));
         queue.try_put(Outgoing::new(body.clone())).await.expect("stored");
@@ -144,6 +152,10 @@ pub async fn an_id_that_is_in_flight_or_delayed_is_not_stored_again(s: &Subject)
 
 /// What is deleted is not remembered: the same id is a new message.
 pub async fn an_id_may_be_sent_again_once_acknowledged(s: &Subject) {
+    if s.capabilities().deduplication.is_some() {
+        println!("left out: {} remembers what was sent", s.capabilities().backend);
+        return;
+    }
     let queue = s.queue();
     let id = queue.put("first").await;
     let delivery = queue.take_one(LONG).await;
@@ -290,7 +302,7 @@ pub async fn a_full_queue_stores_nothing_more(s: &Subject) {
     assert!(results[0].is_ok() && results[2].is_err());
     match &results[1] {
         Err(Error::MailboxFull { queue: name, id, max_size: 3 }) => {
-            assert_eq!((name, *id), (queue.name(), refused));
+            assert_eq!((name, *id), (queue.name(), Some(refused)));
         }
         other => panic!("expected MailboxFull, got {other:?}"),
     }

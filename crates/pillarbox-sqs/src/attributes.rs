@@ -1,0 +1,258 @@
+//! Attributes of a message, as SQS takes them: at most ten, with names and values of its own rules.
+//!
+//! Every attribute travels as one of SQS's where that can be, so that programs of any kind see it. Those that
+//! cannot (an empty value, a name with a blank) and those for which there is no room travel together
+//! in one, [`FOLDED`], as a JSON object. Pillarbox's own are folded first.
+
+use std::collections::{BTreeMap, HashMap};
+
+use aws_sdk_sqs::primitives::Blob;
+use aws_sdk_sqs::types::MessageAttributeValue;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use pillarbox_core::Attributes;
+
+use crate::limits::MAX_ATTRIBUTES;
+
+/// The attribute that says which of the others are no strings, for SQS: `count=Number,photo=Binary.png`.
+/// Those that are `Binary` have their bytes as base64.
+///
+/// It is there in messages that another program has sent with such attributes; and who sends it has
+/// them sent so.
+pub const TYPES: &str = "pillarbox.types";
+
+/// What holds the attributes that could not be attributes of SQS, as a JSON object.
+pub(crate) const FOLDED: &str = "pillarbox.folded";
+
+const STRING: &str = "String";
+const BINARY: &str = "Binary";
+
+/// An attribute that does not have the form that it is said to have.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Malformed {
+    pub(crate) value: String,
+    pub(crate) allowed: &'static str,
+}
+
+/// Attributes as SQS takes them, and how much room they take.
+pub(crate) fn encode(
+    attributes: &BTreeMap<&str, &str>,
+) -> Result<(HashMap<String, MessageAttributeValue>, usize), Malformed> {
+    let types = parse_types(attributes.get(TYPES).copied().unwrap_or_default())?;
+    let mut whole = Vec::new();
+    let mut folded = BTreeMap::new();
+    for (name, value) in attributes.iter().filter(|(name, _)| **name != TYPES) {
+        let data_type = types.get(name).copied().unwrap_or(STRING);
+        if is_name(name) && !value.is_empty() && is_text(value) {
+            whole.push((*name, data_type, *value));
+        } else {
+            folded.insert(*name, *value);
+        }
+    }
+    // Foreign ones first, so that ours are folded first.
+    whole.sort_by_key(|(name, ..)| name.starts_with(Attributes::OWN));
+    while whole.len() + usize::from(!folded.is_empty()) > MAX_ATTRIBUTES
+        && let Some((name, data_type, value)) = whole.pop()
+    {
+        // A type is lost to other programs, and is kept for ours.
+        if data_type != STRING {
+            folded.insert(TYPES, attributes[TYPES]);
+        }
+        folded.insert(name, value);
+    }
+    let folded = (!folded.is_empty()).then(|| fold(&folded));
+    if let Some(folded) = &folded {
+        whole.push((FOLDED, STRING, folded));
+    }
+    let (mut encoded, mut size) = (HashMap::with_capacity(whole.len()), 0);
+    for (name, data_type, value) in whole {
+        let mut attribute = MessageAttributeValue::builder().data_type(data_type);
+        size += name.len() + data_type.len();
+        if is_binary(data_type) {
+            let bytes = STANDARD.decode(value).map_err(|error| Malformed {
+                value: format!("'{name}', which is {data_type}: {error}"),
+                allowed: "base64 for attributes that are Binary",
+            })?;
+            size += bytes.len();
+            attribute = attribute.binary_value(Blob::new(bytes));
+        } else {
+            size += value.len();
+            attribute = attribute.string_value(value);
+        }
+        let attribute = attribute.build().map_err(|error| Malformed {
+            value: format!("'{name}': {error}"),
+            allowed: "a type and a value",
+        })?;
+        encoded.insert(name.to_owned(), attribute);
+    }
+    Ok((encoded, size))
+}
+
+/// Attributes as they were sent, from us or from elsewhere.
+pub(crate) fn decode(
+    encoded: Option<HashMap<String, MessageAttributeValue>>,
+) -> BTreeMap<String, String> {
+    let mut attributes = BTreeMap::new();
+    let mut types = Vec::new();
+    for (name, attribute) in encoded.unwrap_or_default() {
+        let value = match (attribute.string_value, attribute.binary_value) {
+            (Some(text), _) => text,
+            (None, Some(bytes)) => STANDARD.encode(bytes),
+            (None, None) => String::new(),
+        };
+        if name == FOLDED
+            && let Ok(folded) = serde_json::from_str::<BTreeMap<String, String>>(&value)
+        {
+            attributes.extend(folded);
+            continue;
+        }
+        if attribute.data_type != STRING {
+            types.push(format!("{name}={}", attribute.data_type));
+        }
+        attributes.insert(name, value);
+    }
+    if !types.is_empty() {
+        if let Some(folded) = attributes.remove(TYPES) {
+            types.extend(folded.split(',').map(str::to_owned));
+        }
+        types.sort();
+        types.dedup();
+        attributes.insert(TYPES.to_owned(), types.join(","));
+    }
+    attributes
+}
+
+/// Whether SQS takes this text, as a body or as a value.
+pub(crate) fn is_text(text: &str) -> bool {
+    text.chars().all(|c| {
+        matches!(c, '\t' | '\n' | '\r' | '\u{20}'..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..)
+    })
+}
+
+/// Whether SQS takes this name of an attribute.
+fn is_name(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let lower = name.get(..7).unwrap_or(name).to_ascii_lowercase();
+    (1..=256).contains(&name.len())
+        && name.chars().all(allowed)
+        && !name.starts_with('.')
+        && !name.ends_with('.')
+        && !name.contains("..")
+        && !lower.starts_with("aws.")
+        && lower != "amazon."
+        && name != FOLDED
+}
+
+fn is_binary(data_type: &str) -> bool {
+    data_type.split('.').next() == Some(BINARY)
+}
+
+fn parse_types(text: &str) -> Result<HashMap<&str, &str>, Malformed> {
+    let pair = |pair| {
+        str::split_once(pair, '=').ok_or_else(|| Malformed {
+            value: format!("{TYPES} of {pair:?}"),
+            allowed: "NAME=TYPE,..., such as count=Number",
+        })
+    };
+    text.split(',').filter(|pair| !pair.is_empty()).map(pair).collect()
+}
+
+fn fold(attributes: &BTreeMap<&str, &str>) -> String {
+    // Cannot fail: names and values are strings. JSON escapes all that SQS does not take, but for these two.
+    let json = serde_json::to_string(attributes).unwrap_or_default();
+    json.replace('\u{fffe}', "\\ufffe").replace('\u{ffff}', "\\uffff")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn there_and_back(attributes: &[(&str, &str)]) -> (Vec<String>, BTreeMap<String, String>) {
+        let (encoded, _) = encode(&attributes.iter().copied().collect()).unwrap();
+        assert!(encoded.len() <= MAX_ATTRIBUTES);
+        let mut names: Vec<_> = encoded.keys().cloned().collect();
+        names.sort();
+        (names, decode(Some(encoded)))
+    }
+
+    fn owned(attributes: &[(&str, &str)]) -> BTreeMap<String, String> {
+        attributes.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn an_attribute_that_sqs_takes_is_one_of_sqs() {
+        let attributes = [("tenant", "acme"), ("pillarbox.id", "7"), ("awsome", "ünï \"{}")];
+        let (names, back) = there_and_back(&attributes);
+        assert_eq!(names, ["awsome", "pillarbox.id", "tenant"]);
+        assert_eq!(back, owned(&attributes));
+    }
+
+    #[test]
+    fn what_sqs_does_not_take_is_folded_and_comes_back() {
+        let long = "x".repeat(257);
+        let attributes = [
+            ("good", "1"),
+            ("empty", ""),
+            ("a b", "2"),
+            (".a", "3"),
+            ("a..b", "4"),
+            ("AWS.x", "5"),
+            ("amazon.y", "6"),
+            ("bell", "\u{7}\u{fffe}\u{ffff}"),
+            (FOLDED, "mine"),
+            (&long, "7"),
+            ("ü", "8"),
+        ];
+        let (names, back) = there_and_back(&attributes);
+        assert_eq!(names, ["good", FOLDED]);
+        assert_eq!(back, owned(&attributes));
+        let (encoded, _) = encode(&attributes.into_iter().collect()).unwrap();
+        assert!(is_text(encoded[FOLDED].string_value().unwrap()));
+    }
+
+    #[test]
+    fn ours_make_room_for_those_of_the_sender() {
+        let names: Vec<_> = (0..9).map(|n| format!("name{n}")).collect();
+        let mut attributes: Vec<_> = names.iter().map(|name| (name.as_str(), "v")).collect();
+        attributes.extend([("pillarbox.id", "7"), ("pillarbox.kind", "k"), ("pillarbox.x", "y")]);
+        let (sent, back) = there_and_back(&attributes);
+        assert_eq!(sent[..9], names);
+        assert_eq!(sent[9], FOLDED);
+        assert_eq!(back, owned(&attributes));
+        // With a tenth, ours and one of theirs share the last place.
+        attributes.push(("name9", "v"));
+        let (sent, back) = there_and_back(&attributes);
+        assert_eq!(sent.len(), 10);
+        assert_eq!(back, owned(&attributes));
+    }
+
+    #[test]
+    fn types_of_other_programs_come_and_go() {
+        let attributes =
+            [("count", "12"), ("photo", "AAH/"), (TYPES, "count=Number,photo=Binary.png")];
+        let (encoded, size) = encode(&attributes.into_iter().collect()).unwrap();
+        assert_eq!(encoded.len(), 2, "the types are those of SQS");
+        assert_eq!(encoded["photo"].binary_value().unwrap().as_ref(), [0, 1, 255]);
+        assert_eq!(encoded["count"].data_type(), "Number");
+        assert_eq!(size, "photoBinary.png".len() + 3 + "countNumber12".len());
+        assert_eq!(decode(Some(encoded)), owned(&attributes));
+    }
+
+    #[test]
+    fn a_type_that_was_folded_is_kept() {
+        let names: Vec<_> = (0..12).map(|n| format!("n{n:02}")).collect();
+        let types: Vec<_> = names.iter().map(|name| format!("{name}=Number")).collect();
+        let types = types.join(",");
+        let mut attributes: Vec<_> = names.iter().map(|name| (name.as_str(), "1")).collect();
+        attributes.push((TYPES, &types));
+        assert_eq!(there_and_back(&attributes).1, owned(&attributes));
+    }
+
+    #[test]
+    fn a_malformed_value_is_told() {
+        let bad_base64 = encode(&[("photo", "***"), (TYPES, "photo=Binary")].into_iter().collect());
+        assert!(bad_base64.unwrap_err().value.contains("'photo', which is Binary"));
+        let bad_types = encode(&[(TYPES, "photo")].into_iter().collect());
+        assert!(bad_types.unwrap_err().allowed.contains("NAME=TYPE"));
+    }
+}

@@ -1,0 +1,60 @@
+//! What can be told about SQS, and what is worth a word.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_sqs::types::QueueAttributeName as Attribute;
+use pillarbox_core::{Capabilities, Diagnosis, Finding, QueueName, Repair, Result, Severity};
+
+use crate::redrive;
+use crate::service::Service;
+
+/// How many queues are looked at. Each is a request.
+const LOOKED_AT: usize = 100;
+/// Messages that are deleted after less than this are worth a word.
+const SHORT_RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+pub(crate) async fn diagnose(
+    service: &Arc<Service>,
+    capabilities: &Capabilities,
+    queues: &[QueueName],
+) -> Result<Diagnosis> {
+    let mut diagnosis = Diagnosis::new(
+        "messages are on several machines of the region, until they are acknowledged or the queue's \
+         retention period ends",
+    )
+    .with_fact("backend", capabilities.backend)
+    .with_fact("endpoint", service.endpoint.clone())
+    .with_fact("queues", queues.len().to_string());
+    if !service.usage.prefix.is_empty() {
+        diagnosis = diagnosis.with_fact("prefix", service.usage.prefix.clone());
+    }
+    let names = [Attribute::RedrivePolicy, Attribute::MessageRetentionPeriod];
+    for queue in queues.iter().take(LOOKED_AT) {
+        let target = service.target(queue)?;
+        // Deleted since it was listed, or not ours to look at.
+        let Ok(found) = service.attributes(&target, &names).await else { continue };
+        let policy = found.get(&Attribute::RedrivePolicy);
+        if let Some(redrive) =
+            policy.and_then(|text| redrive::read(text, |name| service.name_of(name)))
+        {
+            let value =
+                format!("{queue} → {} after {} deliveries", redrive.to, redrive.max_deliveries);
+            diagnosis = diagnosis.with_fact("redrive", value);
+        }
+        let retention = found.get(&Attribute::MessageRetentionPeriod);
+        let retention = retention.and_then(|text| text.parse().ok()).map(Duration::from_secs);
+        if let Some(retention) = retention.filter(|retention| *retention < SHORT_RETENTION) {
+            diagnosis.findings.push(Finding {
+                severity: Severity::Warning,
+                text: format!(
+                    "messages of '{queue}' are deleted {} s after they were sent, received or not",
+                    retention.as_secs()
+                ),
+                advice: "raise the queue's MessageRetentionPeriod, to 14 days at most".to_owned(),
+                repair: Repair::Manual,
+            });
+        }
+    }
+    Ok(diagnosis)
+}

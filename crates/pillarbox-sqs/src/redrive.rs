@@ -1,0 +1,64 @@
+//! Redrive policies, as SQS writes them.
+
+use pillarbox_core::Redrive;
+use serde::{Deserialize, Serialize};
+
+/// What SQS calls a redrive policy: JSON in an attribute of the queue.
+#[derive(Debug, Serialize, Deserialize)]
+struct Policy {
+    #[serde(rename = "deadLetterTargetArn")]
+    target: String,
+    #[serde(rename = "maxReceiveCount")]
+    deliveries: Number,
+}
+
+/// SQS takes numbers and texts alike, and gives back what it was given.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Number {
+    Number(u32),
+    Text(String),
+}
+
+/// Reads a policy. `None` where there is none, or nothing that can be read.
+pub(crate) fn read(text: &str, name_of: impl FnOnce(&str) -> Option<String>) -> Option<Redrive> {
+    let policy: Policy = serde_json::from_str(text).ok()?;
+    let deliveries = match policy.deliveries {
+        Number::Number(number) => number,
+        Number::Text(text) => text.parse().ok()?,
+    };
+    let physical = policy.target.rsplit(':').next().unwrap_or(&policy.target);
+    let to = name_of(physical).unwrap_or(policy.target);
+    Some(Redrive::new(to, deliveries))
+}
+
+/// Writes a policy whose target has this ARN.
+pub(crate) fn write(target: String, deliveries: u32) -> String {
+    let policy = Policy { target, deliveries: Number::Number(deliveries) };
+    // Cannot fail: a string and a number.
+    serde_json::to_string(&policy).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ARN: &str = "arn:aws:sqs:eu-west-1:123456789012:shop-jobs-dlq";
+
+    #[test]
+    fn a_policy_survives_and_names_its_queue() {
+        let ours = |physical: &str| physical.strip_prefix("shop-").map(str::to_owned);
+        let text = write(ARN.to_owned(), 5);
+        assert_eq!(read(&text, ours), Some(Redrive::new("jobs-dlq", 5)));
+        assert_eq!(read(&text, |_| None), Some(Redrive::new(ARN, 5)));
+    }
+
+    #[test]
+    fn a_number_may_be_a_text_and_anything_else_is_no_policy() {
+        let text = format!(r#"{{"deadLetterTargetArn":"{ARN}","maxReceiveCount":"7"}}"#);
+        assert_eq!(read(&text, |_| None), Some(Redrive::new(ARN, 7)));
+        for text in ["", "{}", "nonsense"] {
+            assert_eq!(read(text, |_| None), None);
+        }
+    }
+}

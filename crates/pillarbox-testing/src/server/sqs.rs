@@ -1,0 +1,276 @@
+//! Servers that speak the protocol of SQS.
+
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, io, thread};
+
+use tempfile::TempDir;
+
+use super::{Keeper, PATIENCE, PAUSE, PORTS, free_port};
+
+/// How long a server may take to answer one question.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Which server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SqsFlavour {
+    /// moto, whose limits are those of AWS; slow.
+    Moto,
+    /// ministack.
+    Ministack,
+    /// fauxqs, which needs Node.
+    Fauxqs,
+}
+
+impl SqsFlavour {
+    /// Every flavour.
+    pub const ALL: [Self; 3] = [Self::Moto, Self::Ministack, Self::Fauxqs];
+
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Moto => "moto",
+            Self::Ministack => "ministack",
+            Self::Fauxqs => "fauxqs",
+        }
+    }
+
+    /// Whether its program is here.
+    pub fn is_here(self) -> bool {
+        self.program().is_some()
+    }
+
+    /// Its program, if it is here.
+    pub fn program(self) -> Option<PathBuf> {
+        let (variable, path) = match self {
+            Self::Moto => ("PILLARBOX_MOTO_SERVER", "venv-sqs/bin/moto_server"),
+            Self::Ministack => ("PILLARBOX_MINISTACK_SERVER", "venv-sqs/bin/ministack"),
+            Self::Fauxqs => ("PILLARBOX_FAUXQS_SERVER", "sqs-node/node_modules/fauxqs/dist/cli.js"),
+        };
+        let program = env::var_os(variable).map_or_else(|| target().join(path), PathBuf::from);
+        program.is_file().then_some(program)
+    }
+
+    fn command(self, program: &Path, port: u16) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]);
+        match self {
+            Self::Moto => {
+                command.arg(program).args(["-H", "127.0.0.1", "-p", &port.to_string()]);
+                // As AWS does: one purge a minute.
+                command.env("MOTO_SQS_ENFORCE_STRICT_QUEUE_PURGE_BEHAVIOUR", "true");
+            }
+            Self::Ministack => {
+                // Its own program listens on all interfaces; the one below it can be told.
+                let bind = format!("127.0.0.1:{port}");
+                command.arg(program.with_file_name("hypercorn"));
+                command.args(["ministack.app:app", "--bind", &bind, "--log-level", "warning"]);
+                // In the process that is killed, not in one that it would start.
+                command.args(["--workers", "0"]);
+                command.env("GATEWAY_PORT", port.to_string()).env("MINISTACK_HOST", "127.0.0.1");
+                command.env("SERVICES", "sqs").env("LOG_LEVEL", "WARNING").env("SFTP_ENABLED", "0");
+                // It would look for containers of its own; there are none.
+                command.env("DOCKER_HOST", "unix:///nowhere/docker.sock");
+            }
+            Self::Fauxqs => {
+                // So does this one, without a way to tell it.
+                let listen = "const [module, port] = process.argv.slice(1); \
+                              const { buildApp } = await import(module); \
+                              await buildApp({ logger: false }).listen({ port, host: '127.0.0.1' });";
+                command.args(["node", "--input-type=module", "--eval", listen, "--"]);
+                command.arg(program.with_file_name("app.js")).arg(port.to_string());
+            }
+        }
+        command
+    }
+}
+
+/// The Python that boto3 is installed for, if it is here.
+pub fn sqs_python() -> Option<PathBuf> {
+    let program = target().join("venv-sqs/bin/python");
+    program.is_file().then_some(program)
+}
+
+fn target() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")
+}
+
+/// How a server is to be started.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct SqsServerBuilder {
+    flavour: SqsFlavour,
+    environment: Vec<(String, String)>,
+}
+
+impl SqsServerBuilder {
+    /// Sets a variable of its environment.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts it and waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// When the program is not here, or the server does not come up; the message has its log.
+    pub fn start(self) -> SqsServer {
+        let name = self.flavour.name();
+        let program = self.flavour.program().unwrap_or_else(|| {
+            panic!("{name} is not here; `make setup` installs it, if it can be installed")
+        });
+        let directory = tempfile::Builder::new().prefix("pillarbox-sqs-").tempdir();
+        let directory = directory.expect("a directory for a server");
+        let keeper = Keeper::start();
+        let log_file = directory.path().join("server.log");
+        for _ in 0..PORTS {
+            let port = free_port();
+            let log = OpenOptions::new().create(true).append(true).open(&log_file);
+            let log = log.expect("the log of a server");
+            let mut command = self.flavour.command(&program, port);
+            command
+                .envs(self.environment.iter().map(|(name, value)| (name, value)))
+                .current_dir(directory.path())
+                .stdin(Stdio::null())
+                .stdout(log.try_clone().expect("the log of a server"))
+                .stderr(log);
+            let child = keeper.spawn(command);
+            let mut child = child.unwrap_or_else(|error| panic!("cannot start setpriv: {error}"));
+            if comes_up(&mut child, port, &log_file) {
+                let flavour = self.flavour;
+                return SqsServer { flavour, port, child, _keeper: keeper, directory };
+            }
+        }
+        panic!("{name} came up on none of {PORTS} ports:\n{}", read_log(&log_file));
+    }
+}
+
+/// A server, killed when dropped and its directory removed.
+#[derive(Debug)]
+pub struct SqsServer {
+    flavour: SqsFlavour,
+    port: u16,
+    child: Child,
+    _keeper: Keeper,
+    directory: TempDir,
+}
+
+impl SqsServer {
+    /// Starts a server of this flavour.
+    ///
+    /// # Panics
+    ///
+    /// When it is not here, or does not come up.
+    pub fn start(flavour: SqsFlavour) -> Self {
+        Self::builder(flavour).start()
+    }
+
+    /// Says how a server is to be started.
+    pub fn builder(flavour: SqsFlavour) -> SqsServerBuilder {
+        SqsServerBuilder { flavour, environment: Vec::new() }
+    }
+
+    /// Which one it is.
+    pub fn flavour(&self) -> SqsFlavour {
+        self.flavour
+    }
+
+    /// Where to find it: `sqs+http://127.0.0.1:PORT`.
+    pub fn url(&self) -> String {
+        format!("sqs+{}", self.endpoint())
+    }
+
+    /// The same for other programs: `http://127.0.0.1:PORT`.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// The port on which it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        read_log(&self.directory.path().join("server.log"))
+    }
+}
+
+impl Drop for SqsServer {
+    fn drop(&mut self) {
+        // What cannot be killed has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until a server answers, or has ended.
+fn comes_up(child: &mut Child, port: u16, log_file: &Path) -> bool {
+    let start = Instant::now();
+    while child.try_wait().expect("the state of a server").is_none() {
+        if lists_queues(port).is_ok_and(|lists| lists) {
+            return true;
+        }
+        let log = || read_log(log_file);
+        assert!(start.elapsed() < PATIENCE, "a server does not answer:\n{}", log());
+        thread::sleep(PAUSE * 4);
+    }
+    false
+}
+
+/// Asks for a list of queues, and says whether there was one.
+fn lists_queues(port: u16) -> io::Result<bool> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    let credential = "Credential=pillarbox/20260101/us-east-1/sqs/aws4_request";
+    write!(
+        stream,
+        "POST / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Length: 2\r\n\
+         Content-Type: application/x-amz-json-1.0\r\nX-Amz-Target: AmazonSQS.ListQueues\r\n\
+         Authorization: AWS4-HMAC-SHA256 {credential}, SignedHeaders=host, Signature=0\r\n\r\n{{}}"
+    )?;
+    let mut start = [0; 12];
+    stream.read_exact(&mut start)?;
+    Ok(start.ends_with(b" 200"))
+}
+
+fn read_log(path: &Path) -> String {
+    fs::read(path).map_or_else(
+        |error| format!("(no log: {error})"),
+        |text| String::from_utf8_lossy(&text).into_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_of_every_flavour_that_is_here_comes_up_and_goes() {
+        for flavour in SqsFlavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
+            let server = SqsServer::start(flavour);
+            let (port, pid) = (server.port(), server.pid());
+            assert!(lists_queues(port).expect("an answer"), "{flavour:?}");
+            assert_eq!(server.url(), format!("sqs+http://127.0.0.1:{port}"));
+            drop(server);
+            assert!(lists_queues(port).is_err(), "{flavour:?} is still there");
+            assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{flavour:?} is still there");
+        }
+    }
+
+    /// The suite of SQS says what is missing; it does not pass because nothing was tested.
+    #[test]
+    fn moto_is_here() {
+        assert!(SqsFlavour::Moto.is_here(), "moto is not here; `make setup` installs it");
+    }
+}
