@@ -91,15 +91,15 @@ Answered(batch, answers, wanted) ==
 Apart(line, start) ==
     [i \in DOMAIN line |-> [m |-> line[i].m, left |-> (start + i - 1) * Spread]]
 
-Stored(before, stored) ==
-    LET line == SelectSeq(stored, LAMBDA e : e.delay = 0)
-        late == SelectSeq(stored, LAMBDA e : e.delay > 0)
+Stored(before, new) ==
+    LET line == SelectSeq(new, LAMBDA e : e.delay = 0)
+        late == SelectSeq(new, LAMBDA e : e.delay > 0)
         timed == [i \in DOMAIN late |->
                     [m |-> late[i].m, left |-> late[i].delay + (i - 1) * Spread]]
         isBehind == before.isCapped /\ Has("behind")
         all == IF isBehind THEN timed \o Apart(line, 1) ELSE timed
     IN  [before.q EXCEPT
-            !.data = @ \cup Ids(stored),
+            !.data = @ \cup Ids(new),
             !.pending = IF isBehind THEN @ ELSE @ \o Line(line),
             !.invisible = InsertAll(@, all),
             !.delayed = @ + Len(all)]
@@ -136,14 +136,14 @@ Leased(before, ids, lost, lease, receipts) ==
                         IF is(m) THEN after(m) ELSE IF m \in lost THEN NoField ELSE @[m]]]
 
 Receive(q, max, lease, receipts) ==
-    LET told(ids, after) ==
+    LET delivery(ids, after) ==
             [q |-> after,
              deliveries |->
                 [i \in DOMAIN ids |->
                     [m |-> ids[i], r |-> receipts[ids[i]], count |-> after.meta[ids[i]].count,
                      unsettled |-> after.meta[ids[i]].unsettled]]]
         from(popped, ids, lost) ==
-            The({told(ids, after) : after \in {Leased(popped.q, ids, lost, lease, receipts)}})
+            The({delivery(ids, after) : after \in {Leased(popped.q, ids, lost, lease, receipts)}})
     IN  The({from(popped, SelectSeq(popped.ids, LAMBDA m : m \in q.data),
                   Elements(popped.ids) \ q.data) :
                 popped \in {Popped(q, max)}})
