@@ -19,7 +19,7 @@ say = @printf '== %s\n'
 
 .PHONY: help
 help: ## Lists the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  make %-25s %s\n", $$1, $$2 }'
 
 .PHONY: demo
 demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in about 20 seconds
@@ -28,7 +28,7 @@ demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in ab
 	@$(CARGO) run --quiet --locked -p pillarbox-cli -- --url sqlite:target/demo.db demo
 
 .PHONY: test
-test: setup lint deny-if-here unit doc examples ## Everything that must pass: lints, tests, doctests, examples
+test: setup lint deny-if-here tlaplus-check unit doc examples ## Everything that must pass: lints, models, tests, doctests, examples
 	$(say) "all passed"
 
 .PHONY: lint
@@ -102,6 +102,17 @@ stress-tests: setup ## Four producers and four consumers on Redis, leases that e
 simulate: setup ## The worker runtime in a simulated world where everything fails: SEEDS of them
 	@PILLARBOX_SEEDS=$(SEEDS) $(CARGO) nextest run --locked -p pillarbox-runtime --all-features \
 		--cargo-quiet --test simulation --no-capture --profile campaign
+
+.PHONY: tlaplus-check
+tlaplus-check: ## The TLA+ models with small constants, and the broken ones that must be refuted
+	@scripts/setup.sh tlaplus
+	$(say) "models"
+	@scripts/tlaplus.py quick
+
+.PHONY: tlaplus-check-exhaustive
+tlaplus-check-exhaustive: ## The TLA+ models with larger constants, in full: some quarters of an hour
+	@scripts/setup.sh tlaplus
+	@scripts/tlaplus.py exhaustive
 
 .PHONY: install
 install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs

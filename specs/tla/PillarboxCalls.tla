@@ -112,7 +112,7 @@ RunReceive(copy) ==
                     IF size = 0 THEN Nobody ELSE done.deliveries[1].m,
                     size > 0, size > 0 \/ copy.again,
                     {<<Line(done.deliveries) /= Front(ledger.ready, 1), "order">>})
-    IN  The({of(got, Len(got.deliveries)) : got \in {Receive(keys, 1, Lease, receipts)}})
+    IN  The({of(got, Len(got.deliveries)) : got \in {Receive(keys, <<[max |-> 1, lease |-> Lease]>>, receipts)}})
 
 RunSettle(copy) ==
     LET batch == <<[m |-> copy.m, r |-> copy.r, kind |-> copy.kind,

@@ -96,6 +96,13 @@ Delivered(l, ids, lease, receipts) ==
 LedgerReceive(l, number, lease, receipts) ==
     The({Comes(after) : after \in {Delivered(l, Front(l.ready, number), lease, receipts)}})
 
+\* The same, with a lease of its own for each.
+RECURSIVE LedgerReceives(_, _, _, _)
+LedgerReceives(l, ids, leases, receipts) ==
+    IF ids = <<>> THEN Comes(l)
+    ELSE LedgerReceives(Delivered(l, <<Head(ids)>>, Head(leases), receipts),
+                        Tail(ids), Tail(leases), receipts)
+
 Forgotten(l, ids) ==
     [l EXCEPT
         !.lease = [m \in Messages |-> IF m \in ids THEN NoReceipt ELSE @[m]],

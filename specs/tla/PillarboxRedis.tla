@@ -71,7 +71,7 @@ NextReceipts ==
 \* tells: who gets the answer. Nobody, if it was lost or whoever asked is dead.
 ReceiveAct(tells, max, lease) ==
     \E receipts \in {NextReceipts} :
-    \E done \in {Receive(keys, max, lease, receipts)} :
+    \E done \in {Receive(keys, <<[max |-> max, lease |-> lease]>>, receipts)} :
     LET number == Len(done.deliveries)
         ids == Line(done.deliveries)
         told == {[m |-> d.m, r |-> d.r] : d \in Elements(done.deliveries)}
@@ -288,4 +288,5 @@ SentDelivered == \A m \in Messages : (IsReady(m) \/ IsDelayed(m)) ~> (IsInFlight
 
 FairSpec == Spec /\ TimePasses /\ SomebodyAsks
 SweptSpec == Spec /\ TimePasses /\ SomebodySweeps
+TimedSpec == Spec /\ TimePasses
 =============================================================================

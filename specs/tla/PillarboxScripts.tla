@@ -30,7 +30,9 @@ EXTENDS PillarboxLedger
 
 CONSTANTS
     AtOnce,   \* the most messages that one script promotes: 200 in header.lua
-    Spread,   \* how far apart scores of one batch are set: 0, or 1 if a unit of time is small
+    Spread,   \* how far apart scores of one batch are set: 0, or 1 where a unit of time is a quarter
+              \* of a microsecond
+    Order,    \* of each message: its place among ids sorted by their bytes; matters where Spread does
     Without   \* the rules that are broken
 
 Has(rule) == rule \notin Without
@@ -112,8 +114,30 @@ Send(q, batch, capacity) ==
             answers \in {SendAnswers(q, batch, capacity - Cardinality(q.data))}})
 
 -----------------------------------------------------------------------------
-(* receive.lua. `receipts` has the new receipt of each message. The answer  *)
-(* is a sequence of [m, r, count, unsettled].                               *)
+(* receive.lua. `receivers` is a sequence of [max, lease]: those who asked  *)
+(* at the same time; `receipts` has the new receipt of each message. The    *)
+(* answer is a sequence of [m, r, count, unsettled].                        *)
+
+RECURSIVE Wanted(_)
+Wanted(receivers) == IF receivers = <<>> THEN 0 ELSE Head(receivers).max + Wanted(Tail(receivers))
+
+\* Who gets the message at a place, and how many others do before.
+RECURSIVE Receiver(_, _, _)
+Receiver(receivers, place, before) ==
+    IF place <= before + Head(receivers).max THEN [lease |-> Head(receivers).lease, before |-> before]
+    ELSE Receiver(Tail(receivers), place, before + Head(receivers).max)
+
+\* Of leases that end at the same moment, the one with the lower id is the first. Where that is not
+\* the order of delivery, they end a little apart.
+RECURSIVE Later(_, _, _)
+Later(ids, place, before) ==
+    IF place = before + 1 THEN 0
+    ELSE IF Order[ids[place]] < Order[ids[place - 1]] THEN place
+    ELSE Later(ids, place - 1, before)
+
+LeaseAt(ids, receivers, place) ==
+    LET its == Receiver(receivers, place, 0)
+    IN  its.lease + (IF Spread = 0 THEN 0 ELSE Spread * Later(ids, place, its.before))
 
 \* What is popped, and the keys then.
 Popped(q, max) ==
@@ -124,8 +148,8 @@ Popped(q, max) ==
     IN  IF Len(first) < max THEN The({more(q2) : q2 \in {Promote(q1).q}})
         ELSE [ids |-> first, q |-> q1]
 
-Leased(before, ids, lost, lease, receipts) ==
-    LET leases == [i \in DOMAIN ids |-> [m |-> ids[i], left |-> lease]]
+Leased(before, ids, lost, receivers, receipts) ==
+    LET leases == [i \in DOMAIN ids |-> [m |-> ids[i], left |-> LeaseAt(ids, receivers, i)]]
         is(m) == \E i \in DOMAIN ids : ids[i] = m
         after(m) ==
             [held |-> receipts[m], count |-> Min(before.meta[m].count + 1, MaxCount),
@@ -135,7 +159,7 @@ Leased(before, ids, lost, lease, receipts) ==
             !.meta = [m \in Messages |->
                         IF is(m) THEN after(m) ELSE IF m \in lost THEN NoField ELSE @[m]]]
 
-Receive(q, max, lease, receipts) ==
+Receive(q, receivers, receipts) ==
     LET delivery(ids, after) ==
             [q |-> after,
              deliveries |->
@@ -143,10 +167,10 @@ Receive(q, max, lease, receipts) ==
                     [m |-> ids[i], r |-> receipts[ids[i]], count |-> after.meta[ids[i]].count,
                      unsettled |-> after.meta[ids[i]].unsettled]]]
         from(popped, ids, lost) ==
-            The({delivery(ids, after) : after \in {Leased(popped.q, ids, lost, lease, receipts)}})
+            The({delivery(ids, after) : after \in {Leased(popped.q, ids, lost, receivers, receipts)}})
     IN  The({from(popped, SelectSeq(popped.ids, LAMBDA m : m \in q.data),
                   Elements(popped.ids) \ q.data) :
-                popped \in {Popped(q, max)}})
+                popped \in {Popped(q, Wanted(receivers))}})
 
 \* It fails after it has popped: a key is of another type (give_back.lua).
 ReceiveFails(q, max) ==
