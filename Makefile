@@ -15,6 +15,7 @@ CASES := 100
 STRESS := 100000
 MESSAGES := 5000000
 SEEDS := 10000
+TRACES := 10
 say = @printf '== %s\n'
 
 .PHONY: help
@@ -108,11 +109,17 @@ tlaplus-check: ## The TLA+ models with small constants, and the broken ones that
 	@scripts/setup.sh tlaplus
 	$(say) "models"
 	@scripts/tlaplus.py quick
+	$(say) "traces"
+	@scripts/tlaplus_trace.py --doctored specs/tla/traces/*.json --rejected specs/tla/traces/rejected/*.json
+	@scripts/setup.sh redis
+	@scripts/tlaplus_record.py --traces $(TRACES)
 
 .PHONY: tlaplus-check-exhaustive
 tlaplus-check-exhaustive: ## The TLA+ models with larger constants, in full: some quarters of an hour
 	@scripts/setup.sh tlaplus
 	@scripts/tlaplus.py exhaustive
+	@scripts/setup.sh redis
+	@scripts/tlaplus_record.py --traces 100
 
 .PHONY: install
 install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs
