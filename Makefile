@@ -120,6 +120,7 @@ tlaplus-check-exhaustive: ## The TLA+ models with larger constants, in full: som
 	@scripts/tlaplus.py exhaustive
 	@scripts/setup.sh redis
 	@scripts/tlaplus_record.py --traces 100
+	@scripts/tlaplus_record.py --broken
 
 .PHONY: install
 install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs

@@ -2,6 +2,7 @@
 """Runs the real scripts on a real Redis server, at random, and has TLC judge what they did.
 
     scripts/tlaplus_record.py [--traces N] [--events N] [--seed N]
+    scripts/tlaplus_record.py --broken    scripts that are broken on purpose, each of which must be noticed
 
 Every run of a script is recorded: its arguments, the time that it took for now, and its reply. Calls are made
 again, copies of old ones come late, leases of less than a millisecond run out. Half of the traces are made with
@@ -74,17 +75,46 @@ class Server:
         return None if rest == b"-1" else [self.read() for _ in range(int(rest))]
 
 
-def source(name):
+# Scripts that are broken on purpose: which file, what stands there, and what instead.
+BROKEN = {
+    "a settle takes any receipt": ("settle", "sub(current, 1, 16) == sub(token, 1, 16)", "true"),
+    "a settle ends no lease first": ("settle", "-- @promote", "promoted = 0"),
+    "a nack keeps the receipt": ("settle", "given_back[#given_back + 1] = sub(current, 17)",
+                                 "given_back[#given_back + 1] = current"),
+    "an acknowledgement leaves the body": ("settle", "redis_call('HDEL', data, unpack(gone))", ""),
+    "a send stores what is here": ("send", "local here = redis_call('HMGET', data, unpack(ARGV, 6, last_id))",
+                                   "local here = {}"),
+    "a send promotes nothing": ("send", "-- @promote", "promoted = 0"),
+    "a send forgets its answer": ("send", "-- @remember", ""),
+    "promoting turns the order round": ("promote", "redis_call('LPUSH', pending, unpack(due))",
+                                        "redis_call('RPUSH', pending, unpack(due))"),
+    "promoting counts no unsettled delivery": ("promote", "deliveries = deliveries + 4294967296", ""),
+    "a receive counts nothing": ("receive", "(tonumber(before) or 0) + 1", "(tonumber(before) or 0)"),
+    "a receive takes from the wrong end": ("receive", "redis_call('RPOP', pending, ARGV[4])",
+                                           "redis_call('LPOP', pending, ARGV[4])"),
+    "a receive is repeated anew": ("receive", "record >= ARGV[1]", "false"),
+    "what cannot be promoted is overtaken": ("send", "if promoted == at_once then", "if false then"),
+    "a release counts on": ("release", "tonumber(sub(current, 17)) - 1", "tonumber(sub(current, 17))"),
+    "a purge spares what is in flight": ("purge", "redis_call('UNLINK', pending, invisible, data, meta)",
+                                         "redis_call('UNLINK', pending)"),
+}
+
+
+def source(name, broken=None):
     with open(os.path.join(SCRIPTS, name + ".lua")) as file:
-        return re.sub(r"(?m)^\s*-- @(\w+)$", lambda part: source(part.group(1)), file.read())
+        text = file.read()
+    if broken and broken[0] == name:
+        assert broken[1] in text, f"{name}.lua has no '{broken[1]}'"
+        text = text.replace(broken[1], broken[2])
+    return re.sub(r"(?m)^\s*-- @(\w+)$", lambda part: source(part.group(1), broken), text)
 
 
-def script(name, at_once):
+def script(name, at_once, broken):
     """The script, which answers as well what it took for now."""
     header, changed = re.subn(r"(?m)^local at_once = \d+$", f"local at_once = {at_once}", source("header"))
     header, noted = re.subn(r"(?m)^(local now_text = .*)$", r"\1\nat = now_text", header)
     assert changed == noted == 1, "header.lua is not as it was"
-    return f"local at\nlocal function run()\n{header}\n{source(name)}\nend\nlocal reply = run()\nreturn {{at, reply}}"
+    return f"local at\nlocal function run()\n{header}\n{source(name, broken)}\nend\nlocal reply = run()\nreturn {{at, reply}}"
 
 
 # Whether receivers of one call may have leases of the same length. receive.lua sets apart only the leases of one
@@ -96,8 +126,8 @@ SECRET = string.ascii_letters + string.digits
 
 
 class Recorder:
-    def __init__(self, server, seed, at_once):
-        self.server, self.random, self.at_once = server, random.Random(seed), at_once
+    def __init__(self, server, seed, at_once, broken=None):
+        self.server, self.random, self.at_once, self.broken = server, random.Random(seed), at_once, broken
         self.tag = f"{{queue:trace-{seed}}}"
         self.scripts = {}
         self.events, self.known, self.calls = [], [], {}
@@ -109,7 +139,7 @@ class Recorder:
 
     def run(self, op, arguments, event, caller=None, number=0, again=False):
         if op not in self.scripts:
-            self.scripts[op] = script(op, self.at_once)
+            self.scripts[op] = script(op, self.at_once, self.broken)
         keys = [f"{self.tag}:{key}" for key in ("pending", "invisible", "data", "meta")]
         keys.append(f"{self.tag}:call:{caller or ''}")
         keys += keys[4:] if again else []
@@ -235,30 +265,57 @@ def call_is_safe(calls):
     return calls[-1][0] != "purge"
 
 
+def record(seeds, events, at_once, broken=None):
+    """Traces of (name, that it must be accepted, events)."""
+    with Server() as server:
+        for seed in seeds:
+            recorded = Recorder(server, f"{seed}-{at_once}", at_once, broken).record(events)
+            with open(os.path.join(ensure(tlaplus_trace.OUT), f"{seed}-{at_once}.json"), "w") as file:
+                json.dump(recorded, file)
+            yield f"seed {seed}, {at_once} at once", True, recorded
+
+
+def judge(seeds, events, at_once):
+    """Traces of the scripts must be accepted, and doctored ones rejected."""
+    good = list(record(seeds, events, at_once))
+    bad = [changed for name, _, recorded in good for changed in tlaplus_trace.doctored(name, recorded, sure=True)]
+    is_right, output = tlaplus_trace.check(good + bad, at_once, with_ledger=False)
+    if is_right:
+        print(f"at most {at_once} promoted at once: {len(good)} real traces of {events} runs accepted, "
+              f"{len(bad)} doctored ones rejected")
+    else:
+        print(tlaplus_trace.explain(output, good + bad))
+    return is_right
+
+
+def is_noticed(what, broken, seeds, events):
+    """Traces of scripts that are broken must not all be accepted."""
+    try:
+        traces = list(record(seeds, events, 3, broken))
+    except RuntimeError as error:
+        print(f"{what}: the server noticed: {error}")
+        return True
+    is_right, output = tlaplus_trace.check(traces, 3, with_ledger=False)
+    is_found = not is_right and "is violated" in output
+    found = tlaplus_trace.explain(output, traces).splitlines()[0] if is_found else "NOT NOTICED"
+    print(f"{what}: {found}")
+    return is_found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=int, default=20)
     parser.add_argument("--events", type=int, default=60)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--broken", action="store_true", help="break the scripts, which must be noticed")
     arguments = parser.parse_args()
-    for at_once in (200, 3):
-        traces = []
-        with Server() as server:
-            for seed in range(arguments.seed, arguments.seed + (arguments.traces + 1) // 2):
-                events = Recorder(server, f"{seed}-{at_once}", at_once).record(arguments.events)
-                name = f"seed {seed}, {at_once} at once"
-                with open(os.path.join(ensure(tlaplus_trace.OUT), f"{seed}-{at_once}.json"), "w") as file:
-                    json.dump(events, file)
-                traces.append((name, True, events))
-                traces += tlaplus_trace.doctored(name, events, sure=True)
-        is_right, output = tlaplus_trace.check(traces, at_once, with_ledger=False)
-        if not is_right:
-            print(tlaplus_trace.explain(output, traces))
-            return 1
-        good = sum(is_good for _, is_good, _ in traces)
-        print(f"at most {at_once} promoted at once: {good} real traces of {arguments.events} runs accepted, "
-              f"{len(traces) - good} doctored ones rejected")
-    return 0
+    if arguments.broken:
+        seeds = range(arguments.seed, arguments.seed + 12)
+        noticed = [is_noticed(what, broken, seeds, arguments.events) for what, broken in BROKEN.items()]
+        print(f"{sum(noticed)} of {len(noticed)} broken scripts noticed")
+        return 0 if all(noticed) else 1
+    seeds = range(arguments.seed, arguments.seed + (arguments.traces + 1) // 2)
+    return 0 if all([judge(seeds, arguments.events, at_once) for at_once in (200, 3)]) else 1
 
 
 def ensure(directory):

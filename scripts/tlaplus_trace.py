@@ -108,7 +108,7 @@ def event_text(event, start, messages, secrets, callers):
     elif event["op"] == "release":
         fields["batch"] = sequence(record(m=messages[e["m"]], r=secrets[e["r"]]) for e in event["batch"])
     if event["op"] == "receive":
-        reply = (sequence([str(messages[d[0]]), str(d[1]), str(d[2])]) for d in event["reply"])
+        reply = (sequence([str(messages[d[0]]), str(min(d[1], FAR)), str(min(d[2], FAR))]) for d in event["reply"])
     elif event["op"] in ("send", "settle"):
         reply = (text(answer) for answer in event["reply"])
     else:
