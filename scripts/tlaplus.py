@@ -8,7 +8,8 @@
     scripts/tlaplus.py --command NAME        how to run one by hand
 
 The checks are in specs/tla/checks.toml. A check must pass, or must be refuted in the invariant or
-property that it names: a model without one of its rules that is not refuted has no teeth, and fails.
+property that it names: a model without one of its rules that is not refuted has no teeth, and fails. So does an
+invariant that no broken model violates.
 Full output is kept in target/tlaplus, and shown where a check did not end as it must.
 """
 
@@ -66,6 +67,17 @@ def config(check):
                 word = {"PROPERTIES?": "PROPERTIES"}.get(word, word)
                 text += f"{word} {' '.join(value) if isinstance(value, list) else value}\n"
     return f"\\* {check['name']}: {check['shows']}\n" + text
+
+
+def toothless(checks):
+    """What is checked and never refuted by a model that was broken: it may be unable to fail."""
+    def names(check):
+        lines = re.findall(r"(?m)^(?:INVARIANTS|PROPERTIES)\b(.*(?:\n[ \t]+.*)*)", config(check))
+        return {(check["module"].removesuffix("MC"), name) for line in lines for name in line.split()}
+
+    checked = set().union(*(names(check) for check in checks))
+    refuted = {(check["module"].removesuffix("MC"), check["expect"]) for check in checks if "expect" in check}
+    return sorted(checked - refuted)
 
 
 def command(check, workers):
@@ -164,6 +176,10 @@ def main():
         print("cd specs/tla && " + shlex.join(os.path.relpath(part, SPECS) if part.startswith(ROOT) else part
                                               for part in command(found[0], 1)))
         return 0
+
+    never = toothless(checks)
+    if never:
+        sys.exit("checked, and never seen to fail: " + ", ".join("!".join(name) for name in never))
 
     wanted = arguments.checks or ["quick"]
     known = {check["name"] for check in checks} | {"quick", "exhaustive"}

@@ -10,6 +10,8 @@ Sending == <<Calls(2, 0, 0), Calls(0, 1, 1)>>
 Settling == <<Calls(1, 1, 0), Calls(0, 1, 2)>>
 \* One sends; the other receives and settles, perhaps twice.
 Acknowledging == <<Calls(1, 0, 0), Calls(0, 1, 2)>>
+\* One sends; the other receives, perhaps twice.
+Receiving == <<Calls(1, 0, 0), Calls(0, 2, 1)>>
 \* Both do everything.
 Everything == <<Calls(2, 1, 1), Calls(1, 2, 2)>>
 =============================================================================

@@ -15,6 +15,9 @@
 (*   "before"   the dead letter is stored before the message is settled    *)
 (*   "room"     no more is fetched than there are places                   *)
 (*   "taken"    a stop takes back what was not begun                       *)
+(*   "begin"    nothing is begun after a stop                              *)
+(*   "moves"    a delivery that comes to a place leaves the one before     *)
+(*   "empty"    a stop is over when nothing is held                        *)
 (*   "deadline" draining has a deadline                                    *)
 (*   "giveup"   a settle whose answer was lost is given up at the deadline *)
 (***************************************************************************)
@@ -64,7 +67,8 @@ Lives(p) == mode[p] \notin {"over", "dead"}
 At(p, places) == {h \in held[p] : h.place \in places}
 Runs(h) == lease[h.m].r = h.r
 
-Becomes(p, h, new) == held' = [held EXCEPT ![p] = (@ \ {h}) \cup {new}]
+Becomes(p, h, new) ==
+    held' = [held EXCEPT ![p] = (IF Has("moves") THEN @ \ {h} ELSE @) \cup {new}]
 Leaves(p, h) == held' = [held EXCEPT ![p] = @ \ {h}]
 Settling(h, intent) == [h EXCEPT !.place = "settling", !.intent = intent]
 
@@ -92,7 +96,7 @@ Begin(p, h) ==
     /\ h \in At(p, {"inbox"})
     /\ Cardinality(At(p, {"running"})) < Workers
     /\ IF h.lost THEN Leaves(p, h)
-       ELSE mode[p] = "running" /\ Becomes(p, h, [h EXCEPT !.place = "running"])
+       ELSE (mode[p] = "running" \/ ~Has("begin")) /\ Becomes(p, h, [h EXCEPT !.place = "running"])
     /\ UNCHANGED <<lease, outcome, letters, issued, settled, mode, timer, wrong>>
 
 \* The handler succeeds, fails and is to be tried again, or fails for good.
@@ -190,7 +194,7 @@ Stop(p) ==
 
 Over(p) ==
     /\ IsEnding(p)
-    /\ held[p] = {}
+    /\ Has("empty") => held[p] = {}
     /\ mode' = [mode EXCEPT ![p] = "over"]
     /\ timer' = [timer EXCEPT ![p] = 0]
     /\ UNCHANGED <<lease, outcome, letters, issued, settled, held, wrong>>

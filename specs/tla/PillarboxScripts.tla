@@ -18,6 +18,8 @@
 (*   "expiry"   settle ends leases whose time has come before it looks     *)
 (*   "undo"     a receive that fails puts back what it has popped          *)
 (*   "once"     a send looks whether the id is here                        *)
+(*   "room"     a send looks whether there is room                         *)
+(*   "due"      a receive that finds too little takes what is due, too     *)
 (*   "promote"  who joins the line first moves there what is due           *)
 (*   "behind"   where more is due than is moved, one who joins goes behind *)
 (*   "nack"     a nack takes the receipt out of meta                       *)
@@ -25,6 +27,11 @@
 (*   "orphans"  an acknowledgement deletes the field of meta, too          *)
 (*   "delayed"  promoting lowers #delayed                                  *)
 (*   "first"    a release puts messages back at the head of the line       *)
+(* and in the modules that use them                                        *)
+(*   "fresh"    each delivery has a new receipt                            *)
+(*   "record"   a script that has run answers what it answered then        *)
+(*   "unsure"   an answer that changes nothing is stored while an earlier  *)
+(*              copy may be on its way                                     *)
 (***************************************************************************)
 EXTENDS PillarboxLedger
 
@@ -78,7 +85,7 @@ RECURSIVE SendAnswers(_, _, _)
 SendAnswers(q, batch, room) ==
     IF batch = <<>> THEN <<>>
     ELSE LET answer == IF Has("once") /\ Head(batch).m \in q.data THEN "0"
-                       ELSE IF room <= 0 THEN "F" ELSE "1"
+                       ELSE IF Has("room") /\ room <= 0 THEN "F" ELSE "1"
          IN  <<answer>>
              \o SendAnswers(q, Tail(batch), IF answer = "1" THEN room - 1 ELSE room)
 
@@ -145,7 +152,7 @@ Popped(q, max) ==
         q1 == [q EXCEPT !.pending = Rest(@, max)]
         more(q2) == [ids |-> first \o Front(q2.pending, max - Len(first)),
                      q |-> [q2 EXCEPT !.pending = Rest(@, max - Len(first))]]
-    IN  IF Len(first) < max THEN The({more(q2) : q2 \in {Promote(q1).q}})
+    IN  IF Len(first) < max /\ Has("due") THEN The({more(q2) : q2 \in {Promote(q1).q}})
         ELSE [ids |-> first, q |-> q1]
 
 Leased(before, ids, lost, receivers, receipts) ==
