@@ -285,9 +285,8 @@ def doctored(name, events, sure=False):
 def check(traces, at_once=200, with_ledger=True):
     """Runs TLC. Returns whether all is as it must be, and what was said."""
     write(traces, at_once, with_ledger)
-    java = os.environ.get("JAVA", "java")
-    command = [java, "-XX:+UseParallelGC", f"-Xmx{os.environ.get('TLA_HEAP', '4g')}", f"-DTLA-Library={OUT}",
-               "-cp", tlaplus.jar(), "tlc2.TLC", "-deadlock", "-workers", "1", "-metadir", os.path.join(OUT, "states"),
+    java, *options = tlaplus.java()
+    command = [java, f"-DTLA-Library={OUT}", *options, "tlc2.TLC", "-deadlock", "-workers", "1", "-metadir", os.path.join(OUT, "states"),
                "-config", os.path.join(OUT, "PillarboxTrace.cfg"), "PillarboxTrace.tla"]
     done = subprocess.run(command, cwd=tlaplus.SPECS, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     with open(os.path.join(OUT, "PillarboxTrace.log"), "w") as file:
