@@ -80,16 +80,20 @@ def toothless(checks):
     return sorted(checked - refuted)
 
 
-def java(is_long=False):
-    """How Java is started. What takes seconds is over before thorough compiling pays: it takes half the time without."""
+def java(out, is_long=False):
+    """How Java is started. What takes seconds is over before thorough compiling pays: it takes half the time without.
+
+    TLC unpacks modules into the directory for temporary files, and two that do so at the same time read each other's
+    half-written ones: each has a directory of its own."""
     how = ["-XX:+UseParallelGC"] if is_long else ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    return [os.environ.get("JAVA", "java"), *how, f"-Xmx{os.environ.get('TLA_HEAP', '4g')}", "-cp", jar()]
+    return [os.environ.get("JAVA", "java"), *how, f"-Xmx{os.environ.get('TLA_HEAP', '4g')}", f"-Djava.io.tmpdir={out}",
+            "-cp", jar()]
 
 
 def command(check, workers):
     out = os.path.join(OUT, check["name"])
     is_long = check.get("when") == "exhaustive"
-    return [*java(is_long), "tlc2.TLC", "-deadlock", "-workers", str(workers), "-metadir", out,
+    return [*java(out, is_long), "tlc2.TLC", "-deadlock", "-workers", str(workers), "-metadir", out,
             "-config", out + ".cfg", check["module"] + ".tla"]
 
 
@@ -107,10 +111,15 @@ def verdict(output, code, check):
     return None
 
 
-def run(check, workers):
-    os.makedirs(OUT, exist_ok=True)
+def prepare(check):
+    """Writes the cfg file, and makes the directory that TLC works in."""
+    os.makedirs(os.path.join(OUT, check["name"]), exist_ok=True)
     with open(os.path.join(OUT, check["name"] + ".cfg"), "w") as file:
         file.write(config(check))
+
+
+def run(check, workers):
+    prepare(check)
     log = os.path.join(OUT, check["name"] + ".log")
     began = time.monotonic()
     with open(log, "w") as file:
@@ -174,11 +183,9 @@ def main():
         found = [check for check in checks if check["name"] == arguments.command]
         if not found:
             sys.exit(f"there is no check '{arguments.command}'")
-        os.makedirs(OUT, exist_ok=True)
-        with open(os.path.join(OUT, arguments.command + ".cfg"), "w") as file:
-            file.write(config(found[0]))
-        print("cd specs/tla && " + shlex.join(os.path.relpath(part, SPECS) if part.startswith(ROOT) else part
-                                              for part in command(found[0], 1)))
+        prepare(found[0])
+        relative = os.path.relpath(ROOT, SPECS)
+        print("cd specs/tla && " + shlex.join(part.replace(ROOT, relative) for part in command(found[0], 1)))
         return 0
 
     never = toothless(checks)

@@ -285,7 +285,7 @@ def doctored(name, events, sure=False):
 def check(traces, at_once=200, with_ledger=True):
     """Runs TLC. Returns whether all is as it must be, and what was said."""
     write(traces, at_once, with_ledger)
-    java, *options = tlaplus.java()
+    java, *options = tlaplus.java(OUT)
     command = [java, f"-DTLA-Library={OUT}", *options, "tlc2.TLC", "-deadlock", "-workers", "1", "-metadir", os.path.join(OUT, "states"),
                "-config", os.path.join(OUT, "PillarboxTrace.cfg"), "PillarboxTrace.tla"]
     done = subprocess.run(command, cwd=tlaplus.SPECS, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
