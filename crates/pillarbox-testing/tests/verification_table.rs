@@ -16,10 +16,10 @@ fn read(path: &str) -> String {
 
 /// The text of all files of a directory that end so.
 fn read_all(directory: &str, end: &str) -> String {
-    let entries = fs::read_dir(root().join(directory)).unwrap();
-    let files = entries.map(|entry| entry.unwrap().path());
-    let wanted = files.filter(|path| path.to_string_lossy().ends_with(end));
-    wanted.map(|path| fs::read_to_string(path).unwrap()).collect()
+    let entries = fs::read_dir(root().join(directory)).expect("the directory is there");
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let wanted = names.filter(|name| name.ends_with(end));
+    wanted.map(|name| read(&format!("{directory}/{name}"))).collect()
 }
 
 /// The cells of the table that has this head.
@@ -36,6 +36,25 @@ fn table(text: &str, head: &str) -> Vec<Vec<String>> {
 /// What a cell names: all that is in backticks.
 fn names(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
+}
+
+#[derive(Clone, Copy)]
+enum Column {
+    Model,
+    Ledger,
+    Conformance,
+    Scripts,
+}
+
+impl Column {
+    const fn what(self) -> &'static str {
+        match self {
+            Self::Model => "operator that TLC checks",
+            Self::Ledger => "ledger check",
+            Self::Conformance => "conformance test",
+            Self::Scripts => "place in a script",
+        }
+    }
 }
 
 /// What the tables may name.
@@ -55,6 +74,15 @@ impl Sources {
             ledger: read("crates/pillarbox-core/src/lease/tests.rs")
                 + &read("crates/pillarbox-testing/tests/ledger_exhaustive.rs"),
             checked: words.map(str::to_owned).collect(),
+        }
+    }
+
+    fn has(&self, column: Column, name: &str) -> bool {
+        match column {
+            Column::Model => self.has_model(name),
+            Column::Ledger => self.has_ledger(name),
+            Column::Conformance => self.has_test(name),
+            Column::Scripts => has_script(name),
         }
     }
 
@@ -117,14 +145,15 @@ fn problems(design: &str, verification: &str, sources: &Sources) -> Vec<String> 
             problems.push(format!("a row has {} cells: {row:?}", row.len()));
             continue;
         };
-        let is_there: [(&str, &str, &dyn Fn(&str) -> bool); 4] = [
-            ("operator that TLC checks", model, &|name| sources.has_model(name)),
-            ("ledger check", ledger, &|name| sources.has_ledger(name)),
-            ("conformance test", conformance, &|name| sources.has_test(name)),
-            ("place in a script", scripts, &has_script),
+        let columns = [
+            (Column::Model, model),
+            (Column::Ledger, ledger),
+            (Column::Conformance, conformance),
+            (Column::Scripts, scripts),
         ];
-        for (what, cell, is_there) in is_there {
-            for name in names(cell).into_iter().filter(|name| !is_there(name)) {
+        for (column, cell) in columns {
+            let what = column.what();
+            for name in names(cell).into_iter().filter(|name| !sources.has(column, name)) {
                 problems.push(format!("{id}: no {what} '{name}'"));
             }
             // What has nothing to name says why.
