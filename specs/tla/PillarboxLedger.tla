@@ -1,0 +1,153 @@
+-------------------------- MODULE PillarboxLedger --------------------------
+(***************************************************************************)
+(* The contract of a queue, as functions without a variable: what the      *)
+(* right answer to each command is. It is `core::lease` said again: every  *)
+(* message is moved to the line at the very moment it becomes ready.       *)
+(*                                                                         *)
+(* A ledger is a record:                                                   *)
+(*   ready      messages that a receive delivers, the next one first       *)
+(*   timed      messages that become ready by time: [m, left], by left,    *)
+(*              those of the same moment by when their time was set        *)
+(*   lease      of each message the receipt of its running delivery, or    *)
+(*              NoReceipt                                                  *)
+(*   count      of each message how often it was delivered in this life    *)
+(*   unsettled  of each message how many of these leases ran out           *)
+(*                                                                         *)
+(* Time is what is left of it: a tick lowers every `left` that is not 0.   *)
+(* So time has no end, and the states are finite all the same.             *)
+(***************************************************************************)
+EXTENDS Integers, Sequences, FiniteSets
+
+CONSTANTS
+    Messages,   \* ids of messages
+    NoReceipt,  \* no receipt
+    MaxCount    \* where counts stop rising, so that a model can be finite
+
+Min(a, b) == IF a < b THEN a ELSE b
+
+\* The only element of a set. `The({f(x) : x \in {e}})` is f(e), with e worked out once: the checker
+\* would do it anew wherever f mentions x, which made it several times slower.
+The(set) == CHOOSE x \in set : TRUE
+
+Ids(timed) == {timed[i].m : i \in DOMAIN timed}
+Elements(line) == {line[i] : i \in DOMAIN line}
+Drop(timed, ids) == SelectSeq(timed, LAMBDA e : e.m \notin ids)
+Front(s, n) == SubSeq(s, 1, Min(n, Len(s)))
+Rest(s, n) == SubSeq(s, Min(n, Len(s)) + 1, Len(s))
+DueCount(timed) == Cardinality({i \in DOMAIN timed : timed[i].left <= 0})
+Line(timed) == [i \in DOMAIN timed |-> timed[i].m]
+
+\* Behind all that become ready no later.
+Insert(timed, m, left) ==
+    LET n == Cardinality({i \in DOMAIN timed : timed[i].left <= left})
+    IN  SubSeq(timed, 1, n) \o <<[m |-> m, left |-> left]>> \o SubSeq(timed, n + 1, Len(timed))
+
+RECURSIVE InsertAll(_, _)
+InsertAll(timed, more) ==
+    IF more = <<>> THEN timed
+    ELSE InsertAll(Insert(timed, Head(more).m, Head(more).left), Tail(more))
+
+Pass(timed, time) ==
+    [i \in DOMAIN timed |->
+        [timed[i] EXCEPT !.left = IF @ > time THEN @ - time ELSE Min(@, 0)]]
+
+-----------------------------------------------------------------------------
+
+EmptyLedger ==
+    [ready |-> <<>>, timed |-> <<>>, lease |-> [m \in Messages |-> NoReceipt],
+     count |-> [m \in Messages |-> 0], unsettled |-> [m \in Messages |-> 0]]
+
+Members(l) == Elements(l.ready) \cup Ids(l.timed)
+
+\* What has no time left joins the line; a lease that ends so was not settled.
+CameDue(l, due, ended) ==
+    [l EXCEPT
+        !.ready = @ \o Line(due),
+        !.timed = Rest(@, Len(due)),
+        !.lease = [m \in Messages |-> IF m \in ended THEN NoReceipt ELSE @[m]],
+        !.unsettled = [m \in Messages |-> IF m \in ended THEN Min(@[m] + 1, MaxCount) ELSE @[m]]]
+
+Comes(l) ==
+    LET due == Front(l.timed, DueCount(l.timed))
+    IN  IF l.timed = <<>> \/ l.timed[1].left > 0 THEN l
+        ELSE CameDue(l, due, {m \in Ids(due) : l.lease[m] /= NoReceipt})
+
+LedgerPass(l, time) == Comes([l EXCEPT !.timed = Pass(@, time)])
+
+\* Answers: "1" stored, "0" was here already, "F" the queue is full.
+LedgerSendOne(l, entry, capacity) ==
+    IF entry.m \in Members(l) THEN [l |-> l, answer |-> "0"]
+    ELSE IF Cardinality(Members(l)) >= capacity THEN [l |-> l, answer |-> "F"]
+    ELSE [l |-> IF entry.delay = 0
+                THEN [l EXCEPT !.ready = Append(@, entry.m)]
+                ELSE [l EXCEPT !.timed = Insert(@, entry.m, entry.delay)],
+          answer |-> "1"]
+
+\* Delivers the first so many messages.
+Delivered(l, ids, lease, receipts) ==
+    LET leases == [i \in DOMAIN ids |-> [m |-> ids[i], left |-> lease]]
+        is(m) == \E i \in DOMAIN ids : ids[i] = m
+    IN  [l EXCEPT
+            !.ready = Rest(@, Len(ids)),
+            !.timed = InsertAll(@, leases),
+            !.lease = [m \in Messages |-> IF is(m) THEN receipts[m] ELSE @[m]],
+            !.count = [m \in Messages |-> IF is(m) THEN Min(@[m] + 1, MaxCount) ELSE @[m]]]
+
+LedgerReceive(l, number, lease, receipts) ==
+    The({Comes(after) : after \in {Delivered(l, Front(l.ready, number), lease, receipts)}})
+
+\* The same, with a lease of its own for each.
+RECURSIVE LedgerReceives(_, _, _, _)
+LedgerReceives(l, ids, leases, receipts) ==
+    IF ids = <<>> THEN Comes(l)
+    ELSE LedgerReceives(Delivered(l, <<Head(ids)>>, Head(leases), receipts),
+                        Tail(ids), Tail(leases), receipts)
+
+Forgotten(l, ids) ==
+    [l EXCEPT
+        !.lease = [m \in Messages |-> IF m \in ids THEN NoReceipt ELSE @[m]],
+        !.count = [m \in Messages |-> IF m \in ids THEN 0 ELSE @[m]],
+        !.unsettled = [m \in Messages |-> IF m \in ids THEN 0 ELSE @[m]]]
+
+\* An entry is [m, r, kind, time]: kind is "ack", "nack" or "extend".
+IsCurrent(l, entry) == entry.r /= NoReceipt /\ l.lease[entry.m] = entry.r
+
+LedgerSettleOne(l, entry) ==
+    LET m == entry.m
+        rest == Drop(l.timed, {m})
+    IN  IF ~IsCurrent(l, entry) THEN [l |-> l, answer |-> "0"]
+        ELSE [answer |-> "1",
+              l |-> CASE entry.kind = "ack" -> Forgotten([l EXCEPT !.timed = rest], {m})
+                      [] entry.kind = "nack" /\ entry.time = 0 ->
+                            [l EXCEPT !.timed = rest, !.lease[m] = NoReceipt,
+                                      !.ready = Append(@, m)]
+                      [] entry.kind = "nack" ->
+                            [l EXCEPT !.timed = Insert(rest, m, entry.time),
+                                      !.lease[m] = NoReceipt]
+                      [] OTHER -> Comes([l EXCEPT !.timed = Insert(rest, m, entry.time)])]
+
+\* Each entry of a batch stands alone.
+RECURSIVE LedgerSend(_, _, _)
+LedgerSend(l, batch, capacity) ==
+    IF batch = <<>> THEN [l |-> l, answers |-> <<>>]
+    ELSE The({[l |-> others.l, answers |-> <<first.answer>> \o others.answers] :
+                <<first, others>> \in UNION {{<<f, LedgerSend(f.l, Tail(batch), capacity)>>} :
+                    f \in {LedgerSendOne(l, Head(batch), capacity)}}})
+
+RECURSIVE LedgerSettle(_, _)
+LedgerSettle(l, batch) ==
+    IF batch = <<>> THEN [l |-> l, answers |-> <<>>]
+    ELSE The({[l |-> others.l, answers |-> <<first.answer>> \o others.answers] :
+                <<first, others>> \in UNION {{<<f, LedgerSettle(f.l, Tail(batch))>>} :
+                    f \in {LedgerSettleOne(l, Head(batch))}}})
+
+\* Deliveries that nobody has seen never were: entries [m, r], in the order of delivery.
+LedgerRelease(l, batch) ==
+    LET back == SelectSeq(batch, LAMBDA e : IsCurrent(l, e))
+        ids == Ids(back)
+    IN  [l EXCEPT
+            !.ready = Line(back) \o @,
+            !.timed = Drop(@, ids),
+            !.lease = [m \in Messages |-> IF m \in ids THEN NoReceipt ELSE @[m]],
+            !.count = [m \in Messages |-> IF m \in ids THEN @[m] - 1 ELSE @[m]]]
+=============================================================================
