@@ -117,11 +117,6 @@ def script(name, at_once, broken):
     return f"local at\nlocal function run()\n{header}\n{source(name, broken)}\nend\nlocal reply = run()\nreturn {{at, reply}}"
 
 
-# Whether receivers of one call may have leases of the same length. receive.lua sets apart only the leases of one
-# receiver: of two with the same deadline, messages then come back in the order of their ids, not in that in which
-# they were delivered. specs/tla/traces/rejected/ties-between-receivers.json is a trace of it. To be set when it is mended.
-SAME_LEASES = False
-
 SECRET = string.ascii_letters + string.digits
 
 
@@ -204,7 +199,9 @@ class Recorder:
 
     def receive(self):
         leases = self.random.sample([0, 500, 3000, 10**7], 2)
-        if SAME_LEASES and self.random.random() < 0.5:
+        # Receivers whose leases end at the same moment: once, what they had came back in the order of its ids, and not in
+        # that in which it was delivered (specs/tla/traces/rejected/ties-between-receivers.json).
+        if self.random.random() < 0.5:
             leases[1] = leases[0]
         receivers = [{"max": self.random.randint(1, 3), "lease": lease}
                      for lease in leases[:self.random.randint(1, 2)]]

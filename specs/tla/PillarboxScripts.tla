@@ -135,10 +135,10 @@ Receiver(receivers, place, before) ==
     ELSE Receiver(Tail(receivers), place, before + Head(receivers).max)
 
 \* Of leases that end at the same moment, the one with the lower id is the first. Where that is not
-\* the order of delivery, they end a little apart.
+\* the order of delivery, they end a little apart. So do those of two receivers.
 RECURSIVE Later(_, _, _)
 Later(ids, place, before) ==
-    IF place = before + 1 THEN 0
+    IF place = before + 1 THEN (IF before = 0 THEN 0 ELSE place)
     ELSE IF Order[ids[place]] < Order[ids[place - 1]] THEN place
     ELSE Later(ids, place - 1, before)
 

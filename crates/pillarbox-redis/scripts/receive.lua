@@ -78,7 +78,8 @@ for n = 1, count do
     receiver = receiver + 2
     left = tonumber(ARGV[receiver])
     ends = now_text + ARGV[receiver + 1]
-    lease = string.format('%.0f', ends)
+    -- What another receiver was given before in this call comes back before this does.
+    lease = n == 1 and string.format('%.0f', ends) or ends + n / 4
     last = ''
   end
   left = left - 1
