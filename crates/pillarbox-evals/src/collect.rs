@@ -34,12 +34,15 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// After how long without any result that is worth a word.
 const SILENCE: Duration = Duration::from_secs(30);
 
+/// Somebody who is told how far it is.
+type Told = Box<dyn FnMut(&Progress) + Send>;
+
 /// How results are collected: for how long, and who is told how far it is.
 #[must_use]
 #[derive(Default)]
 pub struct Collect {
     timeout: Option<Duration>,
-    told: Option<Box<dyn FnMut(&Progress) + Send>>,
+    told: Option<Told>,
     #[cfg(feature = "progress")]
     has_bar: bool,
 }
@@ -418,7 +421,7 @@ fn stray(message: &RawMessage, reason: String) -> Stray {
 
 /// Tells how far it is.
 struct Show {
-    told: Option<Box<dyn FnMut(&Progress) + Send>>,
+    told: Option<Told>,
     #[cfg(feature = "progress")]
     bar: indicatif::ProgressBar,
 }

@@ -1,5 +1,7 @@
 //! The web page of a report, opened in a browser. `make test-browser` runs this: it needs Chromium.
 
+#![allow(clippy::unwrap_used, reason = "it is all tests")]
+
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;

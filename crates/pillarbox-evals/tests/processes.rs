@@ -54,7 +54,7 @@ async fn model(n: u64, run: Run) -> u64 {
     file.expect("a file").write_all(format!("{wrong} {n}\n").as_bytes()).expect("written");
     tokio::time::sleep(Duration::from_millis(5)).await;
     say(&format!("begun {n}"));
-    n * n + u64::from(n % wrong == 0)
+    n * n + u64::from(n.is_multiple_of(wrong))
 }
 
 /// The process that works. Not a test by itself.
@@ -107,7 +107,7 @@ fn collecting() {
         let backend = open(&url).await;
         let mut run = EvalRun::open(home).expect("a run");
         let told = |progress: &pillarbox_evals::Progress| {
-            say(&format!("collected {}", progress.collected))
+            say(&format!("collected {}", progress.collected));
         };
         let how = Collect::within(PATIENCE).on_progress(told);
         collect_results(&mut run, &requests(&backend), how).await.expect("collected");

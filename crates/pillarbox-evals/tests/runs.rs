@@ -1,5 +1,7 @@
 //! Runs from one end to the other in one process: what is sent, judged, collected, counted and reported.
 
+#![allow(clippy::unwrap_used, reason = "it is all tests")]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -476,7 +478,7 @@ async fn who_waits_is_told_how_far_it_is_and_may_give_up() {
     let told = seen.clone();
     let how = within().on_progress(move |progress| told.lock().unwrap().push(progress.collected));
     collect_results(&mut run, &requests, how).await.unwrap();
-    let seen = seen.lock().unwrap();
+    let seen = seen.lock().unwrap().clone();
     assert_eq!((seen[0], *seen.last().unwrap()), (0, 50));
     assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{seen:?}");
     running.stop().await.unwrap();

@@ -145,6 +145,7 @@ mod tests {
     use super::*;
     use crate::evaluator::{Session, contains, exact_match, judge};
 
+    #[expect(clippy::ptr_arg, reason = "it is given outputs as they are")]
     fn short(output: &String, _: &String) -> Score {
         if output.len() < 10 { Score::pass() } else { Score::graded(0.5, 1.0).because("too long") }
     }
