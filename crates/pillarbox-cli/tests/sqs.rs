@@ -101,6 +101,18 @@ fn groups_and_repeated_messages_are_told_to_fifo_queues() {
 }
 
 #[test]
+fn what_is_moved_to_a_fifo_queue_and_back_is_there() {
+    let scene = Scene::new();
+    scene.ok("send jobs.fifo one --group a --deduplication invoice-1");
+    for (from, to) in
+        [("jobs.fifo", "park.fifo"), ("park.fifo", "jobs.fifo"), ("jobs.fifo", "park.fifo")]
+    {
+        scene.ok(&format!("move {from} {} {to}", scene.url()));
+    }
+    assert!(scene.ok("--json receive park.fifo").contains("one"));
+}
+
+#[test]
 fn redrive_is_shown_and_set() {
     let scene = Scene::new();
     scene.ok("send orders poison");

@@ -43,6 +43,12 @@ impl Attributes {
         Arc::make_mut(map).insert(name.into(), value.into());
     }
 
+    /// Takes `name` out, with what its value was.
+    pub fn remove(&mut self, name: &str) -> Option<String> {
+        let map = self.0.as_mut().filter(|map| map.contains_key(name))?;
+        Arc::make_mut(map).remove(name)
+    }
+
     /// All names and values, in order of name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.map().iter().map(|(name, value)| (name.as_str(), value.as_str()))
@@ -99,6 +105,16 @@ mod tests {
         let other = one.clone();
         one.insert("a", "2");
         assert_eq!((one.get("a"), other.get("a")), (Some("2"), Some("1")));
+    }
+
+    #[test]
+    fn what_is_taken_out_is_gone_here_and_not_elsewhere() {
+        let mut attributes = Attributes::new();
+        assert_eq!(attributes.remove("tenant"), None);
+        attributes.insert("tenant", "acme");
+        let other = attributes.clone();
+        assert_eq!(attributes.remove("tenant").as_deref(), Some("acme"));
+        assert_eq!((attributes.len(), other.get("tenant")), (0, Some("acme")));
     }
 
     #[test]

@@ -103,6 +103,13 @@ impl Reason {
 }
 
 impl Failure {
+    /// A request that nobody is there to make any more.
+    pub(crate) fn cut_short() -> Self {
+        let text = "the request was cut short: the runtime that the backend was opened in is gone"
+            .to_owned();
+        Self { reason: Reason::Unreachable, text }
+    }
+
     /// What an SDK call failed by.
     pub(crate) fn of<E>(error: SdkError<E>) -> Self
     where
@@ -120,12 +127,15 @@ impl Failure {
                 Self { reason: Reason::of(code, &text, status.is_client_error()), text }
             }
             SdkError::DispatchFailure(dispatch) => {
-                // Neither a connection that fails nor one that is too slow: asking for credentials is
-                // all that is left before it.
-                let is_network = dispatch.is_io() || dispatch.is_timeout();
-                let reason = if is_network { Reason::Unreachable } else { Reason::Credentials };
                 let text =
                     dispatch.as_connector_error().map_or_else(|| said(&error), |it| said(it));
+                // Asking for credentials comes before the request, and fails in the same way.
+                let is_network = dispatch.is_io() || dispatch.is_timeout();
+                let is_about_credentials = text.to_lowercase().contains("credential");
+                let reason = match is_about_credentials && !is_network {
+                    true => Reason::Credentials,
+                    false => Reason::Unreachable,
+                };
                 Self { reason, text }
             }
             SdkError::TimeoutError(_) => {

@@ -21,6 +21,9 @@ pub(crate) const PURGE_COOLDOWN: Duration = Duration::from_secs(60);
 /// The largest message, attributes included, and what a batch may be in all.
 pub(crate) const MAX_MESSAGE: usize = 1 << 20;
 
+/// What every message has beside its body: the attribute with its id.
+const OWN: usize = "pillarbox.id".len() + "String".len() + 36;
+
 /// Which kind a queue is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -34,12 +37,9 @@ impl Kind {
         if name.ends_with(FIFO_ENDING) { Self::Fifo } else { Self::Standard }
     }
 
-    /// How many messages may be in flight.
+    /// How many messages may be in flight, of either kind. (A FIFO queue says nothing then, and delivers no more.)
     pub(crate) const fn max_in_flight(self) -> u64 {
-        match self {
-            Self::Standard => 120_000,
-            Self::Fifo => 20_000,
-        }
+        120_000
     }
 
     /// What can be done with queues of this kind, with messages up to this size.
@@ -52,7 +52,7 @@ impl Kind {
         capabilities.max_delay = Some(MAX_DELAY);
         capabilities.max_nack_delay = Some(Capabilities::MAX_VISIBILITY);
         capabilities.sub_second = false;
-        capabilities.max_body = Some(max_message);
+        capabilities.max_body = Some(max_message.saturating_sub(OWN));
         capabilities.binary_bodies = false;
         capabilities.max_attributes = Some(MAX_ATTRIBUTES);
         capabilities.extended_names = false;

@@ -85,6 +85,11 @@ impl SqsOptions {
         let (host, prefix) = place.split_once('/').unwrap_or((place, ""));
         let mut options = Self::new().prefix(prefix)?;
         match scheme {
+            _ if host.contains('@') => {
+                return Err(wrong(
+                    "a host has no user and no password: credentials are those of AWS",
+                ));
+            }
             "sqs" if host.contains(':') => {
                 return Err(wrong("a host with a port is written sqs+http://HOST:PORT"));
             }

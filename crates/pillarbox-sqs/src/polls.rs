@@ -89,8 +89,10 @@ impl Polls {
     }
 
     async fn ask(self: Arc<Self>, poll: Arc<Poll>, wait: Duration) {
+        let answering = Answering(poll.clone());
         let answer = self.call(poll.request, wait).await;
         let unwanted = poll.answer(answer);
+        drop(answering);
         self.left().retain(|other| !Arc::ptr_eq(other, &poll));
         if let Some(Ok(deliveries)) = unwanted {
             self.give_back(deliveries).await;
@@ -191,13 +193,36 @@ impl Poll {
     /// Has the answer for whoever waits, or gives it back if nobody does.
     fn answer(&self, answer: Answer) -> Option<Answer> {
         let mut state = self.state();
-        if matches!(*state, State::Awaited) {
-            *state = State::Answered(answer);
-            self.answered.notify_one();
-            return None;
+        match *state {
+            State::Awaited => {
+                *state = State::Answered(answer);
+                self.answered.notify_one();
+                None
+            }
+            State::Alone => {
+                *state = State::Over;
+                Some(answer)
+            }
+            // It was answered before.
+            State::Answered(_) | State::Over => Some(answer),
         }
-        *state = State::Over;
-        Some(answer)
+    }
+
+    /// Nobody waits any more, from one moment to the next: what has come is to be given back, and what has not is
+    /// left to others.
+    fn leave(&self) -> Left {
+        let mut state = self.state();
+        match std::mem::replace(&mut *state, State::Over) {
+            State::Answered(answer) => answer.map_or(Left::Nothing, Left::Behind),
+            State::Awaited => {
+                *state = State::Alone;
+                Left::ToBeAdopted
+            }
+            other => {
+                *state = other;
+                Left::Nothing
+            }
+        }
     }
 
     /// The answer, if it is there.
@@ -211,6 +236,15 @@ impl Poll {
             }
         }
     }
+}
+
+/// What is left of a poll that somebody no longer waits for.
+enum Left {
+    /// It is still on its way.
+    ToBeAdopted,
+    /// What it was answered with.
+    Behind(Vec<Delivery>),
+    Nothing,
 }
 
 /// Somebody who waits for the answer to a request. When they no longer do, it may be adopted; and an answer that
@@ -234,24 +268,59 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        if let Some(answer) = self.poll.take() {
-            let polls = self.polls.clone();
-            if let Ok(deliveries) = answer {
+        match self.poll.leave() {
+            Left::ToBeAdopted => self.polls.left().push(self.poll.clone()),
+            Left::Behind(deliveries) => {
+                let polls = self.polls.clone();
                 let task = async move { polls.give_back(deliveries).await };
                 self.polls.service.tasks.spawn_on(task, &self.polls.service.runtime);
             }
-            return;
+            Left::Nothing => {}
         }
-        let is_left = {
-            let mut state = self.poll.state();
-            let is_awaited = matches!(*state, State::Awaited);
-            if is_awaited {
-                *state = State::Alone;
-            }
-            is_awaited
-        };
-        if is_left {
-            self.polls.left().push(self.poll.clone());
-        }
+    }
+}
+
+/// Answers a poll whose task ends without an answer, be it by a panic or because its runtime is gone: nobody is to wait
+/// for ever.
+struct Answering(Arc<Poll>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        drop(self.0.answer(Err(Failure::cut_short())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn poll() -> Poll {
+        let state = Mutex::new(State::Awaited);
+        Poll { request: Receive::one(), state, answered: Notify::new() }
+    }
+
+    #[test]
+    fn who_leaves_takes_back_an_answer_or_leaves_the_poll_and_never_neither() {
+        // The answer is there before they leave.
+        let answered = poll();
+        assert!(answered.answer(Ok(Vec::new())).is_none());
+        assert!(matches!(answered.leave(), Left::Behind(_)));
+        assert!(matches!(answered.leave(), Left::Nothing));
+        // It comes after they have left.
+        let alone = poll();
+        assert!(matches!(alone.leave(), Left::ToBeAdopted));
+        assert!(matches!(alone.answer(Ok(Vec::new())), Some(Ok(_))));
+        // They have it.
+        let taken = poll();
+        assert!(taken.answer(Ok(Vec::new())).is_none());
+        assert!(taken.take().is_some());
+        assert!(matches!(taken.leave(), Left::Nothing));
+    }
+
+    #[test]
+    fn a_poll_whose_task_is_gone_is_answered_with_an_error() {
+        let poll = Arc::new(poll());
+        drop(Answering(poll.clone()));
+        assert!(poll.take().is_some_and(|answer| answer.is_err()));
     }
 }

@@ -85,13 +85,23 @@ impl SqsQueue {
         let is_alone = good.len() == answers.len();
         // A call may be as large as the largest message. One after the other, for they may be in order.
         let mut rest = &good[..];
+        let mut stopped: Option<Failure> = None;
         while !rest.is_empty() {
             let (group, others) = rest.split_at(fitting(rest, max));
             rest = others;
+            // What comes after a message that was not stored would overtake it.
+            if let Some(failure) = stopped.as_ref().filter(|_| self.kind == Kind::Fifo) {
+                for (place, encoded) in group {
+                    let failure = failure.clone();
+                    answers[*place] = Err(failure.on_message(&self.place(), "send", encoded.id));
+                }
+                continue;
+            }
             match self.send_group(group).await {
                 Ok(outcomes) => {
                     for ((place, encoded), outcome) in group.iter().zip(outcomes) {
                         if let Err(failure) = outcome {
+                            stopped.get_or_insert_with(|| failure.clone());
                             let error = failure.on_message(&self.place(), "send", encoded.id);
                             answers[*place] = Err(error);
                         }
@@ -106,6 +116,7 @@ impl SqsQueue {
                         answers[*place] =
                             Err(failure.on_message(&self.place(), "send", encoded.id));
                     }
+                    stopped.get_or_insert(failure);
                 }
             }
         }
@@ -113,7 +124,12 @@ impl SqsQueue {
     }
 
     async fn send_group(&self, group: &[(usize, Encoded)]) -> Result<Outcomes, Failure> {
-        self.each(group.len(), |places| async move {
+        // Where order matters, an entry is not sent again behind those that came after it.
+        let attempts = match self.kind {
+            Kind::Standard => self.service.usage.attempts,
+            Kind::Fifo => 1,
+        };
+        self.each_within(attempts, group.len(), |places| async move {
             let answer = self.service.call(&self.target, Missing::Make, |url| {
                 let entries = places.iter().map(|place| group[*place].1.entry(*place)).collect();
                 let request = self.service.client.send_message_batch().queue_url(&*url);
@@ -218,8 +234,7 @@ impl SqsQueue {
         .await
     }
 
-    /// Does a batch, and again those entries whose failure may pass. (The SDK repeats calls that failed as a
-    /// whole, and knows nothing of entries.)
+    /// Does a batch, and again those entries whose failure may pass.
     async fn each<F>(
         &self,
         entries: usize,
@@ -228,9 +243,22 @@ impl SqsQueue {
     where
         F: Future<Output = Result<Vec<(usize, Result<(), Failure>)>, Failure>>,
     {
+        self.each_within(self.service.usage.attempts, entries, call).await
+    }
+
+    /// The same, trying so often. (The SDK repeats calls that failed as a whole, and knows nothing of entries.)
+    async fn each_within<F>(
+        &self,
+        attempts: u32,
+        entries: usize,
+        call: impl Fn(Vec<usize>) -> F,
+    ) -> Result<Outcomes, Failure>
+    where
+        F: Future<Output = Result<Vec<(usize, Result<(), Failure>)>, Failure>>,
+    {
         let mut outcomes: Outcomes = vec![Ok(()); entries];
         let mut pending: Vec<_> = (0..entries).collect();
-        let mut backoff = Backoff::new(self.service.usage.attempts);
+        let mut backoff = Backoff::new(attempts);
         let mut is_first = true;
         while !pending.is_empty() {
             match call(pending.clone()).await {

@@ -93,7 +93,9 @@ impl Encoded {
             let allowed = format!("at most {max}, attributes with their names and types included");
             return Err(Error::invalid(Some(queue), "message size in bytes", value, allowed));
         }
-        let delay = (kind == Kind::Standard).then(|| seconds(message.delay));
+        // Without one, that of the queue holds.
+        let has_delay = kind == Kind::Standard && !message.delay.is_zero();
+        let delay = has_delay.then(|| seconds(message.delay));
         Ok(Self { id: message.id, size, body, attributes, delay, group, deduplication })
     }
 

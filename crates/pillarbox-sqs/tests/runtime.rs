@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use pillarbox_core::Mailbox;
+use pillarbox_core::{Mailbox, SendOptions};
 use pillarbox_runtime::{
     Backoff, Client, Dlq, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, Run, Worker,
 };
@@ -34,6 +34,29 @@ fn dead_letters_of_our_own_policy_are_kept_and_replayed() {
         let dlq = Dlq::open(&backend, "jobs-dlq").expect("opened");
         let report = dlq.replay().run().await.expect("replayed");
         assert_eq!((report.done, report.left), (1, 0));
+        let fixed = |_: u32| async {};
+        let stats = Worker::new(jobs).handler(fixed).run_until_empty().await.expect("it runs");
+        assert_eq!(stats.succeeded, 1);
+        backend.close().await;
+    });
+}
+
+/// A FIFO queue remembers for five minutes what was sent to it: a replay must not be taken for it.
+#[test]
+fn a_dead_letter_of_a_fifo_queue_is_replayed_at_once_and_arrives() {
+    let server = start(SqsFlavour::Moto);
+    on_threads(async {
+        let backend = open(&server, "&poll=1").await;
+        let jobs: Mailbox<u32> = backend.mailbox("jobs.fifo").expect("opened");
+        let options = SendOptions::new().deduplication("invoice-4711").group("invoices");
+        jobs.send_with(&0, options).await.expect("sent");
+        let policy = DlqPolicy::new().max_delivery_count(1);
+        let worker = Worker::new(jobs.clone()).dead_letters(policy);
+        let stats = worker.handler(divide).run_until_empty().await.expect("it runs");
+        assert_eq!(stats.dead_lettered, 1);
+
+        let dlq = Dlq::open(&backend, "jobs-dlq.fifo").expect("opened");
+        assert_eq!(dlq.replay().run().await.expect("replayed").done, 1);
         let fixed = |_: u32| async {};
         let stats = Worker::new(jobs).handler(fixed).run_until_empty().await.expect("it runs");
         assert_eq!(stats.succeeded, 1);

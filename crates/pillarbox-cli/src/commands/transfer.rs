@@ -275,7 +275,18 @@ impl<'a> Mover<'a> {
                 }
             }
         }
-        let messages = deliveries.into_iter().map(outgoing).collect::<Vec<_>>();
+        let has_memory = self.target.capabilities().deduplication.is_some();
+        let messages = deliveries.into_iter().map(|delivery| {
+            let receipt = delivery.receipt.to_string();
+            let mut message = outgoing(delivery);
+            if has_memory {
+                // It may have been there minutes ago: it must not be taken for what it was then, and not be stored.
+                let hop = MessageId::from_key(&format!("move by {receipt}"));
+                message.attributes.insert(Outgoing::DEDUPLICATION, hop.to_string());
+            }
+            message
+        });
+        let messages = messages.collect::<Vec<_>>();
         let ids: Vec<_> = messages.iter().map(|message| message.id).collect();
         let results = match self.target.send(messages).await {
             Ok(results) => results,

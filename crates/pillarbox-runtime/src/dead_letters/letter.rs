@@ -177,6 +177,8 @@ impl DeadLetter {
         let id = MessageId::from_key(&format!("replay {replays} of dead letter {own}"));
         let mut message = Outgoing::with_id(id, self.body.clone());
         message.attributes = self.attributes.clone();
+        // It is not the message that it was: where that is remembered, it would be taken for it, and not stored.
+        message.attributes.remove(Outgoing::DEDUPLICATION);
         message.attributes.insert(REPLAYS, replays.to_string());
         message.attributes.insert(REPLAYED_AT, now.to_string());
         message.attributes.insert(ORIGINAL_ID, self.message_id.to_string());

@@ -132,13 +132,17 @@ impl DlqPolicy {
         Self { to: Some(Place::of(mailbox)), ..Self::default() }
     }
 
-    /// The name of the mailbox that dead letters of a queue go to by default: `{source}-dlq`.
+    /// The name of the mailbox that dead letters of a queue go to by default: `{source}-dlq`, and `orders-dlq.fifo` of
+    /// `orders.fifo`.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidParameter`] where that is too long for a name.
     pub fn default_name(source: &QueueName) -> Result<QueueName> {
-        format!("{source}-dlq").parse()
+        match source.as_str().strip_suffix(".fifo") {
+            Some(stem) => format!("{stem}-dlq.fifo").parse(),
+            None => format!("{source}-dlq").parse(),
+        }
     }
 
     /// After how many deliveries a message that fails is a dead letter: 5 unless said otherwise, or one
