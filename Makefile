@@ -51,7 +51,8 @@ unit: setup ## Unit, conformance, property, stress and exhaustive tests
 test-browser: setup ## The web page of an eval report, in Chromium (installs it if it is not here)
 	@scripts/setup.sh chromium
 	$(say) "browser"
-	@$(CARGO) nextest run --locked -p pillarbox-evals --all-features --cargo-quiet --test browser --run-ignored only
+	@$(CARGO) nextest run --locked --workspace --all-features --cargo-quiet --run-ignored only \
+		--filterset 'package(pillarbox-evals) & binary(browser)'
 
 .PHONY: browser-if-here
 browser-if-here: setup
@@ -66,10 +67,12 @@ doc: setup ## Examples in the documentation
 .PHONY: examples
 examples: setup ## Runs every example program
 	$(say) "examples"
+	@# Of the whole workspace, as the tests are: the same features, so nothing is compiled once more.
+	@$(CARGO) build --quiet --locked --workspace --all-features --examples
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
 	for example in crates/*/examples/*.rs; do \
-		name=$$(basename "$$example" .rs); package=$$(echo "$$example" | cut -d/ -f2); \
-		$(CARGO) run --quiet --locked -p "$$package" --all-features --example "$$name" > "$$log" 2>&1 \
+		name=$$(basename "$$example" .rs); \
+		target/debug/examples/"$$name" > "$$log" 2>&1 \
 			|| { cat "$$log"; echo "example $$name failed"; exit 1; }; \
 	done
 
