@@ -16,6 +16,9 @@
 //! so each rule is held to what must be true wherever that was. Where an answer was lost, the
 //! record says so and the rules allow for both.
 //!
+//! Leases end by the clock of the server, which is on this machine. Where that is set while clients work, a
+//! lease is longer or shorter than it seems, so every rule allows for as much as it was set by.
+//!
 //! Where one server takes over from another that copied to it afterwards, what was done last may be
 //! undone. Such moments are [noted](History::server_replaced), and what can only be explained by one of
 //! them is counted as [`Undone`] instead: only what lies on both sides of one, and never a receipt that is
@@ -23,7 +26,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use pillarbox_core::{Delivery, MessageId, Receipt, SettleAction};
 use tokio::time::Instant;
@@ -39,6 +42,30 @@ pub struct History {
     deliveries: HashMap<MessageId, Vec<Lease>>,
     /// When a server was replaced by another that may not have had all of it.
     replaced: Vec<Interval>,
+    began: Clocks,
+}
+
+/// One moment, by the clock that only runs and by the one that can be set.
+#[derive(Debug, Clone, Copy)]
+struct Clocks {
+    runs: std::time::Instant,
+    can_be_set: SystemTime,
+}
+
+impl Default for Clocks {
+    fn default() -> Self {
+        Self { runs: std::time::Instant::now(), can_be_set: SystemTime::now() }
+    }
+}
+
+impl Clocks {
+    /// By how much the clock was set since then, forwards or backwards.
+    fn set_by(self) -> Duration {
+        let now = Self::default();
+        let expected = self.can_be_set + now.runs.duration_since(self.runs);
+        let ahead = now.can_be_set.duration_since(expected);
+        ahead.unwrap_or_else(|behind| behind.duration())
+    }
 }
 
 /// One delivery and what was done with it.
@@ -145,19 +172,25 @@ struct Problem {
 
 /// What a history shows that must not be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violations(Vec<String>);
+pub struct Violations {
+    what: Vec<String>,
+    /// What was allowed for.
+    clock_set_by: Duration,
+}
 
 impl fmt::Display for Violations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} violations of the contract:", self.0.len())?;
-        self.0.iter().take(20).try_for_each(|violation| writeln!(f, "- {violation}"))
+        let Self { what, clock_set_by } = self;
+        let count = what.len();
+        writeln!(f, "{count} violations of the contract (with a clock set by {clock_set_by:?}):")?;
+        what.iter().take(20).try_for_each(|violation| writeln!(f, "- {violation}"))
     }
 }
 
 impl std::error::Error for Violations {}
 
 impl History {
-    /// Makes an empty history.
+    /// Makes an empty history. To be made before the first call that it notes.
     pub fn new() -> Self {
         Self::default()
     }
@@ -228,6 +261,9 @@ impl History {
         self.maybe_sent.extend(other.maybe_sent);
         self.receive_lost |= other.receive_lost;
         self.replaced.extend(other.replaced);
+        if other.began.runs < self.began.runs {
+            self.began = other.began;
+        }
         for (id, leases) in other.deliveries {
             self.deliveries.entry(id).or_default().extend(leases);
         }
@@ -235,13 +271,14 @@ impl History {
 
     /// Holds the record to the contract. `left` are the messages that are still in the queue.
     pub fn check(&self, left: &HashSet<MessageId>) -> Result<Summary, Violations> {
+        let set_by = self.began.set_by();
         let mut violations = Vec::new();
         let mut summary = Summary { sent: self.sent.len(), ..Summary::default() };
         let mut receipts = HashSet::new();
         for (id, leases) in &self.deliveries {
             let mut leases: Vec<_> = leases.iter().collect();
             leases.sort_by_key(|lease| (lease.count, lease.received.end));
-            let ends: Vec<_> = leases.iter().map(|lease| lease.replay()).collect();
+            let ends: Vec<_> = leases.iter().map(|lease| lease.replay(set_by)).collect();
             let acknowledged = ends.iter().map(|end| end.acknowledged).sum::<usize>();
             summary.deliveries += leases.len();
             summary.redeliveries += leases.len().saturating_sub(1);
@@ -258,7 +295,7 @@ impl History {
                 }
             }
             ends.iter().flat_map(|end| &end.violations).cloned().for_each(&mut violation);
-            let mut problems = self.problems(&leases, &ends, left.contains(id));
+            let mut problems = self.problems(&leases, &ends, left.contains(id), set_by);
             let is_back = |problem: &Problem| matches!(problem.kind, Kind::CameBack);
             if problems.iter().any(is_back) && problems.iter().all(|p| self.explains(p)) {
                 // Once a message, in however many ways it shows.
@@ -285,7 +322,10 @@ impl History {
                 summary.undone.note(Kind::Lost);
             }
         }
-        if violations.is_empty() { Ok(summary) } else { Err(Violations(violations)) }
+        if violations.is_empty() {
+            return Ok(summary);
+        }
+        Err(Violations { what: violations, clock_set_by: set_by })
     }
 
     /// Whether a problem is there because a server was replaced.
@@ -294,7 +334,13 @@ impl History {
     }
 
     /// What is wrong with the deliveries of one message, in the order of their counts.
-    fn problems(&self, leases: &[&Lease], ends: &[End], is_left: bool) -> Vec<Problem> {
+    fn problems(
+        &self,
+        leases: &[&Lease],
+        ends: &[End],
+        is_left: bool,
+        set_by: Duration,
+    ) -> Vec<Problem> {
         let mut problems: Vec<_> = Vec::new();
         let mut problem =
             |kind, between, what: String| problems.push(Problem { kind, between, what });
@@ -325,7 +371,7 @@ impl History {
                 problem(*kind, *between, what.clone());
             }
             let next = leases[place + 1..].iter().find(|next| next.count > lease.count);
-            if let Some((kind, what)) = next.and_then(|next| lease.succession(end, next)) {
+            if let Some((kind, what)) = next.and_then(|next| lease.succession(end, next, set_by)) {
                 problem(kind, whole, what);
             }
         }
@@ -347,8 +393,9 @@ struct End {
 }
 
 impl Lease {
-    /// Goes through the settles in order. Whoever holds a delivery settles it one by one.
-    fn replay(&self) -> End {
+    /// Goes through the settles in order. Whoever holds a delivery settles it one by one. Times may be wrong
+    /// by `set_by`.
+    fn replay(&self, set_by: Duration) -> End {
         let mut end = End {
             earliest: self.received.start + self.visibility,
             acknowledged: 0,
@@ -364,7 +411,7 @@ impl Lease {
             match outcome {
                 Outcome::Refused => {
                     end.refused += 1;
-                    if !over && !unsure && at.end < end.earliest {
+                    if !over && !unsure && at.end + set_by < end.earliest {
                         let what = format!("refused {action:?} while its lease ran");
                         end.problems.push((Kind::Forgotten, since(at), what));
                     }
@@ -375,7 +422,7 @@ impl Lease {
                     let what = format!("took {action:?} after it was settled");
                     end.problems.push((Kind::Revived, since(at), what));
                 }
-                Outcome::Done if at.start > latest => {
+                Outcome::Done if at.start > latest + set_by => {
                     let late = at.start - latest;
                     end.violations.push(format!("took {action:?} {late:?} after its lease ended"));
                 }
@@ -402,11 +449,12 @@ impl Lease {
         end
     }
 
-    /// What is wrong with `next` having come after this delivery, which went so.
-    fn succession(&self, end: &End, next: &Lease) -> Option<(Kind, String)> {
+    /// What is wrong with `next` having come after this delivery, which went so. Times may be wrong by
+    /// `set_by`.
+    fn succession(&self, end: &End, next: &Lease, set_by: Duration) -> Option<(Kind, String)> {
         let count = next.count;
         let late = self.settles.iter().find(|attempt| {
-            attempt.outcome == Outcome::Done && attempt.at.start > next.received.end
+            attempt.outcome == Outcome::Done && attempt.at.start > next.received.end + set_by
         });
         if end.acknowledged > 0 {
             let what = format!("came as delivery {count} though it was acknowledged before");
@@ -414,10 +462,10 @@ impl Lease {
         } else if let Some(late) = late {
             let what = format!("took {:?} for a delivery before the last", late.action);
             Some((Kind::Forgotten, what))
-        } else if next.received.end < self.received.start {
+        } else if next.received.end + set_by < self.received.start {
             let what = format!("came as delivery {count} before delivery {}", self.count);
             Some((Kind::Forgotten, what))
-        } else if next.received.end < end.earliest {
+        } else if next.received.end + set_by < end.earliest {
             let early = end.earliest - next.received.end;
             let what = format!("came as delivery {count} {early:?} before it could be ready");
             Some((Kind::Forgotten, what))
@@ -621,6 +669,22 @@ mod tests {
         h.settle(&first, 1, hour, Outcome::Done);
         h.deliver(40, 2);
         h.refused("before it could be ready");
+    }
+
+    #[test]
+    fn what_a_clock_that_was_set_explains_is_no_violation_and_no_more() {
+        let ten_seconds = Duration::from_secs(10);
+        for (second, is_explained) in [(21, true), (19, false)] {
+            for forwards in [true, false] {
+                let mut h = Builder::new();
+                let began = &mut h.history.began.can_be_set;
+                *began = if forwards { *began - ten_seconds } else { *began + ten_seconds };
+                h.deliver(0, 1);
+                h.deliver(second, 2);
+                let checked = h.history.check(&HashSet::from([h.id]));
+                assert_eq!(checked.is_ok(), is_explained, "{second} {forwards} {checked:?}");
+            }
+        }
     }
 
     #[test]
