@@ -171,6 +171,7 @@ def main():
     parser.add_argument("checks", nargs="*", help="quick, exhaustive, or names of checks")
     parser.add_argument("--list", action="store_true", help="list the checks")
     parser.add_argument("--command", metavar="NAME", help="write the cfg file of a check and print how to run it")
+    parser.add_argument("--brief", action="store_true", help="no table where all is as it must be")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many checks run at a time")
     arguments = parser.parse_args()
     checks = load()
@@ -217,8 +218,10 @@ def main():
         results = dict(pool.map(one, order))
     results = [results[check["name"]] for check in chosen]
 
-    table([row(result) for result in results])
     wrong = [result for result in results if not is_right(result)]
+    if wrong or not arguments.brief:
+        table([row(result) for result in results])
+        print()
     for result in wrong:
         lines = [line for line in result["output"].splitlines() if not line.startswith(("Parsing", "Semantic"))]
         print(f"\n== {result['check']['name']} ({os.path.relpath(result['log'], ROOT)})")
@@ -226,7 +229,8 @@ def main():
         if len(lines) > 400:
             print(f"... {len(lines) - 400} more lines in the file")
     refuted = sum(result["check"].get("expect", "holds") != "holds" for result in results)
-    print(f"\n{len(results)} checks, {refuted} of them expected to be refuted, "
+    states = sum(result["distinct"] or 0 for result in results)
+    print(f"{len(results)} checks of {states:,} states, {refuted} of them expected to be refuted, "
           f"{len(wrong)} not as they must be; {time.monotonic() - began:.0f} s")
     return 1 if wrong else 0
 

@@ -79,8 +79,7 @@ class Server:
 BROKEN = {
     "a settle takes any receipt": ("settle", "sub(current, 1, 16) == sub(token, 1, 16)", "true"),
     "a settle ends no lease first": ("settle", "-- @promote", "promoted = 0"),
-    "a nack keeps the receipt": ("settle", "given_back[#given_back + 1] = sub(current, 17)",
-                                 "given_back[#given_back + 1] = current"),
+    "a nack keeps the receipt": ("settle", "local deliveries = sub(current, 17)", "local deliveries = current"),
     "an acknowledgement leaves the body": ("settle", "redis_call('HDEL', data, unpack(gone))", ""),
     "a send stores what is here": ("send", "local here = redis_call('HMGET', data, unpack(ARGV, 6, last_id))",
                                    "local here = {}"),
@@ -88,7 +87,7 @@ BROKEN = {
     "a send forgets its answer": ("send", "-- @remember", ""),
     "promoting turns the order round": ("promote", "redis_call('LPUSH', pending, unpack(due))",
                                         "redis_call('RPUSH', pending, unpack(due))"),
-    "promoting counts no unsettled delivery": ("promote", "deliveries = deliveries + 4294967296", ""),
+    "promoting counts no unsettled delivery": ("unsettled", "deliveries = deliveries + 4294967296", ""),
     "a receive counts nothing": ("receive", "(tonumber(before) or 0) + 1", "(tonumber(before) or 0)"),
     "a receive takes from the wrong end": ("receive", "redis_call('RPOP', pending, ARGV[4])",
                                            "redis_call('LPOP', pending, ARGV[4])"),
@@ -127,60 +126,32 @@ class Recorder:
         self.scripts = {}
         self.events, self.known, self.calls = [], [], {}
         self.messages = sorted(self.secret(22) for _ in range(self.random.randint(3, 12)))
-        self.numbers, self.stored = {}, {}
+        self.numbers, self.told = {}, tlaplus_trace.Calls()
 
     def secret(self, length=16):
         return "".join(self.random.choice(SECRET) for _ in range(length))
 
-    def run(self, op, arguments, event, caller=None, number=0, again=False):
+    def run(self, op, arguments, caller=None, number=0, again=False):
         if op not in self.scripts:
             self.scripts[op] = script(op, self.at_once, self.broken)
         keys = [f"{self.tag}:{key}" for key in ("pending", "invisible", "data", "meta")]
         keys.append(f"{self.tag}:call:{caller or ''}")
         keys += keys[4:] if again else []
-        at, reply = self.server.call("EVAL", self.scripts[op], len(keys), *keys, f"{number:012}", 600_000, 0, *arguments)
-        event = {"op": op, "at": int(at), **event}
-        if caller:
-            event |= {"caller": caller, "number": number, "again": again}
-        event["reply"] = self.understand(event, reply)
+        words = [str(word) for word in (f"{number:012}", 600_000, 0, *arguments)]
+        at, reply = self.server.call("EVAL", self.scripts[op], len(keys), *keys, *words)
+        event = self.told.event([op, at, keys, words, reply])
         self.events.append(event)
         return event
 
-    def understand(self, event, reply):
-        """The reply as the model has it."""
-        if event["op"] in ("send", "settle"):
-            answers = reply.rstrip("!")
-            if answers == "+":
-                # What a record says is of the call that has stored it.
-                size = self.stored[event["caller"]]["size"] if self.is_old(event) else len(event["batch"])
-                answers = "1" * size
-            if not self.is_old(event) and (event["op"] == "send" and event["again"] or "1" in answers):
-                self.stored[event["caller"]] = {"number": event["number"], "size": len(event["batch"])}
-            return list(answers)
-        if event["op"] == "receive":
-            if len(reply) == 1:
-                return []
-            deliveries = []
-            for id, body, known in zip(*reply[1:]):
-                if body is not None:
-                    number = int((known or "0")[16:] if known and len(known) > 16 else known or "0")
-                    deliveries.append([id, (number & 0xFFFFFFFF) + 1, number >> 32])
-            return deliveries
-        return [reply[0]] if event["op"] == "look" else [reply]
-
-    def is_old(self, event):
-        return event["number"] <= self.stored.get(event["caller"], {}).get("number", 0)
-
     # What is called, with what is needed to call it again.
 
-    def make(self, op, arguments, event):
+    def make(self, op, arguments):
         caller = f"{op}-{self.random.randint(1, 2)}"
         number = self.numbers.get(caller, 0) + 1
         self.numbers[caller] = number
-        call = (op, arguments, event, caller, number)
+        call = (op, arguments, caller, number)
         self.calls.setdefault(caller, []).append(call)
-        event = self.run(*call)
-        self.learn(event)
+        self.learn(self.run(*call))
 
     def learn(self, event):
         if event["op"] == "receive":
@@ -194,8 +165,7 @@ class Recorder:
         heads = [f"{delay} -" if delay else "" for delay in delays]
         arguments = ["" if capacity is None else capacity, len(batch), *batch, *["body"] * len(batch)]
         arguments += heads if any(heads) else []
-        entries = [{"m": m, "delay": delay} for m, delay in zip(batch, delays)]
-        self.make("send", arguments, {"batch": entries, "capacity": capacity})
+        self.make("send", arguments)
 
     def receive(self):
         leases = self.random.sample([0, 500, 3000, 10**7], 2)
@@ -211,34 +181,31 @@ class Recorder:
         for receiver in receivers:
             arguments += [receiver["max"], receiver["lease"]]
         arguments += [secret + "1" for secret in secrets]
-        self.make("receive", arguments, {"receivers": receivers, "receipts": secrets})
+        self.make("receive", arguments)
 
     def settle(self):
         if not self.known:
             return
         recent = self.known[-6:]
-        batch = []
+        ids, tokens = [], []
         for _ in range(self.random.randint(1, 3)):
-            m, r = self.random.choice(recent)
-            kind = self.random.choice(["ack", "nack", "nack", "extend"])
-            pause = 0 if kind == "ack" else self.random.choice([0, 700, 4000]) if kind == "nack" else \
-                self.random.choice([600, 5000])
-            batch.append({"m": m, "r": r, "kind": kind, "time": pause})
-        mark = {"ack": "1", "nack": "n", "extend": "e"}
-        tokens = [e["r"] + mark[e["kind"]] + ("" if e["kind"] == "ack" else str(e["time"])) for e in batch]
-        self.make("settle", [len(batch), *[e["m"] for e in batch], *tokens], {"batch": batch})
+            id, secret = self.random.choice(recent)
+            # Acknowledge, give back, extend.
+            kind = self.random.choice("1nne")
+            times = {"1": [""], "n": [0, 700, 4000], "e": [0, 600, 5000]}[kind]
+            ids.append(id)
+            tokens.append(f"{secret}{kind}{self.random.choice(times)}")
+        self.make("settle", [len(ids), *ids, *tokens])
 
     def release(self):
         if self.known:
-            batch = [{"m": m, "r": r} for m, r in {m: (m, r) for m, r in self.known[-2:]}.values()]
-            arguments = [word for entry in batch for word in (entry["m"], entry["r"])]
-            self.run("release", arguments, {"batch": batch})
+            self.run("release", [word for entry in dict(self.known[-2:]).items() for word in entry])
 
     def look(self):
-        self.run("look", [], {})
+        self.run("look", [])
 
     def purge(self):
-        self.make("purge", [], {})
+        self.make("purge", [])
 
     def again(self):
         """The last call of somebody comes once more; or the one before, which was stuck."""

@@ -4,6 +4,7 @@
     scripts/tlaplus_trace.py FILE ...            traces that must be accepted
     scripts/tlaplus_trace.py --doctored FILE ... as well, each trace doctored in many ways must be rejected
     scripts/tlaplus_trace.py --rejected FILE ... traces of what was wrong once, and must be rejected
+    scripts/tlaplus_trace.py --calls FILE ...    calls as the server saw them, and doctored copies of them
 
 A trace is a JSON list of events, in the order in which the server ran them:
 
@@ -15,9 +16,11 @@ A trace is a JSON list of events, in the order in which the server ran them:
     {"op": "release", "at": µs, "batch": [{"m": id, "r": secret}], "reply": [n]}
     {"op": "purge",   "at": µs, ..., "reply": [n]}
     {"op": "look",    "at": µs, "reply": [n ready]}
+    {"op": "forget",  "at": µs, "reply": [1 if it held nothing]}
 
-with "caller", "number" and "again" (KEYS[6]) where the answer of the call is remembered. All traces are checked in
-one run. A doctored one that the doctoring did not change is left out.
+with "caller", "number" and "again" (KEYS[6]) where the answer of the call is remembered. A call as the server saw it
+is [name of the script, time that it took for now, KEYS, ARGV, reply]. All traces are checked in one run. A doctored one
+that the doctoring did not change is left out.
 """
 
 import argparse
@@ -27,11 +30,88 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import tlaplus  # noqa: E402
 
 OUT = os.path.join(tlaplus.OUT, "trace")
+
+
+# --- Reading calls
+
+
+class Calls:
+    """Calls of scripts on one queue, as the server saw them, one after the other, told as events."""
+
+    def __init__(self):
+        self.stored = {}
+
+    def event(self, call):
+        op, at, keys, arguments, reply = call
+        event = {"op": op, "at": int(at)}
+        if op not in ("release", "look", "forget"):
+            event |= {"caller": keys[4], "number": int(arguments[0]), "again": len(keys) > 5}
+        event |= getattr(self, op, self.unknown(op))(arguments[3:])
+        event["reply"] = self.reply(event, reply)
+        return event
+
+    @staticmethod
+    def unknown(op):
+        def refuse(_):
+            sys.exit(f"the specification knows no '{op}'")
+        return refuse
+
+    # What the arguments after the common ones say.
+
+    def send(self, arguments):
+        capacity, count = arguments[0], int(arguments[1])
+        ids, heads = arguments[2:2 + count], arguments[2 + 2 * count:] or [""] * count
+        delays = [int(head.split(" ", 1)[0] or 0) for head in heads]
+        return {"batch": [{"m": m, "delay": delay} for m, delay in zip(ids, delays, strict=True)],
+                "capacity": int(capacity) if capacity else None}
+
+    def receive(self, arguments):
+        numbers = [int(number) for number in arguments[2:2 + 2 * int(arguments[1])]]
+        return {"receivers": [{"max": most, "lease": lease} for most, lease in zip(numbers[::2], numbers[1::2])],
+                "receipts": [secret[:16] for secret in arguments[2 + len(numbers):]]}
+
+    def settle(self, arguments):
+        count = int(arguments[0])
+        kinds = {"1": "ack", "n": "nack", "e": "extend"}
+        return {"batch": [{"m": m, "r": token[:16], "kind": kinds[token[16]], "time": int(token[17:] or 0)}
+                          for m, token in zip(arguments[1:1 + count], arguments[1 + count:], strict=True)]}
+
+    def release(self, arguments):
+        return {"batch": [{"m": m, "r": r} for m, r in zip(arguments[::2], arguments[1::2], strict=True)]}
+
+    def look(self, _):
+        return {}
+
+    purge = forget = look
+
+    def reply(self, event, reply):
+        """The reply as the model has it."""
+        if event["op"] in ("send", "settle"):
+            answers = reply.rstrip("!")
+            if answers == "+":
+                # What a record says is of the call that has stored it.
+                size = self.stored[event["caller"]]["size"] if self.is_old(event) else len(event["batch"])
+                answers = "1" * size
+            if not self.is_old(event) and (event["op"] == "send" and event["again"] or "1" in answers):
+                self.stored[event["caller"]] = {"number": event["number"], "size": len(event["batch"])}
+            return list(answers)
+        if event["op"] == "receive":
+            deliveries = []
+            for id, body, known in zip(*reply[1:]):
+                if body is not None:
+                    number = int(known[16:] if known and len(known) > 16 else known or "0")
+                    deliveries.append([id, (number & 0xFFFFFFFF) + 1, number >> 32])
+            return deliveries
+        return [reply[0]] if event["op"] == "look" else [reply]
+
+    def is_old(self, event):
+        return event["number"] <= self.stored.get(event["caller"], {}).get("number", 0)
 
 
 # --- Writing TLA+
@@ -116,9 +196,8 @@ def event_text(event, start, messages, secrets, callers):
     return record(**fields, reply=sequence(reply))
 
 
-def write(traces, at_once, with_ledger):
+def write(out, traces, at_once, with_ledger):
     """Writes TraceData.tla and the cfg file for traces of (name, whether it is good, events)."""
-    os.makedirs(OUT, exist_ok=True)
     most, most_callers, lines = 1, 1, []
     for name, is_good, events in traces:
         messages, secrets = Numbers(ids(events)), Numbers(receipts(events))
@@ -130,10 +209,10 @@ def write(traces, at_once, with_ledger):
         written = (event_text(event, start, messages, secrets, callers) for event in events)
         lines.append(record(name=text(name), isGood=str(is_good).upper(),
                             events="<<\n    " + ",\n    ".join(written) + ">>"))
-    with open(os.path.join(OUT, "TraceData.tla"), "w") as file:
+    with open(os.path.join(out, "TraceData.tla"), "w") as file:
         file.write("---- MODULE TraceData ----\nEXTENDS Integers\nTraces == <<\n" + ",\n".join(lines) + ">>\n====\n")
     numbers = lambda count: "{" + ", ".join(str(number) for number in range(1, count + 1)) + "}"
-    with open(os.path.join(OUT, "PillarboxTrace.cfg"), "w") as file:
+    with open(os.path.join(out, "PillarboxTrace.cfg"), "w") as file:
         file.write(f"""SPECIFICATION Spec
 CONSTANTS
     Messages = {numbers(most)}
@@ -284,11 +363,15 @@ def doctored(name, events, sure=False):
 
 def check(traces, at_once=200, with_ledger=True):
     """Runs TLC. Returns whether all is as it must be, and what was said."""
-    write(traces, at_once, with_ledger)
-    java, *options = tlaplus.java(OUT)
-    command = [java, f"-DTLA-Library={OUT}", *options, "tlc2.TLC", "-deadlock", "-workers", "1", "-metadir", os.path.join(OUT, "states"),
-               "-config", os.path.join(OUT, "PillarboxTrace.cfg"), "PillarboxTrace.tla"]
-    done = subprocess.run(command, cwd=tlaplus.SPECS, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    os.makedirs(OUT, exist_ok=True)
+    # Others may be at it, too.
+    with tempfile.TemporaryDirectory(dir=OUT) as out:
+        write(out, traces, at_once, with_ledger)
+        java, *options = tlaplus.java(out)
+        command = [java, f"-DTLA-Library={out}", *options, "tlc2.TLC", "-deadlock", "-workers", "1",
+                   "-metadir", os.path.join(out, "states"), "-config", os.path.join(out, "PillarboxTrace.cfg"),
+                   "PillarboxTrace.tla"]
+        done = subprocess.run(command, cwd=tlaplus.SPECS, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     with open(os.path.join(OUT, "PillarboxTrace.log"), "w") as file:
         file.write(done.stdout)
     is_right = done.returncode == 0 and "No error has been found" in done.stdout
@@ -315,21 +398,26 @@ def main():
     parser.add_argument("files", nargs="*")
     parser.add_argument("--rejected", nargs="+", default=[], metavar="FILE", help="these must be rejected")
     parser.add_argument("--doctored", action="store_true", help="doctored copies must be rejected")
+    parser.add_argument("--calls", action="store_true", help="the files have calls as the server saw them")
     arguments = parser.parse_args()
     traces, ways = [], set()
+    real = arguments.calls
     for path in arguments.files:
         with open(path) as file:
             events = json.load(file)
+        if real:
+            calls = Calls()
+            events = [calls.event(call) for call in events]
         name = os.path.basename(path)
         traces.append((name, True, events))
-        if arguments.doctored:
-            changed = list(doctored(name, events))
+        if arguments.doctored or real:
+            changed = list(doctored(name, events, sure=real))
             ways |= {title.split(": ", 1)[1] for title, _, _ in changed}
             traces += changed
     for path in arguments.rejected:
         with open(path) as file:
             traces.append((os.path.basename(path), False, json.load(file)))
-    is_right, output = check(traces)
+    is_right, output = check(traces, with_ledger=not real)
     good = sum(is_good for _, is_good, _ in traces)
     if not is_right:
         print(explain(output, traces))

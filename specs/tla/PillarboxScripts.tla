@@ -200,14 +200,15 @@ Judged(q, isCapped, batch, so) ==
                      /\ Has("secret") => q.meta[m].held = e.r
                      /\ isCapped => isTimed
              isNack == e.kind = "nack"
-             inLine == isNack /\ e.time = 0
-             inTime == ~inLine /\ e.kind /= "ack"
+             inLine == e.kind /= "ack" /\ e.time = 0
+             inTime == e.kind /= "ack" /\ e.time > 0
              judged ==
                 IF ~runs THEN [so EXCEPT !.answers = Append(@, "0")]
                 ELSE [so EXCEPT
                         !.answers = Append(@, "1"),
                         !.gone = IF e.kind = "ack" THEN @ \cup {m} ELSE @,
                         !.givenBack = IF isNack THEN @ \cup {m} ELSE @,
+                        !.ended = IF inLine /\ ~isNack THEN @ \cup {m} ELSE @,
                         !.settled = IF e.kind /= "extend" \/ e.time = 0 THEN @ \cup {m} ELSE @,
                         !.line = IF inLine THEN Append(@, [m |-> m]) ELSE @,
                         !.delayed = IF isNack /\ ~inLine THEN @ + 1 ELSE @,
@@ -232,6 +233,8 @@ Settled(before, so) ==
             IF m \in so.gone /\ Has("orphans") THEN NoField
             ELSE IF m \in so.givenBack /\ Has("nack")
             THEN [before.q.meta[m] EXCEPT !.held = NoReceipt]
+            ELSE IF m \in so.ended
+            THEN [before.q.meta[m] EXCEPT !.held = NoReceipt, !.unsettled = Min(@ + 1, MaxCount)]
             ELSE before.q.meta[m]
     IN  [answers |-> so.answers,
          q |-> [before.q EXCEPT
@@ -242,7 +245,7 @@ Settled(before, so) ==
                     !.delayed = @ + so.delayed + Len(behind)]]
 
 NothingJudged ==
-    [answers |-> <<>>, settled |-> {}, gone |-> {}, givenBack |-> {}, line |-> <<>>,
+    [answers |-> <<>>, settled |-> {}, gone |-> {}, givenBack |-> {}, ended |-> {}, line |-> <<>>,
      timed |-> <<>>, delayed |-> 0]
 
 Settle(q, batch) ==
@@ -269,4 +272,9 @@ Release(q, batch) ==
 
 \* purge.lua
 Purge(q) == [q |-> EmptyKeys, purged |-> Len(q.pending) + Len(q.invisible)]
+
+\* forget.lua: of a queue that holds nothing, nothing is left.
+Forget(q) ==
+    LET isEmpty == q.data = {} /\ q.pending = <<>> /\ q.invisible = <<>>
+    IN  [q |-> IF isEmpty THEN EmptyKeys ELSE q, answer |-> IF isEmpty THEN 1 ELSE 0]
 =============================================================================

@@ -89,6 +89,8 @@ OfRelease(q, l, e) ==
 OfPurge(q, l) == Outcome(Purge(q).q, <<Purge(q).purged>>, EmptyLedger,
                          Purge(q).purged = Cardinality(Members(l)), TRUE)
 
+OfForget(q, l) == Outcome(Forget(q).q, <<Forget(q).answer>>, l, TRUE, FALSE)
+
 OfLook(q, l) == Outcome(Look(q), <<Len(Look(q).pending)>>, l, TRUE, FALSE)
 
 \* A call that has run before, or is older than one that has: the stored reply, and no change.
@@ -111,6 +113,7 @@ Happens(e) ==
                [] e.op = "settle" -> OfSettle(q, l, e)
                [] e.op = "release" -> OfRelease(q, l, e)
                [] e.op = "purge" -> OfPurge(q, l)
+               [] e.op = "forget" -> OfForget(q, l)
                [] OTHER -> OfLook(q, l)
 
 Accepts(e, so) ==

@@ -7,11 +7,10 @@ if promoted > 0 then
   for n, id in ipairs(due) do
     local known = due_known[n]
     if known and #known > 16 then
-      local deliveries = tonumber(sub(known, 17)) or 0
-      -- From 2^53 on, numbers are not exact.
-      if deliveries < 9007194959773696 then deliveries = deliveries + 4294967296 end
+      local deliveries = sub(known, 17)
+      -- @unsettled
       ended[#ended + 1] = id
-      ended[#ended + 1] = string.format('%.0f', deliveries)
+      ended[#ended + 1] = deliveries
     else
       delayed = delayed + 1
     end

@@ -50,13 +50,17 @@ for n = 1, count do
       settled[id] = true
     else
       local nack = kind == 110
-      if nack then
-        given_back[#given_back + 1] = id
-        given_back[#given_back + 1] = sub(current, 17)
+      local deliveries = sub(current, 17)
+      if not nack and micros == 0 then
+        -- A lease that is extended by nothing ends, and was not settled.
+        -- @unsettled
       end
-      -- A lease that is extended by nothing has ended, too.
-      settled[id] = nack or micros == 0
-      if nack and micros == 0 then
+      if nack or micros == 0 then
+        given_back[#given_back + 1] = id
+        given_back[#given_back + 1] = deliveries
+        settled[id] = true
+      end
+      if micros == 0 then
         line[#line + 1] = id
       else
         local due = now + micros + #timed / 8
@@ -105,7 +109,8 @@ if delayed > 0 then redis_call('HINCRBY', meta, '#delayed', delayed) end
 -- @remember
 local news = empty
 if earliest < math.huge then
-  news = news or tonumber(redis_call('ZRANGE', invisible, 0, 0, 'WITHSCORES')[2]) >= earliest
+  local first = redis_call('ZRANGE', invisible, 0, 0, 'WITHSCORES')[2]
+  news = news or not first or tonumber(first) >= earliest
 end
 if news then
   -- @wake

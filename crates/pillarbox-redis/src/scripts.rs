@@ -18,6 +18,7 @@ const PARTS: &[(&str, &str)] = &[
     ("promote", include_str!("../scripts/promote.lua")),
     ("remember", include_str!("../scripts/remember.lua")),
     ("renew", include_str!("../scripts/renew.lua")),
+    ("unsettled", include_str!("../scripts/unsettled.lua")),
     ("version", include_str!("../scripts/version.lua")),
     ("wake", include_str!("../scripts/wake.lua")),
 ];

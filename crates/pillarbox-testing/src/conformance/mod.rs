@@ -118,6 +118,7 @@ macro_rules! __conformance_rules {
                 an_expired_message_joins_the_tail
                 a_due_message_joins_the_tail
                 leases_that_end_together_line_up_as_they_were_given
+                what_one_batch_ends_lines_up_in_its_order
                 messages_line_up_by_the_moment_they_became_ready
             }
             settling {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use pillarbox_core::Settle;
+
 use super::{LONG, Steps, bodies, needs};
 use crate::Subject;
 
@@ -66,6 +68,24 @@ pub async fn leases_that_end_together_line_up_as_they_were_given(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, s.ticks(2)).await), ["b", "c", "a"]);
     s.pass(4).await;
     assert_eq!(bodies(&queue.take(10, LONG).await), ["b", "c", "a"]);
+}
+
+/// So do those that are ended in one batch, in whichever way.
+pub async fn what_one_batch_ends_lines_up_in_its_order(s: &Subject) {
+    needs!(s: fifo);
+    let queue = s.queue();
+    queue.put_all(&["a", "b", "c", "d"]).await;
+    let all = queue.take(4, LONG).await;
+    let receipt = |place: usize| all[place].receipt.clone();
+    let batch = vec![
+        Settle::extend(receipt(2), Duration::ZERO),
+        Settle::nack(receipt(0), Duration::ZERO),
+        Settle::extend(receipt(1), Duration::ZERO),
+        Settle::nack(receipt(3), Duration::ZERO),
+    ];
+    let settled = queue.settle(batch).await.expect("answered");
+    assert!(settled.iter().all(Result::is_ok), "{settled:?}");
+    assert_eq!(bodies(&queue.take(10, LONG).await), ["c", "a", "b", "d"]);
 }
 
 /// The moment itself counts, not when somebody noticed.
