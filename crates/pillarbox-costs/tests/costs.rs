@@ -1,0 +1,162 @@
+//! What a message costs on the hot paths, held to what it cost before: `costs.toml`.
+//!
+//! Instructions and allocations are counted by valgrind, which comes to the same figures on a busy machine. Each
+//! path is gone with a few batches and with many, and the difference is what the others cost: that of the start is in
+//! both. The build is the one of the tests, in which our own crates on these paths are optimised and most others are not: what
+//! shows is what the program does, more than how well the compiler does it.
+//!
+//! After a change that is meant, `make accept-costs` writes the file anew.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use pillarbox_testing::server::RedisServer;
+use serde::{Deserialize, Serialize};
+
+/// How much more than before is too much: what another compiler or allocator may make of the same code.
+const INSTRUCTIONS: f64 = 1.15;
+const ALLOCATIONS: f64 = 1.05;
+
+const FEW: usize = 10;
+const MANY: usize = 60;
+const BATCH: usize = 10;
+
+/// Of one message.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Cost {
+    instructions: f64,
+    allocations: f64,
+}
+
+/// The figure after a text in what a tool of valgrind says of a run.
+#[track_caller]
+fn counted(options: &[&str], before: &str, path: &str, batches: usize, url: &str) -> f64 {
+    let output = Command::new("valgrind")
+        .args(options)
+        .arg(env!("CARGO_BIN_EXE_pillarbox-costs"))
+        .args([path, &batches.to_string(), url])
+        .output()
+        .unwrap_or_else(|error| panic!("valgrind, which `make setup` installs: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let figure = said.split(before).nth(1).and_then(|rest| rest.split_whitespace().next());
+    let figure =
+        figure.map(|figure| figure.replace(',', "")).and_then(|figure| figure.parse().ok());
+    figure.unwrap_or_else(|| panic!("no figure after {before:?}: {said}"))
+}
+
+/// What a message costs on a path.
+#[track_caller]
+fn cost(path: &str, url: impl Fn() -> String) -> Cost {
+    let each = |options: &[&str], before: &str| {
+        let [few, many] =
+            [FEW, MANY].map(|batches| counted(options, before, path, batches, &url()));
+        (many - few) / ((MANY - FEW) * BATCH) as f64
+    };
+    Cost {
+        instructions: each(&["--tool=callgrind", "--callgrind-out-file=/dev/null"], "Collected :")
+            .round(),
+        allocations: (each(&["--tool=dhat", "--dhat-out-file=/dev/null"], "bytes in ") * 10.0)
+            .round()
+            / 10.0,
+    }
+}
+
+#[track_caller]
+fn hold(name: &str, path: &str, url: impl Fn() -> String) {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/costs.toml");
+    let read = || {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        toml::from_str::<BTreeMap<String, Cost>>(&text).expect("costs.toml is what it should be")
+    };
+    let now = cost(path, url);
+    if std::env::var_os("PILLARBOX_ACCEPT").is_some() {
+        // One at a time: tests are processes.
+        let lock = std::fs::File::create(concat!(env!("CARGO_TARGET_TMPDIR"), "/costs.lock"))
+            .expect("a lock");
+        lock.lock().expect("locked");
+        let mut all = read();
+        all.insert(name.to_owned(), now);
+        let text = toml::to_string(&all).expect("TOML");
+        std::fs::write(
+            file,
+            format!(
+                "# What a message costs, in the build of the tests: see tests/costs.rs.\n\n{text}"
+            ),
+        )
+        .expect("written");
+        return;
+    }
+    let before = *read().get(name).unwrap_or_else(|| panic!("costs.toml has no '{name}': {now:?}"));
+    println!("{name}: {now:?}, before: {before:?}");
+    let advice = "make it cheaper again; or if it is meant, say so with `make accept-costs`";
+    for (what, now, before, most) in [
+        ("instructions", now.instructions, before.instructions, INSTRUCTIONS),
+        ("allocations", now.allocations, before.allocations, ALLOCATIONS),
+    ] {
+        assert!(
+            now <= before * most,
+            "a message costs {now} {what} on {name} and was {before}: {advice}"
+        );
+    }
+}
+
+fn memory() -> String {
+    "memory:".to_owned()
+}
+
+/// A file of its own for each run.
+fn file(directory: &Path) -> String {
+    let name = std::fs::read_dir(directory).expect("a directory").count();
+    format!("sqlite:{}", directory.join(format!("{name}.db")).display())
+}
+
+#[test]
+fn a_message_in_memory_costs_no_more_than_it_did() {
+    hold("memory cycle", "cycle", memory);
+}
+
+#[test]
+fn a_typed_message_in_memory_costs_no_more_than_it_did() {
+    hold("memory typed", "typed", memory);
+}
+
+#[test]
+fn a_message_of_a_worker_in_memory_costs_no_more_than_it_did() {
+    hold("memory worker", "worker", memory);
+}
+
+#[test]
+fn a_message_in_a_file_costs_no_more_than_it_did() {
+    let directory = tempfile::tempdir().expect("a directory");
+    hold("sqlite cycle", "cycle", || file(directory.path()));
+}
+
+#[test]
+fn a_message_on_redis_costs_a_client_no_more_than_it_did() {
+    let server = RedisServer::start();
+    hold("redis cycle", "cycle", || server.url());
+}
+
+/// The server has one command for each batch, whatever is in it.
+#[test]
+fn a_batch_on_redis_is_three_commands() {
+    let server = RedisServer::start();
+    let calls = || -> u64 {
+        let stats = server.command(&["INFO", "commandstats"]);
+        let lines = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
+        lines.filter_map(|line| line.split(['=', ',']).nth(1)?.parse::<u64>().ok()).sum()
+    };
+    let run = |batches: usize| {
+        let before = calls();
+        let done = Command::new(env!("CARGO_BIN_EXE_pillarbox-costs"))
+            .args(["cycle", &batches.to_string(), &server.url()])
+            .status();
+        assert!(done.expect("it runs").success());
+        calls() - before
+    };
+    // The first run has scripts to send.
+    run(1);
+    assert_eq!(run(MANY) - run(FEW), 3 * (MANY - FEW) as u64);
+}
