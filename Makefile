@@ -15,9 +15,13 @@ CASES := 100
 STRESS := 100000
 MESSAGES := 5000000
 SEEDS := 10000
+INPUTS := 200000
+SEED := 7
 FEATURES :=
 TRACES := 10
 say = @printf '== %s\n'
+# Tests of the whole workspace, as `make test` builds them: nothing is compiled once more.
+campaign = $(CARGO) nextest run --locked --workspace --all-features --cargo-quiet --profile campaign
 
 .PHONY: help
 help: ## Lists the targets
@@ -30,7 +34,7 @@ demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in ab
 	@$(CARGO) run --quiet --locked -p pillarbox-cli -- --url sqlite:target/demo.db demo
 
 .PHONY: test
-test: setup lint deny-if-here unit browser-if-here doc examples ## Everything that must pass: lints, tests, doctests, examples
+test: setup lint deny-if-here models unit browser-if-here doc book-if-here examples ## Everything that must pass: lints, tests, doctests, examples
 	$(say) "all passed"
 
 .PHONY: lint
@@ -64,6 +68,17 @@ doc: setup ## Examples in the documentation
 	$(say) "doctests"
 	@$(CARGO) test --quiet --locked --workspace --all-features --doc
 
+.PHONY: book
+book: ## The documentation as a book, in target/site (builds mdbook if it is not here)
+	@scripts/setup.sh mdbook
+	$(say) "book"
+	@scripts/book.py
+
+.PHONY: book-if-here
+book-if-here:
+	@if command -v mdbook > /dev/null; then $(MAKE) --no-print-directory book; \
+		else echo "(mdbook is not installed: the book is not built; 'make book' does it)"; fi
+
 .PHONY: examples
 examples: setup ## Runs every example program
 	$(say) "examples"
@@ -86,38 +101,49 @@ bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SU
 
 .PHONY: crash-sqlite
 crash-sqlite: setup ## The long crash campaigns: KILLS processes on a SQLite file killed, writes that fail
-	@PILLARBOX_KILLS=$(KILLS) $(CARGO) nextest run --locked -p pillarbox-sqlite --cargo-quiet \
-		--test crash --no-capture --profile campaign
+	@PILLARBOX_KILLS=$(KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-sqlite) & binary(crash)'
 
 .PHONY: soak-sqlite
 soak-sqlite: setup ## Steady load on a SQLite file with a slow reader, for some minutes
-	@PILLARBOX_SOAK_MESSAGES=$(MESSAGES) $(CARGO) nextest run --locked -p pillarbox-sqlite \
-		--cargo-quiet --test soak --no-capture --profile campaign
+	@PILLARBOX_SOAK_MESSAGES=$(MESSAGES) $(campaign) --no-capture \
+		--filterset 'package(pillarbox-sqlite) & binary(soak)'
 
 .PHONY: crash-redis
 crash-redis: setup ## The long crash campaigns on Redis: REDIS_KILLS clients, servers and replies
-	@PILLARBOX_KILLS=$(REDIS_KILLS) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
-		--cargo-quiet --test crash --no-capture --profile campaign
+	@PILLARBOX_KILLS=$(REDIS_KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & binary(crash)'
 
 .PHONY: failover-redis
 failover-redis: setup ## The long failover campaigns on Redis: FAILOVERS of each kind, and what they undo
-	@PILLARBOX_FAILOVERS=$(FAILOVERS) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
-		--cargo-quiet --test failover --no-capture --profile campaign
+	@PILLARBOX_FAILOVERS=$(FAILOVERS) $(campaign) --no-capture \
+		--filterset 'package(pillarbox-redis) & binary(failover)'
 
 .PHONY: property-tests
 property-tests: setup ## Random commands on real Redis servers against the ledger: CASES each, and the invariants
-	@PILLARBOX_CASES=$(CASES) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
-		--cargo-quiet --test property --test invariants --profile campaign
+	@PILLARBOX_CASES=$(CASES) $(campaign) \
+		--filterset 'package(pillarbox-redis) & (binary(property) | binary(invariants))'
 
 .PHONY: stress-tests
 stress-tests: setup ## Four producers and four consumers on Redis, leases that end under load: STRESS messages
-	@PILLARBOX_MESSAGES=$(STRESS) $(CARGO) nextest run --locked -p pillarbox-redis --all-features \
-		--cargo-quiet --test stress --no-capture --profile campaign
+	@PILLARBOX_MESSAGES=$(STRESS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & binary(stress)'
 
 .PHONY: simulate
 simulate: setup ## The worker runtime in a simulated world where everything fails: SEEDS of them
-	@PILLARBOX_SEEDS=$(SEEDS) $(CARGO) nextest run --locked -p pillarbox-runtime --all-features \
-		--cargo-quiet --test simulation --no-capture --profile campaign
+	@PILLARBOX_SEEDS=$(SEEDS) $(campaign) --no-capture \
+		--filterset 'package(pillarbox-runtime) & binary(simulation)'
+
+.PHONY: models
+models: setup
+	$(say) "models"
+	@scripts/tlaplus.py quick --brief
+	@scripts/tlaplus_trace.py --doctored specs/tla/traces/*.json --rejected specs/tla/traces/rejected/*.json
+
+.PHONY: accept-costs
+accept-costs: setup ## Takes what a message costs now for what it may cost (crates/pillarbox-costs)
+	@PILLARBOX_ACCEPT=1 $(campaign) --filterset 'package(pillarbox-costs)'
+
+.PHONY: fuzz-more
+fuzz-more: setup ## The fuzzer of the tests for longer: INPUTS for each target, from SEED
+	@PILLARBOX_INPUTS=$(INPUTS) PILLARBOX_SEED=$(SEED) $(campaign) --filterset 'package(pillarbox-fuzz) & binary(targets)'
 
 .PHONY: tlaplus-check
 tlaplus-check: ## The TLA+ models with small constants, and the broken ones that must be refuted
@@ -136,6 +162,10 @@ tlaplus-check-exhaustive: ## The TLA+ models with larger constants, in full: som
 	@scripts/setup.sh redis
 	@scripts/tlaplus_record.py --traces 100
 	@scripts/tlaplus_record.py --broken
+
+.PHONY: verify
+verify: setup ## All that backs the contract: models, traces, properties, stress, simulation, crashes, in a table
+	@scripts/verify.py
 
 .PHONY: install
 install: setup-build ## Builds the `pillarbox` command and puts it where cargo puts programs (FEATURES=sqs for SQS)
@@ -160,7 +190,7 @@ deny-if-here:
 
 .PHONY: setup
 setup: ## Installs what the tests need and is not here
-	@scripts/setup.sh build rust-components cargo-nextest redis redis-family sqs-servers
+	@scripts/setup.sh build rust-components cargo-nextest redis redis-family sqs-servers tlaplus valgrind promtool
 
 .PHONY: setup-build
 setup-build:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny,
-# pictures, chromium, redis, redis-family, sqs-servers, bench-peers, tlaplus.
+# mdbook, promtool, pictures, chromium, redis, redis-family, sqs-servers, bench-peers, tlaplus,
+# valgrind.
 # Prints nothing when there is nothing to do. Debian's packages go to the system, everything else
 # to target/.
 set -euo pipefail
@@ -15,9 +16,9 @@ apt_install() {
   DEBIAN_FRONTEND=noninteractive as_root apt-get install -y -qq "$@" > /dev/null
 }
 
-cargo_install() { # crate, version
+cargo_install() { # crate, version, further arguments
   echo "building $1 $2 (once, a few minutes) ..."
-  cargo install --quiet --locked --root target/tools "$1" --version "$2"
+  cargo install --quiet --locked --root target/tools "$1" --version "$2" "${@:3}"
 }
 
 venv() { # directory
@@ -57,6 +58,24 @@ for need in "$@"; do
       ;;
     cargo-deny)
       command -v cargo-deny > /dev/null || cargo_install cargo-deny 0.20.2
+      ;;
+    mdbook)
+      # Without what watches and serves.
+      command -v mdbook > /dev/null || cargo_install mdbook 0.5.4 --no-default-features --features search
+      ;;
+    promtool)
+      # The tool alone, out of Debian's package: no server is installed or started.
+      if [ ! -e target/tools/promtool-tried ]; then
+        mkdir -p target/tools/bin
+        package=$(mktemp -d)
+        as_root apt-get update -qq 2> /dev/null || true
+        if ! { (cd "$package" && apt-get download prometheus && dpkg -x prometheus_*.deb .) > /dev/null 2>&1 \
+          && cp "$package/usr/bin/promtool" target/tools/bin/; }; then
+          echo "(promtool does not install here: alert rules are checked without it)"
+        fi
+        rm -rf "$package"
+        touch target/tools/promtool-tried
+      fi
       ;;
     pictures)
       if [ ! -x target/venv-pictures/bin/python ]; then
@@ -137,6 +156,9 @@ for need in "$@"; do
           exit 1
         }
       fi
+      ;;
+    valgrind)
+      command -v valgrind > /dev/null || apt_install valgrind
       ;;
     *) echo "setup.sh: unknown need '$need'" >&2; exit 2 ;;
   esac

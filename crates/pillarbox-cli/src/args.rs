@@ -440,6 +440,88 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// The README and all pages of docs/.
+    fn pages() -> Vec<(String, String)> {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let docs = std::fs::read_dir(root.join("docs")).unwrap();
+        let mut paths: Vec<_> = docs.map(|entry| entry.unwrap().path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|end| end == "md"));
+        paths.push(root.join("README.md"));
+        let name = |path: &PathBuf| path.file_name().unwrap().display().to_string();
+        paths.iter().map(|path| (name(path), std::fs::read_to_string(path).unwrap())).collect()
+    }
+
+    /// The commands of a page: those in blocks, and those in the text, which may be a beginning only.
+    fn commands(text: &str) -> (Vec<String>, Vec<String>) {
+        let (mut blocks, mut inline) = (String::new(), Vec::new());
+        let mut inside = None;
+        for line in text.lines() {
+            match (inside, line.trim_start().strip_prefix("```")) {
+                (Some(_), Some(_)) => inside = None,
+                (None, Some(language)) => inside = Some(language),
+                (Some("console" | "sh" | "text"), None) => {
+                    blocks += line.strip_prefix("$ ").unwrap_or(line);
+                    blocks.push('\n');
+                }
+                (Some(_), None) => {}
+                (None, None) => inline.extend(line.split('`').skip(1).step_by(2)),
+            }
+        }
+        let blocks = blocks.replace("\\\n", " ");
+        let is_one = |line: &&str| line.starts_with("pillarbox ") && !line.contains(" = ");
+        let blocks = blocks.lines().filter(is_one).map(str::to_owned).collect();
+        (blocks, inline.into_iter().filter(is_one).map(str::to_owned).collect())
+    }
+
+    /// What clap says of a command, up to where a shell would see its end.
+    fn parse(cli: &clap::Command, line: &str) -> Result<(), clap::Error> {
+        let words = shlex::split(line).unwrap_or_else(|| panic!("no words: {line}"));
+        let words =
+            words.into_iter().take_while(|word| !matches!(&word[..], "|" | ">" | "<" | "&&"));
+        let mut words: Vec<_> = words.collect();
+        // A `;` is at the end of its word.
+        if let Some(end) = words.iter().position(|word| word.ends_with(';')) {
+            words.truncate(end + 1);
+            words[end].pop();
+        }
+        cli.clone().try_get_matches_from(words).map(drop)
+    }
+
+    #[test]
+    fn every_command_in_the_documentation_can_be_said() {
+        use clap::error::ErrorKind as Kind;
+        let cli = Cli::command();
+        let (mut said, mut wrong) = (0, Vec::new());
+        for (page, text) in pages() {
+            let (blocks, inline) = commands(&text);
+            let inline = inline.iter().map(|line| (line, true));
+            for (line, in_text) in blocks.iter().map(|line| (line, false)).chain(inline) {
+                said += 1;
+                let Err(error) = parse(&cli, line) else { continue };
+                let is_placeholder = |word: &str| {
+                    let is_name = word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase());
+                    word.contains('…') || is_name
+                };
+                let allowed = match error.kind() {
+                    Kind::DisplayHelp => true,
+                    // A command is named, not given.
+                    Kind::MissingRequiredArgument
+                    | Kind::MissingSubcommand
+                    | Kind::DisplayHelpOnMissingArgumentOrSubcommand => in_text,
+                    Kind::ValueValidation | Kind::InvalidSubcommand => {
+                        line.split(' ').any(is_placeholder)
+                    }
+                    _ => false,
+                };
+                if !allowed {
+                    wrong.push(format!("{page}: {line}\n{error}"));
+                }
+            }
+        }
+        assert!(said > 100, "{said} commands");
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
     #[test]
     fn every_command_and_argument_has_help() {
         fn check(command: &clap::Command) {

@@ -119,6 +119,21 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
     }
 }
 
+/// What is read from each line of all that a pipe has given, for the fuzzer.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn read_all<T>(
+    mut bytes: &[u8],
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>> {
+    let (_, pipe) = mpsc::channel(1);
+    let mut lines = Lines::new(Source::Pipe(pipe), "standard input".to_owned(), read);
+    let mut all = Vec::new();
+    while let Some(line) = read_line(&mut bytes) {
+        all.extend(lines.parse(line)?);
+    }
+    Ok(all)
+}
+
 fn read_line(reader: &mut impl BufRead) -> Option<io::Result<String>> {
     let mut line = String::new();
     match reader.read_line(&mut line) {

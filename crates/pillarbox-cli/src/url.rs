@@ -15,9 +15,26 @@ impl BackendUrl {
     /// A text in which the secrets of this URL are not to be seen.
     pub(crate) fn hide_secrets_in(&self, text: &str) -> String {
         let secrets = self.secrets().into_iter().map(|place| &self.0[place]);
-        secrets
-            .filter(|secret| !secret.is_empty())
-            .fold(text.to_owned(), |text, secret| text.replace(secret, "***"))
+        let secrets = secrets.filter(|secret| !secret.is_empty());
+        let mut forms: Vec<_> =
+            secrets.flat_map(|secret| [secret.to_owned(), escaped(secret)]).collect();
+        // The longest first: one may be a part of another.
+        forms.sort_by_key(|form| std::cmp::Reverse(form.len()));
+        forms.iter().fold(text.to_owned(), |text, form| text.replace(form.as_str(), "***"))
+    }
+
+    /// A text in which this URL is quoted, perhaps cut short, without its secrets. They are known by what is before
+    /// them: alone, a short one may be any word.
+    fn hide_quoted_in(&self, mut text: String) -> String {
+        for place in self.secrets() {
+            let before = &self.0[..place.start];
+            // Not the scheme: an option may be written together with it.
+            let from = before.rfind(['?', '&']).or_else(|| before.find("://")).unwrap_or_default();
+            let (before, secret) = (&before[from..], &self.0[place]);
+            let plain = (before.to_owned(), secret.to_owned());
+            text = hide_after(&text, &[plain, (escaped(before), escaped(secret))]);
+        }
+        text
     }
 
     /// Where in the text of the URL its secrets are, in order.
@@ -54,14 +71,54 @@ impl BackendUrl {
 
 /// What clap says of a command line, with the URLs in it as they may be printed.
 pub(crate) fn without_secrets(text: String, args: impl Iterator<Item = String>) -> String {
-    let urls = args.map(|arg| match arg.split_once('=') {
-        Some((_, value)) if arg.starts_with('-') => value.to_owned(),
-        _ => arg,
+    // An option is quoted as it is, or cut at its =.
+    let urls = args.flat_map(|arg| match arg.split_once('=') {
+        Some((name, value)) if arg.starts_with('-') => {
+            let value = value.to_owned();
+            if name.contains("://") { vec![value, arg] } else { vec![value] }
+        }
+        _ => vec![arg],
     });
-    urls.filter(|url| url.contains("://")).fold(text, |text, url| {
-        let shown = BackendUrl(url.clone()).to_string();
-        text.replace(&url, &shown)
-    })
+    let mut urls = urls.filter(|url| url.contains("://")).map(BackendUrl);
+    let hide = |text, url: BackendUrl| match url.secrets()[..] {
+        [] => Some(text),
+        // They are not told as they are, so what is told cannot be compared with them.
+        _ if url.0.contains(char::is_control) => None,
+        _ => Some(url.hide_quoted_in(text)),
+    };
+    urls.try_fold(text, hide)
+        .unwrap_or_else(|| "error: there are control characters in a URL\n".to_owned())
+}
+
+/// A text as it is within quotes in an error.
+fn escaped(text: &str) -> String {
+    let quoted = format!("{text:?}");
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+/// Hides what is a secret in a text, as far as it is there: it is known by what is before it. Both are given in each form that
+/// they may have.
+fn hide_after(text: &str, forms: &[(String, String)]) -> String {
+    let (mut hidden, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(place) = forms.iter().filter_map(|(before, _)| rest.find(before)).min() {
+        let here = forms.iter().filter(|(before, _)| rest[place..].starts_with(before));
+        let here = here.map(|(before, secret)| {
+            let from = place + before.len();
+            (in_common(&rest[from..], secret), from)
+        });
+        // In another form, only the beginning would be hidden.
+        let (same, from) = here.max().unwrap_or((0, rest.len()));
+        hidden.push_str(&rest[..from]);
+        hidden.push_str(if same > 0 { "***" } else { "" });
+        rest = &rest[from + same..];
+    }
+    hidden + rest
+}
+
+/// How many bytes two texts have in common, from their beginning.
+fn in_common(one: &str, other: &str) -> usize {
+    let same = one.chars().zip(other.chars()).take_while(|(one, other)| one == other);
+    same.map(|(c, _)| c.len_utf8()).sum()
 }
 
 impl Default for BackendUrl {
@@ -104,6 +161,36 @@ impl fmt::Debug for BackendUrl {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_said_of_a_command_line_has_no_password_however_it_is_quoted() {
+        let without =
+            |text: &str, arg: &str| without_secrets(text.to_owned(), [arg.to_owned()].into_iter());
+        let url = "redis://me:hun\"ter2@host";
+        assert_eq!(without(&format!("bad '{url}'"), url), "bad 'redis://me:***@host'");
+        assert_eq!(without(&format!("bad {url:?}"), url), "bad \"redis://me:***@host\"");
+        assert_eq!(
+            without("bad \"redis://me:hun…\"", "redis://me:hunter2@host"),
+            "bad \"redis://me:***…\""
+        );
+        assert_eq!(
+            without("bad 'redis://me:hunter2@h' for -n", "-nredis://me:hunter2@h"),
+            "bad 'redis://me:***@h' for -n"
+        );
+        assert_eq!(without("'x://a:x://a:hunter2@'", "x://a:x://a:hunter2@"), "'x://a:***@'");
+        let told = without("bad 'redis://me:hunter2@h'", "redis://me:\u{1}hunter2@h");
+        assert!(!told.contains("hunter2"), "{told}");
+        assert_eq!(
+            without("no secret: redis://h\u{1}", "redis://h\u{1}"),
+            "no secret: redis://h\u{1}"
+        );
+    }
+
+    #[test]
+    fn a_secret_that_is_part_of_another_leaves_nothing_of_it() {
+        let url = BackendUrl("redis-sentinel://:ab@h/s?sentinel_password=abc".to_owned());
+        assert_eq!(url.hide_secrets_in("ab and abc"), "*** and ***");
+    }
 
     #[test]
     fn what_is_printed_has_no_password() {

@@ -74,7 +74,12 @@ impl<T: Serialize + DeserializeOwned> Codec<T> for MessagePack {
     }
 
     fn decode(&self, bytes: &Bytes) -> Result<T, CodecError> {
-        Ok(rmp_serde::from_slice(bytes)?)
+        // As deep as JSON may be. A thousand levels, which would do otherwise, can be more than a stack holds,
+        // and then a message takes its process down.
+        const DEPTH: usize = 128;
+        let mut reader = rmp_serde::Deserializer::from_read_ref(&bytes[..]);
+        reader.set_max_depth(DEPTH);
+        Ok(T::deserialize(&mut reader)?)
     }
 }
 
@@ -155,6 +160,16 @@ mod tests {
     fn round_trip<T: PartialEq + std::fmt::Debug>(codec: &impl Codec<T>, body: T) {
         let bytes = codec.encode(&body).unwrap();
         assert_eq!(codec.decode(&bytes).unwrap(), body, "{}", codec.name());
+    }
+
+    #[test]
+    #[cfg(feature = "msgpack")]
+    fn a_body_that_is_too_deep_is_refused() {
+        let deep = Bytes::from([vec![0x91; 900], vec![0xc0]].concat());
+        let refused = Codec::<serde_json::Value>::decode(&MessagePack, &deep).unwrap_err();
+        assert!(refused.to_string().contains("depth"), "{refused}");
+        let nested = Bytes::from([vec![0x91; 100], vec![0xc0]].concat());
+        assert!(Codec::<serde_json::Value>::decode(&MessagePack, &nested).is_ok());
     }
 
     #[test]

@@ -191,7 +191,8 @@ impl Nonce {
         Some(Self(bytes))
     }
 
-    fn to_text(self) -> [u8; Self::TEXT_LEN] {
+    /// The characters of the nonce, for those who write it somewhere without a `String`.
+    pub fn to_text(self) -> [u8; Self::TEXT_LEN] {
         let mut text = [0; Self::TEXT_LEN];
         for (four, three) in text.chunks_exact_mut(4).zip(self.0.chunks_exact(3)) {
             let group = u32::from_be_bytes([0, three[0], three[1], three[2]]);
@@ -220,7 +221,8 @@ fn digit_value(digit: u8) -> Option<u32> {
 
 impl fmt::Display for Nonce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_text().iter().try_for_each(|digit| fmt::Write::write_char(f, *digit as char))
+        let text = self.to_text();
+        f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }
 }
 

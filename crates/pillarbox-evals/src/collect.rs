@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use pillarbox_core::clock::after;
 use pillarbox_core::{Batch, Error, Mailbox, RawMessage, ReadableBody, Receive, Settle};
 use pillarbox_runtime::{BoxError, MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::Serialize;
@@ -17,7 +18,7 @@ use crate::error::{EvalError, Result};
 use crate::evaluator::{BoxEvaluator, Case, IntoEvaluator, Session};
 use crate::message::Scored;
 use crate::report::EvalReport;
-use crate::result::{EvalResult, Status};
+use crate::result::EvalResult;
 use crate::run::slots::{Index, Light};
 use crate::run::{EvalRun, Progress, ScoredBy, Stray};
 
@@ -162,8 +163,12 @@ impl Judging<Scored> for Judged {
         &self,
         _: &EvalRun,
         _: Index,
-        answer: MainLoopResult<Scored>,
+        mut answer: MainLoopResult<Scored>,
     ) -> MainLoopResult<Scored> {
+        // A worker may be no loop of ours.
+        if let Some(Err(text)) = answer.output().map(|scored| scored.score.check()) {
+            answer.outcome = Err(RemoteError::new(RemoteErrorKind::Failed, text));
+        }
         answer
     }
 }
@@ -248,7 +253,7 @@ impl<O: 'static> Collecting<'_, O> {
     /// Collects until there is nothing left to come, or the time is over.
     async fn all(mut self, judge: impl Judging<O>) -> Result<EvalReport> {
         let begun = Instant::now();
-        let deadline = self.how.timeout.map(|timeout| begun + timeout.min(FOREVER));
+        let deadline = self.how.timeout.map(after);
         let known = self.run.slots.requests(|index, round| self.run.request_id(index, round));
         let most = self.most.min(self.results.capabilities().max_receive);
         let poll = POLL.min(self.results.capabilities().max_wait.unwrap_or(POLL));
@@ -264,10 +269,8 @@ impl<O: 'static> Collecting<'_, O> {
             if is_last && there.is_none() {
                 there = Some(self.results.counts().await?.ready);
             }
-            let mut wait = if is_last { Duration::ZERO } else { poll.min(left.unwrap_or(poll)) };
-            if !self.results.capabilities().sub_second {
-                wait = Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
-            }
+            let wait = if is_last { Duration::ZERO } else { poll.min(left.unwrap_or(poll)) };
+            let wait = self.results.capabilities().round_up(wait);
             let receive = Receive::up_to(most).visibility(self.lease).wait(wait);
             match self.results.receive(receive).await {
                 Ok(batch) => {
@@ -306,9 +309,6 @@ impl<O: 'static> Collecting<'_, O> {
         self.run.report()
     }
 }
-
-/// As good as for ever, and still a time that can be added to another.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// Writes down what came, and then acknowledges it. If that cannot be done, gives back what came.
 async fn take<O: 'static>(
@@ -364,8 +364,8 @@ async fn keep<O: 'static, J: Judging<O>>(
             continue;
         };
         // One that is known already is not judged again.
-        let is_new = |other: &Light| round > other.round || other.status == Status::Died;
-        if !run.slots.may_count(index, round) || !taken.get(&index).is_none_or(is_new) {
+        let may_count = |other: &Light| other.may_be_replaced_in(round);
+        if !run.slots.may_count(index, round) || !taken.get(&index).is_none_or(may_count) {
             continue;
         }
         let answer = judge.judge(run, index, answer).await;
@@ -407,10 +407,7 @@ fn unreadable(
             run.sample_id(index)
         )));
     }
-    let text = format!("its answer cannot be read: {error}");
-    let error = RemoteError::new(RemoteErrorKind::Failed, text);
-    let answer = MainLoopResult::new(run.request_id(index, round), Err(error));
-    Ok(EvalResult::new(&run.experiment(index).name, run.sample_id(index), round, answer))
+    Ok(run.failed(index, round, format!("its answer cannot be read: {error}")))
 }
 
 fn stray(message: &RawMessage, reason: String) -> Stray {

@@ -67,10 +67,7 @@ impl Experiment {
     /// Where it cannot be written as JSON. See [`Resources::insert`] for one that fails instead.
     #[must_use]
     pub fn resource(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
-        let name = name.into();
-        if let Err(error) = self.resources.insert(name.clone(), value) {
-            panic!("the resource {name:?} cannot be written as JSON: {error}");
-        }
+        self.resources = self.resources.with(name, value);
         self
     }
 

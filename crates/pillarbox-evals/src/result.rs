@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::message::Scored;
+use crate::run::slots::check_round;
 use crate::score::Score;
 
 /// What became of a sample, as it is collected and kept: one line of `results.jsonl`.
@@ -42,6 +43,15 @@ impl EvalResult {
             outcome: answer.outcome,
             session_id: answer.session_id,
             completed_at: answer.completed_at,
+        }
+    }
+
+    /// Refuses what no run can have.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        check_round(self.round)?;
+        match &self.outcome {
+            Ok(scored) => scored.score.check(),
+            Err(_) => Ok(()),
         }
     }
 
@@ -206,6 +216,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_result_that_no_run_can_have_is_refused() {
+        let read = |round: u32, value: f64| {
+            let score = json!({"value": value, "passed": true});
+            let result = json!({"experiment": "a", "sample_id": "7", "round": round, "score": score,
+                "completed_at": "2026-01-01T00:00:00Z"});
+            serde_json::from_value::<EvalResult>(result).unwrap().check()
+        };
+        assert_eq!(read(1, 1.0), Ok(()));
+        // One so high would have all rounds before it looked for.
+        assert!(read(u32::MAX, 1.0).unwrap_err().contains("round"));
+        assert!(read(1, 7.0).unwrap_err().contains("not from 0 to 1"));
+    }
 
     #[test]
     fn a_result_is_read_as_it_was_written() {

@@ -48,12 +48,11 @@ impl Score {
     }
 
     /// Refuses a value that is none.
-    pub(crate) fn check(self) -> Result<Self, BoxError> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         if (0.0..=1.0).contains(&self.value) {
-            return Ok(self);
+            return Ok(());
         }
-        Err(format!("the evaluator gave a score of {}, which is not from 0 to 1", self.value)
-            .into())
+        Err(format!("the evaluator gave a score of {}, which is not from 0 to 1", self.value))
     }
 }
 
@@ -92,7 +91,7 @@ mod tests {
         }
         for value in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
             let error = Score::graded(value, 0.5).check().unwrap_err();
-            assert!(error.to_string().contains("not from 0 to 1"), "{error}");
+            assert!(error.contains("not from 0 to 1"), "{error}");
         }
     }
 

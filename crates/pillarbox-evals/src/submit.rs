@@ -143,7 +143,8 @@ async fn submit<I, E, U: 'static, O: 'static>(
             match result {
                 Ok(_) => stored.push(index),
                 Err(error @ (Error::InvalidParameter { .. } | Error::Serialization { .. })) => {
-                    failed.push((index, run.unsendable(index, round, &error)));
+                    let text = format!("it could not be sent: {error}");
+                    failed.push((index, run.failed(index, round, text)));
                 }
                 Err(error) => stopped = stopped.or(Some(error)),
             }

@@ -19,6 +19,7 @@ use crate::layout::{MAX_PARTITIONS, Number};
 use crate::link::Link;
 use crate::options::{RedisOptions, Usage};
 use crate::queue::RedisQueue;
+use crate::reply::Words;
 use crate::scripts;
 use crate::servers::{Node, Route, Servers};
 use crate::state::QueueState;
@@ -118,14 +119,7 @@ impl RedisBackend {
         let now: f64 = link.ask(gate, *LIST_ROUTE, &redis::cmd("TIME")).await?.parsed()?;
         let mut list = redis::cmd("ZRANGE");
         list.arg(REGISTRY).arg(0).arg(-1).arg("WITHSCORES");
-        let mut words = link.ask(gate, *LIST_ROUTE, &list).await?;
-        let mut listed = Vec::new();
-        while !words.is_empty() {
-            let (name, used): (String, f64) = (words.parsed()?, words.parsed()?);
-            if let Ok(name) = QueueName::new(&name) {
-                listed.push((name, used));
-            }
-        }
+        let listed = listed(link.ask(gate, *LIST_ROUTE, &list).await?)?;
         let (mut there, mut gone) = (Vec::new(), Vec::new());
         for some in listed.chunks(LOOKS_AT_ONCE) {
             let exists = some.iter().map(async |(name, _)| {
@@ -165,6 +159,18 @@ impl RedisBackend {
         self.engine.gate.check(queue)?;
         Ok(QueueState::new(queue.clone(), self.engine.clone()))
     }
+}
+
+/// Reads the list of queues: names, and when each was last used. What is no name is passed over.
+pub(crate) fn listed(mut words: Words) -> Result<Vec<(QueueName, f64)>, Failure> {
+    let mut listed = Vec::new();
+    while !words.is_empty() {
+        let (name, used): (String, f64) = (words.parsed()?, words.parsed()?);
+        if let Ok(name) = QueueName::new(&name) {
+            listed.push((name, used));
+        }
+    }
+    Ok(listed)
 }
 
 impl Backend for RedisBackend {

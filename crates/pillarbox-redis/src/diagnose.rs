@@ -134,9 +134,14 @@ impl Server {
             let lag = replica.split(',').find_map(|field| field.strip_prefix("lag="));
             replica.contains("state=online") && lag.and_then(|lag| lag.parse().ok()) <= Some(5_u64)
         };
-        let replicas = (0..self.number("connected_slaves"))
-            .filter_map(|number| self.info(&format!("slave{number}")));
-        replicas.filter(is_near).count() as u64
+        // A line each, whatever number it says there are.
+        let replicas = self.info.lines().filter_map(|line| {
+            let (name, replica) = line.split_once(':')?;
+            let number = name.strip_prefix("slave")?;
+            number.bytes().all(|byte| byte.is_ascii_digit()).then_some(replica)
+        });
+        let most = self.number("connected_slaves");
+        (replicas.filter(is_near).count() as u64).min(most)
     }
 
     /// How many replicas must keep up, or the server refuses to write.
@@ -221,6 +226,19 @@ impl Server {
     }
 }
 
+/// All that is told of a server that says this of itself, for the fuzzer.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn told(info: String, settings: HashMap<String, String>) -> Vec<String> {
+    let server = Server { place: "redis://server".into(), info, settings };
+    let findings = [
+        server.eviction(true),
+        server.fullness(),
+        server.replication(Some(Durability::replicas(1)), true),
+    ];
+    let findings = findings.into_iter().flatten().map(|finding| finding.text);
+    [server.version(), server.promise(), memory(&server)].into_iter().chain(findings).collect()
+}
+
 /// Connects, and warns of servers that may lose messages.
 pub(crate) async fn warn(engine: &Engine) -> Result<(), Failure> {
     let place = engine.link.place();
@@ -272,7 +290,8 @@ pub(crate) async fn diagnose(
         .with_fact("queues", queues.len().to_string());
     let mut time = link.ask(gate, *LIST_ROUTE, &redis::cmd("TIME")).await?;
     let (seconds, micros): (i64, i64) = (time.parsed()?, time.parsed()?);
-    diagnosis.clock = Some(Timestamp::from_micros(seconds * 1_000_000 + micros));
+    diagnosis.clock =
+        Some(Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)));
     diagnosis
         .findings
         .extend(failures.iter().map(|(_, failure)| unreachable(&failure.to_string())));
@@ -587,6 +606,21 @@ async fn fields(partition: &Partition, key: u32) -> Result<(HashSet<Id>, usize),
         }
         if cursor == "0" {
             return Ok((ids, foreign));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_are_those_that_are_listed_whatever_their_number_is_said_to_be() {
+        let listed = "slave0:ip=a,state=online,lag=0\r\nslave1:ip=b,state=online,lag=9\r\n";
+        for number in ["2", "18446744073709551615"] {
+            let info = format!("connected_slaves:{number}\r\n{listed}");
+            let server = Server { place: "h".into(), info, settings: HashMap::new() };
+            assert_eq!(server.replicas(), 1);
         }
     }
 }

@@ -183,12 +183,14 @@ impl Failure {
 /// What the server or the network said, in one line.
 fn text(error: &RedisError) -> String {
     let code = error.code().filter(|code| *code != "ERR");
-    match (code, error.detail()) {
+    let text = match (code, error.detail()) {
         (Some(code), Some(detail)) if !detail.starts_with(code) => format!("{code} {detail}"),
         (Some(code), None) => code.to_owned(),
         (_, Some(detail)) => detail.to_owned(),
         (None, None) => error.to_string(),
-    }
+    };
+    // What cannot be read is explained in several.
+    text.trim_end().replace('\n', ", ")
 }
 
 #[cfg(test)]
@@ -230,6 +232,13 @@ mod tests {
         }
         let io = RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
         assert_eq!(judge(&io), Verdict::Reconnect);
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_read_is_told_in_one_line() {
+        let error = redis::parse_redis_value(b"$2\r\nabcd").unwrap_err();
+        assert!(error.to_string().contains('\n'), "{error}");
+        assert!(!text(&error).contains('\n'), "{}", text(&error));
     }
 
     #[test]

@@ -3,11 +3,13 @@
 //! What the keys hold is said in `scripts/header.lua`.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use pillarbox_core::{
     Attributes, MessageId, Nonce, Outgoing, QueueName, RawMessage, SettleAction, Timestamp,
 };
+use redis::{RedisWrite, ToRedisArgs};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{MAX_PARTITIONS, Number};
@@ -61,8 +63,10 @@ impl Keys {
         let (tag, what) = key.strip_prefix("{queue:")?.split_once("}:")?;
         let (name, partition) = match tag.split_once('#') {
             Some((name, partition)) => {
-                let number = partition.parse().ok().filter(|number| *number > 0)?;
-                (name, Some(number).filter(|number| u32::from(*number) < MAX_PARTITIONS)?)
+                let number: Number = partition.parse().ok()?;
+                // As we write it: another key with a nought before or a sign is not ours.
+                let is_ours = number > 0 && u32::from(number) < MAX_PARTITIONS;
+                (name, Some(number).filter(|_| is_ours && partition == number.to_string())?)
             }
             None => (tag, 0),
         };
@@ -77,6 +81,18 @@ impl Keys {
 
 /// The characters of an id as text, in the order of their bytes, so that ids sort alike in both forms.
 const DIGITS: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
+
+/// Of each byte, its place among the digits.
+const VALUES: [u8; 256] = {
+    let mut values = [NO_DIGIT; 256];
+    let mut value = 0;
+    while value < DIGITS.len() {
+        values[DIGITS[value] as usize] = value as u8;
+        value += 1;
+    }
+    values
+};
+const NO_DIGIT: u8 = 255;
 
 /// A message id as 22 characters: 14 less than the usual form, in three places per message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,8 +113,11 @@ impl IdText {
         let text: &[u8; 22] = text.try_into().ok()?;
         let mut id = 0u128;
         for digit in text {
-            let value = DIGITS.binary_search(digit).ok()?;
-            id = id.checked_mul(64)? | value as u128;
+            let value = VALUES[usize::from(*digit)];
+            if value == NO_DIGIT {
+                return None;
+            }
+            id = id.checked_mul(64)? | u128::from(value);
         }
         Some(MessageId::from_uuid(uuid::Uuid::from_u128(id)))
     }
@@ -155,7 +174,10 @@ pub(crate) fn message(id: MessageId, data: Vec<u8>, deliveries: Deliveries) -> R
         tracing::warn!(%id, "the data of a message do not begin as ours do");
         (LONG_AGO, Extra::default(), 0)
     });
-    let mut message = RawMessage::new(id, Bytes::from(data).slice(start..), at);
+    // Moves the start, where a slice would have to share.
+    let mut body = Bytes::from(data);
+    body.advance(start);
+    let mut message = RawMessage::new(id, body, at);
     message.reply_to = extra.reply_to.map(Into::into);
     message.attributes = extra.attributes;
     message.delivery_count = deliveries.count;
@@ -218,11 +240,43 @@ pub(crate) fn score(text: &[u8]) -> Option<Timestamp> {
 }
 
 /// What `settle.lua` is told about one delivery.
-pub(crate) fn token(nonce: Nonce, action: SettleAction) -> String {
-    match action {
-        SettleAction::Acknowledge => format!("{nonce}1"),
-        SettleAction::Nack { delay } => format!("{nonce}n{}", micros(delay)),
-        SettleAction::Extend { timeout } => format!("{nonce}e{}", micros(timeout)),
+pub(crate) fn token(nonce: Nonce, action: SettleAction) -> Token {
+    let mut token = Token { text: [0; Token::MOST], length: Nonce::TEXT_LEN + 1 };
+    token.text[..Nonce::TEXT_LEN].copy_from_slice(&nonce.to_text());
+    let (kind, time) = match action {
+        SettleAction::Acknowledge => (b'1', None),
+        SettleAction::Nack { delay } => (b'n', Some(delay)),
+        SettleAction::Extend { timeout } => (b'e', Some(timeout)),
+    };
+    token.text[Nonce::TEXT_LEN] = kind;
+    if let Some(time) = time {
+        let mut rest = &mut token.text[token.length..];
+        let room = rest.len();
+        // There is room for any number.
+        write!(rest, "{}", micros(time)).ok();
+        token.length += room - rest.len();
+    }
+    token
+}
+
+/// A receipt, and what to do with it, for scripts: there are two of them for each message.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Token {
+    text: [u8; Self::MOST],
+    length: usize,
+}
+
+impl Token {
+    const MOST: usize = Nonce::TEXT_LEN + 1 + 20;
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.text[..self.length]
+    }
+}
+
+impl ToRedisArgs for Token {
+    fn write_redis_args<W: RedisWrite + ?Sized>(&self, out: &mut W) {
+        out.write_arg(self.as_bytes());
     }
 }
 
@@ -238,6 +292,30 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn tokens_have_the_receipt_and_what_to_do_with_it() {
+        let nonce = Nonce::from_bytes([7; 12]);
+        let text = |action| String::from_utf8(token(nonce, action).as_bytes().to_vec()).unwrap();
+        let delay = Duration::from_millis(25);
+        assert_eq!(text(SettleAction::Acknowledge), format!("{nonce}1"));
+        assert_eq!(text(SettleAction::Nack { delay }), format!("{nonce}n25000"));
+        let timeout = Duration::ZERO;
+        assert_eq!(text(SettleAction::Extend { timeout }), format!("{nonce}e0"));
+        let timeout = Duration::MAX;
+        let longest = format!("{nonce}e{}", micros(timeout));
+        assert_eq!(text(SettleAction::Extend { timeout }), longest);
+    }
+
+    #[test]
+    fn no_other_bytes_are_digits_of_an_id() {
+        let id = *IdText::new(MessageId::new()).as_bytes().first_chunk::<22>().unwrap();
+        for byte in 0..=255 {
+            let mut other = id;
+            other[21] = byte;
+            assert_eq!(IdText::parse(&other).is_some(), DIGITS.contains(&byte), "{byte}");
+        }
+    }
 
     #[test]
     fn ids_survive_their_short_form_and_sort_alike() {
@@ -297,6 +375,24 @@ mod tests {
         assert_eq!(meta(b""), Some((false, Deliveries::default())));
         for bad in ["x", "-1", "1e9", "0123456789abcdefx"] {
             assert_eq!(meta(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_key_belongs_to_a_queue_if_it_is_written_as_ours_are() {
+        let owner =
+            |key: &str| Keys::owner(key).map(|(name, number, _)| (name.to_string(), number));
+        assert_eq!(owner("{queue:a}:data"), Some(("a".into(), 0)));
+        assert_eq!(owner("{queue:a#12}:data"), Some(("a".into(), 12)));
+        for other in [
+            "{queue:a#0}:data",
+            "{queue:a#012}:data",
+            "{queue:a#+1}:data",
+            "{queue:a#1000}:data",
+            "{queue:}:data",
+            "a",
+        ] {
+            assert_eq!(owner(other), None, "{other}");
         }
     }
 

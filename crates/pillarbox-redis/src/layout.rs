@@ -26,6 +26,11 @@ pub(crate) struct Layout {
 impl Layout {
     pub(crate) const WHOLE: Self = Self { sent_to: 1, held_in: 1, version: 0 };
 
+    /// Reads what the server has stored, if it is text at all.
+    pub(crate) fn read(stored: &[u8]) -> Option<Self> {
+        std::str::from_utf8(stored).ok().and_then(Self::parse)
+    }
+
     /// Reads what the server has stored: three numbers, and others that it needs for itself.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(' ').map(str::parse::<u64>);

@@ -45,6 +45,9 @@ mod ears;
 mod engine;
 mod failure;
 mod format;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hub;
 mod lane;
 mod layout;

@@ -19,6 +19,10 @@ use crate::servers::{Failed, Node, Route, Servers};
 /// not agreed yet.
 const REDIRECTIONS: u32 = 5;
 
+/// The room that a command begins with: a batch of ten small messages fits, and need not grow step by step.
+const ARGUMENTS: usize = 48;
+const BYTES: usize = 4096;
+
 /// The way to the servers, shared by everything that a backend does.
 pub(crate) struct Link {
     pub(crate) servers: Servers,
@@ -63,7 +67,8 @@ impl Link {
         arguments: impl Fn(&mut Cmd, bool),
     ) -> Result<Reply, Failure> {
         let value = self.persist(gate, route, again, |Attempt { whole, again }| {
-            let mut command = redis::cmd(if whole { "EVAL" } else { "EVALSHA" });
+            let mut command = Cmd::with_capacity(ARGUMENTS, BYTES);
+            command.arg(if whole { "EVAL" } else { "EVALSHA" });
             command.arg(if whole { &script.code } else { &script.hash });
             arguments(&mut command, again);
             command

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{
-    Delivery, MessageId, Nonce, Outgoing, Receipt, Receive, Settle, SettleAction,
+    Delivery, MessageId, Nonce, Outgoing, QueueName, Receipt, Receive, Settle, SettleAction,
 };
 
 use redis::Cmd;
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::format::{self, IdText, micros};
 use crate::lane::{Caller, Lane, Operation};
 use crate::partition::Partition;
-use crate::reply::Reply;
+use crate::reply::{Reply, Words};
 use crate::scripts;
 
 /// Storing messages.
@@ -156,37 +156,53 @@ impl Operation for Receives {
                 command.arg(format::token(*nonce, SettleAction::Acknowledge));
             }
         });
-        let mut reply = reply.await?.words();
-        let next = reply.micros()?;
+        let reply = reply.await?.words();
         let mut claims: Vec<_> = requests.iter().map(|_| Claim::new(partition)).collect();
-        if !reply.is_empty() {
-            let (mut ids, mut data, mut meta) = (reply.list()?, reply.list()?, reply.list()?);
-            let places = requests.iter().enumerate();
-            let places =
-                places.flat_map(|(place, request)| std::iter::repeat_n(place, request.max));
-            for (place, nonce) in places.zip(nonces) {
-                if ids.is_empty() {
-                    break;
-                }
-                let id = ids.bytes()?;
-                let known = meta.bytes_or_nothing()?.unwrap_or_default();
-                // Without data it is no message, or not ours any more.
-                let Some(data) = data.bytes_or_nothing()? else { continue };
-                let Some(id) = IdText::parse(&id) else {
-                    tracing::warn!(queue = %partition.queue.name, "an entry has an id that is not ours");
-                    continue;
-                };
-                let (_, before) = format::meta(&known).ok_or_else(|| reply.wrong())?;
-                let message = format::message(id, data, before.delivered());
-                claims[place].deliveries.push(Delivery::new(message, Receipt::new(id, nonce)));
-            }
-        }
+        let places = requests.iter().map(|request| request.max);
+        let queue = &partition.queue.name;
+        let next = deliveries(queue, reply, places, &nonces, |place, delivery| {
+            claims[place].deliveries.push(delivery);
+        })?;
         let found = |claim: Claim| match claim.len() {
             0 => Found::Nothing { next },
             _ => Found::Claim { claim, next },
         };
         Ok(claims.into_iter().map(found).collect())
     }
+}
+
+/// Reads what `receive.lua` answers: gives each delivery to the receiver whose turn it is, of which each
+/// wants so many, and says when there will be more.
+pub(crate) fn deliveries(
+    queue: &QueueName,
+    mut reply: Words,
+    wanted: impl Iterator<Item = usize>,
+    nonces: &[Nonce],
+    mut give: impl FnMut(usize, Delivery),
+) -> Result<Option<Duration>, Failure> {
+    let next = reply.micros()?;
+    if reply.is_empty() {
+        return Ok(next);
+    }
+    let (mut ids, mut data, mut meta) = (reply.list()?, reply.list()?, reply.list()?);
+    let places = wanted.enumerate().flat_map(|(place, max)| std::iter::repeat_n(place, max));
+    for (place, nonce) in places.zip(nonces) {
+        if ids.is_empty() {
+            break;
+        }
+        let id = ids.bytes()?;
+        let known = meta.bytes_or_nothing()?.unwrap_or_default();
+        // Without data it is no message, or not ours any more.
+        let Some(data) = data.bytes_or_nothing()? else { continue };
+        let Some(id) = IdText::parse(&id) else {
+            tracing::warn!(%queue, "an entry has an id that is not ours");
+            continue;
+        };
+        let (_, before) = format::meta(&known).ok_or_else(|| reply.wrong())?;
+        let message = format::message(id, data, before.delivered());
+        give(place, Delivery::new(message, Receipt::new(id, *nonce)));
+    }
+    Ok(next)
 }
 
 /// Deliveries on their way to a receiver, which go back to the queue if it is not there any more.

@@ -124,6 +124,17 @@ impl Usage {
         self.retry_for * 2 + Duration::from_secs(60)
     }
 
+    /// Whether nothing is beyond what the options promise.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn is_sensible(&self) -> bool {
+        let waits = self.durability.map(|durability| durability.timeout);
+        self.retry_for <= A_DAY
+            && (A_MOMENT..=A_DAY).contains(&self.response_timeout)
+            && self.default_ttl.is_none_or(|ttl| !ttl.is_zero() && ttl <= A_CENTURY)
+            && waits.is_none_or(|timeout| (A_MOMENT..=A_DAY).contains(&timeout))
+            && (1..=MAX_PARTITIONS).contains(&self.partitions)
+    }
+
     /// Sets an option of a URL. Says whether there is such an option, and the value is a good one.
     fn set(&mut self, name: &str, value: &str) -> bool {
         let seconds = value.parse().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
@@ -147,7 +158,9 @@ impl Usage {
         }
         match (name, seconds, positive, value.parse()) {
             ("retry_for", Some(time), ..) => self.retry_for = time.min(A_DAY),
-            ("response_timeout", _, Some(time), _) => self.response_timeout = time.min(A_DAY),
+            ("response_timeout", _, Some(time), _) => {
+                self.response_timeout = time.clamp(A_MOMENT, A_DAY);
+            }
             ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time.min(A_CENTURY)),
             ("coalesce", _, _, Ok(coalesce)) => self.coalesce = coalesce,
             _ => return false,
@@ -245,7 +258,10 @@ impl RedisOptions {
                 ("sentinel", "sentinel_password") => password.replace(value.into_owned()).is_none(),
                 _ => usage.set(&name, &value) || one == "rediss" && tls.set(&name, &value),
             };
-            // Only its name: the value may be a secret.
+            // Only its name: the value may be a secret. Where there is an @, so may the name.
+            if !known && parsed.query().is_some_and(|query| query.contains('@')) {
+                return Err(invalid("unknown option; in a password, a ? is written %3F"));
+            }
             if !known {
                 return Err(invalid(&format!("unknown option or value of {name:?}")));
             }
@@ -262,6 +278,12 @@ impl RedisOptions {
             "sentinel" => {
                 let path = parsed.path().trim_start_matches('/').to_owned();
                 let (service, database) = path.split_once('/').unwrap_or((&path, ""));
+                if path.contains('@') {
+                    // It would be told wherever the server is named.
+                    return Err(invalid(
+                        "behind the hosts is an @: a / in a password is written %2F",
+                    ));
+                }
                 if service.is_empty() {
                     return Err(invalid("the name of the service is missing: .../SERVICE"));
                 }
@@ -386,7 +408,7 @@ impl RedisOptions {
     }
 
     /// Where the servers are, without secrets.
-    fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         let one = scheme(&self.server);
         match &self.found {
             Found::There => place(&self.server),
@@ -555,6 +577,11 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_has_a_moment_at_least() {
+        assert_eq!(read("redis://h?response_timeout=1e-9").usage.response_timeout, A_MOMENT);
+    }
+
+    #[test]
     fn times_beyond_reason_are_cut_short() {
         let huge = read("redis://h?retry_for=1e18&response_timeout=1e18&default_ttl=1e18").usage;
         assert_eq!((huge.retry_for, huge.response_timeout), (A_DAY, A_DAY));
@@ -594,6 +621,7 @@ mod tests {
             "redis-cluster://me:hunter2@h,me:hunter2@i",
             "redis-sentinel://me:hunter2@h/%ff",
             "redis-ring://me:hunter2@h",
+            "redis://me?hunter2=1@h",
             "http://me:hunter2@h",
             "hunter2",
         ] {

@@ -149,17 +149,9 @@ impl Partition {
     /// Counts the messages.
     pub(crate) async fn counts(&self) -> Result<Counts, Failure> {
         loop {
-            let mut reply = self.run_unremembered(&scripts::COUNTS, |_| ()).await?;
-            let is_more_due = reply.integer()? == 1;
-            let (ready, in_flight, delayed) = (reply.count()?, reply.count()?, reply.count()?);
-            let sent = reply.count()?;
-            let now = reply.parsed::<i64>().map(Timestamp::from_micros)?;
-            let start = reply.bytes_or_nothing()?;
-            let oldest = start.map(|start| format::sent_at(&start).unwrap_or(LONG_AGO));
-            if !is_more_due {
-                return Ok(Counts::new(ready, in_flight, delayed)
-                    .with_oldest_age(oldest.map(|at| now.since(at)))
-                    .with_sent(Some(sent)));
+            let reply = self.run_unremembered(&scripts::COUNTS, |_| ()).await?;
+            if let Some(counts) = counts(reply)? {
+                return Ok(counts);
             }
         }
     }
@@ -171,7 +163,7 @@ impl Partition {
         max: usize,
         after: &PageEnd,
     ) -> Result<(Vec<Peeked>, Option<PageEnd>), Failure> {
-        let (mut reply, in_line) = loop {
+        let (reply, in_line) = loop {
             let arguments = |command: &mut Cmd| {
                 command.arg(max).arg(after.part).arg(&after.place).arg(&after.last);
             };
@@ -182,32 +174,7 @@ impl Partition {
                 break (reply, part == b"r");
             }
         };
-        let ready_shown = reply.count()?;
-        let (mut messages, mut shown, mut last) = (Vec::new(), 0, None);
-        while !reply.is_empty() {
-            let (id_text, score) = (reply.bytes()?, reply.bytes()?);
-            let (meta, data) = (reply.bytes()?, reply.bytes_or_nothing()?);
-            // Without data it is no message; a receive would pass over it.
-            if let Some(data) = data {
-                let id = IdText::parse(&id_text).ok_or_else(|| reply.wrong())?;
-                let (is_held, deliveries) = format::meta(&meta).ok_or_else(|| reply.wrong())?;
-                let state = match format::score(&score) {
-                    None => MessageState::Ready,
-                    Some(until) if is_held => MessageState::InFlight { until },
-                    Some(until) => MessageState::Delayed { until },
-                };
-                messages.push(Peeked::new(format::message(id, data, deliveries), state));
-            }
-            shown += 1;
-            last = Some((id_text, score));
-        }
-        let end = last.filter(|_| shown == max).map(|(id, score)| {
-            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-            let (part, place) =
-                if in_line { ("r", ready_shown.to_string()) } else { ("i", text(score)) };
-            PageEnd { part, place, last: text(id) }
-        });
-        Ok((messages, end))
+        page(reply, in_line, max)
     }
 
     /// Deletes what is left of the partition if it holds no message. Says whether nothing is left.
@@ -320,6 +287,55 @@ impl fmt::Debug for Partition {
     }
 }
 
+/// Reads what `counts.lua` answers. `None` where more is due, which is counted as if its time had not come.
+pub(crate) fn counts(mut reply: Words) -> Result<Option<Counts>, Failure> {
+    let is_more_due = reply.integer()? == 1;
+    let (ready, in_flight, delayed) = (reply.count()?, reply.count()?, reply.count()?);
+    let sent = reply.count()?;
+    let now = reply.parsed::<i64>().map(Timestamp::from_micros)?;
+    let start = reply.bytes_or_nothing()?;
+    let oldest = start.map(|start| format::sent_at(&start).unwrap_or(LONG_AGO));
+    let counts = Counts::new(ready, in_flight, delayed)
+        .with_oldest_age(oldest.map(|at| now.since(at)))
+        .with_sent(Some(sent));
+    Ok((!is_more_due).then_some(counts))
+}
+
+/// Reads what `peek.lua` answers, after the part that it is of: the messages, and where the page ends,
+/// unless it is the last.
+pub(crate) fn page(
+    mut reply: Words,
+    in_line: bool,
+    max: usize,
+) -> Result<(Vec<Peeked>, Option<PageEnd>), Failure> {
+    let ready_shown = reply.count()?;
+    let (mut messages, mut shown, mut last) = (Vec::new(), 0, None);
+    while !reply.is_empty() {
+        let (id_text, score) = (reply.bytes()?, reply.bytes()?);
+        let (meta, data) = (reply.bytes()?, reply.bytes_or_nothing()?);
+        // Without data it is no message; a receive would pass over it.
+        if let Some(data) = data {
+            let id = IdText::parse(&id_text).ok_or_else(|| reply.wrong())?;
+            let (is_held, deliveries) = format::meta(&meta).ok_or_else(|| reply.wrong())?;
+            let state = match format::score(&score) {
+                None => MessageState::Ready,
+                Some(until) if is_held => MessageState::InFlight { until },
+                Some(until) => MessageState::Delayed { until },
+            };
+            messages.push(Peeked::new(format::message(id, data, deliveries), state));
+        }
+        shown += 1;
+        last = Some((id_text, score));
+    }
+    let Some((id, score)) = last.filter(|_| shown == max) else { return Ok((messages, None)) };
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let (part, place) = if in_line { ("r", ready_shown.to_string()) } else { ("i", text(score)) };
+    if !in_line && !is_score(&place) {
+        return Err(reply.wrong());
+    }
+    Ok((messages, Some(PageEnd { part, place, last: text(id) })))
+}
+
 /// A question to the server. If it gets no answer, another receiver has to ask.
 struct Asking<'a> {
     partition: &'a Partition,
@@ -364,7 +380,8 @@ impl PageEnd {
 
     /// Reads what was written before.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let mut words = text.split(' ');
+        // The id is all that is left: one that is not ours may have blanks in it.
+        let mut words = text.splitn(3, ' ');
         let part = match words.next()? {
             "r" => "r",
             "i" => "i",
@@ -373,14 +390,46 @@ impl PageEnd {
         let (place, last) = (words.next()?, words.next()?);
         match part {
             "r" => drop(place.parse::<u64>().ok()?),
-            _ => drop(place.parse::<f64>().ok().filter(|score| score.is_finite())?),
+            _ => is_score(place).then_some(())?,
         }
         Some(Self { part, place: place.to_owned(), last: last.to_owned() })
     }
 }
 
+/// Whether a page may begin after this score.
+fn is_score(text: &str) -> bool {
+    text.parse::<f64>().is_ok_and(f64::is_finite)
+}
+
 impl fmt::Display for PageEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.part, self.place, self.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    /// A page of one message, the last of which is of this id and score.
+    fn page_of(id: &str, score: &str) -> Result<Option<String>, Failure> {
+        let text = |text: &str| Value::BulkString(text.into());
+        let words = vec![Value::Int(0), text(id), text(score), text("1"), Value::Nil];
+        let words = Reply::new(Value::Array(words), &"h".into()).words();
+        page(words, false, 1).map(|(_, end)| end.map(|end| end.to_string()))
+    }
+
+    #[test]
+    fn where_a_page_ends_the_next_begins() {
+        // Somebody else's entry may be called anything.
+        for id in ["-0Nq9xBmBjkPkT-DE_vdA1", "two words", ""] {
+            let end = page_of(id, "1763200000123456.5").unwrap().unwrap();
+            assert_eq!(PageEnd::parse(&end).unwrap().to_string(), end);
+        }
+        for score in ["", "soon", "inf", "nan"] {
+            assert!(page_of("id", score).is_err(), "{score}");
+        }
     }
 }

@@ -197,9 +197,7 @@ impl QueueState {
         let mut words = self.run_on_layout(script, arguments).await?;
         let layout = match words.bytes_or_nothing()? {
             None => Layout::WHOLE,
-            Some(text) => std::str::from_utf8(&text)
-                .ok()
-                .and_then(Layout::parse)
+            Some(text) => Layout::read(&text)
                 .ok_or_else(|| Failure::Layout { key: Keys::new(&self.name, 0).partitions() })?,
         };
         if layout.held_in > 1 && self.engine.link.usage.default_ttl.is_some() {

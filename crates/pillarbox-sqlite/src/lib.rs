@@ -68,6 +68,9 @@ mod diagnose;
 mod engine;
 mod failure;
 mod file;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod inbox;
 mod options;
 mod schema;

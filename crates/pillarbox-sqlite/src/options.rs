@@ -93,7 +93,13 @@ impl SqliteOptions {
                 Some(("synchronous", "normal")) => options.synchronous(Synchronous::Normal),
                 Some(("create", value @ ("true" | "false"))) => options.create(value == "true"),
                 Some(("adopt", value @ ("true" | "false"))) => options.adopt(value == "true"),
-                // Only its name: the value may be a secret of somebody who took this for a server.
+                // Only its name: the value may be a secret of somebody who took this for a server. Where there is an @, so
+                // may the name.
+                _ if query.contains('@') => {
+                    return Err(invalid(
+                        "unknown option; a file has no user and no password".into(),
+                    ));
+                }
                 _ => {
                     let name = pair.split('=').next().unwrap_or_default();
                     return Err(invalid(format!("unknown option or value of {name:?}")));
@@ -124,6 +130,12 @@ mod tests {
         let url = "sqlite:f?synchronous=normal&create=false&adopt=true";
         let options = SqliteOptions::new("f").synchronous(Synchronous::Normal);
         assert_eq!(SqliteOptions::from_url(url).unwrap(), options.create(false).adopt(true));
+    }
+
+    #[test]
+    fn who_took_it_for_a_server_reads_no_password() {
+        let error = SqliteOptions::from_url("sqlite://me:a?hunter2=b@h").unwrap_err().to_string();
+        assert!(!error.contains("hunter2"), "{error}");
     }
 
     #[test]

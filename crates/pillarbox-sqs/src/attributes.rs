@@ -47,6 +47,10 @@ pub(crate) fn encode(
             whole.push((*name, data_type, *value));
         } else {
             folded.insert(*name, *value);
+            if data_type != STRING {
+                // Lost to other programs, and kept for ours.
+                folded.insert(TYPES, attributes[TYPES]);
+            }
         }
     }
     // Foreign ones first, so that ours are folded first.
@@ -54,7 +58,6 @@ pub(crate) fn encode(
     while whole.len() + usize::from(!folded.is_empty()) > MAX_ATTRIBUTES
         && let Some((name, data_type, value)) = whole.pop()
     {
-        // A type is lost to other programs, and is kept for ours.
         if data_type != STRING {
             folded.insert(TYPES, attributes[TYPES]);
         }
@@ -92,7 +95,7 @@ pub(crate) fn encode(
 pub(crate) fn decode(
     encoded: Option<HashMap<String, MessageAttributeValue>>,
 ) -> BTreeMap<String, String> {
-    let mut attributes = BTreeMap::new();
+    let (mut attributes, mut folded) = (BTreeMap::new(), BTreeMap::new());
     let mut types = Vec::new();
     for (name, attribute) in encoded.unwrap_or_default() {
         let value = match (attribute.string_value, attribute.binary_value) {
@@ -101,15 +104,19 @@ pub(crate) fn decode(
             (None, None) => String::new(),
         };
         if name == FOLDED
-            && let Ok(folded) = serde_json::from_str::<BTreeMap<String, String>>(&value)
+            && let Ok(read) = serde_json::from_str::<BTreeMap<String, String>>(&value)
         {
-            attributes.extend(folded);
+            folded = read;
             continue;
         }
         if attribute.data_type != STRING {
             types.push(format!("{name}={}", attribute.data_type));
         }
         attributes.insert(name, value);
+    }
+    // What is both whole and folded, which we do not send, is what all programs see.
+    for (name, value) in folded {
+        attributes.entry(name).or_insert(value);
     }
     if !types.is_empty() {
         if let Some(folded) = attributes.remove(TYPES) {
@@ -246,6 +253,25 @@ mod tests {
         let mut attributes: Vec<_> = names.iter().map(|name| (name.as_str(), "1")).collect();
         attributes.push((TYPES, &types));
         assert_eq!(there_and_back(&attributes).1, owned(&attributes));
+    }
+
+    #[test]
+    fn a_type_of_an_attribute_without_a_value_is_kept() {
+        let attributes = [("count", ""), (TYPES, "count=Number")];
+        assert_eq!(there_and_back(&attributes).1, owned(&attributes));
+    }
+
+    #[test]
+    fn what_is_both_whole_and_folded_is_the_same_at_every_delivery() {
+        let attribute = |value: &str| {
+            MessageAttributeValue::builder().data_type(STRING).string_value(value).build().unwrap()
+        };
+        for _ in 0..20 {
+            // Each map has an order of its own.
+            let both = [("a", "whole"), (FOLDED, "{\"a\":\"folded\"}")];
+            let both = both.map(|(name, value)| (name.to_owned(), attribute(value)));
+            assert_eq!(decode(Some(both.into()))["a"], "whole");
+        }
     }
 
     #[test]

@@ -38,6 +38,9 @@ mod attributes;
 mod backend;
 mod diagnose;
 mod failure;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod limits;
 mod options;
 mod polls;

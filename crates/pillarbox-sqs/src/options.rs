@@ -83,13 +83,16 @@ impl SqsOptions {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("there is no ://"))?;
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (host, prefix) = place.split_once('/').unwrap_or((place, ""));
-        let mut options = Self::new().prefix(prefix)?;
+        // First of all: a secret with a slash in it would be taken for a prefix, and told.
+        let user = "a host has no user and no password: credentials are those of AWS";
+        if place.contains('@') {
+            return Err(wrong(user));
+        }
+        // It may be a password with a ? in it.
+        let is_told = !query.contains('@');
+        let untold = |error, instead: &str| if is_told { error } else { wrong(instead) };
+        let mut options = Self::new().prefix(prefix).map_err(|error| untold(error, user))?;
         match scheme {
-            _ if host.contains('@') => {
-                return Err(wrong(
-                    "a host has no user and no password: credentials are those of AWS",
-                ));
-            }
             "sqs" if host.contains(':') => {
                 return Err(wrong("a host with a port is written sqs+http://HOST:PORT"));
             }
@@ -103,7 +106,12 @@ impl SqsOptions {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = percent_decode_str(value).decode_utf8_lossy().into_owned();
-            options = options.set(name, value)?;
+            let unknown = "an option is not known, or its value; credentials are those of AWS";
+            // No attribute of a queue has one in its name.
+            if name.contains('@') {
+                return Err(wrong(unknown));
+            }
+            options = options.set(name, value).map_err(|error| untold(error, unknown))?;
         }
         Ok(options)
     }
@@ -128,7 +136,11 @@ impl SqsOptions {
             _ if name.starts_with(|c: char| c.is_ascii_uppercase()) => {
                 Ok(self.queue_attribute(name, value))
             }
-            _ => Err(refuse(
+            // Only its name: the value may be a secret.
+            _ => Err(Error::invalid(
+                None,
+                "option of an SQS URL",
+                format!("{name:?}"),
                 "create, fifo, poll, max_message, attempts, region, or an attribute of a queue as SQS \
                  names it, such as MessageRetentionPeriod",
             )),
@@ -247,6 +259,22 @@ mod tests {
             [attribute("MessageRetentionPeriod", "60"), attribute("Policy", "{\"a\":1}")];
         assert_eq!(attributes, expected);
         assert!(!read("sqs://r").usage.create, "nothing is made unless told to");
+    }
+
+    #[test]
+    fn no_error_tells_a_secret() {
+        for url in [
+            "sqs://AKIA:hun/ter2@eu-west-1",
+            "sqs://AKIA:hun?ter2@eu-west-1",
+            "sqs+https://AKIA:hun?Ter2@host",
+            "sqs://AKIA:hun?ter2=1@eu-west-1",
+            "sqs://r?secret=hunter%32",
+        ] {
+            let error = SqsOptions::from_url(url).unwrap_err().to_string();
+            assert!(!error.to_lowercase().contains("ter2"), "{url}: {error}");
+        }
+        let policy = SqsOptions::from_url("sqs://r?Policy=me@here").unwrap();
+        assert_eq!(policy.usage.attributes["Policy"], "me@here");
     }
 
     #[test]

@@ -83,17 +83,16 @@ impl Polls {
         let state = Mutex::new(State::Awaited);
         let poll = Arc::new(Poll { request, state, answered: Notify::new() });
         let service = &self.service;
-        let task = self.clone().ask(poll.clone(), wait);
+        let task = self.clone().ask(Answering(poll.clone()), wait);
         service.tasks.spawn_on(task, &service.runtime);
         Waiter { polls: self.clone(), poll }
     }
 
-    async fn ask(self: Arc<Self>, poll: Arc<Poll>, wait: Duration) {
-        let answering = Answering(poll.clone());
+    async fn ask(self: Arc<Self>, answering: Answering, wait: Duration) {
+        let poll = &answering.0;
         let answer = self.call(poll.request, wait).await;
         let unwanted = poll.answer(answer);
-        drop(answering);
-        self.left().retain(|other| !Arc::ptr_eq(other, &poll));
+        self.left().retain(|other| !Arc::ptr_eq(other, poll));
         if let Some(Ok(deliveries)) = unwanted {
             self.give_back(deliveries).await;
         }
@@ -280,8 +279,8 @@ impl Drop for Waiter {
     }
 }
 
-/// Answers a poll whose task ends without an answer, be it by a panic or because its runtime is gone: nobody is to wait
-/// for ever.
+/// Answers a poll whose task ends without an answer, be it by a panic or because its runtime is gone and it never
+/// began: nobody is to wait for ever.
 struct Answering(Arc<Poll>);
 
 impl Drop for Answering {

@@ -138,3 +138,21 @@ fn a_poll_of_another_kind_is_not_gone_on_with() {
         assert_eq!(asked.len(), 3);
     });
 }
+
+#[test]
+fn a_receive_whose_runtime_is_gone_says_so_and_does_not_wait_for_ever() {
+    let of =
+        || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let first = of();
+    let jobs = first.block_on(async {
+        let backend = open_url("sqs+http://127.0.0.1:1/").await;
+        queue(&backend, "jobs")
+    });
+    drop(first);
+    of().block_on(async {
+        let receive = jobs.receive(POLL);
+        let received = tokio::time::timeout(Duration::from_secs(60), receive).await;
+        let error = received.expect("it ends").expect_err("nobody asks").to_string();
+        assert!(error.contains("cut short"), "{error}");
+    });
+}

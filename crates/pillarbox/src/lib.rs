@@ -82,41 +82,6 @@
 
 mod open;
 
-/// The programs in the README compile and run.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
-
-/// So do those in the guide to workers.
-#[cfg(all(doctest, feature = "runtime"))]
-#[doc = include_str!("../../../docs/workers.md")]
-struct Workers;
-
-/// And those in the guide to dead letters.
-#[cfg(all(doctest, feature = "runtime"))]
-#[doc = include_str!("../../../docs/dead-letters.md")]
-struct DeadLetters;
-
-/// And those in the guide to the life of a process.
-#[cfg(all(doctest, feature = "health"))]
-#[doc = include_str!("../../../docs/lifecycle.md")]
-struct Lifecycle;
-
-/// And those in the guide to SQS.
-#[cfg(all(doctest, feature = "sqs", feature = "runtime"))]
-#[doc = include_str!("../../../docs/sqs.md")]
-struct Sqs;
-
-/// And those in the guide to main loops.
-#[cfg(all(doctest, feature = "runtime"))]
-#[doc = include_str!("../../../docs/loops.md")]
-struct Loops;
-
-/// And those in the guide to eval runs.
-#[cfg(all(doctest, feature = "evals"))]
-#[doc = include_str!("../../../docs/evals.md")]
-struct Evals;
-
 pub use open::{open, open_existing, url_forms};
 pub use pillarbox_core::*;
 #[cfg(feature = "evals")]

@@ -14,7 +14,7 @@ mod purge;
 mod queues;
 mod receive;
 mod redrive;
-mod send;
+pub(crate) mod send;
 mod settle;
 mod shell;
 mod stats;

@@ -63,7 +63,14 @@ async fn send_one(context: &mut Context, args: &args::Send, body: Bytes) -> Resu
     .await
 }
 
-fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoing {
+/// A message whose body is a line of JSON.
+pub(crate) fn read_line(args: &args::Send, line: &str) -> Result<Outgoing, String> {
+    serde_json::from_str::<IgnoredAny>(line)
+        .map_err(|error| format!("not JSON: {}", line::problem(&error)))?;
+    Ok(outgoing(args, MessageId::new(), line.trim().to_owned().into()))
+}
+
+pub(crate) fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoing {
     let mut message = Outgoing::with_id(id, body);
     message.delay = args.delay;
     message.reply_to = args.reply_to.as_deref().map(Into::into);
@@ -90,9 +97,7 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
     using(context.open_to_send().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
         let mut lines = Lines::open(path, |line| {
-            serde_json::from_str::<IgnoredAny>(line)
-                .map_err(|error| format!("not JSON: {}", line::problem(&error)))?;
-            let message = outgoing(args, MessageId::new(), line.trim().to_owned().into());
+            let message = read_line(args, line)?;
             let checked = queue.capabilities().check_outgoing(queue.name(), &message);
             checked.map(|()| message).map_err(|error| error.to_string())
         })?;

@@ -93,7 +93,9 @@ impl<I: 'static, O: 'static, E: 'static> BoxEvaluator<I, O, E> {
     ///
     /// Those of the evaluator.
     pub async fn evaluate(&self, case: &Arc<Case<I, O, E>>) -> Result<Score, BoxError> {
-        self.0.evaluate(case).await?.check()
+        let score = self.0.evaluate(case).await?;
+        score.check()?;
+        Ok(score)
     }
 }
 

@@ -2,8 +2,11 @@
 
 use serde::Serialize;
 
-use super::values::{Number, Text};
+use super::values::{Number, Text, shown};
 use crate::score::Score;
+
+/// How many characters of a value a reason shows.
+const ROOM: usize = 200;
 
 /// The output is what is expected, to the letter.
 ///
@@ -20,7 +23,7 @@ pub fn exact_match<O: PartialEq<E> + Serialize, E: Serialize>(output: &O, expect
     if output == expected {
         return Score::pass();
     }
-    Score::fail(format!("expected {}, got {}", short(expected), short(output)))
+    Score::fail(format!("expected {}, got {}", shown(expected, ROOM), shown(output, ROOM)))
 }
 
 /// What is expected is somewhere in the output.
@@ -36,7 +39,7 @@ pub fn contains<O: Text, E: Text>(output: &O, expected: &E) -> Score {
     if output.text().contains(&*expected) {
         return Score::pass();
     }
-    Score::fail(format!("{} is not in it", short(&*expected)))
+    Score::fail(format!("{} is not in it", shown(&*expected, ROOM)))
 }
 
 /// The output has a match of the regular expression that is expected; `^` and `$` hold it to the whole.
@@ -80,8 +83,10 @@ pub fn numeric_close<O: Number + Serialize, E: Number + Serialize>(
 ) -> impl Fn(&O, &E) -> Score + Clone + Send + Sync + 'static {
     assert!(relative >= 0.0 && absolute >= 0.0, "{relative} and {absolute} are no tolerances");
     move |output, expected| match (output.number(), expected.number()) {
-        (_, None) => Score::fail(format!("what is expected is no number: {}", short(expected))),
-        (None, _) => Score::fail(format!("{} is no number", short(output))),
+        (_, None) => {
+            Score::fail(format!("what is expected is no number: {}", shown(expected, ROOM)))
+        }
+        (None, _) => Score::fail(format!("{} is no number", shown(output, ROOM))),
         (Some(output), Some(expected)) => {
             let away = (output - expected).abs();
             // Equal ones may be infinite, and then there is no difference.
@@ -91,16 +96,6 @@ pub fn numeric_close<O: Number + Serialize, E: Number + Serialize>(
                 Score::fail(format!("{output} is {away} away from {expected}"))
             }
         }
-    }
-}
-
-/// How something looks, as far as it fits into a reason.
-fn short(value: &(impl Serialize + ?Sized)) -> String {
-    const ROOM: usize = 200;
-    let text = serde_json::to_string(value).unwrap_or_else(|_| "something else".to_owned());
-    match text.char_indices().nth(ROOM) {
-        Some((cut, _)) => format!("{}…", &text[..cut]),
-        None => text,
     }
 }
 

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use super::values::shown;
 use crate::score::Score;
 
 /// The output, as JSON, has all that is expected: of an object, its fields, and further ones do not matter; of a
@@ -47,6 +48,8 @@ struct Comparison {
     wrong: Vec<String>,
 }
 
+/// How many characters of a value a reason shows: there may be several.
+const ROOM: usize = 80;
 /// How many are put into words.
 const SHOWN: usize = 5;
 
@@ -78,7 +81,7 @@ impl Comparison {
             }),
             (output, expected) if same(output, expected) => self.right += 1,
             _ => self.miss(expected, || {
-                format!("{path}: expected {}, got {}", short(expected), short(output))
+                format!("{path}: expected {}, got {}", shown(expected, ROOM), shown(output, ROOM))
             }),
         }
     }
@@ -123,15 +126,6 @@ fn leaves(value: &Value) -> u32 {
         _ => 1,
     };
     u32::max(inner, 1)
-}
-
-fn short(value: &Value) -> String {
-    const ROOM: usize = 80;
-    let text = value.to_string();
-    match text.char_indices().nth(ROOM) {
-        Some((cut, _)) => format!("{}…", &text[..cut]),
-        None => text,
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use serde::Serialize;
 use serde_json::Value;
 
 /// What can be read as text.
@@ -82,5 +83,14 @@ impl Number for Value {
             Self::String(text) => text.as_str().number(),
             _ => None,
         }
+    }
+}
+
+/// How something looks, as far as there is room for it in a reason.
+pub(super) fn shown(value: &(impl Serialize + ?Sized), room: usize) -> String {
+    let text = serde_json::to_string(value).unwrap_or_else(|_| "something else".to_owned());
+    match text.char_indices().nth(room) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text,
     }
 }

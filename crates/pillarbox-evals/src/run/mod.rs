@@ -24,7 +24,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pillarbox_core::{BodyEncoding, Error, MessageId, Timestamp};
+use pillarbox_core::{BodyEncoding, MessageId, Timestamp};
 use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -244,6 +244,7 @@ impl EvalRun {
             let result: EvalResult =
                 serde_json::from_str(line).map_err(|error| error.to_string())?;
             let index = places.of(&result.experiment, &result.sample_id)?;
+            result.check()?;
             slots.record(index, Light::of(&result, place));
             Ok(())
         })?;
@@ -494,9 +495,8 @@ impl EvalRun {
         Ok(())
     }
 
-    /// The result of a sample that its queue does not take.
-    pub(crate) fn unsendable(&self, index: Index, round: u32, error: &Error) -> EvalResult {
-        let text = format!("it could not be sent: {error}");
+    /// The result of a sample that nobody worked on to the end.
+    pub(crate) fn failed(&self, index: Index, round: u32, text: String) -> EvalResult {
         let error = RemoteError::new(RemoteErrorKind::Failed, text);
         let answer = MainLoopResult::new(self.request_id(index, round), Err(error));
         EvalResult::new(&self.experiment(index).name, self.sample_id(index), round, answer)

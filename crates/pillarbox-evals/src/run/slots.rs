@@ -14,6 +14,14 @@ pub(crate) type Index = usize;
 /// No sample is submitted so often.
 pub(crate) const MAX_ROUNDS: u32 = 1000;
 
+/// Refuses a round that there cannot have been.
+pub(crate) fn check_round(round: u32) -> Result<(), String> {
+    if round == 0 || round > MAX_ROUNDS {
+        return Err(format!("round {round} is none"));
+    }
+    Ok(())
+}
+
 /// What is known of a sample in an experiment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Slot {
@@ -56,6 +64,11 @@ impl Light {
         }
     }
 
+    /// Whether a result of this round may replace it, as far as can be told before it is looked at.
+    pub(crate) fn may_be_replaced_in(&self, round: u32) -> bool {
+        round > self.round || self.status == Status::Died
+    }
+
     /// Of two results of a sample, that of the later round counts. Of the same round, the first: a worker that
     /// died before its acknowledgement makes a second one. But one that died and was replayed, and has a score
     /// now, lives.
@@ -92,8 +105,7 @@ impl Slots {
 
     /// Whether a result of this round may count.
     pub(crate) fn may_count(&self, index: Index, round: u32) -> bool {
-        let other = self.slots[index].result;
-        other.is_none_or(|other| round > other.round || other.status == Status::Died)
+        self.slots[index].result.is_none_or(|other| other.may_be_replaced_in(round))
     }
 
     /// Takes note of a result. Whether it counts.
@@ -112,9 +124,7 @@ impl Slots {
 
     /// Takes note that samples were sent for the so-manieth time.
     pub(crate) fn sent(&mut self, range: Range<Index>, round: u32) -> Result<(), String> {
-        if round == 0 || round > MAX_ROUNDS {
-            return Err(format!("round {round} is none"));
-        }
+        check_round(round)?;
         let slots = self.slots.get_mut(range.clone());
         let slots = slots.ok_or_else(|| format!("there are no samples {range:?}"))?;
         for slot in slots {
@@ -180,6 +190,14 @@ mod tests {
 
     fn light(round: u32, status: Status) -> Light {
         Light { round, status, value: 0.0, latency_ms: None, place: 0 }
+    }
+
+    #[test]
+    fn a_round_that_cannot_have_been_is_none() {
+        assert!(check_round(1).is_ok() && check_round(MAX_ROUNDS).is_ok());
+        for round in [0, MAX_ROUNDS + 1, u32::MAX] {
+            assert!(check_round(round).unwrap_err().contains("is none"));
+        }
     }
 
     #[test]

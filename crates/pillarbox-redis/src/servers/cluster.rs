@@ -248,7 +248,7 @@ fn strange(what: &'static str) -> RedisError {
 
 /// Reads what `CLUSTER SLOTS` answers: ranges of slots, each with its primary and then its replicas. A
 /// node that does not know its own name means the one by which we have reached it.
-fn slot_map(answer: Value, reached_at: &str) -> RedisResult<SlotMap> {
+pub(crate) fn slot_map(answer: Value, reached_at: &str) -> RedisResult<SlotMap> {
     let mut map = SlotMap::default();
     let Value::Array(ranges) = answer else { return Err(strange("no list")) };
     for range in ranges {

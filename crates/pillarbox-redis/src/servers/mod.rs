@@ -10,8 +10,12 @@ use std::sync::Arc;
 use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult};
 
 pub(crate) use self::cluster::Cluster;
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::cluster::slot_map;
 pub(crate) use self::node::{Failed, Node, field};
 pub(crate) use self::sentinel::Sentinels;
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::sentinel::named;
 pub(crate) use self::slots::slot;
 
 /// The servers of a backend.

@@ -132,6 +132,12 @@ impl Primary {
     }
 }
 
+/// The primary that a sentinel names, for the fuzzer.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn named(about: Value, named: Value) -> RedisResult<(String, u16)> {
+    Primary::read(about, named).map(|Primary { host, port, .. }| (host, port))
+}
+
 /// Fails on a server that is not a primary, or not yet.
 async fn refuse_replica(client: &Client) -> RedisResult<()> {
     let config = AsyncConnectionConfig::new()

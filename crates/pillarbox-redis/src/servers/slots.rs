@@ -5,6 +5,10 @@ use std::sync::Arc;
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16384;
 
+/// The most primaries of a map, which is more than a cluster can have and still work: it looks through all of them for
+/// each that it learns.
+const MOST_NODES: usize = 4096;
+
 /// Where a node is: `HOST:PORT`, as servers write it.
 pub(crate) type Address = Arc<str>;
 
@@ -42,7 +46,7 @@ impl SlotMap {
 
     /// Notes that a slot is at a node.
     pub(crate) fn learn(&mut self, slot: u16, node: &str) {
-        let place = self.place(node);
+        let Some(place) = self.place(node) else { return };
         self.owners.resize(SLOTS.into(), 0);
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
             *owner = place;
@@ -51,10 +55,11 @@ impl SlotMap {
 
     /// Notes that slots, the last one included, are at a node.
     pub(crate) fn learn_range(&mut self, first: u16, last: u16, node: &str) {
-        let place = self.place(node);
-        self.owners.resize(SLOTS.into(), 0);
         let last = last.min(SLOTS - 1);
-        if first <= last {
+        if first <= last
+            && let Some(place) = self.place(node)
+        {
+            self.owners.resize(SLOTS.into(), 0);
             self.owners[usize::from(first)..=usize::from(last)].fill(place);
         }
     }
@@ -64,14 +69,16 @@ impl SlotMap {
         self.replicas.push(node.into());
     }
 
-    fn place(&mut self, node: &str) -> u16 {
+    /// The place of a node, counted from 1. `None` for one that is more than a cluster has.
+    fn place(&mut self, node: &str) -> Option<u16> {
         let known = self.nodes.iter().position(|known| **known == *node);
-        let place = known.unwrap_or_else(|| {
+        if known.is_none() {
+            if self.nodes.len() >= MOST_NODES {
+                return None;
+            }
             self.nodes.push(node.into());
-            self.nodes.len() - 1
-        });
-        // There are no more nodes than slots.
-        place as u16 + 1
+        }
+        u16::try_from(known.map_or(self.nodes.len(), |known| known + 1)).ok()
     }
 
     /// The nodes that have slots.
@@ -116,6 +123,17 @@ mod tests {
         }
         assert_ne!(slot("{}foo"), slot("foo"));
         assert_eq!(slot("{queue:a}:data"), slot("{queue:a}:meta"));
+    }
+
+    #[test]
+    fn a_server_that_names_nodes_without_end_is_not_believed() {
+        let mut map = SlotMap::default();
+        for port in 0..=MOST_NODES {
+            map.learn_range(7, 7, &format!("h:{port}"));
+            map.learn_range(9, 8, "of no slot");
+        }
+        assert_eq!(map.node(7).map(|node| node.to_string()), Some(format!("h:{}", MOST_NODES - 1)));
+        assert_eq!(map.everyone().count(), MOST_NODES);
     }
 
     #[test]

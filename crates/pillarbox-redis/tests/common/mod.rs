@@ -3,6 +3,7 @@
 
 pub(crate) mod family;
 pub(crate) mod proxy;
+pub(crate) mod recorder;
 pub(crate) mod steps;
 pub(crate) mod stored;
 

@@ -145,6 +145,11 @@ impl DlqPolicy {
         }
     }
 
+    /// Whether a queue is called as those are that dead letters go to [by default](Self::default_name).
+    pub fn is_default_name(name: &QueueName) -> bool {
+        name.as_str().strip_suffix(".fifo").unwrap_or(name.as_str()).ends_with("-dlq")
+    }
+
     /// After how many deliveries a message that fails is a dead letter: 5 unless said otherwise, or one
     /// more than [`max_retries`](crate::Worker::max_retries) where the worker says that. Deliveries that
     /// were nobody's failure, as far as this process knows, do not count.

@@ -92,10 +92,7 @@ impl<U> MainLoopRequest<U> {
     /// [`Resources::insert`] for one that fails instead.
     #[must_use]
     pub fn resource(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
-        let name = name.into();
-        if let Err(error) = self.resources.insert(name.clone(), value) {
-            panic!("the resource {name:?} cannot be written as JSON: {error}");
-        }
+        self.resources = self.resources.with(name, value);
         self
     }
 
@@ -171,6 +168,20 @@ impl Resources {
     ) -> Result<(), serde_json::Error> {
         self.0.insert(name.into(), serde_json::to_value(value)?);
         Ok(())
+    }
+
+    /// The same with one more, for those that are known to be JSON.
+    ///
+    /// # Panics
+    ///
+    /// Where it cannot be written as JSON, such as a map whose keys are no text.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
+        let name = name.into();
+        if let Err(error) = self.insert(name.clone(), value) {
+            panic!("the resource {name:?} cannot be written as JSON: {error}");
+        }
+        self
     }
 
     /// The one of this name, if there is one that is such a thing.

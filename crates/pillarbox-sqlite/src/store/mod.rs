@@ -660,7 +660,7 @@ fn read_by_key(
 }
 
 /// Reads key, id, enqueued_at, reply_to, attributes, body.
-fn read_message(row: &Row<'_>) -> Result<RawMessage> {
+pub(crate) fn read_message(row: &Row<'_>) -> Result<RawMessage> {
     let id: [u8; 16] = row.get(1)?;
     let body = Bytes::copy_from_slice(row.get_ref(5)?.as_blob()?);
     let enqueued_at = Timestamp::from_nanos(row.get(2)?);

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use pillarbox::runtime::{DeadLetter, Dlq, Pass, PassFailed, Report, Summary};
+use pillarbox::runtime::{DeadLetter, Dlq, DlqPolicy, Pass, PassFailed, Report, Summary};
 use pillarbox::{Mailboxes, MessageState, QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
 
@@ -185,9 +185,9 @@ impl Round {
             return Ok(());
         }
         let queue = &self.queue;
-        let likely = format!("{queue}-dlq");
-        let is_there = backend.queues().await?.iter().any(|name| name.as_str() == likely);
-        let hint = if is_there { format!("; did you mean '{likely}'?") } else { String::new() };
+        let known = backend.queues().await?;
+        let likely = DlqPolicy::default_name(queue).ok().filter(|name| known.contains(name));
+        let hint = likely.map(|name| format!("; did you mean '{name}'?")).unwrap_or_default();
         Err(Failure::Other(format!("'{queue}' holds no dead letters but other messages{hint}")))
     }
 

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{Dlq, Summary};
+use pillarbox::runtime::{Dlq, DlqPolicy, Summary};
 use pillarbox::{Mailboxes, MessageId, QueueName, Timestamp};
 use serde::Serialize;
 
@@ -92,14 +92,9 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
 /// The queues that hold dead letters, by their names.
 async fn found(backend: &Mailboxes) -> Result<Vec<QueueName>> {
     let mut queues = backend.queues().await?;
-    queues.retain(|queue| is_of_dead_letters(queue.as_str()));
+    queues.retain(DlqPolicy::is_default_name);
     queues.sort();
     Ok(queues)
-}
-
-/// Whether a queue is called as those of dead letters are.
-fn is_of_dead_letters(name: &str) -> bool {
-    name.strip_suffix(".fifo").unwrap_or(name).ends_with(SUFFIX)
 }
 
 async fn look(dlq: &Dlq, filter: &Filter) -> Result<Seen> {

@@ -1,0 +1,61 @@
+//! What is read, and what must hold of it.
+//!
+//! Of everything that is read: nothing panics; what is refused is refused with a text; what is accepted is within
+//! its limits, and is the same when it is written and read again.
+
+mod arguments;
+mod bodies;
+mod evals;
+mod letters;
+mod lines;
+mod names;
+mod receipts;
+mod redis;
+mod sqlite;
+mod sqs;
+mod urls;
+mod values;
+
+use crate::Target;
+use crate::driver::saw;
+
+/// All targets.
+pub const ALL: &[Target] = &[
+    Target { name: "receipt", run: receipts::run, words: receipts::WORDS, inputs: 100_000 },
+    Target { name: "name", run: names::run, words: names::WORDS, inputs: 100_000 },
+    Target { name: "url", run: urls::run, words: urls::WORDS, inputs: 20_000 },
+    Target { name: "body", run: bodies::run, words: bodies::WORDS, inputs: 40_000 },
+    Target { name: "redis-data", run: redis::data, words: redis::DATA, inputs: 60_000 },
+    Target { name: "redis-reply", run: redis::reply, words: redis::REPLIES, inputs: 60_000 },
+    Target { name: "redis-server", run: redis::server, words: redis::SERVER, inputs: 60_000 },
+    Target { name: "sqlite-row", run: sqlite::run, words: sqlite::WORDS, inputs: 40_000 },
+    Target { name: "sqs-message", run: sqs::run, words: sqs::WORDS, inputs: 20_000 },
+    Target { name: "dead-letter", run: letters::letter, words: letters::LETTER, inputs: 20_000 },
+    Target { name: "loop-message", run: letters::message, words: letters::MESSAGE, inputs: 20_000 },
+    Target { name: "load", run: lines::load, words: lines::LOAD, inputs: 20_000 },
+    Target { name: "send", run: lines::send, words: lines::SEND, inputs: 3_000 },
+    Target { name: "arguments", run: arguments::run, words: arguments::WORDS, inputs: 3_000 },
+    Target {
+        name: "condition",
+        run: arguments::condition,
+        words: arguments::CONDITIONS,
+        inputs: 60_000,
+    },
+    Target { name: "dataset", run: evals::dataset, words: evals::DATASET, inputs: 20_000 },
+    Target { name: "eval-run", run: evals::run, words: evals::RUN, inputs: 2_000 },
+];
+
+/// What passwords of inputs are, which nobody may ever read.
+const SECRET: &str = "hunter2";
+
+/// The input, if it is text.
+fn text(input: &[u8]) -> Option<&str> {
+    std::str::from_utf8(input).ok()
+}
+
+/// Notes an error, which must say something, and not too much: it may be about a whole document.
+fn refused(error: &impl ToString) {
+    let text = error.to_string();
+    assert!(!text.trim().is_empty(), "an error without a text");
+    saw(&text);
+}

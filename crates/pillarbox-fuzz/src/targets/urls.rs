@@ -1,0 +1,133 @@
+//! URLs of backends with all their options. Nothing is connected to.
+
+use pillarbox_cli::fuzzing as cli;
+use pillarbox_redis::RedisOptions;
+use pillarbox_sqlite::SqliteOptions;
+use pillarbox_sqs::SqsOptions;
+
+use super::{SECRET, refused, text};
+use crate::driver::saw;
+
+pub(super) const WORDS: &[&str] = &[
+    "sqlite:",
+    "sqlite::memory:",
+    "file:",
+    "redis://",
+    "rediss://",
+    "redis+unix://",
+    "redis-sentinel://",
+    "redis-cluster://",
+    "rediss-sentinel://",
+    "rediss-cluster://",
+    "sqs://",
+    "sqs+http://",
+    "sqs+https://",
+    "memory:",
+    "user:hunter2@",
+    ":hunter2@",
+    "hunter2",
+    "localhost",
+    "127.0.0.1",
+    "[::1]",
+    ":6379",
+    ":70000",
+    "/0",
+    "/service",
+    "?",
+    "&",
+    "synchronous=normal",
+    "synchronous=full",
+    "create=true",
+    "adopt=true",
+    "retry_for=",
+    "response_timeout=",
+    "default_ttl=",
+    "coalesce=false",
+    "replicas=1",
+    "replicas_timeout=",
+    "partitions=",
+    "1000",
+    "1001",
+    "sentinel_user=u",
+    "sentinel_password=hunter2",
+    "password=hunter2",
+    "pass=hunter2",
+    "ca=f",
+    "cert=f",
+    "key=f",
+    "db=2",
+    "user=me",
+    "poll=20",
+    "max_message=",
+    "attempts=1",
+    "region=eu",
+    "fifo=true",
+    "MessageRetentionPeriod=60",
+    "1e-9",
+    "1e18",
+    "secret=hunter2",
+    "token=hunter2",
+];
+
+pub(super) fn run(input: &[u8]) {
+    let Some(url) = text(input) else { return };
+    let (shown, _) = cli::hidden(url, url);
+    // Elsewhere than where a password is, it is none, in whatever way it is written there.
+    let is_secret = !shown.contains(SECRET) && !shown.contains('%');
+    let tells_nothing = |text: String| {
+        let (_, text) = cli::hidden(url, &text);
+        assert!(!is_secret || !text.contains(SECRET), "a secret is told: {text}");
+    };
+    // As `pillarbox::open` chooses.
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    if scheme.starts_with("redis") {
+        redis(url, tells_nothing);
+    } else if scheme.starts_with("sqs") {
+        match SqsOptions::from_url(url) {
+            Ok(options) => {
+                saw("sqs");
+                assert!(
+                    pillarbox_sqs::fuzzing::is_sensible(&options),
+                    "limits of options: {options:?}"
+                );
+                tells_nothing(format!("{options:?}"));
+            }
+            Err(error) => {
+                refused(&error);
+                tells_nothing(error.to_string());
+            }
+        }
+    } else if scheme == "sqlite" {
+        match SqliteOptions::from_url(url) {
+            Ok(options) => {
+                saw("sqlite");
+                assert_eq!(SqliteOptions::from_url(url).ok(), Some(options));
+            }
+            Err(error) => {
+                refused(&error);
+                tells_nothing(error.to_string());
+            }
+        }
+    }
+}
+
+fn redis(url: &str, tells_nothing: impl Fn(String)) {
+    match RedisOptions::from_url(url) {
+        Ok(options) => {
+            let (place, is_sensible) = pillarbox_redis::fuzzing::place(&options);
+            saw(place.split("://").next().unwrap_or_default());
+            assert!(is_sensible, "limits of options: {options:?}");
+            tells_nothing(format!("{options:?}"));
+            // The name of a service may be anything, and is written for people.
+            if place.starts_with("redis://") || place.starts_with("redis-cluster://") {
+                let again = RedisOptions::from_url(&place)
+                    .map(|again| pillarbox_redis::fuzzing::place(&again).0);
+                assert_eq!(again.expect("the place is a URL"), place);
+            }
+        }
+        Err(error) => {
+            refused(&error);
+            tells_nothing(error.to_string());
+        }
+    }
+}
