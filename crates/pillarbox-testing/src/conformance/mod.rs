@@ -175,13 +175,19 @@ macro_rules! __conformance_rules {
 #[macro_export]
 macro_rules! __conformance_tests {
     ($subject:expr; $($module:ident { $($rule:ident)* })*) => {
+        // One function for all rules, which are compiled in their own crate: of each, that took longer to
+        // compile than the backend.
+        fn hold_to(rule: $crate::conformance::Rule) {
+            $crate::block_on(async {
+                let subject: $crate::Subject = $subject;
+                rule.keep(&subject).await;
+            });
+        }
+
         $($(
             #[test]
             fn $rule() {
-                $crate::block_on(async {
-                    let subject: $crate::Subject = $subject;
-                    $crate::conformance::$module::$rule(&subject).await;
-                });
+                hold_to($crate::conformance::Rule::named(stringify!($rule)));
             }
         )*)*
     };
@@ -195,13 +201,7 @@ macro_rules! __conformance_together {
         #[test]
         fn every_rule_is_kept() {
             let server = $start;
-            let rules: Vec<$crate::conformance::Rule> = vec![
-                $($((
-                    stringify!($rule),
-                    |subject| ::std::boxed::Box::pin($crate::conformance::$module::$rule(subject)),
-                ),)*)*
-            ];
-            $crate::conformance::keep_together(rules, || {
+            $crate::conformance::keep_together(|| {
                 let $server = &server;
                 ::std::boxed::Box::pin(async move { $subject })
             });
@@ -209,9 +209,49 @@ macro_rules! __conformance_together {
     };
 }
 
-/// A rule, with its name.
+/// Not part of the interface.
 #[doc(hidden)]
-pub type Rule = (&'static str, for<'a> fn(&'a crate::Subject) -> LocalFuture<'a, ()>);
+#[macro_export]
+macro_rules! __conformance_table {
+    ((); $($module:ident { $($rule:ident)* })*) => {
+        &[$($(Rule {
+            name: stringify!($rule),
+            keep: |subject| Box::pin($module::$rule(subject)),
+        },)*)*]
+    };
+}
+
+/// Every rule of the contract.
+const RULES: &[Rule] = crate::__conformance_rules!(__conformance_table, ());
+
+/// A rule of the contract.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct Rule {
+    name: &'static str,
+    keep: for<'a> fn(&'a crate::Subject) -> LocalFuture<'a, ()>,
+}
+
+impl Rule {
+    /// The rule of this name.
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    pub fn named(name: &str) -> Self {
+        let rule = RULES.iter().find(|rule| rule.name == name);
+        *rule.unwrap_or_else(|| panic!("there is no rule {name}"))
+    }
+
+    /// Holds a subject to it.
+    ///
+    /// # Panics
+    ///
+    /// In the task, when the subject does not keep it.
+    pub fn keep(self, subject: &crate::Subject) -> LocalFuture<'_, ()> {
+        (self.keep)(subject)
+    }
+}
 
 /// A future that stays on its thread.
 #[doc(hidden)]
@@ -226,26 +266,24 @@ const TOGETHER: usize = 8;
 ///
 /// When there are such.
 #[doc(hidden)]
-pub fn keep_together<'a>(
-    rules: Vec<Rule>,
-    make: impl Fn() -> LocalFuture<'a, crate::Subject> + Sync,
-) {
-    let (total, rules) = (rules.len(), std::sync::Mutex::new(rules.into_iter()));
+pub fn keep_together<'a>(make: impl Fn() -> LocalFuture<'a, crate::Subject> + Sync) {
+    let rules = std::sync::Mutex::new(RULES.iter());
     let broken = std::sync::Mutex::new(Vec::new());
     let next = || rules.lock().expect("the rules").next();
     std::thread::scope(|scope| {
         for _ in 0..TOGETHER {
             scope.spawn(|| {
-                while let Some((name, rule)) = next() {
-                    let keep = || crate::block_on(async { rule(&make().await).await });
+                while let Some(rule) = next() {
+                    let keep = || crate::block_on(async { rule.keep(&make().await).await });
                     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(keep)).is_err() {
-                        broken.lock().expect("the broken ones").push(name);
+                        broken.lock().expect("the broken ones").push(rule.name);
                     }
                 }
             });
         }
     });
     let broken = broken.into_inner().expect("the broken ones");
+    let total = RULES.len();
     assert!(broken.is_empty(), "{} of {total} rules are broken: {broken:#?}", broken.len());
 }
 
