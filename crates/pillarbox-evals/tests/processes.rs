@@ -193,18 +193,21 @@ fn a_submission_that_is_killed_is_gone_on_with(place: Place) {
     const MANY: u64 = 3000;
     let home = place.file("run");
     let task = format!("{}|{MANY}", home.display());
-    // Killed until it was in the middle of it.
+    // Killed until it was in the middle of it: later where nothing was sent yet, sooner where all was.
     let mut sent = 0;
-    for attempt in 0..50 {
+    let mut pause = Duration::from_millis(10);
+    for _ in 0..50 {
         let _ = std::fs::remove_dir_all(&home);
         let child = Child::start("submitting", &place.url, &task);
         child.wait_for("open", 0);
-        std::thread::sleep(Duration::from_millis(5 + 4 * attempt));
+        std::thread::sleep(pause);
         child.kill();
         sent = EvalRun::open(&home).expect("the run").progress().sent;
-        if sent > 0 && sent < 2 * MANY as usize {
-            break;
-        }
+        pause = match sent {
+            0 => pause.mul_f64(1.5),
+            some if some < 2 * MANY as usize => break,
+            _ => pause.mul_f64(0.7),
+        };
         on_threads(async { requests(&open(&place.url).await).purge().await.expect("purged") });
     }
     assert!(sent > 0 && sent < 2 * MANY as usize, "it was never killed in the middle");
