@@ -5,9 +5,13 @@
 //!
 //! | to find | look at |
 //! |---|---|
-//! | how contestants take turns and which figure counts | `measure` |
+//! | how contestants take turns and which figure counts | `measure`, along something that grows `chart` |
 //! | rows, units, the ratio, the table and the JSON lines | `report` |
+//! | what is told while it runs | `progress` |
+//! | all results as a file, and the document with its plots that is made of it | `results`, `page` |
 //! | bodies, and callers that send at the same time | `load` |
+//! | callers that send, receive and acknowledge in batches | `cycles`, by ours `ours` |
+//! | peers that are programs of their own, and their servers | `peers` |
 //! | jobs and a worker of apalis, on a disk or a server | `apalis` |
 //! | where files are | `place` |
 //! | a backend of each kind, as users have it | `store` |
@@ -18,28 +22,38 @@
 //! Build with `--release`; figures of a debug build mean nothing.
 
 mod apalis;
+mod chart;
 mod cluster;
+mod curves;
+mod cycles;
 mod evals;
 mod load;
 mod loops;
 mod measure;
 mod memory;
+mod ours;
+mod page;
+mod peers;
 mod place;
 mod plan;
 mod process;
+mod progress;
 mod redis;
 mod report;
+mod results;
 mod runtime;
 mod sqlite;
 mod store;
 mod tally;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::measure::{Plan, Result};
 use crate::report::{RATIO, Report};
+use crate::results::Results;
 
 /// Benchmarks of Pillarbox against its peers and against physical limits.
 #[derive(Debug, Parser)]
@@ -51,6 +65,31 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Several suites in one go, with a progress bar, and their results as a file.
+    #[command(after_help = RATIO)]
+    All {
+        /// Which suites.
+        #[arg(long, value_delimiter = ',', default_values_t = Suite::USUAL)]
+        suites: Vec<Suite>,
+        /// Where the results go, as JSON.
+        #[arg(long, default_value = "target/bench/results.json")]
+        out: PathBuf,
+        #[command(flatten)]
+        amount: Amount,
+    },
+    /// The document and the plots of a file of results.
+    Page {
+        /// What `all` has written.
+        results: PathBuf,
+        /// The directory for `benchmarks.md` and, in `pictures/`, the plots.
+        #[arg(long, default_value = "docs")]
+        to: PathBuf,
+    },
+    /// Throughput and latency by callers, cost by backlog and by queues, workers: ours, limits and peers.
+    ///
+    /// On every backend, like the runtime suite. The full run needs 10 GB of memory and of disk for the
+    /// longest queues, or leaves them out.
+    Curves(Options),
     /// The memory backend against capp-queue, apalis and a bare channel.
     #[command(after_help = RATIO)]
     Memory(Options),
@@ -110,6 +149,13 @@ struct Options {
     /// Print one JSON object per line instead of a table.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    amount: Amount,
+}
+
+/// How much is run.
+#[derive(Debug, Args)]
+struct Amount {
     /// Run small counts, to see that everything works. The figures mean little.
     #[arg(long)]
     quick: bool,
@@ -119,6 +165,61 @@ struct Options {
     /// Run only the cases whose names hold this text.
     #[arg(long)]
     only: Option<String>,
+}
+
+impl Amount {
+    fn plan(self) -> Plan {
+        if cfg!(debug_assertions) {
+            eprintln!("warning: this is a debug build; run with --release");
+        }
+        Plan::new(self.quick, self.rounds, self.only)
+    }
+}
+
+/// A suite by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    Curves,
+    Memory,
+    Sqlite,
+    Redis,
+    Runtime,
+    Loops,
+    Evals,
+    Cluster,
+}
+
+impl Suite {
+    /// Those that need no more servers than one.
+    const USUAL: [Self; 7] = [
+        Self::Curves,
+        Self::Memory,
+        Self::Sqlite,
+        Self::Redis,
+        Self::Runtime,
+        Self::Loops,
+        Self::Evals,
+    ];
+
+    fn run(self, plan: &Plan, report: &mut Report) -> Result<()> {
+        match self {
+            Self::Curves => curves::run(plan, report),
+            Self::Memory => memory::run(plan, report),
+            Self::Sqlite => sqlite::run(plan, report),
+            Self::Redis => redis::run(plan, report),
+            Self::Runtime => runtime::run(plan, report),
+            Self::Loops => loops::run(plan, report),
+            Self::Evals => evals::run(plan, report),
+            Self::Cluster => cluster::run(plan, report),
+        }
+    }
+}
+
+impl std::fmt::Display for Suite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+    }
 }
 
 fn main() -> ExitCode {
@@ -133,13 +234,16 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     match command {
-        Command::Memory(options) => suite(&options, memory::run),
-        Command::Sqlite(options) => suite(&options, sqlite::run),
-        Command::Redis(options) => suite(&options, redis::run),
-        Command::Cluster(options) => suite(&options, cluster::run),
-        Command::Runtime(options) => suite(&options, runtime::run),
-        Command::Loops(options) => suite(&options, loops::run),
-        Command::Evals(options) => suite(&options, evals::run),
+        Command::All { suites, out, amount } => all(&suites, &out, &amount.plan()),
+        Command::Page { results, to } => page::write(&Results::read(&results)?, &to),
+        Command::Curves(options) => one(Suite::Curves, options),
+        Command::Memory(options) => one(Suite::Memory, options),
+        Command::Sqlite(options) => one(Suite::Sqlite, options),
+        Command::Redis(options) => one(Suite::Redis, options),
+        Command::Cluster(options) => one(Suite::Cluster, options),
+        Command::Runtime(options) => one(Suite::Runtime, options),
+        Command::Loops(options) => one(Suite::Loops, options),
+        Command::Evals(options) => one(Suite::Evals, options),
         Command::Plan(plan) => plan.print(),
         Command::MemoryChild(child) => {
             println!("{}", child.measure()?);
@@ -157,13 +261,31 @@ fn run(command: Command) -> Result<()> {
     }
 }
 
-fn suite(options: &Options, run: fn(&Plan, &mut Report) -> Result<()>) -> Result<()> {
-    if cfg!(debug_assertions) {
-        eprintln!("warning: this is a debug build; run with --release");
-    }
-    let plan = Plan::new(options.quick, options.rounds, options.only.clone());
+/// Runs one suite.
+fn one(suite: Suite, options: Options) -> Result<()> {
     let mut report = Report::new(options.json);
-    run(&plan, &mut report)?;
-    report.finish();
+    suite.run(&options.amount.plan(), &mut report)?;
+    report.print();
+    Ok(())
+}
+
+/// Runs several, and writes the results after each: one that fails does not take the others with it.
+fn all(suites: &[Suite], out: &PathBuf, plan: &Plan) -> Result<()> {
+    let mut cases = 0;
+    for suite in suites {
+        cases += plan.count(|plan| suite.run(plan, &mut Report::new(false)))?;
+    }
+    let mut results = Results::of_this_machine(plan)?;
+    let mut report = Report::new(false);
+    progress::start(cases);
+    for suite in suites {
+        suite.run(plan, &mut report)?;
+        results.rows.clone_from(&report.rows);
+        results.charts.clone_from(&report.charts);
+        results.write(out)?;
+    }
+    progress::finish();
+    report.print();
+    eprintln!("results: {}", out.display());
     Ok(())
 }

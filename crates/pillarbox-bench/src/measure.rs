@@ -8,10 +8,13 @@
 //! A run checks its own work and fails rather than give a figure for something else.
 
 use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Builder;
 
+use crate::progress;
 use crate::report::{Row, Unit, ratio};
 
 /// Benchmarks stop at the first error and show it; nobody tells one kind from another.
@@ -23,17 +26,40 @@ pub(crate) struct Plan {
     quick: bool,
     rounds: usize,
     only: Option<String>,
+    /// Counts the cases, and runs none.
+    counted: Option<Arc<AtomicUsize>>,
 }
 
 impl Plan {
     pub(crate) fn new(quick: bool, rounds: Option<u32>, only: Option<String>) -> Self {
         let default = if quick { 3 } else { 5 };
-        Self { quick, rounds: rounds.unwrap_or(default) as usize, only }
+        Self { quick, rounds: rounds.unwrap_or(default) as usize, only, counted: None }
     }
 
     /// Whether the case of this name is to be run.
     pub(crate) fn wants(&self, case: &str) -> bool {
-        self.only.as_ref().is_none_or(|only| case.contains(only.as_str()))
+        self.wants_of(case, 1)
+    }
+
+    /// Whether the case of this name is to be run, which counts as several.
+    pub(crate) fn wants_of(&self, case: &str, as_many: usize) -> bool {
+        let is_wanted = self.only.as_ref().is_none_or(|only| case.contains(only.as_str()));
+        match &self.counted {
+            Some(counted) if is_wanted => {
+                counted.fetch_add(as_many, Ordering::Relaxed);
+                false
+            }
+            Some(_) => false,
+            None => is_wanted,
+        }
+    }
+
+    /// How many cases a suite has, as far as it knows before it runs.
+    pub(crate) fn count(&self, run: impl FnOnce(&Self) -> Result<()>) -> Result<usize> {
+        let counted = Arc::new(AtomicUsize::new(0));
+        let plan = Self { counted: Some(counted.clone()), ..self.clone() };
+        progress::quietly(|| run(&plan))?;
+        Ok(counted.load(Ordering::Relaxed))
     }
 
     /// How many rounds there are.
@@ -153,7 +179,7 @@ impl Case {
 
     /// Runs all contestants and gives, for each figure, one row for each of the others.
     pub(crate) fn run(mut self, suite: &'static str, rounds: usize) -> Result<Vec<Row>> {
-        eprintln!("{suite}: {} ...", self.name);
+        progress::case(suite, &self.name);
         if self.warm_up {
             for contestant in &mut self.contestants {
                 contestant.run(&self.name)?;
@@ -180,9 +206,11 @@ impl Case {
                 let by_round = runs[0].iter().zip(&runs[at]);
                 let by_round =
                     by_round.map(|(ours, other)| ratio(figure.unit, ours[place], other[place]));
-                eprintln!("  {}, {}: {}", figure.name, contestant.name, range(by_round));
+                let (figure_name, other_name) = (&figure.name, &contestant.name);
+                let range = range(by_round);
+                progress::say(format_args!("  {figure_name}, {other_name}: {range}"));
                 rows.push(Row {
-                    suite,
+                    suite: suite.to_owned(),
                     case: figure.name.clone(),
                     unit: figure.unit,
                     ours,
@@ -192,6 +220,7 @@ impl Case {
                 });
             }
         }
+        progress::step();
         Ok(rows)
     }
 }
@@ -229,6 +258,11 @@ pub(crate) fn per_second(count: u64, elapsed: Duration) -> f64 {
 /// How many nanoseconds each.
 pub(crate) fn nanos_each(count: u64, elapsed: Duration) -> f64 {
     elapsed.as_secs_f64() * 1e9 / count as f64
+}
+
+/// How many microseconds each.
+pub(crate) fn micros_each(count: u64, elapsed: Duration) -> f64 {
+    nanos_each(count, elapsed) / 1e3
 }
 
 /// How many microseconds.
@@ -271,7 +305,7 @@ fn range(ratios: impl Iterator<Item = f64>) -> String {
 }
 
 /// The middle value, or the mean of the two in the middle. NaN of nothing.
-fn median(mut figures: Vec<f64>) -> f64 {
+pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     let middle = figures.len() / 2;
     match figures.len() {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::measure::{Result, percentile};
+use crate::measure::{Result, micros, percentile};
+use crate::progress;
 
 /// Names the directory in which all others are made, in place of the system's for temporary files.
 const VARIABLE: &str = "PILLARBOX_BENCH_DIR";
@@ -24,15 +25,22 @@ pub(crate) fn fresh() -> Result<TempDir> {
 pub(crate) fn warn_if_in_memory() {
     let root = root();
     if file_system(&root).is_some_and(|kind| kind == "tmpfs" || kind == "ramfs") {
-        eprintln!(
+        progress::say(format_args!(
             "warning: {} is in memory, so that a sync means nothing; set {VARIABLE} to a \
              directory on a disk",
             root.display()
-        );
+        ));
     }
 }
 
-/// How long a sync takes here and now, which says a lot about all figures: the median of a few.
+/// Says how long a sync takes here and now, which says a lot about all figures.
+pub(crate) fn tell_sync_time(suite: &str) -> Result<()> {
+    let micros = micros(sync_time()?);
+    progress::say(format_args!("{suite}: a sync takes {micros:.0} µs"));
+    Ok(())
+}
+
+/// How long a sync takes here and now: the median of a few.
 pub(crate) fn sync_time() -> Result<Duration> {
     let directory = fresh()?;
     let file = File::create(directory.path().join("probe"))?;

@@ -117,13 +117,27 @@ pub(crate) fn peak_bytes() -> Result<u64> {
     status_bytes("VmHWM:")
 }
 
+/// The memory that this machine has left for new programs.
+pub(crate) fn available_bytes() -> Result<u64> {
+    told_bytes("/proc/meminfo", "MemAvailable:")
+}
+
+/// The memory of this machine.
+pub(crate) fn machine_bytes() -> Result<u64> {
+    told_bytes("/proc/meminfo", "MemTotal:")
+}
+
 fn status_bytes(name: &str) -> Result<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let kilobytes = status
+    told_bytes("/proc/self/status", name)
+}
+
+fn told_bytes(file: &str, name: &str) -> Result<u64> {
+    let kilobytes = fs::read_to_string(file)?
         .lines()
-        .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB"))
-        .ok_or_else(|| format!("/proc/self/status has no line {name} in kB"))?;
-    Ok(kilobytes.trim().parse::<u64>()? * 1024)
+        .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB")?.trim().parse().ok())
+        .ok_or_else(|| format!("{file} has no line {name} in kB"))?;
+    let kilobytes: u64 = kilobytes;
+    Ok(kilobytes * 1024)
 }
 
 /// The CPU time of the threads that this process had when the clock was made.

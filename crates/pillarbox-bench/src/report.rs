@@ -1,6 +1,8 @@
-//! What a suite says: rows, as a table for people or as JSON lines for programs.
+//! What a suite says: rows and charts, as tables for people or as JSON lines for programs.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::chart::Chart;
 
 /// What the ratio means. Said by `--help` and below every table.
 pub(crate) const RATIO: &str = "\
@@ -9,9 +11,9 @@ ratio: how many times better ours is. Above 1 we win, below 1 we lose.
        time, commands and calls to a server, connections).";
 
 /// One comparison of ours with one other. Its fields are those of a JSON line.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
-    pub(crate) suite: &'static str,
+    pub(crate) suite: String,
     pub(crate) case: String,
     pub(crate) unit: Unit,
     pub(crate) ours: f64,
@@ -21,7 +23,7 @@ pub(crate) struct Row {
 }
 
 /// What a figure counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Unit {
     /// Messages that went all the way, per second.
     #[serde(rename = "messages/s")]
@@ -32,6 +34,9 @@ pub(crate) enum Unit {
     /// Microseconds for one call.
     #[serde(rename = "us")]
     Micros,
+    /// Microseconds for one message to go all the way.
+    #[serde(rename = "us/message")]
+    MicrosPerMessage,
     /// Milliseconds for one call, or for all there is to do.
     #[serde(rename = "ms")]
     Millis,
@@ -62,6 +67,7 @@ impl Unit {
             Self::MessagesPerSecond => true,
             Self::NanosPerCycle
             | Self::Micros
+            | Self::MicrosPerMessage
             | Self::Millis
             | Self::Bytes
             | Self::CpuMicrosPerSecond
@@ -73,11 +79,11 @@ impl Unit {
     }
 
     /// A figure of this unit for people.
-    fn human(self, figure: f64) -> String {
+    pub(crate) fn human(self, figure: f64) -> String {
         match self {
             Self::MessagesPerSecond => format!("{}/s", with_prefix(figure)),
             Self::NanosPerCycle => format!("{} ns", three_digits(figure)),
-            Self::Micros => format!("{} µs", three_digits(figure)),
+            Self::Micros | Self::MicrosPerMessage => format!("{} µs", three_digits(figure)),
             Self::Millis => format!("{} ms", three_digits(figure)),
             Self::Bytes => format!("{} B", three_digits(figure)),
             Self::CpuMicrosPerSecond => format!("{} µs/s", three_digits(figure)),
@@ -107,16 +113,26 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Where rows go.
+/// Where rows and charts go.
 #[derive(Debug)]
 pub(crate) struct Report {
     json: bool,
-    rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) charts: Vec<Chart>,
 }
 
 impl Report {
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, rows: Vec::new() }
+        Self { json, rows: Vec::new(), charts: Vec::new() }
+    }
+
+    /// Takes a chart. A JSON line is printed at once.
+    pub(crate) fn add_chart(&mut self, chart: Chart) {
+        if self.json {
+            println!("{}", json(&chart));
+        } else {
+            self.charts.push(chart);
+        }
     }
 
     /// Takes the rows of one case. JSON lines are printed at once.
@@ -130,16 +146,49 @@ impl Report {
         }
     }
 
-    /// Prints the table, now that all widths are known.
-    pub(crate) fn finish(self) {
-        if !self.json {
+    /// Prints the tables, now that all widths are known.
+    pub(crate) fn print(&self) {
+        if self.json {
+            return;
+        }
+        for chart in &self.charts {
+            println!("{}", chart_table(chart));
+        }
+        if !self.rows.is_empty() {
             print!("{}", table(&self.rows));
         }
     }
 }
 
-fn json(row: &Row) -> String {
-    serde_json::to_string(row).expect("a row is strings and numbers, which JSON can hold")
+fn json(what: &impl Serialize) -> String {
+    serde_json::to_string(what).expect("these are strings and numbers, which JSON can hold")
+}
+
+/// A chart as a table: a line for each contestant, a column for each place.
+fn chart_table(chart: &Chart) -> String {
+    let mut lines = vec![vec![chart.along.clone()]];
+    lines[0].extend(chart.at.iter().cloned());
+    for line in &chart.lines {
+        let figures = line.spots.iter().map(|spot| match spot {
+            Some(spot) => chart.unit.human(spot.median),
+            None => "failed".to_owned(),
+        });
+        lines.push(std::iter::once(line.name.clone()).chain(figures).collect());
+    }
+    let width = |column: usize| {
+        lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default()
+    };
+    let widths: Vec<_> = (0..=chart.at.len()).map(width).collect();
+    let mut text = format!("{}\n", chart.title);
+    for line in &lines {
+        let first = widths[0];
+        text += &format!("{:<first$}", line[0]);
+        for (cell, width) in line.iter().zip(&widths).skip(1) {
+            text += &format!("  {cell:>width$}");
+        }
+        text += "\n";
+    }
+    text
 }
 
 fn table(rows: &[Row]) -> String {
@@ -182,7 +231,7 @@ fn with_prefix(figure: f64) -> String {
 }
 
 /// `1.83`, `18.3`, `183`, `1830`: three digits, or all those before the point.
-fn three_digits(figure: f64) -> String {
+pub(crate) fn three_digits(figure: f64) -> String {
     let decimals = match figure.abs() {
         f if f < 9.995 => 2,
         f if f < 99.95 => 1,
@@ -197,7 +246,7 @@ mod tests {
 
     fn row(case: &str, unit: Unit, ours: f64, other: f64) -> Row {
         Row {
-            suite: "memory",
+            suite: "memory".to_owned(),
             case: case.to_owned(),
             unit,
             ours,

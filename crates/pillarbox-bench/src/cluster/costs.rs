@@ -22,12 +22,11 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use super::site::{Layout, PARTITIONS, Reading, Site, fill};
+use crate::cycles::{BODY, Contestant, Done, Load, Numbers, body, crowd, cycle, cycles_on_backlog};
 use crate::measure::{Case, Figure, Plan, Result, expect_eq, on_two_threads, per_second};
+use crate::ours::Ours;
 use crate::process::CpuClock;
-use crate::redis::load::{
-    BODY, Contestant, Done, Load, Numbers, body, crowd, cycle, cycles_on_backlog,
-};
-use crate::redis::ours::Ours;
+use crate::progress;
 use crate::report::Unit;
 
 /// How many callers there are for each primary.
@@ -260,7 +259,7 @@ async fn apart(sends: &Ours, receives: &Ours, load: Load) -> Result<Done> {
         }
     }
     receivers.shutdown().await;
-    Ok(Done { messages, elapsed })
+    Ok(Done { messages, elapsed, each: Vec::new() })
 }
 
 /// Says how messages and keys are spread over the nodes.
@@ -276,9 +275,9 @@ fn say_spread(site: &Site, layout: Layout, outcome: &Outcome) {
         .iter()
         .map(|node| node.command(&["KEYS", "{queue:*:data"]).lines().count().to_string())
         .collect();
-    eprintln!(
+    progress::say(format_args!(
         "  {layout}: messages by node {}; partitions with messages by node {}",
         shares.join(", "),
         keys.join(", ")
-    );
+    ));
 }

@@ -7,9 +7,9 @@ use pillarbox_redis::Durability;
 
 use super::costs;
 use super::site::{Layout, Reading, Site, fill};
+use crate::cycles::{BODY, Contestant, Load, Numbers, body, crowd, cycle, cycles_on_backlog};
 use crate::measure::{Case, Figure, Plan, Result, micros, on_two_threads, per_second, percentile};
-use crate::redis::load::{BODY, Contestant, Load, Numbers, body, crowd, cycle, cycles_on_backlog};
-use crate::redis::ours::Ours;
+use crate::ours::Ours;
 use crate::redis::window;
 use crate::report::Unit;
 

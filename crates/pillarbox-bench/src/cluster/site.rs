@@ -5,10 +5,10 @@ use std::fmt;
 use pillarbox_redis::RedisOptions;
 use pillarbox_testing::server::{RedisCluster, RedisServer, SLOTS, slot_of};
 
+use crate::cycles::{BODY, Contestant, body};
 use crate::measure::Result;
+use crate::ours::Ours;
 use crate::place;
-use crate::redis::load::{BODY, Contestant, body};
-use crate::redis::ours::Ours;
 
 /// How many partitions a queue has that is spread.
 pub(super) const PARTITIONS: u16 = 12;

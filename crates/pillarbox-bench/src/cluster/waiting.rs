@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::site::{Layout, PARTITIONS, Site, fill};
+use crate::cycles::{Contestant, WAIT};
 use crate::measure::{Case, Figure, Plan, Result, expect_eq, on_two_threads};
-use crate::redis::load::{Contestant, WAIT};
-use crate::redis::ours::Ours;
+use crate::ours::Ours;
+use crate::progress;
 use crate::redis::wake::pick_up;
 use crate::report::Unit;
 use pillarbox_redis::Durability;
@@ -85,7 +86,9 @@ fn count_connections(layout: Layout, replicas: u32) -> Result<[f64; 2]> {
             node.command(&["CLIENT", "LIST"]).lines().filter(of_process).count() as f64
         });
         let counts: Vec<_> = counts.collect();
-        eprintln!("  {layout}, replicas={replicas}: connections by node {counts:?}");
+        progress::say(format_args!(
+            "  {layout}, replicas={replicas}: connections by node {counts:?}"
+        ));
         queue.close(0).await?;
         Ok([counts.iter().sum(), counts.iter().copied().fold(0.0, f64::max)])
     })

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
-use crate::measure::{Case, Figure, Plan, Result, micros};
+use crate::measure::{Case, Figure, Plan, Result};
 use crate::place;
 use crate::report::{Report, Unit, grouped};
 use crate::store::Kind;
@@ -52,7 +52,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         let name = format!("{} samples, {}", grouped(samples), kind.name());
         if plan.wants(&name) {
             if kind == Kind::Sqlite {
-                eprintln!("{SUITE}: a sync takes {:.0} µs", micros(place::sync_time()?));
+                place::tell_sync_time(SUITE)?;
             }
             let figures = [
                 Figure::median(name.clone(), Unit::Millis),
@@ -77,5 +77,5 @@ fn input(n: u64) -> String {
 
 /// The time of all, and of each.
 fn figures(samples: u64, elapsed: Duration) -> [f64; 2] {
-    [crate::measure::millis(elapsed), micros(elapsed) / samples as f64]
+    [crate::measure::millis(elapsed), crate::measure::micros(elapsed) / samples as f64]
 }

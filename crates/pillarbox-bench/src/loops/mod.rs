@@ -40,7 +40,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
             let case = case(plan, kind, callers);
             if plan.wants(case.name()) {
                 if kind == Kind::Sqlite {
-                    eprintln!("{SUITE}: a sync takes {:.0} µs", micros(place::sync_time()?));
+                    place::tell_sync_time(SUITE)?;
                 }
                 report.add(case.run(SUITE, plan.rounds())?);
             }

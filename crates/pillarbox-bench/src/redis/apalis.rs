@@ -14,21 +14,21 @@
 //! Not like for like: it keeps jobs that are done, with their bodies, for ever; bodies are JSON; the
 //! caller does not wait until the job is marked done; there are neither receipts nor leases.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use apalis::prelude::*;
 use apalis_redis::{Config, RedisStorage};
 use futures_channel::mpsc::UnboundedSender;
 use redis::cmd;
 
-use super::load::{Done, Load, Numbers, crowd};
 use super::native::connect;
 use crate::apalis::{Handled, Job, Running, handle, when_told};
+use crate::cycles::{Done, Load, Numbers, crowd};
 use crate::measure::{Result, expect_eq};
 
 /// How it is configured.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Tuned {
+pub(crate) enum Tuned {
     /// As it comes.
     No,
     /// For throughput.
@@ -36,7 +36,7 @@ pub(super) enum Tuned {
 }
 
 /// Full cycles on a fresh server.
-pub(super) async fn cycles(url: &str, load: Load, tuned: Tuned) -> Result<Done> {
+pub(crate) async fn cycles(url: &str, load: Load, tuned: Tuned) -> Result<Done> {
     let mut config = Config::default().queue("bench");
     if let Tuned::Yes = tuned {
         let at_a_time = (load.callers * load.batch).max(10) as usize;
@@ -56,7 +56,7 @@ pub(super) async fn cycles(url: &str, load: Load, tuned: Tuned) -> Result<Done> 
     let callers = (0..load.callers)
         .map(|_| push(storage.clone(), numbers.clone(), load.batch, tell.clone(), handled.clone()));
     let start = Instant::now();
-    crowd(callers).await?;
+    let (each, _) = crowd(callers).await?;
     worker.stop().await?;
     let elapsed = start.elapsed();
 
@@ -64,7 +64,7 @@ pub(super) async fn cycles(url: &str, load: Load, tuned: Tuned) -> Result<Done> 
     handled.tally().expect_all(messages)?;
     let done = cmd("SCARD").arg(done_set).query_async(&mut connect(url).await?).await?;
     expect_eq("jobs that are marked done", done, messages)?;
-    Ok(Done { messages, elapsed })
+    Ok(Done { messages, elapsed, each: each.concat() })
 }
 
 async fn push(
@@ -73,8 +73,10 @@ async fn push(
     batch: u64,
     tell: UnboundedSender<()>,
     handled: Handled,
-) -> Result<()> {
+) -> Result<Vec<Duration>> {
+    let mut each = Vec::new();
     while let Some(number) = numbers.take() {
+        let start = Instant::now();
         if batch == 1 {
             storage.push(Job::new(number)).await?;
         } else {
@@ -83,6 +85,7 @@ async fn push(
         }
         tell.unbounded_send(())?;
         handled.wait_for(batch).await?;
+        each.push(start.elapsed());
     }
-    Ok(())
+    Ok(each)
 }

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pillarbox_testing::server::RedisServer;
 
 use super::cycle::Kept;
-use super::load::{Contestant, Load, Numbers, crowd, cycle, cycles_on_backlog};
-use super::ours::Ours;
 use super::{fresh, window};
+use crate::cycles::{Contestant, Load, Numbers, crowd, cycle, cycles_on_backlog};
 use crate::measure::{Case, Plan, Result, nanos_each, on_two_threads};
+use crate::ours::Ours;
 use crate::report::{Unit, grouped};
 
 /// Messages in a batch.

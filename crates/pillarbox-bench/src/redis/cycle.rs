@@ -7,13 +7,16 @@
 use pillarbox_testing::server::RedisServer;
 
 use super::apalis::Tuned;
-use super::load::{Contestant, Done, Load, cycle, cycles};
 use super::native::Native;
-use super::ours::Ours;
-use super::script::Script;
 use super::{apalis, fresh, window};
-use crate::measure::{Case, Plan, Result, on_two_threads, per_second};
+use crate::cycles::{Contestant, Done, Load, cycle, cycles};
+use crate::measure::{Case, Plan, Result, on_two_threads};
+use crate::ours::Ours;
+use crate::peers::Peer;
 use crate::report::Unit;
+
+/// The peers that are programs of their own. The others are on the curves.
+pub(super) const PEERS: [Peer; 2] = [Peer::BullMq, Peer::Seed];
 
 /// Who does the cycles.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +25,7 @@ enum Who {
     OursUncoalesced,
     Native,
     Apalis(Tuned),
-    Script(Script),
+    Peer(Peer),
 }
 
 /// How a server keeps its data on disk.
@@ -46,8 +49,8 @@ pub(super) fn against_all(plan: &Plan, callers: u64, batch: u64) -> Case {
         case = against_rate(case, Who::OursUncoalesced, load, Kept::No);
     }
     case = against_rate(case, Who::Native, load, Kept::No);
-    let scripts = Script::ALL.into_iter().filter(|script| script.is_here()).map(Who::Script);
-    for peer in scripts.chain([Tuned::No, Tuned::Yes].map(Who::Apalis)) {
+    let peers = PEERS.into_iter().filter(|peer| peer.is_here()).map(Who::Peer);
+    for peer in peers.chain([Tuned::No, Tuned::Yes].map(Who::Apalis)) {
         case = against_rate(case, peer, load, Kept::No);
     }
     case
@@ -106,14 +109,13 @@ impl Who {
             Self::Native => "plain commands (the limit)",
             Self::Apalis(Tuned::No) => "apalis-redis Worker",
             Self::Apalis(Tuned::Yes) => "apalis-redis Worker, tuned",
-            Self::Script(script) => script.name(),
+            Self::Peer(peer) => peer.name(),
         }
     }
 
     /// Messages per second on a server of its own.
     fn rate(self, load: Load, kept: Kept) -> Result<f64> {
-        let done = self.cycles(&fresh(kept), load)?;
-        Ok(per_second(done.messages, done.elapsed))
+        Ok(self.cycles(&fresh(kept), load)?.rate())
     }
 
     fn cycles(self, server: &RedisServer, load: Load) -> Result<Done> {
@@ -125,7 +127,7 @@ impl Who {
             }
             Self::Native => on_two_threads(async { run(Native::open(&url).await?, load).await }),
             Self::Apalis(tuned) => on_two_threads(apalis::cycles(&url, load, tuned)),
-            Self::Script(script) => script.cycles(server.port(), load),
+            Self::Peer(peer) => Ok(peer.cycles(&server.port().to_string(), load)?.done),
         }
     }
 }

@@ -10,10 +10,10 @@ use pillarbox_testing::server::RedisServer;
 
 use super::cycle::Kept;
 use super::fresh;
-use super::load::{BODY, Contestant, body};
 use super::native::Native;
-use super::ours::Ours;
+use crate::cycles::{BODY, Contestant, body};
 use crate::measure::{Case, Plan, Result, on_two_threads};
+use crate::ours::Ours;
 use crate::report::{Unit, grouped};
 
 pub(super) fn case(plan: &Plan) -> Case {

@@ -11,20 +11,17 @@
 //! | server commands | what waiting costs the server |
 //!
 //! The limit is plain commands (see `native`); the peers are BullMQ, the scripts that this project
-//! began with (see `script`) and apalis-redis (see `apalis`). Each says in its module what it leaves
+//! began with (see `peers`) and apalis-redis (see `apalis`). Each says in its module what it leaves
 //! out. Where ours is compared with itself, the ratio is what the difference costs.
 //!
 //! Every run starts a server of its own, the `redis-server` that is installed, on this machine; they
 //! share its processors, so that all rates depend on how many there are.
 
-mod apalis;
+pub(crate) mod apalis;
 mod backlog;
 mod cycle;
 pub(crate) mod footprint;
-pub(crate) mod load;
 pub(crate) mod native;
-pub(crate) mod ours;
-mod script;
 pub(crate) mod wake;
 
 use std::time::Duration;
@@ -33,18 +30,15 @@ use pillarbox_testing::server::RedisServer;
 
 use self::backlog::State;
 pub(crate) use self::cycle::Kept;
-use self::script::Script;
 use crate::measure::{Case, Plan, Result};
-use crate::place;
 use crate::report::Report;
+use crate::{peers, place};
 
 const SUITE: &str = "redis";
 
 /// Runs all cases.
 pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
-    for script in Script::ALL.into_iter().filter(|script| !script.is_here()) {
-        eprintln!("{SUITE}: {} is not installed and is left out; see `make bench`", script.name());
-    }
+    peers::say_who_is_not_here(SUITE, &cycle::PEERS);
     let mut add_of_rounds = |case: Case, rounds: usize| -> Result<()> {
         if plan.wants(case.name()) {
             report.add(case.run(SUITE, rounds)?);

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, cmd, pipe};
 
-use super::load::Contestant;
+use crate::cycles::Contestant;
 use crate::measure::{Result, expect_eq};
 
 const READY: &str = "{bench}:ready";
@@ -27,7 +27,7 @@ const DEADLINE: u64 = 2_000_000_000_000;
 
 /// The four keys.
 #[derive(Debug, Clone)]
-pub(super) struct Native {
+pub(crate) struct Native {
     connection: MultiplexedConnection,
 }
 
@@ -39,7 +39,7 @@ pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
 }
 
 impl Native {
-    pub(super) async fn open(url: &str) -> Result<Self> {
+    pub(crate) async fn open(url: &str) -> Result<Self> {
         Ok(Self { connection: connect(url).await? })
     }
 }
@@ -112,7 +112,7 @@ pub(super) struct Blocking {
 }
 
 impl Blocking {
-    pub(super) async fn open(url: &str) -> Result<Self> {
+    pub(crate) async fn open(url: &str) -> Result<Self> {
         Ok(Self { connection: connect(url).await? })
     }
 }
@@ -131,7 +131,7 @@ impl Contestant for Blocking {
 
     async fn receive(&self, _one: usize) -> Result<Vec<(Bytes, ())>> {
         let mut pop = cmd("BLPOP");
-        pop.arg(READY).arg(super::load::WAIT.as_secs());
+        pop.arg(READY).arg(crate::cycles::WAIT.as_secs());
         let popped: Option<(String, Vec<u8>)> =
             pop.query_async(&mut self.connection.clone()).await?;
         let (_, body) = popped.ok_or("waited for a message that is lost")?;

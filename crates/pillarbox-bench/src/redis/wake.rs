@@ -20,10 +20,10 @@ use tokio::task::JoinSet;
 
 use super::cycle::Kept;
 use super::fresh;
-use super::load::{BODY, Contestant, body, seq_of};
 use super::native::{Blocking, connect};
-use super::ours::Ours;
+use crate::cycles::{BODY, Contestant, body, seq_of};
 use crate::measure::{Case, Figure, Plan, Result, expect_eq, micros, on_two_threads, percentile};
+use crate::ours::Ours;
 use crate::report::Unit;
 
 /// From a send to one of so many receivers that wait.

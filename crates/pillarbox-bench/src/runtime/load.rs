@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How many jobs were handled or settled, of how many, and which.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     counts: Arc<SeenCounts>,
 }
 
@@ -34,13 +34,13 @@ struct SeenCounts {
 
 impl Seen {
     /// None yet of so many.
-    pub(super) fn none_of(of: u64) -> Self {
+    pub(crate) fn none_of(of: u64) -> Self {
         let (count, sum, all) = (AtomicU64::new(0), AtomicU64::new(0), Notify::new());
         Self { counts: Arc::new(SeenCounts { of, count, sum, all }) }
     }
 
     /// Counts a job in.
-    pub(super) fn add(&self, job: &Job) -> Result<()> {
+    pub(crate) fn add(&self, job: &Job) -> Result<()> {
         let counts = &*self.counts;
         counts.sum.fetch_add(job.seq()?, Ordering::Relaxed);
         if counts.count.fetch_add(1, Ordering::AcqRel) + 1 == counts.of {
@@ -50,13 +50,13 @@ impl Seen {
     }
 
     /// Waits until all were counted in. Fails where some do not come.
-    pub(super) async fn all(&self) -> Result<()> {
+    pub(crate) async fn all(&self) -> Result<()> {
         let all = tokio::time::timeout(PATIENCE, self.counts.all.notified()).await;
         all.or_else(|_| expect_eq("jobs handled", self.count(), self.counts.of))
     }
 
     /// Fails unless each job was counted in, and none twice.
-    pub(super) fn expect_all(&self) -> Result<()> {
+    pub(crate) fn expect_all(&self) -> Result<()> {
         let sum = self.counts.sum.load(Ordering::Relaxed);
         Tally::of(self.count(), sum).expect_all(self.counts.of)
     }
@@ -103,7 +103,7 @@ impl Took {
 }
 
 /// Sends so many jobs to an empty mailbox.
-pub(super) async fn fill(mailbox: &Mailbox<Job>, jobs: u64) -> Result<()> {
+pub(crate) async fn fill(mailbox: &Mailbox<Job>, jobs: u64) -> Result<()> {
     const BATCH: u64 = 1000;
     for start in (0..jobs).step_by(BATCH as usize) {
         let batch: Vec<_> = (start..jobs.min(start + BATCH)).map(Job::new).collect();

@@ -21,7 +21,7 @@ mod apalis;
 mod bare;
 mod capp;
 mod idle;
-mod load;
+pub(crate) mod load;
 mod observed;
 mod ours;
 mod store;
@@ -31,7 +31,7 @@ mod wake;
 use clap::Subcommand;
 
 use self::store::Kind;
-use crate::measure::{Case, Plan, Result, micros};
+use crate::measure::{Case, Plan, Result};
 use crate::place;
 use crate::report::Report;
 
@@ -62,7 +62,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
             return Ok(());
         }
         if kind == Kind::Sqlite {
-            eprintln!("{SUITE}: a sync takes {:.0} µs", micros(place::sync_time()?));
+            place::tell_sync_time(SUITE)?;
         }
         report.add(case.run(SUITE, plan.rounds())?);
         Ok(())

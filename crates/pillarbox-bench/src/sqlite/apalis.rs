@@ -30,10 +30,11 @@ use sqlx::sqlite::{SqliteJournalMode, SqliteSynchronous};
 
 use super::load::{Numbers, crowd};
 use crate::apalis::{Handled, Job, Running, handle, when_told};
-use crate::measure::{Result, expect_eq, per_second};
+use crate::cycles::Done;
+use crate::measure::{Result, expect_eq};
 
-/// Full cycles by so many callers until time is up. Says how many jobs were done per second.
-pub(super) async fn cycles(directory: &Path, callers: u64, window: Duration) -> Result<f64> {
+/// Full cycles by so many callers until time is up.
+pub(crate) async fn cycles(directory: &Path, callers: u64, window: Duration) -> Result<Done> {
     let pool = open(&directory.join("jobs.db")).await?;
     let config = Config::default().queue("bench").batch_size(callers.max(10) as usize);
     let storage = SqliteStorage::<Job>::new(&pool).with_config(config.lock_tasks(false));
@@ -49,7 +50,7 @@ pub(super) async fn cycles(directory: &Path, callers: u64, window: Duration) -> 
     let callers =
         (0..callers).map(|_| push(storage.clone(), numbers.clone(), tell.clone(), handled.clone()));
     let start = Instant::now();
-    crowd(callers).await?;
+    let (each, _) = crowd(callers).await?;
     worker.stop().await?;
     let elapsed = start.elapsed();
 
@@ -59,7 +60,7 @@ pub(super) async fn cycles(directory: &Path, callers: u64, window: Duration) -> 
     let done: i64 = done.fetch_one(&pool).await?;
     expect_eq("jobs that are marked done", done as u64, count)?;
     pool.close().await;
-    Ok(per_second(count, elapsed))
+    Ok(Done { messages: count, elapsed, each: each.concat() })
 }
 
 /// Opens a file for apalis, with the promise that ours makes.
@@ -88,11 +89,14 @@ async fn push(
     numbers: Numbers,
     tell: UnboundedSender<()>,
     handled: Handled,
-) -> Result<()> {
+) -> Result<Vec<Duration>> {
+    let mut each = Vec::new();
     while let Some(seq) = numbers.take() {
+        let start = Instant::now();
         storage.push(Job::new(seq)).await?;
         tell.unbounded_send(())?;
         handled.wait_for(1).await?;
+        each.push(start.elapsed());
     }
-    Ok(())
+    Ok(each)
 }

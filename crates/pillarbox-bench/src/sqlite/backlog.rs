@@ -13,8 +13,9 @@ use tempfile::TempDir;
 
 use super::load::{BODY, Durable, Numbers, WAIT, body, crowd, seq_of};
 use super::ours::Ours;
-use super::{place, window};
+use super::{SUITE, place, window};
 use crate::measure::{Case, Plan, Result, expect_eq, nanos_each, on_two_threads};
+use crate::progress;
 use crate::report::{Unit, grouped};
 
 /// Messages in a batch.
@@ -47,7 +48,7 @@ impl Backlog {
     /// Fills the files.
     pub(super) fn new(plan: &Plan) -> Result<Self> {
         let messages = plan.pick(1_000_000, 5_000);
-        eprintln!("{}: filling a queue with {} ...", super::SUITE, grouped(messages));
+        progress::say(format_args!("{SUITE}: filling a queue with {} ...", grouped(messages)));
         Ok(Self { long: Level::new(messages)?, empty: Level::new(0)?, window: window(plan) })
     }
 

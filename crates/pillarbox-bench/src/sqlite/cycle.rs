@@ -22,7 +22,7 @@ pub(super) fn cycles(plan: &Plan, callers: u64) -> Case {
     let name = format!("cycle, {}", callers_as_text(callers));
     against_log(name, load).against("apalis-sqlite Worker", move || {
         let directory = place::fresh()?;
-        on_two_threads(apalis::cycles(directory.path(), callers, load.window))
+        Ok(on_two_threads(apalis::cycles(directory.path(), callers, load.window))?.rate())
     })
 }
 
@@ -79,16 +79,21 @@ fn on_ours<F>(run: impl AsyncFnOnce(&Ours) -> Result<Outcome<F>>) -> Result<F> {
 /// Runs on a new reference log.
 fn on_log<F>(load: Load, run: impl AsyncFnOnce(&Log) -> Result<Outcome<F>>) -> Result<F> {
     let directory = place::fresh()?;
-    // More than small bodies were seen to need. Large ones need more than can be written ahead in
-    // reasonable time: there the file grows, and the limit is a little too low.
-    let per_second = if load.length == BODY { 100 << 20 } else { 160 << 20 };
-    let reserved = (load.window.as_secs_f64() * f64::from(per_second)) as u64;
+    // Large ones need more than can be written ahead in reasonable time: there the file grows, and the
+    // limit is a little too low.
+    let small = room_for_small_bodies(load.window);
+    let reserved = if load.length == BODY { small } else { small / 5 * 8 };
     let log = Log::create(&directory.path().join("log"), reserved)?;
     on_two_threads(async {
         let (figures, left) = run(&log).await?;
         log.close(left).await?;
         Ok(figures)
     })
+}
+
+/// More bytes of a log than small bodies were seen to need in this time.
+pub(crate) fn room_for_small_bodies(window: Duration) -> u64 {
+    (window.as_secs_f64() * f64::from(100 << 20)) as u64
 }
 
 /// Full cycles until time is up. Says how many went all the way per second.

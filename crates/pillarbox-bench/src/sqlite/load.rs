@@ -9,7 +9,7 @@ use crate::measure::Result;
 ///
 /// One message at a time, which is how the callers of the cases ask for it. What they ask for at
 /// the same time is put together behind this.
-pub(super) trait Durable: Clone + Send + Sync + 'static {
+pub(crate) trait Durable: Clone + Send + Sync + 'static {
     /// The right to acknowledge one delivery.
     type Receipt: Send + 'static;
 

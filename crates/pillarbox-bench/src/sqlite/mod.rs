@@ -29,10 +29,11 @@
 pub(crate) mod apalis;
 mod backlog;
 mod child;
-mod cycle;
+pub(crate) mod cycle;
 mod expiry;
 mod load;
-mod log;
+pub(crate) mod log;
+pub(crate) mod one_by_one;
 mod ours;
 mod processes;
 mod reopen;
@@ -44,7 +45,7 @@ use pillarbox_sqlite::Synchronous;
 
 use self::backlog::{Backlog, Callers};
 pub(crate) use self::child::Child;
-use crate::measure::{Case, Plan, Result, micros};
+use crate::measure::{Case, Plan, Result};
 use crate::place;
 use crate::report::Report;
 
@@ -57,7 +58,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
         if !plan.wants(case.name()) {
             return Ok(());
         }
-        eprintln!("{SUITE}: a sync takes {:.0} µs", micros(place::sync_time()?));
+        place::tell_sync_time(SUITE)?;
         report.add(case.run(SUITE, plan.rounds())?);
         Ok(())
     };

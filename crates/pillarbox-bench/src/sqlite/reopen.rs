@@ -17,6 +17,7 @@ use super::ours::Ours;
 use super::{SUITE, child, place};
 use crate::measure::{Case, Plan, Result, expect_eq, millis, on_one_thread, on_two_threads};
 use crate::process;
+use crate::progress;
 use crate::report::{Unit, grouped};
 
 /// How long the child sends before it is killed.
@@ -36,7 +37,7 @@ pub(super) fn case(plan: &Plan) -> Result<Case> {
     let (full, empty) = (place::fresh()?, place::fresh()?);
     let path = |directory: &tempfile::TempDir| directory.path().join("queue.db");
     on_one_thread(async { Ours::open(&path(&empty)).await?.close(0).await })?;
-    eprintln!("{SUITE}: filling another queue with {} ...", grouped(messages));
+    progress::say(format_args!("{SUITE}: filling another queue with {} ...", grouped(messages)));
     kill_while_sending(&path(&full), messages)?;
 
     let name = format!("open and receive after SIGKILL, {} queued", grouped(messages));

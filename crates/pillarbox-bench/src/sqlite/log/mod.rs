@@ -37,7 +37,7 @@ const MAX_REQUESTS: usize = 4096;
 
 /// A log, as its callers know it.
 #[derive(Debug, Clone)]
-pub(super) struct Log {
+pub(crate) struct Log {
     line: Arc<Line>,
     thread: Arc<Mutex<Option<Thread>>>,
 }
@@ -62,7 +62,7 @@ struct Delivery {
 
 /// The right to acknowledge one delivery.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Receipt {
+pub(crate) struct Receipt {
     id: MessageId,
     nonce: Nonce,
 }
@@ -86,7 +86,7 @@ struct State {
 impl Log {
     /// Makes a new file, with room for `reserved` bytes already written: to write over blocks that
     /// are there is quicker on many disks than to add some. SQLite does so with its log too.
-    pub(super) fn create(path: &Path, reserved: u64) -> Result<Self> {
+    pub(crate) fn create(path: &Path, reserved: u64) -> Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
         let line = Arc::new(Line::new());
         let writer = Writer::new(file, reserved, line.clone())?;

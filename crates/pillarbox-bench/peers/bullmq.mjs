@@ -69,11 +69,12 @@ console.log('ready');
 await once(process.stdin, 'data');
 
 let next = 0;
+const latencies = [];
 const start = performance.now();
 const until = start + Number(millis);
 
 async function caller() {
-  while (performance.now() < until) {
+  for (let began = start; began < until; ) {
     const jobs = [];
     for (let i = 0; i < perCall; i += 1) {
       const seq = next;
@@ -86,6 +87,9 @@ async function caller() {
       await queue.addBulk(jobs);
     }
     await untilHandled();
+    const now = performance.now();
+    latencies.push(Math.round((now - began) * 1000));
+    began = now;
   }
 }
 
@@ -94,7 +98,25 @@ const seconds = (performance.now() - start) / 1000;
 
 const counts = await queue.getJobCounts();
 const left = Object.values(counts).reduce((all, some) => all + some, 0);
-console.log(JSON.stringify({ count, sum, sent: next, left, seconds }));
+// At most so many of them, evenly by rank, with the least and the most.
+const most = 10_000;
+latencies.sort((a, b) => a - b);
+const ranks = Array.from({ length: Math.min(most, latencies.length) }, (_, rank) =>
+  latencies.length <= most ? rank : Math.floor((rank * (latencies.length - 1)) / (most - 1)),
+);
+const { version } = createRequire(`${modules}/`)('bullmq/package.json');
+console.log(
+  JSON.stringify({
+    count,
+    sum,
+    sent: next,
+    left,
+    seconds,
+    latencies_us: ranks.map((rank) => latencies[rank]),
+    version,
+    settings: `one worker, ${worker.concurrency} jobs at a time, completed jobs removed`,
+  }),
+);
 await worker.close(true);
 await queue.close();
 process.exit(0);

@@ -1,4 +1,4 @@
-//! Pillarbox: the Redis backend, as bytes by [`Queue`].
+//! Pillarbox: a backend, as bytes by [`Queue`].
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use pillarbox_core::{
 };
 use pillarbox_redis::{RedisBackend, RedisOptions};
 
-use super::load::{BODY, Contestant, WAIT, body};
+use crate::cycles::{BODY, Contestant, WAIT, body};
 use crate::measure::{Result, expect_eq};
 
 /// The most messages that one call may send or receive.
@@ -18,7 +18,7 @@ const BATCH: u64 = 1000;
 /// As long as a lease can be.
 const LONG: Duration = Duration::from_secs(12 * 60 * 60);
 
-/// One queue of a server.
+/// One queue of a backend.
 #[derive(Debug, Clone)]
 pub(crate) struct Ours {
     backend: Arc<Mailboxes>,
@@ -38,9 +38,13 @@ impl Ours {
 
     /// Opens what these options name.
     pub(crate) async fn open_with(options: RedisOptions) -> Result<Self> {
-        let backend = Arc::new(Mailboxes::new(RedisBackend::open(options).await?));
+        Self::of(Mailboxes::new(RedisBackend::open(options).await?))
+    }
+
+    /// A queue of any backend.
+    pub(crate) fn of(backend: Mailboxes) -> Result<Self> {
         let queue = backend.queue("bench", QueueOptions::new())?;
-        Ok(Self { backend, queue })
+        Ok(Self { backend: Arc::new(backend), queue })
     }
 
     /// Another queue of the same backend.
@@ -61,10 +65,16 @@ impl Ours {
 
     /// Sends so many messages, in large batches.
     pub(crate) async fn fill(&self, messages: u64) -> Result<()> {
+        self.add(messages).await?;
+        expect_eq("messages in the queue", self.count().await?, messages)
+    }
+
+    /// Sends so many more, in large batches.
+    pub(crate) async fn add(&self, messages: u64) -> Result<()> {
         for batch in batches(messages) {
             self.send(batch.map(|seq| body(seq, BODY)).collect()).await?;
         }
-        expect_eq("messages in the queue", self.count().await?, messages)
+        Ok(())
     }
 
     /// Receives so many messages, in large batches, and keeps them for longer than a run takes.

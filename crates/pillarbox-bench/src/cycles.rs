@@ -1,14 +1,14 @@
-//! What the contestants of the suite have in common, and the cycles that they are asked for.
+//! Callers that send, receive and acknowledge in batches: what contestants need for it, and how it is done.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 pub(crate) use crate::load::{BODY, Numbers, WAIT, body, crowd, seq_of};
-use crate::measure::Result;
+use crate::measure::{Result, per_second};
 use crate::tally::Tally;
 
-/// A queue on a server, within this process.
+/// A queue, within this process.
 pub(crate) trait Contestant: Clone + Send + Sync + 'static {
     /// The right to acknowledge one delivery.
     type Receipt: Send + 'static;
@@ -54,10 +54,19 @@ impl Load {
 }
 
 /// What was done, and how long it took.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Done {
     pub(crate) messages: u64,
     pub(crate) elapsed: Duration,
+    /// How long each cycle of a caller took.
+    pub(crate) each: Vec<Duration>,
+}
+
+impl Done {
+    /// Messages per second.
+    pub(crate) fn rate(&self) -> f64 {
+        per_second(self.messages, self.elapsed)
+    }
 }
 
 /// Full cycles until time is up, on a queue that is empty before and after: each caller sends a
@@ -77,17 +86,22 @@ pub(crate) async fn cycles_on_backlog(
     let callers = (0..load.callers).map(|_| {
         let (queue, numbers) = (queue.clone(), numbers.clone());
         async move {
-            let mut tally = Tally::default();
+            let (mut tally, mut each) = (Tally::default(), Vec::new());
             while let Some(number) = numbers.take() {
+                let start = Instant::now();
                 tally.merge(cycle(&queue, number, load.batch).await?);
+                each.push(start.elapsed());
             }
-            Ok(tally)
+            Ok((tally, each))
         }
     });
-    let (tallies, elapsed) = crowd(callers).await?;
-    let mut all = Tally::default();
-    tallies.into_iter().for_each(|tally| all.merge(tally));
-    Ok((Done { messages: numbers.taken() * load.batch, elapsed }, all))
+    let (outcomes, elapsed) = crowd(callers).await?;
+    let (mut all, mut each) = (Tally::default(), Vec::new());
+    for (tally, of_caller) in outcomes {
+        all.merge(tally);
+        each.extend(of_caller);
+    }
+    Ok((Done { messages: numbers.taken() * load.batch, elapsed, each }, all))
 }
 
 /// One cycle of the batch of this number. Says what was received.

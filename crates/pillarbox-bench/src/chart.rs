@@ -1,0 +1,291 @@
+//! Curves: one figure of several contestants along something that grows.
+//!
+//! At each place all contestants run in turn, a round after the other, each round beginning with another
+//! of them; a contestant's figure there is the median of its rounds. Every run is at a place of its own
+//! and checks its own work. Where ours or a limit fails, so does everything; where a peer fails, the chart
+//! says so and goes on without it, for that is worth knowing too.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::measure::{Result, median, micros};
+use crate::progress;
+use crate::report::Unit;
+
+/// The percents of a distribution that are shown.
+const PERCENTS: [f64; 9] = [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9];
+
+/// What was found.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Chart {
+    /// A short name, for files and anchors.
+    pub(crate) id: String,
+    pub(crate) title: String,
+    /// What was asked, and under which settings.
+    pub(crate) about: String,
+    /// What grows.
+    pub(crate) along: String,
+    /// The places along it.
+    pub(crate) at: Vec<String>,
+    pub(crate) unit: Unit,
+    pub(crate) lines: Vec<Line>,
+}
+
+/// One contestant.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) role: Role,
+    /// How it is configured, and how it keeps messages.
+    pub(crate) settings: String,
+    /// At each place, or none where it has failed.
+    pub(crate) spots: Vec<Option<Spot>>,
+    /// Why it has.
+    pub(crate) failures: Vec<String>,
+}
+
+/// What a contestant is to us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    Ours,
+    /// What nothing of this kind can be better than, or so we think.
+    Limit,
+    Peer,
+}
+
+/// A figure: the median of the rounds, and between which they lie.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Spot {
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
+}
+
+impl Spot {
+    fn of(rounds: &[f64]) -> Option<Self> {
+        let least = rounds.iter().copied().reduce(f64::min)?;
+        let most = rounds.iter().copied().reduce(f64::max)?;
+        Some(Self { median: median(rounds.to_vec()), least, most })
+    }
+}
+
+/// A chart that is still to be made.
+pub(crate) struct Contest {
+    chart: Chart,
+    entrants: Vec<Box<Run>>,
+}
+
+/// Runs a contestant at one of the places.
+type Run = dyn FnMut(usize) -> Result<Sample>;
+
+/// What one run found.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    figure: f64,
+    /// Times that a distribution is made of, if any.
+    each: Vec<Duration>,
+    /// How it was configured, if only the run could tell.
+    settings: Option<String>,
+}
+
+impl From<f64> for Sample {
+    fn from(figure: f64) -> Self {
+        Self { figure, each: Vec::new(), settings: None }
+    }
+}
+
+impl Sample {
+    pub(crate) fn with_times(figure: f64, each: Vec<Duration>) -> Self {
+        Self { figure, each, settings: None }
+    }
+
+    pub(crate) fn settings(self, settings: String) -> Self {
+        Self { settings: Some(settings), ..self }
+    }
+}
+
+/// A chart that was made, and the times beneath it.
+pub(crate) struct Held {
+    pub(crate) chart: Chart,
+    /// Of each line, at each place.
+    times: Vec<Vec<Vec<Duration>>>,
+}
+
+impl Contest {
+    pub(crate) fn new(
+        id: impl Into<String>,
+        title: impl Into<String>,
+        about: impl Into<String>,
+        unit: Unit,
+    ) -> Self {
+        let (along, at, lines) = (String::new(), Vec::new(), Vec::new());
+        let (id, title, about) = (id.into(), title.into(), about.into());
+        let chart = Chart { id, title, about, along, at, unit, lines };
+        Self { chart, entrants: Vec::new() }
+    }
+
+    /// What grows, and the places along it.
+    pub(crate) fn along(mut self, what: &str, at: impl Iterator<Item = String>) -> Self {
+        self.chart.along = what.to_owned();
+        self.chart.at = at.collect();
+        self
+    }
+
+    /// Adds a contestant, which is run with the number of a place.
+    pub(crate) fn enter<S: Into<Sample>>(
+        mut self,
+        role: Role,
+        name: impl Into<String>,
+        settings: impl Into<String>,
+        mut run: impl FnMut(usize) -> Result<S> + 'static,
+    ) -> Self {
+        let (name, settings) = (name.into(), settings.into());
+        let (spots, failures) = (Vec::new(), Vec::new());
+        self.chart.lines.push(Line { name, role, settings, spots, failures });
+        self.entrants.push(Box::new(move |place| run(place).map(Into::into)));
+        self
+    }
+
+    pub(crate) fn title(&self) -> &str {
+        &self.chart.title
+    }
+
+    /// Runs everybody everywhere.
+    pub(crate) fn run(mut self, suite: &str, rounds: usize) -> Result<Held> {
+        let (count, places) = (self.entrants.len(), self.chart.at.len());
+        let mut times = vec![vec![Vec::new(); places]; count];
+        for place in 0..places {
+            let at = format!("{}, {} {}", self.chart.title, self.chart.at[place], self.chart.along);
+            progress::case(suite, &at);
+            let mut figures = vec![Vec::new(); count];
+            let mut has_failed = vec![false; count];
+            for turn in 0..rounds * count {
+                let who = (turn / count + turn % count) % count;
+                if has_failed[who] {
+                    continue;
+                }
+                let line = &mut self.chart.lines[who];
+                match self.entrants[who](place) {
+                    Ok(Sample { figure, each, settings }) => {
+                        figures[who].push(figure);
+                        times[who][place].extend(each);
+                        line.settings = settings.unwrap_or_else(|| line.settings.clone());
+                    }
+                    Err(error) if line.role == Role::Peer => {
+                        let failure = format!("{at}: {error}");
+                        progress::say(format_args!("{suite}: {} failed: {failure}", line.name));
+                        line.failures.push(failure);
+                        has_failed[who] = true;
+                        figures[who].clear();
+                        times[who][place].clear();
+                    }
+                    Err(error) => return Err(format!("{at}: {}: {error}", line.name).into()),
+                }
+            }
+            for (line, figures) in self.chart.lines.iter_mut().zip(&figures) {
+                line.spots.push(Spot::of(figures));
+            }
+            progress::step();
+        }
+        Ok(Held { chart: self.chart, times })
+    }
+}
+
+impl Held {
+    /// The distribution of the times at one of the places, of all rounds together.
+    pub(crate) fn distribution(&self, place: usize, id: &str, title: &str, about: &str) -> Chart {
+        let lines = self.chart.lines.iter().zip(&self.times).map(|(line, times)| {
+            let mut times = times[place].clone();
+            times.sort_unstable();
+            let spot = |percent| {
+                let median = micros(at_percent(&times, percent)?);
+                Some(Spot { median, least: median, most: median })
+            };
+            Line { spots: PERCENTS.map(spot).to_vec(), failures: Vec::new(), ..line.clone() }
+        });
+        Chart {
+            id: id.to_owned(),
+            title: title.to_owned(),
+            about: about.to_owned(),
+            along: "percent of the cycles take no longer".to_owned(),
+            at: PERCENTS.map(|percent| percent.to_string()).to_vec(),
+            unit: Unit::Micros,
+            lines: lines.collect(),
+        }
+    }
+}
+
+/// The time that so many percent were no longer than, by the nearest rank.
+fn at_percent(sorted: &[Duration], percent: f64) -> Option<Duration> {
+    let rank = (sorted.len() as f64 * percent / 100.0).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+impl Chart {
+    /// How many times better our first line is than another at a place, where both have a figure.
+    pub(crate) fn ratio(&self, other: &Line, place: usize) -> Option<f64> {
+        let ours = self.lines.iter().find(|line| line.role == Role::Ours)?;
+        let figure = |line: &Line| Some((*line.spots.get(place)?)?.median);
+        Some(crate::report::ratio(self.unit, figure(ours)?, figure(other)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    fn contest() -> Contest {
+        let places = ["1", "2"].map(str::to_owned).into_iter();
+        Contest::new("id", "title", "about", Unit::MessagesPerSecond).along("callers", places)
+    }
+
+    #[test]
+    fn contestants_take_turns_at_each_place_and_the_median_counts() {
+        let log = Rc::new(RefCell::new(String::new()));
+        let entrant = |letter: char| {
+            let (log, mut round) = (log.clone(), 0.0);
+            move |place: usize| {
+                log.borrow_mut().push_str(&format!("{letter}{place}"));
+                round += 1.0;
+                Ok(round)
+            }
+        };
+        let contest = contest().enter(Role::Ours, "a", "", entrant('a'));
+        let held = contest.enter(Role::Limit, "b", "", entrant('b')).run("suite", 3).unwrap();
+        assert_eq!(*log.borrow(), "a0b0b0a0a0b0a1b1b1a1a1b1");
+        let spot = Spot { median: 5.0, least: 4.0, most: 6.0 };
+        assert_eq!(held.chart.lines[0].spots[1], Some(spot));
+    }
+
+    #[test]
+    fn a_peer_that_fails_is_shown_to_and_ours_stops_everything() {
+        let fails = |place: usize| if place == 1 { Err("lost 3".into()) } else { Ok(2.0) };
+        let ours = |_: usize| Ok(4.0);
+        let held = contest().enter(Role::Ours, "ours", "", ours).enter(Role::Peer, "p", "", fails);
+        let chart = held.run("suite", 2).unwrap().chart;
+        assert_eq!(chart.lines[1].spots[1], None);
+        assert!(chart.lines[1].failures[0].contains("lost 3"), "{chart:?}");
+        assert_eq!(chart.ratio(&chart.lines[1], 0), Some(2.0));
+        assert_eq!(chart.ratio(&chart.lines[1], 1), None);
+        assert!(contest().enter(Role::Ours, "ours", "", fails).run("suite", 2).is_err());
+    }
+
+    #[test]
+    fn a_distribution_is_of_the_times_of_all_rounds() {
+        let mut from = 0;
+        let run = move |_: usize| {
+            from += 50;
+            let each = (from - 49..=from).map(Duration::from_micros).collect();
+            Ok(Sample::with_times(1.0, each))
+        };
+        let held = contest().enter(Role::Ours, "ours", "", run).run("suite", 2).unwrap();
+        let chart = held.distribution(0, "d", "", "");
+        let spots: Vec<_> = chart.lines[0].spots.iter().map(|spot| spot.unwrap().median).collect();
+        assert_eq!(spots, [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 100.0]);
+    }
+}

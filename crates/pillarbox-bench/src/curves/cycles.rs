@@ -1,0 +1,234 @@
+//! Full cycles by 1 to 256 callers, one message at a time, and how long each cycle takes.
+
+use std::path::Path;
+
+use pillarbox_core::{Mailboxes, MemoryBackend};
+
+use super::memory::{Capp, Channel};
+use super::window;
+use crate::chart::{Chart, Contest, Held, Role, Sample};
+use crate::cycles::{Contestant, Done, Load, cycles};
+use crate::measure::{Plan, Result, on_two_threads};
+use crate::ours::Ours;
+use crate::peers::{Peer, PeerServer};
+use crate::redis::apalis::Tuned;
+use crate::redis::native::Native;
+use crate::redis::{self, Kept};
+use crate::report::Unit;
+use crate::sqlite::{apalis as apalis_sqlite, log::Log, one_by_one::OneByOne};
+use crate::store::{Kind, Store};
+use crate::{place, sqlite};
+
+/// The programs that are peers somewhere.
+pub(super) const PEERS: [Peer; 9] = [
+    Peer::BullMq,
+    Peer::Seed,
+    Peer::Rq,
+    Peer::Dramatiq,
+    Peer::Celery,
+    Peer::Huey,
+    Peer::Litequeue,
+    Peer::Beanstalkd,
+    Peer::Nats,
+];
+
+/// How many callers there are, at each place.
+pub(super) fn callers(plan: &Plan) -> &'static [u64] {
+    plan.pick(&[1, 4, 16, 64, 256], &[1, 16, 256])
+}
+
+/// One kind of backend, its limit and its peers.
+pub(super) fn contest(plan: &Plan, kind: Kind) -> Contest {
+    let (id, about) = match kind {
+        Kind::Memory => (
+            "cycles-memory",
+            "Nothing is kept. A cycle is a send, a receive and an acknowledgement of one message of 256 bytes; all callers share one queue.",
+        ),
+        Kind::Sqlite => (
+            "cycles-sqlite",
+            "A send, a receive or an acknowledgement is answered when the disk has it, unless the row says otherwise. All callers share one queue in one process.",
+        ),
+        Kind::Redis => (
+            "cycles-redis",
+            "Redis logs what it does and syncs the log every second. Servers of other kinds keep messages as their rows say. Clients and server share two processors.",
+        ),
+    };
+    let title = format!("Cycles per second, {}", kind.name());
+    let at = callers(plan).iter().map(u64::to_string);
+    let contest = Contest::new(id, title, about, Unit::MessagesPerSecond).along("callers", at);
+    let (callers, window) = (callers(plan), window(plan));
+    let load = move |place: usize| Load { callers: callers[place], batch: 1, window };
+    match kind {
+        Kind::Memory => memory(contest, load),
+        Kind::Sqlite => sqlite(contest, load),
+        Kind::Redis => redis(contest, load),
+    }
+}
+
+/// How long cycles took, by one caller and by many.
+pub(super) fn distributions(plan: &Plan, kind: Kind, held: &Held) -> Vec<Chart> {
+    let callers = callers(plan);
+    // The least, and 64 or what there is instead.
+    let many = callers.iter().position(|callers| *callers == 64).unwrap_or(1);
+    let chart = |place: usize| {
+        let callers = match callers[place] {
+            1 => "1 caller".to_owned(),
+            many => format!("{many} callers"),
+        };
+        let name = kind.name();
+        let id = format!("latency-{}-{}", name.to_lowercase(), callers.replace(' ', "-"));
+        let title = format!("How long a cycle takes, {name}, {callers}");
+        let about = "From before the send until the acknowledgement is answered, or until the worker of the peer has handled as many, of the runs above.";
+        held.distribution(place, &id, &title, about)
+    };
+    vec![chart(0), chart(many)]
+}
+
+fn memory(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Contest {
+    contest
+        .enter(Role::Ours, "Pillarbox", "bytes; leases and receipts", move |place| {
+            let ours = || async { Ours::of(Mailboxes::new(MemoryBackend::new())) };
+            here(ours, load(place))
+        })
+        .enter(
+            Role::Limit,
+            "tokio's channel",
+            "no acknowledgement, no lease, no id; the receiver in a mutex",
+            move |place| here(|| async { Ok(Channel::new()) }, load(place)),
+        )
+        .enter(Role::Peer, "capp-queue", "0.7.2; JSON; no lease; callers poll", move |place| {
+            here(|| async { Ok(Capp::new()) }, load(place))
+        })
+}
+
+fn sqlite(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Contest {
+    let contest = contest
+        .enter(
+            Role::Ours,
+            "Pillarbox",
+            "WAL, synchronous=FULL; callers share syncs",
+            move |place| on_store(Kind::Sqlite, load(place)),
+        )
+        .enter(
+            Role::Limit,
+            "a log that only appends",
+            "callers share syncs; no second delivery, grows for ever",
+            move |place| {
+                let directory = place::fresh()?;
+                let log = sqlite::cycle::room_for_small_bodies(load(place).window);
+                let log = Log::create(&directory.path().join("log"), log)?;
+                here(|| async { Ok(OneByOne(log)) }, load(place))
+            },
+        )
+        .enter(
+            Role::Peer,
+            "apalis-sqlite",
+            "1.0.0; WAL, synchronous=FULL, tuned, woken by its own process; done jobs are kept",
+            move |place| {
+                let (directory, load) = (place::fresh()?, load(place));
+                let path = directory.path();
+                Ok(sample(on_two_threads(apalis_sqlite::cycles(path, load.callers, load.window))?))
+            },
+        );
+    [Peer::Huey, Peer::Litequeue].into_iter().fold(contest, |contest, peer| {
+        enter_peer(contest, peer, move |place| {
+            let directory = place::fresh()?;
+            let path = directory.path().join("peer.db");
+            program(peer, path_text(&path)?, load(place))
+        })
+    })
+}
+
+fn redis(contest: Contest, load: impl Fn(usize) -> Load + Copy + 'static) -> Contest {
+    let mut contest = contest
+        .enter(
+            Role::Ours,
+            "Pillarbox",
+            "AOF everysec; callers' calls are put together",
+            move |place| on_store(Kind::Redis, load(place)),
+        )
+        .enter(
+            Role::Limit,
+            "plain commands",
+            "AOF everysec; not atomic, receipts unchecked, no ids, no leases that end",
+            move |place| {
+                let server = redis::fresh(Kept::EverySecond);
+                let url = server.url();
+                here(|| async move { Native::open(&url).await }, load(place))
+            },
+        );
+    for (tuned, name, settings) in [
+        (
+            Tuned::No,
+            "apalis-redis",
+            "1.0.0; AOF everysec; woken by its own process; done jobs are kept",
+        ),
+        (Tuned::Yes, "apalis-redis, tuned", "as above; large batches, no locks, no events"),
+    ] {
+        contest = contest.enter(Role::Peer, name, settings, move |place| {
+            let server = redis::fresh(Kept::EverySecond);
+            let url = server.url();
+            Ok(sample(on_two_threads(redis::apalis::cycles(&url, load(place), tuned))?))
+        });
+    }
+    for peer in [Peer::BullMq, Peer::Seed, Peer::Rq, Peer::Dramatiq, Peer::Celery] {
+        contest = enter_peer(contest, peer, move |place| {
+            let server = redis::fresh(Kept::EverySecond);
+            program(peer, &server.port().to_string(), load(place))
+        });
+    }
+    let contest = enter_peer(contest, Peer::Beanstalkd, move |place| {
+        let server = PeerServer::beanstalkd()?;
+        program(Peer::Beanstalkd, &server.port().to_string(), load(place))
+    });
+    enter_peer(contest, Peer::Nats, move |place| {
+        let server = PeerServer::nats()?;
+        program(Peer::Nats, &server.port().to_string(), load(place))
+    })
+}
+
+/// Adds a program, if it is installed.
+fn enter_peer(
+    contest: Contest,
+    peer: Peer,
+    run: impl FnMut(usize) -> Result<Sample> + 'static,
+) -> Contest {
+    if !peer.is_here() {
+        return contest;
+    }
+    contest.enter(Role::Peer, peer.name(), "", run)
+}
+
+/// Cycles on a queue of ours at a fresh place.
+fn on_store(kind: Kind, load: Load) -> Result<Sample> {
+    let store = Store::fresh(kind)?;
+    let address = store.address();
+    here(|| async move { Ours::of(address.backend().await?) }, load)
+}
+
+/// Cycles on a queue within this process.
+fn here<C, F>(open: impl FnOnce() -> F, load: Load) -> Result<Sample>
+where
+    C: Contestant,
+    F: Future<Output = Result<C>>,
+{
+    on_two_threads(async {
+        let queue = open().await?;
+        let done = cycles(&queue, load).await?;
+        queue.close(0).await?;
+        Ok(sample(done))
+    })
+}
+
+fn program(peer: Peer, place: &str, load: Load) -> Result<Sample> {
+    let report = peer.cycles(place, load)?;
+    Ok(sample(report.done).settings(report.settings))
+}
+
+fn sample(done: Done) -> Sample {
+    Sample::with_times(done.rate(), done.each)
+}
+
+fn path_text(path: &Path) -> Result<&str> {
+    path.to_str().ok_or_else(|| "the path of the file is not text".into())
+}

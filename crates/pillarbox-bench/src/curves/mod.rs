@@ -1,0 +1,62 @@
+//! The curves suite: how figures change with what grows.
+//!
+//! | chart | what it asks |
+//! |---|---|
+//! | cycles | how many messages go all the way by 1 to 256 callers, on each backend, beside its limit and its peers |
+//! | latencies | how long a caller's cycle takes, from the quickest to the slowest of a thousand |
+//! | backlog | whether a message grows dearer with those that wait before it |
+//! | queues | whether it grows dearer with the number of queues |
+//! | workers | what more workers bring |
+//!
+//! Peers are those of the other suites and the programs in `peers/`, each on a server or a file of its
+//! own. All on Redis have a server that logs what it does and syncs the log every second; files are synced
+//! before anything is answered, unless a line says otherwise.
+
+mod backlog;
+mod cycles;
+mod memory;
+mod queues;
+mod workers;
+
+use std::time::Duration;
+
+use crate::chart::Contest;
+use crate::measure::{Plan, Result};
+use crate::report::Report;
+use crate::store::Kind;
+use crate::{peers, place};
+
+const SUITE: &str = "curves";
+
+/// Makes all charts.
+pub(crate) fn run(plan: &Plan, report: &mut Report) -> Result<()> {
+    place::warn_if_in_memory();
+    peers::say_who_is_not_here(SUITE, &cycles::PEERS);
+    for kind in Kind::ALL {
+        let contest = cycles::contest(plan, kind);
+        if plan.wants_of(contest.title(), cycles::callers(plan).len()) {
+            let held = contest.run(SUITE, plan.rounds())?;
+            report.add_chart(held.chart.clone());
+            for distribution in cycles::distributions(plan, kind, &held) {
+                report.add_chart(distribution);
+            }
+        }
+    }
+    let mut add = |contest: Contest, places: usize| -> Result<()> {
+        if plan.wants_of(contest.title(), places) {
+            report.add_chart(contest.run(SUITE, plan.rounds())?.chart);
+        }
+        Ok(())
+    };
+    add(backlog::contest(plan), backlog::levels(plan).len())?;
+    add(queues::contest(plan), queues::numbers(plan).len())?;
+    for handler in [workers::Handler::Waits, workers::Handler::Counts] {
+        add(workers::contest(plan, handler), workers::numbers(plan).len())?;
+    }
+    Ok(())
+}
+
+/// How long a run takes.
+fn window(plan: &Plan) -> Duration {
+    plan.pick(Duration::from_millis(1000), Duration::from_millis(150))
+}

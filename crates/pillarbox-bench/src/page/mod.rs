@@ -1,0 +1,234 @@
+//! The document of a file of results: `benchmarks.md`, with a plot and a table for each chart, and a table
+//! for each suite. Nothing in it is written by hand but what is here.
+
+mod svg;
+
+use std::fs;
+use std::path::Path;
+
+use crate::chart::{Chart, Line, Role};
+use crate::measure::Result;
+use crate::report::{Row, three_digits};
+use crate::results::Results;
+
+/// Writes the document and its plots, and takes away plots of charts that are no more.
+pub(crate) fn write(results: &Results, to: &Path) -> Result<()> {
+    let pictures = to.join("pictures");
+    fs::create_dir_all(&pictures)?;
+    for entry in fs::read_dir(&pictures)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        if name.is_some_and(|name| name.starts_with("bench-") && name.ends_with(".svg")) {
+            fs::remove_file(path)?;
+        }
+    }
+    for chart in &results.charts {
+        fs::write(pictures.join(picture(chart)), svg::plot(chart))?;
+    }
+    let page = to.join("benchmarks.md");
+    fs::write(&page, document(results))?;
+    eprintln!("written: {} and {} plots", page.display(), results.charts.len());
+    Ok(())
+}
+
+fn picture(chart: &Chart) -> String {
+    format!("bench-{}.svg", chart.id)
+}
+
+fn document(results: &Results) -> String {
+    let mut text = head(results);
+    text += "\n## Where others are better\n\n";
+    text += &others_are_better(results);
+    for chart in &results.charts {
+        text += &section(chart);
+    }
+    let mut suites: Vec<&str> = Vec::new();
+    for row in &results.rows {
+        if !suites.contains(&&row.suite[..]) {
+            suites.push(&row.suite);
+        }
+    }
+    for suite in suites {
+        let rows: Vec<_> = results.rows.iter().filter(|row| row.suite == suite).collect();
+        text += &table_of_rows(suite, &rows);
+    }
+    text
+}
+
+fn head(results: &Results) -> String {
+    let machine = &results.machine;
+    let (processors, memory, sync) = (machine.processors, machine.memory_gib, machine.sync_us);
+    let (day, redis, version) = (&machine.day, &machine.redis, &machine.pillarbox);
+    let rounds = results.rounds;
+    let quick = if results.quick {
+        "\n**This was a quick run, with small counts: the figures mean little.**\n"
+    } else {
+        ""
+    };
+    format!(
+        "# Benchmarks\n\
+         {quick}\n\
+         Measured on {day}: Pillarbox {version}, {processors} processors, {memory} GiB, a disk that has a write of 4 KiB after \
+         {sync:.0} µs, Redis {redis}. `make bench` measures all of it anew and writes this page; `make bench-quick` shows in a few \
+         minutes that it works.\n\n\
+         How to read it:\n\n\
+         - Clients, servers and workers share the processors of one machine, so that rates are those of all together. Compare \
+         within a table, not with figures from elsewhere.\n\
+         - All contestants of a table ran in the same run and in turn, each round beginning with another; a figure is the median of \
+         {rounds} rounds. Every run checks that each message was handled, none twice where the peer promises so, and that nothing is \
+         left; a peer that fails says so in its place.\n\
+         - A *limit* is the least that could do the job, with what makes a queue safe left out. It says what safety costs.\n\
+         - No peer does the same as ours or as another. What each keeps, and how, is in its row; what it leaves out and does more, in \
+         its source: `crates/pillarbox-bench/peers` and the modules of `crates/pillarbox-bench/src`.\n"
+    )
+}
+
+/// All peers and limits that are better somewhere, told first.
+fn others_are_better(results: &Results) -> String {
+    let mut text = String::new();
+    for chart in results.charts.iter().filter(|chart| is_comparison(chart)) {
+        for line in chart.lines.iter().filter(|line| line.role != Role::Ours) {
+            let better: Vec<_> = (0..chart.at.len())
+                .filter_map(|place| Some((place, chart.ratio(line, place)?)))
+                .filter(|(_, ratio)| *ratio < 1.0)
+                .map(|(place, ratio)| {
+                    format!("{} times at {}", three_digits(1.0 / ratio), chart.at[place])
+                })
+                .collect();
+            if !better.is_empty() {
+                let what = if line.role == Role::Limit { "the limit" } else { "a peer" };
+                let (name, title, along) = (&line.name, &chart.title, &chart.along);
+                text +=
+                    &format!("- {title}: **{name}**, {what}: {} ({along}).\n", better.join(", "));
+            }
+        }
+    }
+    let rows = results.rows.iter().filter(|row| row.ratio < 1.0).count();
+    let all = results.rows.len();
+    if rows > 0 {
+        text += &format!(
+            "- In the tables of the suites, {rows} of {all} comparisons, with limits and with ours under other conditions \
+             among them: their ratios are bold.\n"
+        );
+    }
+    if text.is_empty() {
+        text += "Nowhere in this run.\n";
+    }
+    text
+}
+
+/// Whether a chart has others beside ours.
+fn is_comparison(chart: &Chart) -> bool {
+    chart.lines.iter().any(|line| line.role != Role::Ours)
+}
+
+fn section(chart: &Chart) -> String {
+    let (title, about, picture) = (&chart.title, &chart.about, picture(chart));
+    let mut text = format!("\n## {title}\n\n{about}\n\n![{title}](pictures/{picture})\n\n");
+    text += &format!("| {} | |", chart.along);
+    chart.at.iter().for_each(|at| text += &format!(" {at} |"));
+    text += "\n|---|---|";
+    chart.at.iter().for_each(|_| text += "---:|");
+    text += "\n";
+    for line in &chart.lines {
+        let name = match line.role {
+            Role::Ours => format!("**{}**", line.name),
+            Role::Limit => format!("{} (limit)", line.name),
+            Role::Peer => line.name.clone(),
+        };
+        text += &format!("| {name} | {} |", cell(&line.settings));
+        for (place, spot) in line.spots.iter().enumerate() {
+            let figure = spot.map_or("failed".to_owned(), |spot| chart.unit.human(spot.median));
+            text += &format!(" {figure}{} |", against(chart, line, place));
+        }
+        text += "\n";
+    }
+    for line in &chart.lines {
+        for failure in &line.failures {
+            text += &format!("\n{} failed. {}\n", line.name, cell(failure));
+        }
+    }
+    if is_comparison(chart) {
+        text += "\nIn brackets: how many times better ours is; bold where the other is better.\n";
+    }
+    text
+}
+
+/// How we compare, behind a figure of somebody else.
+fn against(chart: &Chart, line: &Line, place: usize) -> String {
+    match chart.ratio(line, place) {
+        _ if line.role == Role::Ours => String::new(),
+        Some(ratio) if ratio < 1.0 => format!(" (**{}x**)", three_digits(ratio)),
+        Some(ratio) => format!(" ({}x)", three_digits(ratio)),
+        None => String::new(),
+    }
+}
+
+fn table_of_rows(suite: &str, rows: &[&Row]) -> String {
+    let mut text = format!(
+        "\n## Suite: {suite}\n\nThe ratio says how many times better ours is; bold where the other is better.\n\n\
+         | case | ours | other | ratio | against |\n|---|---:|---:|---:|---|\n"
+    );
+    let mut last = None;
+    for row in rows {
+        let is_first = last.replace(&row.case) != Some(&row.case);
+        let case = if is_first { cell(&row.case) } else { String::new() };
+        let ratio = match three_digits(row.ratio) {
+            ratio if row.ratio < 1.0 => format!("**{ratio}x**"),
+            ratio => format!("{ratio}x"),
+        };
+        let (ours, other) = (row.unit.human(row.ours), row.unit.human(row.other));
+        text += &format!("| {case} | {ours} | {other} | {ratio} | {} |\n", cell(&row.other_name));
+    }
+    text
+}
+
+/// Text that fits into a cell of a table.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chart::Spot;
+    use crate::report::Unit;
+
+    fn line(name: &str, role: Role, figures: [Option<f64>; 2]) -> Line {
+        let spot = |figure| Spot { median: figure, least: figure, most: figure };
+        Line {
+            name: name.to_owned(),
+            role,
+            settings: "a | b".to_owned(),
+            spots: figures.map(|figure| figure.map(spot)).to_vec(),
+            failures: Vec::new(),
+        }
+    }
+
+    pub(super) fn chart() -> Chart {
+        let mut failing = line("slow", Role::Peer, [Some(100.0), None]);
+        failing.failures.push("256 callers: lost 3".to_owned());
+        Chart {
+            id: "cycles".to_owned(),
+            title: "Cycles".to_owned(),
+            about: "About it.".to_owned(),
+            along: "callers".to_owned(),
+            at: vec!["1".to_owned(), "256".to_owned()],
+            unit: Unit::MessagesPerSecond,
+            lines: vec![
+                line("Pillarbox", Role::Ours, [Some(1000.0), Some(50_000.0)]),
+                line("bare <&>", Role::Limit, [Some(2000.0), Some(40_000.0)]),
+                failing,
+            ],
+        }
+    }
+
+    #[test]
+    fn a_section_tells_who_is_better_and_who_has_failed() {
+        let section = section(&chart());
+        assert!(section.contains("| **Pillarbox** | a \\| b | 1.00 k/s | 50.0 k/s |"), "{section}");
+        assert!(section.contains("| 2.00 k/s (**0.50x**) | 40.0 k/s (1.25x) |"), "{section}");
+        assert!(section.contains("| 100/s (10.0x) | failed |"), "{section}");
+        assert!(section.contains("slow failed. 256 callers: lost 3"), "{section}");
+    }
+}

@@ -1,0 +1,94 @@
+//! All that was measured in one go, as a file.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use pillarbox_core::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::chart::Chart;
+use crate::measure::{Plan, Result, micros};
+use crate::place;
+use crate::process::machine_bytes;
+use crate::report::Row;
+
+/// The form of the file. Another one is refused.
+const FORMAT: u32 = 1;
+
+/// What was measured, and on what.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Results {
+    format: u32,
+    pub(crate) machine: Machine,
+    /// Small counts: the figures mean little.
+    pub(crate) quick: bool,
+    /// How many rounds a median is of.
+    pub(crate) rounds: usize,
+    pub(crate) charts: Vec<Chart>,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// What figures depend on that is not ours.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    /// The day, as `2026-11-17`.
+    pub(crate) day: String,
+    pub(crate) processors: usize,
+    pub(crate) memory_gib: u64,
+    /// How long a write of 4 KiB takes until the disk has it.
+    pub(crate) sync_us: f64,
+    /// What `redis-server --version` says of itself.
+    pub(crate) redis: String,
+    pub(crate) pillarbox: String,
+}
+
+impl Results {
+    /// None yet.
+    pub(crate) fn of_this_machine(plan: &Plan) -> Result<Self> {
+        let redis = Command::new("redis-server").arg("--version").output();
+        let redis = redis.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        let redis = redis.ok().and_then(|text| {
+            let version = text.split_whitespace().find_map(|word| word.strip_prefix("v="));
+            version.map(str::to_owned)
+        });
+        let today = Timestamp::now().to_string();
+        let machine = Machine {
+            day: today.chars().take(10).collect(),
+            processors: std::thread::available_parallelism()?.get(),
+            memory_gib: (machine_bytes()? + (1 << 29)) >> 30,
+            sync_us: micros(place::sync_time()?),
+            redis: redis.unwrap_or_else(|| "none".to_owned()),
+            pillarbox: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        let (quick, rounds) = (plan.pick(false, true), plan.rounds());
+        Ok(Self { format: FORMAT, machine, quick, rounds, charts: Vec::new(), rows: Vec::new() })
+    }
+
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let place = path.display();
+        let text =
+            fs::read_to_string(path).map_err(|error| format!("cannot read {place}: {error}"))?;
+        let results: Self = serde_json::from_str(&text)
+            .map_err(|error| format!("{place} is not a file of results: {error}"))?;
+        if results.format != FORMAT {
+            let format = results.format;
+            return Err(
+                format!("{place} is of format {format}, this program reads {FORMAT}").into()
+            );
+        }
+        Ok(results)
+    }
+
+    /// Writes all, or leaves what is there.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let place = path.display();
+        let failed = |error: std::io::Error| format!("cannot write {place}: {error}");
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory).map_err(failed)?;
+        }
+        let part = path.with_extension("part");
+        fs::write(&part, serde_json::to_string_pretty(self)? + "\n").map_err(failed)?;
+        Ok(fs::rename(&part, path).map_err(failed)?)
+    }
+}
