@@ -10,19 +10,20 @@ use std::fmt::Write;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use common::{DAY, Place, eventually, finish, id, session, signal, time, until_it_listens};
+use common::{DAY, HOUR, Place, eventually, finish, id, session, signal, time, until_it_listens};
 use pillarbox::runtime::{DlqPolicy, Outcome, Worker};
 use pillarbox::{Mailbox, MessageId, SendOptions, Timestamp};
 use pillarbox_testing::server::RedisServer;
 use serde_json::{Value, json};
 
 /// A dead letter as it is stored, of the message of this number, which died some days and half an hour
-/// ago.
+/// ago, or ten hours: such ages are told without the seconds that a test takes.
 fn letter(number: u32, days: i64, with: &Value) -> Value {
+    let age = if days == 0 { 10 * HOUR } else { days * DAY + HOUR / 2 };
     let mut letter = json!({
         "message_id": id(number), "source_mailbox": "orders", "delivery_count": 5,
         "last_error": "?", "last_error_type": "shop::Error", "failure": "error", "error_chain": [],
-        "dead_lettered_at": time(-(days * DAY + 1800)), "first_received_at": time(-(days * DAY + 3600)),
+        "dead_lettered_at": time(-age), "first_received_at": time(-age - HOUR / 2),
         "request_id": null, "reply_to": null, "trace_id": null, "worker": "orders/1@host:4711",
         "replay_count": 0, "replayed_at": null, "attributes": {}, "body_encoding": "json", "body": {},
     });
@@ -35,7 +36,7 @@ fn letter(number: u32, days: i64, with: &Value) -> Value {
 fn load(place: &Place, queue: &str, letters: impl IntoIterator<Item = (String, Value)>) {
     let mut lines = String::new();
     for (id, letter) in letters {
-        writeln!(lines, "{}", json!({"id": id, "body": letter, "enqueued_at": time(-1800)}))
+        writeln!(lines, "{}", json!({"id": id, "body": letter, "enqueued_at": time(-10 * HOUR)}))
             .unwrap();
     }
     let run = place.run_with_input(&format!("load {queue}"), lines);
@@ -202,7 +203,7 @@ fn too_many_or_too_old_ones_end_with_1() {
         ("dlq stats orders-dlq --fail-older 4d", 0, ""),
         ("dlq stats orders-dlq --fail-older 2h", 1, "one that is 3d old, older than 2h"),
         ("dlq stats --fail-over 0 --fail-older 3d --json", 1, "more than 0, and one that is 3d"),
-        ("dlq stats --fail-older 2h --kind timeout", 0, ""),
+        ("dlq stats --fail-older 12h --kind timeout", 0, ""),
         ("dlq stats --fail-over 2 --error-type OutOfStock", 0, ""),
         ("dlq stats --fail-over 1 --error-type OutOfStock", 1, "2 dead letters, more than 1"),
         ("dlq stats --fail-older 4d --kind error", 0, ""),

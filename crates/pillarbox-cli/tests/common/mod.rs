@@ -108,6 +108,7 @@ impl Place {
     }
 }
 
+pub(crate) const HOUR: i64 = 3_600;
 pub(crate) const DAY: i64 = 86_400;
 const HALF_AN_HOUR: i64 = 1800;
 
