@@ -7,7 +7,12 @@ SHELL := bash
 # Tools that the set-up builds are kept inside target/, beside everything else that is built.
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 CARGO := cargo
-SUITES := memory sqlite redis runtime loops evals
+# Nothing is built there a second time, so nothing needs to be kept for it.
+ifdef CI
+export CARGO_INCREMENTAL := 0
+endif
+SUITES := curves memory sqlite redis runtime loops evals
+ROUNDS := 5
 KILLS := 200
 REDIS_KILLS := 100
 FAILOVERS := 20
@@ -19,6 +24,9 @@ INPUTS := 200000
 SEED := 7
 FEATURES :=
 TRACES := 10
+comma := ,
+space := $(subst ,, )
+benchmark = $(CARGO) run --quiet --release --locked -p pillarbox-bench --
 say = @printf '== %s\n'
 # Tests of the whole workspace, as `make test` builds them: nothing is compiled once more.
 campaign = $(CARGO) nextest run --locked --workspace --all-features --cargo-quiet --profile campaign
@@ -92,12 +100,19 @@ examples: setup ## Runs every example program
 	done
 
 .PHONY: bench
-bench: setup-build ## Benchmarks against peers and limits, in tables (suites: SUITES="memory sqlite redis runtime loops evals cluster")
-	@if [[ " $(SUITES) " == *" redis "* ]]; then scripts/setup.sh redis bench-peers; fi
-	@if [[ " $(SUITES) " =~ " "(cluster|runtime|loops|evals)" " ]]; then scripts/setup.sh redis; fi
-	@for suite in $(SUITES); do \
-		$(CARGO) run --quiet --release --locked -p pillarbox-bench -- $$suite; \
-	done
+bench: setup-bench ## Benchmarks against peers and limits, about an hour: docs/benchmarks.md with plots (SUITES="curves redis", ROUNDS=3)
+	@$(benchmark) all --suites $(subst $(space),$(comma),$(strip $(SUITES))) --rounds $(ROUNDS) --out target/bench/results.json
+	@$(benchmark) page target/bench/results.json --to docs
+
+.PHONY: bench-quick
+bench-quick: setup-bench ## The same with small counts, in a few minutes, into target/bench: shows that all of it works
+	@$(benchmark) all --suites $(subst $(space),$(comma),$(strip $(SUITES))) --quick --rounds 1 --out target/bench/quick.json
+	@$(benchmark) page target/bench/quick.json --to target/bench
+
+.PHONY: setup-bench
+setup-bench: setup-build
+	@scripts/setup.sh redis bench-peers
+	@[ -e target/release/pillarbox-bench ] || echo "building, which takes some minutes the first time ..."
 
 .PHONY: crash-sqlite
 crash-sqlite: setup ## The long crash campaigns: KILLS processes on a SQLite file killed, writes that fail

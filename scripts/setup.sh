@@ -21,6 +21,17 @@ cargo_install() { # crate, version, further arguments
   cargo install --quiet --locked --root target/tools "$1" --version "$2" "${@:3}"
 }
 
+debian_program() { # package, path of its program within the package
+  # The program alone, out of Debian's package: no service is installed or started.
+  local package
+  package=$(mktemp -d)
+  if ! { (cd "$package" && apt-get download "$1" && dpkg -x "$1"_*.deb .) > /dev/null 2>&1 \
+    && cp "$package/$2" target/tools/bin/ 2> /dev/null; }; then
+    echo "($1 does not install here: it is left out)"
+  fi
+  rm -rf "$package"
+}
+
 venv() { # directory
   python3 -c 'import ensurepip' 2> /dev/null || apt_install python3-venv
   python3 -m venv "$1"
@@ -64,16 +75,10 @@ for need in "$@"; do
       command -v mdbook > /dev/null || cargo_install mdbook 0.5.4 --no-default-features --features search
       ;;
     promtool)
-      # The tool alone, out of Debian's package: no server is installed or started.
       if [ ! -e target/tools/promtool-tried ]; then
         mkdir -p target/tools/bin
-        package=$(mktemp -d)
         as_root apt-get update -qq 2> /dev/null || true
-        if ! { (cd "$package" && apt-get download prometheus && dpkg -x prometheus_*.deb .) > /dev/null 2>&1 \
-          && cp "$package/usr/bin/promtool" target/tools/bin/; }; then
-          echo "(promtool does not install here: alert rules are checked without it)"
-        fi
-        rm -rf "$package"
+        debian_program prometheus usr/bin/promtool # alert rules are checked without it
         touch target/tools/promtool-tried
       fi
       ;;
@@ -132,11 +137,23 @@ for need in "$@"; do
           > /dev/null 2>&1 || echo "(bullmq does not install here: it is left out)"
         touch target/peers-node/tried
       fi
-      if [ ! -e target/venv-peers/tried ]; then
+      if [ ! -e target/venv-peers/tried-2 ]; then
+        echo "installing peers for benchmarks ..."
         venv target/venv-peers
-        target/venv-peers/bin/pip install --quiet --disable-pip-version-check 'redis[hiredis]==8.1.0' \
-          2> /dev/null || echo "(redis for Python does not install here: it is left out)"
-        touch target/venv-peers/tried
+        # redis comes first, for others need it: their own choice would be without hiredis.
+        for package in 'redis[hiredis]==8.1.0' rq==2.12.0 dramatiq==2.2.1 celery==5.7.0 huey==3.5.4 \
+          litequeue==0.9 greenstalk==2.1.1 nats-py==2.16.0; do
+          target/venv-peers/bin/pip install --quiet --disable-pip-version-check "$package" \
+            2> /dev/null || echo "($package does not install here: it is left out)"
+        done
+        touch target/venv-peers/tried-2
+      fi
+      if [ ! -e target/tools/peers-tried ]; then
+        mkdir -p target/tools/bin
+        as_root apt-get update -qq 2> /dev/null || true
+        debian_program beanstalkd usr/bin/beanstalkd
+        debian_program nats-server usr/sbin/nats-server
+        touch target/tools/peers-tried
       fi
       ;;
     tlaplus)

@@ -10,14 +10,20 @@
 The checks are in specs/tla/checks.toml. A check must pass, or must be refuted in the invariant or
 property that it names: a model without one of its rules that is not refuted has no teeth, and fails. So does an
 invariant that no broken model violates.
-Full output is kept in target/tlaplus, and shown where a check did not end as it must.
+Full output is kept in target/tlaplus, and shown where a check did not end as it must. A second run in the same tree waits
+for the first.
+
+JAVA names another Java, TLA2TOOLS another tla2tools.jar, TLA_HEAP the most memory of each TLC (4g).
 """
 
 import argparse
+import fcntl
 import glob
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -37,6 +43,49 @@ def jar():
     if not found or not os.path.exists(found[0]):
         sys.exit("TLC is not here: run scripts/setup.sh tlaplus, or name tla2tools.jar in TLA2TOOLS")
     return found[0]
+
+
+# What runs at the moment, which ends with us; and whether that is about to be.
+PROCESSES = set()
+ENDING = []
+
+
+def execute(command, **how):
+    """Runs a program to its end. Its return code, and its output where that is asked for by stdout=PIPE."""
+    if ENDING:
+        raise SystemExit(ENDING[0])
+    with subprocess.Popen(command, **how) as process:
+        PROCESSES.add(process)
+        try:
+            output, _ = process.communicate()
+        finally:
+            process.kill()
+            PROCESSES.discard(process)
+    return process.returncode, output
+
+
+def program(main):
+    """Runs a program that can be interrupted: what it has started ends with it, and nothing new begins."""
+    def stop(number, _):
+        ENDING.append(128 + number)
+        for process in list(PROCESSES):
+            process.kill()
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(ENDING[0])
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    # Whoever reads our output may go, as `head` does.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(main())
+
+
+def positive(text):
+    """A number of which there must be some."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1, and shows nothing")
+    return number
 
 
 def load():
@@ -86,7 +135,11 @@ def java(out, is_long=False):
     TLC unpacks modules into the directory for temporary files, and two that do so at the same time read each other's
     half-written ones: each has a directory of its own."""
     how = ["-XX:+UseParallelGC"] if is_long else ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    return [os.environ.get("JAVA", "java"), *how, f"-Xmx{os.environ.get('TLA_HEAP', '4g')}", f"-Djava.io.tmpdir={out}",
+    named = os.environ.get("JAVA", "java")
+    program = shutil.which(named)
+    if not program:
+        sys.exit(f"Java is not here: there is no program '{named}'; run scripts/setup.sh tlaplus, or name one in JAVA")
+    return [program, *how, f"-Xmx{os.environ.get('TLA_HEAP', '4g')}", f"-Djava.io.tmpdir={out}",
             "-cp", jar()]
 
 
@@ -123,7 +176,7 @@ def run(check, workers):
     log = os.path.join(OUT, check["name"] + ".log")
     began = time.monotonic()
     with open(log, "w") as file:
-        code = subprocess.run(command(check, workers), cwd=SPECS, stdout=file, stderr=subprocess.STDOUT).returncode
+        code, _ = execute(command(check, workers), cwd=SPECS, stdout=file, stderr=subprocess.STDOUT)
     took = time.monotonic() - began
     with open(log) as file:
         output = file.read()
@@ -172,7 +225,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="list the checks")
     parser.add_argument("--command", metavar="NAME", help="write the cfg file of a check and print how to run it")
     parser.add_argument("--brief", action="store_true", help="no table where all is as it must be")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many checks run at a time")
+    parser.add_argument("--jobs", type=positive, default=os.cpu_count(), help="how many checks run at a time")
     arguments = parser.parse_args()
     checks = load()
 
@@ -193,7 +246,9 @@ def main():
     if never:
         sys.exit("checked, and never seen to fail: " + ", ".join("!".join(name) for name in never))
 
-    wanted = arguments.checks or ["quick"]
+    wanted = arguments.checks
+    if not wanted:
+        parser.error("say which checks: quick, exhaustive, or names; --list says what there is")
     known = {check["name"] for check in checks} | {"quick", "exhaustive"}
     for name in wanted:
         if name not in known:
@@ -202,10 +257,18 @@ def main():
     # Where it matters which of several violations is met first, and where many run side by side, TLC has
     # one worker. The long ones run one after the other and have all.
     long = "exhaustive" in wanted
-    jobs = 1 if long else max(1, arguments.jobs)
+    jobs = 1 if long else arguments.jobs
     workers = (os.cpu_count() or 1) if long else 1
     # The longest first.
     order = sorted(chosen, key=lambda check: -check.get("weight", 1))
+    # Two runs would write the same files.
+    os.makedirs(OUT, exist_ok=True)
+    lock = open(os.path.join(OUT, "lock"), "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("another run is at work in this tree: waiting for its end ...", file=sys.stderr, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
     began = time.monotonic()
 
     def one(check):
@@ -215,7 +278,11 @@ def main():
         return check["name"], result
 
     with ThreadPoolExecutor(jobs) as pool:
-        results = dict(pool.map(one, order))
+        try:
+            results = dict(pool.map(one, order))
+        except SystemExit:
+            pool.shutdown(cancel_futures=True)
+            raise
     results = [results[check["name"]] for check in chosen]
 
     wrong = [result for result in results if not is_right(result)]
@@ -236,4 +303,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -371,11 +371,12 @@ def check(traces, at_once=200, with_ledger=True):
         command = [java, f"-DTLA-Library={out}", *options, "tlc2.TLC", "-deadlock", "-workers", "1",
                    "-metadir", os.path.join(out, "states"), "-config", os.path.join(out, "PillarboxTrace.cfg"),
                    "PillarboxTrace.tla"]
-        done = subprocess.run(command, cwd=tlaplus.SPECS, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        code, output = tlaplus.execute(command, cwd=tlaplus.SPECS, text=True, stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT)
     with open(os.path.join(OUT, "PillarboxTrace.log"), "w") as file:
-        file.write(done.stdout)
-    is_right = done.returncode == 0 and "No error has been found" in done.stdout
-    return is_right, done.stdout
+        file.write(output)
+    is_right = code == 0 and "No error has been found" in output
+    return is_right, output
 
 
 def explain(output, traces):
@@ -385,12 +386,41 @@ def explain(output, traces):
     places = re.findall(r"/\\ place = (\d+)", output)
     verdicts = re.findall(r'/\\ verdict = "(.*)"', output)
     if not (violated and which):
-        return output
+        return output.strip() or "TLC has said nothing: is JAVA a Java?"
     name, _, events = traces[int(which[-1]) - 1]
     place = int(places[-1]) - 2
     event = json.dumps(events[place], ensure_ascii=False) if 0 <= place < len(events) else "(none)"
     said = verdicts[-1] if verdicts else ""
-    return f"{violated.group(1)}: '{name}', event {place + 1} of {len(events)}: {said or 'accepted'}\n  {event}"
+    wrong = "must be accepted and is not" if violated.group(1) == "GoodAccepted" else "must be rejected and is not"
+    return f"{name} {wrong}: event {place + 1} of {len(events)}: {said or 'accepted'}\n  {event}"
+
+
+# What the specification knows.
+OPERATIONS = {"send", "receive", "settle", "release", "purge", "look", "forget"}
+
+
+def read(path, are_calls):
+    """The events of a file. Ends the program where it has none."""
+    try:
+        with open(path) as file:
+            events = json.load(file)
+        if are_calls:
+            calls = Calls()
+            events = [calls.event(call) for call in events]
+        if not isinstance(events, list) or not events:
+            raise ValueError("no list of events, or an empty one")
+        for number, event in enumerate(events, 1):
+            if not isinstance(event, dict) or event.get("op") not in OPERATIONS:
+                raise ValueError(f"event {number} has no operation of {', '.join(sorted(OPERATIONS))}")
+            if type(event.get("at")) is not int or event["at"] < 0:
+                raise ValueError(f"event {number} has no whole number of microseconds in 'at'")
+        # What else is missing shows when it is written down.
+        with tempfile.TemporaryDirectory() as out:
+            write(out, [("", True, events)], 200, False)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        sys.exit(f"{path} is not a trace{' of calls' if are_calls else ''}: {reason}")
+    return events
 
 
 def main():
@@ -403,11 +433,7 @@ def main():
     traces, ways = [], set()
     real = arguments.calls
     for path in arguments.files:
-        with open(path) as file:
-            events = json.load(file)
-        if real:
-            calls = Calls()
-            events = [calls.event(call) for call in events]
+        events = read(path, real)
         name = os.path.basename(path)
         traces.append((name, True, events))
         if arguments.doctored or real:
@@ -415,8 +441,9 @@ def main():
             ways |= {title.split(": ", 1)[1] for title, _, _ in changed}
             traces += changed
     for path in arguments.rejected:
-        with open(path) as file:
-            traces.append((os.path.basename(path), False, json.load(file)))
+        traces.append((os.path.basename(path), False, read(path, False)))
+    if not traces:
+        parser.error("say which files: nothing to judge shows nothing")
     is_right, output = check(traces, with_ledger=not real)
     good = sum(is_good for _, is_good, _ in traces)
     if not is_right:
@@ -430,4 +457,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tlaplus.program(main)

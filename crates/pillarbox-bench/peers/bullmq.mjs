@@ -3,7 +3,7 @@
 //   node bullmq.mjs MODULES PORT CALLERS BATCH MILLIS
 //
 // MODULES is the directory in which bullmq was installed. Says "ready", waits for a line, runs, and
-// says what it did as a line of JSON. What it leaves out and does more is told in script.rs.
+// says what it did as a line of JSON. What it leaves out and does more is told in src/peers.rs.
 
 import { createRequire } from 'node:module';
 import { once } from 'node:events';
@@ -114,7 +114,7 @@ console.log(
     seconds,
     latencies_us: ranks.map((rank) => latencies[rank]),
     version,
-    settings: `one worker, ${worker.concurrency} jobs at a time, completed jobs removed`,
+    settings: 'AOF everysec; one worker, as many jobs at a time as callers up to 100; completed jobs removed',
   }),
 );
 await worker.close(true);

@@ -69,7 +69,7 @@ workers = peer.workers(WORKERS)
 with start_worker(app, concurrency=workers, pool="threads", perform_ping_check=False):
     peer.run(
         peer.version_of("celery"),
-        f"acks_late, {workers} worker thread(s) in the process",
+        "AOF everysec; acks_late, as many worker threads as callers up to 4, in one process",
         [cycle] * peer.CALLERS,
         left,
     )

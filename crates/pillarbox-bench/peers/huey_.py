@@ -64,7 +64,7 @@ consumer = queue.create_consumer(
 consumer.start()
 peer.run(
     peer.version_of("huey"),
-    f"WAL, synchronous FULL, {workers} consumer thread(s), at most once",
+    "WAL, synchronous=FULL; as many consumer threads as callers up to 2; at most once",
     [cycle] * peer.CALLERS,
     left,
 )

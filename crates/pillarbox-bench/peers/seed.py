@@ -88,7 +88,7 @@ def cycle(numbers):
 
 peer.run(
     f"redis-py {peer.version_of('redis')}",
-    "a script for each message, a thread for each caller",
+    "AOF everysec; a script for each message, a thread for each caller",
     [cycle] * peer.CALLERS,
     left=lambda: client.hlen(DATA) + client.hlen(META),
 )

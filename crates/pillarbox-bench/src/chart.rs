@@ -1,15 +1,14 @@
 //! Curves: one figure of several contestants along something that grows.
 //!
 //! At each place all contestants run in turn, a round after the other, each round beginning with another
-//! of them; a contestant's figure there is the median of its rounds. Every run is at a place of its own
-//! and checks its own work. Where ours or a limit fails, so does everything; where a peer fails, the chart
+//! of them; a contestant's figure there is the median of its rounds. Every run checks its own work. Where ours or a limit fails, so does everything; where a peer fails, the chart
 //! says so and goes on without it, for that is worth knowing too.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::{Result, median, micros};
+use crate::measure::{Result, at_percent, median, micros};
 use crate::progress;
 use crate::report::Unit;
 
@@ -217,16 +216,12 @@ impl Held {
     }
 }
 
-/// The time that so many percent were no longer than, by the nearest rank.
-fn at_percent(sorted: &[Duration], percent: f64) -> Option<Duration> {
-    let rank = (sorted.len() as f64 * percent / 100.0).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied()
-}
-
 impl Chart {
-    /// How many times better our first line is than another at a place, where both have a figure.
+    /// How many times better ours is than another at a place, where both have a figure and there is one of
+    /// ours.
     pub(crate) fn ratio(&self, other: &Line, place: usize) -> Option<f64> {
-        let ours = self.lines.iter().find(|line| line.role == Role::Ours)?;
+        let mut ours = self.lines.iter().filter(|line| line.role == Role::Ours);
+        let (Some(ours), None) = (ours.next(), ours.next()) else { return None };
         let figure = |line: &Line| Some((*line.spots.get(place)?)?.median);
         Some(crate::report::ratio(self.unit, figure(ours)?, figure(other)?))
     }

@@ -46,7 +46,7 @@ mod sqlite;
 mod store;
 mod tally;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -269,23 +269,24 @@ fn one(suite: Suite, options: Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs several, and writes the results after each: one that fails does not take the others with it.
-fn all(suites: &[Suite], out: &PathBuf, plan: &Plan) -> Result<()> {
+/// Runs several, one after the other, and writes the results as they come. A suite that fails does not take
+/// the others with it.
+fn all(suites: &[Suite], out: &Path, plan: &Plan) -> Result<()> {
     let mut cases = 0;
     for suite in suites {
         cases += plan.count(|plan| suite.run(plan, &mut Report::new(false)))?;
     }
-    let mut results = Results::of_this_machine(plan)?;
-    let mut report = Report::new(false);
+    let mut report = Report::to_file(Results::of_this_machine(plan)?, out);
     progress::start(cases);
+    let mut failures = Vec::new();
     for suite in suites {
-        suite.run(plan, &mut report)?;
-        results.rows.clone_from(&report.rows);
-        results.charts.clone_from(&report.charts);
-        results.write(out)?;
+        if let Err(error) = suite.run(plan, &mut report) {
+            progress::say(format_args!("{suite} failed: {error}"));
+            failures.push(format!("{suite}: {error}"));
+        }
     }
     progress::finish();
     report.print();
     eprintln!("results: {}", out.display());
-    Ok(())
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
 }

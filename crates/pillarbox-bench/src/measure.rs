@@ -278,9 +278,14 @@ pub(crate) fn millis(time: Duration) -> f64 {
 /// The time that `percent` of a hundred were no longer than, by the nearest rank. Sorts `times`.
 pub(crate) fn percentile(times: &mut [Duration], percent: usize) -> Result<Duration> {
     times.sort_unstable();
-    let rank = (times.len() * percent).div_ceil(100);
-    let time = times.get(rank.saturating_sub(1)).copied();
-    time.ok_or_else(|| "no times were taken".into())
+    at_percent(times, percent as f64).ok_or_else(|| "no times were taken".into())
+}
+
+/// The same of times that are sorted.
+pub(crate) fn at_percent(sorted: &[Duration], percent: f64) -> Option<Duration> {
+    // Rounded first: 99 percent of 100 shall not be a little more than 99.
+    let rank = (sorted.len() as f64 * percent / 100.0 - 1e-9).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
 }
 
 /// Fails, with what was expected, unless two values are equal.

@@ -12,11 +12,7 @@
 //! more, for it keeps events in a stream, counts attempts, and looks for delayed and prioritized jobs; and a
 //! worker asks for one job at a time, in the same script that completes the one before.
 //!
-//! The seed is the mailbox of the specification that this project began with, and its scripts: a send is
-//! `HSET` and `LPUSH` in one transaction, a receive and an acknowledgement are a script for each message.
-//! Those of a batch go in one pipeline, which the specification does not ask for. In Python, with `hiredis`,
-//! as the specification is; a caller is a thread with a connection. It leaves out what the reaper does,
-//! which is a thread of its own there.
+//! The seed is the mailbox of the specification that this project began with, and its scripts.
 
 mod server;
 
@@ -81,8 +77,8 @@ impl Peer {
             Self::Celery => "Celery",
             Self::Huey => "Huey",
             Self::Litequeue => "litequeue",
-            Self::Beanstalkd => "beanstalkd",
-            Self::Nats => "NATS JetStream",
+            Self::Beanstalkd => "beanstalkd, from Python",
+            Self::Nats => "NATS JetStream, from Python",
         }
     }
 
@@ -145,7 +141,13 @@ impl Peer {
         let each = outcome.latencies_us.iter().map(|us| Duration::from_secs_f64(us / 1e6));
         let elapsed = Duration::from_secs_f64(outcome.seconds);
         let done = Done { messages: outcome.sent, elapsed, each: each.collect() };
-        Ok(Report { done, settings: format!("{}; {}", outcome.version, outcome.settings) })
+        let server = match self {
+            Self::Beanstalkd => ", synced every second",
+            Self::Nats => ", synced every two minutes",
+            _ => "",
+        };
+        let settings = format!("{}; {}{server}", outcome.version, outcome.settings);
+        Ok(Report { done, settings })
     }
 }
 

@@ -4,6 +4,7 @@ use std::env;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -52,6 +53,13 @@ pub(crate) fn sync_time() -> Result<Duration> {
         times.push(start.elapsed());
     }
     percentile(&mut times, 50)
+}
+
+/// How many bytes are free there, as `df` tells.
+pub(crate) fn free_bytes() -> Result<u64> {
+    let df = Command::new("df").args(["--output=avail", "-B1"]).arg(root()).output()?;
+    let text = String::from_utf8_lossy(&df.stdout).into_owned();
+    Ok(text.lines().nth(1).ok_or("df tells nothing")?.trim().parse()?)
 }
 
 /// Where all directories are made.

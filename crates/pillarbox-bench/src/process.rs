@@ -5,9 +5,11 @@
 //! be another program. Linux only: the figures come from `/proc`.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::measure::{Result, expect_eq};
@@ -27,12 +29,17 @@ pub(crate) fn in_child(args: &[&str]) -> Result<f64> {
     figure.map_err(|error| format!("the child for {args:?} said {text:?}: {error}").into())
 }
 
+/// How long a companion may take to say its next line. A program that has lost a message may wait for ever.
+const PATIENCE: Duration = Duration::from_secs(180);
+
 /// A child that is talked to, and killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Companion {
     child: Child,
     to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    lines: Receiver<String>,
+    /// What it says of its errors, once it has ended.
+    errors: Option<JoinHandle<String>>,
 }
 
 impl Companion {
@@ -48,11 +55,23 @@ impl Companion {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("cannot start {command:?}: {error}"))?;
         let to = child.stdin.take().ok_or("a child has no input")?;
         let from = BufReader::new(child.stdout.take().ok_or("a child has no output")?);
-        Ok(Self { child, to, from })
+        let mut errors = child.stderr.take().ok_or("a child has no errors")?;
+        let (say, lines) = channel();
+        // Both end with the child.
+        std::thread::spawn(move || {
+            from.lines().map_while(|line| line.ok()).try_for_each(|line| say.send(line))
+        });
+        let errors = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = errors.read_to_end(&mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        });
+        Ok(Self { child, to, lines, errors: Some(errors) })
     }
 
     /// Says a line to it.
@@ -62,10 +81,18 @@ impl Companion {
 
     /// Waits for the next line that it says.
     pub(crate) fn hear(&mut self) -> Result<String> {
-        let mut line = String::new();
-        match self.from.read_line(&mut line)? {
-            0 => Err(format!("a child has ended early: {}", self.child.wait()?).into()),
-            _ => Ok(line.trim_end().to_owned()),
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Ok(line.trim_end().to_owned()),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(format!("a child says nothing within {PATIENCE:?}").into())
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = self.child.wait()?;
+                let errors = self.errors.take().and_then(|errors| errors.join().ok());
+                let errors = errors.unwrap_or_default();
+                let last = errors.lines().last().unwrap_or("it does not say why");
+                Err(format!("a child has ended early: {status}: {last}").into())
+            }
         }
     }
 

@@ -1,8 +1,12 @@
 //! What a suite says: rows and charts, as tables for people or as JSON lines for programs.
 
+use std::path::{Path, PathBuf};
+
 use serde::{Deserialize, Serialize};
 
 use crate::chart::Chart;
+use crate::progress;
+use crate::results::Results;
 
 /// What the ratio means. Said by `--help` and below every table.
 pub(crate) const RATIO: &str = "\
@@ -119,11 +123,28 @@ pub(crate) struct Report {
     json: bool,
     pub(crate) rows: Vec<Row>,
     pub(crate) charts: Vec<Chart>,
+    /// Where all that is there so far is written after each case.
+    file: Option<(Results, PathBuf)>,
 }
 
 impl Report {
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, rows: Vec::new(), charts: Vec::new() }
+        Self { json, rows: Vec::new(), charts: Vec::new(), file: None }
+    }
+
+    /// One that is written to a file as it grows: what is there is not lost with what fails later.
+    pub(crate) fn to_file(results: Results, path: &Path) -> Self {
+        Self { file: Some((results, path.to_owned())), ..Self::new(false) }
+    }
+
+    fn write(&mut self) {
+        if let Some((results, path)) = &mut self.file {
+            results.rows.clone_from(&self.rows);
+            results.charts.clone_from(&self.charts);
+            if let Err(error) = results.write(path) {
+                progress::say(format_args!("{error}"));
+            }
+        }
     }
 
     /// Takes a chart. A JSON line is printed at once.
@@ -132,6 +153,7 @@ impl Report {
             println!("{}", json(&chart));
         } else {
             self.charts.push(chart);
+            self.write();
         }
     }
 
@@ -143,6 +165,7 @@ impl Report {
             }
         } else {
             self.rows.extend(rows);
+            self.write();
         }
     }
 

@@ -43,6 +43,8 @@ pub struct History {
     /// When a server was replaced by another that may not have had all of it.
     replaced: Vec<Interval>,
     began: Clocks,
+    /// The most that the clock was off against then, of all times that something was noted.
+    set_by: Duration,
 }
 
 /// One moment, by the clock that only runs and by the one that can be set.
@@ -232,6 +234,7 @@ impl History {
 
     /// Notes a delivery.
     pub fn delivered(&mut self, delivery: &Delivery, received: Interval, visibility: Duration) {
+        self.set_by = self.set_by.max(self.began.set_by());
         self.deliveries.entry(delivery.message.id).or_default().push(Lease {
             receipt: delivery.receipt.clone(),
             count: delivery.message.delivery_count,
@@ -261,6 +264,7 @@ impl History {
         self.maybe_sent.extend(other.maybe_sent);
         self.receive_lost |= other.receive_lost;
         self.replaced.extend(other.replaced);
+        self.set_by = self.set_by.max(other.set_by);
         if other.began.runs < self.began.runs {
             self.began = other.began;
         }
@@ -271,7 +275,7 @@ impl History {
 
     /// Holds the record to the contract. `left` are the messages that are still in the queue.
     pub fn check(&self, left: &HashSet<MessageId>) -> Result<Summary, Violations> {
-        let set_by = self.began.set_by();
+        let set_by = self.set_by.max(self.began.set_by());
         let mut violations = Vec::new();
         let mut summary = Summary { sent: self.sent.len(), ..Summary::default() };
         let mut receipts = HashSet::new();

@@ -3,17 +3,17 @@
 //! One queue of each kind, which is filled from level to level. Each message that is received is
 //! acknowledged and another is sent, so that it stays as long as it is.
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::time::Duration;
 
 use pillarbox_core::Mailboxes;
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions, Synchronous};
 
 use super::window;
 use crate::chart::{Contest, Role};
-use crate::cycles::{Load, cycles_on_backlog};
-use crate::measure::{Plan, Result, micros_each, on_two_threads};
+use crate::cycles::{Contestant, Load, cycles_on_backlog};
+use crate::measure::{Plan, Result, expect_eq, micros_each, on_two_threads};
 use crate::ours::Ours;
+use crate::place;
 use crate::process::available_bytes;
 use crate::report::{Unit, grouped};
 use crate::store::{Address, Kind, Store};
@@ -27,8 +27,9 @@ const NEEDED_FOR_TEN_MILLION: u64 = 10 << 30;
 /// How many messages wait, at each place.
 pub(super) fn levels(plan: &Plan) -> &'static [u64] {
     const ALL: &[u64] = &[1_000, 10_000, 100_000, 1_000_000, 10_000_000];
-    let has_room = available_bytes().is_ok_and(|bytes| bytes > NEEDED_FOR_TEN_MILLION);
-    plan.pick(if has_room { ALL } else { &ALL[..4] }, &ALL[..3])
+    let is_enough = |bytes: Result<u64>| bytes.is_ok_and(|bytes| bytes > NEEDED_FOR_TEN_MILLION);
+    let has_room = is_enough(available_bytes()) && is_enough(place::free_bytes());
+    plan.pick(if has_room { ALL } else { &ALL[..4] }, &ALL[..2])
 }
 
 pub(super) fn contest(plan: &Plan) -> Contest {
@@ -39,30 +40,56 @@ pub(super) fn contest(plan: &Plan) -> Contest {
             .along("messages waiting", levels.iter().map(|level| grouped(*level)));
     let load = Load { callers: 1, batch: BATCH, window: window(plan) };
     let side = |kind: Kind, synchronous: Synchronous| {
-        let store: Rc<RefCell<Option<(Store, u64)>>> = Rc::default();
+        let mut filled: Option<Filled> = None;
         move |place: usize| {
-            let mut store = store.borrow_mut();
-            if store.is_none() {
-                *store = Some((Store::fresh(kind)?, 0));
-            }
-            let Some((store, level)) = store.as_mut() else { return Err("no store".into()) };
-            on_two_threads(async {
-                let queue = open(&store.address(), synchronous).await?;
-                if *level < levels[place] {
-                    queue.add(levels[place] - *level).await?;
-                    *level = levels[place];
-                }
-                let (done, _) = cycles_on_backlog(&queue, load).await?;
-                crate::cycles::Contestant::close(queue, *level).await?;
-                Ok(micros_each(done.messages, done.elapsed))
-            })
+            let filled = match &mut filled {
+                Some(filled) => filled,
+                none => none.insert(Filled { store: Store::fresh(kind)?, kept: None, level: 0 }),
+            };
+            on_two_threads(filled.cycles(synchronous, levels[place], load))
         }
     };
     contest
         .enter(Role::Ours, "Redis", "AOF everysec", side(Kind::Redis, Synchronous::Full))
         .enter(Role::Ours, "SQLite, FULL", "WAL", side(Kind::Sqlite, Synchronous::Full))
         .enter(Role::Ours, "SQLite, NORMAL", "WAL", side(Kind::Sqlite, Synchronous::Normal))
-        .enter(Role::Ours, "memory", "", in_memory(levels, load))
+        .enter(Role::Ours, "memory", "", side(Kind::Memory, Synchronous::Full))
+}
+
+/// A queue that has been filled up to a level.
+struct Filled {
+    store: Store,
+    /// In memory it is never closed, for nothing would be left of it.
+    kept: Option<Ours>,
+    level: u64,
+}
+
+impl Filled {
+    /// Fills it up to this level. Says how long a message takes there.
+    async fn cycles(&mut self, synchronous: Synchronous, level: u64, load: Load) -> Result<f64> {
+        let queue = match &self.kept {
+            Some(queue) => queue.clone(),
+            None => open(&self.store.address(), synchronous).await?,
+        };
+        queue.add(level.saturating_sub(self.level)).await?;
+        self.level = level;
+        if let Store::Redis(server) = &self.store {
+            // What was added has the log written anew, by a process of its own, which is not the subject.
+            while server.info("aof_rewrite_in_progress") != "0"
+                || server.info("aof_rewrite_scheduled") != "0"
+            {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+        let (done, _) = cycles_on_backlog(&queue, load).await?;
+        expect_eq("messages left", queue.count().await?, level)?;
+        if let Store::Memory = self.store {
+            self.kept = Some(queue);
+        } else {
+            queue.close(level).await?;
+        }
+        Ok(micros_each(done.messages, done.elapsed))
+    }
 }
 
 async fn open(address: &Address, synchronous: Synchronous) -> Result<Ours> {
@@ -73,24 +100,4 @@ async fn open(address: &Address, synchronous: Synchronous) -> Result<Ours> {
         }
         other => other.backend().await?,
     })
-}
-
-/// A queue that is never closed, for nothing would be left of it.
-fn in_memory(levels: &'static [u64], load: Load) -> impl FnMut(usize) -> Result<f64> {
-    let mut queue = None;
-    let mut level = 0;
-    move |place| {
-        on_two_threads(async {
-            let queue = match &queue {
-                Some(queue) => queue,
-                None => queue.insert(Ours::of(Address::Memory.backend().await?)?),
-            };
-            if level < levels[place] {
-                queue.add(levels[place] - level).await?;
-                level = levels[place];
-            }
-            let (done, _) = cycles_on_backlog(queue, load).await?;
-            Ok(micros_each(done.messages, done.elapsed))
-        })
-    }
 }

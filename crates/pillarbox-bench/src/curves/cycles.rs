@@ -46,11 +46,11 @@ pub(super) fn contest(plan: &Plan, kind: Kind) -> Contest {
         ),
         Kind::Sqlite => (
             "cycles-sqlite",
-            "A send, a receive or an acknowledgement is answered when the disk has it, unless the row says otherwise. All callers share one queue in one process.",
+            "A send, a receive or an acknowledgement is answered when the disk has it, unless the row says otherwise. All callers share one queue in one process; peers in Python have hardly more than one processor.",
         ),
         Kind::Redis => (
             "cycles-redis",
-            "Redis logs what it does and syncs the log every second. Servers of other kinds keep messages as their rows say. Clients and server share two processors.",
+            "Redis logs what it does and syncs the log every second. Servers of other kinds keep messages as their rows say. Clients and server share the processors of the machine; peers in Python and Node have one process for callers and workers, which is hardly more than one processor.",
         ),
     };
     let title = format!("Cycles per second, {}", kind.name());

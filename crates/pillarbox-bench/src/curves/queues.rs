@@ -1,15 +1,16 @@
 //! Whether a message grows dearer with the number of queues: one caller at one after the other.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::window;
 use crate::chart::{Contest, Role};
 use crate::cycles::{Contestant, cycle};
-use crate::load::{Numbers, crowd};
-use crate::measure::{Plan, Result, micros_each, on_two_threads};
+use crate::load::crowd;
+use crate::measure::{Plan, Result, expect_eq, micros_each, on_two_threads};
 use crate::ours::Ours;
 use crate::report::{Unit, grouped};
 use crate::store::{Kind, Store};
+use crate::tally::Tally;
 
 /// Messages in a call.
 const BATCH: u64 = 10;
@@ -40,23 +41,31 @@ pub(super) fn contest(plan: &Plan) -> Contest {
     contest
 }
 
+/// Goes around all queues, as often as there is time, and once at least. Says how long a message took.
 async fn in_turn(store: Store, queues: u64, window: Duration) -> Result<f64> {
     let ours = Ours::of(store.address().backend().await?)?;
     let names = (0..queues).map(|number| format!("bench-{number}"));
     let all = names.map(|name| ours.another(&name)).collect::<Result<Vec<_>>>()?;
-    // Once around, so that all are there.
+    // All of them are there before the time runs.
     for queue in &all {
         cycle(queue, 0, 1).await?;
     }
-    let numbers = Numbers::within(window);
-    let of_caller = numbers.clone();
+    let of_caller = all.clone();
     let caller = async move {
-        while let Some(number) = of_caller.take() {
-            cycle(&all[(number % queues) as usize], number, BATCH).await?;
+        let (start, mut number, mut tally) = (Instant::now(), 0, Tally::default());
+        while number < queues || start.elapsed() < window {
+            let queue = &of_caller[(number % queues) as usize];
+            tally.merge(cycle(queue, number, BATCH).await?);
+            number += 1;
         }
-        Ok(())
+        let elapsed = start.elapsed();
+        tally.expect_all(number * BATCH)?;
+        Ok(micros_each(number * BATCH, elapsed))
     };
-    let (_, elapsed) = crowd([caller]).await?;
+    let (figures, _) = crowd([caller]).await?;
+    for queue in &all {
+        expect_eq("messages left", queue.count().await?, 0)?;
+    }
     ours.close(0).await?;
-    Ok(micros_each(numbers.taken() * BATCH, elapsed))
+    Ok(figures[0])
 }

@@ -56,7 +56,7 @@ pub(super) fn contest(plan: &Plan, handler: Handler) -> Contest {
             Kind::Redis => "AOF everysec",
         };
         let jobs = move |plan: &Plan, workers: usize| match (handler, kind) {
-            (Handler::Waits, _) => workers as u64 * plan.pick(150, 20),
+            (Handler::Waits, _) => waits(plan, workers),
             (Handler::Counts, Kind::Memory) => plan.pick(200_000, 4_000),
             (Handler::Counts, Kind::Sqlite | Kind::Redis) => plan.pick(40_000, 1_000),
         };
@@ -77,9 +77,14 @@ pub(super) fn contest(plan: &Plan, handler: Handler) -> Contest {
     }
     let plan = plan.clone();
     contest.enter(Role::Limit, "tasks that only wait", "no queue at all", move |place| {
-        let workers = numbers[place] as u64;
-        on_two_threads(only_wait(workers, workers * plan.pick(150, 20)))
+        let workers = numbers[place];
+        on_two_threads(only_wait(workers, waits(&plan, workers)))
     })
+}
+
+/// How many jobs there are where handlers wait.
+fn waits(plan: &Plan, workers: usize) -> u64 {
+    workers as u64 * plan.pick(150, 20)
 }
 
 /// Fills a mailbox and has workers empty it. Says how many jobs they did in a second.
@@ -112,7 +117,7 @@ async fn handle(job: Job, Context(context): Context<(Seen, Handler)>) -> Result<
 }
 
 /// The limit: as many tasks as there would be workers, which take numbers and wait.
-async fn only_wait(workers: u64, jobs: u64) -> Result<f64> {
+async fn only_wait(workers: usize, jobs: u64) -> Result<f64> {
     let next = Arc::new(AtomicU64::new(0));
     let tasks = (0..workers).map(|_| {
         let next = next.clone();

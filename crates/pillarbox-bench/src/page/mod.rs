@@ -75,8 +75,8 @@ fn head(results: &Results) -> String {
          - Clients, servers and workers share the processors of one machine, so that rates are those of all together. Compare \
          within a table, not with figures from elsewhere.\n\
          - All contestants of a table ran in the same run and in turn, each round beginning with another; a figure is the median of \
-         {rounds} rounds. Every run checks that each message was handled, none twice where the peer promises so, and that nothing is \
-         left; a peer that fails says so in its place.\n\
+         {rounds} rounds. Every run checks that each message was handled, none twice, and that nothing is \
+         left; where a peer fails, its row says so.\n\
          - A *limit* is the least that could do the job, with what makes a queue safe left out. It says what safety costs.\n\
          - No peer does the same as ours or as another. What each keeps, and how, is in its row; what it leaves out and does more, in \
          its source: `crates/pillarbox-bench/peers` and the modules of `crates/pillarbox-bench/src`.\n"
@@ -148,7 +148,7 @@ fn section(chart: &Chart) -> String {
             text += &format!("\n{} failed. {}\n", line.name, cell(failure));
         }
     }
-    if is_comparison(chart) {
+    if chart.lines.iter().any(|line| line.role != Role::Ours && chart.ratio(line, 0).is_some()) {
         text += "\nIn brackets: how many times better ours is; bold where the other is better.\n";
     }
     text
