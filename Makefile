@@ -102,7 +102,7 @@ examples: setup ## Runs every example program
 .PHONY: bench
 bench: setup-bench ## Benchmarks against peers and limits, about an hour: docs/benchmarks.md with plots (SUITES="curves redis", ROUNDS=3)
 	@$(benchmark) all --suites $(subst $(space),$(comma),$(strip $(SUITES))) --rounds $(ROUNDS) --out target/bench/results.json
-	@$(benchmark) page target/bench/results.json --to docs
+	@$(benchmark) page target/bench/results.json --to docs --readme README.md
 
 .PHONY: bench-quick
 bench-quick: setup-bench ## The same with small counts, in a few minutes, into target/bench: shows that all of it works

@@ -77,13 +77,17 @@ enum Command {
         #[command(flatten)]
         amount: Amount,
     },
-    /// The document and the plots of a file of results.
+    /// The document and the plots of a file of results, or of several of the same machine.
     Page {
         /// What `all` has written.
-        results: PathBuf,
+        #[arg(required = true)]
+        results: Vec<PathBuf>,
         /// The directory for `benchmarks.md` and, in `pictures/`, the plots.
         #[arg(long, default_value = "docs")]
         to: PathBuf,
+        /// A README whose summary is written anew.
+        #[arg(long)]
+        readme: Option<PathBuf>,
     },
     /// Throughput and latency by callers, cost by backlog and by queues, workers: ours, limits and peers.
     ///
@@ -235,7 +239,11 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::All { suites, out, amount } => all(&suites, &out, &amount.plan()),
-        Command::Page { results, to } => page::write(&Results::read(&results)?, &to),
+        Command::Page { results, to, readme } => {
+            let results = Results::read_all(&results)?;
+            page::write(&results, &to)?;
+            readme.map_or(Ok(()), |readme| page::summarise(&results, &readme))
+        }
         Command::Curves(options) => one(Suite::Curves, options),
         Command::Memory(options) => one(Suite::Memory, options),
         Command::Sqlite(options) => one(Suite::Sqlite, options),

@@ -1,7 +1,7 @@
 //! All that was measured in one go, as a file.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use pillarbox_core::Timestamp;
@@ -65,7 +65,33 @@ impl Results {
         Ok(Self { format: FORMAT, machine, quick, rounds, charts: Vec::new(), rows: Vec::new() })
     }
 
-    pub(crate) fn read(path: &Path) -> Result<Self> {
+    #[cfg(test)]
+    pub(crate) fn of(charts: Vec<Chart>) -> Self {
+        let (day, redis, pillarbox) = Default::default();
+        let machine =
+            Machine { day, processors: 2, memory_gib: 24, sync_us: 100.0, redis, pillarbox };
+        Self { format: FORMAT, machine, quick: false, rounds: 3, charts, rows: Vec::new() }
+    }
+
+    /// Those of several files together. A suite that is in two of them is taken from the later.
+    pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Self> {
+        let mut all = Vec::new();
+        for path in paths {
+            all.push(Self::read(path)?);
+        }
+        let together = all.into_iter().reduce(|mut together, later| {
+            together.quick |= later.quick;
+            together.rounds = together.rounds.min(later.rounds);
+            together.charts.retain(|chart| later.charts.iter().all(|other| other.id != chart.id));
+            together.rows.retain(|row| later.rows.iter().all(|other| other.suite != row.suite));
+            together.charts.extend(later.charts);
+            together.rows.extend(later.rows);
+            together
+        });
+        together.ok_or_else(|| "there are no results".into())
+    }
+
+    fn read(path: &Path) -> Result<Self> {
         let place = path.display();
         let text =
             fs::read_to_string(path).map_err(|error| format!("cannot read {place}: {error}"))?;

@@ -110,12 +110,22 @@ fn duration(text: &str) -> Result<Duration, String> {
     time::parse(text)
 }
 
+/// How often something is done on the command line.
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if interval < Duration::from_millis(100) {
+        Err("at least 100ms".to_owned())
+    } else {
+        Ok(interval)
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
     /// Which queues; all of them if none is named.
     pub(crate) queues: Vec<QueueName>,
     /// Count again every so often, until interrupted [default: 2s].
-    #[arg(long, short, value_name = "EVERY", value_parser = duration, num_args = 0..=1,
+    #[arg(long, short, value_name = "EVERY", value_parser = interval, num_args = 0..=1,
           require_equals = true, default_missing_value = "2s")]
     pub(crate) watch: Option<Duration>,
 }

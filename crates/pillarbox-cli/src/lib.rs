@@ -36,6 +36,7 @@ mod pace;
 mod url;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -106,8 +107,10 @@ fn log_to_stderr(verbose: u8) {
         _ => Level::TRACE,
     };
     let workers = if verbose == 0 { Level::ERROR } else { level };
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && !no_color)
         .without_time()
         .with_target(false);
     let shown = Targets::new().with_default(level).with_target("pillarbox_runtime", workers);

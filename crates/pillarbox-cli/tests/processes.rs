@@ -177,6 +177,27 @@ fn what_cannot_be_written_is_there_for_others() {
     }
 }
 
+/// Somebody listens there, and never answers.
+#[test]
+fn what_waits_for_a_server_ends_when_it_is_told_to() {
+    let place = Place::new().with_orders();
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("redis://{}", silent.local_addr().unwrap());
+    for line in [format!("move orders {url} orders"), format!("demo --url {url}")] {
+        let child = place.start(&line);
+        until_it_listens(&child);
+        signal(&child, "INT");
+        let run = finish(child);
+        assert_eq!(run.code, 130, "{line}: {run:?}");
+    }
+}
+
+#[test]
+fn what_is_logged_has_no_colours_in_a_pipe() {
+    let run = Place::new().with_orders().run("-v stats");
+    assert!(run.stderr.contains("INFO") && !run.stderr.contains('\x1b'), "{run:?}");
+}
+
 #[test]
 fn stats_are_watched_until_interrupted() {
     let place = Place::new().with_orders();

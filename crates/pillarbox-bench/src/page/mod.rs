@@ -31,6 +31,53 @@ pub(crate) fn write(results: &Results, to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Where the summary stands in a README.
+const SUMMARY: (&str, &str) = ("<!-- what make bench has measured -->\n", "<!-- until here -->");
+
+/// Writes the summary into a README, in place of the one that is there.
+pub(crate) fn summarise(results: &Results, readme: &Path) -> Result<()> {
+    let text = fs::read_to_string(readme)?;
+    let (begin, end) = SUMMARY;
+    let parts = text.split_once(begin).and_then(|(before, rest)| {
+        let (_, after) = rest.split_once(end)?;
+        Some((before, after))
+    });
+    let place = readme.display();
+    let (before, after) = parts.ok_or_else(|| format!("{place} has no place for a summary"))?;
+    fs::write(readme, format!("{before}{begin}{}{end}{after}", summary(results)))?;
+    Ok(())
+}
+
+/// The cycles of ours, of the quickest peer and of the limit, by callers.
+fn summary(results: &Results) -> String {
+    let machine = &results.machine;
+    let mut text = format!(
+        "\nMeasured on {}, {} processors, a sync in {:.0} µs, Redis {}; medians of {} rounds.\n\n\
+         | send, receive and acknowledge | callers | Pillarbox | the quickest peer | | the limit |\n\
+         |---|---:|---:|---:|---|---:|\n",
+        machine.day, machine.processors, machine.sync_us, machine.redis, results.rounds
+    );
+    for chart in results.charts.iter().filter(|chart| chart.id.starts_with("cycles-")) {
+        let backend = chart.title.rsplit(", ").next().unwrap_or_default();
+        for (place, callers) in chart.at.iter().enumerate() {
+            let best = |role: Role| {
+                let figure = |line: &&Line| Some((*line.spots.get(place)?)?.median);
+                let lines = chart.lines.iter().filter(|line| line.role == role);
+                let best = lines
+                    .filter_map(|line| Some((figure(&line)?, &line.name)))
+                    .max_by(|a, b| a.0.total_cmp(&b.0));
+                best.map_or((String::new(), ""), |(rate, name)| (chart.unit.human(rate), name))
+            };
+            let [(ours, _), (peer, name), (limit, _)] =
+                [Role::Ours, Role::Peer, Role::Limit].map(best);
+            let backend = if place == 0 { backend } else { "" };
+            text +=
+                &format!("| {backend} | {callers} | **{ours}** | {peer} | {name} | {limit} |\n");
+        }
+    }
+    text + "\n"
+}
+
 fn picture(chart: &Chart) -> String {
     format!("bench-{}.svg", chart.id)
 }
@@ -209,7 +256,7 @@ mod tests {
         let mut failing = line("slow", Role::Peer, [Some(100.0), None]);
         failing.failures.push("256 callers: lost 3".to_owned());
         Chart {
-            id: "cycles".to_owned(),
+            id: "cycles-x".to_owned(),
             title: "Cycles".to_owned(),
             about: "About it.".to_owned(),
             along: "callers".to_owned(),
@@ -221,6 +268,25 @@ mod tests {
                 failing,
             ],
         }
+    }
+
+    #[test]
+    fn a_summary_takes_the_place_of_the_one_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let readme = directory.path().join("README.md");
+        let results = Results::of(vec![chart()]);
+        fs::write(&readme, "no place").unwrap();
+        assert!(summarise(&results, &readme).is_err());
+        fs::write(&readme, format!("a\n{}old{}\nb\n", SUMMARY.0, SUMMARY.1)).unwrap();
+        summarise(&results, &readme).unwrap();
+        summarise(&results, &readme).unwrap();
+        let text = fs::read_to_string(&readme).unwrap();
+        assert!(
+            text.starts_with("a\n") && text.ends_with("\nb\n") && !text.contains("old"),
+            "{text}"
+        );
+        let row = "| Cycles | 1 | **1.00 k/s** | 100/s | slow | 2.00 k/s |\n|  | 256 | **50.0 k/s** |  |  | 40.0 k/s |\n";
+        assert!(text.contains(row), "{text}");
     }
 
     #[test]

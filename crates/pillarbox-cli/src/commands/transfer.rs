@@ -53,8 +53,8 @@ pub(crate) async fn run(context: &mut Context, args: args::Move) -> Result<()> {
         return Err(Failure::Usage(text.to_owned()));
     }
     let interrupt = Interrupt::listen()?;
-    using(context.open_existing().await?, async |source| {
-        let target = pillarbox::open(args.to_url.reveal()).await;
+    using(interrupt.or(context.open_existing()).await??, async |source| {
+        let target = interrupt.or(pillarbox::open(args.to_url.reveal())).await?;
         let target =
             target.map_err(|error| Failure::from(error).without_secrets_of(&args.to_url))?;
         using(target, async |target| transfer(context, source, target, &interrupt, &args).await)

@@ -147,6 +147,7 @@ fn is_only_a_password(url: &str) -> bool {
     let place = place.split('?').next().unwrap_or_default();
     let query = rest.split_once('?').map_or("", |(_, query)| query);
     scheme.chars().all(is_name)
+        && !scheme.contains(SECRET)
         && plain(user)
         && !user.contains(SECRET)
         && plain(place)

@@ -47,7 +47,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Demo) -> Result<()> {
         Some(url) => url.clone(),
         None => fresh_file()?,
     };
-    using(pillarbox::open(url.reveal()).await?, async |backend| {
+    using(interrupt.or(pillarbox::open(url.reveal())).await??, async |backend| {
         let start = Instant::now();
         let (tally, stats) = perform(context, backend, &url, &args, &interrupt).await?;
         summarise(context, &url, &args, &tally, &stats, start.elapsed())?;
