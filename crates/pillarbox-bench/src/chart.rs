@@ -153,12 +153,13 @@ impl Contest {
 
     /// Runs everybody everywhere.
     pub(crate) fn run(mut self, suite: &str, rounds: usize) -> Result<Held> {
-        let (count, places) = (self.entrants.len(), self.chart.at.len());
-        let mut times = vec![vec![Vec::new(); places]; count];
-        for place in 0..places {
-            let at = format!("{}, {} {}", self.chart.title, self.chart.at[place], self.chart.along);
+        let count = self.entrants.len();
+        let mut times = vec![Vec::new(); count];
+        for (place, at) in self.chart.at.clone().iter().enumerate() {
+            let at = format!("{}, {at} {}", self.chart.title, self.chart.along);
             progress::case(suite, &at);
             let mut figures = vec![Vec::new(); count];
+            let mut times_here = vec![Vec::new(); count];
             let mut has_failed = vec![false; count];
             for turn in 0..rounds * count {
                 let who = (turn / count + turn % count) % count;
@@ -169,7 +170,7 @@ impl Contest {
                 match self.entrants[who](place) {
                     Ok(Sample { figure, each, settings }) => {
                         figures[who].push(figure);
-                        times[who][place].extend(each);
+                        times_here[who].extend(each);
                         line.settings = settings.unwrap_or_else(|| line.settings.clone());
                     }
                     Err(error) if line.role == Role::Peer => {
@@ -178,13 +179,16 @@ impl Contest {
                         line.failures.push(failure);
                         has_failed[who] = true;
                         figures[who].clear();
-                        times[who][place].clear();
+                        times_here[who].clear();
                     }
                     Err(error) => return Err(format!("{at}: {}: {error}", line.name).into()),
                 }
             }
             for (line, figures) in self.chart.lines.iter_mut().zip(&figures) {
                 line.spots.push(Spot::of(figures));
+            }
+            for (times, here) in times.iter_mut().zip(times_here) {
+                times.push(here);
             }
             progress::step();
         }

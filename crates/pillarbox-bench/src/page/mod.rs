@@ -124,7 +124,8 @@ fn head(results: &Results) -> String {
          - All contestants of a table ran in the same run and in turn, each round beginning with another; a figure is the median of \
          {rounds} rounds. Every run checks that each message was handled, none twice, and that nothing is \
          left; where a peer fails, its row says so.\n\
-         - A *limit* is the least that could do the job, with what makes a queue safe left out. It says what safety costs.\n\
+         - A *limit* is the least that could do the job, with what makes a queue safe left out. It says what safety costs. Where \
+         it does not put callers' calls together and ours does, ours can be quicker all the same.\n\
          - No peer does the same as ours or as another. What each keeps, and how, is in its row; what it leaves out and does more, in \
          its source: `crates/pillarbox-bench/peers` and the modules of `crates/pillarbox-bench/src`.\n"
     )
