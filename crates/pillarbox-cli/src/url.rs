@@ -23,18 +23,16 @@ impl BackendUrl {
         forms.iter().fold(text.to_owned(), |text, form| text.replace(form.as_str(), "***"))
     }
 
-    /// A text in which this URL is quoted, perhaps cut short, without its secrets. They are known by what is before
-    /// them: alone, a short one may be any word.
-    fn hide_quoted_in(&self, mut text: String) -> String {
-        for place in self.secrets() {
+    /// Its secrets, as they are quoted, each with what is before it: alone, a short one may be any word.
+    fn quoted_secrets(&self) -> Vec<(String, String)> {
+        let forms = self.secrets().into_iter().flat_map(|place| {
             let before = &self.0[..place.start];
             // Not the scheme: an option may be written together with it.
             let from = before.rfind(['?', '&']).or_else(|| before.find("://")).unwrap_or_default();
             let (before, secret) = (&before[from..], &self.0[place]);
-            let plain = (before.to_owned(), secret.to_owned());
-            text = hide_after(&text, &[plain, (escaped(before), escaped(secret))]);
-        }
-        text
+            [(before.to_owned(), secret.to_owned()), (escaped(before), escaped(secret))]
+        });
+        forms.collect()
     }
 
     /// Where in the text of the URL its secrets are, in order.
@@ -79,15 +77,17 @@ pub(crate) fn without_secrets(text: String, args: impl Iterator<Item = String>) 
         }
         _ => vec![arg],
     });
-    let mut urls = urls.filter(|url| url.contains("://")).map(BackendUrl);
-    let hide = |text, url: BackendUrl| match url.secrets()[..] {
-        [] => Some(text),
+    let mut forms = Vec::new();
+    for url in urls.filter(|url| url.contains("://")).map(BackendUrl) {
+        let secrets = url.quoted_secrets();
         // They are not told as they are, so what is told cannot be compared with them.
-        _ if url.0.contains(char::is_control) => None,
-        _ => Some(url.hide_quoted_in(text)),
-    };
-    urls.try_fold(text, hide)
-        .unwrap_or_else(|| "error: there are control characters in a URL\n".to_owned())
+        if !secrets.is_empty() && url.0.contains(char::is_control) {
+            return "error: there are control characters in a URL\n".to_owned();
+        }
+        forms.extend(secrets);
+    }
+    // All at once: the secret of one may begin as that of another.
+    hide_after(&text, &forms)
 }
 
 /// A text as it is within quotes in an error.

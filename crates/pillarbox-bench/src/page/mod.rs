@@ -233,7 +233,7 @@ fn table_of_rows(suite: &str, rows: &[&Row]) -> String {
 
 /// Text that fits into a cell of a table.
 fn cell(text: &str) -> String {
-    text.replace('|', "\\|").replace('\n', " ")
+    text.replace('|', "\\|").replace('\n', " ").replace('<', "&lt;")
 }
 
 #[cfg(test)]
