@@ -39,15 +39,23 @@ fn at(call: &Value) -> u64 {
     call[1].as_str().and_then(|at| at.parse().ok()).expect("a time")
 }
 
-/// Writes down what was done with these queues and has it judged. The number of calls that reached the server more
-/// than once.
+/// Calls that were made more than once.
+#[derive(Debug, Default)]
+struct Again {
+    /// That say so: they follow one that got no answer, whether it had reached the server or not.
+    said: usize,
+    /// That did reach the server more than once.
+    arrived: usize,
+}
+
+/// Writes down what was done with these queues and has it judged.
 #[track_caller]
-fn judge(server: &RedisServer, kind: &str, queues: &[String]) -> usize {
+fn judge(server: &RedisServer, kind: &str, queues: &[String]) -> Again {
     let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("traces").join(kind);
     // Those of a run before.
     std::fs::remove_dir_all(&directory).ok();
     std::fs::create_dir_all(&directory).expect("a directory");
-    let (mut files, mut again) = (Vec::new(), 0);
+    let (mut files, mut again) = (Vec::new(), Again::default());
     for queue in queues {
         let calls = calls(server, queue);
         if !calls.is_sorted_by_key(at) {
@@ -64,7 +72,9 @@ fn judge(server: &RedisServer, kind: &str, queues: &[String]) -> usize {
         let numbered: Vec<_> = calls.iter().filter(is_numbered).collect();
         // The caller's key and the number of its call.
         let made: HashSet<_> = numbered.iter().map(|call| (&call[2][4], &call[3][0])).collect();
-        again += numbered.len() - made.len();
+        again.arrived += numbered.len() - made.len();
+        let says_so = |call: &&Value| call[2].as_array().is_some_and(|keys| keys.len() == 6);
+        again.said += calls.iter().filter(says_so).count();
         let file = directory.join(format!("{queue}.json"));
         std::fs::write(&file, serde_json::to_vec(&calls).expect("JSON")).expect("written");
         files.push(file);
@@ -76,7 +86,7 @@ fn judge(server: &RedisServer, kind: &str, queues: &[String]) -> usize {
     let said = String::from_utf8_lossy(&output.stdout);
     let failed = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{kind}: {said}{failed}");
-    println!("{kind}: {again} calls that were made once more; {said}");
+    println!("{kind}: made once more: {again:?}; {said}");
     again
 }
 
@@ -178,7 +188,7 @@ fn what_runs_when_answers_are_cut_is_what_the_specification_says() {
             }
         }
     });
-    assert!(judge(&server, "cut", &queues) > 0, "no call was made again");
+    assert!(judge(&server, "cut", &queues).arrived > 0, "no call was made again");
 }
 
 /// What a child does. Not a test by itself.
@@ -241,5 +251,6 @@ fn what_runs_when_the_server_is_killed_is_what_the_specification_says() {
         wait_for_calls(&server, name, &clients[1], CALLS);
         clients.into_iter().for_each(|client| drop(client.kill()));
     }
-    assert!(judge(&server, "servers", &queues) > 0, "no call was made again");
+    // Whether one arrives twice depends on the moment of the kill.
+    assert!(judge(&server, "servers", &queues).said > 0, "no call was made again");
 }
