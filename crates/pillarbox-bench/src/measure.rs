@@ -98,6 +98,9 @@ enum OfRounds {
     Largest,
 }
 
+/// The figures of a contestant's rounds, or why it has none.
+type Runs = std::result::Result<Vec<Vec<f64>>, String>;
+
 struct Contestant {
     name: String,
     run: Box<dyn FnMut() -> Result<Vec<f64>>>,
@@ -177,38 +180,65 @@ impl Case {
         self
     }
 
-    /// Runs all contestants and gives, for each figure, one row for each of the others.
+    /// Runs all contestants and gives, for each figure, one row for each of the others. Where ours fails, so does the
+    /// case; where another fails, its rows say so.
     pub(crate) fn run(mut self, suite: &'static str, rounds: usize) -> Result<Vec<Row>> {
         progress::case(suite, &self.name);
+        let count = self.contestants.len();
+        let mut runs = vec![Ok(Vec::with_capacity(rounds)); count];
         if self.warm_up {
-            for contestant in &mut self.contestants {
-                contestant.run(&self.name)?;
+            for (who, runs) in runs.iter_mut().enumerate() {
+                self.turn(who, runs, true)?;
             }
         }
-        let count = self.contestants.len();
-        let mut runs = vec![Vec::with_capacity(rounds); count];
         for round in 0..rounds {
             for turn in 0..count {
-                let at = (round + turn) % count;
-                let figures = self.contestants[at].run(&self.name)?;
-                expect_eq("figures of a run", figures.len(), self.figures.len())?;
-                runs[at].push(figures);
+                let who = (round + turn) % count;
+                self.turn(who, &mut runs[who], false)?;
             }
         }
+        let rows = self.rows(suite, &runs);
+        progress::step();
+        Ok(rows)
+    }
+
+    /// One run of a contestant, unless it has failed before.
+    fn turn(&mut self, who: usize, runs: &mut Runs, is_warm_up: bool) -> Result<()> {
+        let Ok(figures) = runs else { return Ok(()) };
+        match self.contestants[who].run(&self.name) {
+            Ok(_) if is_warm_up => {}
+            Ok(run) => {
+                expect_eq("figures of a run", run.len(), self.figures.len())?;
+                figures.push(run);
+            }
+            Err(error) if who > 0 => {
+                progress::say(format_args!("  failed: {error}"));
+                *runs = Err(error.to_string());
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// What came of all runs.
+    fn rows(&self, suite: &'static str, runs: &[Runs]) -> Vec<Row> {
         let mut rows = Vec::new();
         for (place, figure) in self.figures.iter().enumerate() {
-            let summary = |at: usize| {
-                figure.of_rounds.of(runs[at].iter().map(|figures| figures[place]).collect())
+            let of = |runs: &Runs| -> Option<Vec<f64>> {
+                Some(runs.as_ref().ok()?.iter().map(|figures| figures[place]).collect())
             };
-            let ours = summary(0);
-            for (at, contestant) in self.contestants.iter().enumerate().skip(1) {
-                let other = summary(at);
-                let by_round = runs[0].iter().zip(&runs[at]);
-                let by_round =
-                    by_round.map(|(ours, other)| ratio(figure.unit, ours[place], other[place]));
-                let (figure_name, other_name) = (&figure.name, &contestant.name);
-                let range = range(by_round);
-                progress::say(format_args!("  {figure_name}, {other_name}: {range}"));
+            let ours_by_round = of(&runs[0]).unwrap_or_default();
+            let ours = figure.of_rounds.of(ours_by_round.clone());
+            for (contestant, runs) in self.contestants.iter().zip(runs).skip(1) {
+                let by_round = of(runs);
+                if let Some(by_round) = &by_round {
+                    let ratios = ours_by_round.iter().zip(by_round);
+                    let range =
+                        range(ratios.map(|(ours, other)| ratio(figure.unit, *ours, *other)));
+                    let (figure, other) = (&figure.name, &contestant.name);
+                    progress::say(format_args!("  {figure}, {other}: {range}"));
+                }
+                let other = by_round.map(|figures| figure.of_rounds.of(figures));
                 rows.push(Row {
                     suite: suite.to_owned(),
                     case: figure.name.clone(),
@@ -216,12 +246,12 @@ impl Case {
                     ours,
                     other,
                     other_name: contestant.name.clone(),
-                    ratio: ratio(figure.unit, ours, other),
+                    ratio: other.map(|other| ratio(figure.unit, ours, other)),
+                    failure: runs.as_ref().err().cloned(),
                 });
             }
         }
-        progress::step();
-        Ok(rows)
+        rows
     }
 }
 
@@ -373,7 +403,7 @@ mod tests {
         let case = Case::several("case", figures, rising(1.0)).against("peer", rising(10.0)).cold();
         let rows = case.run("suite", 3).unwrap();
         let figures: Vec<_> = rows.iter().map(|row| (&row.case[..], row.ours, row.other)).collect();
-        assert_eq!(figures, [("rate", 2.0, 20.0), ("worst send", 3.0, 30.0)]);
+        assert_eq!(figures, [("rate", 2.0, Some(20.0)), ("worst send", 3.0, Some(30.0))]);
     }
 
     #[test]
@@ -386,10 +416,19 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_which_case_and_whose_run_it_was() {
-        let case = Case::new("cycle", Unit::MessagesPerSecond, || Ok(1.0))
-            .against("peer", || Err::<f64, _>("lost a message".into()));
-        let error = case.run("suite", 1).unwrap_err();
-        assert_eq!(error.to_string(), "cycle: peer: lost a message");
+    fn another_that_fails_has_a_row_that_says_so_and_ours_ends_the_case() {
+        let mut left = 2;
+        let fails = move || {
+            left -= 1;
+            if left == 0 { Err::<f64, _>("lost a message".into()) } else { Ok(1.0) }
+        };
+        let case = || Case::new("cycle", Unit::MessagesPerSecond, || Ok(1.0));
+        let rows = case().against("peer", fails).against("other", || Ok(2.0));
+        let rows = rows.run("suite", 3).unwrap();
+        assert_eq!(rows[0].failure.as_deref(), Some("cycle: peer: lost a message"));
+        assert_eq!((rows[0].other, rows[0].ratio), (None, None));
+        assert_eq!((rows[1].other, rows[1].failure.as_deref()), (Some(2.0), None));
+        let error = Case::new("cycle", Unit::MessagesPerSecond, fails).run("suite", 3).unwrap_err();
+        assert_eq!(error.to_string(), "cycle: ours: lost a message");
     }
 }

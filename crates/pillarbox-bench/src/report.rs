@@ -21,9 +21,20 @@ pub(crate) struct Row {
     pub(crate) case: String,
     pub(crate) unit: Unit,
     pub(crate) ours: f64,
-    pub(crate) other: f64,
+    /// None if it has failed.
+    pub(crate) other: Option<f64>,
     pub(crate) other_name: String,
-    pub(crate) ratio: f64,
+    pub(crate) ratio: Option<f64>,
+    /// Why it has failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) failure: Option<String>,
+}
+
+impl Row {
+    /// The figure of the other, for people.
+    pub(crate) fn other_for_people(&self) -> String {
+        self.other.map_or("failed".to_owned(), |other| self.unit.human(other))
+    }
 }
 
 /// What a figure counts.
@@ -222,8 +233,8 @@ fn table(rows: &[Row]) -> String {
         lines.push([
             if first_of_case { row.case.clone() } else { String::new() },
             row.unit.human(row.ours),
-            row.unit.human(row.other),
-            format!("{}x", three_digits(row.ratio)),
+            row.other_for_people(),
+            row.ratio.map_or_else(String::new, |ratio| format!("{}x", three_digits(ratio))),
             row.other_name.clone(),
         ]);
     }
@@ -273,9 +284,10 @@ mod tests {
             case: case.to_owned(),
             unit,
             ours,
-            other,
+            other: Some(other),
             other_name: "peer".to_owned(),
-            ratio: ratio(unit, ours, other),
+            ratio: Some(ratio(unit, ours, other)),
+            failure: None,
         }
     }
 

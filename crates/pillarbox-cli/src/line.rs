@@ -104,6 +104,8 @@ struct Given<'a> {
 /// Reads a message from a line of JSON. One that was delayed stays so until its time, by the clock
 /// of this machine.
 pub(crate) fn read(line: &str, now: Timestamp) -> Result<Outgoing, String> {
+    // Some editors and shells begin a file with a byte order mark.
+    let line = line.strip_prefix('\u{feff}').unwrap_or(line);
     // A list would be taken for its fields in order.
     if !line.trim_start().starts_with('{') {
         return Err("not an object with a `body`".to_owned());
@@ -178,7 +180,9 @@ mod tests {
     #[test]
     fn a_line_needs_a_body_and_nothing_else() {
         let now = Timestamp::from_secs(0);
-        assert_eq!(read("{\"body\": [1, 2]}", now).unwrap().body, "[1, 2]");
+        for line in ["{\"body\": [1, 2]}", "\u{feff}{\"body\": [1, 2]}"] {
+            assert_eq!(read(line, now).unwrap().body, "[1, 2]");
+        }
         for (line, says) in [
             ("{}", "missing field `body`"),
             ("[1]", "an object with a `body`"),

@@ -1,7 +1,7 @@
 //! Calls to the servers, each made again until it is answered or there is no hope.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pillarbox_core::Gate;
@@ -23,10 +23,17 @@ const REDIRECTIONS: u32 = 5;
 const ARGUMENTS: usize = 48;
 const BYTES: usize = 4096;
 
+/// How long a call fails before that is worth a word. A failover takes longer, a connection that broke does not.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long nothing is said after that, however many calls fail.
+const SAID_ONCE_IN: Duration = Duration::from_secs(10);
+
 /// The way to the servers, shared by everything that a backend does.
 pub(crate) struct Link {
     pub(crate) servers: Servers,
     pub(crate) usage: Usage,
+    /// When it was last said that calls fail.
+    said: Mutex<Option<Instant>>,
 }
 
 /// How a call is made.
@@ -48,7 +55,7 @@ struct Detour {
 
 impl Link {
     pub(crate) fn new(servers: Servers, usage: Usage) -> Self {
-        Self { servers, usage }
+        Self { servers, usage, said: Mutex::new(None) }
     }
 
     /// Where the servers are, for people.
@@ -97,7 +104,8 @@ impl Link {
     /// Tries until a server answers, of a cluster any one.
     pub(crate) async fn reach(&self, gate: &Gate) -> Result<(), Failure> {
         // A slot that nobody has keeps the cluster's others from nothing.
-        let end = Instant::now() + self.usage.retry_for;
+        let begin = Instant::now();
+        let end = begin + self.usage.retry_for;
         let mut pauses = Pauses::new();
         loop {
             let reached = match &self.servers {
@@ -114,6 +122,7 @@ impl Link {
             if Instant::now() + pause > end {
                 return Err(Failure::server(self.place(), error).after(self.usage.retry_for));
             }
+            self.say(begin, self.place(), &error);
             tokio::time::sleep(pause).await;
         }
     }
@@ -133,7 +142,8 @@ impl Link {
         again: bool,
         command: impl Fn(Attempt) -> Cmd,
     ) -> Result<Value, Failure> {
-        let end = Instant::now() + self.usage.retry_for;
+        let begin = Instant::now();
+        let end = begin + self.usage.retry_for;
         let mut pauses = Pauses::new();
         let mut attempt = Attempt { whole: false, again };
         let (mut detour, mut redirections) = (None, 0);
@@ -169,6 +179,7 @@ impl Link {
                 return Err(Failure::server(&place, error).after(self.usage.retry_for));
             }
             tracing::debug!(%place, %error, ?pause, "a call failed and is made again");
+            self.say(begin, &place, &error);
             tokio::select! {
                 biased;
                 () = gate.closed() => return Err(Failure::Closed),
@@ -177,6 +188,20 @@ impl Link {
                     self.servers.look_around().await;
                 } => {}
             }
+        }
+    }
+
+    /// Warns of a call that has failed for some time and is made again, unless that was said lately.
+    fn say(&self, begin: Instant, place: &str, error: &RedisError) {
+        let now = Instant::now();
+        if now < begin + PATIENCE {
+            return;
+        }
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.is_none_or(|said| now >= said + SAID_ONCE_IN) {
+            *said = Some(now);
+            let retry_for = self.usage.retry_for;
+            tracing::warn!(%place, %error, "a call fails; it is made again for {retry_for:?} in all");
         }
     }
 

@@ -983,6 +983,25 @@ async fn a_server_that_throws_keys_away_is_warned_of() {
     }
 }
 
+/// Before it is given up, which takes long: whoever waits is told why, and once for all that wait.
+#[tokio::test]
+async fn a_server_that_is_gone_is_warned_of_once() {
+    let log = Log::default();
+    let _collecting = log.collect();
+    let mut server = RedisServer::start();
+    let url = format!("{}?retry_for=2", server.url());
+    let backend = open(&url).await;
+    let queues = [queue(&backend, "q"), queue(&backend, "p")];
+    warm_up(&queues[0]).await;
+    server.kill();
+    let (first, second) = tokio::join!(send(&queues[0], "lost"), send(&queues[1], "lost"));
+    assert!(first.is_err() && second.is_err(), "nobody is there");
+    let text = log.text();
+    let warnings: Vec<_> = text.lines().filter(|line| line.contains("WARN")).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("a call fails; it is made again for 2s in all"), "{warnings:?}");
+}
+
 #[tokio::test]
 async fn no_password_is_ever_told() {
     const SECRET: &str = "correct-horse-battery";

@@ -38,7 +38,8 @@ pub(crate) struct Malformed {
 pub(crate) fn encode(
     attributes: &BTreeMap<&str, &str>,
 ) -> Result<(HashMap<String, MessageAttributeValue>, usize), Malformed> {
-    let types = parse_types(attributes.get(TYPES).copied().unwrap_or_default())?;
+    let said = attributes.get(TYPES).copied();
+    let types = parse_types(said.unwrap_or_default())?;
     let mut whole = Vec::new();
     let mut folded = BTreeMap::new();
     for (name, value) in attributes.iter().filter(|(name, _)| **name != TYPES) {
@@ -47,21 +48,22 @@ pub(crate) fn encode(
             whole.push((*name, data_type, *value));
         } else {
             folded.insert(*name, *value);
-            if data_type != STRING {
-                // Lost to other programs, and kept for ours.
-                folded.insert(TYPES, attributes[TYPES]);
-            }
         }
     }
     // Foreign ones first, so that ours are folded first.
     whole.sort_by_key(|(name, ..)| name.starts_with(Attributes::OWN));
-    while whole.len() + usize::from(!folded.is_empty()) > MAX_ATTRIBUTES
-        && let Some((name, data_type, value)) = whole.pop()
-    {
-        if data_type != STRING {
-            folded.insert(TYPES, attributes[TYPES]);
+    loop {
+        // What the types of SQS do not tell by themselves is lost to other programs, and kept for ours.
+        let types = told(whole.iter().map(|(name, data_type, _)| (*name, *data_type)));
+        if let Some(said) = said
+            && (types.is_empty() || types.join(",") != said)
+        {
+            folded.insert(TYPES, said);
         }
-        folded.insert(name, value);
+        if whole.len() + usize::from(!folded.is_empty()) <= MAX_ATTRIBUTES {
+            break;
+        }
+        folded.extend(whole.pop().map(|(name, _, value)| (name, value)));
     }
     let folded = (!folded.is_empty()).then(|| fold(&folded));
     if let Some(folded) = &folded {
@@ -96,7 +98,7 @@ pub(crate) fn decode(
     encoded: Option<HashMap<String, MessageAttributeValue>>,
 ) -> BTreeMap<String, String> {
     let (mut attributes, mut folded) = (BTreeMap::new(), BTreeMap::new());
-    let mut types = Vec::new();
+    let mut types = BTreeMap::new();
     for (name, attribute) in encoded.unwrap_or_default() {
         let value = match (attribute.string_value, attribute.binary_value) {
             (Some(text), _) => text,
@@ -110,7 +112,7 @@ pub(crate) fn decode(
             continue;
         }
         if attribute.data_type != STRING {
-            types.push(format!("{name}={}", attribute.data_type));
+            types.insert(name.clone(), attribute.data_type);
         }
         attributes.insert(name, value);
     }
@@ -118,10 +120,10 @@ pub(crate) fn decode(
     for (name, value) in folded {
         attributes.entry(name).or_insert(value);
     }
-    if !types.is_empty() {
-        if let Some(folded) = attributes.remove(TYPES) {
-            types.extend(folded.split(',').map(str::to_owned));
-        }
+    let mut types = told(types.iter().map(|(name, data_type)| (name.as_str(), data_type.as_str())));
+    let said = attributes.get(TYPES).map_or("", String::as_str);
+    if !types.iter().all(|pair| said.split(',').any(|said| said == pair)) {
+        types.extend(said.split(',').filter(|pair| !pair.is_empty()).map(str::to_owned));
         types.sort();
         types.dedup();
         attributes.insert(TYPES.to_owned(), types.join(","));
@@ -152,6 +154,14 @@ fn is_name(name: &str) -> bool {
 
 fn is_binary(data_type: &str) -> bool {
     data_type.split('.').next() == Some(BINARY)
+}
+
+/// What the types of attributes in SQS tell, as [`TYPES`] says it: all that are no strings, in order.
+fn told<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<String> {
+    let others = attributes.filter(|(_, data_type)| *data_type != STRING);
+    let mut pairs: Vec<_> = others.map(|(name, data_type)| format!("{name}={data_type}")).collect();
+    pairs.sort();
+    pairs
 }
 
 fn parse_types(text: &str) -> Result<HashMap<&str, &str>, Malformed> {
@@ -258,6 +268,19 @@ mod tests {
     #[test]
     fn a_type_of_an_attribute_without_a_value_is_kept() {
         let attributes = [("count", ""), (TYPES, "count=Number")];
+        assert_eq!(there_and_back(&attributes).1, owned(&attributes));
+    }
+
+    #[test]
+    fn types_that_no_attribute_has_are_kept_as_they_are() {
+        for types in ["", "=", ",", "gone=Number", "count=Number,count=Number", "count=String"] {
+            let attributes = [("count", "1"), (TYPES, types)];
+            assert_eq!(there_and_back(&attributes).1, owned(&attributes), "{types:?}");
+        }
+        // And find room among ten others.
+        let names: Vec<_> = (0..10).map(|n| format!("n{n}")).collect();
+        let mut attributes: Vec<_> = names.iter().map(|name| (name.as_str(), "1")).collect();
+        attributes.push((TYPES, "n0=Number,gone=Number"));
         assert_eq!(there_and_back(&attributes).1, owned(&attributes));
     }
 

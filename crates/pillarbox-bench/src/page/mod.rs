@@ -133,10 +133,32 @@ fn head(results: &Results) -> String {
 
 /// All peers and limits that are better somewhere, told first.
 fn others_are_better(results: &Results) -> String {
+    let mut text = better_of(results, Role::Peer);
+    if text.is_empty() {
+        text += "No peer, in the charts of this run.\n";
+    }
+    let limits = better_of(results, Role::Limit);
+    if !limits.is_empty() {
+        text += &format!("\nAnd the limits, as they should be:\n\n{limits}");
+    }
+    let rows = results.rows.iter().filter(|row| row.ratio.is_some_and(|ratio| ratio < 1.0)).count();
+    let all = results.rows.len();
+    if rows > 0 {
+        text += &format!(
+            "\nIn the tables of the suites, {rows} of {all} comparisons, with limits and with ours under other conditions \
+             among them: their ratios are bold.\n"
+        );
+    }
+    text
+}
+
+/// Where those of a role are better than ours, a line for each of them and each chart.
+fn better_of(results: &Results, role: Role) -> String {
     let mut text = String::new();
     for chart in results.charts.iter().filter(|chart| is_comparison(chart)) {
-        for line in chart.lines.iter().filter(|line| line.role != Role::Ours) {
+        for line in chart.lines.iter().filter(|line| line.role == role) {
             let better: Vec<_> = (0..chart.at.len())
+                .filter(|place| is_telling(chart, *place))
                 .filter_map(|place| Some((place, chart.ratio(line, place)?)))
                 .filter(|(_, ratio)| *ratio < 1.0)
                 .map(|(place, ratio)| {
@@ -144,25 +166,17 @@ fn others_are_better(results: &Results) -> String {
                 })
                 .collect();
             if !better.is_empty() {
-                let what = if line.role == Role::Limit { "the limit" } else { "a peer" };
                 let (name, title, along) = (&line.name, &chart.title, &chart.along);
-                text +=
-                    &format!("- {title}: **{name}**, {what}: {} ({along}).\n", better.join(", "));
+                text += &format!("- **{name}**, {title}: {} ({along}).\n", better.join(", "));
             }
         }
     }
-    let rows = results.rows.iter().filter(|row| row.ratio < 1.0).count();
-    let all = results.rows.len();
-    if rows > 0 {
-        text += &format!(
-            "- In the tables of the suites, {rows} of {all} comparisons, with limits and with ours under other conditions \
-             among them: their ratios are bold.\n"
-        );
-    }
-    if text.is_empty() {
-        text += "Nowhere in this run.\n";
-    }
     text
+}
+
+/// Whether a place of a chart is worth a word before all others: of a distribution, the middle and the tail.
+fn is_telling(chart: &Chart, place: usize) -> bool {
+    !chart.id.starts_with("latency-") || ["50", "99"].contains(&&chart.at[place][..])
 }
 
 /// Whether a chart has others beside ours.
@@ -221,12 +235,16 @@ fn table_of_rows(suite: &str, rows: &[&Row]) -> String {
     for row in rows {
         let is_first = last.replace(&row.case) != Some(&row.case);
         let case = if is_first { cell(&row.case) } else { String::new() };
-        let ratio = match three_digits(row.ratio) {
-            ratio if row.ratio < 1.0 => format!("**{ratio}x**"),
-            ratio => format!("{ratio}x"),
+        let ratio = match row.ratio {
+            Some(ratio) if ratio < 1.0 => format!("**{}x**", three_digits(ratio)),
+            Some(ratio) => format!("{}x", three_digits(ratio)),
+            None => String::new(),
         };
-        let (ours, other) = (row.unit.human(row.ours), row.unit.human(row.other));
+        let (ours, other) = (row.unit.human(row.ours), row.other_for_people());
         text += &format!("| {case} | {ours} | {other} | {ratio} | {} |\n", cell(&row.other_name));
+    }
+    for failure in rows.iter().filter_map(|row| row.failure.as_ref()) {
+        text += &format!("\nFailed: {}\n", cell(failure));
     }
     text
 }
@@ -288,6 +306,21 @@ mod tests {
         );
         let row = "| Cycles | 1 | **1.00 k/s** | 100/s | slow | 2.00 k/s |\n|  | 256 | **50.0 k/s** |  |  | 40.0 k/s |\n";
         assert!(text.contains(row), "{text}");
+    }
+
+    #[test]
+    fn peers_that_are_better_are_told_before_limits_and_of_distributions_the_middle() {
+        let mut cycles = chart();
+        cycles.lines.push(line("quick", Role::Peer, [Some(1500.0), Some(60_000.0)]));
+        let mut latency = chart();
+        (latency.id, latency.at) = ("latency-x".to_owned(), vec!["1".to_owned(), "50".to_owned()]);
+        latency.lines.push(line("prompt", Role::Peer, [Some(1100.0), Some(55_000.0)]));
+        let told = others_are_better(&Results::of(vec![cycles, latency]));
+        let expected = "- **quick**, Cycles: 1.50 times at 1, 1.20 times at 256 (callers).\n\
+             - **prompt**, Cycles: 1.10 times at 50 (callers).\n\n\
+             And the limits, as they should be:\n\n\
+             - **bare <&>**, Cycles: 2.00 times at 1 (callers).\n";
+        assert_eq!(told, expected);
     }
 
     #[test]
