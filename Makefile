@@ -23,6 +23,8 @@ SEEDS := 10000
 INPUTS := 200000
 SEED := 7
 FEATURES :=
+HOT := cycle
+URL := sqlite:target/profile/costs.db
 TRACES := 10
 comma := ,
 space := $(subst ,, )
@@ -155,6 +157,16 @@ models: setup
 .PHONY: accept-costs
 accept-costs: setup ## Takes what a message costs now for what it may cost (crates/pillarbox-costs)
 	@PILLARBOX_ACCEPT=1 $(campaign) --filterset 'package(pillarbox-costs)'
+
+.PHONY: profile
+profile: setup-build ## Where the instructions of a message go, function by function (HOT=cycle, typed or worker, URL=memory:)
+	@scripts/setup.sh valgrind
+	@$(CARGO) build --quiet --release --locked -p pillarbox-costs
+	@rm -rf target/profile && mkdir -p target/profile
+	@valgrind --quiet --tool=callgrind --callgrind-out-file=target/profile/callgrind.out \
+		target/release/pillarbox-costs $(HOT) 500 $(URL)
+	@callgrind_annotate --auto=no target/profile/callgrind.out | sed -n '/PROGRAM TOTALS/p; / ([ 0-9.]*%) .*:/p' | cut -c 1-160 | sed -n '1,40p'
+	@echo "5000 messages; all of it: callgrind_annotate target/profile/callgrind.out, or kcachegrind"
 
 .PHONY: fuzz-more
 fuzz-more: setup ## The fuzzer of the tests for longer: INPUTS for each target, from SEED

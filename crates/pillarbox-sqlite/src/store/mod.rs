@@ -493,22 +493,19 @@ fn store(
     messages: &mut Vec<(i64, &Outgoing)>,
     now: Timestamp,
 ) -> Result<()> {
-    let mut stored = 0;
-    if messages.len() == MANY {
-        let statement = statements.insert_messages()?;
-        for (row, (key, message)) in messages.drain(..).enumerate() {
-            bind_message(statement, row, queue.number, key, message, now)?;
+    let (mut stored, mut rest) = (0, &messages[..]);
+    while !rest.is_empty() {
+        let (rows, statement) = statements.insert_messages.most_of(rest.len())?;
+        let (these, later) = rest.split_at(rows);
+        for (row, (key, message)) in these.iter().enumerate() {
+            bind_message(statement, row, queue.number, *key, message, now)?;
         }
         stored += statement.raw_execute()?;
         // They hold copies of the bodies.
         statement.clear_bindings();
+        rest = later;
     }
-    for (key, message) in messages.drain(..) {
-        let statement = statements.insert_message()?;
-        bind_message(statement, 0, queue.number, key, message, now)?;
-        stored += statement.raw_execute()?;
-        statement.clear_bindings();
-    }
+    messages.clear();
     queue.count_stored(stored as u64);
     Ok(())
 }
@@ -543,33 +540,33 @@ fn store_delayed(
 ) -> Result<()> {
     let place = queue.take_place();
     let key = queue.number.delayed_key(place);
-    let statement = statements.insert_message()?;
+    let (_, statement) = statements.insert_messages.most_of(1)?;
     bind_message(statement, 0, queue.number, key, message, now)?;
-    if statement.raw_execute()? > 0 {
+    let stored = statement.raw_execute()?;
+    statement.clear_bindings();
+    if stored > 0 {
         let due = now + message.delay;
         let timer = queue.set_timer(key, due);
         queue.count_stored(1);
         queue.delayed += 1;
         let (due, nonce) = (due.as_nanos(), None::<&[u8]>);
-        statements.insert_timer()?.execute(params![key, due, timer, 0, place, nonce, 0])?;
+        let (_, statement) = statements.insert_timers.most_of(1)?;
+        statement.execute(params![key, due, timer, 0, place, nonce, 0])?;
     }
     Ok(())
 }
 
 /// Writes the leases of deliveries, each with its order among those of the same moment.
 fn store_leases(statements: &mut Statements<'_>, leases: &[(i64, Lease)]) -> Result<()> {
-    let mut batches = leases.chunks_exact(MANY);
-    for batch in &mut batches {
-        let statement = statements.insert_timers()?;
-        for (row, (timer, lease)) in batch.iter().enumerate() {
+    let mut rest = leases;
+    while !rest.is_empty() {
+        let (rows, statement) = statements.insert_timers.most_of(rest.len())?;
+        let (these, later) = rest.split_at(rows);
+        for (row, (timer, lease)) in these.iter().enumerate() {
             bind_lease(statement, row, *timer, lease)?;
         }
         statement.raw_execute()?;
-    }
-    for (timer, lease) in batches.remainder() {
-        let statement = statements.insert_timer()?;
-        bind_lease(statement, 0, *timer, lease)?;
-        statement.raw_execute()?;
+        rest = later;
     }
     Ok(())
 }

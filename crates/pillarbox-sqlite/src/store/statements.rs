@@ -1,12 +1,8 @@
 //! Every statement of the store, prepared when first used and kept.
 
-use std::sync::LazyLock;
-
 use rusqlite::{CachedStatement, Connection, Result};
 
-/// How many rows the statements that insert many of them insert.
-///
-/// One statement for many rows finds its place in the tree once, not for each of them.
+/// How many rows a statement inserts at most.
 pub(super) const MANY: usize = 16;
 
 // `OR FAIL`: if one of them fails, the whole transaction is rolled back. The default would keep a
@@ -17,16 +13,39 @@ const INSERT_MESSAGE: &str =
 const INSERT_TIMER: &str =
     "INSERT OR FAIL INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
 
-static INSERT_MESSAGES: LazyLock<String> = LazyLock::new(|| many_rows(INSERT_MESSAGE));
-static INSERT_TIMERS: LazyLock<String> = LazyLock::new(|| many_rows(INSERT_TIMER));
+/// A statement that inserts rows, for every power of two of them up to [`MANY`].
+///
+/// One statement for many rows starts once and finds its place in the tree once, not for each of them.
+pub(super) struct Inserts<'c> {
+    connection: &'c Connection,
+    of_one: &'static str,
+    by_power: [Option<CachedStatement<'c>>; MANY.ilog2() as usize + 1],
+}
 
-/// The same statement with the values of [`MANY`] rows.
-fn many_rows(one: &str) -> String {
+impl<'c> Inserts<'c> {
+    fn new(connection: &'c Connection, of_one: &'static str) -> Self {
+        Self { connection, of_one, by_power: Default::default() }
+    }
+
+    /// Of so many rows, of which there is one at least: how many go into one statement, and that.
+    pub(super) fn most_of(&mut self, rows: usize) -> Result<(usize, &mut CachedStatement<'c>)> {
+        let power = rows.min(MANY).ilog2();
+        let rows = 1 << power;
+        let statement = match &mut self.by_power[power as usize] {
+            Some(statement) => statement,
+            empty => empty.insert(self.connection.prepare_cached(&of_rows(self.of_one, rows))?),
+        };
+        Ok((rows, statement))
+    }
+}
+
+/// The same statement with the values of several rows.
+fn of_rows(one: &str, rows: usize) -> String {
     let (start, rest) = one.split_at(one.find('(').unwrap_or(one.len()));
     let (values, end) = rest.split_at(rest.find(')').map_or(rest.len(), |place| place + 1));
     let columns = values.matches('?').count();
     let row = format!("({})", vec!["?"; columns].join(", "));
-    format!("{start}{}{end}", vec![row; MANY].join(", "))
+    format!("{start}{}{end}", vec![row; rows].join(", "))
 }
 
 macro_rules! statements {
@@ -34,12 +53,19 @@ macro_rules! statements {
         /// The statements of one connection.
         pub(super) struct Statements<'c> {
             connection: &'c Connection,
+            pub(super) insert_messages: Inserts<'c>,
+            pub(super) insert_timers: Inserts<'c>,
             $($name: Option<CachedStatement<'c>>,)*
         }
 
         impl<'c> Statements<'c> {
             pub(super) fn new(connection: &'c Connection) -> Self {
-                Self { connection, $($name: None,)* }
+                Self {
+                    connection,
+                    insert_messages: Inserts::new(connection, INSERT_MESSAGE),
+                    insert_timers: Inserts::new(connection, INSERT_TIMER),
+                    $($name: None,)*
+                }
             }
 
             $(
@@ -73,8 +99,6 @@ statements! {
     queue_names = "SELECT name FROM pillarbox_queue WHERE name IS NOT NULL ORDER BY name";
     abandoned_queue = "SELECT queue FROM pillarbox_queue WHERE name IS NULL LIMIT 1";
 
-    insert_message = INSERT_MESSAGE;
-    insert_messages = &INSERT_MESSAGES;
     find_message = "SELECT key FROM pillarbox_message WHERE id = ?1 AND queue = ?2";
     /// Messages that were never delivered, in order, between two keys.
     fresh = "SELECT key, id, enqueued_at, reply_to, attributes, body FROM pillarbox_message
@@ -86,8 +110,6 @@ statements! {
     enqueued_at = "SELECT enqueued_at FROM pillarbox_message WHERE key = ?1";
     delete_messages = "DELETE FROM pillarbox_message WHERE key BETWEEN ?1 AND ?2";
 
-    insert_timer = INSERT_TIMER;
-    insert_timers = &INSERT_TIMERS;
     /// The delivery that a receipt is for, if its lease runs.
     find_lease = "SELECT t.key, t.due_at, t.deliveries, t.unsettled, t.place
         FROM pillarbox_message AS m JOIN pillarbox_timer AS t ON t.key = m.key
@@ -129,9 +151,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_statement_for_many_rows_is_that_for_one_repeated() {
-        let many = many_rows("INSERT INTO t VALUES (?1, ?2) ON CONFLICT (a) DO NOTHING");
-        let rows = ["(?, ?)"; MANY].join(", ");
-        assert_eq!(many, format!("INSERT INTO t VALUES {rows} ON CONFLICT (a) DO NOTHING"));
+    fn a_statement_for_several_rows_is_that_for_one_repeated() {
+        let three = of_rows("INSERT INTO t VALUES (?1, ?2) ON CONFLICT (a) DO NOTHING", 3);
+        let expected = "INSERT INTO t VALUES (?, ?), (?, ?), (?, ?) ON CONFLICT (a) DO NOTHING";
+        assert_eq!(three, expected);
+    }
+
+    #[test]
+    fn rows_go_into_as_few_statements_as_there_are_powers_of_two_in_them() {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch("CREATE TABLE t (a, b)").unwrap();
+        let mut inserts = Inserts::new(&connection, "INSERT INTO t VALUES (?1, ?2)");
+        for (mut left, expected) in
+            [(1, &[1][..]), (10, &[8, 2]), (16, &[16]), (39, &[16, 16, 4, 2, 1])]
+        {
+            let mut parts = Vec::new();
+            while left > 0 {
+                let (rows, statement) = inserts.most_of(left).unwrap();
+                assert_eq!(statement.parameter_count(), 2 * rows);
+                parts.push(rows);
+                left -= rows;
+            }
+            assert_eq!(parts, expected);
+        }
     }
 }
