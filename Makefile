@@ -164,7 +164,7 @@ profile: setup-build ## Where the instructions of a message go, function by func
 	@$(CARGO) build --quiet --release --locked -p pillarbox-costs
 	@rm -rf target/profile && mkdir -p target/profile
 	@valgrind --quiet --tool=callgrind --callgrind-out-file=target/profile/callgrind.out \
-		target/release/pillarbox-costs $(HOT) 500 $(URL)
+		target/release/pillarbox-costs $(HOT) 500 '$(URL)'
 	@callgrind_annotate --auto=no target/profile/callgrind.out | sed -n '/PROGRAM TOTALS/p; / ([ 0-9.]*%) .*:/p' | cut -c 1-160 | sed -n '1,40p'
 	@echo "5000 messages; all of it: callgrind_annotate target/profile/callgrind.out, or kcachegrind"
 

@@ -103,6 +103,8 @@ type Runs = std::result::Result<Vec<Vec<f64>>, String>;
 
 struct Contestant {
     name: String,
+    /// Whether that is worth a row, and not the end.
+    may_fail: bool,
     run: Box<dyn FnMut() -> Result<Vec<f64>>>,
 }
 
@@ -158,14 +160,33 @@ impl Case {
         case.against("ours", ours)
     }
 
-    /// Adds somebody to compare with, whose runs return as many figures.
+    /// Adds somebody to compare with, whose runs return as many figures: a limit, or ours under other
+    /// conditions.
     pub(crate) fn against<F: Figures>(
-        mut self,
+        self,
         name: impl Into<String>,
+        run: impl FnMut() -> Result<F> + 'static,
+    ) -> Self {
+        self.enter(name.into(), false, run)
+    }
+
+    /// Adds somebody else's queue. Where it fails, its rows say so.
+    pub(crate) fn against_peer<F: Figures>(
+        self,
+        name: impl Into<String>,
+        run: impl FnMut() -> Result<F> + 'static,
+    ) -> Self {
+        self.enter(name.into(), true, run)
+    }
+
+    fn enter<F: Figures>(
+        mut self,
+        name: String,
+        may_fail: bool,
         mut run: impl FnMut() -> Result<F> + 'static,
     ) -> Self {
         let run = Box::new(move || run().map(Figures::into_vec));
-        self.contestants.push(Contestant { name: name.into(), run });
+        self.contestants.push(Contestant { name, may_fail, run });
         self
     }
 
@@ -180,8 +201,8 @@ impl Case {
         self
     }
 
-    /// Runs all contestants and gives, for each figure, one row for each of the others. Where ours fails, so does the
-    /// case; where another fails, its rows say so.
+    /// Runs all contestants and gives, for each figure, one row for each of the others. Where a peer fails, its rows
+    /// say so; where anybody else fails, so does the case.
     pub(crate) fn run(mut self, suite: &'static str, rounds: usize) -> Result<Vec<Row>> {
         progress::case(suite, &self.name);
         let count = self.contestants.len();
@@ -211,7 +232,7 @@ impl Case {
                 expect_eq("figures of a run", run.len(), self.figures.len())?;
                 figures.push(run);
             }
-            Err(error) if who > 0 => {
+            Err(error) if self.contestants[who].may_fail => {
                 progress::say(format_args!("  failed: {error}"));
                 *runs = Err(error.to_string());
             }
@@ -416,19 +437,19 @@ mod tests {
     }
 
     #[test]
-    fn another_that_fails_has_a_row_that_says_so_and_ours_ends_the_case() {
+    fn a_peer_that_fails_has_a_row_that_says_so_and_anybody_else_ends_the_case() {
         let mut left = 2;
         let fails = move || {
             left -= 1;
             if left == 0 { Err::<f64, _>("lost a message".into()) } else { Ok(1.0) }
         };
         let case = || Case::new("cycle", Unit::MessagesPerSecond, || Ok(1.0));
-        let rows = case().against("peer", fails).against("other", || Ok(2.0));
+        let rows = case().against_peer("peer", fails).against("limit", || Ok(2.0));
         let rows = rows.run("suite", 3).unwrap();
         assert_eq!(rows[0].failure.as_deref(), Some("cycle: peer: lost a message"));
         assert_eq!((rows[0].other, rows[0].ratio), (None, None));
         assert_eq!((rows[1].other, rows[1].failure.as_deref()), (Some(2.0), None));
-        let error = Case::new("cycle", Unit::MessagesPerSecond, fails).run("suite", 3).unwrap_err();
-        assert_eq!(error.to_string(), "cycle: ours: lost a message");
+        let error = case().against("limit", fails).run("suite", 3).unwrap_err();
+        assert_eq!(error.to_string(), "cycle: limit: lost a message");
     }
 }

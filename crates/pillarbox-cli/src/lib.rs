@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
-    log_to_stderr(cli.global.verbose);
+    log_to_stderr(cli.global.verbose, matches!(cli.command, args::Command::Top(_)));
     let mut context = Context::new(&cli.global);
     let result = run(&mut context, cli).and_then(|()| context.out.flush());
     match result {
@@ -98,9 +98,10 @@ fn run(context: &mut Context, cli: Cli) -> Result<()> {
 }
 
 /// Shows what the backends warn of, and more where asked for. What the workers of the demo warn of is what
-/// the demo shows.
-fn log_to_stderr(verbose: u8) {
+/// the demo shows; and whoever has the whole screen shows by itself what is wrong.
+fn log_to_stderr(verbose: u8, has_screen: bool) {
     let level = match verbose {
+        0 if has_screen => Level::ERROR,
         0 => Level::WARN,
         1 => Level::INFO,
         2 => Level::DEBUG,

@@ -197,9 +197,15 @@ impl Link {
         if now < begin + PATIENCE {
             return;
         }
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.is_none_or(|said| now >= said + SAID_ONCE_IN) {
-            *said = Some(now);
+        let is_news = {
+            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_news = said.is_none_or(|said| now >= said + SAID_ONCE_IN);
+            if is_news {
+                *said = Some(now);
+            }
+            is_news
+        };
+        if is_news {
             let retry_for = self.usage.retry_for;
             tracing::warn!(%place, %error, "a call fails; it is made again for {retry_for:?} in all");
         }

@@ -989,7 +989,7 @@ async fn a_server_that_is_gone_is_warned_of_once() {
     let log = Log::default();
     let _collecting = log.collect();
     let mut server = RedisServer::start();
-    let url = format!("{}?retry_for=2", server.url());
+    let url = format!("{}?retry_for=4", server.url());
     let backend = open(&url).await;
     let queues = [queue(&backend, "q"), queue(&backend, "p")];
     warm_up(&queues[0]).await;
@@ -999,7 +999,7 @@ async fn a_server_that_is_gone_is_warned_of_once() {
     let text = log.text();
     let warnings: Vec<_> = text.lines().filter(|line| line.contains("WARN")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("a call fails; it is made again for 2s in all"), "{warnings:?}");
+    assert!(warnings[0].contains("a call fails; it is made again for 4s in all"), "{warnings:?}");
 }
 
 #[tokio::test]

@@ -116,17 +116,16 @@ pub(crate) fn decode(
         }
         attributes.insert(name, value);
     }
+    let said = attributes.get(TYPES).or_else(|| folded.get(TYPES)).map_or("", String::as_str);
+    let types = right_types(said, &types, |name| attributes.contains_key(name));
     // What is both whole and folded, which we do not send, is what all programs see.
     for (name, value) in folded {
         attributes.entry(name).or_insert(value);
     }
-    let mut types = told(types.iter().map(|(name, data_type)| (name.as_str(), data_type.as_str())));
-    let said = attributes.get(TYPES).map_or("", String::as_str);
-    if !types.iter().all(|pair| said.split(',').any(|said| said == pair)) {
-        types.extend(said.split(',').filter(|pair| !pair.is_empty()).map(str::to_owned));
-        types.sort();
-        types.dedup();
-        attributes.insert(TYPES.to_owned(), types.join(","));
+    match types {
+        Some(types) if types.is_empty() => drop(attributes.remove(TYPES)),
+        Some(types) => drop(attributes.insert(TYPES.to_owned(), types)),
+        None => {}
     }
     attributes
 }
@@ -154,6 +153,31 @@ fn is_name(name: &str) -> bool {
 
 fn is_binary(data_type: &str) -> bool {
     data_type.split('.').next() == Some(BINARY)
+}
+
+/// What [`TYPES`] should be instead of what is said there: with all types of SQS that are not strings, and nothing that
+/// contradicts one. None if it is right.
+fn right_types(
+    said: &str,
+    types: &BTreeMap<String, String>,
+    is_whole: impl Fn(&str) -> bool,
+) -> Option<String> {
+    let contradicts = |pair: &str| {
+        pair.split_once('=').is_some_and(|(name, data_type)| {
+            is_whole(name) && types.get(name).map_or(STRING, String::as_str) != data_type
+        })
+    };
+    let mut right = told(types.iter().map(|(name, data_type)| (name.as_str(), data_type.as_str())));
+    if right.iter().all(|pair| said.split(',').any(|said| said == pair))
+        && !said.split(',').any(contradicts)
+    {
+        return None;
+    }
+    let kept = said.split(',').filter(|pair| !pair.is_empty() && !contradicts(pair));
+    right.extend(kept.map(str::to_owned));
+    right.sort();
+    right.dedup();
+    Some(right.join(","))
 }
 
 /// What the types of attributes in SQS tell, as [`TYPES`] says it: all that are no strings, in order.
@@ -282,6 +306,32 @@ mod tests {
         let mut attributes: Vec<_> = names.iter().map(|name| (name.as_str(), "1")).collect();
         attributes.push((TYPES, "n0=Number,gone=Number"));
         assert_eq!(there_and_back(&attributes).1, owned(&attributes));
+    }
+
+    #[test]
+    fn types_that_contradict_those_of_sqs_are_not_believed() {
+        let attribute = |data_type: &str| {
+            let attribute = MessageAttributeValue::builder().data_type(data_type);
+            if is_binary(data_type) {
+                attribute.binary_value(Blob::new([0, 1, 255])).build().unwrap()
+            } else {
+                attribute.string_value("1").build().unwrap()
+            }
+        };
+        for (data_type, said, right) in [
+            ("Binary.png", "a=Number", Some("a=Binary.png")),
+            ("Number", "a=String,gone=Number", Some("a=Number,gone=Number")),
+            ("String", "a=Number", None),
+        ] {
+            let said = MessageAttributeValue::builder().data_type(STRING).string_value(said);
+            let said = (TYPES.to_owned(), said.build().unwrap());
+            let foreign = HashMap::from([("a".to_owned(), attribute(data_type)), said]);
+            let decoded = decode(Some(foreign));
+            assert_eq!(decoded.get(TYPES).map(String::as_str), right);
+            let decoded = decoded.iter().map(|(name, value)| (&name[..], &value[..])).collect();
+            let (again, _) = encode(&decoded).unwrap();
+            assert_eq!(again["a"], attribute(data_type), "as it was");
+        }
     }
 
     #[test]

@@ -32,8 +32,8 @@ pub(super) fn case(messages: u64) -> Case {
     };
     let name = format!("memory per message, {} queued", grouped(messages));
     Case::new(name, Unit::Bytes, child("ours"))
-        .against("capp-queue, String", child("capp"))
-        .against("apalis MemoryStorage (no ack)", child("apalis"))
+        .against_peer("capp-queue, String", child("capp"))
+        .against_peer("apalis MemoryStorage (no ack)", child("apalis"))
         .against("tokio mpsc, unbounded (no ack)", child("mpsc"))
         .cold()
 }

@@ -88,19 +88,19 @@ fn cycles(n: u64, batch: u64) -> Case {
     let case = Case::new(format!("send+receive+acknowledge, batch {batch}"), RATE, move || {
         alone(n, ours::cycles(n, batch))
     })
-    .against(format!("capp-queue, String{single}"), move || {
+    .against_peer(format!("capp-queue, String{single}"), move || {
         alone(n, capp::cycles::<TextJob>(n, batch, Finish::Ack))
     })
-    .against(format!("capp-queue, Vec<u8>{single}"), move || {
+    .against_peer(format!("capp-queue, Vec<u8>{single}"), move || {
         alone(n, capp::cycles::<BytesJob>(n, batch, Finish::Ack))
     })
-    .against(format!("capp-queue, String, with set as its runtime does{single}"), move || {
+    .against_peer(format!("capp-queue, String, with set as its runtime does{single}"), move || {
         alone(n, capp::cycles::<TextJob>(n, batch, Finish::SetAndAck))
     })
-    .against(format!("apalis Worker (no-op ack){single}"), move || {
+    .against_peer(format!("apalis Worker (no-op ack){single}"), move || {
         alone(n, apalis::worker_cycles::<TextJob>(n, batch))
     })
-    .against(format!("apalis push+poll (no ack){single}"), move || {
+    .against_peer(format!("apalis push+poll (no ack){single}"), move || {
         alone(n, apalis::poll_cycles::<TextJob>(n, batch))
     });
     if batch == 1 {
@@ -117,7 +117,9 @@ fn typed(n: u64) -> Case {
     Case::new("typed JSON, send+receive+acknowledge, one by one", RATE, move || {
         alone(n, ours::typed_cycles(n))
     })
-    .against("capp-queue, String", move || alone(n, capp::cycles::<TextJob>(n, 1, Finish::Ack)))
+    .against_peer("capp-queue, String", move || {
+        alone(n, capp::cycles::<TextJob>(n, 1, Finish::Ack))
+    })
 }
 
 /// Many senders and receivers on two threads. Everybody sends one by one.
@@ -129,12 +131,13 @@ fn many(n: u64, batch: usize) -> Case {
         load::CONSUMERS
     );
     Case::new(name, RATE, move || together(n, ours::many(n, batch)))
-        .against(format!("capp-queue, String, consumers poll{single}"), move || {
+        .against_peer(format!("capp-queue, String, consumers poll{single}"), move || {
             together(n, capp::many::<TextJob>(n))
         })
-        .against(format!("apalis Worker, 4 handlers at a time (no-op ack){single}"), move || {
-            together(n, apalis::many::<TextJob>(n))
-        })
+        .against_peer(
+            format!("apalis Worker, 4 handlers at a time (no-op ack){single}"),
+            move || together(n, apalis::many::<TextJob>(n)),
+        )
         .against(
             format!("tokio mpsc, receiver in a Mutex, recv_many of {batch} (no ack)"),
             move || together(n, mpsc::many(n, batch)),

@@ -131,18 +131,18 @@ fn head(results: &Results) -> String {
     )
 }
 
-/// All peers and limits that are better somewhere, told first.
+/// The peers and limits that are better somewhere, told first.
 fn others_are_better(results: &Results) -> String {
-    let mut text = better_of(results, Role::Peer);
-    if text.is_empty() {
-        text += "No peer, in the charts of this run.\n";
-    }
+    let peers = better_of(results, Role::Peer);
+    let peers = if peers.is_empty() { "- No peer.\n" } else { &peers };
+    let mut text =
+        format!("In the charts; of how long a cycle takes, the middle and 99 percent:\n\n{peers}");
     let limits = better_of(results, Role::Limit);
     if !limits.is_empty() {
         text += &format!("\nAnd the limits, as they should be:\n\n{limits}");
     }
     let rows = results.rows.iter().filter(|row| row.ratio.is_some_and(|ratio| ratio < 1.0)).count();
-    let all = results.rows.len();
+    let all = results.rows.iter().filter(|row| row.ratio.is_some()).count();
     if rows > 0 {
         text += &format!(
             "\nIn the tables of the suites, {rows} of {all} comparisons, with limits and with ours under other conditions \
@@ -243,7 +243,10 @@ fn table_of_rows(suite: &str, rows: &[&Row]) -> String {
         let (ours, other) = (row.unit.human(row.ours), row.other_for_people());
         text += &format!("| {case} | {ours} | {other} | {ratio} | {} |\n", cell(&row.other_name));
     }
-    for failure in rows.iter().filter_map(|row| row.failure.as_ref()) {
+    let mut failures: Vec<_> = rows.iter().filter_map(|row| row.failure.as_ref()).collect();
+    // One run may have several figures.
+    failures.dedup();
+    for failure in failures {
         text += &format!("\nFailed: {}\n", cell(failure));
     }
     text
@@ -316,7 +319,8 @@ mod tests {
         (latency.id, latency.at) = ("latency-x".to_owned(), vec!["1".to_owned(), "50".to_owned()]);
         latency.lines.push(line("prompt", Role::Peer, [Some(1100.0), Some(55_000.0)]));
         let told = others_are_better(&Results::of(vec![cycles, latency]));
-        let expected = "- **quick**, Cycles: 1.50 times at 1, 1.20 times at 256 (callers).\n\
+        let expected = "In the charts; of how long a cycle takes, the middle and 99 percent:\n\n\
+             - **quick**, Cycles: 1.50 times at 1, 1.20 times at 256 (callers).\n\
              - **prompt**, Cycles: 1.10 times at 50 (callers).\n\n\
              And the limits, as they should be:\n\n\
              - **bare <&>**, Cycles: 2.00 times at 1 (callers).\n";

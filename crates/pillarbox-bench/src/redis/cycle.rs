@@ -98,7 +98,11 @@ fn rate(name: String, load: Load, kept: Kept) -> Case {
 }
 
 fn against_rate(case: Case, who: Who, load: Load, kept: Kept) -> Case {
-    case.against(who.name(), move || who.rate(load, kept))
+    let run = move || who.rate(load, kept);
+    match who {
+        Who::Apalis(_) | Who::Peer(_) => case.against_peer(who.name(), run),
+        Who::Ours | Who::OursUncoalesced | Who::Native => case.against(who.name(), run),
+    }
 }
 
 impl Who {

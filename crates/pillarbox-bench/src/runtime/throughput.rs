@@ -76,8 +76,8 @@ fn against_capp(case: Case, plan: &Plan) -> Case {
     let jobs = plan.pick(200_000, 2_000);
     let at_a_time = places(LARGE_INBOX);
     let run = move |tuned| Ok(on_two_threads(capp::drain(jobs, tuned))?.figures(jobs));
-    case.against("capp runtime", move || run(capp::Tuned::No))
-        .against("capp runtime, tuned", move || run(capp::Tuned::Yes { at_a_time }))
+    case.against_peer("capp runtime", move || run(capp::Tuned::No))
+        .against_peer("capp runtime, tuned", move || run(capp::Tuned::Yes { at_a_time }))
 }
 
 fn against_apalis(case: Case, plan: &Plan, kind: Kind) -> Case {
@@ -98,8 +98,8 @@ fn against_apalis(case: Case, plan: &Plan, kind: Kind) -> Case {
         Kind::Redis => plan.pick(5_000, 500),
     };
     let batch = places(LARGE_INBOX);
-    case.against(peer, move || run(jobs, apalis::Tuned::No))
-        .against(format!("{peer}, tuned"), move || run(jobs, apalis::Tuned::Yes { batch }))
+    case.against_peer(peer, move || run(jobs, apalis::Tuned::No))
+        .against_peer(format!("{peer}, tuned"), move || run(jobs, apalis::Tuned::Yes { batch }))
 }
 
 /// Runs on a fresh store, and says how many jobs were done per second, and how much CPU time each took.

@@ -28,7 +28,9 @@ pub(super) fn case(plan: &Plan, kind: Kind) -> Case {
     let case = Case::several(name, figures, move || run(kind, messages, to_worker))
         .against("a bare receive that waits", move || run(kind, messages, to_bare));
     match kind {
-        Kind::Memory => case.against("capp runtime", move || on_two_threads(to_capp(messages))),
+        Kind::Memory => {
+            case.against_peer("capp runtime", move || on_two_threads(to_capp(messages)))
+        }
         Kind::Sqlite | Kind::Redis => case,
     }
 }

@@ -20,7 +20,7 @@ const LOG: &str = "reference log";
 pub(super) fn cycles(plan: &Plan, callers: u64) -> Case {
     let load = Load { callers, length: BODY, window: window(plan) };
     let name = format!("cycle, {}", callers_as_text(callers));
-    against_log(name, load).against("apalis-sqlite Worker", move || {
+    against_log(name, load).against_peer("apalis-sqlite Worker", move || {
         let directory = place::fresh()?;
         Ok(on_two_threads(apalis::cycles(directory.path(), callers, load.window))?.rate())
     })
