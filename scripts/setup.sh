@@ -137,16 +137,17 @@ for need in "$@"; do
           > /dev/null 2>&1 || echo "(bullmq does not install here: it is left out)"
         touch target/peers-node/tried
       fi
-      if [ ! -e target/venv-peers/tried-2 ]; then
+      if [ ! -e target/venv-peers/tried-3 ]; then
         echo "installing peers for benchmarks ..."
         venv target/venv-peers
-        # redis comes first, for others need it: their own choice would be without hiredis.
-        for package in 'redis[hiredis]==8.1.0' rq==2.12.0 dramatiq==2.2.1 celery==5.7.0 huey==3.5.4 \
+        # redis comes first, for others need it: their own choice would be without hiredis. packaging is what
+        # Celery needs with Redis and does not ask for.
+        for package in 'redis[hiredis]==8.1.0' rq==2.12.0 dramatiq==2.2.1 packaging==26.3 celery==5.7.0 huey==3.5.4 \
           litequeue==0.9 greenstalk==2.1.1 nats-py==2.16.0; do
           target/venv-peers/bin/pip install --quiet --disable-pip-version-check "$package" \
             2> /dev/null || echo "($package does not install here: it is left out)"
         done
-        touch target/venv-peers/tried-2
+        touch target/venv-peers/tried-3
       fi
       if [ ! -e target/tools/peers-tried ]; then
         mkdir -p target/tools/bin

@@ -5,9 +5,10 @@
 //! be another program. Linux only: the figures come from `/proc`.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -172,9 +173,13 @@ fn told_bytes(file: &str, name: &str) -> Result<u64> {
 /// The first number of each thread's `schedstat`, in nanoseconds; `/proc/self/stat` counts in
 /// steps of 10 ms, which is more than an idle process uses. The files stay open so that looking
 /// costs little, for looking is paid by the process that is looked at.
+///
+/// A thread that has ended, as those do that a runtime keeps for what blocks, counts with what it had used
+/// when it was last looked at.
 #[derive(Debug)]
 pub(crate) struct CpuClock {
-    threads: Vec<File>,
+    /// With the nanoseconds of each.
+    threads: Vec<(File, AtomicU64)>,
 }
 
 impl CpuClock {
@@ -182,25 +187,43 @@ impl CpuClock {
         let mut threads = Vec::new();
         for thread in fs::read_dir("/proc/self/task")? {
             let path = thread?.path().join("schedstat");
-            let file = File::open(&path)
-                .map_err(|error| format!("cannot open {}: {error}", path.display()))?;
-            threads.push(file);
+            match File::open(&path) {
+                Ok(file) => threads.push((file, AtomicU64::new(0))),
+                Err(error) if has_ended(&error) => {}
+                Err(error) => {
+                    return Err(format!("cannot open {}: {error}", path.display()).into());
+                }
+            }
         }
-        Ok(Self { threads })
+        let clock = Self { threads };
+        clock.read()?;
+        Ok(clock)
     }
 
     /// The CPU time used so far.
     pub(crate) fn read(&self) -> Result<Duration> {
         let mut nanos = 0;
-        for thread in &self.threads {
+        for (thread, known) in &self.threads {
             let mut text = [0; 128];
-            let length = thread.read_at(&mut text, 0)?;
-            let text = str::from_utf8(&text[..length])?;
-            let first = text.split_whitespace().next().ok_or("a schedstat is empty")?;
-            nanos += first.parse::<u64>()?;
+            match thread.read_at(&mut text, 0) {
+                Ok(length) => {
+                    let text = str::from_utf8(&text[..length])?;
+                    let first = text.split_whitespace().next().ok_or("a schedstat is empty")?;
+                    known.store(first.parse()?, Ordering::Relaxed);
+                }
+                Err(error) if has_ended(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+            nanos += known.load(Ordering::Relaxed);
         }
         Ok(Duration::from_nanos(nanos))
     }
+}
+
+/// Whether an error about a thread says that there is no such thread any more.
+fn has_ended(error: &io::Error) -> bool {
+    const ESRCH: i32 = 3;
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH)
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -211,5 +234,16 @@ mod tests {
     fn this_process_has_memory_and_has_used_time() {
         assert!(resident_bytes().unwrap() > 100_000);
         assert!(CpuClock::new().unwrap().read().unwrap() > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_counts_with_what_it_had_used() {
+        let (end, ending) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || ending.recv());
+        let clock = CpuClock::new().unwrap();
+        let before = clock.read().unwrap();
+        drop(end);
+        thread.join().unwrap().unwrap_err();
+        assert!(clock.read().unwrap() >= before);
     }
 }
