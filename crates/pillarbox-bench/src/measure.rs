@@ -103,7 +103,7 @@ type Runs = std::result::Result<Vec<Vec<f64>>, String>;
 
 struct Contestant {
     name: String,
-    /// Whether that is worth a row, and not the end.
+    /// Whether its failing is worth a row, and not the end of the case.
     may_fail: bool,
     run: Box<dyn FnMut() -> Result<Vec<f64>>>,
 }
