@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pillarbox::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, MessageId, Outgoing, PeekPage, Queue,
-    QueueName, Receive, Result, Settle,
+    BoxFuture, Capabilities, Counts, Cursor, Delivery, Outgoing, PeekPage, Queue, QueueName,
+    Receive, Result, Sent, Settle,
 };
 
 /// Ten messages a call, bodies of ten bytes, whole seconds, no peek, and every other receive finds
@@ -41,7 +41,7 @@ impl Queue for Narrow {
         &self.capabilities
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
             self.capabilities.check_batch(self.name(), batch.len())?;
             let mut results = Vec::new();

@@ -46,6 +46,9 @@ pub struct Capabilities {
     pub fifo: bool,
     /// Sending an id that is in the queue stores nothing.
     pub idempotent_send: bool,
+    /// A send says whether it stored the message. Where not, [`is_new`](crate::Sent::is_new) is always
+    /// `true`.
+    pub tells_duplicates: bool,
     /// How long an id is remembered that was sent: sent again within that time, it is not stored,
     /// also when its message has gone. `None`: what is gone is forgotten.
     pub deduplication: Option<Duration>,
@@ -56,8 +59,9 @@ pub struct Capabilities {
     pub strict_receipts: bool,
     /// Counts are exact at the moment they are taken.
     pub exact_counts: bool,
-    /// Deliveries that nobody settles are counted. Where not,
-    /// [`unsettled`](crate::RawMessage::unsettled) is always 0.
+    /// Deliveries that nobody settles, and those that were no attempt, are counted. Where not,
+    /// [`unsettled`](crate::RawMessage::unsettled) and [`uncounted`](crate::RawMessage::uncounted) are
+    /// always 0.
     pub counts_unsettled: bool,
     /// `max_size` is kept to the message: a send is refused if and only if the queue holds so many.
     pub bounded: bool,
@@ -95,6 +99,7 @@ impl Capabilities {
             dotted_names: true,
             fifo: true,
             idempotent_send: true,
+            tells_duplicates: true,
             deduplication: None,
             max_delivery: None,
             strict_receipts: true,
@@ -180,11 +185,11 @@ impl Capabilities {
     /// more or fewer entries than it was given.
     ///
     /// ```
-    /// use pillarbox_core::{Capabilities, MessageId, Outgoing, QueueName, Result};
+    /// use pillarbox_core::{Capabilities, Outgoing, QueueName, Result, Sent};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<()> {
-    /// async fn store(batch: Vec<Outgoing>) -> Result<Vec<Result<MessageId>>> {
-    ///     Ok(batch.into_iter().map(|message| Ok(message.id)).collect())
+    /// async fn store(batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
+    ///     Ok(batch.into_iter().map(|message| Ok(Sent::stored(message.id))).collect())
     /// }
     ///
     /// let mut capabilities = Capabilities::full("small");
@@ -281,10 +286,10 @@ impl Capabilities {
     pub fn check_settle(&self, queue: &QueueName, settle: &Settle) -> Result<()> {
         let checked = match settle.action {
             SettleAction::Acknowledge => Ok(()),
-            SettleAction::Nack { delay } => {
+            SettleAction::Nack { delay } | SettleAction::Release { delay } => {
                 self.check_duration(queue, "delay", delay, self.max_nack_delay)
             }
-            SettleAction::Extend { timeout } => {
+            SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
                 self.check_duration(queue, "timeout", timeout, Some(Self::MAX_VISIBILITY))
             }
         };

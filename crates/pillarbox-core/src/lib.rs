@@ -51,7 +51,7 @@ pub use name::QueueName;
 pub use options::{Receive, SendOptions};
 pub use queue::{
     Backend, BoxFuture, Cursor, Delivery, MessageState, Outgoing, Partitions, PeekPage, Peeked,
-    Queue, QueueOptions, RawMessage, Redrive, Settle, SettleAction,
+    Queue, QueueOptions, RawMessage, Redrive, Sent, Settle, SettleAction,
 };
 pub use readable::{BodyEncoding, ReadableBody};
 pub use receipt::{Nonce, Receipt};

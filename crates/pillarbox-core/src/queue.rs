@@ -37,8 +37,9 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
     /// What the backend can do, and within which limits.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Stores messages. One whose id the queue already holds is not stored again, and succeeds.
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>>;
+    /// Stores messages. One whose id the queue already holds is not stored again, and succeeds;
+    /// [`Sent::is_new`] tells the two apart.
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>>;
 
     /// Delivers up to `request.max` ready messages and starts a lease on each.
     ///
@@ -281,6 +282,31 @@ impl Outgoing {
     }
 }
 
+/// Answer to a message that was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Sent {
+    /// Id of the message.
+    pub id: MessageId,
+    /// Whether this send stored the message. `false`: the queue held a message of that id, and nothing
+    /// changed. It may be another message that has the same id, and whoever holds it may delete it: a
+    /// copy elsewhere must not be deleted because of this answer alone. Always `true` where the backend
+    /// does not [tell](crate::Capabilities::tells_duplicates).
+    pub is_new: bool,
+}
+
+impl Sent {
+    /// The message was stored.
+    pub const fn stored(id: MessageId) -> Self {
+        Self { id, is_new: true }
+    }
+
+    /// The queue held a message of that id already.
+    pub const fn duplicate(id: MessageId) -> Self {
+        Self { id, is_new: false }
+    }
+}
+
 /// A message as a queue holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -297,11 +323,15 @@ pub struct RawMessage {
     pub enqueued_at: Timestamp,
     /// How often it was delivered, this time included.
     pub delivery_count: u32,
-    /// How many earlier deliveries ended without a word: their lease ran out before anybody settled
-    /// them. A message that takes its receivers down is known by it, for a nack does not change it.
-    /// Always 0 where the backend does not
-    /// [count them](crate::Capabilities::counts_unsettled).
+    /// Number of earlier deliveries that were [started](SettleAction::Start) and whose lease expired
+    /// before anybody settled them. A message that takes its receivers down is known by it. Always 0
+    /// where the backend does not [count them](crate::Capabilities::counts_unsettled).
     pub unsettled: u32,
+    /// Number of earlier deliveries that were no attempt at the work: they were
+    /// [released](SettleAction::Release), or their lease expired before they were known to be
+    /// [started](SettleAction::Start). Always 0 where the backend does not
+    /// [count them](crate::Capabilities::counts_unsettled).
+    pub uncounted: u32,
     /// When it was first delivered, where the backend tells.
     pub first_received_at: Option<Timestamp>,
 }
@@ -318,8 +348,15 @@ impl RawMessage {
             enqueued_at,
             delivery_count: 0,
             unsettled: 0,
+            uncounted: 0,
             first_received_at: None,
         }
+    }
+
+    /// Number of this attempt at the work, from 1: [`delivery_count`](Self::delivery_count) without the
+    /// [`uncounted`](Self::uncounted) deliveries.
+    pub fn attempt(&self) -> u32 {
+        self.delivery_count.saturating_sub(self.uncounted).max(1)
     }
 }
 
@@ -430,9 +467,19 @@ impl Settle {
         Self { receipt, action: SettleAction::Nack { delay } }
     }
 
+    /// Gives the message back as [`nack`](Self::nack) does, where this delivery was no attempt.
+    pub const fn release(receipt: Receipt, delay: Duration) -> Self {
+        Self { receipt, action: SettleAction::Release { delay } }
+    }
+
     /// Lets the lease run for `timeout` from now.
     pub const fn extend(receipt: Receipt, timeout: Duration) -> Self {
         Self { receipt, action: SettleAction::Extend { timeout } }
+    }
+
+    /// Records that the work on the message starts, and lets the lease run for `timeout` from now.
+    pub const fn start(receipt: Receipt, timeout: Duration) -> Self {
+        Self { receipt, action: SettleAction::Start { timeout } }
     }
 }
 
@@ -446,11 +493,42 @@ pub enum SettleAction {
         /// How long it stays invisible before it is ready.
         delay: Duration,
     },
+    /// Give the message back as a nack does, and count this delivery as
+    /// [no attempt](RawMessage::uncounted).
+    Release {
+        /// How long it stays invisible before it is ready.
+        delay: Duration,
+    },
     /// Let the lease run on; the receipt stays.
     Extend {
         /// How long from now.
         timeout: Duration,
     },
+    /// Let the lease run on, and record that the work on the message starts. If the lease of a started
+    /// delivery expires, it counts as [unsettled](RawMessage::unsettled); one that was not started
+    /// counts as [no attempt](RawMessage::uncounted).
+    Start {
+        /// How long from now.
+        timeout: Duration,
+    },
+}
+
+impl SettleAction {
+    /// Delay after which a message that is given back is ready. `None` for other actions.
+    pub const fn delay(self) -> Option<Duration> {
+        match self {
+            Self::Nack { delay } | Self::Release { delay } => Some(delay),
+            Self::Acknowledge | Self::Extend { .. } | Self::Start { .. } => None,
+        }
+    }
+
+    /// Time from now until the lease expires. `None` for actions that end the lease.
+    pub const fn timeout(self) -> Option<Duration> {
+        match self {
+            Self::Extend { timeout } | Self::Start { timeout } => Some(timeout),
+            Self::Acknowledge | Self::Nack { .. } | Self::Release { .. } => None,
+        }
+    }
 }
 
 /// The results themselves, unless a broken backend gave too many or too few.

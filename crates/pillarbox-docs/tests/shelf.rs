@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pillarbox_core::lease::{Full, Ledger, Stale};
 use pillarbox_core::{
     Backend, BoxFuture, Capabilities, Clock, Counts, Cursor, Delivery, Diagnosis, Error, Gate,
-    Mailboxes, MessageId, Nonce, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive,
-    Result, Settle, SystemClock,
+    Mailboxes, Nonce, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent,
+    Settle, SystemClock,
 };
 use pillarbox_testing::Subject;
 use tokio::sync::Notify;
@@ -46,15 +46,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ShelfQueue {
-    fn send_one(&self, message: Outgoing) -> Result<MessageId> {
+    fn send_one(&self, message: Outgoing) -> Result<Sent> {
         let (id, max_size) = (message.id, self.options.max_size);
         let stored = lock(&self.shared.ledger).send(self.clock.now(), message, max_size);
         stored.map_err(|Full| Error::MailboxFull {
             queue: self.name.clone(),
             id: Some(id),
             max_size: max_size.unwrap_or(u64::MAX),
-        })?;
-        Ok(id)
+        })
     }
 
     fn settle_one(&self, settle: Settle) -> Result<()> {
@@ -76,7 +75,7 @@ impl Queue for ShelfQueue {
         &CAPABILITIES
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
             self.gate.check(&self.name)?;
             // Refuses what is outside of the capabilities, entry by entry; the rest comes here.

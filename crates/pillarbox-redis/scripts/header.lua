@@ -10,8 +10,11 @@
 --   3 data       HASH  id -> nanosecond at which it was sent, [space, JSON of reply_to and
 --                      attributes], newline, body
 --   4 meta       HASH  id -> the 16 secret characters of the receipt while it is in flight, then
---                      how often it was delivered, and 4294967296 for each delivery whose lease ran
---                      out: 16 digits at most. No field before the first delivery.
+--                      the number of its deliveries, and 4294967296 for each that was started and
+--                      expired; then, if there are any, a colon and the number of those that were no
+--                      attempt: released, or expired before they were started. 16 characters at most
+--                      without the secret. Then an s, while it is in flight, once it is started. No
+--                      field before the first delivery.
 --                      #enlisted: the layout says that the partition is received from;
 --                      #sent: messages ever stored; #delayed: members of invisible that nobody
 --                      holds; #about: what this is, long enough to have fields found by hash from

@@ -45,7 +45,7 @@ for n = 5, #ARGV do
     answer = 'u'
     if repair then
       redis_call('LPUSH', pending, id)
-      if held then redis_call('HSET', meta, id, sub(known, 17)) end
+      if held then redis_call('HSET', meta, id, (string.gsub(sub(known, 17), 's$', ''))) end
     end
   elseif #in_line > 1 or (#in_line == 1 and timed) then
     answer = 'b'
@@ -59,7 +59,7 @@ for n = 5, #ARGV do
   end
   if answer == '.' and #in_line > 0 and held then
     answer = 'h'
-    if repair then redis_call('HSET', meta, id, sub(known, 17)) end
+    if repair then redis_call('HSET', meta, id, (string.gsub(sub(known, 17), 's$', ''))) end
   end
   answers[#answers + 1] = answer
 end

@@ -1,6 +1,6 @@
 -- Moves the messages that due has found to the tail of pending. If they are less than at_once, meta then has
--- a secret for exactly those messages whose lease runs. A delivery whose lease has ended was unsettled, and is
--- counted as such with its secret's going.
+-- a secret for exactly those messages whose lease runs. A delivery whose lease has expired is counted as such
+-- with its secret's going.
 -- Writes: invisible, pending, meta.
 if promoted > 0 then
   local ended, delayed = {}, 0
@@ -8,7 +8,7 @@ if promoted > 0 then
     local known = due_known[n]
     if known and #known > 16 then
       local deliveries = sub(known, 17)
-      -- @unsettled
+      -- @expired
       ended[#ended + 1] = id
       ended[#ended + 1] = deliveries
     else

@@ -21,7 +21,8 @@ if record and record >= ARGV[1] then
   for n = 1, #ids do
     local secret = sub(ARGV[secrets + n] or '', 1, 16)
     if known[n] and sub(known[n], 1, 16) == secret then
-      known[n] = string.format('%.0f', sub(known[n], 17) - 1)
+      local count, rest = string.match(known[n], '^(%d+)(:?%d*)', 17)
+      known[n] = string.format('%.0f', count - 1) .. rest
     else
       bodies[n] = false
     end
@@ -90,8 +91,8 @@ for n = 1, count do
     last = id
     local secret = ARGV[secrets + n]
     if known[n] then
-      local before = #known[n] > 16 and sub(known[n], 17) or known[n]
-      secret = sub(secret, 1, 16) .. string.format('%.0f', (tonumber(before) or 0) + 1)
+      local before, rest = string.match(known[n], '^(%d+)(:?%d*)', #known[n] > 16 and 17 or 1)
+      secret = sub(secret, 1, 16) .. string.format('%.0f', (before or 0) + 1) .. (rest or '')
     end
     leases[place + 1] = lease
     leases[place + 2] = id

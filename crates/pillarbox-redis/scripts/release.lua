@@ -18,10 +18,10 @@ for n = #ids, 1, -1 do
   if scores[n] and tonumber(scores[n]) > tonumber(now_text) and current and #current > 16
     and sub(current, 1, 16) == ARGV[2 * n + 3] then
     back[#back + 1] = ids[n]
-    local count = tonumber(sub(current, 17)) - 1
-    if count > 0 then
+    local count, rest = string.match(current, '^(%d+)(:?%d*)', 17)
+    if tonumber(count) > 1 then
       counts[#counts + 1] = ids[n]
-      counts[#counts + 1] = string.format('%.0f', count)
+      counts[#counts + 1] = string.format('%.0f', count - 1) .. rest
     else
       never[#never + 1] = ids[n]
     end

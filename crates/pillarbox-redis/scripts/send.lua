@@ -72,8 +72,8 @@ end
 if wrong then return wrong end
 local is_new = redis_call('HINCRBY', meta, '#sent', size / 2) == size / 2
 if is_new then
-  redis_call('HSET', meta, '#about', 'pillarbox queue, format 1; each field: '
-    .. '[16 characters of the receipt, if in flight] times delivered + 4294967296 * times left alone')
+  redis_call('HSET', meta, '#about', 'pillarbox queue, format 2; each field: [16 characters of the '
+    .. 'receipt, if in flight] deliveries + 4294967296 * unsettled [: uncounted] [s, if started]')
   redis_call('ZADD', invisible, '+inf', 'a member that is never due, long enough to have this set '
     .. 'stored as a tree')
 end

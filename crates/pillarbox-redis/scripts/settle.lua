@@ -1,8 +1,9 @@
 -- Ends or extends leases, each only if its receipt is the current one and still runs.
 --
 -- Arguments after the common ones: 4 how many entries; then the ids of all; then their tokens: the 16
---   secret characters of the receipt and a 1 to acknowledge; instead of the 1 an 'n' and microseconds
---   to give back, ready after so long, or an 'e' and microseconds to extend.
+--   secret characters of the receipt and a 1 to acknowledge; instead of the 1 an 'n' and microseconds to
+--   give back, ready after so long, or an 'r' to do the same where the delivery was no attempt; an 'e' and
+--   microseconds to extend, or an 's' to do the same and note that the delivery is started.
 -- Reads: invisible, meta, pending. Writes: data, invisible, meta, pending, call.
 -- Reply: + if all are done; or for each entry a character: 1 done, 0 refused.
 -- Twice: see header.lua. Works when the server is out of memory.
@@ -36,9 +37,10 @@ end
 local scores = promoted == at_once and redis_call('ZMSCORE', invisible, unpack(ARGV, 5, last_id))
 local now = tonumber(now_text)
 local answer, gone, line, timed, moved, given_back = {}, {}, {}, {}, {}, {}
-local settled, delayed, earliest = {}, 0, math.huge
+local settled, started, marked, delayed, earliest = {}, {}, {}, 0, math.huge
 for n = 1, count do
-  local id, token, current = ARGV[4 + n], ARGV[last_id + n], known[n]
+  local id, token = ARGV[4 + n], ARGV[last_id + n]
+  local current = started[id] or known[n]
   local runs = not settled[id] and current and #current > 16
     and sub(current, 1, 16) == sub(token, 1, 16)
   if runs and scores then runs = scores[n] and tonumber(scores[n]) > now end
@@ -49,13 +51,27 @@ for n = 1, count do
       gone[#gone + 1] = id
       settled[id] = true
     else
-      local nack = kind == 110
+      local release = kind == 114
+      local back = release or kind == 110
       local deliveries = sub(current, 17)
-      if not nack and micros == 0 then
-        -- A lease that is extended by nothing ends, and was not settled.
-        -- @unsettled
+      local is_started = sub(deliveries, -1) == 's'
+      if back then
+        if is_started then deliveries = sub(deliveries, 1, -2) end
+      elseif kind == 115 and not is_started then
+        deliveries = deliveries .. 's'
+        -- Further entries of this call may be of the same delivery.
+        current = sub(current, 1, 16) .. deliveries
+        started[id] = current
+        if micros > 0 then
+          marked[#marked + 1] = id
+          marked[#marked + 1] = current
+        end
       end
-      if nack or micros == 0 then
+      if release or not back and micros == 0 then
+        -- A lease that is extended by nothing expires, and a release counts like one that was not started.
+        -- @expired
+      end
+      if back or micros == 0 then
         given_back[#given_back + 1] = id
         given_back[#given_back + 1] = deliveries
         settled[id] = true
@@ -64,7 +80,7 @@ for n = 1, count do
         line[#line + 1] = id
       else
         local due = now + micros + #timed / 8
-        if nack then delayed = delayed + 1 end
+        if back then delayed = delayed + 1 end
         if due < earliest then earliest = due end
         timed[#timed + 1] = due
         timed[#timed + 1] = id
@@ -84,6 +100,8 @@ if #timed > 0 then
   redis_call('ZREM', invisible, unpack(moved))
   redis_call('ZADD', invisible, unpack(timed))
 end
+-- Before what ends: an entry may be started and settled in one call.
+if #marked > 0 then redis_call('HSET', meta, unpack(marked)) end
 if #gone > 0 then
   redis_call('HDEL', data, unpack(gone))
   redis_call('ZREM', invisible, unpack(gone))

@@ -182,6 +182,7 @@ pub(crate) fn message(id: MessageId, data: Vec<u8>, deliveries: Deliveries) -> R
     message.attributes = extra.attributes;
     message.delivery_count = deliveries.count;
     message.unsettled = deliveries.unsettled;
+    message.uncounted = deliveries.uncounted;
     message
 }
 
@@ -202,18 +203,24 @@ pub(crate) fn sent_at(start: &[u8]) -> Option<Timestamp> {
     std::str::from_utf8(&start[..end]).ok()?.parse().ok().map(Timestamp::from_nanos)
 }
 
-/// How often a message was delivered, and how often nobody has settled it.
+/// Number of deliveries of a message, and what became of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Deliveries {
     pub(crate) count: u32,
-    /// How many of them ended by their deadline.
+    /// Number of them that were started and expired.
     pub(crate) unsettled: u32,
+    /// Number of them that were no attempt: released, or expired before they were started.
+    pub(crate) uncounted: u32,
 }
 
 impl Deliveries {
-    /// Of the number in `meta`: the low 32 bits are the count, those above the unsettled ones.
-    const fn of_number(number: u64) -> Self {
-        Self { count: number as u32, unsettled: (number >> 32) as u32 }
+    /// Reads a value of `meta` without its secret: of the number, the low 32 bits are the count and those
+    /// above the unsettled ones; after a colon come the uncounted ones.
+    fn parse(text: &str) -> Option<Self> {
+        let (number, uncounted) = text.split_once(':').unwrap_or((text, "0"));
+        let number = digits(number)?;
+        let uncounted = u32::try_from(digits(uncounted)?).unwrap_or(u32::MAX);
+        Some(Self { count: number as u32, unsettled: (number >> 32) as u32, uncounted })
     }
 
     /// After one more delivery.
@@ -222,15 +229,22 @@ impl Deliveries {
     }
 }
 
+/// A number that is written with digits alone.
+fn digits(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
 /// Reads a value of `meta`: whether somebody holds a receipt, and the deliveries.
 pub(crate) fn meta(value: &[u8]) -> Option<(bool, Deliveries)> {
     let is_held = value.len() > Nonce::TEXT_LEN;
-    let number = if is_held { &value[Nonce::TEXT_LEN..] } else { value };
-    if number.is_empty() {
-        return Some((false, Deliveries::default()));
+    let text = if is_held { &value[Nonce::TEXT_LEN..] } else { value };
+    // Only what is in flight can be started.
+    let text = if is_held { text.strip_suffix(b"s").unwrap_or(text) } else { text };
+    if text.is_empty() {
+        return Some((false, Deliveries::default())).filter(|_| value.is_empty());
     }
-    let number = std::str::from_utf8(number).ok()?.parse().ok()?;
-    Some((is_held, Deliveries::of_number(number)))
+    let deliveries = Deliveries::parse(std::str::from_utf8(text).ok()?)?;
+    Some((is_held, deliveries))
 }
 
 /// Reads a score of `invisible`: when the message becomes ready. `None` for one that is.
@@ -246,7 +260,9 @@ pub(crate) fn token(nonce: Nonce, action: SettleAction) -> Token {
     let (kind, time) = match action {
         SettleAction::Acknowledge => (b'1', None),
         SettleAction::Nack { delay } => (b'n', Some(delay)),
+        SettleAction::Release { delay } => (b'r', Some(delay)),
         SettleAction::Extend { timeout } => (b'e', Some(timeout)),
+        SettleAction::Start { timeout } => (b's', Some(timeout)),
     };
     token.text[Nonce::TEXT_LEN] = kind;
     if let Some(time) = time {
@@ -300,8 +316,10 @@ mod tests {
         let delay = Duration::from_millis(25);
         assert_eq!(text(SettleAction::Acknowledge), format!("{nonce}1"));
         assert_eq!(text(SettleAction::Nack { delay }), format!("{nonce}n25000"));
+        assert_eq!(text(SettleAction::Release { delay }), format!("{nonce}r25000"));
         let timeout = Duration::ZERO;
         assert_eq!(text(SettleAction::Extend { timeout }), format!("{nonce}e0"));
+        assert_eq!(text(SettleAction::Start { timeout }), format!("{nonce}s0"));
         let timeout = Duration::MAX;
         let longest = format!("{nonce}e{}", micros(timeout));
         assert_eq!(text(SettleAction::Extend { timeout }), longest);
@@ -337,12 +355,12 @@ mod tests {
     #[test]
     fn a_message_survives_its_data() {
         let id = MessageId::new();
-        let deliveries = Deliveries { count: 3, unsettled: 1 };
+        let deliveries = Deliveries { count: 3, unsettled: 1, uncounted: 1 };
         let message = |data: &str| message(id, data.as_bytes().to_vec(), deliveries);
         let plain = message("1763200000123456000\nbody\nand more");
         assert_eq!(&plain.body[..], b"body\nand more");
         assert_eq!(plain.enqueued_at.as_micros(), 1_763_200_000_123_456);
-        assert_eq!((plain.delivery_count, plain.unsettled), (3, 1));
+        assert_eq!((plain.delivery_count, plain.unsettled, plain.uncounted), (3, 1, 1));
 
         let mut outgoing = Outgoing::new("b");
         outgoing.reply_to = Some("client\n7".into());
@@ -364,16 +382,33 @@ mod tests {
     #[test]
     fn deliveries_are_read_with_and_without_a_secret() {
         let secret = "0123456789abcdef";
-        for (number, count, unsettled) in
-            [("1", 1, 0), ("4294967298", 2, 1), ("9007199254740991", u32::MAX, (1 << 21) - 1)]
-        {
-            let deliveries = Deliveries { count, unsettled };
-            assert_eq!(meta(number.as_bytes()), Some((false, deliveries)));
-            let held = format!("{secret}{number}");
-            assert_eq!(meta(held.as_bytes()), Some((true, deliveries)));
+        for (text, count, unsettled, uncounted) in [
+            ("1", 1, 0, 0),
+            ("4294967298", 2, 1, 0),
+            ("7:3", 7, 0, 3),
+            ("8589934601:6", 9, 2, 6),
+            ("9007199254740991", u32::MAX, (1 << 21) - 1, 0),
+        ] {
+            let deliveries = Deliveries { count, unsettled, uncounted };
+            assert_eq!(meta(text.as_bytes()), Some((false, deliveries)));
+            for held in [format!("{secret}{text}"), format!("{secret}{text}s")] {
+                assert_eq!(meta(held.as_bytes()), Some((true, deliveries)));
+            }
         }
         assert_eq!(meta(b""), Some((false, Deliveries::default())));
-        for bad in ["x", "-1", "1e9", "0123456789abcdefx"] {
+        for bad in [
+            "x",
+            "-1",
+            "1e9",
+            "+1",
+            "1s",
+            ":1",
+            "1:",
+            "1:x",
+            "1:1:1",
+            "0123456789abcdefx",
+            "0123456789abcdefs",
+        ] {
             assert_eq!(meta(bad.as_bytes()), None, "{bad}");
         }
     }

@@ -124,10 +124,13 @@ pub fn id_text(id: MessageId) -> Vec<u8> {
     IdText::new(id).as_bytes().to_vec()
 }
 
-/// A value of `meta`: whether somebody holds a receipt, how often it was delivered, how often left alone.
-pub fn meta(value: &[u8]) -> Option<(bool, u32, u32)> {
-    format::meta(value)
-        .map(|(is_held, deliveries)| (is_held, deliveries.count, deliveries.unsettled))
+/// A value of `meta`: whether somebody holds a receipt; the numbers of deliveries, of unsettled and of
+/// uncounted ones.
+pub fn meta(value: &[u8]) -> Option<(bool, [u32; 3])> {
+    format::meta(value).map(|(is_held, deliveries)| {
+        let Deliveries { count, unsettled, uncounted } = deliveries;
+        (is_held, [count, unsettled, uncounted])
+    })
 }
 
 /// Which queue and partition a key belongs to, and the key that these have for the same.

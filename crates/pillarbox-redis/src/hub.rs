@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::layout::{Layout, MAX_PARTITIONS, Number};
 use crate::link::Pauses;
-use crate::operations::Claim;
+use crate::operations::{Claim, Stored};
 use crate::partition::{PageEnd, Partition};
 use crate::state::QueueState;
 
@@ -70,13 +70,13 @@ impl Hub {
         self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores messages. Says of each whether there was room.
+    /// Stores messages.
     pub(crate) async fn send(
         self: &Arc<Self>,
         batch: Vec<Outgoing>,
         max_size: Option<u64>,
         layout: Layout,
-    ) -> Outcomes<bool> {
+    ) -> Outcomes<Stored> {
         if layout.sent_to == 1 {
             return self.store(0, batch, max_size).await;
         }
@@ -95,7 +95,7 @@ impl Hub {
             divided(batch, &places, |partition, batch| self.store(partition, batch, share)).await;
         for further in 1..layout.sent_to {
             let left = outcomes.iter().zip(&spare).enumerate();
-            let left = left.filter(|(_, (outcome, _))| matches!(outcome, Ok(false)));
+            let left = left.filter(|(_, (outcome, _))| matches!(outcome, Ok(Stored::Full)));
             let left = left.filter_map(|(order, (_, spare))| Some((order, spare.clone()?)));
             let (left, batch): (Vec<_>, Vec<_>) = left.unzip();
             if left.is_empty() {
@@ -197,7 +197,7 @@ impl Hub {
         partition: Number,
         batch: Vec<Outgoing>,
         max_size: Option<u64>,
-    ) -> Outcomes<bool> {
+    ) -> Outcomes<Stored> {
         let (number, partition) = (partition, self.partition(partition));
         let mut stored = Vec::with_capacity(batch.len());
         let mut failed: Option<Failure> = None;

@@ -30,8 +30,7 @@ pub(crate) struct Sending {
 
 impl Operation for Sends {
     type Request = Sending;
-    /// Of each message, whether there was room.
-    type Answer = Vec<bool>;
+    type Answer = Vec<Stored>;
 
     fn lane(partition: &Partition) -> &Lane<Self> {
         &partition.sends
@@ -50,7 +49,7 @@ impl Operation for Sends {
         partition: &Arc<Partition>,
         caller: &Caller,
         requests: &[Sending],
-    ) -> Result<Vec<Vec<bool>>, Failure> {
+    ) -> Result<Vec<Vec<Stored>>, Failure> {
         partition.queue.list().await?;
         let max_size = requests[0].max_size.map_or(String::new(), |max| max.to_string());
         let all = || requests.iter().flat_map(|request| &request.messages);
@@ -79,8 +78,23 @@ impl Operation for Sends {
         }
         let answers = unique.answers(&answers);
         let entries = requests.iter().map(|request| request.messages.len());
-        Ok(share(&answers, entries, |answer| answer != b'F'))
+        Ok(share(&answers, entries, |answer| match answer {
+            b'F' => Stored::Full,
+            b'0' => Stored::Before,
+            _ => Stored::New,
+        }))
     }
+}
+
+/// What became of a message that was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// It was stored by this call.
+    New,
+    /// The queue had a message of its id before.
+    Before,
+    /// There was no room for it.
+    Full,
 }
 
 /// Which ids are there for the first time: the server is told of each message once.
@@ -104,9 +118,13 @@ impl Unique {
         Self { first, places }
     }
 
-    /// The answers of the first ones, for all.
+    /// The answers of the first ones, for all: what the first has stored, the others find there.
     fn answers(&self, answers: &[u8]) -> Vec<u8> {
-        self.places.iter().map(|place| answers[*place]).collect()
+        let answer = |(place, first): (&usize, &bool)| match answers[*place] {
+            b'1' if !first => b'0',
+            answer => answer,
+        };
+        self.places.iter().zip(&self.first).map(answer).collect()
     }
 }
 
@@ -318,11 +336,11 @@ impl Operation for Purges {
 }
 
 /// Cuts one answer per entry into those of each request.
-fn share(
+fn share<A>(
     answers: &[u8],
     entries: impl Iterator<Item = usize>,
-    good: impl Fn(u8) -> bool,
-) -> Vec<Vec<bool>> {
-    let mut answers = answers.iter().map(|answer| good(*answer));
+    read: impl Fn(u8) -> A,
+) -> Vec<Vec<A>> {
+    let mut answers = answers.iter().map(|answer| read(*answer));
     entries.map(|entries| answers.by_ref().take(entries).collect()).collect()
 }

@@ -18,7 +18,7 @@ use crate::lane::{Caller, Lane, Limits, submit};
 use crate::layout::Number;
 use crate::line::Asked;
 use crate::link::Pauses;
-use crate::operations::{Claim, Found, Purges, Receives, Sending, Sends, Settles};
+use crate::operations::{Claim, Found, Purges, Receives, Sending, Sends, Settles, Stored};
 use crate::options::Durability;
 use crate::reply::{Reply, Words};
 use crate::scripts::{self, Script};
@@ -58,12 +58,12 @@ impl Partition {
         &self.queue.engine
     }
 
-    /// Stores messages. Says of each whether there was room.
+    /// Stores messages.
     pub(crate) async fn send(
         self: &Arc<Self>,
         messages: Vec<Outgoing>,
         max_size: Option<u64>,
-    ) -> Result<Vec<bool>, Failure> {
+    ) -> Result<Vec<Stored>, Failure> {
         let sent = submit::<Sends>(self, Sending { messages, max_size }).await;
         self.tell_ourselves();
         sent

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use pillarbox_core::clock::after;
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, MessageId, Outgoing, PeekPage,
-    Queue, QueueName, QueueOptions, Receive, Result, Settle,
+    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, Outgoing, PeekPage, Queue,
+    QueueName, QueueOptions, Receive, Result, Sent, Settle,
 };
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::hub::{Hub, Outcomes, Page};
 use crate::layout::{Layout, MAX_PARTITIONS, Number};
 use crate::line::Ticket;
+use crate::operations::Stored;
 
 /// A handle of one queue.
 #[derive(Debug)]
@@ -63,14 +64,15 @@ impl RedisQueue {
         Error::Closed { queue: Some(self.hub.name().clone()) }
     }
 
-    async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<MessageId>>> {
+    async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
         let layout = self.layout("send").await?;
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
         let max_size = self.options.max_size;
         let stored = self.known("send", self.hub.send(batch, max_size, layout).await)?;
         let answer = |(id, stored)| match stored {
-            Ok(true) => Ok(id),
-            Ok(false) => Err(Error::MailboxFull {
+            Ok(Stored::New) => Ok(Sent::stored(id)),
+            Ok(Stored::Before) => Ok(Sent::duplicate(id)),
+            Ok(Stored::Full) => Err(Error::MailboxFull {
                 queue: self.hub.name().clone(),
                 id: Some(id),
                 max_size: max_size.unwrap_or(u64::MAX),
@@ -238,7 +240,7 @@ impl Queue for RedisQueue {
         if is_spread { &SPREAD_CAPABILITIES } else { &CAPABILITIES }
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
             self.use_it()?;
             let (check, store) = (Capabilities::check_outgoing, |batch| self.store(batch));

@@ -12,13 +12,13 @@ pub(crate) struct Script {
 /// Texts that a line `-- @name` of a script stands for.
 const PARTS: &[(&str, &str)] = &[
     ("due", include_str!("../scripts/due.lua")),
+    ("expired", include_str!("../scripts/expired.lua")),
     ("give_back", include_str!("../scripts/give_back.lua")),
     ("live", include_str!("../scripts/live.lua")),
     ("next_due", include_str!("../scripts/next_due.lua")),
     ("promote", include_str!("../scripts/promote.lua")),
     ("remember", include_str!("../scripts/remember.lua")),
     ("renew", include_str!("../scripts/renew.lua")),
-    ("unsettled", include_str!("../scripts/unsettled.lua")),
     ("version", include_str!("../scripts/version.lua")),
     ("wake", include_str!("../scripts/wake.lua")),
 ];

@@ -220,7 +220,7 @@ async fn a_receive_whose_answer_was_cut_off_delivers_at_once_and_counts_once() {
         assert_eq!(deliveries.iter().map(body).collect::<Vec<_>>(), bodies, "after {after}");
         for delivery in &deliveries {
             let message = &delivery.message;
-            let counted = (message.delivery_count, message.unsettled);
+            let counted = (message.delivery_count, message.uncounted);
             assert_eq!(counted, (before + 1, before), "after {after}");
             acknowledge(&queue, delivery).await.expect("acknowledged");
         }

@@ -14,7 +14,7 @@ use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use pillarbox_core::clock::{after, later};
 use pillarbox_core::{
-    BoxFuture, Counts, Delivery, Error, MessageId, Queue, Receive, Result, Settle, Timestamp,
+    BoxFuture, Counts, Delivery, Error, MessageId, Queue, Receive, Result, Sent, Settle, Timestamp,
 };
 use tokio::sync::mpsc;
 use tokio::task::{Id, JoinError, JoinSet};
@@ -138,7 +138,7 @@ enum Answer {
     Fetched { source: usize, answer: Result<Vec<Delivery>> },
     Aborted,
     Settled { source: usize, lane: LaneKind, answer: Result<Vec<Result<()>>> },
-    Sent { queue: Arc<dyn Queue>, senders: Vec<Sender>, answer: Result<Vec<Result<MessageId>>> },
+    Sent { queue: Arc<dyn Queue>, senders: Vec<Sender>, answer: Result<Vec<Result<Sent>>> },
     Counted { source: usize, answer: Result<Counts> },
     ReplyDue { key: Key },
 }
@@ -282,6 +282,9 @@ impl Driver {
             WorkerResult::Declined { key, worker } => {
                 self.events.push_back(Event::Returned { key, worker });
             }
+            WorkerResult::Starting { key } => {
+                self.events.push_back(Event::Starting { key });
+            }
             WorkerResult::Skipped { worker } => {
                 self.events.push_back(Event::Skipped { worker });
             }
@@ -328,6 +331,7 @@ impl Driver {
                 let stored = answers.iter().filter(|answer| answer.is_ok()).count();
                 self.group_metrics.sent(stored as u64);
                 for (sender, answer) in senders.into_iter().zip(answers) {
+                    let answer = answer.map(|sent| sent.id);
                     match sender {
                         // A producer that does not wait any more does not want to know.
                         Sender::Producer(sender) => drop(sender.send(answer)),
@@ -728,7 +732,7 @@ fn log(note: &Note, queue: &pillarbox_core::QueueName) {
                 source_mailbox = %queue,
                 %message_id,
                 request_id = request_id.map(tracing::field::display),
-                delivery_count = attempt,
+                delivery_count = note.delivery_count,
                 error_type = failure.type_name,
                 error_message = &*failure.text,
                 "a message was dead-lettered"

@@ -31,11 +31,15 @@ use crate::trace::{Kinship, TraceContext};
 #[derive(Debug)]
 pub(crate) enum WorkerResult {
     Finished(Finished),
+    /// It has taken up a delivery, and waits until the queue knows.
+    Starting {
+        key: Key,
+    },
     /// What it took out of its inbox had been taken back.
     Skipped {
         worker: usize,
     },
-    /// It has not begun what it took out of its inbox, for there is to be a stop.
+    /// It has not run what it took out of its inbox, for there is to be a stop.
     Declined {
         key: Key,
         worker: usize,
@@ -91,7 +95,7 @@ impl WorkerTask {
             let result = if is_declined {
                 WorkerResult::Declined { key: assigned.key, worker: self.id }
             } else if assigned.lease.begin() {
-                WorkerResult::Finished(self.work(assigned).await)
+                self.work(assigned).await
             } else {
                 WorkerResult::Skipped { worker: self.id }
             };
@@ -104,14 +108,21 @@ impl WorkerTask {
         }
     }
 
-    async fn work(&mut self, assigned: Assigned) -> Finished {
-        let Assigned { key, source, message, lease, spared } = assigned;
+    async fn work(&mut self, assigned: Assigned) -> WorkerResult {
+        let Assigned { key, source, message, lease, attempt, is_to_record } = assigned;
+        let worker = self.id;
+        if is_to_record {
+            // If nobody listens any more, nobody will run it either.
+            let is_told = self.results.send(WorkerResult::Starting { key }).await.is_ok();
+            if !(is_told && lease.started().await) && !lease.is_lost() {
+                return WorkerResult::Declined { key, worker };
+            }
+        }
         if lease.is_lost() {
             let verdict = Verdict::TooLate;
-            return Finished { key, source, worker: self.id, verdict, took: None };
+            return WorkerResult::Finished(Finished { key, source, worker, verdict, took: None });
         }
         let Served { queue, capabilities, policy, prototype } = &self.common.served[source];
-        let attempt = message.delivery_count;
         self.common.shared.emit(|| {
             Event::Started(About {
                 queue: queue.clone(),
@@ -158,7 +169,7 @@ impl WorkerTask {
             () = lease.cancelled() => None,
         };
         let took = Some(start.elapsed());
-        let judge = |end| policy.judge(end, &message, attempt.saturating_sub(spared), capabilities);
+        let judge = |end| policy.judge(end, &message, attempt, capabilities);
         let verdict = match ended {
             Some(Ok(end)) => judge(end),
             Some(Err(payload)) => {
@@ -172,7 +183,7 @@ impl WorkerTask {
             }
         };
         record(&span, &verdict);
-        Finished { key, source, worker: self.id, verdict, took }
+        WorkerResult::Finished(Finished { key, source, worker, verdict, took })
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct Lease {
     seen: AtomicU32,
     /// Who has it: nobody yet, a handler, or again the dispatcher.
     holder: AtomicU8,
-    /// Held, lost, cancelled. It only rises.
+    /// Which of lost, cancelled and started it is. It only rises.
     state: AtomicU8,
     changed: Notify,
 }
@@ -75,6 +75,7 @@ const TAKEN_BACK: u8 = 2;
 
 const LOST: u8 = 1;
 const CANCELLED: u8 = 2;
+const STARTED: u8 = 4;
 
 impl Lease {
     /// A worker takes it up, unless it was taken back.
@@ -119,6 +120,18 @@ impl Lease {
 
     pub(crate) async fn cancelled(&self) {
         self.reaches(CANCELLED).await;
+    }
+
+    /// Notes that the queue knows that a handler starts on it.
+    pub(crate) fn start(&self) {
+        self.raise(STARTED);
+    }
+
+    /// Waits until the queue knows that a handler starts on it, and says whether it does: not if the lease
+    /// is lost, or the handler cancelled, before that.
+    pub(crate) async fn started(&self) -> bool {
+        self.reaches(STARTED | LOST | CANCELLED).await;
+        self.state.load(Ordering::Acquire) & (LOST | CANCELLED) == 0
     }
 
     fn raise(&self, bit: u8) {

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, Json, Mailbox, Mailboxes, MemoryBackend,
-    MessageId, NoReplies, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result,
-    Settle,
+    NoReplies, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle,
 };
 use pillarbox_runtime::{
     Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
@@ -253,7 +252,7 @@ impl Queue for Counted {
     fn capabilities(&self) -> &Capabilities {
         self.queue.capabilities()
     }
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         self.queue.send(batch)
     }
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {

@@ -7,7 +7,7 @@ use pillarbox_core::clock;
 use pillarbox_core::lease::{Full, Stale};
 use pillarbox_core::{
     Backend, BoxFuture, Capabilities, Clock, Counts, Cursor, Delivery, Diagnosis, Error, Gate,
-    MessageId, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Settle,
+    Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle,
 };
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -182,12 +182,13 @@ impl SqliteQueue {
         failure.during(action, Some(&self.name))
     }
 
-    async fn send_checked(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<MessageId>>> {
+    async fn send_checked(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
         let max_size = self.options.max_size;
         let sent = self.ask("send", Sending { batch, max_size }, Op::Send).await?;
         let each = ids.into_iter().zip(sent).map(|(id, sent)| match sent {
-            Ok(()) => Ok(id),
+            Ok(true) => Ok(Sent::stored(id)),
+            Ok(false) => Ok(Sent::duplicate(id)),
             Err(Full) => Err(Error::MailboxFull {
                 queue: self.name.clone(),
                 id: Some(id),
@@ -258,7 +259,7 @@ impl Queue for SqliteQueue {
         self.session.capabilities()
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         self.used.store(true, Ordering::Relaxed);
         Box::pin(async move {
             self.gate.check(&self.name)?;

@@ -83,12 +83,17 @@ const REPAIRS: &str = "
         WHERE s.queue = q.queue;
     DROP TABLE stranded;
 
-    -- No more deliveries were unsettled than have ended.
+    -- No more deliveries were unsettled or uncounted than have ended.
     UPDATE pillarbox_timer
         SET unsettled = max(0, min(unsettled, deliveries - (nonce IS NOT NULL)))
         WHERE unsettled < 0 OR unsettled > deliveries - (nonce IS NOT NULL);
+    UPDATE pillarbox_timer
+        SET uncounted = max(0, min(uncounted, deliveries - (nonce IS NOT NULL) - unsettled))
+        WHERE uncounted < 0 OR uncounted > deliveries - (nonce IS NOT NULL) - unsettled;
     UPDATE pillarbox_requeued SET unsettled = max(0, min(unsettled, deliveries))
         WHERE unsettled < 0 OR unsettled > deliveries;
+    UPDATE pillarbox_requeued SET uncounted = max(0, min(uncounted, deliveries - unsettled))
+        WHERE uncounted < 0 OR uncounted > deliveries - unsettled;
 
     -- Every timer is found by its tenth of a second.
     DELETE FROM pillarbox_expiry;
@@ -312,11 +317,11 @@ mod tests {
         "DELETE FROM pillarbox_timer",
         "DELETE FROM pillarbox_requeued",
         "INSERT INTO pillarbox_timer
-            VALUES ((SELECT max(key) + 9 FROM pillarbox_message), 1, 1, 1, 1, NULL, 0)",
+            VALUES ((SELECT max(key) + 9 FROM pillarbox_message), 1, 1, 1, 1, NULL, 0, 0, 0)",
         "INSERT INTO pillarbox_requeued
-            SELECT key + 100, message, 1, 0 FROM pillarbox_requeued",
+            SELECT key + 100, message, 1, 0, 0 FROM pillarbox_requeued",
         "INSERT INTO pillarbox_requeued
-            SELECT key + 1000, key, 1, 0 FROM pillarbox_timer",
+            SELECT key + 1000, key, 1, 0, 0 FROM pillarbox_timer",
         "UPDATE pillarbox_queue SET cursor = next_place",
         "UPDATE pillarbox_queue SET cursor = next_place + 1000",
         "UPDATE pillarbox_message SET attributes = 'none'",
@@ -327,11 +332,12 @@ mod tests {
         "DROP TABLE pillarbox_requeued",
         "UPDATE pillarbox_message SET queue = 7 WHERE key = (SELECT min(key) FROM pillarbox_message)",
         "INSERT INTO pillarbox_queue VALUES (2, 'r', 9, 0, 1, 0, 0, 0, 1, 1);
-         INSERT INTO pillarbox_requeued VALUES ((2 << 45) + 4, (1 << 45) + 1, 1, 0)",
+         INSERT INTO pillarbox_requeued VALUES ((2 << 45) + 4, (1 << 45) + 1, 1, 0, 0)",
         "UPDATE pillarbox_queue SET cursor = 0",
         "DELETE FROM pillarbox_expiry",
         "UPDATE pillarbox_queue SET next_place = 1",
         "UPDATE pillarbox_timer SET unsettled = 7; UPDATE pillarbox_requeued SET unsettled = -7",
+        "UPDATE pillarbox_timer SET uncounted = -7; UPDATE pillarbox_requeued SET uncounted = 7",
     ];
 
     /// A file with messages 1 to 9 in every state: in flight, ready again, delayed, fresh.

@@ -31,7 +31,8 @@ pub(crate) struct Request {
 /// What is asked.
 #[derive(Debug)]
 pub(crate) enum Op {
-    Send(Call<Sending, Vec<Result<(), Full>>>),
+    /// Answers of each message whether it was stored.
+    Send(Call<Sending, Vec<Result<bool, Full>>>),
     Receive(Call<Receive, Vec<Delivery>, Received>),
     /// A receive that has waited. Not asked, but answered.
     Waiter(Waiter),

@@ -7,8 +7,12 @@ use crate::failure::Failure;
 /// From each version of the schema to the next: the first makes version 1 out of nothing.
 ///
 /// A step is never changed once it is released. It runs in one transaction with those after it.
-const STEPS: &[&str] =
-    &[include_str!("schema.sql"), include_str!("schema-2.sql"), include_str!("schema-3.sql")];
+const STEPS: &[&str] = &[
+    include_str!("schema.sql"),
+    include_str!("schema-2.sql"),
+    include_str!("schema-3.sql"),
+    include_str!("schema-4.sql"),
+];
 
 /// The version that this program writes.
 pub(crate) const VERSION: i64 = STEPS.len() as i64;
@@ -188,6 +192,28 @@ mod tests {
             (SELECT * FROM pillarbox ORDER BY body)";
         let shown: String = connection.query_row(shown, [], |row| row.get(0)).unwrap();
         assert_eq!(shown, "a 3 0,b 2 0,c 0 0,d 0 0");
+    }
+
+    /// A file that version 3 wrote, with a message in flight and one that is ready again.
+    #[test]
+    fn a_message_of_version_3_keeps_its_unsettled_deliveries() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        make_version(&mut connection, 3);
+        let rows = "
+            INSERT INTO pillarbox_queue VALUES (1, 'q', 9, 3, 3, 2, 1, 0, 1, 2);
+            INSERT INTO pillarbox_message VALUES
+                (1 << 45 | 2, 1, x'00000000000000000000000000000001', 0, NULL, NULL, x'61'),
+                (1 << 45 | 3, 1, x'00000000000000000000000000000002', 0, NULL, NULL, x'62');
+            INSERT INTO pillarbox_timer VALUES (1 << 45 | 2, 4000000000000000000, 1, 3, 2, x'00', 2);
+            INSERT INTO pillarbox_requeued VALUES (1 << 45 | 8, 1 << 45 | 3, 2, 1);";
+        connection.execute_batch(rows).unwrap();
+        migrate(&mut connection).unwrap();
+        check_current(version(&connection)).unwrap();
+        let shown =
+            "SELECT group_concat(body || ' ' || delivery_count || ' ' || unsettled || ' ' ||
+            uncounted) FROM (SELECT * FROM pillarbox ORDER BY body)";
+        let shown: String = connection.query_row(shown, [], |row| row.get(0)).unwrap();
+        assert_eq!(shown, "a 3 2 0,b 2 1 0");
     }
 
     #[test]

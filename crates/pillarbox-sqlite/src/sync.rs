@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use crate::inbox::{Call, Op, Sending};
 
-    type Answer = oneshot::Receiver<Result<Vec<Result<(), Full>>, Failure>>;
+    type Answer = oneshot::Receiver<Result<Vec<Result<bool, Full>>, Failure>>;
 
     /// A disk that keeps nothing.
     fn broken() -> Syncer {

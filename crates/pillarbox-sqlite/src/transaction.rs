@@ -54,7 +54,7 @@
 use pillarbox_core::lease::Stale;
 use pillarbox_core::{
     Capabilities, Error, Mailbox, Message, MessageId, Outgoing, QueueName, Result, SendOptions,
-    Settle, Timestamp,
+    Sent, Settle, Timestamp,
 };
 use rusqlite::Transaction;
 
@@ -76,7 +76,7 @@ pub fn send<T: 'static, R: 'static>(
     let message = mailbox.encode(body, options)?;
     let id = message.id;
     let mut results = send_all(transaction, mailbox.name(), &[message])?;
-    results.pop().unwrap_or(Ok(id))
+    results.pop().map_or(Ok(id), |sent| sent.map(|sent| sent.id))
 }
 
 /// Acknowledges a delivery when, and if, the transaction commits.
@@ -101,15 +101,17 @@ pub fn send_all(
     transaction: &Transaction<'_>,
     queue: &QueueName,
     batch: &[Outgoing],
-) -> Result<Vec<Result<MessageId>>> {
+) -> Result<Vec<Result<Sent>>> {
     with_store(transaction, queue, "send", |store| {
         let mut results = Vec::with_capacity(batch.len());
         for message in batch {
             results.push(match IN_FILE.check_outgoing(queue, message) {
                 Ok(()) => {
                     // Without a limit, no queue is full.
-                    let _ = store.send(queue, std::iter::once((message, None)))?;
-                    Ok(message.id)
+                    let sent = store.send(queue, std::iter::once((message, None)))?.pop();
+                    let is_new = sent.is_none_or(|sent| sent.unwrap_or(false));
+                    let id = message.id;
+                    Ok(if is_new { Sent::stored(id) } else { Sent::duplicate(id) })
                 }
                 Err(error) => Err(error),
             });

@@ -112,6 +112,14 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
                 WHERE unsettled < 0 OR unsettled > deliveries)",
     ),
     (
+        4,
+        "messages with more uncounted deliveries than have ended otherwise",
+        "SELECT (SELECT count(*) FROM pillarbox_timer
+                WHERE uncounted < 0 OR uncounted > deliveries - (nonce IS NOT NULL) - unsettled)
+            + (SELECT count(*) FROM pillarbox_requeued
+                WHERE uncounted < 0 OR uncounted > deliveries - unsettled)",
+    ),
+    (
         1,
         "queues whose next place in line is taken",
         "WITH used(queue, place) AS (
@@ -224,9 +232,9 @@ mod tests {
                 (1 << 45 | 4, 1, x'00000000000000000000000000000003', 0, NULL, NULL, x''),
                 ((1 << 45) + (1 << 44) + 5, 1, x'00000000000000000000000000000004', 0, NULL, NULL, x'');
             INSERT INTO pillarbox_timer VALUES
-                (1 << 45 | 2, 70000000000, 1, 2, 2, x'00', 1),
-                ((1 << 45) + (1 << 44) + 5, 80000000000, 2, 0, 5, NULL, 0);
-            INSERT INTO pillarbox_requeued VALUES (1 << 45 | 8, 1 << 45 | 3, 1, 1);
+                (1 << 45 | 2, 70000000000, 1, 2, 2, x'00', 1, 0, 1),
+                ((1 << 45) + (1 << 44) + 5, 80000000000, 2, 0, 5, NULL, 0, 0, 0);
+            INSERT INTO pillarbox_requeued VALUES (1 << 45 | 8, 1 << 45 | 3, 1, 1, 0);
             INSERT INTO pillarbox_expiry VALUES
                 (1, 700, 1 << 45 | 2, 1 << 45 | 2),
                 (1, 800, (1 << 45) + (1 << 44) + 5, (1 << 45) + (1 << 44) + 5);";
@@ -256,7 +264,7 @@ mod tests {
             "in line",
         );
         finds(
-            "INSERT INTO pillarbox_requeued SELECT key + 1, message, 1, 0 FROM pillarbox_requeued",
+            "INSERT INTO pillarbox_requeued SELECT key + 1, message, 1, 0, 0 FROM pillarbox_requeued",
             "twice",
         );
         finds("DELETE FROM pillarbox_timer WHERE nonce IS NULL", "no receive");
@@ -267,6 +275,8 @@ mod tests {
         finds("UPDATE pillarbox_timer SET unsettled = 1 WHERE nonce IS NULL", "unsettled");
         finds("UPDATE pillarbox_requeued SET unsettled = 2", "unsettled");
         finds("UPDATE pillarbox_requeued SET unsettled = -1", "unsettled");
+        finds("UPDATE pillarbox_timer SET uncounted = 2 WHERE nonce IS NOT NULL", "uncounted");
+        finds("UPDATE pillarbox_requeued SET uncounted = -1", "uncounted");
         finds("UPDATE pillarbox_message SET attributes = 'none'", "cannot be read");
         finds("UPDATE pillarbox_message SET attributes = '[]'", "cannot be read");
         finds("UPDATE pillarbox_message SET id = substr(id, 2)", "cannot be read");

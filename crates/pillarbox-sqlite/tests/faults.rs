@@ -143,7 +143,7 @@ async fn a_damaged_file_is_refused() {
 
 /// Of deliveries that ended before, nothing is known; a lease that ends from then on is counted.
 #[tokio::test]
-async fn a_file_of_version_2_goes_on_and_counts_unsettled_deliveries_from_then_on() {
+async fn a_file_of_version_2_goes_on_and_counts_expired_deliveries_from_then_on() {
     let (_directory, file) = directory();
     let old = Connection::open(&file).unwrap();
     old.execute_batch(include_str!("../src/schema.sql")).unwrap();
@@ -171,7 +171,7 @@ async fn a_file_of_version_2_goes_on_and_counts_unsettled_deliveries_from_then_o
     let jobs = queue(&backend, "jobs");
     let about = |message: &RawMessage| {
         let body = char::from(message.body[0]);
-        (body, message.delivery_count, message.unsettled)
+        (body, message.delivery_count, message.uncounted)
     };
     let shown = jobs.peek(10, None).await.unwrap().messages;
     let shown: Vec<_> = shown.iter().map(|peeked| about(&peeked.message)).collect();

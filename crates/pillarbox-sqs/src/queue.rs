@@ -8,7 +8,7 @@ use aws_sdk_sqs::types::{
 };
 use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, MessageId, Outgoing, PeekPage,
-    Queue, QueueName, QueueOptions, Receipt, Receive, Result, Settle, SettleAction,
+    Queue, QueueName, QueueOptions, Receipt, Receive, Result, Sent, Settle, SettleAction,
 };
 
 use crate::failure::{Failure, Place, Reason};
@@ -66,7 +66,7 @@ impl SqsQueue {
     }
 
     /// Encodes messages, and sends those that are not too large.
-    async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<MessageId>>> {
+    async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
         let room = self.room().await?;
         let max = self.service.usage.max_message;
         let mut answers = Vec::with_capacity(batch.len());
@@ -77,7 +77,8 @@ impl SqsQueue {
                 Ok(_) if good.len() as u64 >= room => Err(self.full(id)),
                 Ok(encoded) => {
                     good.push((place, encoded));
-                    Ok(id)
+                    // SQS does not say whether it had the message already.
+                    Ok(Sent::stored(id))
                 }
                 Err(error) => Err(error),
             });
@@ -160,7 +161,10 @@ impl SqsQueue {
         for (place, settle) in batch.into_iter().enumerate() {
             match settle.action {
                 SettleAction::Acknowledge => deletes.push((place, settle.receipt, 0)),
-                SettleAction::Nack { delay: timeout } | SettleAction::Extend { timeout } => {
+                SettleAction::Nack { delay: timeout }
+                | SettleAction::Release { delay: timeout }
+                | SettleAction::Extend { timeout }
+                | SettleAction::Start { timeout } => {
                     changes.push((place, settle.receipt, seconds(timeout)));
                 }
             }
@@ -353,7 +357,7 @@ impl Queue for SqsQueue {
         &self.capabilities
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
             self.check()?;
             let (check, store) = (Capabilities::check_outgoing, |batch| self.store(batch));

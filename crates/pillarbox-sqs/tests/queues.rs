@@ -133,7 +133,7 @@ async fn what_is_sent_twice_is_stored_once(server: &SqsServer) {
     let message = Outgoing::new("x");
     for _ in 0..2 {
         let sent = one(jobs.send(vec![message.clone()]).await).expect("sent");
-        assert_eq!(sent, message.id);
+        assert_eq!(sent.id, message.id);
     }
     let only_one = only(take(&*jobs, 10).await);
     assert_eq!(only_one.message.id, message.id);

@@ -148,8 +148,8 @@ impl Client {
         }
         let results = self.queue.send(batch).await;
         for result in self.allow(results).unwrap_or_default() {
-            if let Some(id) = self.allow(result) {
-                tell(format_args!("s {id}"));
+            if let Some(sent) = self.allow(result) {
+                tell(format_args!("s {}", sent.id));
             }
         }
     }
@@ -181,7 +181,14 @@ impl Client {
                 self.settle(&receipt, SettleAction::Acknowledge).await;
                 self.settle(&receipt, nack(Duration::ZERO)).await;
             }
-            68..78 => self.settle(&receipt, nack(Duration::ZERO)).await,
+            68..74 => self.settle(&receipt, nack(Duration::ZERO)).await,
+            74..78 => {
+                // Started or not, it is given back, and the receipt is dead.
+                if self.random.random_bool(0.5) {
+                    self.settle(&receipt, SettleAction::Start { timeout: lease }).await;
+                }
+                self.settle(&receipt, SettleAction::Release { delay: Duration::ZERO }).await;
+            }
             78..84 => self.settle(&receipt, nack(Duration::from_millis(25))).await,
             84..90 => {
                 self.settle(&receipt, SettleAction::Extend { timeout: lease * 2 }).await;
@@ -203,7 +210,9 @@ impl Client {
         let name = match action {
             SettleAction::Acknowledge => "acknowledge".to_owned(),
             SettleAction::Nack { delay } => format!("nack:{}", delay.as_millis()),
+            SettleAction::Release { delay } => format!("release:{}", delay.as_millis()),
             SettleAction::Extend { timeout } => format!("extend:{}", timeout.as_millis()),
+            SettleAction::Start { timeout } => format!("start:{}", timeout.as_millis()),
         };
         tell(format_args!("X {receipt} {name} {}", now_nanos()));
         let settled = self.queue.settle(vec![Settle { receipt: receipt.clone(), action }]).await;
@@ -346,7 +355,7 @@ impl Record {
                     }
                     self.history.settled(delivery, action, at, outcome);
                 }
-                let ends = !matches!(action, SettleAction::Extend { .. });
+                let ends = action.timeout().is_none();
                 if outcome == Outcome::Done && ends {
                     self.dead.push(receipt);
                 }
@@ -437,7 +446,9 @@ fn parse_action(text: &str) -> Option<SettleAction> {
     match verb {
         "acknowledge" => Some(SettleAction::Acknowledge),
         "nack" => Some(SettleAction::Nack { delay: duration }),
+        "release" => Some(SettleAction::Release { delay: duration }),
         "extend" => Some(SettleAction::Extend { timeout: duration }),
+        "start" => Some(SettleAction::Start { timeout: duration }),
         _ => None,
     }
 }
@@ -482,7 +493,7 @@ mod tests {
     #[tokio::test]
     async fn an_acknowledged_message_must_not_be_there() {
         let queue = empty_queue();
-        let id = queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        let id = queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap().id;
         let _held = queue.receive(Receive::one()).await.unwrap();
         let receipt = Receipt::new(id, Nonce::random());
         let mut record = Record::new();
@@ -503,7 +514,7 @@ mod tests {
     #[should_panic(expected = "was delivered 2 times and has a delivery count of 0")]
     async fn nor_may_it_fall_while_nobody_looks() {
         let queue = empty_queue();
-        let id = queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        let id = queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap().id;
         let mut record = Record::new();
         let receipt = Receipt::new(id, Nonce::random());
         record.add(&lines(&[format!("s {id}"), delivered(id, &receipt, 2)]));

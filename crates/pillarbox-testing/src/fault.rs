@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, MessageId, Outgoing, PeekPage, Queue,
-    QueueName, Receive, Result, Settle,
+    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Outgoing, PeekPage, Queue, QueueName,
+    Receive, Result, Sent, Settle,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -226,7 +226,7 @@ impl Queue for FaultQueue {
         self.inner.capabilities()
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(self.call(Operation::Send, "send", move |queue| queue.send(batch)))
     }
 

@@ -435,20 +435,22 @@ impl Lease {
             let done = *outcome == Outcome::Done;
             match action {
                 SettleAction::Acknowledge => end.acknowledged += usize::from(done),
-                SettleAction::Nack { delay } if done => end.earliest = at.start + *delay,
-                SettleAction::Nack { delay } => {
+                SettleAction::Nack { delay } | SettleAction::Release { delay } if done => {
+                    end.earliest = at.start + *delay;
+                }
+                SettleAction::Nack { delay } | SettleAction::Release { delay } => {
                     end.earliest = end.earliest.min(at.start + *delay);
                 }
-                SettleAction::Extend { timeout } if done => {
+                SettleAction::Extend { timeout } | SettleAction::Start { timeout } if done => {
                     end.earliest = at.start + *timeout;
                     latest = at.end + *timeout;
                 }
-                SettleAction::Extend { timeout } => {
+                SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
                     end.earliest = end.earliest.min(at.start + *timeout);
                     latest = latest.max(at.end + *timeout);
                 }
             }
-            over |= done && !matches!(action, SettleAction::Extend { .. });
+            over |= done && action.timeout().is_none();
         }
         end
     }

@@ -75,7 +75,9 @@ pub enum Command {
 pub enum Action {
     Acknowledge,
     Nack { delay: u32 },
+    Release { delay: u32 },
     Extend { timeout: u32 },
+    Start { timeout: u32 },
 }
 
 /// Commands in the proportions in which they find most.
@@ -83,7 +85,9 @@ pub fn command() -> impl Strategy<Value = Command> {
     let action = prop_oneof![
         4 => Just(Action::Acknowledge),
         3 => (0..3u32).prop_map(|delay| Action::Nack { delay }),
-        3 => (0..5u32).prop_map(|timeout| Action::Extend { timeout }),
+        2 => (0..3u32).prop_map(|delay| Action::Release { delay }),
+        2 => (0..5u32).prop_map(|timeout| Action::Extend { timeout }),
+        3 => (0..5u32).prop_map(|timeout| Action::Start { timeout }),
     ];
     let settle_all = action.clone().prop_map(|action| Command::SettleAll { action });
     prop_oneof![
@@ -182,8 +186,11 @@ fn simpler(case: &[Command], place: usize) -> impl Iterator<Item = Vec<Command>>
 /// the backend was too slow to tell.
 pub async fn run(subject: &Subject, case: &[Command]) -> Result<(), TestCaseError> {
     let caps = subject.capabilities();
-    let comparable =
-        caps.fifo && caps.strict_receipts && caps.exact_counts && caps.idempotent_send && caps.peek;
+    let comparable = caps.fifo
+        && caps.strict_receipts
+        && caps.exact_counts
+        && caps.tells_duplicates
+        && caps.peek;
     if !comparable {
         println!("left out: {} does not keep all rules", caps.backend);
         return Ok(());
@@ -299,13 +306,13 @@ impl<'a> Run<'a> {
         let names: Vec<_> = batch.iter().map(|message| self.name(message.id)).collect();
         let delay = batch.first().map_or(Duration::ZERO, |message| message.delay);
         self.note(format!("send {} {}", names.join(" "), self.describe(" delay", delay)));
-        for message in &batch {
-            self.ledger.send(now, message.clone(), None).expect("no limit is set");
-        }
-        let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
+        let expected: Vec<_> = batch
+            .iter()
+            .map(|message| self.ledger.send(now, message.clone(), None).expect("no limit is set"))
+            .collect();
         let results = self.queue.send(batch).await.map_err(|error| self.failed(&error))?;
         let answered: Vec<_> = results.into_iter().filter_map(Result::ok).collect();
-        self.agree(answered, ids)
+        self.agree(answered, expected)
     }
 
     async fn receive(
@@ -360,9 +367,18 @@ impl<'a> Run<'a> {
                 let delay = self.subject.ticks(delay);
                 (format!("nack{}", self.describe(" for", delay)), SettleAction::Nack { delay })
             }
+            Action::Release { delay } => {
+                let delay = self.subject.ticks(delay);
+                let verb = format!("release{}", self.describe(" for", delay));
+                (verb, SettleAction::Release { delay })
+            }
             Action::Extend { timeout } => {
                 let verb = format!("extend to {timeout} ticks");
                 (verb, SettleAction::Extend { timeout: self.subject.ticks(timeout) })
+            }
+            Action::Start { timeout } => {
+                let verb = format!("start for {timeout} ticks");
+                (verb, SettleAction::Start { timeout: self.subject.ticks(timeout) })
             }
         };
         let names: Vec<_> = places.iter().map(|place| format!("r{}", place + 1)).collect();
@@ -472,14 +488,14 @@ impl<'a> Run<'a> {
         });
         let changed =
             if same { String::new() } else { format!(" but not as it was sent: {message:?}") };
-        let RawMessage { delivery_count, unsettled, .. } = message;
+        let RawMessage { delivery_count, unsettled, uncounted, .. } = message;
         // Not every backend counts them.
-        let unsettled = if self.subject.capabilities().counts_unsettled {
-            format!(" ({unsettled} unsettled)")
+        let others = if self.subject.capabilities().counts_unsettled {
+            format!(" ({unsettled} unsettled, {uncounted} uncounted)")
         } else {
             String::new()
         };
-        format!("{name} #{delivery_count}{unsettled}{changed}")
+        format!("{name} #{delivery_count}{others}{changed}")
     }
 
     fn describe(&self, what: &str, duration: Duration) -> String {

@@ -100,8 +100,8 @@ async fn produce(queue: Arc<dyn Queue>, messages: usize, seed: u64) -> History {
             }
             message
         });
-        for id in queue.send(batch.collect()).await.expect("sent") {
-            history.sent(id.expect("stored"));
+        for sent in queue.send(batch.collect()).await.expect("sent") {
+            history.sent(sent.expect("stored").id);
         }
         left -= size;
         if random.random_bool(0.2) {
@@ -150,8 +150,13 @@ impl Consumer {
         let nack = |delay| SettleAction::Nack { delay };
         match self.random.random_range(0..100) {
             0..70 => self.settle(delivery, SettleAction::Acknowledge).await,
-            70..80 => {
+            70..77 => {
                 self.settle(delivery, nack(Duration::ZERO)).await;
+                false
+            }
+            77..80 => {
+                self.settle(delivery, SettleAction::Start { timeout: self.visibility }).await;
+                self.settle(delivery, SettleAction::Release { delay: Duration::ZERO }).await;
                 false
             }
             80..85 => {

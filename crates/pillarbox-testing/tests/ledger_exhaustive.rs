@@ -13,9 +13,9 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-use pillarbox_core::lease::{Ledger, Sent};
+use pillarbox_core::lease::Ledger;
 use pillarbox_core::{
-    MessageId, MessageState, Nonce, Outgoing, RawMessage, Receipt, SettleAction, Timestamp,
+    MessageId, MessageState, Nonce, Outgoing, RawMessage, Receipt, Sent, SettleAction, Timestamp,
 };
 use stateright::{Checker, Model, Property};
 use uuid::Uuid;
@@ -41,15 +41,20 @@ enum Step {
 enum Action {
     Acknowledge,
     Nack { delay: u8 },
+    Release { delay: u8 },
     Extend { timeout: u8 },
+    Start { timeout: u8 },
 }
 
-const ACTIONS: [Action; 5] = [
+const ACTIONS: [Action; 8] = [
     Action::Acknowledge,
     Action::Nack { delay: 0 },
     Action::Nack { delay: DELAY },
     Action::Extend { timeout: 0 },
     Action::Extend { timeout: VISIBILITY },
+    Action::Release { delay: 0 },
+    Action::Release { delay: DELAY },
+    Action::Start { timeout: VISIBILITY },
 ];
 
 impl Action {
@@ -57,7 +62,9 @@ impl Action {
         match self {
             Action::Acknowledge => SettleAction::Acknowledge,
             Action::Nack { delay } => SettleAction::Nack { delay: ticks(delay) },
+            Action::Release { delay } => SettleAction::Release { delay: ticks(delay) },
             Action::Extend { timeout } => SettleAction::Extend { timeout: ticks(timeout) },
+            Action::Start { timeout } => SettleAction::Start { timeout: ticks(timeout) },
         }
     }
 }
@@ -71,6 +78,7 @@ enum Place {
     InFlight {
         delivery: usize,
         left: u8,
+        is_started: bool,
     },
     Delayed {
         left: u8,
@@ -98,8 +106,10 @@ struct World {
     /// Messages that become ready by time, in the order in which their time was set.
     timed: Vec<usize>,
     deliveries: Vec<Delivered>,
-    /// Of each message, how many deliveries ended by their deadline.
+    /// Of each message, number of deliveries that were started and expired.
     unsettled: [u32; MESSAGES],
+    /// Of each message, number of deliveries that were released, or expired without being started.
+    uncounted: [u32; MESSAGES],
     /// Messages that were acknowledged rather than purged.
     acknowledged: [bool; MESSAGES],
     /// What the ledger answered wrongly on the way here.
@@ -118,12 +128,12 @@ fn message_of(id: MessageId) -> usize {
     (id.as_uuid().as_u64_pair().0 >> 16) as usize
 }
 
-/// What can be seen of the ledger: message, count, how many more deliveries were unsettled than the
-/// specification says, state, ticks left, in order.
+/// What can be seen of the ledger: message, count, how many more deliveries were unsettled and uncounted than
+/// the specification says, state, ticks left, in order.
 ///
-/// How many were unsettled has no effect on anything else: what can go wrong is that a step changes
-/// the number by too much or too little, and that shows in the difference.
-type View = Vec<(usize, u32, i64, &'static str, u64)>;
+/// These two numbers have no effect on anything else: what can go wrong is that a step changes one of them
+/// by too much or too little, and that shows in the difference.
+type View = Vec<(usize, u32, [i64; 2], &'static str, u64)>;
 
 impl World {
     fn new() -> Self {
@@ -135,6 +145,7 @@ impl World {
             timed: Vec::new(),
             deliveries: Vec::new(),
             unsettled: [0; MESSAGES],
+            uncounted: [0; MESSAGES],
             acknowledged: [false; MESSAGES],
             wrong: None,
         }
@@ -148,9 +159,12 @@ impl World {
                 MessageState::InFlight { until } => ("in flight", until.since(self.now).as_secs()),
                 MessageState::Delayed { until } => ("delayed", until.since(self.now).as_secs()),
             };
-            let RawMessage { id, delivery_count, unsettled, .. } = peeked.message;
+            let RawMessage { id, delivery_count, unsettled, uncounted, .. } = peeked.message;
             let message = message_of(id);
-            let surplus = i64::from(unsettled) - i64::from(self.unsettled[message]);
+            let surplus = [
+                i64::from(unsettled) - i64::from(self.unsettled[message]),
+                i64::from(uncounted) - i64::from(self.uncounted[message]),
+            ];
             (message, delivery_count, surplus, state, left)
         });
         each.collect()
@@ -158,8 +172,9 @@ impl World {
 
     /// The same, by the specification.
     fn expected_view(&self) -> View {
-        let show =
-            |message, state, left: u8| (message, self.count(message), 0, state, u64::from(left));
+        let show = |message, state, left: u8| {
+            (message, self.count(message), [0, 0], state, u64::from(left))
+        };
         let mut timed: Vec<_> = self
             .timed
             .iter()
@@ -201,11 +216,12 @@ impl World {
     }
 
     /// Specification: what has no time left joins the tail, in the order in which it was set. A
-    /// lease that ends so was not settled.
+    /// lease that ends so was not settled, and was no attempt unless it was started.
     fn let_time_come(&mut self) {
         for message in self.timed.clone() {
             match self.places[message] {
-                Place::InFlight { left: 0, .. } => self.unsettled[message] += 1,
+                Place::InFlight { left: 0, is_started: true, .. } => self.unsettled[message] += 1,
+                Place::InFlight { left: 0, .. } => self.uncounted[message] += 1,
                 Place::Delayed { left: 0 } => {}
                 _ => continue,
             }
@@ -219,12 +235,14 @@ impl World {
                 let message = self.unsent().expect("offered only then");
                 let outgoing = outgoing(message, delay);
                 let answer = self.ledger.send(self.now, outgoing, None);
-                self.claim(answer == Ok(Sent::Stored), "a new message was not stored");
+                let stored = Ok(Sent::stored(id(message)));
+                self.claim(answer == stored, "a new message was not stored");
                 self.make_available(message, delay);
             }
             Step::SendAgain { message } => {
                 let answer = self.ledger.send(self.now, outgoing(message, 0), None);
-                self.claim(answer == Ok(Sent::Duplicate), "a message was stored twice");
+                let duplicate = Ok(Sent::duplicate(id(message)));
+                self.claim(answer == duplicate, "a message was stored twice");
             }
             Step::Receive { consumer, max } => self.receive(consumer, max),
             Step::Settle { delivery, action } => self.settle(delivery, action),
@@ -258,10 +276,12 @@ impl World {
         let delivered: Vec<_> = answer.iter().map(|d| message_of(d.message.id)).collect();
         self.claim(delivered == expected, "delivered out of order, or not what is ready");
         for (message, delivery) in expected.into_iter().zip(answer) {
-            let unsettled = self.unsettled[message];
-            self.claim(delivery.message.unsettled == unsettled, "unsettled deliveries miscounted");
+            let expected = (self.unsettled[message], self.uncounted[message]);
+            let counted = (delivery.message.unsettled, delivery.message.uncounted);
+            self.claim(counted == expected, "unsettled or uncounted deliveries miscounted");
             let number = self.deliveries.len();
-            self.places[message] = Place::InFlight { delivery: number, left: VISIBILITY };
+            let (left, is_started) = (VISIBILITY, false);
+            self.places[message] = Place::InFlight { delivery: number, left, is_started };
             self.timed.push(message);
             self.deliveries.push(Delivered {
                 message,
@@ -284,10 +304,17 @@ impl World {
                 self.acknowledged[message] = true;
             }
             Action::Nack { delay } => self.make_available(message, delay),
-            Action::Extend { timeout } => {
+            Action::Release { delay } => {
+                self.uncounted[message] += 1;
+                self.make_available(message, delay);
+            }
+            Action::Extend { timeout: left } | Action::Start { timeout: left } => {
                 self.timed.retain(|other| *other != message);
                 self.timed.push(message);
-                self.places[message] = Place::InFlight { delivery, left: timeout };
+                let before = self.places[message];
+                let is_started = matches!(before, Place::InFlight { is_started: true, .. })
+                    || matches!(action, Action::Start { .. });
+                self.places[message] = Place::InFlight { delivery, left, is_started };
                 self.let_time_come();
             }
         }
@@ -312,7 +339,8 @@ fn outgoing(message: usize, delay: u8) -> Outgoing {
 
 /// Two worlds are the same if nothing can ever tell them apart: absolute time and the values of
 /// nonces cannot, how many messages were sent follows from their places (INV-8), how many deliveries
-/// were unsettled changes nothing else, and everything else that the ledger holds shows in its view.
+/// were unsettled or uncounted changes nothing else, and everything else that the ledger holds shows in its
+/// view, or in whether a delivery was started by the specification.
 impl World {
     #[expect(clippy::type_complexity, reason = "used in the two places below only")]
     fn identity(
@@ -374,7 +402,13 @@ impl Model for LedgerModel {
             }
         }
         for delivery in (0..world.deliveries.len()).filter(|d| world.is_current(*d)) {
-            steps.extend(ACTIONS.map(|action| Step::Settle { delivery, action }));
+            // Messages are alike: one that may be started, and released, shows what there is to see.
+            let is_first = world.deliveries[delivery].message == 0;
+            let plain = |action: &Action| {
+                is_first || !matches!(action, Action::Start { .. } | Action::Release { .. })
+            };
+            let actions = ACTIONS.into_iter().filter(plain);
+            steps.extend(actions.map(|action| Step::Settle { delivery, action }));
         }
         steps.extend([Step::Tick, Step::Purge]);
     }
@@ -438,12 +472,16 @@ impl Model for LedgerModel {
                 let stored = world.places.iter().filter(|place| **place != Place::Unsent).count();
                 world.ledger.clone().counts(world.now).sent == Some(stored as u64)
             }),
-            Property::always("INV-9 what ends by its deadline is unsettled", |_, world: &World| {
-                let view = world.view();
-                view.iter().all(|(message, count, surplus, ..)| {
-                    *surplus == 0 && world.unsettled[*message] <= *count
-                })
-            }),
+            Property::always(
+                "INV-9 what nobody settles or a release ends is counted",
+                |_, world: &World| {
+                    let view = world.view();
+                    view.iter().all(|(message, count, surplus, ..)| {
+                        let ended = world.unsettled[*message] + world.uncounted[*message];
+                        *surplus == [0, 0] && ended <= *count
+                    })
+                },
+            ),
             // The search went where it matters.
             Property::sometimes("both consumers hold a message", |_, world: &World| {
                 (0..CONSUMERS).all(|consumer| world.holds(consumer))

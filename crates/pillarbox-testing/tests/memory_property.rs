@@ -68,7 +68,24 @@ fn it_finds_a_queue_that_resets_delivery_counts() {
 #[test]
 fn it_finds_a_queue_that_takes_nacks_for_unsettled_deliveries() {
     let text = finds(Breakage::TakesNacksForUnsettled);
-    assert!(text.contains("(1 unsettled)") && text.contains("(0 unsettled)"), "{text}");
+    assert!(text.contains("(1 unsettled") && text.contains("(0 unsettled"), "{text}");
+}
+
+#[test]
+fn it_finds_a_queue_that_says_it_stored_what_it_had() {
+    finds(Breakage::CallsAllNew);
+}
+
+#[test]
+fn it_finds_a_queue_that_counts_releases() {
+    let text = finds(Breakage::CountsReleases);
+    assert!(text.contains("1 uncounted") && text.contains("0 uncounted"), "{text}");
+}
+
+#[test]
+fn it_finds_a_queue_that_forgets_starts() {
+    let text = finds(Breakage::ForgetsStarts);
+    assert!(text.contains("(1 unsettled") && text.contains("(0 unsettled"), "{text}");
 }
 
 #[test]

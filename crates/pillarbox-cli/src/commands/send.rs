@@ -142,7 +142,7 @@ pub(crate) async fn send_batch(
     let mut failure = None;
     for result in results {
         match result {
-            Ok(id) => stored.push(id),
+            Ok(sent) => stored.push(sent.id),
             Err(error) => failure = failure.or(Some(error)),
         }
     }

@@ -60,10 +60,10 @@ fn report(out: &mut Out, queue: &QueueName, settle: &Settle) -> Result<()> {
     let (action, said) = match settle.action {
         SettleAction::Acknowledge => ("acknowledge", "acknowledged".to_owned()),
         SettleAction::Nack { delay } if delay.is_zero() => ("nack", "given back".to_owned()),
-        SettleAction::Nack { delay } => {
+        SettleAction::Nack { delay } | SettleAction::Release { delay } => {
             ("nack", format!("given back, invisible for {}", time::show(delay)))
         }
-        SettleAction::Extend { timeout } => {
+        SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
             ("extend", format!("invisible for {} from now", time::show(timeout)))
         }
     };

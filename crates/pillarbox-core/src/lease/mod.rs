@@ -12,10 +12,10 @@
 //!             send                    receive                acknowledge
 //!   (none) ──────────► Ready ─────────────────────► InFlight ───────────► (none)
 //!      │                 ▲                             │ │ ▲
-//!      │ send, delay > 0 │ time comes                  │ │ └── extend: a new deadline
+//!      │ send, delay > 0 │ time comes                  │ │ └── extend, start: a new deadline
 //!      │                 │                             │ │
-//!      └────────────► Delayed ◄── nack, delay > 0 ─────┘ └──► Ready, at the tail:
-//!                                                             nack, or the deadline comes
+//!      └────────────► Delayed ◄── nack or release, ────┘ └──► Ready, at the tail:
+//!                                 delay > 0                   nack, release, or the deadline comes
 //! ```
 //!
 //! # Invariants
@@ -30,14 +30,15 @@
 //! 4. `delivery_count` changes in one place, where a delivery is made, and only upwards.
 //! 5. Time does not run backwards: an earlier `now` than one seen before counts as the later one.
 //! 6. `sent` changes in one place, where a message is stored, and only upwards.
-//! 7. `unsettled` changes in one place, where a lease ends by its deadline, and only upwards. So it is
-//!    never more than the deliveries that have ended.
+//! 7. `unsettled` and `uncounted` only rise, by one for each delivery that ends: where the lease expires,
+//!    the first if the delivery was started and the second if not; where it is released, the second. So
+//!    both together are never more than the deliveries that have ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::clock::Timestamp;
-use crate::queue::{Delivery, MessageState, Outgoing, Peeked, RawMessage, SettleAction};
+use crate::queue::{Delivery, MessageState, Outgoing, Peeked, RawMessage, Sent, SettleAction};
 use crate::{Counts, Nonce, Receipt};
 
 use self::entries::{Entries, Entry, Key};
@@ -51,21 +52,26 @@ mod tests;
 ///
 /// ```
 /// use std::time::Duration;
-/// use pillarbox_core::lease::{Ledger, Sent};
-/// use pillarbox_core::{Nonce, Outgoing, SettleAction, Timestamp};
+/// use pillarbox_core::lease::Ledger;
+/// use pillarbox_core::{Nonce, Outgoing, Sent, SettleAction, Timestamp};
 ///
 /// let at = |seconds| Timestamp::from_secs(seconds);
 /// let mut ledger = Ledger::new();
-/// assert_eq!(ledger.send(at(0), Outgoing::new("work"), None), Ok(Sent::Stored));
+/// let work = Outgoing::new("work");
+/// let id = work.id;
+/// assert_eq!(ledger.send(at(0), work.clone(), None), Ok(Sent::stored(id)));
+/// assert_eq!(ledger.send(at(0), work, None), Ok(Sent::duplicate(id)));
 ///
 /// let lease = Duration::from_secs(30);
 /// let first = ledger.receive(at(1), 10, lease, Nonce::random).remove(0);
+/// let start = SettleAction::Start { timeout: lease };
+/// assert!(ledger.settle(at(1), &first.receipt, start).is_ok());
 /// // The lease of the first delivery ends at 31 s, and with it the right to settle.
 /// assert!(ledger.settle(at(31), &first.receipt, SettleAction::Acknowledge).is_err());
 ///
 /// let second = ledger.receive(at(31), 10, lease, Nonce::random).remove(0);
 /// assert_eq!(second.message.delivery_count, 2);
-/// assert_eq!(second.message.unsettled, 1);
+/// assert_eq!((second.message.unsettled, second.message.uncounted), (1, 0));
 /// assert!(ledger.settle(at(32), &second.receipt, SettleAction::Acknowledge).is_ok());
 /// assert!(ledger.is_empty());
 /// ```
@@ -87,7 +93,7 @@ pub struct Ledger {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Ready,
-    InFlight { due: Due, nonce: Nonce },
+    InFlight { due: Due, nonce: Nonce, is_started: bool },
     Delayed { due: Due },
 }
 
@@ -97,15 +103,6 @@ struct Due {
     at: Timestamp,
     /// Orders those of the same moment by when they were set.
     seq: u64,
-}
-
-/// What a send came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sent {
-    /// The message is in the queue now.
-    Stored,
-    /// A message of that id was in the queue already; nothing changed.
-    Duplicate,
 }
 
 /// The queue holds as many messages as it may.
@@ -141,25 +138,27 @@ impl Ledger {
         max_size: Option<u64>,
     ) -> Result<Sent, Full> {
         self.advance(now);
+        let id = outgoing.id;
         if max_size.is_some_and(|max| self.entries.len() as u64 >= max) {
-            return self.entries.find(outgoing.id).map(|_| Sent::Duplicate).ok_or(Full);
+            return self.entries.find(id).map(|_| Sent::duplicate(id)).ok_or(Full);
         }
         let message = RawMessage {
-            id: outgoing.id,
+            id,
             body: outgoing.body,
             attributes: outgoing.attributes,
             reply_to: outgoing.reply_to,
             enqueued_at: outgoing.enqueued_at.unwrap_or(self.now),
             delivery_count: 0,
             unsettled: 0,
+            uncounted: 0,
             first_received_at: None,
         };
         let Some(key) = self.entries.insert(Entry { message, state: State::Ready }) else {
-            return Ok(Sent::Duplicate);
+            return Ok(Sent::duplicate(id));
         };
         self.sent += 1;
         self.make_available(key, outgoing.delay);
-        Ok(Sent::Stored)
+        Ok(Sent::stored(id))
     }
 
     /// Delivers up to `max` ready messages and starts a lease of `visibility` on each, under a
@@ -182,7 +181,7 @@ impl Ledger {
             let due = self.set_timer(deadline, key);
             let nonce = mint();
             let entry = &mut self.entries[key];
-            entry.state = State::InFlight { due, nonce };
+            entry.state = State::InFlight { due, nonce, is_started: false };
             entry.message.delivery_count = entry.message.delivery_count.saturating_add(1);
             deliveries.push(Delivery {
                 receipt: Receipt::new(entry.message.id, nonce),
@@ -204,7 +203,7 @@ impl Ledger {
         let (id, presented) = receipt.token().ok_or(Stale)?;
         let key = self.entries.find(id).ok_or(Stale)?;
         // `advance` has taken the leases that ended out of flight: one that is here still runs.
-        let State::InFlight { due, nonce } = self.entries[key].state else {
+        let State::InFlight { due, nonce, is_started } = self.entries[key].state else {
             return Err(Stale);
         };
         if nonce != presented {
@@ -220,9 +219,16 @@ impl Ledger {
                 self.in_flight -= 1;
                 self.make_available(key, delay);
             }
-            SettleAction::Extend { timeout } => {
+            SettleAction::Release { delay } => {
+                self.in_flight -= 1;
+                let message = &mut self.entries[key].message;
+                message.uncounted = message.uncounted.saturating_add(1);
+                self.make_available(key, delay);
+            }
+            SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
                 let due = self.set_timer(self.now + timeout, key);
-                self.entries[key].state = State::InFlight { due, nonce };
+                let is_started = is_started || matches!(action, SettleAction::Start { .. });
+                self.entries[key].state = State::InFlight { due, nonce, is_started };
             }
         }
         Ok(())
@@ -265,9 +271,11 @@ impl Ledger {
         {
             let key = timer.remove();
             let entry = &mut self.entries[key];
-            if let State::InFlight { .. } = entry.state {
+            if let State::InFlight { is_started, .. } = entry.state {
                 self.in_flight -= 1;
-                entry.message.unsettled = entry.message.unsettled.saturating_add(1);
+                let RawMessage { unsettled, uncounted, .. } = &mut entry.message;
+                let count = if is_started { unsettled } else { uncounted };
+                *count = count.saturating_add(1);
             }
             entry.state = State::Ready;
             self.ready.push_back(key);
@@ -295,7 +303,8 @@ impl Ledger {
     }
 
     /// Verifies invariant 1, that no more is here than was sent, and that no more deliveries were
-    /// unsettled than have ended, and says what is wrong. For tests; it looks at every message.
+    /// unsettled or uncounted than have ended, and says what is wrong. For tests; it looks at every
+    /// message.
     pub fn check(&self) -> Result<(), String> {
         let mut expected_timers = BTreeMap::new();
         let (mut ready, mut in_flight) = (0, 0);
@@ -315,9 +324,11 @@ impl Ledger {
             if self.entries.find(entry.message.id) != Some(key) {
                 return Err(format!("{:?} is not in the index", entry.message.id));
             }
-            if entry.message.unsettled > ended {
-                let RawMessage { id, unsettled, .. } = entry.message;
-                return Err(format!("{unsettled} deliveries of {id:?} unsettled, {ended} ended"));
+            let RawMessage { id, unsettled, uncounted, .. } = entry.message;
+            if unsettled.saturating_add(uncounted) > ended {
+                return Err(format!(
+                    "{unsettled} deliveries of {id:?} unsettled, {uncounted} uncounted, {ended} ended"
+                ));
             }
         }
         let distinct: BTreeSet<_> = self.ready.iter().collect();

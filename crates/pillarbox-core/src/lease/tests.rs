@@ -51,6 +51,14 @@ fn extend(timeout: u64) -> SettleAction {
     SettleAction::Extend { timeout: secs(timeout) }
 }
 
+fn start(timeout: u64) -> SettleAction {
+    SettleAction::Start { timeout: secs(timeout) }
+}
+
+fn release(delay: u64) -> SettleAction {
+    SettleAction::Release { delay: secs(delay) }
+}
+
 #[test]
 fn messages_are_delivered_in_the_order_sent() {
     let mut ledger = holding(&["a", "b", "c"]);
@@ -63,13 +71,14 @@ fn messages_are_delivered_in_the_order_sent() {
 fn an_id_that_is_here_is_not_stored_again_whatever_its_state() {
     let mut ledger = Ledger::new();
     let message = Outgoing::new("once");
+    let id = message.id;
     let send = |ledger: &mut Ledger| ledger.send(at(0), message.clone(), Some(1));
-    assert_eq!(send(&mut ledger), Ok(Sent::Stored));
-    assert_eq!(send(&mut ledger), Ok(Sent::Duplicate));
+    assert_eq!(send(&mut ledger), Ok(Sent::stored(id)));
+    assert_eq!(send(&mut ledger), Ok(Sent::duplicate(id)));
     let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
-    assert_eq!(send(&mut ledger), Ok(Sent::Duplicate));
+    assert_eq!(send(&mut ledger), Ok(Sent::duplicate(id)));
     settle(&mut ledger, 0, &delivery, nack(5)).unwrap();
-    assert_eq!(send(&mut ledger), Ok(Sent::Duplicate));
+    assert_eq!(send(&mut ledger), Ok(Sent::duplicate(id)));
     assert_eq!(ledger.len(), 1);
 }
 
@@ -80,14 +89,14 @@ fn an_id_may_come_again_once_it_is_deleted() {
     ledger.send(at(0), message.clone(), None).unwrap();
     let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
     settle(&mut ledger, 0, &delivery, ACK).unwrap();
-    assert_eq!(ledger.send(at(1), message, None), Ok(Sent::Stored));
+    assert!(ledger.send(at(1), message, None).unwrap().is_new);
     assert_eq!(receive(&mut ledger, 1, 1, 30)[0].message.delivery_count, 1);
     assert_eq!(settle(&mut ledger, 1, &delivery, ACK), Err(Stale));
 }
 
 #[test]
 fn a_lease_is_void_from_its_deadline_on() {
-    for action in [ACK, nack(0), nack(9), extend(30)] {
+    for action in [ACK, nack(0), nack(9), release(0), release(9), extend(30), start(30)] {
         let mut ledger = holding(&["a"]);
         let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
         assert_eq!(settle(&mut ledger.clone(), 29, &delivery, action), Ok(()));
@@ -166,53 +175,81 @@ fn delivery_count_rises_by_one_through_nack_and_expiry() {
     }
 }
 
-/// Delivers the message of a ledger that holds one, and says how many deliveries before were unsettled.
-fn unsettled(ledger: &mut Ledger, now: i64, visibility: u64) -> (Delivery, u32) {
+/// Delivers the message of a ledger that holds one, with the numbers of unsettled and of uncounted
+/// deliveries before.
+fn deliver(ledger: &mut Ledger, now: i64, visibility: u64) -> (Delivery, (u32, u32)) {
     let delivery = receive(ledger, now, 1, visibility).remove(0);
-    let unsettled = delivery.message.unsettled;
-    (delivery, unsettled)
+    let before = (delivery.message.unsettled, delivery.message.uncounted);
+    (delivery, before)
+}
+
+fn shown(ledger: &mut Ledger, now: i64) -> (u32, u32) {
+    let message = &ledger.peek(at(now), 0, 1)[0].message;
+    (message.unsettled, message.uncounted)
 }
 
 #[test]
-fn a_delivery_is_unsettled_if_its_lease_ends_by_its_deadline() {
+fn a_lease_that_expires_is_unsettled_if_started_and_else_no_attempt() {
     let mut ledger = holding(&["a"]);
-    assert_eq!(unsettled(&mut ledger, 0, 5).1, 0);
+    let (first, before) = deliver(&mut ledger, 0, 5);
+    assert_eq!(before, (0, 0));
+    assert_eq!(first.message.attempt(), 1);
     // Shown as soon as it is so, and not before.
-    assert_eq!(ledger.peek(at(4), 0, 1)[0].message.unsettled, 0);
-    assert_eq!(ledger.peek(at(5), 0, 1)[0].message.unsettled, 1);
-    assert_eq!(unsettled(&mut ledger, 9, 0).1, 1);
-    let (delivery, before) = unsettled(&mut ledger, 9, 30);
-    assert_eq!(before, 2);
-    settle(&mut ledger, 9, &delivery, extend(0)).unwrap();
-    assert_eq!(unsettled(&mut ledger, 9, 30).1, 3);
+    assert_eq!((shown(&mut ledger, 4), shown(&mut ledger, 5)), ((0, 0), (0, 1)));
+    let (second, _) = deliver(&mut ledger, 9, 5);
+    assert_eq!((second.message.delivery_count, second.message.attempt()), (2, 1));
+    settle(&mut ledger, 10, &second, start(5)).unwrap();
+    // Extending it afterwards does not make it unstarted.
+    settle(&mut ledger, 11, &second, extend(5)).unwrap();
+    assert_eq!((shown(&mut ledger, 15), shown(&mut ledger, 16)), ((0, 1), (1, 1)));
+    let (third, _) = deliver(&mut ledger, 16, 0);
+    assert_eq!((third.message.delivery_count, third.message.attempt()), (3, 2));
+    let (fourth, before) = deliver(&mut ledger, 16, 30);
+    assert_eq!(before, (1, 2), "the new delivery was not started");
+    settle(&mut ledger, 16, &fourth, start(0)).unwrap();
+    assert_eq!(deliver(&mut ledger, 16, 30).1, (2, 2));
+}
+
+#[test]
+fn a_delivery_that_is_released_is_no_attempt() {
+    let mut ledger = holding(&["a"]);
+    for releases in 0..5 {
+        let (delivery, before) = deliver(&mut ledger, 10 * releases, 9);
+        assert_eq!((before.1, delivery.message.attempt()), (releases as u32, 1));
+        settle(&mut ledger, 10 * releases, &delivery, start(9)).unwrap();
+        settle(&mut ledger, 10 * releases, &delivery, release(5 * (releases as u64 % 2))).unwrap();
+        assert_eq!(settle(&mut ledger, 10 * releases, &delivery, ACK), Err(Stale));
+    }
+    assert_eq!(shown(&mut ledger, 50), (0, 5));
 }
 
 #[test]
 fn a_delivery_that_was_settled_is_not_unsettled() {
     let mut ledger = holding(&["a"]);
-    unsettled(&mut ledger, 0, 1);
-    let (delivery, _) = unsettled(&mut ledger, 1, 30);
+    let (delivery, _) = deliver(&mut ledger, 0, 1);
+    settle(&mut ledger, 0, &delivery, start(1)).unwrap();
+    let (delivery, _) = deliver(&mut ledger, 1, 30);
     settle(&mut ledger, 2, &delivery, nack(0)).unwrap();
-    let (delivery, before) = unsettled(&mut ledger, 2, 30);
-    assert_eq!(before, 1);
+    let (delivery, before) = deliver(&mut ledger, 2, 30);
+    assert_eq!(before, (1, 0));
     // The delay runs out, and no lease does.
     settle(&mut ledger, 3, &delivery, nack(5)).unwrap();
-    let (delivery, before) = unsettled(&mut ledger, 8, 30);
-    assert_eq!(before, 1);
+    let (delivery, before) = deliver(&mut ledger, 8, 30);
+    assert_eq!(before, (1, 0));
     settle(&mut ledger, 9, &delivery, extend(60)).unwrap();
-    assert_eq!(ledger.peek(at(60), 0, 1)[0].message.unsettled, 1);
+    assert_eq!(shown(&mut ledger, 60), (1, 0));
     settle(&mut ledger, 60, &delivery, ACK).unwrap();
     ledger.send(at(60), Outgoing::with_id(delivery.message.id, "again"), None).unwrap();
-    assert_eq!(unsettled(&mut ledger, 60, 30).1, 0, "one that is sent again begins anew");
+    assert_eq!(deliver(&mut ledger, 60, 30).1, (0, 0), "one that is sent again begins anew");
 }
 
 #[test]
-fn a_delayed_message_that_comes_due_was_never_unsettled() {
+fn a_delayed_message_that_comes_due_was_never_delivered() {
     let mut ledger = Ledger::new();
     let mut late = Outgoing::new("late");
     late.delay = secs(5);
     ledger.send(at(0), late, None).unwrap();
-    assert_eq!(unsettled(&mut ledger, 5, 30).1, 0);
+    assert_eq!(deliver(&mut ledger, 5, 30).1, (0, 0));
 }
 
 #[test]
@@ -220,10 +257,10 @@ fn no_more_deliveries_are_counted_than_there_are_numbers() {
     let mut ledger = holding(&["a"]);
     let key = ledger.ready[0];
     ledger.entries[key].message.delivery_count = u32::MAX;
-    ledger.entries[key].message.unsettled = u32::MAX;
+    ledger.entries[key].message.uncounted = u32::MAX;
     ledger.receive(at(0), 1, secs(1), Nonce::random);
     let message = &ledger.receive(at(1), 1, secs(1), Nonce::random)[0].message;
-    assert_eq!((message.delivery_count, message.unsettled), (u32::MAX, u32::MAX));
+    assert_eq!((message.delivery_count, message.uncounted), (u32::MAX, u32::MAX));
 }
 
 #[test]
@@ -251,7 +288,7 @@ fn a_full_queue_stores_nothing_and_counts_every_state() {
     assert_eq!(send(&mut ledger, 0), Err(Full));
     assert_eq!(states(&mut ledger, 0), (0, 1, 1));
     settle(&mut ledger, 0, &delivery, ACK).unwrap();
-    assert_eq!(send(&mut ledger, 0), Ok(Sent::Stored));
+    assert!(send(&mut ledger, 0).unwrap().is_new);
 }
 
 #[test]
@@ -320,7 +357,7 @@ fn sent_counts_what_was_stored_and_never_falls() {
 
     let first = receive(&mut ledger, 0, 1, 30).remove(0);
     let again = Outgoing::with_id(first.message.id, "a");
-    assert_eq!(ledger.send(at(0), again.clone(), None), Ok(Sent::Duplicate));
+    assert!(!ledger.send(at(0), again.clone(), None).unwrap().is_new);
     assert_eq!(ledger.send(at(0), Outgoing::new("c"), Some(2)), Err(Full));
     settle(&mut ledger, 1, &first, nack(5)).unwrap();
     let second = receive(&mut ledger, 6, 9, 30);
@@ -332,7 +369,7 @@ fn sent_counts_what_was_stored_and_never_falls() {
     assert_eq!(counts(&mut ledger, 66), (Some(2), Some(1)));
     ledger.purge();
     assert_eq!(counts(&mut ledger, 66), (Some(2), Some(2)));
-    assert_eq!(ledger.send(at(66), again, None), Ok(Sent::Stored));
+    assert!(ledger.send(at(66), again, None).unwrap().is_new);
     assert_eq!(counts(&mut ledger, 66), (Some(3), Some(2)));
 }
 
@@ -369,7 +406,7 @@ fn a_purge_does_not_turn_time_back() {
 
 #[test]
 fn the_check_finds_a_message_that_is_not_where_its_state_says() {
-    let broken: [fn(&mut Ledger); 10] = [
+    let broken: [fn(&mut Ledger); 11] = [
         |ledger| ledger.in_flight = 0,
         |ledger| ledger.sent = 1,
         |ledger| ledger.timers.clear(),
@@ -391,6 +428,10 @@ fn the_check_finds_a_message_that_is_not_where_its_state_says() {
         |ledger| {
             let key = *ledger.timers.values().next().unwrap();
             ledger.entries[key].message.unsettled = 1;
+        },
+        |ledger| {
+            let key = *ledger.timers.values().next().unwrap();
+            ledger.entries[key].message.uncounted = 1;
         },
     ];
     for (place, breakage) in broken.into_iter().enumerate() {

@@ -69,11 +69,18 @@ impl<T, R: 'static> Message<T, R> {
         self.delivery.message.delivery_count
     }
 
-    /// How many earlier deliveries ended without a word: their lease ran out before anybody settled
-    /// them. Always 0 where the backend does not
+    /// Number of earlier deliveries that were [started](crate::SettleAction::Start) and whose lease
+    /// expired before anybody settled them. Always 0 where the backend does not
     /// [count them](crate::Capabilities::counts_unsettled).
     pub fn unsettled(&self) -> u32 {
         self.delivery.message.unsettled
+    }
+
+    /// Number of earlier deliveries that were no attempt at the work: [released](Self::release), or
+    /// expired before they were known to be [started](crate::SettleAction::Start). Always 0 where the
+    /// backend does not [count them](crate::Capabilities::counts_unsettled).
+    pub fn uncounted(&self) -> u32 {
+        self.delivery.message.uncounted
     }
 
     /// When it was first delivered, where the backend tells.
@@ -141,6 +148,12 @@ impl<T, R: 'static> Message<T, R> {
     /// of the queue when it becomes ready.
     pub async fn nack(self, delay: Duration) -> Result<()> {
         settle_one(&*self.queue, Settle::nack(self.delivery.receipt, delay)).await
+    }
+
+    /// Gives the message back as [`nack`](Self::nack) does, and counts this delivery as
+    /// [no attempt](Self::uncounted) at the work: it came too early, or to somebody who cannot do it.
+    pub async fn release(self, delay: Duration) -> Result<()> {
+        settle_one(&*self.queue, Settle::release(self.delivery.receipt, delay)).await
     }
 
     /// Lets the lease run for `timeout` from now, however long it had left.

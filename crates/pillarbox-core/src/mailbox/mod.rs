@@ -132,7 +132,8 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     pub async fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
         let message = self.encode(body, options)?;
         let id = message.id;
-        only(self.queue.send(vec![message]).await).map_err(|error| error.about(Some(id)))
+        let sent = only(self.queue.send(vec![message]).await);
+        sent.map(|sent| sent.id).map_err(|error| error.about(Some(id)))
     }
 
     /// Sends messages and says of each, in order, whether it was stored.
@@ -167,7 +168,8 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
                 Err(error) => unencodable.push((place, error)),
             }
         }
-        let mut results = self.in_batches(encoded, |batch| self.queue.send(batch)).await?;
+        let sent = self.in_batches(encoded, |batch| self.queue.send(batch)).await?;
+        let mut results: Vec<_> = sent.into_iter().map(|sent| sent.map(|sent| sent.id)).collect();
         for (place, error) in unencodable {
             results.insert(place, Err(error));
         }
@@ -223,6 +225,12 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// Gives a message back by its receipt, to be ready at once or after `delay`.
     pub async fn nack(&self, receipt: &Receipt, delay: Duration) -> Result<()> {
         settle_one(&*self.queue, Settle::nack(receipt.clone(), delay)).await
+    }
+
+    /// Gives a message back by its receipt as [`nack`](Self::nack) does, where the delivery was no attempt
+    /// at the work: see [`Message::release`].
+    pub async fn release(&self, receipt: &Receipt, delay: Duration) -> Result<()> {
+        settle_one(&*self.queue, Settle::release(receipt.clone(), delay)).await
     }
 
     /// Lets the lease of a delivery run for `timeout` from now.

@@ -12,7 +12,7 @@ use crate::gate::Gate;
 use crate::lease::{Full, Ledger, Stale};
 use crate::options::Receive;
 use crate::queue::{BoxFuture, Cursor, Delivery, Outgoing, PeekPage, Queue, QueueOptions, Settle};
-use crate::{Capabilities, Counts, MessageId, Nonce, QueueName};
+use crate::{Capabilities, Counts, Nonce, QueueName, Sent};
 
 /// What all handles of one queue share.
 ///
@@ -95,15 +95,14 @@ impl MemoryQueue {
         Ok(results)
     }
 
-    fn send_one(&self, state: &mut State, now: Timestamp, message: Outgoing) -> Result<MessageId> {
+    fn send_one(&self, state: &mut State, now: Timestamp, message: Outgoing) -> Result<Sent> {
         self.capabilities().check_outgoing(&self.name, &message)?;
         let (id, max_size) = (message.id, self.options.max_size);
         state.ledger.send(now, message, max_size).map_err(|Full| Error::MailboxFull {
             queue: self.name.clone(),
             id: Some(id),
             max_size: max_size.unwrap_or(u64::MAX),
-        })?;
-        Ok(id)
+        })
     }
 
     fn settle_one(&self, state: &mut State, now: Timestamp, settle: Settle) -> Result<()> {
@@ -232,7 +231,7 @@ impl Queue for MemoryQueue {
         &super::CAPABILITIES
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move { self.each(batch, Self::send_one) })
     }
 

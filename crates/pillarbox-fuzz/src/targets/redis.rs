@@ -43,14 +43,19 @@ pub(super) fn data(input: &[u8]) {
         saw("id");
         assert_eq!(reader::id_text(id), input, "an id has one text");
     }
-    if let Some((is_held, count, unsettled)) = reader::meta(input) {
+    if let Some((is_held, [count, unsettled, uncounted])) = reader::meta(input) {
         saw(if is_held { "held" } else { "not held" });
         let number = (u64::from(unsettled) << 32) + u64::from(count);
-        let text = if input.is_empty() { String::new() } else { number.to_string() };
+        let text = match (input, uncounted) {
+            ([], _) => String::new(),
+            (_, 0) => number.to_string(),
+            _ => format!("{number}:{uncounted}"),
+        };
         let secret = if is_held { "0123456789abcdef" } else { "" };
         let again = reader::meta(format!("{secret}{text}").as_bytes());
-        // A number so long that it looks like a secret is none that a script has written.
-        assert!(number > 1 << 53 || again == Some((is_held, count, unsettled)), "{again:?}");
+        // A text so long that it looks like a secret is none that a script has written.
+        let same = again == Some((is_held, [count, unsettled, uncounted]));
+        assert!(number > 1 << 53 || text.len() > 16 || same, "{again:?}");
     }
 }
 

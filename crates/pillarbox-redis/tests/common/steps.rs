@@ -11,7 +11,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sends a message with this body.
 pub(crate) async fn send(queue: &Arc<dyn Queue>, body: &str) -> Result<MessageId> {
-    queue.send(vec![Outgoing::new(body.to_owned())]).await?.remove(0)
+    queue.send(vec![Outgoing::new(body.to_owned())]).await?.remove(0).map(|sent| sent.id)
 }
 
 /// Sends a message with this body, invisible for a while.

@@ -24,6 +24,16 @@ pub(crate) struct Stored {
 
 type Words = (Vec<String>, Vec<String>, Vec<String>, Vec<String>, Vec<String>);
 
+/// A value of `meta`, read.
+#[derive(Default)]
+struct Meta<'a> {
+    secret: Option<&'a str>,
+    /// Deliveries, and 2^32 for each that was unsettled.
+    number: u64,
+    uncounted: u32,
+    is_started: bool,
+}
+
 impl Stored {
     pub(crate) async fn read(client: &redis::Client, queue: &QueueName) -> Self {
         Self::read_at(client, queue).await.unwrap_or_else(|error| panic!("the keys: {error}"))
@@ -65,23 +75,26 @@ impl Stored {
 
     /// The part of a meta value that is secret, and the delivery count.
     pub(crate) fn meta_of(&self, id: &str) -> (Option<&str>, u32) {
-        let (secret, number) = self.meta_number(id);
+        let Meta { secret, number, .. } = self.read_meta(id);
         (secret, number as u32)
     }
 
-    /// How many deliveries were unsettled, as far as it was written down.
-    pub(crate) fn unsettled_of(&self, id: &str) -> u32 {
-        (self.meta_number(id).1 >> 32) as u32
+    /// The numbers of unsettled and of uncounted deliveries, as far as they were written down.
+    pub(crate) fn ended_of(&self, id: &str) -> (u32, u32) {
+        let Meta { number, uncounted, .. } = self.read_meta(id);
+        ((number >> 32) as u32, uncounted)
     }
 
-    fn meta_number(&self, id: &str) -> (Option<&str>, u64) {
-        match self.meta.get(id) {
-            None => (None, 0),
-            Some(value) if value.len() > 16 => {
-                (Some(&value[..16]), value[16..].parse().expect("a number"))
-            }
-            Some(value) => (None, value.parse().expect("a number")),
-        }
+    fn read_meta(&self, id: &str) -> Meta<'_> {
+        let Some(value) = self.meta.get(id) else { return Meta::default() };
+        let (secret, rest) = match value.len() {
+            17.. => (Some(&value[..16]), &value[16..]),
+            _ => (None, &value[..]),
+        };
+        let (rest, is_started) = rest.strip_suffix('s').map_or((rest, false), |rest| (rest, true));
+        let (number, uncounted) = rest.split_once(':').unwrap_or((rest, "0"));
+        let number = number.parse().expect("a number");
+        Meta { secret, number, uncounted: uncounted.parse().expect("a number"), is_started }
     }
 
     fn number(&self, field: &str) -> u64 {
@@ -108,9 +121,14 @@ impl Stored {
             return Err(format!("{id} has a delivery count and no data"));
         }
         for id in &self.data {
-            let ((secret, count), unsettled) = (self.meta_of(id), self.unsettled_of(id));
-            if unsettled + u32::from(secret.is_some()) > count {
-                return Err(format!("{id}: {unsettled} of {count} deliveries were unsettled"));
+            let ((secret, count), ended) = (self.meta_of(id), self.ended_of(id));
+            if ended.0 + ended.1 + u32::from(secret.is_some()) > count {
+                return Err(format!(
+                    "{id}: {ended:?} of {count} deliveries were unsettled, uncounted"
+                ));
+            }
+            if secret.is_none() && self.read_meta(id).is_started {
+                return Err(format!("{id} is started, and nobody has a receipt for it"));
             }
         }
         if let Some(id) = self.pending.iter().find(|id| self.meta_of(id).0.is_some()) {
@@ -146,10 +164,16 @@ impl Stored {
             }
             // A secret that is still there though its lease has ended is one that was not promoted.
             let ended = peeked.state == MessageState::Ready && secret.is_some();
-            let unsettled = self.unsettled_of(&id) + u32::from(ended);
-            if unsettled != peeked.message.unsettled {
-                let should = peeked.message.unsettled;
-                return Err(format!("{id} was left alone {should} times, and has {unsettled}"));
+            let is_started = self.read_meta(&id).is_started;
+            let (unsettled, uncounted) = self.ended_of(&id);
+            let unsettled = unsettled + u32::from(ended && is_started);
+            let uncounted = uncounted + u32::from(ended && !is_started);
+            let should = (peeked.message.unsettled, peeked.message.uncounted);
+            if (unsettled, uncounted) != should {
+                return Err(format!(
+                    "{id} has {should:?} unsettled and uncounted deliveries, and says \
+                     {unsettled}, {uncounted}"
+                ));
             }
             let held = matches!(peeked.state, MessageState::InFlight { .. });
             let must_differ = !matches!(peeked.state, MessageState::Ready);

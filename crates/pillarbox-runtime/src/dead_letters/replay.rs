@@ -21,5 +21,6 @@ pub(super) async fn send_back<'a>(
     let replay = |(own, letter): (MessageId, &DeadLetter)| letter.replay(own, now);
     let messages: Vec<_> = letters.into_iter().map(replay).collect();
     let count = messages.len();
-    each(target.send(messages).await, count, Some(target.name()), "send")
+    let sent = each(target.send(messages).await, count, Some(target.name()), "send");
+    sent.into_iter().map(|sent| sent.map(|sent| sent.id)).collect()
 }

@@ -50,10 +50,25 @@ pub(super) struct Held {
     pub(super) message: Arc<RawMessage>,
     pub(super) lease: Arc<Lease>,
     pub(super) place: Place,
+    /// Number of this attempt at the work.
+    pub(super) attempt: u32,
+    pub(super) start: Start,
     /// When the lease ends, as far as is known here.
     pub(super) deadline: Instant,
     pub(super) worker: Option<usize>,
     pub(super) is_lost: bool,
+}
+
+/// Whether the queue knows that a handler has started on a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// It need not know before the lease is extended.
+    Unrecorded,
+    /// It must know before the handler runs.
+    ToRecord,
+    /// A worker waits for the answer.
+    Recording,
+    Recorded,
 }
 
 #[derive(Debug)]
@@ -78,8 +93,12 @@ impl Held {
         source: usize,
         message: RawMessage,
         receipt: Receipt,
+        attempt: u32,
         deadline: Instant,
     ) -> Self {
+        // An earlier delivery came to no end: if this one does not either, it must be known whether a
+        // handler had started on it.
+        let is_to_record = message.unsettled > 0 || message.uncounted > 0;
         Self {
             generation: 0,
             source,
@@ -87,6 +106,8 @@ impl Held {
             message: Arc::new(message),
             lease: Arc::default(),
             place: Place::Backlog,
+            attempt,
+            start: if is_to_record { Start::ToRecord } else { Start::Unrecorded },
             deadline,
             worker: None,
             is_lost: false,

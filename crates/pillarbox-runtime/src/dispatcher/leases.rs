@@ -3,6 +3,7 @@
 use pillarbox_core::SettleAction;
 use tokio::time::Instant;
 
+use super::held::Start;
 use super::lane::Entry;
 use super::{Dispatcher, Key, LaneKind, What};
 
@@ -27,11 +28,30 @@ impl Dispatcher {
                     self.sources[source].renew_later(key, now, deadline);
                 } else {
                     let timeout = self.sources[source].settings.visibility;
-                    let entry = Entry::new(key, SettleAction::Extend { timeout }, held.deadline);
+                    // That a handler has started on it is told in passing.
+                    let action = if is_running && held.start != Start::Recording {
+                        SettleAction::Start { timeout }
+                    } else {
+                        SettleAction::Extend { timeout }
+                    };
+                    let entry = Entry::new(key, action, held.deadline);
                     self.sources[source].lane(LaneKind::Extensions).push(entry);
                 }
             }
         }
+    }
+
+    /// Has the queue know that a handler starts on a delivery. The worker waits for it.
+    pub(super) fn record_start(&mut self, key: Key) {
+        let Some(held) = self.held.get_mut(key) else { return };
+        if held.is_lost || held.is_settling() {
+            return;
+        }
+        held.start = Start::Recording;
+        let (source, deadline) = (held.source, held.deadline);
+        let timeout = self.sources[source].settings.visibility;
+        let entry = Entry::new(key, SettleAction::Start { timeout }, deadline);
+        self.sources[source].lane(LaneKind::Extensions).push(entry);
     }
 
     pub(super) fn lose(&mut self, key: Key) {

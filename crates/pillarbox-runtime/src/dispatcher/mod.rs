@@ -46,7 +46,7 @@ use pillarbox_core::{Delivery, Error, RawMessage, Receipt, Result};
 use tokio::time::Instant;
 
 pub(crate) use self::held::Key;
-use self::held::{Held, Intent, Place, Table};
+use self::held::{Held, Intent, Place, Start, Table};
 pub(crate) use self::protocol::{
     Action, Assigned, Burial, Event, FailureNote, Finished, LaneKind, LetterNote, Note, Then,
     Verdict, What,
@@ -193,6 +193,7 @@ impl Dispatcher {
     pub(crate) fn handle(&mut self, event: Event, now: Instant) {
         match event {
             Event::Fetched { source, answer } => self.fetched(source, answer, now),
+            Event::Starting { key } => self.record_start(key),
             Event::Finished(finished) => self.finished(finished, now),
             Event::Returned { key, worker } => self.returned(key, worker),
             Event::Skipped { worker } => self.leave(worker),
@@ -263,7 +264,8 @@ impl Dispatcher {
     fn hold(&mut self, source: usize, message: RawMessage, receipt: Receipt, now: Instant) {
         let visibility = self.sources[source].settings.visibility;
         let suspicion = self.suspicion(source, &message);
-        let key = self.held.insert(Held::new(source, message, receipt, now + visibility));
+        let attempt = self.attempt(source, &message);
+        let key = self.held.insert(Held::new(source, message, receipt, attempt, now + visibility));
         self.sources[source].renew_later(key, now, now + visibility);
         self.note(key, What::Received);
         match suspicion {
@@ -276,10 +278,24 @@ impl Dispatcher {
         }
     }
 
-    /// Keeps a delivery until then, and tries it again.
-    fn rest(&mut self, key: Key, until: Instant) {
+    /// Number of this attempt at a message: its deliveries without those that were none.
+    fn attempt(&self, source: usize, message: &RawMessage) -> u32 {
+        if self.sources[source].settings.quarantine.is_exact {
+            return message.attempt();
+        }
+        let uncounted = self.spared.of((source, message.id));
+        message.delivery_count.saturating_sub(uncounted).max(1)
+    }
+
+    /// Keeps a delivery for so long, and tries it again.
+    fn rest(&mut self, key: Key, delay: Duration, now: Instant) {
+        let until = later(now, delay);
         self.note(key, What::Shed);
         let Some(held) = self.held.get_mut(key) else { return };
+        if held.start == Start::Recorded {
+            // No handler has started on it, though the queue was told so.
+            return self.settle(key, Intent::Release { delay });
+        }
         held.place = Place::Backlog;
         if held.is_lost || self.mode.is_ending() {
             self.give_back(key);
@@ -324,7 +340,7 @@ impl Dispatcher {
                 self.settle(key, Intent::Succeed { took });
             }
             Verdict::Released { delay } => self.settle(key, Intent::Release { delay }),
-            Verdict::Shed { delay } => self.rest(key, later(now, delay)),
+            Verdict::Shed { delay } => self.rest(key, delay, now),
             Verdict::TooLate => self.held.remove(key),
             Verdict::Failed { failure, then } => {
                 self.note(key, What::Failed { failure: failure.clone(), then: then.clone() });
@@ -360,8 +376,9 @@ impl Dispatcher {
     fn note(&mut self, key: Key, what: What) {
         if let Some(held) = self.held.get(key) {
             let (source, worker) = (held.source, held.worker);
-            let (id, attempt) = (held.message.id, held.message.delivery_count);
-            self.notes.push(Note { source, worker, id, attempt, what });
+            let (id, attempt) = (held.message.id, held.attempt);
+            let delivery_count = held.message.delivery_count;
+            self.notes.push(Note { source, worker, id, attempt, delivery_count, what });
         }
     }
 }

@@ -16,6 +16,8 @@ use crate::outcome::FailureKind;
 pub(crate) enum Event {
     /// A fetch was answered.
     Fetched { source: usize, answer: Result<Vec<Delivery>> },
+    /// A worker has taken up a delivery, and waits until the queue knows.
+    Starting { key: Key },
     /// A worker is through with a delivery.
     Finished(Finished),
     /// A delivery could not be put into the inbox of a worker, or was declined there.
@@ -144,8 +146,10 @@ pub(crate) struct Assigned {
     pub(crate) source: usize,
     pub(crate) message: Arc<RawMessage>,
     pub(crate) lease: Arc<Lease>,
-    /// How many of its deliveries were nobody's failure.
-    pub(crate) spared: u32,
+    /// Number of this attempt at the work.
+    pub(crate) attempt: u32,
+    /// The queue must know that a handler starts on it before it does.
+    pub(crate) is_to_record: bool,
 }
 
 /// Something worth telling.
@@ -155,6 +159,7 @@ pub(crate) struct Note {
     pub(crate) worker: Option<usize>,
     pub(crate) id: MessageId,
     pub(crate) attempt: u32,
+    pub(crate) delivery_count: u32,
     pub(crate) what: What,
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::held::Place;
+use super::held::{Place, Start};
 use super::{Action, Assigned, Dispatcher, Key};
 
 /// The place of a worker.
@@ -81,7 +81,8 @@ impl Dispatcher {
             source: held.source,
             message: held.message.clone(),
             lease: held.lease.clone(),
-            spared: self.spared.of(held.message.id),
+            attempt: held.attempt,
+            is_to_record: held.start == Start::ToRecord,
         };
         self.actions.push_back(Action::Assign { worker, assigned });
     }

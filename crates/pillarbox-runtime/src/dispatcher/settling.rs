@@ -5,7 +5,7 @@ use std::time::Duration;
 use pillarbox_core::{Error, Result, SettleAction};
 use tokio::time::Instant;
 
-use super::held::{Intent, Place};
+use super::held::{Intent, Place, Start};
 use super::lane::Entry;
 use super::{Action, Dispatcher, Key, LaneKind, What};
 use crate::answers::each;
@@ -15,8 +15,11 @@ impl Dispatcher {
         let Some(held) = self.held.get_mut(key) else { return };
         let action = match &intent {
             Intent::Succeed { .. } | Intent::Bury { .. } => SettleAction::Acknowledge,
-            Intent::Return => SettleAction::Nack { delay: Duration::ZERO },
-            Intent::Retry { delay } | Intent::Release { delay } | Intent::Park { delay, .. } => {
+            Intent::Return => SettleAction::Release { delay: Duration::ZERO },
+            Intent::Release { delay } | Intent::Park { delay, is_spared: true } => {
+                SettleAction::Release { delay: *delay }
+            }
+            Intent::Retry { delay } | Intent::Park { delay, .. } => {
                 SettleAction::Nack { delay: *delay }
             }
         };
@@ -86,10 +89,20 @@ impl Dispatcher {
     }
 
     pub(super) fn accepted(&mut self, entry: Entry, called_at: Instant, now: Instant) {
-        if let SettleAction::Extend { timeout } = entry.action {
+        if let Some(timeout) = entry.action.timeout() {
             let Some(held) = self.held.get_mut(entry.key) else { return };
             // From when it was asked for: the backend cannot have counted from earlier.
             held.deadline = called_at + timeout;
+            let is_start = matches!(entry.action, SettleAction::Start { .. });
+            if is_start && held.start == Start::Recording {
+                // It was no renewal: that of the lease is yet to come.
+                held.start = Start::Recorded;
+                held.lease.start();
+                return;
+            }
+            if is_start {
+                held.start = Start::Recorded;
+            }
             let (source, deadline) = (held.source, held.deadline);
             self.sources[source].renew_later(entry.key, now, deadline);
             self.note(entry.key, What::Extended);
@@ -97,6 +110,10 @@ impl Dispatcher {
         }
         let Some(held) = self.held.get(entry.key) else { return };
         let Place::Settling { intent } = &held.place else { return };
+        let (of, is_exact) = (
+            (held.source, held.message.id),
+            self.sources[held.source].settings.quarantine.is_exact,
+        );
         let what = match intent.clone() {
             Intent::Succeed { took } => What::Succeeded { took },
             Intent::Retry { delay } => What::Retried { delay },
@@ -107,11 +124,9 @@ impl Dispatcher {
                 What::DeadLettered { failure, route, letter }
             }
         };
-        if matches!(
-            intent,
-            Intent::Release { .. } | Intent::Return | Intent::Park { is_spared: true, .. }
-        ) {
-            self.spared.add(held.message.id);
+        // Where the backend does not count them, this process does.
+        if !is_exact && matches!(entry.action, SettleAction::Release { .. }) {
+            self.spared.add(of);
         }
         self.note(entry.key, what);
         self.held.remove(entry.key);
@@ -119,7 +134,7 @@ impl Dispatcher {
 
     /// The receipt is worth nothing any more.
     pub(super) fn refused(&mut self, entry: Entry) {
-        let is_extension = matches!(entry.action, SettleAction::Extend { .. });
+        let is_extension = entry.action.timeout().is_some();
         let Some(held) = self.held.get(entry.key) else { return };
         if is_extension && held.is_settling() {
             // It was settled while the extension was under way.

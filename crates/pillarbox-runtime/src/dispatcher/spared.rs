@@ -1,24 +1,23 @@
-//! Deliveries that were nobody's failure.
+//! Deliveries that were no attempt at the work, where the backend does not count them.
 //!
 //! A queue counts deliveries, whatever became of them. What was released, refused by a limit or given back
-//! unbegun has used up no attempt, and must not become a dead letter for it. This process remembers what it
-//! gave back so; others do not know of it.
+//! before it was started has used up no attempt, and must not become a dead letter for it. Most backends
+//! count such deliveries with the message ([`RawMessage::uncounted`](pillarbox_core::RawMessage)). For those
+//! that do not, this process remembers what it gave back so; others do not know of it.
 
-use pillarbox_core::MessageId;
-
-use super::memory::Memory;
+use super::memory::{Memory, Of};
 
 #[derive(Debug, Default)]
 pub(super) struct Spared(Memory);
 
 impl Spared {
     /// One more delivery of a message was no attempt.
-    pub(super) fn add(&mut self, id: MessageId) {
-        self.0.set(id, self.of(id).saturating_add(1));
+    pub(super) fn add(&mut self, message: Of) {
+        self.0.set(message, self.of(message).saturating_add(1));
     }
 
     /// How many deliveries of a message were no attempts.
-    pub(super) fn of(&self, id: MessageId) -> u32 {
-        self.0.of(id)
+    pub(super) fn of(&self, message: Of) -> u32 {
+        self.0.of(message)
     }
 }

@@ -61,14 +61,9 @@ impl Quarantine {
         attempts.max(SUSPECT_AFTER + 1)
     }
 
-    /// How many earlier deliveries speak against a message.
-    fn strikes(&self, message: &RawMessage, spared: u32) -> u32 {
-        if self.is_exact {
-            message.unsettled
-        } else {
-            // Not counting this one.
-            message.delivery_count.saturating_sub(spared).saturating_sub(1)
-        }
+    /// Number of earlier deliveries that speak against a message, of which this is that attempt.
+    fn strikes(&self, message: &RawMessage, attempt: u32) -> u32 {
+        if self.is_exact { message.unsettled } else { attempt.saturating_sub(1) }
     }
 
     /// What is thought of a message that so many speak against.
@@ -133,7 +128,7 @@ impl Dispatcher {
 
     /// What is thought of a message that was received.
     pub(super) fn suspicion(&self, source: usize, message: &RawMessage) -> Suspicion {
-        let cleared = self.suspects.cleared.of(message.id);
+        let cleared = self.suspects.cleared.of((source, message.id));
         let strikes = self.strikes(source, message).saturating_sub(cleared);
         self.sources[source].settings.quarantine.suspicion(strikes)
     }
@@ -141,23 +136,24 @@ impl Dispatcher {
     /// The handler of a message has come to an end.
     pub(super) fn clear(&mut self, key: Key) {
         let Some(held) = self.held.get(key) else { return };
-        let (id, strikes) = (held.message.id, self.strikes(held.source, &held.message));
+        let of = (held.source, held.message.id);
+        let strikes = self.strikes(held.source, &held.message);
         if strikes > 0 {
-            self.suspects.cleared.set(id, strikes);
+            self.suspects.cleared.set(of, strikes);
         }
     }
 
     fn strikes(&self, source: usize, message: &RawMessage) -> u32 {
-        let spared = self.spared.of(message.id);
-        self.sources[source].settings.quarantine.strikes(message, spared)
+        let attempt = self.attempt(source, message);
+        self.sources[source].settings.quarantine.strikes(message, attempt)
     }
 
     pub(super) fn quarantine(&mut self, key: Key, route: usize) {
         let Some(held) = self.held.get(key) else { return };
         let RawMessage { delivery_count, unsettled, .. } = *held.message;
         let text = format!(
-            "not run again after {delivery_count} deliveries, of which {unsettled} ended without a \
-             word: it may take down the process that handles it"
+            "not run again after {delivery_count} deliveries, of which {unsettled} were started and \
+             never settled: it may take down the process that handles it"
         );
         let kind = FailureKind::Quarantined;
         let (text, causes) = (text.into(), [].into());

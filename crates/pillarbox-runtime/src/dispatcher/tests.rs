@@ -1,5 +1,6 @@
 //! The dispatcher without a queue, a worker or a clock: events in, actions out.
 
+use futures_util::FutureExt;
 use pillarbox_core::{MessageId, Nonce, SettleAction, Timestamp};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -118,12 +119,19 @@ impl Bench {
     }
 
     fn deliver_all(&mut self, source: usize, all: &[(MessageId, u32, u32)]) {
+        let all: Vec<_> = all.iter().map(|(id, count, n)| (*id, *count, *n, 0)).collect();
+        self.deliver_messages(source, &all);
+    }
+
+    /// Answers with messages of so many deliveries, of which so many were unsettled and uncounted.
+    fn deliver_messages(&mut self, source: usize, all: &[(MessageId, u32, u32, u32)]) {
         let max = self.fetches[source].take().expect("a fetch");
         assert!(all.len() <= max, "{} of {max}", all.len());
-        let delivery = |(id, attempt, unsettled): &(MessageId, u32, u32)| {
+        let delivery = |(id, attempt, unsettled, uncounted): &(MessageId, u32, u32, u32)| {
             let mut message = RawMessage::new(*id, "x", Timestamp::now());
             message.delivery_count = *attempt;
             message.unsettled = *unsettled;
+            message.uncounted = *uncounted;
             Delivery::new(message, Receipt::new(*id, Nonce::random()))
         };
         let answer = Ok(all.iter().map(delivery).collect());
@@ -291,12 +299,13 @@ fn what_cannot_be_settled_stops_the_fetching() {
 fn each_verdict_is_one_settle() {
     let seconds = Duration::from_secs;
     let nack = |delay| SettleAction::Nack { delay };
+    let release = |delay| SettleAction::Release { delay };
     for (verdict, action, name) in [
         (Verdict::Done, SettleAction::Acknowledge, "succeeded"),
-        (Verdict::Released { delay: seconds(2) }, nack(seconds(2)), "released"),
+        (Verdict::Released { delay: seconds(2) }, release(seconds(2)), "released"),
         (failed(Then::Retry { delay: seconds(60) }), nack(seconds(60)), "retried"),
         (failed(Then::Park { delay: seconds(900) }), nack(seconds(900)), "parked"),
-        (failed(Then::Release), nack(Duration::ZERO), "released"),
+        (failed(Then::Release), release(Duration::ZERO), "released"),
     ] {
         let mut bench = Bench::one(1, 0);
         bench.deliver(0, 1);
@@ -344,9 +353,9 @@ fn a_dead_letter_that_cannot_be_stored_is_tried_again_and_then_its_message_is_pa
 #[test]
 fn a_dead_letter_that_is_refused_parks_its_message_at_once_and_a_stop_gives_it_back() {
     let refused = || Error::invalid(None, "body", "too long", "less");
-    for (answer, is_ending, delay) in
-        [(refused(), false, Duration::from_secs(900)), (broken(), true, Duration::ZERO)]
-    {
+    let park = SettleAction::Nack { delay: Duration::from_secs(900) };
+    let back = SettleAction::Release { delay: Duration::ZERO };
+    for (answer, is_ending, action) in [(refused(), false, park), (broken(), true, back)] {
         let mut bench = Bench::one(1, 0);
         bench.deliver(0, 1);
         bench.finish(failed(Then::Bury { route: 0 }));
@@ -355,7 +364,7 @@ fn a_dead_letter_that_is_refused_parks_its_message_at_once_and_a_stop_gives_it_b
         }
         let key = bench.buried.pop_front().unwrap();
         bench.event(Event::Buried { key, answer: Err(answer) });
-        assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay }]);
+        assert_eq!(bench.calls[0].2, [action]);
     }
 }
 
@@ -388,7 +397,7 @@ fn where_unsettled_deliveries_are_not_counted_all_are_but_those_given_back_here(
     let id = MessageId::new();
     for attempt in 1..=5 {
         bench.deliver_ids(0, &[id], attempt);
-        assert_eq!(bench.assigned[0].1.spared, attempt - 1);
+        assert_eq!(bench.assigned[0].1.attempt, 1);
         bench.finish(Verdict::Released { delay: Duration::ZERO });
         bench.answer(Ok(()));
     }
@@ -401,6 +410,101 @@ fn where_unsettled_deliveries_are_not_counted_all_are_but_those_given_back_here(
     assert_eq!(bench.suspicion(id, 29, 0), Suspicion::Proven { route: 0 });
     bench.deliver_ids(0, &[id], 29);
     assert_eq!((bench.assigned.len(), bench.buried.len()), (0, 1));
+}
+
+#[test]
+fn where_the_queue_counts_what_was_no_attempt_it_alone_is_asked() {
+    let mut bench = Bench::new(1, 0, &[quarantining(2, true)]);
+    let id = MessageId::new();
+    for (deliveries, uncounted, attempt) in [(1, 0, 1), (2, 1, 1), (30, 25, 5), (31, 25, 6)] {
+        bench.deliver_messages(0, &[(id, deliveries, 0, uncounted)]);
+        assert_eq!(bench.assigned[0].1.attempt, attempt);
+        bench.finish(Verdict::Released { delay: Duration::ZERO });
+        assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
+        bench.answer(Ok(()));
+        assert_eq!(bench.notes.last().unwrap().attempt, attempt);
+    }
+}
+
+#[test]
+fn two_queues_of_a_worker_may_have_a_message_of_the_same_id() {
+    let mut bench = Bench::new(4, 0, &[quarantining(2, false), quarantining(2, false)]);
+    let id = MessageId::new();
+    for (source, attempt, expected) in [(0, 1, 1), (1, 2, 2), (0, 2, 1), (1, 3, 2)] {
+        bench.deliver_ids(source, &[id], attempt);
+        assert_eq!(bench.assigned[0].1.attempt, expected, "{source} {attempt}");
+        bench.finish(Verdict::Released { delay: Duration::ZERO });
+        bench.answer(Ok(()));
+    }
+}
+
+/// Only a message with a delivery that came to no end pays for it.
+#[test]
+fn the_queue_knows_that_a_handler_starts_where_an_earlier_delivery_came_to_no_end() {
+    let start = SettleAction::Start { timeout: LEASE };
+    for (unsettled, uncounted, is_to_record) in [(0, 0, false), (0, 1, true), (1, 0, true)] {
+        let mut bench = Bench::one(1, 0);
+        bench.deliver_messages(0, &[(MessageId::new(), 3, unsettled, uncounted)]);
+        let (_, Assigned { key, lease, is_to_record: asked, .. }) = &bench.assigned[0];
+        assert_eq!(*asked, is_to_record);
+        if !is_to_record {
+            continue;
+        }
+        let (key, lease) = (*key, lease.clone());
+        assert!(lease.begin());
+        bench.event(Event::Starting { key });
+        assert_eq!(bench.calls[0].2, [start]);
+        assert!(lease.started().now_or_never().is_none(), "it is not known yet");
+        bench.answer(Ok(()));
+        assert_eq!(lease.started().now_or_never(), Some(true));
+        // It is no renewal: there is one, at its time, and it says the same in passing.
+        bench.pass(LEASE / 3);
+        assert_eq!(bench.calls[0].2, [start]);
+        bench.answer(Ok(()));
+        bench.pass(LEASE / 3);
+        assert_eq!(bench.calls[0].2, [start], "one renewal at a time");
+        bench.answer(Ok(()));
+        bench.finish(Verdict::Done);
+        bench.answer(Ok(()));
+        assert_eq!(bench.dispatcher.in_flight(), 0);
+    }
+}
+
+#[test]
+fn a_delivery_whose_start_is_not_known_is_not_run() {
+    for is_refused in [true, false] {
+        let mut bench = Bench::one(1, 0);
+        bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
+        let (_, Assigned { key, lease, .. }) = &bench.assigned[0];
+        let (key, lease) = (*key, lease.clone());
+        assert!(lease.begin());
+        bench.event(Event::Starting { key });
+        if is_refused {
+            bench.answer(Err(expired()));
+        } else {
+            bench.answer(Err(broken()));
+            assert!(lease.started().now_or_never().is_none(), "it is asked again");
+            bench.pass(LEASE);
+        }
+        assert_eq!(lease.started().now_or_never(), Some(false));
+        assert!(lease.is_lost());
+        bench.finish(Verdict::TooLate);
+        assert_eq!(bench.dispatcher.in_flight(), 0);
+    }
+}
+
+#[test]
+fn what_a_limit_refused_goes_back_if_the_queue_takes_it_for_started() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
+    let (_, Assigned { key, lease, .. }) = &bench.assigned[0];
+    let (key, lease) = (*key, lease.clone());
+    assert!(lease.begin());
+    bench.event(Event::Starting { key });
+    bench.answer(Ok(()));
+    let delay = Duration::from_secs(1);
+    bench.finish(Verdict::Shed { delay });
+    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay }]);
 }
 
 #[test]
@@ -494,7 +598,7 @@ fn a_suspect_runs_alone_and_others_make_way() {
     bench.deliver_unsettled(0, &[2, 0, 2, 3]);
     // Whatever can go back goes back: what is not begun at once, other suspects one after the other.
     assert_eq!(bench.fetches[0], None, "nothing is fetched beside a suspect");
-    let nack = |delay| SettleAction::Nack { delay };
+    let release = |delay| SettleAction::Release { delay };
     let mut back: Vec<_> = Vec::new();
     while let Some((source, lane, actions)) = bench.calls.pop_front() {
         back.extend(actions.clone());
@@ -502,9 +606,9 @@ fn a_suspect_runs_alone_and_others_make_way() {
         bench.event(Event::Settled { source, lane, answer });
     }
     back.sort_by_key(|action| format!("{action:?}").len());
-    assert_eq!(back.iter().filter(|action| **action == nack(Duration::ZERO)).count(), 2);
+    assert_eq!(back.iter().filter(|action| **action == release(Duration::ZERO)).count(), 2);
     for turn in 1..=2 {
-        assert!(back.contains(&nack(STAGGER * turn)), "{back:?}");
+        assert!(back.contains(&release(STAGGER * turn)), "{back:?}");
     }
     assert_eq!(bench.dispatcher.in_flight(), 2, "the one that runs and the suspect");
     assert_eq!(bench.assigned.iter().filter(|(_, one)| one.message.unsettled > 0).count(), 0);
@@ -551,7 +655,7 @@ fn a_stop_gives_suspects_back() {
     assert!(running.lease.begin());
     bench.deliver_unsettled(0, &[2]);
     bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
-    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
+    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
     let (key, source, took) = (running.key, running.source, Some(Duration::ZERO));
     let verdict = Verdict::Done;
@@ -792,7 +896,7 @@ fn workers_come_and_go() {
     bench.event(Event::Skipped { worker });
     assert_eq!(
         bench.calls[0].2,
-        [SettleAction::Nack { delay: Duration::ZERO }],
+        [SettleAction::Release { delay: Duration::ZERO }],
         "the other has no room"
     );
     bench.answer(Ok(()));
@@ -814,11 +918,11 @@ fn a_stop_goes_in_order() {
     let (worker, assigned) = bench.assigned.pop_back().unwrap();
     assert!(!assigned.lease.begin());
     bench.event(Event::Skipped { worker });
-    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
+    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
     // Their leases are kept.
     bench.pass(LEASE / 3);
-    assert_eq!(bench.calls[0].2, [SettleAction::Extend { timeout: LEASE }; 2]);
+    assert_eq!(bench.calls[0].2, [SettleAction::Start { timeout: LEASE }; 2]);
     bench.answer(Ok(()));
     bench.finish(Verdict::Done);
     bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
@@ -841,7 +945,7 @@ fn a_drain_has_an_end() {
     }
     assert!(!bench.is_over, "handlers were cancelled, and may let go");
     bench.finish(failed(Then::Release));
-    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
+    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
     bench.pass(GRACE);
     assert!(bench.is_over, "one does not let go");
@@ -885,7 +989,7 @@ fn what_a_limit_refuses_waits_here_under_its_lease() {
     assert_eq!(bench.assigned.len(), 1, "it is tried again");
     bench.finish(Verdict::Shed { delay: BACKOFF });
     bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
-    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }]);
+    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
 }
 
 #[test]
@@ -941,7 +1045,7 @@ fn with_no_workers_what_waits_goes_back() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 3);
     bench.want(|wanted| wanted.workers = 0);
-    assert_eq!(bench.calls[0].2, [SettleAction::Nack { delay: Duration::ZERO }; 3]);
+    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }; 3]);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, MessageId, Outgoing, PeekPage, Queue,
-    QueueName, Receive, Result, Settle,
+    BoxFuture, Capabilities, Counts, Cursor, Delivery, Outgoing, PeekPage, Queue, QueueName,
+    Receive, Result, Sent, Settle,
 };
 use tokio::sync::Notify;
 
@@ -67,7 +67,7 @@ impl Queue for CrashQueue {
         self.queue.capabilities()
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(self.crash.step(self.queue.send(batch)))
     }
 

@@ -1,23 +1,27 @@
-//! How often a message was delivered, and how often nobody has settled it.
+//! Number of deliveries of a message, and what became of them.
 
 use pillarbox_core::RawMessage;
 use rusqlite::{Result, Row};
 
-/// The columns `deliveries` and `unsettled` of a timer or of a message that is ready again.
+/// The columns `deliveries`, `unsettled` and `uncounted` of a timer or of a message that is ready again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Deliveries {
     pub(super) count: u32,
-    /// How many of them ended by their deadline.
+    /// Number of them that were started and expired.
     pub(super) unsettled: u32,
+    /// Number of them that were no attempt: released, or expired before they were started.
+    pub(super) uncounted: u32,
 }
 
 impl Deliveries {
     /// Of a message that was never delivered.
-    pub(super) const NONE: Self = Self { count: 0, unsettled: 0 };
+    pub(super) const NONE: Self = Self { count: 0, unsettled: 0, uncounted: 0 };
 
-    /// Reads both columns, the first of which is this one.
+    /// Reads the three columns, the first of which is this one.
     pub(super) fn read(row: &Row<'_>, column: usize) -> Result<Self> {
-        Ok(Self { count: row.get(column)?, unsettled: row.get(column + 1)? })
+        let [count, unsettled, uncounted] =
+            [row.get(column)?, row.get(column + 1)?, row.get(column + 2)?];
+        Ok(Self { count, unsettled, uncounted })
     }
 
     /// After one more delivery.
@@ -30,14 +34,24 @@ impl Deliveries {
         Self { count: self.count.saturating_sub(1), ..self }
     }
 
-    /// After the lease of the last delivery ran out.
-    pub(super) fn left_alone(self) -> Self {
-        Self { unsettled: self.unsettled.saturating_add(1), ..self }
+    /// After the lease of the last delivery has expired.
+    pub(super) fn expired(self, is_started: bool) -> Self {
+        if is_started {
+            Self { unsettled: self.unsettled.saturating_add(1), ..self }
+        } else {
+            self.released()
+        }
+    }
+
+    /// After the last delivery turned out to be no attempt.
+    pub(super) fn released(self) -> Self {
+        Self { uncounted: self.uncounted.saturating_add(1), ..self }
     }
 
     /// Tells a message of them.
     pub(super) fn tell(self, message: &mut RawMessage) {
         message.delivery_count = self.count;
         message.unsettled = self.unsettled;
+        message.uncounted = self.uncounted;
     }
 }

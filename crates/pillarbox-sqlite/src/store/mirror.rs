@@ -59,6 +59,8 @@ pub(super) struct Lease {
     pub(super) nonce: Nonce,
     pub(super) due: Timestamp,
     pub(super) deliveries: Deliveries,
+    /// Whether the work on the message was started.
+    pub(super) is_started: bool,
     /// Where in line the message was.
     pub(super) place: i64,
 }

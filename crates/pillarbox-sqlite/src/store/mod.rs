@@ -24,7 +24,8 @@
 //! 3. Every operation first lets time come to the time of the transaction: timers that ended are
 //!    moved to `requeued`, in the order of their deadlines.
 //! 4. A receipt is valid if its nonce is that of the message's timer. Nothing else records it.
-//! 5. `unsettled` rises where a timer with a nonce ends, and nowhere else. So it is never more than the
+//! 5. Where a timer with a nonce expires, `unsettled` rises if the delivery was started and `uncounted` if
+//!    not; where a delivery is released, `uncounted` rises. So both together are never more than the
 //!    deliveries that have ended.
 
 mod deliveries;
@@ -122,12 +123,12 @@ impl<'c> Store<'c> {
     }
 
     /// Stores messages in order, each unless its id is here already or the queue holds `max_size`
-    /// messages.
+    /// messages, and says of each whether it was stored.
     pub(crate) fn send<'m>(
         &mut self,
         name: &QueueName,
         messages: impl Iterator<Item = (&'m Outgoing, Option<u64>)>,
-    ) -> Result<Vec<Result<(), Full>>, Failure> {
+    ) -> Result<Vec<Result<bool, Full>>, Failure> {
         let now = self.now;
         let (statements, queue) = self.queue_or_new(name)?;
         // Their ids are free again.
@@ -137,27 +138,26 @@ impl<'c> Store<'c> {
         for (message, max_size) in messages {
             if let Some(max_size) = max_size {
                 // For only what is stored is counted.
-                store(statements, queue, &mut pending, now)?;
+                store(statements, queue, &mut pending, &mut results, now)?;
                 if queue.total >= max_size {
-                    let id = params![message.id.as_bytes(), queue.number.0];
-                    let known = statements.find_message()?.exists(id)?;
-                    results.push(if known { Ok(()) } else { Err(Full) });
+                    let known = find_message(statements, queue, message.id)?;
+                    results.push(known.map(|_| false).ok_or(Full));
                     continue;
                 }
             }
             if message.delay.is_zero() {
                 pending.push((queue.number.key(queue.take_place()), message));
+                results.push(Ok(true));
                 if pending.len() == MANY {
-                    store(statements, queue, &mut pending, now)?;
+                    store(statements, queue, &mut pending, &mut results, now)?;
                 }
             } else {
                 // In order: the same id may be among those before.
-                store(statements, queue, &mut pending, now)?;
-                store_delayed(statements, queue, message, now)?;
+                store(statements, queue, &mut pending, &mut results, now)?;
+                results.push(Ok(store_delayed(statements, queue, message, now)?));
             }
-            results.push(Ok(()));
         }
-        store(statements, queue, &mut pending, now)?;
+        store(statements, queue, &mut pending, &mut results, now)?;
         queue.dirty = true;
         Ok(results)
     }
@@ -204,7 +204,7 @@ impl<'c> Store<'c> {
             for Picked { key, place, deliveries, mut message } in picked.by_ref().take(max) {
                 let (nonce, deliveries) = (Nonce::random(), deliveries.delivered());
                 deliveries.tell(&mut message);
-                let lease = Lease { key, nonce, due, deliveries, place };
+                let lease = Lease { key, nonce, due, deliveries, is_started: false, place };
                 leases.push((queue.set_timer(key, due), lease));
                 queue.remember(message.id, lease);
                 let receipt = Receipt::new(message.id, nonce);
@@ -234,26 +234,31 @@ impl<'c> Store<'c> {
                 queue.in_flight -= 1;
                 queue.total -= 1;
             }
-            SettleAction::Nack { delay } if delay.is_zero() => {
-                let place = queue.take_place();
-                requeue(statements, queue, lease.key, place, lease.deliveries)?;
+            SettleAction::Nack { delay } | SettleAction::Release { delay } => {
+                let is_attempt = matches!(action, SettleAction::Nack { .. });
+                let deliveries =
+                    if is_attempt { lease.deliveries } else { lease.deliveries.released() };
                 queue.in_flight -= 1;
+                if delay.is_zero() {
+                    let place = queue.take_place();
+                    requeue(statements, queue, lease.key, place, deliveries)?;
+                } else {
+                    let due = now + delay;
+                    let timer = queue.set_timer(lease.key, due);
+                    let (due, nonce) = (due.as_nanos(), None::<&[u8]>);
+                    let set = params![lease.key, due, timer, nonce, deliveries.uncounted, false];
+                    statements.update_timer()?.execute(set)?;
+                    queue.delayed += 1;
+                }
             }
-            SettleAction::Nack { delay } => {
-                let due = now + delay;
-                let timer = queue.set_timer(lease.key, due);
-                let nonce = None::<&[u8]>;
-                let set = params![lease.key, due.as_nanos(), timer, nonce];
-                statements.update_timer()?.execute(set)?;
-                queue.in_flight -= 1;
-                queue.delayed += 1;
-            }
-            SettleAction::Extend { timeout } => {
+            SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
+                let is_started = lease.is_started || matches!(action, SettleAction::Start { .. });
                 let due = now + timeout;
                 let timer = queue.set_timer(lease.key, due);
-                let set = params![lease.key, due.as_nanos(), timer, lease.nonce.as_bytes()];
+                let (nonce, uncounted) = (lease.nonce.as_bytes(), lease.deliveries.uncounted);
+                let set = params![lease.key, due.as_nanos(), timer, nonce, uncounted, is_started];
                 statements.update_timer()?.execute(set)?;
-                queue.remember(id, Lease { due, ..lease });
+                queue.remember(id, Lease { due, is_started, ..lease });
             }
         }
         Ok(Ok(()))
@@ -486,11 +491,12 @@ impl<'c> Store<'c> {
 }
 
 /// Writes messages, with their keys, and takes them off the list. One whose id is in the file already
-/// is not written again.
+/// is not written again, which its result says then: those of the messages are the last ones.
 fn store(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,
     messages: &mut Vec<(i64, &Outgoing)>,
+    results: &mut [Result<bool, Full>],
     now: Timestamp,
 ) -> Result<()> {
     let (mut stored, mut rest) = (0, &messages[..]);
@@ -505,9 +511,25 @@ fn store(
         statement.clear_bindings();
         rest = later;
     }
-    messages.clear();
     queue.count_stored(stored as u64);
+    if stored < messages.len() {
+        let first = results.len() - messages.len();
+        for ((key, message), result) in messages.iter().zip(&mut results[first..]) {
+            *result = Ok(find_message(statements, queue, message.id)? == Some(*key));
+        }
+    }
+    messages.clear();
     Ok(())
+}
+
+/// The key of the message of an id.
+fn find_message(
+    statements: &mut Statements<'_>,
+    queue: &QueueState,
+    id: MessageId,
+) -> Result<Option<i64>> {
+    let id = params![id.as_bytes(), queue.number.0];
+    statements.find_message()?.query_row(id, |row| row.get(0)).optional()
 }
 
 /// Sets the values of one of the rows that a statement inserts.
@@ -531,13 +553,13 @@ fn bind_message(
     statement.raw_bind_parameter(first + 6, &message.body[..])
 }
 
-/// Writes a message that is invisible at first.
+/// Writes a message that is invisible at first, unless its id is in the file already.
 fn store_delayed(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,
     message: &Outgoing,
     now: Timestamp,
-) -> Result<()> {
+) -> Result<bool> {
     let place = queue.take_place();
     let key = queue.number.delayed_key(place);
     let (_, statement) = statements.insert_messages.most_of(1)?;
@@ -551,9 +573,9 @@ fn store_delayed(
         queue.delayed += 1;
         let (due, nonce) = (due.as_nanos(), None::<&[u8]>);
         let (_, statement) = statements.insert_timers.most_of(1)?;
-        statement.execute(params![key, due, timer, 0, place, nonce, 0])?;
+        statement.execute(params![key, due, timer, 0, place, nonce, 0, 0])?;
     }
-    Ok(())
+    Ok(stored > 0)
 }
 
 /// Writes the leases of deliveries, each with its order among those of the same moment.
@@ -573,14 +595,15 @@ fn store_leases(statements: &mut Statements<'_>, leases: &[(i64, Lease)]) -> Res
 
 /// Sets the values of one of the rows that a statement inserts.
 fn bind_lease(statement: &mut Statement<'_>, row: usize, timer: i64, lease: &Lease) -> Result<()> {
-    let first = row * 7 + 1;
+    let first = row * 8 + 1;
     statement.raw_bind_parameter(first, lease.key)?;
     statement.raw_bind_parameter(first + 1, lease.due.as_nanos())?;
     statement.raw_bind_parameter(first + 2, timer)?;
     statement.raw_bind_parameter(first + 3, lease.deliveries.count)?;
     statement.raw_bind_parameter(first + 4, lease.place)?;
     statement.raw_bind_parameter(first + 5, lease.nonce.as_bytes())?;
-    statement.raw_bind_parameter(first + 6, lease.deliveries.unsettled)
+    statement.raw_bind_parameter(first + 6, lease.deliveries.unsettled)?;
+    statement.raw_bind_parameter(first + 7, lease.deliveries.uncounted)
 }
 
 /// The delivery that a receipt is for, which is remembered no more. The sweep has taken the leases
@@ -602,7 +625,8 @@ fn take_lease(
             nonce,
             due: Timestamp::from_nanos(row.get(1)?),
             deliveries: Deliveries::read(row, 2)?,
-            place: row.get(4)?,
+            place: row.get(5)?,
+            is_started: row.get(6)?,
         })
     });
     let found = found.optional()?.filter(|lease| !queue.acknowledged.contains(&lease.key));

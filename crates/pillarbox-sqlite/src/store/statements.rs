@@ -11,7 +11,7 @@ const INSERT_MESSAGE: &str =
     "INSERT OR FAIL INTO pillarbox_message VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
     ON CONFLICT (id, queue) DO NOTHING";
 const INSERT_TIMER: &str =
-    "INSERT OR FAIL INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+    "INSERT OR FAIL INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0)";
 
 /// A statement that inserts rows, for every power of two of them up to [`MANY`].
 ///
@@ -43,8 +43,13 @@ impl<'c> Inserts<'c> {
 fn of_rows(one: &str, rows: usize) -> String {
     let (start, rest) = one.split_at(one.find('(').unwrap_or(one.len()));
     let (values, end) = rest.split_at(rest.find(')').map_or(rest.len(), |place| place + 1));
-    let columns = values.matches('?').count();
-    let row = format!("({})", vec!["?"; columns].join(", "));
+    // Values in order need no numbers, which would be the same in every row.
+    let mut values = values.split('?');
+    let mut row = values.next().unwrap_or_default().to_owned();
+    for value in values {
+        row.push('?');
+        row.push_str(value.trim_start_matches(|c: char| c.is_ascii_digit()));
+    }
     format!("{start}{}{end}", vec![row; rows].join(", "))
 }
 
@@ -111,19 +116,20 @@ statements! {
     delete_messages = "DELETE FROM pillarbox_message WHERE key BETWEEN ?1 AND ?2";
 
     /// The delivery that a receipt is for, if its lease runs.
-    find_lease = "SELECT t.key, t.due_at, t.deliveries, t.unsettled, t.place
+    find_lease = "SELECT t.key, t.due_at, t.deliveries, t.unsettled, t.uncounted, t.place, t.started
         FROM pillarbox_message AS m JOIN pillarbox_timer AS t ON t.key = m.key
         WHERE m.id = ?1 AND m.queue = ?2 AND t.nonce = ?3";
-    update_timer = "UPDATE pillarbox_timer SET due_at = ?2, timer = ?3, nonce = ?4 WHERE key = ?1";
+    update_timer = "UPDATE pillarbox_timer SET due_at = ?2, timer = ?3, nonce = ?4, uncounted = ?5, started = ?6
+        WHERE key = ?1";
     delete_timer = "DELETE FROM pillarbox_timer WHERE key = ?1";
     delete_timers = "DELETE FROM pillarbox_timer WHERE key BETWEEN ?1 AND ?2";
-    due_timers = "SELECT key, due_at, timer, deliveries, unsettled, nonce IS NULL
+    due_timers = "SELECT key, due_at, timer, deliveries, unsettled, uncounted, nonce IS NULL, started
         FROM pillarbox_timer
         WHERE key BETWEEN ?1 AND ?2 AND due_at <= ?3";
     next_timer = "SELECT min(due_at) FROM pillarbox_timer
         WHERE key BETWEEN ?1 AND ?2 AND due_at > ?3";
-    timers_in_order = "SELECT t.key, t.due_at, t.timer, t.deliveries, t.unsettled, t.nonce IS NULL
-        FROM pillarbox_timer AS t WHERE t.key BETWEEN ?1 AND ?2 AND (t.due_at, t.timer) > (?3, ?4)
+    timers_in_order = "SELECT t.key, t.due_at, t.timer, t.deliveries, t.unsettled, t.uncounted,
+        t.nonce IS NULL, t.started FROM pillarbox_timer AS t WHERE t.key BETWEEN ?1 AND ?2 AND (t.due_at, t.timer) > (?3, ?4)
         ORDER BY t.due_at, t.timer LIMIT ?5";
 
     insert_expiry = "INSERT INTO pillarbox_expiry VALUES (?1, ?2, ?3, ?4)
@@ -133,8 +139,8 @@ statements! {
     delete_buckets = "DELETE FROM pillarbox_expiry WHERE queue = ?1 AND bucket < ?2";
     delete_all_buckets = "DELETE FROM pillarbox_expiry WHERE queue = ?1";
 
-    insert_requeued = "INSERT OR FAIL INTO pillarbox_requeued VALUES (?1, ?2, ?3, ?4)";
-    requeued = "SELECT key, message, deliveries, unsettled FROM pillarbox_requeued
+    insert_requeued = "INSERT OR FAIL INTO pillarbox_requeued VALUES (?1, ?2, ?3, ?4, ?5)";
+    requeued = "SELECT key, message, deliveries, unsettled, uncounted FROM pillarbox_requeued
         WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3";
     delete_requeued = "DELETE FROM pillarbox_requeued WHERE key BETWEEN ?1 AND ?2";
 
@@ -152,8 +158,9 @@ mod tests {
 
     #[test]
     fn a_statement_for_several_rows_is_that_for_one_repeated() {
-        let three = of_rows("INSERT INTO t VALUES (?1, ?2) ON CONFLICT (a) DO NOTHING", 3);
-        let expected = "INSERT INTO t VALUES (?, ?), (?, ?), (?, ?) ON CONFLICT (a) DO NOTHING";
+        let three = of_rows("INSERT INTO t VALUES (?1, ?2, 0) ON CONFLICT (a) DO NOTHING", 3);
+        let expected =
+            "INSERT INTO t VALUES (?, ?, 0), (?, ?, 0), (?, ?, 0) ON CONFLICT (a) DO NOTHING";
         assert_eq!(three, expected);
     }
 

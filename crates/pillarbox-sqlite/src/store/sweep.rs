@@ -14,6 +14,7 @@ pub(super) struct Timer {
     pub(super) timer: i64,
     pub(super) deliveries: Deliveries,
     pub(super) delayed: bool,
+    pub(super) is_started: bool,
 }
 
 pub(super) fn read_timer(row: &Row<'_>) -> Result<Timer> {
@@ -22,7 +23,8 @@ pub(super) fn read_timer(row: &Row<'_>) -> Result<Timer> {
         due_at: row.get(1)?,
         timer: row.get(2)?,
         deliveries: Deliveries::read(row, 3)?,
-        delayed: row.get(5)?,
+        delayed: row.get(6)?,
+        is_started: row.get(7)?,
     })
 }
 
@@ -62,7 +64,7 @@ pub(super) fn sweep(
             timer.deliveries
         } else {
             queue.in_flight -= 1;
-            timer.deliveries.left_alone()
+            timer.deliveries.expired(timer.is_started)
         };
         requeue(statements, queue, timer.key, place, deliveries)?;
     }
@@ -89,8 +91,9 @@ pub(super) fn requeue(
 ) -> Result<()> {
     statements.delete_timer()?.execute([key])?;
     let place = queue.number.key(place);
-    let Deliveries { count, unsettled } = deliveries;
-    statements.insert_requeued()?.execute(params![place, key, count, unsettled])?;
+    let Deliveries { count, unsettled, uncounted } = deliveries;
+    let row = params![place, key, count, unsettled, uncounted];
+    statements.insert_requeued()?.execute(row)?;
     queue.requeued += 1;
     Ok(())
 }

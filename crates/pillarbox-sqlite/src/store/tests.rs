@@ -25,11 +25,11 @@ fn at(store: &mut Store<'_>, second: i64) {
 fn send(store: &mut Store<'_>, body: &'static str) -> MessageId {
     let message = Outgoing::new(body);
     let id = message.id;
-    assert_eq!(try_send(store, &message).unwrap(), [Ok(())]);
+    assert_eq!(try_send(store, &message).unwrap(), [Ok(true)]);
     id
 }
 
-fn try_send(store: &mut Store<'_>, message: &Outgoing) -> Result<Vec<Result<(), Full>>, Failure> {
+fn try_send(store: &mut Store<'_>, message: &Outgoing) -> Result<Vec<Result<bool, Full>>, Failure> {
     store.send(&queue(), std::iter::once((message, None)))
 }
 
@@ -64,9 +64,11 @@ fn a_released_delivery_never_was() {
     );
 }
 
-/// How often the next message was delivered and left alone, as a receive says.
+/// Numbers of deliveries of the next message, all and unsettled ones, as a receive says.
 fn unsettled(store: &mut Store<'_>, lease: Duration) -> (u32, u32) {
-    let message = store.receive(&queue(), 1, lease).unwrap().remove(0).message;
+    let Delivery { message, receipt, .. } = store.receive(&queue(), 1, lease).unwrap().remove(0);
+    let start = SettleAction::Start { timeout: lease };
+    store.settle(&queue(), &receipt, start).unwrap().unwrap();
     (message.delivery_count, message.unsettled)
 }
 
@@ -97,31 +99,36 @@ fn people_see_an_unsettled_delivery_though_nobody_has_swept() {
     let connection = file();
     let mut store = Store::new(&connection);
     let shown = || {
-        let sql = "SELECT state, delivery_count, unsettled FROM pillarbox";
-        let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-        connection.query_row::<(String, u32, u32), _, _>(sql, [], read).unwrap()
+        let sql = "SELECT state, delivery_count, unsettled, uncounted FROM pillarbox";
+        let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+        connection.query_row::<(String, u32, u32, u32), _, _>(sql, [], read).unwrap()
     };
     // The view goes by the time of the machine, to the millisecond.
     let now = Timestamp::from_nanos(Timestamp::now().as_nanos() - 1_000_000_000);
     store.begin(now).unwrap();
     send(&mut store, "x");
     store.flush().unwrap();
-    assert_eq!(shown(), ("ready".to_owned(), 0, 0));
+    assert_eq!(shown(), ("ready".to_owned(), 0, 0, 0));
     store.receive(&queue(), 1, Duration::ZERO).unwrap();
     store.flush().unwrap();
     assert_eq!(count(&connection, "pillarbox_timer"), 1, "the lease has ended and is there");
-    assert_eq!(shown(), ("ready".to_owned(), 1, 1));
+    assert_eq!(shown(), ("ready".to_owned(), 1, 0, 1));
+    let started = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
+    let start = SettleAction::Start { timeout: Duration::ZERO };
+    store.settle(&queue(), &started.receipt, start).unwrap().unwrap();
+    store.flush().unwrap();
+    assert_eq!(shown(), ("ready".to_owned(), 2, 1, 1));
     let delivery = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
     store.flush().unwrap();
-    assert_eq!(shown(), ("in flight".to_owned(), 2, 1));
+    assert_eq!(shown(), ("in flight".to_owned(), 3, 1, 1));
     let nack = SettleAction::Nack { delay: Duration::from_secs(60) };
     store.settle(&queue(), &delivery.receipt, nack).unwrap().unwrap();
     store.flush().unwrap();
-    assert_eq!(shown(), ("delayed".to_owned(), 2, 1));
+    assert_eq!(shown(), ("delayed".to_owned(), 3, 1, 1));
     store.begin(now + Duration::from_secs(60)).unwrap();
     assert_eq!(store.ready(&queue()).unwrap(), 1);
     store.flush().unwrap();
-    assert_eq!(shown(), ("ready".to_owned(), 2, 1), "a delay that runs out is no lease");
+    assert_eq!(shown(), ("ready".to_owned(), 3, 1, 1), "a delay that runs out is no lease");
 }
 
 #[test]
@@ -220,7 +227,7 @@ fn of_two_messages_of_one_id_the_first_is_stored() {
     let mut second = Outgoing::with_id(MessageId::from_key("k"), "second");
     second.delay = Duration::from_secs(5);
     let both = [(&first, None), (&second, None)];
-    assert_eq!(store.send(&queue(), both.into_iter()).unwrap(), [Ok(()), Ok(())]);
+    assert_eq!(store.send(&queue(), both.into_iter()).unwrap(), [Ok(true), Ok(false)]);
     let counts = store.counts(&queue()).unwrap();
     assert_eq!((counts.ready, counts.delayed), (1, 0));
     assert_eq!(bodies(&store.receive(&queue(), 9, LEASE).unwrap()), ["first"]);

@@ -54,14 +54,20 @@ pub async fn unsettled_deliveries_outlive_a_restart(s: &Subject) {
     queue.put("x").await;
     queue.take_one(s.ticks(1)).await;
     s.pass(2).await;
+    let started = queue.take_one(LONG).await;
+    queue.start(&started.receipt, s.ticks(1)).await.expect("started");
+    s.pass(2).await;
     let nacked = queue.take_one(LONG).await;
     queue.nack(&nacked.receipt, Duration::ZERO).await.expect("nacked");
-    queue.take_one(s.ticks(3)).await;
+    let released = queue.take_one(LONG).await;
+    queue.release(&released.receipt, Duration::ZERO).await.expect("released");
+    let started = queue.take_one(LONG).await;
+    queue.start(&started.receipt, s.ticks(3)).await.expect("started");
     let name = queue.name().clone();
     let Some(queue) = reopened(s, &name).await else { return };
     s.pass(5).await;
     let message = queue.take_one(LONG).await.message;
-    assert_eq!((message.delivery_count, message.unsettled), (4, 2));
+    assert_eq!((message.delivery_count, message.unsettled, message.uncounted), (6, 2, 2));
 }
 
 /// Leases run on, with their receipts: the good stay good and the dead stay dead.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use pillarbox_core::{MessageState, Outgoing, QueueOptions, Timestamp};
+use pillarbox_core::{MessageState, Outgoing, QueueOptions, RawMessage, Timestamp};
 
 use super::{LONG, Steps, assert_invalid, needs, only};
 use crate::Subject;
@@ -139,27 +139,32 @@ pub async fn peek_shows_every_state_and_delivers_nothing(s: &Subject) {
 }
 
 /// Whether or not anything has requeued the message, as for its state.
-pub async fn peek_shows_an_unsettled_delivery_as_soon_as_its_lease_has_ended(s: &Subject) {
+pub async fn peek_shows_an_expired_delivery_as_soon_as_its_lease_has_ended(s: &Subject) {
     needs!(s: peek, counts_unsettled);
     let queue = s.queue();
     queue.put("x").await;
     let shown = async || {
         let shown = only(queue.shown(10).await);
-        (shown.message.unsettled, shown.state == MessageState::Ready)
+        let RawMessage { unsettled, uncounted, .. } = shown.message;
+        (unsettled, uncounted, shown.state == MessageState::Ready)
     };
-    assert_eq!(shown().await, (0, true));
-    let delivery = queue.take_one(s.ticks(6)).await;
-    assert_eq!(delivery.message.unsettled, 0);
-    assert_eq!(shown().await, (0, false), "the lease runs");
+    assert_eq!(shown().await, (0, 0, true));
+    queue.take_one(s.ticks(6)).await;
+    assert_eq!(shown().await, (0, 0, false), "the lease runs");
     s.pass(8).await;
-    assert_eq!(shown().await, (1, true));
-    // Looking counts nothing.
-    assert_eq!(shown().await, (1, true));
+    assert_eq!(shown().await, (0, 1, true));
     let delivery = queue.take_one(LONG).await;
-    assert_eq!(delivery.message.unsettled, 1);
-    assert_eq!(shown().await, (1, false));
+    queue.start(&delivery.receipt, s.ticks(6)).await.expect("started");
+    assert_eq!(shown().await, (0, 1, false), "the lease runs");
+    s.pass(8).await;
+    assert_eq!(shown().await, (1, 1, true));
+    // Looking counts nothing.
+    assert_eq!(shown().await, (1, 1, true));
+    let delivery = queue.take_one(LONG).await;
+    assert_eq!((delivery.message.unsettled, delivery.message.uncounted), (1, 1));
+    assert_eq!(shown().await, (1, 1, false));
     queue.nack(&delivery.receipt, LONG).await.expect("nacked");
-    assert_eq!(shown().await, (1, false));
+    assert_eq!(shown().await, (1, 1, false));
 }
 
 /// A queue that stands still is shown whole, each message once and in order.

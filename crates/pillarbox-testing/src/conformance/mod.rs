@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{
-    Delivery, Error, MessageId, Outgoing, Peeked, Queue, Receipt, Receive, Result, Settle,
+    Delivery, Error, MessageId, Outgoing, Peeked, Queue, Receipt, Receive, Result, Sent, Settle,
 };
 
 pub mod lasting;
@@ -95,8 +95,10 @@ macro_rules! __conformance_rules {
                 a_lease_of_no_time_delivers_and_is_over
                 a_message_left_alone_comes_back_when_its_lease_ends
                 delivery_count_starts_at_one_and_rises_by_one
-                a_delivery_that_nobody_settles_is_counted_as_such
-                a_lease_that_ends_at_once_is_an_unsettled_delivery
+                a_started_delivery_that_nobody_settles_is_counted_as_such
+                a_delivery_that_expires_before_it_is_started_is_no_attempt
+                a_lease_that_ends_at_once_expires_like_any_other
+                a_released_delivery_is_no_attempt
                 a_delivery_that_is_settled_is_not_counted_as_unsettled
                 a_receive_that_was_dropped_is_no_unsettled_delivery
                 a_long_poll_ends_with_the_first_message
@@ -146,7 +148,7 @@ macro_rules! __conformance_rules {
                 a_sound_backend_has_no_problem_and_diagnosing_changes_nothing
                 purge_says_how_many_and_leaves_none
                 peek_shows_every_state_and_delivers_nothing
-                peek_shows_an_unsettled_delivery_as_soon_as_its_lease_has_ended
+                peek_shows_an_expired_delivery_as_soon_as_its_lease_has_ended
                 peek_pages_through_a_queue_of_any_length
                 looking_changes_nothing
                 a_queue_with_messages_is_listed
@@ -304,13 +306,15 @@ trait Steps {
     async fn put(&self, body: &'static str) -> MessageId;
     async fn put_delayed(&self, body: &'static str, delay: Duration) -> MessageId;
     async fn put_all(&self, bodies: &[&'static str]) -> Vec<MessageId>;
-    async fn try_put(&self, message: Outgoing) -> Result<MessageId>;
+    async fn try_put(&self, message: Outgoing) -> Result<Sent>;
     async fn take(&self, max: usize, visibility: Duration) -> Vec<Delivery>;
     async fn take_one(&self, visibility: Duration) -> Delivery;
     async fn take_by(&self, request: Receive) -> Vec<Delivery>;
     async fn acknowledge(&self, receipt: &Receipt) -> Result<()>;
     async fn nack(&self, receipt: &Receipt, delay: Duration) -> Result<()>;
+    async fn release(&self, receipt: &Receipt, delay: Duration) -> Result<()>;
     async fn extend(&self, receipt: &Receipt, timeout: Duration) -> Result<()>;
+    async fn start(&self, receipt: &Receipt, timeout: Duration) -> Result<()>;
     async fn settle_one(&self, settle: Settle) -> Result<()>;
     /// The first page of a peek.
     async fn shown(&self, max: usize) -> Vec<Peeked>;
@@ -328,7 +332,7 @@ impl Steps for Arc<dyn Queue> {
     async fn put_delayed(&self, body: &'static str, delay: Duration) -> MessageId {
         let mut message = Outgoing::new(body);
         message.delay = delay;
-        self.try_put(message).await.expect("the message is stored")
+        self.try_put(message).await.expect("the message is stored").id
     }
 
     async fn put_all(&self, bodies: &[&'static str]) -> Vec<MessageId> {
@@ -339,7 +343,7 @@ impl Steps for Arc<dyn Queue> {
         ids
     }
 
-    async fn try_put(&self, message: Outgoing) -> Result<MessageId> {
+    async fn try_put(&self, message: Outgoing) -> Result<Sent> {
         only(self.send(vec![message]).await?)
     }
 
@@ -365,6 +369,14 @@ impl Steps for Arc<dyn Queue> {
 
     async fn extend(&self, receipt: &Receipt, timeout: Duration) -> Result<()> {
         self.settle_one(Settle::extend(receipt.clone(), timeout)).await
+    }
+
+    async fn release(&self, receipt: &Receipt, delay: Duration) -> Result<()> {
+        self.settle_one(Settle::release(receipt.clone(), delay)).await
+    }
+
+    async fn start(&self, receipt: &Receipt, timeout: Duration) -> Result<()> {
+        self.settle_one(Settle::start(receipt.clone(), timeout)).await
     }
 
     async fn settle_one(&self, settle: Settle) -> Result<()> {

@@ -10,7 +10,7 @@ use pillarbox_core::{
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::{LONG, Steps, assert_invalid, bodies, long_wait, needs, only};
+use super::{LONG, Steps, assert_expired, assert_invalid, bodies, long_wait, needs, only};
 use crate::Subject;
 
 /// Without a wait, nothing is an answer.
@@ -133,33 +133,98 @@ pub async fn delivery_count_starts_at_one_and_rises_by_one(s: &Subject) {
     }
 }
 
-/// 0 at first, and one more for each lease that runs out, of all that run out together.
-pub async fn a_delivery_that_nobody_settles_is_counted_as_such(s: &Subject) {
+/// 0 at first, and one more for each lease of a started delivery that expires, of all that expire together.
+pub async fn a_started_delivery_that_nobody_settles_is_counted_as_such(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
     queue.put_all(&["a", "b", "c"]).await;
     for unsettled in 0..4 {
-        let deliveries = queue.take(10, s.ticks(4)).await;
-        let seen: Vec<_> = deliveries.iter().map(|d| d.message.unsettled).collect();
-        assert_eq!(seen, [unsettled; 3]);
-        let counts: Vec<_> = deliveries.iter().map(|d| d.message.delivery_count).collect();
-        assert_eq!(counts, [unsettled + 1; 3]);
+        let deliveries = queue.take(10, LONG).await;
+        let seen: Vec<_> = deliveries.iter().map(ended).collect();
+        assert_eq!(seen, [(unsettled + 1, unsettled, 0); 3]);
+        for delivery in &deliveries {
+            queue.start(&delivery.receipt, s.ticks(4)).await.expect("started");
+        }
         s.pass(6).await;
     }
 }
 
+/// Nobody is known to have worked on it: the delivery is counted, and counts for nothing.
+pub async fn a_delivery_that_expires_before_it_is_started_is_no_attempt(s: &Subject) {
+    needs!(s: counts_unsettled);
+    let queue = s.queue();
+    queue.put_all(&["a", "b", "c"]).await;
+    for uncounted in 0..3 {
+        let deliveries = queue.take(10, s.ticks(4)).await;
+        let seen: Vec<_> = deliveries.iter().map(ended).collect();
+        assert_eq!(seen, [(uncounted + 1, 0, uncounted); 3]);
+        assert!(deliveries.iter().all(|d| d.message.attempt() == 1));
+        s.pass(6).await;
+    }
+    // An extension starts nothing, and what was started stays so.
+    let [extended, started, both] = &queue.take(10, LONG).await[..] else { panic!("three") };
+    queue.extend(&extended.receipt, s.ticks(4)).await.expect("extended");
+    queue.start(&started.receipt, s.ticks(4)).await.expect("started");
+    queue.start(&both.receipt, LONG).await.expect("started");
+    queue.extend(&both.receipt, s.ticks(4)).await.expect("extended");
+    s.pass(6).await;
+    let mut seen: Vec<_> = queue.take(10, LONG).await.iter().map(ended).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [(5, 0, 4), (5, 1, 3), (5, 1, 3)]);
+}
+
 /// A lease of no time, and one that is extended by nothing, run out like any other.
-pub async fn a_lease_that_ends_at_once_is_an_unsettled_delivery(s: &Subject) {
+pub async fn a_lease_that_ends_at_once_expires_like_any_other(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
     queue.put("x").await;
-    for unsettled in 0..3 {
-        assert_eq!(queue.take_one(Duration::ZERO).await.message.unsettled, unsettled);
+    for uncounted in 0..3 {
+        assert_eq!(queue.take_one(Duration::ZERO).await.message.uncounted, uncounted);
     }
     let delivery = queue.take_one(LONG).await;
-    assert_eq!(delivery.message.unsettled, 3);
+    assert_eq!(ended(&delivery), (4, 0, 3));
     queue.extend(&delivery.receipt, Duration::ZERO).await.expect("extended");
-    assert_eq!(queue.take_one(LONG).await.message.unsettled, 4);
+    let delivery = queue.take_one(LONG).await;
+    assert_eq!(ended(&delivery), (5, 0, 4));
+    queue.start(&delivery.receipt, Duration::ZERO).await.expect("started");
+    assert_eq!(ended(&queue.take_one(LONG).await), (6, 1, 4));
+}
+
+/// As a nack it ends the lease, at once or with a delay; the delivery counts for nothing, whether or not it
+/// was started.
+pub async fn a_released_delivery_is_no_attempt(s: &Subject) {
+    let queue = s.queue();
+    queue.put("x").await;
+    let counts = s.capabilities().counts_unsettled;
+    for round in 0..4 {
+        let delivery = queue.take_one(LONG).await;
+        let expected = if counts { (round + 1, 0, round) } else { (round + 1, 0, 0) };
+        assert_eq!(ended(&delivery), expected);
+        if round % 2 == 1 {
+            queue.start(&delivery.receipt, LONG).await.expect("started");
+        }
+        let delay = if round < 2 { Duration::ZERO } else { s.capabilities().round_up(s.ticks(2)) };
+        queue.release(&delivery.receipt, delay).await.expect("released");
+        if s.capabilities().strict_receipts {
+            assert_expired(queue.acknowledge(&delivery.receipt).await);
+        }
+        if !delay.is_zero() {
+            assert!(queue.take(1, LONG).await.is_empty(), "not before its delay");
+            s.pass(4).await;
+        }
+    }
+    // A nack is an attempt.
+    let delivery = queue.take_one(LONG).await;
+    queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
+    let message = queue.take_one(LONG).await.message;
+    assert_eq!(message.delivery_count, 6);
+    assert!(!counts || message.attempt() == 2, "{message:?}");
+}
+
+/// All deliveries of a message, those unsettled, and those that were no attempt.
+fn ended(delivery: &Delivery) -> (u32, u32, u32) {
+    let message = &delivery.message;
+    (message.delivery_count, message.unsettled, message.uncounted)
 }
 
 /// Neither a nack nor the end of its delay changes the number, and nor does an extension; whether
@@ -176,7 +241,9 @@ pub async fn a_delivery_that_is_settled_is_not_counted_as_unsettled(s: &Subject)
             queue.nack(&delivery.receipt, s.ticks(delay)).await.expect("nacked");
             s.pass(2 * delay).await;
         }
-        assert_eq!(queue.take_one(s.ticks(1)).await.message.unsettled, unsettled);
+        let delivery = queue.take_one(LONG).await;
+        assert_eq!(delivery.message.unsettled, unsettled);
+        queue.start(&delivery.receipt, s.ticks(1)).await.expect("started");
         s.pass(2).await;
     }
     let delivery = queue.take_one(s.ticks(6)).await;
@@ -197,7 +264,8 @@ pub async fn a_receive_that_was_dropped_is_no_unsettled_delivery(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
     queue.put("x").await;
-    queue.take_one(s.ticks(1)).await;
+    let first = queue.take_one(LONG).await;
+    queue.start(&first.receipt, s.ticks(1)).await.expect("started");
     s.pass(2).await;
     for round in 0..12 {
         let receive = {
@@ -216,7 +284,7 @@ pub async fn a_receive_that_was_dropped_is_no_unsettled_delivery(s: &Subject) {
                 only(queue.take_by(request).await)
             }
         };
-        assert_eq!(delivery.message.unsettled, 1);
+        assert_eq!((delivery.message.unsettled, delivery.message.uncounted), (1, 0));
         queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    Error, MessageId, MessageState, Outgoing, QueueName, QueueOptions, Receive, Timestamp,
+    Error, MessageId, MessageState, Outgoing, QueueName, QueueOptions, Receive, Sent, Timestamp,
 };
 use tokio::task::JoinSet;
 
@@ -60,7 +60,7 @@ pub async fn a_message_arrives_as_it_was_sent(s: &Subject) {
         [("tenant", "acme"), ("note", "ünï \"quoted\" {}\\"), ("n", "1")].into_iter().collect();
     message.reply_to = Some("client-7".into());
     let sent = message.clone();
-    assert_eq!(queue.try_put(message).await.expect("stored"), sent.id);
+    assert_eq!(queue.try_put(message).await.expect("stored").id, sent.id);
 
     // At every delivery, not only at the first.
     for _ in 0..2 {
@@ -132,7 +132,7 @@ pub async fn an_id_that_is_ready_is_not_stored_again(s: &Subject) {
     let queue = s.queue();
     let id = queue.put("first").await;
     let again = queue.try_put(Outgoing::with_id(id, "second")).await;
-    assert_eq!(again.expect("a repeated send succeeds"), id);
+    assert_eq!(again.expect("a repeated send succeeds"), Sent::duplicate(id));
     assert_eq!(bodies(&queue.take(10, LONG).await), ["first"]);
 }
 
@@ -143,10 +143,10 @@ pub async fn an_id_that_is_in_flight_or_delayed_is_not_stored_again(s: &Subject)
     let id = queue.put("once").await;
     let delivery = queue.take_one(LONG).await;
     let again = || async { queue.try_put(Outgoing::with_id(id, "again")).await };
-    assert_eq!(again().await.expect("a repeated send succeeds"), id);
+    assert_eq!(again().await.expect("a repeated send succeeds"), Sent::duplicate(id));
     assert_eq!(queue.states().await, (0, 1, 0));
     queue.nack(&delivery.receipt, LONG).await.expect("nacked");
-    assert_eq!(again().await.expect("a repeated send succeeds"), id);
+    assert_eq!(again().await.expect("a repeated send succeeds"), Sent::duplicate(id));
     assert_eq!(queue.states().await, (0, 0, 1));
 }
 
@@ -171,9 +171,9 @@ pub async fn an_id_twice_in_one_batch_is_stored_once(s: &Subject) {
     let queue = s.queue();
     let id = MessageId::new();
     let batch = vec![Outgoing::with_id(id, "first"), Outgoing::with_id(id, "second")];
-    for result in queue.send(batch).await.expect("the batch is answered") {
-        assert_eq!(result.expect("both succeed"), id);
-    }
+    let answers = queue.send(batch).await.expect("the batch is answered");
+    let answers: Vec<_> = answers.into_iter().map(|sent| sent.expect("both succeed")).collect();
+    assert_eq!(answers, [Sent::stored(id), Sent::duplicate(id)]);
     assert_eq!(bodies(&queue.take(10, LONG).await), ["first"]);
 }
 
@@ -185,7 +185,8 @@ pub async fn a_batch_answers_each_entry_in_order(s: &Subject) {
     let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
     let results = queue.send(batch).await.expect("the batch is answered");
     let answered: Vec<_> = results.into_iter().map(|r| r.expect("stored")).collect();
-    assert_eq!(answered, ids);
+    let expected: Vec<_> = ids.iter().map(|id| Sent::stored(*id)).collect();
+    assert_eq!(answered, expected);
     let mut seen = HashSet::new();
     while seen.len() < count {
         let request =
@@ -308,7 +309,7 @@ pub async fn a_full_queue_stores_nothing_more(s: &Subject) {
     }
     assert_eq!(queue.states().await, (1, 1, 1));
     let again = queue.try_put(Outgoing::with_id(first, "again")).await;
-    assert_eq!(again.expect("a repeated send succeeds"), first);
+    assert_eq!(again.expect("a repeated send succeeds"), Sent::duplicate(first));
 }
 
 /// Room comes with every message that leaves.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use pillarbox_core::{
     Attributes, BoxFuture, Capabilities, Clock, Codec, Counts, Cursor, Delivery, Error, Json,
     Mailbox, MailboxResolver, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies,
-    Outgoing, PeekPage, Queue, QueueName, QueueOptions, RawMessage, Receipt, Receive, Result,
+    Outgoing, PeekPage, Queue, QueueName, QueueOptions, RawMessage, Receipt, Receive, Result, Sent,
     Settle, SettleAction, Timestamp,
 };
 use tokio::sync::Notify;
@@ -175,6 +175,7 @@ pub struct Injected {
 struct Past {
     deliveries: u32,
     unsettled: u32,
+    uncounted: u32,
 }
 
 impl Injected {
@@ -201,9 +202,15 @@ impl Injected {
         self
     }
 
-    /// Sets how many of those deliveries nobody has settled.
+    /// Sets how many of those deliveries were started and never settled.
     pub fn unsettled(mut self, times: u32) -> Self {
         self.past.unsettled = times;
+        self
+    }
+
+    /// Sets how many of those deliveries were no attempt: released, or expired before they were started.
+    pub fn uncounted(mut self, times: u32) -> Self {
+        self.past.uncounted = times;
         self
     }
 
@@ -266,6 +273,7 @@ impl FakeQueue {
         let past = self.lock().pasts.get(&message.id).copied().unwrap_or_default();
         message.delivery_count = message.delivery_count.saturating_add(past.deliveries);
         message.unsettled = message.unsettled.saturating_add(past.unsettled);
+        message.uncounted = message.uncounted.saturating_add(past.uncounted);
     }
 
     fn check(&self, action: &'static str) -> Result<()> {
@@ -285,7 +293,7 @@ impl Queue for FakeQueue {
         self.inner.capabilities()
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
             self.check("send")?;
             let copies = batch.clone();

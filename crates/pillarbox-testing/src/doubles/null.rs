@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pillarbox_core::{
     BoxFuture, Capabilities, Codec, Counts, Cursor, Delivery, Error, Gate, Json, Mailbox,
-    MessageId, NoReplies, Outgoing, PeekPage, Queue, QueueName, Receive, Result, Settle,
+    NoReplies, Outgoing, PeekPage, Queue, QueueName, Receive, Result, Sent, Settle,
 };
 
 /// Makes mailboxes that drop what is sent and never deliver anything.
@@ -55,11 +55,12 @@ impl Queue for NullQueue {
         &self.capabilities
     }
 
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
             self.gate.check(&self.name)?;
             let accept = |message: Outgoing| {
-                self.capabilities.check_outgoing(&self.name, &message).map(|()| message.id)
+                let checked = self.capabilities.check_outgoing(&self.name, &message);
+                checked.map(|()| Sent::stored(message.id))
             };
             Ok(batch.into_iter().map(accept).collect())
         })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pillarbox_core::{
     Attributes, Backend, BoxFuture, Capabilities, Counts, Cursor, Delivery, Diagnosis, Mailboxes,
     MemoryBackend, MessageId, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result,
-    Settle, SettleAction,
+    Sent, Settle, SettleAction,
 };
 
 /// Ways to break a queue.
@@ -15,6 +15,8 @@ pub(crate) enum Breakage {
     AcceptsStale,
     /// Sends the same message under a new id, so that repeating it makes a second one.
     ForgetsIds,
+    /// Says that it stored what it had already.
+    CallsAllNew,
     /// Acknowledges where it should nack.
     LosesNacked,
     /// Delivers in the reverse order within a batch.
@@ -23,6 +25,10 @@ pub(crate) enum Breakage {
     ResetsCount,
     /// Takes a nack for a delivery that nobody has settled.
     TakesNacksForUnsettled,
+    /// Counts a release as an attempt.
+    CountsReleases,
+    /// Forgets that a delivery was started.
+    ForgetsStarts,
     /// Ignores extensions.
     DoesNotExtend,
     /// Forgets attributes and reply addresses from the second delivery on.
@@ -73,7 +79,7 @@ impl Queue for BrokenQueue {
         self.0.capabilities()
     }
 
-    fn send(&self, mut batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<MessageId>>>> {
+    fn send(&self, mut batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
             let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
             if let Breakage::ForgetsIds = self.1 {
@@ -84,8 +90,15 @@ impl Queue for BrokenQueue {
                     }
                 }
             }
-            self.0.send(batch).await?;
-            Ok(ids.into_iter().map(Ok).collect())
+            let mut results = self.0.send(batch).await?;
+            for (id, result) in ids.into_iter().zip(&mut results) {
+                match self.1 {
+                    Breakage::CallsAllNew => *result = Ok(Sent::stored(id)),
+                    Breakage::ForgetsIds => *result = Ok(Sent::duplicate(id)),
+                    _ => {}
+                }
+            }
+            Ok(results)
         })
     }
 
@@ -125,6 +138,12 @@ impl Queue for BrokenQueue {
                 match (self.1, settle.action) {
                     (Breakage::LosesNacked, SettleAction::Nack { .. }) => {
                         settle.action = SettleAction::Acknowledge;
+                    }
+                    (Breakage::CountsReleases, SettleAction::Release { delay }) => {
+                        settle.action = SettleAction::Nack { delay };
+                    }
+                    (Breakage::ForgetsStarts, SettleAction::Start { timeout }) => {
+                        settle.action = SettleAction::Extend { timeout };
                     }
                     (Breakage::DoesNotExtend, SettleAction::Extend { .. }) => {
                         return Ok(vec![Ok(())]);

@@ -1,0 +1,18 @@
+-- Makes of the deliveries of a message, as header.lua says and without a secret, those after the lease of the
+-- last one has expired: unsettled if it was started, and no attempt if not.
+-- Reads and writes: deliveries.
+do
+  local number, uncounted, started = string.match(deliveries, '^(%d+):?(%d*)(s?)$')
+  local before = number and (uncounted == '' and number or number .. ':' .. uncounted) or '0'
+  local after = before
+  if started == 's' then
+    -- From 2^53 on, numbers are not exact.
+    number = tonumber(number)
+    if number < 9007194959773696 then number = number + 4294967296 end
+    after = string.format('%.0f', number) .. sub(before, string.find(before, ':', 1, true) or #before + 1)
+  elseif number then
+    after = number .. ':' .. string.format('%.0f', (tonumber(uncounted) or 0) + 1)
+  end
+  -- What is longer would look like a secret.
+  deliveries = #after <= 16 and after or before
+end
