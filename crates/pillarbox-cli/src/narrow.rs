@@ -27,6 +27,7 @@ impl Narrow {
         capabilities.max_body = Some(10);
         capabilities.sub_second = false;
         capabilities.exact_counts = false;
+        capabilities.tells_duplicates = false;
         capabilities.peek = false;
         Self { queue, capabilities, receives: AtomicU32::new(0) }
     }
@@ -47,7 +48,10 @@ impl Queue for Narrow {
             let mut results = Vec::new();
             for message in batch {
                 results.push(match self.capabilities.check_outgoing(self.name(), &message) {
-                    Ok(()) => self.queue.send(vec![message]).await?.remove(0),
+                    Ok(()) => {
+                        let sent = self.queue.send(vec![message]).await?.remove(0);
+                        sent.map(|sent| Sent::stored(sent.id))
+                    }
                     Err(error) => Err(error),
                 });
             }

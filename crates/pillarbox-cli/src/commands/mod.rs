@@ -6,6 +6,7 @@ mod dlq;
 mod doctor;
 mod drain;
 mod dump;
+mod duplicate;
 mod eval;
 mod load;
 mod partitions;

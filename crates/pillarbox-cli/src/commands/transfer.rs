@@ -2,7 +2,13 @@
 //!
 //! A message is at the source until it is at the destination, and at both for a moment. Whoever
 //! kills the command in that moment and runs it again sends the message a second time under the
-//! same id, which stores nothing. So nothing is lost, and nothing is there twice in the end.
+//! same id, which stores nothing; it is then acknowledged only if what is there is the same message
+//! and nobody holds it (see [`duplicate`](super::duplicate)). Of two commands that move a message in
+//! opposite directions, each holds its own copy while it looks at the other: both cannot see the
+//! other's copy unheld, so one of them leaves its own.
+//!
+//! Ids are per queue. Where the destination has another message of the same id, the copy gets an id of
+//! its own, made of where it comes from: the same one each time.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -10,10 +16,11 @@ use std::time::Duration;
 
 use pillarbox::{
     Delivery, Error, Mailboxes, MessageId, Outgoing, Queue, QueueName, QueueOptions, Receipt,
-    Receive, Settle,
+    Receive, Settle, Timestamp,
 };
 use serde::Serialize;
 
+use super::duplicate::{HELD_FOR, Held, look_for};
 use super::settle::settle;
 use super::using;
 use crate::args;
@@ -42,7 +49,11 @@ struct Line<'a> {
     queue: &'a QueueName,
     dest_queue: &'a QueueName,
     moved: u64,
+    /// Of those, how many have another id now.
+    renamed: u64,
     refused: u64,
+    /// How many copies were made whose originals could not be acknowledged.
+    duplicates: u64,
     /// Not known if the source does not answer.
     left: Option<u64>,
 }
@@ -101,7 +112,7 @@ async fn transfer(
     }
     summarise(context, args, &mover).await?;
     match result {
-        Ok(()) if mover.refused.is_empty() && mover.in_both.is_empty() => Ok(()),
+        Ok(()) if mover.refused.is_empty() && mover.duplicates() == 0 => Ok(()),
         Ok(()) => Err(Failure::Reported),
         Err(failure) => {
             context.out.note("nothing is lost; run the same command again to go on");
@@ -118,18 +129,27 @@ async fn summarise(context: &mut Context, args: &args::Move, mover: &Mover<'_>) 
     if refused > mover.reasons.len() as u64 {
         context.out.error(&format!("and others: {refused} messages were left where they were"));
     }
-    if !mover.in_both.is_empty() {
-        let messages = text::count(mover.in_both.len() as u64, "message");
+    if mover.renamed > 0 {
+        let messages = text::count(mover.renamed, "message");
+        let queue = &args.to_queue;
+        context.out.note(&format!(
+            "{messages} moved under a new id: '{queue}' has another message of the same id"
+        ));
+    }
+    let duplicates = mover.duplicates();
+    if duplicates > 0 {
+        let messages = text::count(duplicates, "message");
         context.out.error(&format!(
-            "{messages} in both queues: their leases ended before they could be acknowledged here. Run \
-             the same command again, with a longer --visibility"
+            "{messages} copied and not acknowledged here: their leases expired before that, and they may be \
+             handled twice. Move with a longer --visibility"
         ));
     }
     // If the source does not answer, the reason is told after this.
     let left = mover.source.counts().await.ok().map(|counts| counts.total());
     if context.out.is_json() {
-        let (queue, dest_queue) = (&args.queue, &args.to_queue);
-        return context.out.json(&Line { queue, dest_queue, moved, refused, left });
+        let (queue, dest_queue, renamed) = (&args.queue, &args.to_queue, mover.renamed);
+        let line = Line { queue, dest_queue, moved, renamed, refused, duplicates, left };
+        return context.out.json(&line);
     }
     let left = match left {
         Some(0) => "; none left".to_owned(),
@@ -147,8 +167,11 @@ struct Mover<'a> {
     pace: Pace,
     emptiness: Emptiness,
     moved: u64,
-    /// What was copied and could not be acknowledged, for its lease had ended.
+    renamed: u64,
+    /// What was copied and could not be acknowledged, for its lease had expired.
     in_both: HashSet<MessageId>,
+    /// How many were copied again after that, for the first copy was gone.
+    copied_again: u64,
     /// What the target does not take, with the receipt that keeps it from coming back.
     refused: HashMap<MessageId, Receipt>,
     /// Why, for the first of them.
@@ -170,7 +193,9 @@ impl<'a> Mover<'a> {
             target,
             args,
             moved: 0,
+            renamed: 0,
             in_both: HashSet::new(),
+            copied_again: 0,
             refused: HashMap::new(),
             reasons: Vec::new(),
             differ: false,
@@ -228,8 +253,6 @@ impl<'a> Mover<'a> {
         let counts = self.source.counts().await?;
         let held = self.refused.len() as u64;
         if counts.total() <= held {
-            // Whatever is not here any more, somebody else has acknowledged.
-            self.in_both.clear();
             return Ok(true);
         }
         let in_flight = counts.in_flight.saturating_sub(held);
@@ -275,21 +298,9 @@ impl<'a> Mover<'a> {
                 }
             }
         }
-        let has_memory = self.target.capabilities().deduplication.is_some();
-        let messages = deliveries.into_iter().map(|delivery| {
-            let receipt = delivery.receipt.to_string();
-            let mut message = outgoing(delivery);
-            if has_memory {
-                // It may have been there minutes ago: it must not be taken for what it was then, and not be stored.
-                let hop = MessageId::from_key(&format!("move by {receipt}"));
-                message.attributes.insert(Outgoing::DEDUPLICATION, hop.to_string());
-            }
-            message
-        });
-        let messages = messages.collect::<Vec<_>>();
-        let ids: Vec<_> = messages.iter().map(|message| message.id).collect();
-        let results = match self.target.send(messages).await {
-            Ok(results) => results,
+        let messages: Vec<_> = deliveries.into_iter().map(|one| self.outgoing(one)).collect();
+        let outcomes = match self.store(&messages).await {
+            Ok(outcomes) => outcomes,
             Err(error) => {
                 self.give_back(receipts).await;
                 return Err(error.into());
@@ -297,18 +308,24 @@ impl<'a> Mover<'a> {
         };
         let mut stored = Vec::new();
         let mut stored_ids = Vec::new();
-        let mut extend = Vec::new();
+        let mut others = Vec::new();
         let mut failed = Vec::new();
         let mut reason = None;
-        for ((receipt, id), result) in receipts.into_iter().zip(ids).zip(results) {
-            match result {
-                Ok(_) => {
+        for ((receipt, message), outcome) in receipts.into_iter().zip(&messages).zip(outcomes) {
+            match outcome {
+                Ok(Copied::There { is_renamed, is_new }) => {
+                    self.renamed += u64::from(is_renamed);
+                    self.copied_again += u64::from(is_new && self.in_both.contains(&message.id));
                     stored.push(Settle::acknowledge(receipt));
-                    stored_ids.push(id);
+                    stored_ids.push(message.id);
+                }
+                Ok(Copied::Held) => {
+                    let delay = self.source.capabilities().round_up(HELD_FOR);
+                    others.push(Settle::release(receipt, delay));
                 }
                 Err(error @ Error::InvalidParameter { .. }) => {
-                    extend.push(Settle::extend(receipt.clone(), REFUSED_LEASE));
-                    self.refused.insert(id, receipt);
+                    others.push(Settle::extend(receipt.clone(), REFUSED_LEASE));
+                    self.refused.insert(message.id, receipt);
                     if self.reasons.len() < REASONS {
                         self.reasons.push(error);
                     }
@@ -328,13 +345,92 @@ impl<'a> Mover<'a> {
                     self.in_both.remove(id);
                     self.moved += 1;
                 }
-                // The lease has ended meanwhile: the message comes again, and is not stored again.
+                // The lease has expired meanwhile: the message comes again, unless somebody else has it.
                 Err(Error::ReceiptHandleExpired { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        settle(&self.source, extend).await?;
+        settle(&self.source, others).await?;
         reason.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// The number of messages that may be handled twice.
+    fn duplicates(&self) -> u64 {
+        self.in_both.len() as u64 + self.copied_again
+    }
+
+    /// Sends copies to the target, and says of each whether it is there.
+    async fn store(
+        &self,
+        messages: &[Outgoing],
+    ) -> pillarbox::Result<Vec<pillarbox::Result<Copied>>> {
+        let sent = self.target.send(messages.to_vec()).await?;
+        let there = |is_new| Copied::There { is_renamed: false, is_new };
+        let mut outcomes: Vec<_> =
+            sent.into_iter().map(|sent| sent.map(|sent| there(sent.is_new))).collect();
+        // What was not stored may be there for many reasons.
+        let is_duplicate =
+            |place: &usize| matches!(&outcomes[*place], Ok(one) if *one == there(false));
+        let places: Vec<_> = (0..messages.len()).filter(is_duplicate).collect();
+        if places.is_empty() {
+            return Ok(outcomes);
+        }
+        let renamed: HashMap<_, _> =
+            places.iter().map(|place| (*place, self.renamed(&messages[*place]))).collect();
+        let ids = places.iter().flat_map(|place| [messages[*place].id, renamed[place].id]);
+        let found = look_for(&self.target, &ids.collect()).await?;
+        let held = |message: &Outgoing| Held::of(message, found.get(&message.id));
+        let mut again = Vec::new();
+        for place in places {
+            match held(&messages[place]) {
+                Held::Same => {}
+                Held::InFlight => outcomes[place] = Ok(Copied::Held),
+                Held::Nothing => again.push((place, &messages[place], false)),
+                Held::Other => match held(&renamed[&place]) {
+                    Held::Same => {
+                        outcomes[place] = Ok(Copied::There { is_renamed: true, is_new: false });
+                    }
+                    Held::Nothing => again.push((place, &renamed[&place], true)),
+                    Held::Other | Held::InFlight => outcomes[place] = Ok(Copied::Held),
+                },
+            }
+        }
+        if again.is_empty() {
+            return Ok(outcomes);
+        }
+        let batch = again.iter().map(|(_, message, _)| (*message).clone()).collect();
+        for ((place, _, is_renamed), sent) in again.iter().zip(self.target.send(batch).await?) {
+            outcomes[*place] = sent.map(|sent| match sent.is_new {
+                true => Copied::There { is_renamed: *is_renamed, is_new: true },
+                // Somebody else was quicker: it is looked at when it comes again.
+                false => Copied::Held,
+            });
+        }
+        Ok(outcomes)
+    }
+
+    /// The same message, to be sent to the target.
+    fn outgoing(&self, delivery: Delivery) -> Outgoing {
+        let Delivery { message, receipt, .. } = delivery;
+        let mut outgoing = Outgoing::with_id(message.id, message.body);
+        outgoing.attributes = message.attributes;
+        outgoing.reply_to = message.reply_to;
+        outgoing.enqueued_at = Some(message.enqueued_at);
+        if self.target.capabilities().deduplication.is_some() {
+            // It may have been there minutes ago: it must not be taken for what it was then, and not be stored.
+            let hop = MessageId::from_key(&format!("move by {receipt}"));
+            outgoing.attributes.insert(Outgoing::DEDUPLICATION, hop.to_string());
+        }
+        outgoing
+    }
+
+    /// The same message under an id that no message of the target has but itself.
+    fn renamed(&self, message: &Outgoing) -> Outgoing {
+        let (id, queue) = (message.id, self.source.name());
+        let at = message.enqueued_at.map_or(0, Timestamp::as_nanos);
+        let mut renamed = message.clone();
+        renamed.id = MessageId::from_key(&format!("{id} of {queue}, sent at {at}, moved"));
+        renamed
     }
 
     /// Makes sure that a queue is not moved onto itself, where its messages would be found to be
@@ -368,19 +464,18 @@ impl<'a> Mover<'a> {
 
     /// Makes messages ready again. Where that fails, their leases end by themselves.
     async fn give_back(&self, receipts: Vec<Receipt>) {
-        let nack = |receipt| Settle::nack(receipt, Duration::ZERO);
-        let _ = settle(&self.source, receipts.into_iter().map(nack).collect()).await;
+        let release = |receipt| Settle::release(receipt, Duration::ZERO);
+        let _ = settle(&self.source, receipts.into_iter().map(release).collect()).await;
     }
 }
 
-/// The same message, to be sent elsewhere.
-fn outgoing(delivery: Delivery) -> Outgoing {
-    let message = delivery.message;
-    let mut outgoing = Outgoing::with_id(message.id, message.body);
-    outgoing.attributes = message.attributes;
-    outgoing.reply_to = message.reply_to;
-    outgoing.enqueued_at = Some(message.enqueued_at);
-    outgoing
+/// What became of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Copied {
+    /// It is at the target, under its own id or another one; stored now, or by an earlier run.
+    There { is_renamed: bool, is_new: bool },
+    /// The target has a message of its id that somebody holds, or that has just come.
+    Held,
 }
 
 #[cfg(test)]
