@@ -104,7 +104,9 @@ async fn transfer(
         Ok(()) if mover.refused.is_empty() && mover.in_both.is_empty() => Ok(()),
         Ok(()) => Err(Failure::Reported),
         Err(failure) => {
-            context.out.note("nothing is lost; run the same command again to go on");
+            context.out.note(
+                "no message was deleted before the destination had it; run the same command again to go on",
+            );
             Err(failure)
         }
     }
@@ -233,7 +235,7 @@ impl<'a> Mover<'a> {
             return Ok(true);
         }
         let in_flight = counts.in_flight.saturating_sub(held);
-        progress.say(format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
+        progress.say(&format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
         Ok(false)
     }
 

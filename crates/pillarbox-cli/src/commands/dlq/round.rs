@@ -233,7 +233,9 @@ impl Round {
             None => return Ok(()),
         };
         context.out.note(match self.deed {
-            Deed::Replay { .. } => "nothing is lost; run the same command again to go on",
+            Deed::Replay { .. } => {
+                "no dead letter was deleted before its message was sent; run the same command again to go on"
+            }
             Deed::Discard => "the others are left; run the same command again to go on",
         });
         Err(failure)
@@ -250,7 +252,7 @@ impl Round {
             let left = report.left + report.exhausted + report.unreadable + report.refused;
             let seen = if is_counted { done } else { done + left + report.unacknowledged };
             progress.add(seen - before);
-            progress.say(format!("{done} {past}"));
+            progress.say(&format!("{done} {past}"));
             before = seen;
         }
     }

@@ -1,8 +1,8 @@
 //! `pillarbox eval submit`
 
 use pillarbox::evals::{
-    Dataset, EvalError, EvalRequests, EvalRun, Experiment, ScoredBy, Submitted, submit_experiments,
-    submit_inputs,
+    Dataset, EvalError, EvalRequests, EvalRun, Experiment, FileAccess, ScoredBy, Submitted,
+    submit_experiments, submit_inputs,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -38,7 +38,10 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
         return Err(Failure::Usage(text.to_owned()));
     }
     let mut run = match dataset {
-        Some(_) => EvalRun::open_or_create(&args.run),
+        Some(_) => {
+            let access = if args.umask { FileAccess::Umask } else { FileAccess::Owner };
+            EvalRun::open_or_create_with(&args.run, access)
+        }
         None => EvalRun::open(&args.run),
     }
     .map_err(failure)?;
