@@ -6,7 +6,7 @@ mod eval;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use pillarbox::{MessageId, QueueName, Receipt};
 
@@ -301,15 +301,24 @@ pub(crate) struct Redrive {
     pub(crate) off: bool,
 }
 
+/// Who may read files that a command makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Permissions {
+    /// Their owner alone.
+    Private,
+    /// Whoever the umask lets.
+    Umask,
+}
+
 /// Where results go, if not to stdout.
 #[derive(Debug, Args)]
 pub(crate) struct ToFile {
-    /// Write to this file, which must not be there yet, rather than to stdout; only its owner can read it.
+    /// Write to this file, which must not be there yet, rather than to stdout.
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) output: Option<PathBuf>,
-    /// Let others read the file, as the umask says.
-    #[arg(long, requires = "output")]
-    pub(crate) umask: bool,
+    /// Who may read the new file.
+    #[arg(long, value_name = "WHOM", default_value = "private")]
+    pub(crate) permissions: Permissions,
 }
 
 #[derive(Debug, Args)]

@@ -59,7 +59,7 @@ impl Context {
 
     /// Has results written to a file, if one was named.
     pub(crate) fn write_to(&mut self, to: &ToFile) -> Result<()> {
-        to.output.as_ref().map_or(Ok(()), |path| self.out.write_to(path, to.umask))
+        to.output.as_ref().map_or(Ok(()), |path| self.out.write_to(path, to.permissions))
     }
 
     fn explain(&self, opened: pillarbox::Result<Mailboxes>) -> Result<Mailboxes> {

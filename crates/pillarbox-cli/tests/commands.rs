@@ -332,7 +332,7 @@ fn a_dump_in_a_file_is_for_its_owner_alone_unless_told_otherwise() {
     let dump = place.ok("dump orders");
     for (line, file, expected) in [
         ("dump orders --output private.jsonl", "private.jsonl", 0o600),
-        ("dump orders --output shared.jsonl --umask", "shared.jsonl", 0o644),
+        ("dump orders --output shared.jsonl --permissions umask", "shared.jsonl", 0o644),
     ] {
         let run = under_umask(&place, line);
         assert_eq!((run.code, run.stdout.as_str(), run.stderr.as_str()), (0, "", ""), "{line}");

@@ -284,7 +284,9 @@ fn the_files_of_a_run_are_for_their_owner_alone_unless_told_otherwise() {
         let run = finish(shell.spawn().unwrap());
         assert_eq!(run.code, 0, "{line}: {run:?}");
     };
-    for (option, directory, expected) in [("", "private", 0o600), (" --umask", "shared", 0o644)] {
+    for (option, directory, expected) in
+        [("", "private", 0o600), (" --permissions umask", "shared", 0o644)]
+    {
         under_umask(&format!("eval submit {directory} sums.jsonl --requests sums{option}"));
         beside(&place, scoring, || {
             under_umask(&format!("eval collect {directory} --timeout 60s"));

@@ -362,3 +362,20 @@ fn a_drain_without_an_output_deletes_nothing() {
     let drained = std::fs::read_to_string(place.path().join("o.jsonl")).unwrap();
     assert_eq!(drained.lines().count(), 2);
 }
+
+#[test]
+fn what_went_wrong_is_told_though_nobody_reads_what_went_well() {
+    let place = Place::new();
+    let bodies: String = (0..1_500).map(|n| format!("{n}\n")).collect();
+    assert_eq!(place.run_with_input("send jobs --file -", bodies).code, 0);
+    let received = lines(&place.ok("receive jobs -n 1500 --json"));
+    let mut args = vec!["ack".to_owned(), "jobs".to_owned(), "--json".to_owned()];
+    args.extend(received.iter().map(|line| line["receipt"].as_str().unwrap().to_owned()));
+    args.push(format!("{}.AAAAAAAAAAAAAAAA", common::id(1)));
+    let mut child = place.command(&args).spawn().unwrap();
+    drop(child.stdout.take());
+    let run = finish(child);
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stderr.contains("no longer valid"), "{run:?}");
+    assert!(place.ok("stats jobs --json").contains("\"in_flight\":0"));
+}

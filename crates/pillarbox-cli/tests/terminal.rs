@@ -422,3 +422,15 @@ fn top_shows_whole_columns_and_counts_first_in_a_narrow_terminal() {
         assert_eq!(top.end(), (0, true));
     }
 }
+
+#[test]
+fn watched_stats_are_under_a_heading_until_interrupted() {
+    let place = Place::new().with_orders();
+    let mut stats = Terminal::start(&place, "stats --watch=100ms");
+    let screen = stats.until("counts", |text| text.contains("orders"));
+    let lines: Vec<_> = screen.lines().map(str::trim_end).collect();
+    assert_eq!(lines[..2], ["sqlite:pillarbox.db, every 100ms", ""], "{screen}");
+    assert!(lines[2].starts_with("QUEUE"), "{screen}");
+    stats.press("\x03");
+    assert_eq!(stats.end().0, 130);
+}

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use pillarbox_core::clock::after;
-use pillarbox_core::{
-    Batch, BodyEncoding, Error, Mailbox, RawMessage, ReadableBody, Receive, Settle,
-};
+use pillarbox_core::{Batch, Error, Mailbox, RawMessage, ReadableBody, Receive, Settle};
 use pillarbox_runtime::{BoxError, MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -403,7 +401,7 @@ fn unreadable(
     message: &RawMessage,
     error: &Error,
 ) -> Result<EvalResult> {
-    if ReadableBody::convenient(&message.body).encoding == BodyEncoding::Json {
+    if serde_json::from_slice::<serde_json::Value>(&message.body).is_ok() {
         return Err(EvalError::Invalid(format!(
             "the answer to sample {:?} is not what is expected here, and stays where it is: {error}",
             run.sample_id(index)

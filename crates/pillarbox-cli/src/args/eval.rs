@@ -10,7 +10,7 @@ use pillarbox::QueueName;
 use pillarbox::evals::{Again, Experiment};
 use serde_json::Value;
 
-use super::duration;
+use super::{Permissions, duration};
 
 #[derive(Debug, Args)]
 pub(crate) struct Eval {
@@ -56,9 +56,9 @@ pub(crate) struct EvalSubmit {
     /// Send samples once more that were sent before.
     #[arg(long, value_name = "WHICH")]
     pub(crate) again: Option<WhichAgain>,
-    /// Let others read the files of a new run, as the umask says, rather than their owner alone.
-    #[arg(long)]
-    pub(crate) umask: bool,
+    /// Who may read the files of a new run.
+    #[arg(long, value_name = "WHOM", default_value = "private")]
+    pub(crate) permissions: Permissions,
 }
 
 /// Which samples are sent once more.
@@ -109,12 +109,12 @@ pub(crate) struct EvalReport {
     /// In which form; by the ending of --output if not given, or else a table.
     #[arg(long, short)]
     pub(crate) format: Option<Format>,
-    /// Write it to this file, rather than to stdout; a new one can be read by its owner alone.
+    /// Write it to this file, rather than to stdout.
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) output: Option<PathBuf>,
-    /// Let others read a new file, as the umask says.
-    #[arg(long, requires = "output")]
-    pub(crate) umask: bool,
+    /// Who may read the file, if it is new.
+    #[arg(long, value_name = "WHOM", default_value = "private")]
+    pub(crate) permissions: Permissions,
     #[command(flatten)]
     pub(crate) limits: Limits,
 }

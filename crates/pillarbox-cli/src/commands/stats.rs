@@ -56,7 +56,8 @@ pub(crate) async fn run(context: &mut Context, args: args::Stats) -> Result<()> 
             if context.out.is_terminal() && !context.out.is_json() {
                 // To the top left, and nothing below.
                 context.out.bytes(b"\x1b[H\x1b[2J\x1b[3J")?;
-                context.out.line(&format!("{}, every {}\n", context.url(), time::show(every)))?;
+                context.out.line(&format!("{}, every {}", context.url(), time::show(every)))?;
+                context.out.line("")?;
             }
             show(context, &counts)?;
             context.out.flush()?;

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::args::Permissions;
 use crate::failure::{Failure, Result};
 
 /// Where a command writes: results to stdout, everything else to stderr.
@@ -49,10 +50,9 @@ impl Out {
         Self { results: buffered(Sink::Stdout(stdout)), path: None, json, terminal }
     }
 
-    /// Has results written to a new file, rather than to stdout. For its owner alone, unless it is to be as the
-    /// umask says.
-    pub(crate) fn write_to(&mut self, path: &Path, umask: bool) -> Result<()> {
-        let file = file::create(path, umask).map_err(|error| match error.kind() {
+    /// Has results written to a new file, rather than to stdout.
+    pub(crate) fn write_to(&mut self, path: &Path, permissions: Permissions) -> Result<()> {
+        let file = file::create(path, permissions).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => Failure::Other(format!(
                 "{} is there already, and is not written over: say another name, or remove it",
                 path.display()

@@ -204,7 +204,7 @@ mod tests {
     fn all(path: &Path) -> (Lines, Vec<(u64, String)>) {
         let mut found = Vec::new();
         let lock = Arc::new(File::open(path.parent().unwrap()).unwrap());
-        let mode = crate::FileAccess::Owner.into();
+        let mode = crate::FilePermissions::Private.into();
         let lock = Access::Write { lock, must_be_there: false, mode };
         let lines = Lines::open(path, &lock, |place, line| {
             found.push((place, line.to_owned()));

@@ -108,15 +108,15 @@ pub enum ScoredBy {
     Collector,
 }
 
-/// Who may read the files of a new run, which hold inputs and outputs. Where there are no such permissions, nothing
-/// changes.
+/// Who may read and write the files of a new run, which hold inputs and outputs. Where files have no such permissions,
+/// nothing changes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum FileAccess {
-    /// Their owner alone (mode 0600).
+pub enum FilePermissions {
+    /// Their owner alone: mode 0600.
     #[default]
-    Owner,
-    /// Whoever the umask lets.
+    Private,
+    /// As the umask of the process says: mode 0666 without the bits of the umask.
     Umask,
 }
 
@@ -158,23 +158,23 @@ impl EvalRun {
         }
     }
 
-    /// A new run in a directory, which is made if it is not there. Only their owner can read its files.
+    /// A new run in a directory, which is made if it is not there. Its files are for their owner alone.
     ///
     /// # Errors
     ///
     /// Where there is a run in it already.
     pub fn create(directory: impl AsRef<Path>) -> Result<Self> {
-        Self::create_with(directory, FileAccess::Owner)
+        Self::create_with(directory, FilePermissions::Private)
     }
 
-    /// A new run whose files can be read as is said; also those that are made when it is opened again.
+    /// A new run whose files have these permissions, also those that it gets when it is opened again.
     ///
     /// # Errors
     ///
     /// Those of [`create`](Self::create).
-    pub fn create_with(directory: impl AsRef<Path>, access: FileAccess) -> Result<Self> {
+    pub fn create_with(directory: impl AsRef<Path>, permissions: FilePermissions) -> Result<Self> {
         let directory = directory.as_ref();
-        let mode = Mode::from(access);
+        let mode = Mode::from(permissions);
         fs::create_dir_all(directory).map_err(EvalError::file("make", directory))?;
         if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             sync(parent).map_err(EvalError::file("keep", parent))?;
@@ -213,21 +213,23 @@ impl EvalRun {
     ///
     /// Those of [`open`](Self::open).
     pub fn open_or_create(directory: impl AsRef<Path>) -> Result<Self> {
-        Self::open_or_create_with(directory, FileAccess::Owner)
+        Self::open_or_create_with(directory, FilePermissions::Private)
     }
 
-    /// The run in a directory, or a new one whose files can be read as is said. Those of a run that is there stay as
-    /// they are.
+    /// The run in a directory, or a new one whose files have these permissions. Those of a run that is there keep theirs.
     ///
     /// # Errors
     ///
     /// Those of [`open`](Self::open).
-    pub fn open_or_create_with(directory: impl AsRef<Path>, access: FileAccess) -> Result<Self> {
+    pub fn open_or_create_with(
+        directory: impl AsRef<Path>,
+        permissions: FilePermissions,
+    ) -> Result<Self> {
         let directory = directory.as_ref();
         if directory.join(RUN).exists() {
             Self::open(directory)
         } else {
-            Self::create_with(directory, access)
+            Self::create_with(directory, permissions)
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::path::Path;
 
-use super::FileAccess;
+use super::FilePermissions;
 
 /// The permissions of files that are made, of which the umask may take some away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ impl Mode {
             return Self(metadata.permissions().mode() & 0o666);
         }
         let _ = path;
-        FileAccess::Owner.into()
+        FilePermissions::Private.into()
     }
 
     /// To open a file with, which has them if it is made.
@@ -32,17 +32,17 @@ impl Mode {
     /// Makes a file, in the place of one that is there.
     pub(super) fn create(self, path: &Path) -> std::io::Result<File> {
         match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
             _ => self.options().write(true).create_new(true).open(path),
         }
     }
 }
 
-impl From<FileAccess> for Mode {
-    fn from(access: FileAccess) -> Self {
-        Self(match access {
-            FileAccess::Owner => 0o600,
-            FileAccess::Umask => 0o666,
+impl From<FilePermissions> for Mode {
+    fn from(permissions: FilePermissions) -> Self {
+        Self(match permissions {
+            FilePermissions::Private => 0o600,
+            FilePermissions::Umask => 0o666,
         })
     }
 }

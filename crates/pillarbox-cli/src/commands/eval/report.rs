@@ -18,7 +18,7 @@ pub(crate) fn run(context: &mut Context, args: &args::EvalReport) -> Result<()> 
         (None, Some(path)) => by_ending(path)?,
     };
     let found = opened(&args.run, |path| EvalRun::look(path))?.report().map_err(failure)?;
-    write(context, &found, format, args.output.as_deref(), args.umask)?;
+    write(context, &found, format, args.output.as_deref(), args.permissions)?;
     check(context, &found, &args.limits)
 }
 
@@ -44,7 +44,7 @@ pub(super) fn write(
     report: &EvalReport,
     format: Format,
     path: Option<&Path>,
-    umask: bool,
+    permissions: args::Permissions,
 ) -> Result<()> {
     let Some(path) = path else {
         return match format {
@@ -63,7 +63,7 @@ pub(super) fn write(
         Format::Junit => report.to_junit(),
         Format::Html => report.to_html(),
     };
-    let file = file::options(umask).create(true).truncate(true).open(path);
+    let file = file::options(permissions).create(true).truncate(true).open(path);
     let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| Failure::Other(format!("cannot write {}: {error}", path.display())))
 }

@@ -1,7 +1,7 @@
 //! `pillarbox eval submit`
 
 use pillarbox::evals::{
-    Dataset, EvalError, EvalRequests, EvalRun, Experiment, FileAccess, ScoredBy, Submitted,
+    Dataset, EvalError, EvalRequests, EvalRun, Experiment, FilePermissions, ScoredBy, Submitted,
     submit_experiments, submit_inputs,
 };
 use serde::Serialize;
@@ -39,8 +39,11 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
     }
     let mut run = match dataset {
         Some(_) => {
-            let access = if args.umask { FileAccess::Umask } else { FileAccess::Owner };
-            EvalRun::open_or_create_with(&args.run, access)
+            let permissions = match args.permissions {
+                args::Permissions::Private => FilePermissions::Private,
+                args::Permissions::Umask => FilePermissions::Umask,
+            };
+            EvalRun::open_or_create_with(&args.run, permissions)
         }
         None => EvalRun::open(&args.run),
     }

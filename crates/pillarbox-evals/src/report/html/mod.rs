@@ -371,6 +371,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_value_that_would_be_too_long_over_lines_is_on_one() {
+        let nested = |depth: usize, items: usize| {
+            let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+            let text = format!("{open}{}0{close}", "0,".repeat(items));
+            (serde_json::from_str::<Value>(&text).unwrap(), text)
+        };
+        let (value, text) = nested(120, 100_000);
+        assert_eq!(shown(&value), text);
+        let (value, text) = nested(2, 1);
+        assert_eq!(shown(&value).lines().count(), 6, "{text}");
+    }
+
+    #[test]
     fn nothing_that_a_sample_says_is_taken_for_html() {
         let text = "</pre><script>alert('x' & \"y\")</script>\0";
         assert_eq!(
