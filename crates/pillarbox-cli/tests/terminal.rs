@@ -187,6 +187,17 @@ fn top_says_what_went_wrong_and_goes_on() {
     assert_eq!(top.end(), (0, true));
 }
 
+#[test]
+fn top_that_is_told_to_end_by_a_signal_gives_the_terminal_back() {
+    let place = Place::new().with_orders();
+    let top = Terminal::start(&place, "top");
+    top.until("counts", |text| text.contains("orders"));
+    let line = format!("kill -TERM {}", top.child.process_id().unwrap());
+    let kill = std::process::Command::new("bash").args(["-c", &line]).status();
+    assert!(kill.unwrap().success());
+    assert_eq!(top.end(), (130, true));
+}
+
 /// Nobody reads the terminal here: a reader would keep it open.
 #[test]
 fn top_ends_when_its_terminal_goes() {

@@ -50,7 +50,9 @@ pub(crate) async fn run(context: &mut Context, args: args::Top) -> Result<()> {
         let mut terminal = ratatui::try_init().map_err(failed)?;
         let result = watch(&mut terminal, &mut model, backend, &args.queues, &interrupt).await;
         ratatui::restore();
-        result.map_err(failed)
+        result.map_err(failed)?;
+        // By a signal, that is: a key ends it as it should end.
+        if interrupt.is_told() { Err(Failure::Interrupted) } else { Ok(()) }
     })
     .await
 }
