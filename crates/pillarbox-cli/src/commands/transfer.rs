@@ -235,7 +235,7 @@ impl<'a> Mover<'a> {
             return Ok(true);
         }
         let in_flight = counts.in_flight.saturating_sub(held);
-        progress.say(&format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
+        progress.say(format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
         Ok(false)
     }
 

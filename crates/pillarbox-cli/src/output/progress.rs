@@ -39,8 +39,8 @@ impl Progress {
     }
 
     /// Says what is going on.
-    pub(crate) fn say(&self, text: &str) {
-        self.bar.set_message(text::printable(text).into_owned());
+    pub(crate) fn say(&self, text: impl AsRef<str>) {
+        self.bar.set_message(text::printable(text.as_ref()).into_owned());
     }
 }
 

@@ -252,7 +252,7 @@ impl Round {
             let left = report.left + report.exhausted + report.unreadable + report.refused;
             let seen = if is_counted { done } else { done + left + report.unacknowledged };
             progress.add(seen - before);
-            progress.say(&format!("{done} {past}"));
+            progress.say(format!("{done} {past}"));
             before = seen;
         }
     }
