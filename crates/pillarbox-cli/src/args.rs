@@ -6,7 +6,7 @@ mod eval;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use pillarbox::{MessageId, QueueName, Receipt};
 
@@ -25,7 +25,8 @@ fn good_to_know() -> String {
     format!(
         "Exit codes: 0 done, 1 error, 2 usage, 3 nothing received, 130 interrupted.\n\n\
          Durations: 1500ms, 30s, 5m, 1h, 2d, 1h30m.\n\n\
-         Backends: {}.",
+         Backends: {}. A URL with a password can be kept off the command line: env:NAME takes \
+         the one in an environment variable, file:PATH the one in a file.",
         backends.join(", ")
     )
 }
@@ -39,6 +40,18 @@ pub(crate) struct Cli {
     pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// The URLs that were given, each of which may say where it is to be found.
+    pub(crate) fn urls(&mut self) -> Vec<&mut BackendUrl> {
+        let target = match &mut self.command {
+            Command::Move(args) => Some(&mut args.to_url),
+            Command::Dlq(Dlq { command: DlqCommand::Replay(args) }) => args.to_url.as_mut(),
+            _ => None,
+        };
+        self.global.url.iter_mut().chain(target).collect()
+    }
 }
 
 /// What can be said to every command.
@@ -288,6 +301,26 @@ pub(crate) struct Redrive {
     pub(crate) off: bool,
 }
 
+/// Who may read files that a command makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Permissions {
+    /// Their owner alone.
+    Private,
+    /// Whoever the umask lets.
+    Umask,
+}
+
+/// Where results go, if not to stdout.
+#[derive(Debug, Args)]
+pub(crate) struct ToFile {
+    /// Write to this file, which must not be there yet, rather than to stdout.
+    #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
+    /// Who may read the new file.
+    #[arg(long, value_name = "WHOM", default_value = "private")]
+    pub(crate) permissions: Permissions,
+}
+
 #[derive(Debug, Args)]
 #[command(
     after_help = "Shows messages in every state. Bodies are kept to the byte, so that `load` restores \
@@ -296,11 +329,13 @@ pub(crate) struct Redrive {
 pub(crate) struct Dump {
     /// The queue.
     pub(crate) queue: QueueName,
+    #[command(flatten)]
+    pub(crate) file: ToFile,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A message is acknowledged once its line is written, and if stdout is a file, once it is \
+    after_help = "A message is acknowledged once its line is written, and if that goes to a file, once it is \
     on the disk: killed at any moment, `drain` may write a message twice when run again, and \
     loses none. Messages that are in flight or delayed stay."
 )]
@@ -313,6 +348,8 @@ pub(crate) struct Drain {
     /// How long the lease on a message runs while it is written.
     #[arg(long, value_parser = duration, default_value = "5m")]
     pub(crate) visibility: Duration,
+    #[command(flatten)]
+    pub(crate) file: ToFile,
 }
 
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 
 use pillarbox::{Mailboxes, QueueName};
 
-use crate::args::Global;
+use crate::args::{Global, ToFile};
 use crate::failure::{Failure, Result};
 use crate::output::Out;
 use crate::url::BackendUrl;
@@ -55,6 +55,11 @@ impl Context {
                 .note(&format!("what is sent to {} is gone when this command ends", self.url()));
         }
         Ok(backend)
+    }
+
+    /// Has results written to a file, if one was named.
+    pub(crate) fn write_to(&mut self, to: &ToFile) -> Result<()> {
+        to.output.as_ref().map_or(Ok(()), |path| self.out.write_to(path, to.permissions))
     }
 
     fn explain(&self, opened: pillarbox::Result<Mailboxes>) -> Result<Mailboxes> {

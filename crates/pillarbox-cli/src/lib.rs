@@ -36,7 +36,6 @@ mod pace;
 mod url;
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -48,16 +47,20 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::args::Cli;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::output::{Log, text};
+use crate::url::BackendUrl;
 
 /// Does what the command line says, and gives the exit code.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
     log_to_stderr(cli.global.verbose, matches!(cli.command, args::Command::Top(_)));
+    let urls = cli.urls().into_iter().try_for_each(BackendUrl::look_up);
     let mut context = Context::new(&cli.global);
-    let result = run(&mut context, cli).and_then(|()| context.out.flush());
+    let result = urls.map_err(Failure::Usage).and_then(|()| run(&mut context, cli));
+    let result = result.and_then(|()| context.out.flush());
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -73,6 +76,13 @@ pub fn main() -> ExitCode {
 fn refuse(error: &clap::Error) -> ExitCode {
     let told = error.to_string();
     let shown = refusal(&told, std::env::args_os().skip(1));
+    let shown: String = shown
+        .split_inclusive('\n')
+        .map(|line| match line.strip_suffix('\n') {
+            Some(line) => format!("{}\n", text::printable(line)),
+            None => text::printable(line).into_owned(),
+        })
+        .collect();
     if shown == told {
         // With colours, where there are any.
         error.exit();
@@ -108,10 +118,10 @@ fn log_to_stderr(verbose: u8, has_screen: bool) {
         _ => Level::TRACE,
     };
     let workers = if verbose == 0 { Level::ERROR } else { level };
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    // Without colours, for which it needs a feature, and says so on a terminal.
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && !no_color)
+        .with_writer(|| Log)
+        .with_ansi(false)
         .without_time()
         .with_target(false);
     let shown = Targets::new().with_default(level).with_target("pillarbox_runtime", workers);

@@ -1,7 +1,10 @@
 //! URLs that tell no password.
 
 use std::convert::Infallible;
+use std::env::VarError;
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::ops::Range;
 use std::str::FromStr;
 
@@ -12,15 +15,46 @@ pub(crate) struct BackendUrl(String);
 impl BackendUrl {
     pub(crate) const DEFAULT: &str = "sqlite:pillarbox.db";
 
+    /// Puts a URL in the place of one that only says where it is: `env:NAME` or `file:PATH`. So a password need not
+    /// be on a command line, which everybody on a machine can read.
+    pub(crate) fn look_up(&mut self) -> Result<(), String> {
+        let found = match self.0.split_once(':') {
+            Some(("env", name)) => from_environment(name)?,
+            Some(("file", path)) => from_file(path)?,
+            _ => return Ok(()),
+        };
+        self.0 = found;
+        Ok(())
+    }
+
     /// A text in which the secrets of this URL are not to be seen.
+    ///
+    /// One that may be a word or a number that has nothing to do with it is a secret only where it stands as in the
+    /// URL: before an `@`, or as the value of its option.
     pub(crate) fn hide_secrets_in(&self, text: &str) -> String {
-        let secrets = self.secrets().into_iter().map(|place| &self.0[place]);
-        let secrets = secrets.filter(|secret| !secret.is_empty());
-        let mut forms: Vec<_> =
-            secrets.flat_map(|secret| [secret.to_owned(), escaped(secret)]).collect();
+        let mut forms = Vec::new();
+        for place in self.secrets() {
+            let (before, secret) = (&self.0[..place.start], &self.0[place.clone()]);
+            if secret.is_empty() {
+                continue;
+            }
+            let [plain, quoted] = [secret.to_owned(), escaped(secret)];
+            if !may_be_a_word(secret) {
+                forms.extend([plain, quoted].map(|form| (form, "***".to_owned())));
+            } else if self.0[place.end..].starts_with('@') {
+                forms.extend([plain, quoted].map(|form| (form + "@", "***@".to_owned())));
+            } else {
+                let from = before.rfind(['?', '&']).map_or(0, |sign| sign + 1);
+                let name = &before[from..];
+                forms.extend(
+                    [plain, quoted].map(|form| (format!("{name}{form}"), format!("{name}***"))),
+                );
+            }
+        }
         // The longest first: one may be a part of another.
-        forms.sort_by_key(|form| std::cmp::Reverse(form.len()));
-        forms.iter().fold(text.to_owned(), |text, form| text.replace(form.as_str(), "***"))
+        forms.sort_by_key(|(form, _)| std::cmp::Reverse(form.len()));
+        let hide = |text: String, (form, shown): &(String, String)| text.replace(form, shown);
+        forms.iter().fold(text.to_owned(), hide)
     }
 
     /// Its secrets, as they are quoted, each with what is before it: alone, a short one may be any word.
@@ -65,6 +99,37 @@ impl BackendUrl {
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
+}
+
+fn from_environment(name: &str) -> Result<String, String> {
+    match std::env::var(name) {
+        Ok(url) if url.is_empty() => Err(format!("the environment variable {name} is empty")),
+        Ok(url) => Ok(url),
+        Err(VarError::NotPresent) => Err(format!("there is no environment variable {name}")),
+        Err(VarError::NotUnicode(_)) => Err(format!("the environment variable {name} is no text")),
+    }
+}
+
+fn from_file(path: &str) -> Result<String, String> {
+    const LONGEST: u64 = 64 << 10;
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes))
+        .map_err(|error| format!("cannot read a URL from {path}: {error}"))?;
+    let text = std::str::from_utf8(&bytes).ok().filter(|_| bytes.len() as u64 <= LONGEST);
+    match text.map(str::trim) {
+        Some("") => Err(format!("there is no URL in {path}: it is empty")),
+        Some(url) if !url.contains(char::is_control) => Ok(url.to_owned()),
+        _ => Err(format!(
+            "{path} is not one line with a URL in it; a SQLite file is written sqlite:{path}"
+        )),
+    }
+}
+
+/// Whether a text is likely to be where it is for another reason than that it is a secret.
+fn may_be_a_word(secret: &str) -> bool {
+    let is_number = || secret.bytes().all(|byte| byte.is_ascii_digit());
+    secret.chars().count() < 4 || secret.chars().all(char::is_alphabetic) || is_number()
 }
 
 /// What clap says of a command line, with the URLs in it as they may be printed.
@@ -188,8 +253,23 @@ mod tests {
 
     #[test]
     fn a_secret_that_is_part_of_another_leaves_nothing_of_it() {
+        let url = BackendUrl("redis-sentinel://:ab12@h/s?sentinel_password=ab123".to_owned());
+        assert_eq!(url.hide_secrets_in("ab12 and ab123"), "*** and ***");
         let url = BackendUrl("redis-sentinel://:ab@h/s?sentinel_password=abc".to_owned());
-        assert_eq!(url.hide_secrets_in("ab and abc"), "*** and ***");
+        let text = format!("ab and abc of {}", url.reveal());
+        let shown = "ab and abc of redis-sentinel://:***@h/s?sentinel_password=***";
+        assert_eq!(url.hide_secrets_in(&text), shown);
+    }
+
+    #[test]
+    fn a_secret_that_is_a_word_is_hidden_where_it_is_one() {
+        let url = BackendUrl("redis://queue:queue@queue/?token=1&name=1".to_owned());
+        assert_eq!(
+            url.hide_secrets_in("queue 1 of redis://queue:queue@queue/?token=1&name=1, //queue@"),
+            "queue 1 of redis://queue:***@queue/?token=***&name=1, //***@"
+        );
+        let url = BackendUrl("redis://queue-17@host".to_owned());
+        assert_eq!(url.hide_secrets_in("'queue-17' of queue"), "'***' of queue");
     }
 
     #[test]

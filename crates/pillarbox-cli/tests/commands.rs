@@ -307,3 +307,88 @@ fn completions_and_manual_pages() {
     let page = std::fs::read_to_string(place.path().join("pages/pillarbox-receive.1")).unwrap();
     assert!(page.contains("How long to wait for a first message"), "{page}");
 }
+
+/// The permissions of a file of a place.
+#[cfg(unix)]
+fn mode(place: &Place, file: &str) -> u32 {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(place.path().join(file)).unwrap().permissions().mode() & 0o777
+}
+
+/// Runs the command under a usual umask.
+#[cfg(unix)]
+fn under_umask(place: &Place, line: &str) -> common::Run {
+    let program = env!("CARGO_BIN_EXE_pillarbox");
+    let mut shell = std::process::Command::new("bash");
+    shell.args(["-c", &format!("umask 022; exec {program} {line}")]).current_dir(place.path());
+    shell.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+    common::finish(shell.stderr(std::process::Stdio::piped()).spawn().unwrap())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_dump_in_a_file_is_for_its_owner_alone_unless_told_otherwise() {
+    let place = Place::new().with_orders();
+    let dump = place.ok("dump orders");
+    for (line, file, expected) in [
+        ("dump orders --output private.jsonl", "private.jsonl", 0o600),
+        ("dump orders --output shared.jsonl --permissions umask", "shared.jsonl", 0o644),
+    ] {
+        let run = under_umask(&place, line);
+        assert_eq!((run.code, run.stdout.as_str(), run.stderr.as_str()), (0, "", ""), "{line}");
+        assert_eq!(mode(&place, file), expected, "{line}");
+        assert_eq!(std::fs::read_to_string(place.path().join(file)).unwrap(), dump);
+    }
+    // What is there is not written over, by neither of them.
+    for line in ["dump orders --output shared.jsonl", "drain orders --output shared.jsonl"] {
+        let run = place.run(line);
+        assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{line}: {run:?}");
+        assert!(run.stderr.contains("shared.jsonl is there already"), "{line}: {run:?}");
+        assert_eq!(std::fs::read_to_string(place.path().join("shared.jsonl")).unwrap(), dump);
+    }
+    assert_eq!(place.ok("dump orders"), dump, "nothing was drained");
+    let run = under_umask(&place, "drain orders --output drained.jsonl");
+    assert_eq!((run.code, run.stdout.as_str()), (0, ""), "{run:?}");
+    assert_eq!(mode(&place, "drained.jsonl"), 0o600);
+    let drained = std::fs::read_to_string(place.path().join("drained.jsonl")).unwrap();
+    assert_eq!(drained.lines().count(), 2);
+    // A file that cannot be made drains nothing, and one that cannot be written says which it is.
+    let run = place.run("drain orders --output no/such/file.jsonl");
+    assert!(run.code == 1 && run.stderr.contains("no/such/file.jsonl"), "{run:?}");
+}
+
+/// Half of a pair is no character: other readers of JSON refuse the whole line.
+#[test]
+fn a_body_with_half_a_character_is_written_as_what_every_reader_takes() {
+    let place = Place::new();
+    let bodies =
+        ["\"\\ud800\"", "{\"a\":[\"x\\udfff\"]}", "{\"\\ud800\\ud800\":1}", "\"\\ud83d\\ude00\""];
+    std::fs::write(place.path().join("bodies.jsonl"), bodies.join("\n")).unwrap();
+    place.ok("send odd --file bodies.jsonl");
+    for line in ["peek odd --json", "dump odd", "receive odd -n 10 --json", "drain odd --json"] {
+        if line.starts_with("drain") {
+            place.ok("move odd sqlite:pillarbox.db again");
+        }
+        let line = line.replace("drain odd", "drain again");
+        let written = place.ok(&line);
+        let encodings: Vec<_> = written
+            .lines()
+            .map(|line| {
+                serde_json::from_str::<serde_json::Value>(line)
+                    .unwrap_or_else(|error| panic!("{error}: {line}"))
+            })
+            .map(|line| line["body_encoding"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(encodings, ["base64", "base64", "base64", "json"], "{line}");
+        // And what was written is the body that it was.
+        assert_eq!(place.run_with_input("load copy", &written).code, 0);
+        let copied = place.ok("receive copy -n 4");
+        for body in bodies {
+            assert!(copied.contains(body), "{line}: {body}: {copied}");
+        }
+        place.ok("purge copy --yes");
+        for receipt in written.lines().filter_map(|line| line.split("\"receipt\":\"").nth(1)) {
+            place.ok(&format!("nack odd {}", receipt.split('"').next().unwrap()));
+        }
+    }
+}

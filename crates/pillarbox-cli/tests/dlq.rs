@@ -498,7 +498,10 @@ fn an_interrupted_replay_ends_in_good_order_and_says_how_to_go_on() {
     signal(&child, "INT");
     let run = finish(child);
     assert_eq!(run.code, 130, "{run:?}");
-    assert!(run.stderr.contains("nothing is lost; run the same command again to go on"), "{run:?}");
+    assert!(
+        run.stderr.contains("no dead letter was deleted before its message was sent; run the same"),
+        "{run:?}"
+    );
     let replayed = dumped(&place, "dump orders").len();
     assert!(run.stdout.starts_with(&format!("{replayed} messages replayed to")), "{run:?}");
     let stats = place.ok("stats orders-dlq --json");
@@ -653,4 +656,67 @@ async fn how_long_many_dead_letters_in_a_file_take() {
     let place = Place::new();
     measure(&place.url("few.db"), 1_000).await;
     measure(&place.url("many.db"), number.unwrap_or(100_000)).await;
+}
+
+/// Indented by its depth, it would be gigabytes; as JSON, no reader would take it.
+#[test]
+fn a_body_that_is_nested_deeply_is_shown_as_text() {
+    let place = Place::new();
+    let depth = 100_000;
+    let deep = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    let line = letter(1, 1, &json!({"body": "BODY"})).to_string().replace("\"BODY\"", &deep);
+    let line = format!("{{\"id\":\"{}\",\"body\":{line}}}\n", id(101));
+    // As `load` has stored it before, and as a worker has: within a text.
+    let text = letter(2, 1, &json!({"body": deep, "body_encoding": "text"}));
+    let text = format!("{{\"id\":\"{}\",\"body\":{text}}}\n", id(102));
+    assert_eq!(place.run_with_input("load orders-dlq", line + &text).code, 0);
+    let program = env!("CARGO_BIN_EXE_pillarbox");
+    let limited = |line: &str| {
+        // Memory is limited, so that a test that fails takes nobody else's.
+        let line = format!("ulimit -v 3000000; exec {program} {line}");
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &line]).current_dir(place.path());
+        shell.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+        finish(shell.stderr(std::process::Stdio::piped()).spawn().unwrap())
+    };
+    for number in [1, 2] {
+        let run = limited(&format!("dlq show orders-dlq {}", id(number)));
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        assert!(run.stdout.contains("body           195.3 KiB\n"), "{}", &run.stdout[..2000]);
+        assert!(run.stdout.ends_with(&format!("  {deep}\n")));
+        let run = limited(&format!("dlq show orders-dlq {} --body", id(number)));
+        assert_eq!((run.code, run.stdout == deep), (0, true));
+        let run = limited(&format!("dlq show orders-dlq {} --json", id(number)));
+        let shown: Value = serde_json::from_str(&run.stdout).expect("every reader takes it");
+        assert_eq!((&shown["body_encoding"], &shown["body"]), (&json!("text"), &json!(deep)));
+    }
+    for line in ["peek orders-dlq --json", "dump orders-dlq", "dlq list orders-dlq --json"] {
+        let run = limited(line);
+        assert_eq!((run.code, run.stdout.lines().count()), (0, 2), "{line}");
+        for line in run.stdout.lines() {
+            let _: Value = serde_json::from_str(line).expect("every reader takes it");
+        }
+    }
+    assert_eq!(limited("dlq list orders-dlq --json-path $.a=1").code, 0);
+    assert_eq!(limited("dlq replay orders-dlq --yes").code, 0);
+    let back = limited("receive orders -n 2 --json");
+    for line in back.stdout.lines() {
+        let line: Value = serde_json::from_str(line).expect("every reader takes it");
+        assert_eq!(line["body"], deep);
+    }
+}
+
+/// Nested less than that, but wide: each item has a line of its own, with as much before it.
+#[test]
+fn a_body_that_would_be_gigabytes_when_laid_out_is_shown_as_text() {
+    let place = Place::new();
+    let (open, close) = ("[".repeat(90), "]".repeat(90));
+    let wide = format!("{open}{}0{close}", "0,".repeat(2_000_000));
+    let line = letter(1, 1, &json!({"body": "BODY"})).to_string().replace("\"BODY\"", &wide);
+    let line = format!("{{\"id\":\"{}\",\"body\":{line}}}\n", id(101));
+    assert_eq!(place.run_with_input("load orders-dlq", line).code, 0);
+    let run = place.run(&format!("dlq show orders-dlq {}", id(1)));
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(run.stdout.len() < 3 * wide.len(), "{} bytes", run.stdout.len());
+    assert!(run.stdout.ends_with(&format!("  {wide}\n")));
 }

@@ -270,3 +270,34 @@ fn mistakes_are_named_and_leave_nothing_behind() {
     }
     assert_eq!(place.ok("stats sums --json").matches("\"ready\":20").count(), 1);
 }
+
+/// Inputs and outputs are nobody else's business.
+#[test]
+fn the_files_of_a_run_are_for_their_owner_alone_unless_told_otherwise() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = with_dataset();
+    let program = env!("CARGO_BIN_EXE_pillarbox");
+    let under_umask = |line: &str| {
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &format!("umask 022; exec {program} {line}")]).current_dir(place.path());
+        shell.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let run = finish(shell.spawn().unwrap());
+        assert_eq!(run.code, 0, "{line}: {run:?}");
+    };
+    for (option, directory, expected) in
+        [("", "private", 0o600), (" --permissions umask", "shared", 0o644)]
+    {
+        under_umask(&format!("eval submit {directory} sums.jsonl --requests sums{option}"));
+        beside(&place, scoring, || {
+            under_umask(&format!("eval collect {directory} --timeout 60s"));
+        });
+        under_umask(&format!("eval report {directory} --output {directory}/report.html{option}"));
+        let files = std::fs::read_dir(place.path().join(directory)).unwrap();
+        let modes: Vec<_> = files
+            .map(|file| file.unwrap())
+            .map(|file| (file.file_name(), file.metadata().unwrap().permissions().mode() & 0o777))
+            .collect();
+        assert!(modes.len() >= 6, "{modes:?}");
+        assert!(modes.iter().all(|(_, mode)| *mode == expected), "{modes:?}");
+    }
+}

@@ -170,3 +170,151 @@ fn the_environment_names_the_backend_and_the_command_line_overrules_it() {
     assert!(empty.stderr.contains("so sqlite:pillarbox.db was tried"), "{empty:?}");
     assert!(!place.path().join("pillarbox.db").exists());
 }
+
+/// What is neither a line's end nor to be seen must not be written.
+#[track_caller]
+fn assert_harmless(run: &common::Run, what: &str) {
+    for text in [&run.stdout, &run.stderr] {
+        let bad = text.chars().find(|c| c.is_control() && *c != '\n' || *c == '\u{202e}');
+        assert_eq!(bad, None, "{what}: {run:?}");
+    }
+}
+
+#[test]
+fn control_characters_of_names_and_files_never_reach_the_terminal() {
+    const EVIL: &str = "a\u{1b}[2J\u{9b}31m\r\u{7}\u{7f}\u{202e}b";
+    let place = Place::new().with_orders();
+    std::fs::write(place.path().join("d.jsonl"), "{\"input\":1,\"expected\":1}\n").unwrap();
+    let url = format!("sqlite:{EVIL}.db");
+    let run = format!("{EVIL}.run");
+    for args in [
+        vec!["load", "q", EVIL],
+        vec![EVIL],
+        vec!["send", "q", "x", "--delay", EVIL],
+        vec!["queues", "--url", &url],
+        vec!["send", "q", "x", "--attr", "a\u{1b}[2J=1", "--attr", "a\u{1b}[2J=2"],
+        vec!["send", "orders", "x", "--url", &url],
+        vec!["queues", "--url", &url, "-vv"],
+        vec!["peek", "nothing", "--url", &url],
+        vec!["doctor", "--url", &url],
+        vec!["dlq", "stats", "--url", &url],
+        vec!["bench", "--duration", "100ms", "--url", &url],
+        vec!["move", "orders", &url, "orders", "--no-wait"],
+        vec!["man", EVIL],
+        vec!["eval", "submit", &run, "d.jsonl", "--requests", "q", "-e", EVIL],
+        vec!["eval", "collect", &run, "--timeout", "100ms"],
+        vec!["eval", "report", &run, "--fail-under", "1"],
+        vec!["dump", "orders", "--output", "no/such/\u{1b}[2J"],
+    ] {
+        let run = place.run_args(&args);
+        assert_harmless(&run, &format!("{args:?}"));
+        assert!(!format!("{}{}", run.stdout, run.stderr).is_empty(), "{args:?}");
+    }
+    // They are shown, and not left out.
+    let run = place.run_args(&["load", "q", EVIL]);
+    assert!(
+        run.stderr.contains(r"cannot read a\u{1b}[2J\u{9b}31m\r\u{7}\u{7f}\u{202e}b"),
+        "{run:?}"
+    );
+}
+
+/// Answers every call with an error that has more in it than text.
+fn evil_server() -> u16 {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(1..) = stream.read(&mut bytes) {
+                    let answer = "-NOPERM \u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}1m no\r\n".repeat(8);
+                    if stream.write_all(answer.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+#[test]
+fn control_characters_of_a_server_never_reach_the_terminal() {
+    let place = Place::new();
+    let url = format!("redis://127.0.0.1:{}?retry_for=0.2", evil_server());
+    for line in ["queues", "send q x", "-vvv stats", "receive q", "doctor"] {
+        let run = place.run(&format!("{line} --url {url}"));
+        assert_ne!(run.code, 0, "{line}: {run:?}");
+        assert!(run.stderr.contains("owned"), "{line}: {run:?}");
+        assert_harmless(&run, line);
+    }
+}
+
+#[test]
+fn a_password_that_is_a_common_word_leaves_that_word_in_errors() {
+    let place = Place::new();
+    let closed = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = closed.local_addr().unwrap().port();
+    drop(closed);
+    for word in ["running", "redis", "is", "it", "1", "127"] {
+        let url = format!("redis://me:{word}@127.0.0.1:{port}?retry_for=0.1");
+        let run = place.run(&format!("queues --url {url}"));
+        assert_eq!(run.code, 1, "{run:?}");
+        let plain = place.run(&format!("queues --url redis://127.0.0.1:{port}?retry_for=0.1"));
+        assert_eq!(run.stderr, plain.stderr, "{word}");
+    }
+    let run = place.run("queues --url sqlite://me:database@host/x.db");
+    assert!(!run.stderr.contains("me:database@") && run.stderr.contains("me:***@"), "{run:?}");
+}
+
+/// In the list of processes, a URL on the command line is seen by everybody.
+#[test]
+fn urls_can_come_from_the_environment_or_a_file() {
+    let place = Place::new().with_orders();
+    std::fs::write(place.path().join("target.url"), "sqlite:other.db\n").unwrap();
+    let run = |line: &str| {
+        let mut command = place.command(line.split_whitespace());
+        common::finish(command.env("TARGET", "sqlite:other.db").env("NONE", "").spawn().unwrap())
+    };
+    let moved = run("move orders env:TARGET jobs --max 1");
+    assert_eq!((moved.code, moved.stdout.contains("at sqlite:other.db")), (0, true), "{moved:?}");
+    let moved = run("move orders file:target.url jobs --max 1");
+    assert_eq!((moved.code, moved.stdout.contains("at sqlite:other.db")), (0, true), "{moved:?}");
+    assert_eq!(run("queues --url env:TARGET").stdout, "jobs\n");
+    assert_eq!(run("queues --url file:target.url").stdout, "jobs\n");
+    let mut command = place.command(["queues"]);
+    let queues = common::finish(command.env("PILLARBOX_URL", "file:target.url").spawn().unwrap());
+    assert_eq!(queues.stdout, "jobs\n", "{queues:?}");
+    let replayed = run("dlq replay nothing-dlq --yes --to jobs --to-url file:target.url");
+    assert!(replayed.code == 0 && replayed.stdout.contains("sqlite:other.db"), "{replayed:?}");
+
+    std::fs::write(place.path().join("two.url"), "redis://:hunter2@h\nredis://:hunter2@i\n")
+        .unwrap();
+    std::fs::write(place.path().join("long.url"), "hunter2".repeat(20_000)).unwrap();
+    for (url, says) in [
+        ("env:TARGETS", "there is no environment variable TARGETS"),
+        ("env:NONE", "NONE is empty"),
+        ("file:nothing.url", "nothing.url"),
+        ("file:two.url", "two.url is not one line"),
+        ("file:long.url", "long.url is not one line"),
+        ("file:pillarbox.db", "a SQLite file is written sqlite:pillarbox.db"),
+    ] {
+        let lines = [
+            format!("move orders {url} jobs"),
+            format!("dlq replay q-dlq --yes --to-url {url}"),
+            format!("queues --url {url}"),
+        ];
+        for line in lines {
+            let refused = run(&line);
+            assert_eq!(refused.code, 2, "{line}: {refused:?}");
+            assert!(refused.stderr.contains(says), "{line}: {refused:?}");
+            assert!(!refused.stderr.contains("hunter2"), "{line}: {refused:?}");
+        }
+    }
+    // A password that came so is not told either.
+    std::fs::write(place.path().join("secret.url"), "kafka://me:hunter2@host").unwrap();
+    let refused = run("move orders file:secret.url jobs");
+    assert!(refused.code == 2 && !refused.stderr.contains("hunter2"), "{refused:?}");
+}

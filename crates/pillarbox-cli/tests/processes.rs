@@ -199,7 +199,7 @@ fn what_is_logged_has_no_colours_in_a_pipe() {
 }
 
 #[test]
-fn stats_are_watched_until_interrupted() {
+fn stats_are_watched_until_interrupted_and_end_as_all_that_is_interrupted() {
     let place = Place::new().with_orders();
     let mut child = place.start("stats --watch=100ms --json");
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -214,7 +214,7 @@ fn stats_are_watched_until_interrupted() {
     signal(&child, "INT");
     let mut rest = String::new();
     stdout.read_to_string(&mut rest).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 #[test]
@@ -311,4 +311,71 @@ fn an_interrupted_bench_tells_what_it_has_measured() {
     assert_eq!(run.code, 130, "{run:?}");
     assert!(lines(&run.stdout).iter().all(|line| line["calls"].as_u64() > Some(0)), "{run:?}");
     assert_eq!(place.ok("queues"), "");
+}
+
+/// Whoever reads the ids has seen enough; whoever sends has not.
+#[test]
+fn a_closed_output_does_not_cut_a_send_short() {
+    let place = Place::new();
+    let bodies: String = (0..40_000).map(|n| format!("{n}\n")).collect();
+    std::fs::write(place.path().join("bodies.jsonl"), bodies).unwrap();
+    let mut child = place.start("send jobs --file bodies.jsonl");
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    stdout.read_line(&mut first).unwrap();
+    drop(stdout);
+    let run = finish(child);
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{run:?}");
+    assert!(place.ok("stats jobs --json").contains("\"ready\":40000,"));
+
+    // That ids cannot be written for another reason is told, when all is sent.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = place.command(["send", "more", "--file", "bodies.jsonl"]);
+    let run = finish(command.stdout(Stdio::from(full)).spawn().unwrap());
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stderr.contains("cannot write to stdout"), "{run:?}");
+    assert!(run.stderr.contains("40000 messages were sent"), "{run:?}");
+    assert!(place.ok("stats more --json").contains("\"ready\":40000,"));
+}
+
+/// A program that is started without a stdout has /dev/null for one, and so has what is written there.
+#[test]
+fn a_drain_without_an_output_deletes_nothing() {
+    let place = Place::new().with_orders();
+    let before = place.ok("dump orders");
+    let program = env!("CARGO_BIN_EXE_pillarbox");
+    for redirection in [">&-", "> /dev/null"] {
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &format!("exec {program} drain orders {redirection}")]);
+        shell.current_dir(place.path()).stderr(Stdio::piped());
+        let run = finish(shell.spawn().unwrap());
+        assert_eq!(run.code, 2, "{redirection}: {run:?}");
+        assert!(run.stderr.contains("nothing was drained"), "{redirection}: {run:?}");
+        assert!(run.stderr.contains("purge"), "{redirection}: {run:?}");
+        assert_eq!(place.ok("dump orders"), before, "{redirection}");
+    }
+    // To a file that is named, without a stdout.
+    let mut shell = std::process::Command::new("bash");
+    shell.args(["-c", &format!("exec {program} drain orders --output o.jsonl >&-")]);
+    let run = finish(shell.current_dir(place.path()).stderr(Stdio::piped()).spawn().unwrap());
+    assert_eq!(run.code, 0, "{run:?}");
+    let drained = std::fs::read_to_string(place.path().join("o.jsonl")).unwrap();
+    assert_eq!(drained.lines().count(), 2);
+}
+
+#[test]
+fn what_went_wrong_is_told_though_nobody_reads_what_went_well() {
+    let place = Place::new();
+    let bodies: String = (0..1_500).map(|n| format!("{n}\n")).collect();
+    assert_eq!(place.run_with_input("send jobs --file -", bodies).code, 0);
+    let received = lines(&place.ok("receive jobs -n 1500 --json"));
+    let mut args = vec!["ack".to_owned(), "jobs".to_owned(), "--json".to_owned()];
+    args.extend(received.iter().map(|line| line["receipt"].as_str().unwrap().to_owned()));
+    args.push(format!("{}.AAAAAAAAAAAAAAAA", common::id(1)));
+    let mut child = place.command(&args).spawn().unwrap();
+    drop(child.stdout.take());
+    let run = finish(child);
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stderr.contains("no longer valid"), "{run:?}");
+    assert!(place.ok("stats jobs --json").contains("\"in_flight\":0"));
 }

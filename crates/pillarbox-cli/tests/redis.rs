@@ -208,3 +208,66 @@ fn a_queue_that_is_spread_over_a_cluster_is_one_mailbox() {
     assert!(refused.code == 2 && refused.stderr.contains("1000"), "{refused:?}");
     assert_eq!(place.run("--url sqlite:here.db partitions q").stdout, "1 partition\n");
 }
+
+#[test]
+fn a_queue_that_cannot_be_counted_does_not_hide_the_others() {
+    let scene = Scene::new();
+    scene.ok("send orders one");
+    scene.ok("send mail two");
+    scene.ok("send broken three");
+    scene.server.command(&["DEL", "{queue:broken}:pending"]);
+    scene.server.command(&["SET", "{queue:broken}:pending", "a text"]);
+    for (line, others) in [
+        ("stats", vec!["orders", "mail"]),
+        (
+            "stats --json",
+            vec!["\"queue\":\"orders\",\"ready\":1", "\"queue\":\"mail\",\"ready\":1"],
+        ),
+        ("stats broken mail", vec!["mail"]),
+    ] {
+        let run = scene.place.run(&format!("--url {} {line}", scene.url()));
+        assert_eq!(run.code, 1, "{line}: {run:?}");
+        assert!(others.iter().all(|queue| run.stdout.contains(queue)), "{line}: {run:?}");
+        assert!(!run.stdout.contains("broken"), "{line}: {run:?}");
+        assert!(run.stderr.contains("'broken'"), "{line}: {run:?}");
+        assert_eq!(run.stderr.matches("error:").count(), 1, "{line}: {run:?}");
+    }
+    // If none can be counted it is the server, and said once.
+    let port = scene.server.port();
+    drop(scene.server);
+    let run = scene.place.run(&format!("stats a b c --url redis://127.0.0.1:{port}?retry_for=0.2"));
+    assert_eq!((run.code, run.stderr.matches("error:").count()), (1, 1), "{run:?}");
+}
+
+#[test]
+fn dead_letters_that_cannot_be_read_do_not_hide_those_of_other_queues() {
+    let scene = Scene::new();
+    for queue in ["orders-dlq", "broken-dlq"] {
+        scene.ok(&format!("send {queue} one"));
+    }
+    scene.server.command(&["DEL", "{queue:broken-dlq}:pending"]);
+    scene.server.command(&["SET", "{queue:broken-dlq}:pending", "a text"]);
+    let run = scene.place.run(&format!("--url {} dlq stats", scene.url()));
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stdout.contains("orders-dlq") && run.stderr.contains("'broken-dlq'"), "{run:?}");
+}
+
+/// What a server has forgotten, nobody can say to be there.
+#[test]
+fn a_move_says_only_what_it_knows_of_messages_that_the_server_has_lost() {
+    let scene = Scene::new();
+    scene.ok("send orders one");
+    scene.ok("send orders two --delay 1h");
+    let copy = scene.place.url("copy.db");
+    let line = format!("--url {} move orders {copy} orders --follow", scene.url());
+    let child = scene.place.start(&line);
+    common::eventually("the first is moved", || {
+        scene.place.run(&format!("--url {copy} stats --json")).stdout.contains("\"ready\":1")
+    });
+    scene.server.command(&["FLUSHALL"]);
+    common::signal(&child, "INT");
+    let run = common::finish(child);
+    assert_eq!(run.code, 130, "{run:?}");
+    assert!(!run.stderr.contains("nothing is lost"), "{run:?}");
+    assert!(run.stderr.contains("no message was deleted before the destination had it"), "{run:?}");
+}

@@ -24,7 +24,15 @@ struct Terminal {
 
 /// Starts the command in a new terminal.
 fn spawn(place: &Place, line: &str) -> (Box<dyn MasterPty + Send>, Box<dyn Child + Send + Sync>) {
-    let size = PtySize { rows: 30, cols: 110, pixel_width: 0, pixel_height: 0 };
+    spawn_in(place, line, 110)
+}
+
+fn spawn_in(
+    place: &Place,
+    line: &str,
+    columns: u16,
+) -> (Box<dyn MasterPty + Send>, Box<dyn Child + Send + Sync>) {
+    let size = PtySize { rows: 30, cols: columns, pixel_width: 0, pixel_height: 0 };
     let pair = native_pty_system().openpty(size).unwrap();
     let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_pillarbox"));
     command.args(line.split_whitespace());
@@ -38,8 +46,12 @@ fn spawn(place: &Place, line: &str) -> (Box<dyn MasterPty + Send>, Box<dyn Child
 
 impl Terminal {
     fn start(place: &Place, line: &str) -> Self {
-        let (pty, child) = spawn(place, line);
-        let screen = Arc::new(Mutex::new(vt100::Parser::new(30, 110, 0)));
+        Self::start_in(place, line, 110)
+    }
+
+    fn start_in(place: &Place, line: &str, columns: u16) -> Self {
+        let (pty, child) = spawn_in(place, line, columns);
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(30, columns, 0)));
         let mut output = pty.try_clone_reader().unwrap();
         let shared = screen.clone();
         let reader = std::thread::spawn(move || {
@@ -173,6 +185,17 @@ fn top_says_what_went_wrong_and_goes_on() {
     top.until("all well", |text| text.contains("Enter look into"));
     top.press("\x03");
     assert_eq!(top.end(), (0, true));
+}
+
+#[test]
+fn top_that_is_told_to_end_by_a_signal_gives_the_terminal_back() {
+    let place = Place::new().with_orders();
+    let top = Terminal::start(&place, "top");
+    top.until("counts", |text| text.contains("orders"));
+    let line = format!("kill -TERM {}", top.child.process_id().unwrap());
+    let kill = std::process::Command::new("bash").args(["-c", &line]).status();
+    assert!(kill.unwrap().success());
+    assert_eq!(top.end(), (130, true));
 }
 
 /// Nobody reads the terminal here: a reader would keep it open.
@@ -335,4 +358,90 @@ fn colour_is_for_terminals() {
     assert_eq!(stats.end().0, 0);
     assert!(!place.ok("stats").contains('\x1b'));
     assert!(!place.run("stats --url sqlite:nothing.db").stderr.contains('\x1b'));
+}
+
+#[test]
+fn nothing_is_on_the_terminal_but_what_a_command_says() {
+    let place = Place::new().with_orders();
+    for (line, first) in [
+        ("queues", "orders"),
+        ("stats", "QUEUE   READY"),
+        ("send mail x --id 0197b3a2-5f3c-7c1e-9d53-000000000001", "0197b3a2-5f3c-7c1e"),
+        ("receive nothing", "note: nothing received"),
+        ("-v queues", "INFO opened"),
+    ] {
+        let terminal = Terminal::start(&place, line);
+        let screen = terminal.until("what it says", |text| text.contains(first));
+        assert!(screen.trim_start().starts_with(first), "{line}: {screen}");
+        terminal.end();
+    }
+}
+
+/// With colours it would need a feature that may not be built in, and say so, first of all.
+#[test]
+fn what_is_logged_has_no_colours() {
+    let place = Place::new().with_orders();
+    let terminal = Terminal::start(&place, "-v queues");
+    terminal.until("the log", |text| text.contains("INFO opened"));
+    {
+        let parser = terminal.screen.lock().unwrap();
+        let cell = (0..10).map(|column| parser.screen().cell(0, column).unwrap().clone());
+        let coloured = cell.filter(|cell| cell.fgcolor() != vt100::Color::Default || cell.dim());
+        assert_eq!(coloured.count(), 0, "{}", parser.screen().contents());
+    }
+    assert_eq!(terminal.end().0, 0);
+}
+
+#[test]
+fn what_a_message_holds_cannot_change_the_terminal() {
+    let place = Place::new();
+    // As JSON allows it: it is one character, and begins what ESC [ begins.
+    place.run_with_input("send orders -", "\"\u{9b}2J\u{7f}\u{202e}\"");
+    let terminal = Terminal::start(&place, "peek orders --json");
+    let screen = terminal.until("the body", |text| text.contains("\"body\":"));
+    assert!(screen.replace('\n', "").contains(r#""body":"\u009b2J\u007f\u202e"}"#), "{screen}");
+    assert_eq!(terminal.end().0, 0);
+    // In a pipe it is what it is.
+    assert!(place.ok("peek orders --json").contains("\"body\":\"\u{9b}2J\u{7f}\u{202e}\""));
+}
+
+#[test]
+fn top_shows_whole_columns_and_counts_first_in_a_narrow_terminal() {
+    let place = Place::new().with_orders();
+    place.ok("receive orders --visibility 12h");
+    for (columns, headings) in [
+        (80, "QUEUE ▾ READY IN FLIGHT DELAYED OLDEST IN/S OUT/S DEPTH"),
+        (66, "QUEUE ▾ READY IN FLIGHT DELAYED OLDEST IN/S OUT/S"),
+        (40, "QUEUE ▾ READY IN FLIGHT DELAYED"),
+        (20, "QUEUE ▾ READY"),
+    ] {
+        let mut top = Terminal::start_in(&place, "top --interval 100ms", columns);
+        let screen = top.until("counts", |text| text.contains("orders"));
+        let heading = screen.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
+        assert_eq!(heading.join(" "), headings, "{columns}: {screen}");
+        let counts =
+            if columns == 20 { vec!["orders", "1"] } else { vec!["orders", "1", "1", "1"] };
+        assert_eq!(row(&screen, "orders")[..counts.len()], counts, "{columns}: {screen}");
+        top.press("\r");
+        let screen = top.until("messages", |text| text.contains("STATE"));
+        let heading = screen.lines().nth(2).unwrap();
+        let headings: Vec<_> = heading.trim_matches(['│', ' ']).split_whitespace().collect();
+        let whole = ["STATE", "ID", "DELIVERIES", "SENT", "SIZE", "BODY"];
+        assert!(headings.iter().all(|word| whole.contains(word)), "{columns}: {heading}");
+        assert!(columns < 40 || headings.contains(&"BODY"), "{columns}: {heading}");
+        top.press("q");
+        assert_eq!(top.end(), (0, true));
+    }
+}
+
+#[test]
+fn watched_stats_are_under_a_heading_until_interrupted() {
+    let place = Place::new().with_orders();
+    let mut stats = Terminal::start(&place, "stats --watch=100ms");
+    let screen = stats.until("counts", |text| text.contains("orders"));
+    let lines: Vec<_> = screen.lines().map(str::trim_end).collect();
+    assert_eq!(lines[..2], ["sqlite:pillarbox.db, every 100ms", ""], "{screen}");
+    assert!(lines[2].starts_with("QUEUE"), "{screen}");
+    stats.press("\x03");
+    assert_eq!(stats.end().0, 130);
 }

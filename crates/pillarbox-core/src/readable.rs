@@ -12,9 +12,10 @@ use serde_json::value::RawValue;
 pub enum BodyEncoding {
     /// The value that it is.
     Json,
-    /// A string.
+    /// A string; also for JSON that is nested deeper than [`ReadableBody::MAX_DEPTH`].
     Text,
-    /// A string of base64, for bytes that are no UTF-8.
+    /// A string of base64, for bytes that are no UTF-8 and for JSON with half of a surrogate pair in it, such as
+    /// `"\ud800"`.
     Base64,
 }
 
@@ -38,6 +39,10 @@ pub struct ReadableBody {
 }
 
 impl ReadableBody {
+    /// The deepest nesting of arrays and objects that is given as JSON. Readers of JSON have limits (this crate's
+    /// reads 127 levels, others read 256 or 1,000), and a body is written within other objects.
+    pub const MAX_DEPTH: usize = 100;
+
     /// A body that comes back to the byte: JSON that would not, for the white space around it, is given as
     /// text.
     pub fn exact(body: &[u8]) -> Self {
@@ -51,14 +56,21 @@ impl ReadableBody {
     }
 
     fn new(body: &[u8], is_good: impl Fn(&str, &str) -> bool) -> Self {
-        let Ok(text) = std::str::from_utf8(body) else {
-            return Self { encoding: BodyEncoding::Base64, value: string(&BASE64.encode(body)) };
-        };
-        match json_on_one_line(text) {
+        let base64 =
+            || Self { encoding: BodyEncoding::Base64, value: string(&BASE64.encode(body)) };
+        let Ok(text) = std::str::from_utf8(body) else { return base64() };
+        let text_value = || Self { encoding: BodyEncoding::Text, value: string(text) };
+        let Ok(json) = serde_json::from_str::<&RawValue>(text) else { return text_value() };
+        match obstacle(json.get()) {
+            Some(Obstacle::HalfCharacter) => return base64(),
+            Some(Obstacle::Depth) => return text_value(),
+            None => {}
+        }
+        match on_one_line(json) {
             Some(value) if is_good(value.get(), text) => {
                 Self { encoding: BodyEncoding::Json, value }
             }
-            _ => Self { encoding: BodyEncoding::Text, value: string(text) },
+            _ => text_value(),
         }
     }
 
@@ -85,16 +97,68 @@ impl ReadableBody {
     }
 }
 
-/// The text as JSON, if it is any, character by character but for white space around it and line
-/// breaks in it.
-fn json_on_one_line(text: &str) -> Option<Box<RawValue>> {
-    let json: &RawValue = serde_json::from_str(text).ok()?;
+/// JSON, character by character but for line breaks in it.
+fn on_one_line(json: &RawValue) -> Option<Box<RawValue>> {
     if json.get().contains(['\n', '\r']) {
         // Not within a string, where JSON has them escaped.
         RawValue::from_string(json.get().replace(['\n', '\r'], " ")).ok()
     } else {
         Some(json.to_owned())
     }
+}
+
+/// Why readers of JSON refuse what its grammar allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Obstacle {
+    /// It is nested too deeply.
+    Depth,
+    /// An escape in it is half of a surrogate pair, which no text in UTF-8 can hold.
+    HalfCharacter,
+}
+
+/// Looks for what readers refuse in what is JSON by its grammar.
+fn obstacle(json: &str) -> Option<Obstacle> {
+    let bytes = json.as_bytes();
+    let (mut place, mut depth, mut is_text, mut is_deep) = (0, 0_usize, false, false);
+    while let Some(byte) = bytes.get(place) {
+        place += 1;
+        match (is_text, byte) {
+            (_, b'"') => is_text = !is_text,
+            (true, b'\\') => {
+                place += 1;
+                let unit = match bytes.get(place - 1) {
+                    Some(b'u') => utf16_unit(bytes, place),
+                    _ => continue,
+                };
+                place += 4;
+                match unit {
+                    Some(0xD800..=0xDBFF) => {
+                        let is_escape = bytes.get(place..place + 2) == Some(br"\u");
+                        let low = if is_escape { utf16_unit(bytes, place + 2) } else { None };
+                        if !matches!(low, Some(0xDC00..=0xDFFF)) {
+                            return Some(Obstacle::HalfCharacter);
+                        }
+                        place += 6;
+                    }
+                    Some(0xDC00..=0xDFFF) => return Some(Obstacle::HalfCharacter),
+                    _ => {}
+                }
+            }
+            (false, b'[' | b'{') => {
+                depth += 1;
+                is_deep |= depth > ReadableBody::MAX_DEPTH;
+            }
+            (false, b']' | b'}') => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    is_deep.then_some(Obstacle::Depth)
+}
+
+/// The four hexadecimal digits from a place on.
+fn utf16_unit(bytes: &[u8], place: usize) -> Option<u16> {
+    let digits = std::str::from_utf8(bytes.get(place..place + 4)?).ok()?;
+    u16::from_str_radix(digits, 16).ok()
 }
 
 fn string(text: &str) -> Box<RawValue> {
@@ -117,10 +181,46 @@ mod tests {
             (b"", BodyEncoding::Text, "\"\""),
             (b"{\"n\": 1} x", BodyEncoding::Text, "\"{\\\"n\\\": 1} x\""),
             (b"\xff\xfe", BodyEncoding::Base64, "\"//4=\""),
+            (br#""\ud83d\uDE00 \u0041""#, BodyEncoding::Json, r#""\ud83d\uDE00 \u0041""#),
+            (br#""\\ud800""#, BodyEncoding::Json, r#""\\ud800""#),
+            (br#""\ud800""#, BodyEncoding::Base64, "\"Ilx1ZDgwMCI=\""),
         ] {
             let readable = ReadableBody::convenient(body);
             assert_eq!((readable.encoding, readable.value.get()), (encoding, value));
         }
+    }
+
+    #[test]
+    fn json_that_other_readers_refuse_is_not_given_as_json() {
+        for half in [
+            r#""\udc00""#,
+            r#""\ud800x""#,
+            r#""\ud800\n""#,
+            r#""\ud800\ud800""#,
+            r#"{"\uDBFF": 1}"#,
+            r#"[["x", "\\\ud800\u0041"]]"#,
+        ] {
+            assert!(serde_json::from_str::<serde_json::Value>(half).is_err(), "{half}");
+            for readable in
+                [ReadableBody::exact, ReadableBody::convenient].map(|f| f(half.as_bytes()))
+            {
+                assert_eq!(readable.encoding, BodyEncoding::Base64, "{half}");
+                assert_eq!(readable.bytes().unwrap(), half.as_bytes());
+            }
+        }
+        let nested = |depth| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        for (depth, encoding) in [
+            (ReadableBody::MAX_DEPTH, BodyEncoding::Json),
+            (ReadableBody::MAX_DEPTH + 1, BodyEncoding::Text),
+            (200_000, BodyEncoding::Text),
+        ] {
+            let body = nested(depth);
+            let readable = ReadableBody::exact(body.as_bytes());
+            assert_eq!((readable.encoding, readable.bytes().unwrap() == body), (encoding, true));
+        }
+        // Brackets of a text nest nothing, and what is closed is not nested.
+        let flat = format!("[{:?}, {}0]", "[".repeat(1000), "[[]],".repeat(1000));
+        assert_eq!(ReadableBody::exact(flat.as_bytes()).encoding, BodyEncoding::Json);
     }
 
     #[test]

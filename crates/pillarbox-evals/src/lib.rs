@@ -48,6 +48,6 @@ pub use report::{
     Tally,
 };
 pub use result::{EvalResult, Status};
-pub use run::{Again, EvalRun, Progress, ScoredBy};
+pub use run::{Again, EvalRun, FilePermissions, Progress, ScoredBy};
 pub use score::{IntoScore, Score};
 pub use submit::{Submitted, submit_dataset, submit_experiments, submit_inputs};

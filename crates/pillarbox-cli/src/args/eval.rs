@@ -10,7 +10,7 @@ use pillarbox::QueueName;
 use pillarbox::evals::{Again, Experiment};
 use serde_json::Value;
 
-use super::duration;
+use super::{Permissions, duration};
 
 #[derive(Debug, Args)]
 pub(crate) struct Eval {
@@ -56,6 +56,9 @@ pub(crate) struct EvalSubmit {
     /// Send samples once more that were sent before.
     #[arg(long, value_name = "WHICH")]
     pub(crate) again: Option<WhichAgain>,
+    /// Who may read the files of a new run.
+    #[arg(long, value_name = "WHOM", default_value = "private")]
+    pub(crate) permissions: Permissions,
 }
 
 /// Which samples are sent once more.
@@ -109,6 +112,9 @@ pub(crate) struct EvalReport {
     /// Write it to this file, rather than to stdout.
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) output: Option<PathBuf>,
+    /// Who may read the file, if it is new.
+    #[arg(long, value_name = "WHOM", default_value = "private")]
+    pub(crate) permissions: Permissions,
     #[command(flatten)]
     pub(crate) limits: Limits,
 }

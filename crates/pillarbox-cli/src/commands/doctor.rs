@@ -89,13 +89,15 @@ fn show_lines(context: &mut Context, diagnosis: &Diagnosis) -> Result<()> {
 fn show(context: &mut Context, diagnosis: &Diagnosis) -> Result<()> {
     let style = context.out.style();
     let url = context.url();
-    context.out.line(&style.heading(&url.to_string()))?;
+    context.out.parts(&[style.heading(url.to_string())])?;
     let width = diagnosis.facts.iter().map(|fact| fact.name.len()).max().unwrap_or(0);
     for fact in &diagnosis.facts {
-        let name = style.faint(&format!("{:width$}", fact.name));
-        context.out.line(&format!("  {name}  {}", fact.value))?;
+        let name = style.faint(format!("{:width$}", fact.name));
+        context.out.parts(&["  ".into(), name, format!("  {}", fact.value).into()])?;
     }
-    context.out.line(&format!("\n{} {}\n", style.heading("Promise:"), diagnosis.promise))?;
+    context.out.line("")?;
+    context.out.parts(&[style.heading("Promise:"), format!(" {}", diagnosis.promise).into()])?;
+    context.out.line("")?;
     for finding in &diagnosis.findings {
         let mark = match (finding.repair, finding.severity) {
             (Repair::Done, _) => style.good("repaired"),
@@ -107,13 +109,13 @@ fn show(context: &mut Context, diagnosis: &Diagnosis) -> Result<()> {
             Repair::Possible => "`pillarbox doctor --fix` repairs it".to_owned(),
             Repair::Manual => finding.advice.clone(),
         };
-        context.out.line(&format!("{mark}  {}", finding.text))?;
+        context.out.parts(&[mark, format!("  {}", finding.text).into()])?;
         if !advice.is_empty() {
             context.out.line(&format!("          {advice}"))?;
         }
     }
     if diagnosis.findings.is_empty() {
-        context.out.line(&style.good("Nothing is wrong."))?;
+        context.out.parts(&[style.good("Nothing is wrong.")])?;
     }
     Ok(())
 }

@@ -31,6 +31,12 @@ async fn drain(
     args: &args::Drain,
 ) -> Result<()> {
     let queue = backend.queue(&args.queue, QueueOptions::new())?;
+    context.write_to(&args.file)?;
+    if context.out.is_discarded() {
+        let text = "what is drained would be gone, for stdout is closed or /dev/null: nothing was drained. \
+                    Say where to by --output FILE; `pillarbox purge` deletes messages";
+        return Err(Failure::Usage(text.to_owned()));
+    }
     let progress = context.out.progress(queue.counts().await?.ready, "messages");
     let mut pace = Pace::new(queue.capabilities().max_receive.min(queue.capabilities().max_batch));
     let mut emptiness = Emptiness::new(queue.capabilities());

@@ -19,6 +19,7 @@ const MAX_PASSES: u32 = 20;
 pub(crate) async fn run(context: &mut Context, args: args::Dump) -> Result<()> {
     using(context.open_existing().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
+        context.write_to(&args.file)?;
         let total = queue.counts().await?.total();
         if total == 0 {
             context.note_if_unknown(backend, &args.queue).await?;

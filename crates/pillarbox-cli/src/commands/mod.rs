@@ -29,6 +29,7 @@ use pillarbox::Mailboxes;
 use crate::args::Command;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::output::text;
 
 pub(crate) async fn run(context: &mut Context, command: Command) -> Result<()> {
     match command {
@@ -81,7 +82,7 @@ fn must_be_there(whether_to: &str) -> Result<()> {
 fn want(question: &str) -> Result<bool> {
     let ask = || -> io::Result<String> {
         let mut stderr = io::stderr();
-        write!(stderr, "{question} [y/N] ")?;
+        write!(stderr, "{} [y/N] ", text::printable(question))?;
         stderr.flush()?;
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer)?;

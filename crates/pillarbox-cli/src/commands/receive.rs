@@ -91,15 +91,15 @@ fn print_one(out: &mut Out, queue: &QueueName, delivery: &Delivery) -> Result<()
 fn describe(out: &mut Out, delivery: &Delivery) -> Result<()> {
     let message = &delivery.message;
     let style = out.style();
-    out.line(&format!(
-        "{}  delivery {}, sent {}, {}",
-        style.heading(&message.id.to_string()),
+    let about = format!(
+        "  delivery {}, sent {}, {}",
         message.delivery_count,
         time::ago(message.enqueued_at, Timestamp::now()),
         text::bytes(message.body.len() as u64),
-    ))?;
+    );
+    out.parts(&[style.heading(message.id.to_string()), about.into()])?;
     let mut field = |name: &str, value: &str| {
-        out.line(&format!("  {}  {}", style.faint(&format!("{name:<8}")), text::printable(value)))
+        out.parts(&["  ".into(), style.faint(format!("{name:<8}")), format!("  {value}").into()])
     };
     field("receipt", &delivery.receipt.to_string())?;
     if let Some(reply_to) = &message.reply_to {

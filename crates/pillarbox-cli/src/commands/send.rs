@@ -103,26 +103,45 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
         })?;
         let progress = context.out.progress(lines.total(), "messages");
         let mut sent = 0;
-        loop {
+        // That nobody reads the ids any more is no reason to send less.
+        let mut reported = Ok(());
+        let failure = loop {
             let batch = match lines.next_batch(queue.capabilities().max_batch, &interrupt).await {
                 Ok(Some(batch)) => batch,
-                Ok(None) => return Ok(()),
-                Err(failure) => {
-                    context.out.note(&format!("{sent} messages were sent, whose ids are printed"));
-                    return Err(failure);
-                }
+                Ok(None) => break None,
+                Err(failure) => break Some(failure),
             };
             let (stored, failure) = send_batch(&queue, batch).await;
             sent += stored.len();
-            for id in stored {
-                report(context, &args.queue, id)?;
-                progress.add(1);
+            progress.add(stored.len() as u64);
+            if reported.is_ok() {
+                reported = stored
+                    .into_iter()
+                    .try_for_each(|id| report(context, &args.queue, id))
+                    .and_then(|()| context.out.flush());
             }
-            context.out.flush()?;
             if let Some(error) = failure {
-                return Err(Failure::Other(format!(
-                    "{error}\n{sent} messages were sent, whose ids are printed"
-                )));
+                break Some(error.into());
+            }
+        };
+        drop(progress);
+        let ids = if reported.is_ok() { "whose" } else { "not all of whose" };
+        let so_far = format!("{sent} messages were sent, {ids} ids are printed");
+        match (failure, reported) {
+            (None, Ok(())) => Ok(()),
+            (None, Err(Failure::Output(error))) if error.kind() == io::ErrorKind::BrokenPipe => {
+                Err(Failure::Output(error))
+            }
+            (None, Err(failure)) => {
+                context.out.note(&so_far);
+                Err(failure)
+            }
+            (Some(Failure::Pillarbox(error)), _) => {
+                Err(Failure::Other(format!("{error}\n{so_far}")))
+            }
+            (Some(failure), _) => {
+                context.out.note(&so_far);
+                Err(failure)
             }
         }
     })

@@ -40,10 +40,13 @@ async fn run(context: &mut Context, name: &QueueName, settles: Vec<Settle>) -> R
     using(context.open_existing().await?, async |backend| {
         let queue = backend.queue(name, QueueOptions::new())?;
         let results = settle(&queue, settles.clone()).await?;
-        let mut failure = None;
+        let (mut failure, mut reported) = (None, Ok(()));
         for (settle, result) in settles.iter().zip(results) {
             match result {
-                Ok(()) => report(&mut context.out, name, settle)?,
+                // What went wrong is told even if nobody reads what went well.
+                Ok(()) => {
+                    reported = reported.and_then(|()| report(&mut context.out, name, settle));
+                }
                 Err(error) if settles.len() == 1 => return Err(error.into()),
                 Err(error) => {
                     context.out.error(&error.to_string());
@@ -51,7 +54,7 @@ async fn run(context: &mut Context, name: &QueueName, settles: Vec<Settle>) -> R
                 }
             }
         }
-        failure.map_or(Ok(()), Err)
+        failure.map_or(reported, Err)
     })
     .await
 }

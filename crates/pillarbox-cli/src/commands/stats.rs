@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pillarbox::{Counts, Mailboxes, QueueName, QueueOptions};
+use pillarbox::{Counts, Error, Mailboxes, QueueName, QueueOptions};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
@@ -33,30 +33,50 @@ pub(crate) async fn run(context: &mut Context, args: args::Stats) -> Result<()> 
     }
     using(context.open_existing().await?, async |backend| {
         let Some(every) = args.watch else {
-            let counted = count(backend, &args.queues).await?;
-            for (queue, counts) in &counted {
+            let Counted { counts, failed } = count(backend, &args.queues).await?;
+            for (queue, counts) in &counts {
                 if counts.total() == 0 && args.queues.contains(queue) {
                     context.note_if_unknown(backend, queue).await?;
                 }
             }
-            return show(context, &counted);
+            if !counts.is_empty() || failed.is_empty() {
+                show(context, &counts)?;
+                context.out.flush()?;
+            }
+            complain(context, &failed);
+            return if failed.is_empty() { Ok(()) } else { Err(Failure::Reported) };
         };
         let interrupt = Interrupt::listen()?;
         let mut ticks = tokio::time::interval(every.max(Duration::from_millis(50)));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        while interrupt.or(ticks.tick()).await.is_ok() {
-            let counted = count(backend, &args.queues).await?;
+        loop {
+            interrupt.or(ticks.tick()).await?;
+            let counted = interrupt.or(count(backend, &args.queues)).await??;
+            let Counted { counts, failed } = counted.any()?;
             if context.out.is_terminal() && !context.out.is_json() {
                 // To the top left, and nothing below.
                 context.out.bytes(b"\x1b[H\x1b[2J\x1b[3J")?;
-                context.out.line(&format!("{}, every {}\n", context.url(), time::show(every)))?;
+                context.out.line(&format!("{}, every {}", context.url(), time::show(every)))?;
+                context.out.line("")?;
             }
-            show(context, &counted)?;
+            show(context, &counts)?;
             context.out.flush()?;
+            complain(context, &failed);
         }
-        Ok(())
     })
     .await
+}
+
+/// Says which queues could not be counted, and why.
+fn complain(context: &Context, failed: &[(QueueName, Error)]) {
+    const ENOUGH: usize = 10;
+    for (_, error) in failed.iter().take(ENOUGH) {
+        context.out.error(&error.to_string());
+    }
+    if failed.len() > ENOUGH {
+        let more = failed.len() - ENOUGH;
+        context.out.error(&format!("and {more} more queues could not be counted"));
+    }
 }
 
 fn show(context: &mut Context, counted: &[(QueueName, Counts)]) -> Result<()> {
@@ -94,13 +114,26 @@ fn seconds(duration: Duration) -> f64 {
     duration.as_millis() as f64 / 1e3
 }
 
-/// Counts the messages of the named queues, or of all there are.
-pub(crate) async fn count(
-    backend: &Mailboxes,
-    names: &[QueueName],
-) -> Result<Vec<(QueueName, Counts)>> {
+/// Queues that were counted, and those that could not be.
+pub(crate) struct Counted {
+    pub(crate) counts: Vec<(QueueName, Counts)>,
+    pub(crate) failed: Vec<(QueueName, Error)>,
+}
+
+impl Counted {
+    /// The same, or what went wrong if nothing could be counted: it may be the backend then, and not a queue.
+    pub(crate) fn any(mut self) -> Result<Self> {
+        if self.counts.is_empty() && !self.failed.is_empty() {
+            return Err(self.failed.swap_remove(0).1.into());
+        }
+        Ok(self)
+    }
+}
+
+/// Counts the messages of the named queues, or of all there are. One that cannot be counted does not keep the others from it.
+pub(crate) async fn count(backend: &Mailboxes, names: &[QueueName]) -> Result<Counted> {
     let names = if names.is_empty() { backend.queues().await? } else { names.to_vec() };
-    let mut counted = Vec::with_capacity(names.len());
+    let (mut counts, mut failed) = (Vec::with_capacity(names.len()), Vec::new());
     let mut asked = JoinSet::new();
     let mut waiting = names.into_iter();
     loop {
@@ -108,16 +141,19 @@ pub(crate) async fn count(
             && let Some(name) = waiting.next()
         {
             let queue = backend.queue(&name, QueueOptions::new())?;
-            asked.spawn(async move { queue.counts().await.map(|counts| (name, counts)) });
+            asked.spawn(async move { (name, queue.counts().await) });
         }
         match asked.join_next().await {
-            Some(Ok(answer)) => counted.push(answer?),
+            Some(Ok((name, Ok(counted)))) => counts.push((name, counted)),
+            Some(Ok((name, Err(error)))) => failed.push((name, error)),
             // It neither panics nor is it cancelled.
             Some(Err(_)) => {}
             None => break,
         }
     }
-    counted.sort_by(|(one, _), (other, _)| one.cmp(other));
-    counted.dedup_by(|(one, _), (other, _)| one == other);
-    Ok(counted)
+    counts.sort_by(|(one, _), (other, _)| one.cmp(other));
+    counts.dedup_by(|(one, _), (other, _)| one == other);
+    failed.sort_by(|(one, _), (other, _)| one.cmp(other));
+    failed.dedup_by(|(one, _), (other, _)| one == other);
+    Ok(Counted { counts, failed })
 }

@@ -115,7 +115,9 @@ async fn transfer(
         Ok(()) if mover.refused.is_empty() && mover.duplicates() == 0 => Ok(()),
         Ok(()) => Err(Failure::Reported),
         Err(failure) => {
-            context.out.note("nothing is lost; run the same command again to go on");
+            context.out.note(
+                "no message was deleted before the destination had it; run the same command again to go on",
+            );
             Err(failure)
         }
     }

@@ -3,12 +3,21 @@
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// Lays out over lines what is known to be JSON. Numbers and texts stay as they are, digit by digit.
-pub(crate) fn pretty(json: &str) -> String {
-    let mut out = String::with_capacity(json.len() * 2);
+use pillarbox::ReadableBody;
+
+/// What is longer when it is laid out is not read by anybody.
+const LONGEST: usize = 16 << 20;
+
+/// Lays out over lines what is known to be JSON. Numbers and texts stay as they are, digit by digit. `None` where it
+/// is nested too deeply, or would be too long: each line of what is deep begins with its depth.
+pub(crate) fn pretty(json: &str) -> Option<String> {
+    let mut out = String::with_capacity(json.len().min(LONGEST));
     let mut depth: usize = 0;
     let mut chars = json.chars().peekable();
     while let Some(c) = chars.next() {
+        if depth > ReadableBody::MAX_DEPTH || out.len() > LONGEST {
+            return None;
+        }
         match c {
             '"' => copy_text(&mut chars, &mut out),
             '{' | '[' => {
@@ -36,7 +45,7 @@ pub(crate) fn pretty(json: &str) -> String {
             _ => out.push(c),
         }
     }
-    out
+    Some(out)
 }
 
 /// Copies a text whose first quote was read, to its last.
@@ -65,10 +74,23 @@ mod tests {
     fn json_is_laid_out_and_nothing_else_changes() {
         let text = "{\"a\" : 1.10,\"b\":[ ], \"c\":[1,{\"d\":\"x, {\\\"y\\\\\"}],\"e\":{}}";
         assert_eq!(
-            pretty(text),
+            pretty(text).unwrap(),
             "{\n  \"a\": 1.10,\n  \"b\": [],\n  \"c\": [\n    1,\n    {\n      \
              \"d\": \"x, {\\\"y\\\\\"\n    }\n  ],\n  \"e\": {}\n}"
         );
-        assert_eq!([pretty(" 7 "), pretty("\" a \"")], ["7", "\" a \""]);
+        assert_eq!([pretty(" 7 "), pretty("\" a \"")].map(Option::unwrap), ["7", "\" a \""]);
+    }
+
+    #[test]
+    fn what_would_be_too_deep_or_too_long_is_not_laid_out() {
+        let nested = |depth: usize, items: usize| {
+            let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+            format!("{open}{}0{close}", "0,".repeat(items))
+        };
+        assert!(pretty(&nested(ReadableBody::MAX_DEPTH, 10)).is_some());
+        assert_eq!(pretty(&nested(ReadableBody::MAX_DEPTH + 1, 0)), None);
+        assert_eq!(pretty(&nested(1_000_000, 0)), None);
+        assert!(pretty(&nested(1, 1_000_000)).is_some());
+        assert_eq!(pretty(&nested(ReadableBody::MAX_DEPTH, 1_000_000)), None);
     }
 }

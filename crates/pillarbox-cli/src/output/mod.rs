@@ -1,35 +1,82 @@
 //! What people and scripts read.
+//!
+//! What is not ours (messages, names, the texts of servers) may hold control characters. All that people read is
+//! written by what is here, and has none of them: `text::printable`.
 
+pub(crate) mod file;
 pub(crate) mod json;
+mod log;
 mod progress;
 mod style;
 mod table;
 pub(crate) mod text;
 pub(crate) mod time;
 
+pub(crate) use log::Log;
 pub(crate) use progress::Progress;
-pub(crate) use style::Style;
+pub(crate) use style::{Part, Style};
 pub(crate) use table::Table;
 
+use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::args::Permissions;
 use crate::failure::{Failure, Result};
 
 /// Where a command writes: results to stdout, everything else to stderr.
 #[derive(Debug)]
 pub(crate) struct Out {
-    stdout: BufWriter<Stdout>,
+    results: BufWriter<Sink>,
+    /// The file that results go to, if one was named.
+    path: Option<PathBuf>,
     json: bool,
     terminal: bool,
+}
+
+/// Where results go.
+#[derive(Debug)]
+enum Sink {
+    Stdout(Stdout),
+    File(File),
 }
 
 impl Out {
     pub(crate) fn new(json: bool) -> Self {
         let stdout = io::stdout();
         let terminal = stdout.is_terminal();
-        Self { stdout: BufWriter::with_capacity(64 << 10, stdout), json, terminal }
+        Self { results: buffered(Sink::Stdout(stdout)), path: None, json, terminal }
+    }
+
+    /// Has results written to a new file, rather than to stdout.
+    pub(crate) fn write_to(&mut self, path: &Path, permissions: Permissions) -> Result<()> {
+        let file = file::create(path, permissions).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Failure::Other(format!(
+                "{} is there already, and is not written over: say another name, or remove it",
+                path.display()
+            )),
+            _ => Failure::Other(format!("cannot make {}: {error}", path.display())),
+        })?;
+        self.results = buffered(Sink::File(file));
+        self.path = Some(path.to_owned());
+        self.terminal = false;
+        Ok(())
+    }
+
+    /// Whether what is written goes nowhere. A process that was started without a stdout has /dev/null for one.
+    pub(crate) fn is_discarded(&self) -> bool {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::{FileTypeExt, MetadataExt};
+            let nowhere = std::fs::metadata("/dev/null");
+            let here = self.results.get_ref().file().and_then(|file| file.metadata());
+            matches!((here, nowhere), (Ok(here), Ok(nowhere))
+                if here.file_type().is_char_device() && here.rdev() == nowhere.rdev())
+        }
+        #[cfg(not(unix))]
+        false
     }
 
     /// Whether a script reads it.
@@ -55,57 +102,67 @@ impl Out {
 
     /// Writes a line for people, or for whoever reads lines.
     pub(crate) fn line(&mut self, line: &str) -> Result<()> {
-        writeln!(self.stdout, "{line}").map_err(Failure::Output)
+        self.parts(&[line.into()])
     }
 
-    /// Writes a line of JSON.
+    /// Writes a line of which parts are marked.
+    pub(crate) fn parts(&mut self, parts: &[Part]) -> Result<()> {
+        let written = parts.iter().try_for_each(|part| write!(self.results, "{part}"));
+        written.and_then(|()| self.results.write_all(b"\n")).map_err(|error| self.failed(error))
+    }
+
+    /// Writes several lines for people.
+    pub(crate) fn text(&mut self, text: &str) -> Result<()> {
+        text.lines().try_for_each(|line| self.line(line))
+    }
+
+    /// Writes a value as a line of JSON.
     pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<()> {
-        serde_json::to_writer(&mut self.stdout, value)
-            .map_err(io::Error::from)
-            .and_then(|()| self.stdout.write_all(b"\n"))
-            .map_err(Failure::Output)
+        let line = serde_json::to_string(value).map_err(|error| self.failed(error.into()))?;
+        self.json_line(&line)
+    }
+
+    /// Writes a line that is JSON.
+    pub(crate) fn json_line(&mut self, line: &str) -> Result<()> {
+        // Scripts get every character as it is.
+        let line = if self.terminal { text::printable_json(line) } else { line.into() };
+        self.bytes(line.as_bytes())?;
+        self.bytes(b"\n")
     }
 
     /// Writes bytes as they are.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stdout.write_all(bytes).map_err(Failure::Output)
+        self.results.write_all(bytes).map_err(|error| self.failed(error))
     }
 
     pub(crate) fn table(&mut self, table: &Table) -> Result<()> {
         let text = table.render(self.width(), self.style());
-        self.stdout.write_all(text.as_bytes()).map_err(Failure::Output)
+        self.bytes(text.as_bytes())
     }
 
     /// Sees to it that what was written has left the process.
     pub(crate) fn flush(&mut self) -> Result<()> {
-        self.stdout.flush().map_err(Failure::Output)
+        self.results.flush().map_err(|error| self.failed(error))
     }
 
-    /// Sees to it that what was written is on the disk, where stdout is a file.
+    /// Sees to it that what was written is on the disk, where it goes to a file.
     pub(crate) fn keep(&mut self) -> Result<()> {
         self.flush()?;
-        #[cfg(unix)]
-        {
-            use std::os::fd::AsFd;
-            let stdout = self.stdout.get_ref().as_fd().try_clone_to_owned();
-            let stdout = std::fs::File::from(stdout.map_err(Failure::Output)?);
-            if stdout.metadata().is_ok_and(|stdout| stdout.is_file()) {
-                stdout.sync_data().map_err(Failure::Output)?;
-            }
-        }
-        Ok(())
+        let kept = self.results.get_ref().file().and_then(|file| {
+            let is_file = file.metadata().is_ok_and(|file| file.is_file());
+            if is_file { file.sync_data() } else { Ok(()) }
+        });
+        kept.map_err(|error| self.failed(error))
     }
 
     /// Says on stderr what went wrong.
     pub(crate) fn error(&self, text: &str) {
-        let style = Style::on_terminal(io::stderr().is_terminal());
-        say(&format!("{} {text}", style.bad("error:")));
+        say(&Style::on_terminal(io::stderr().is_terminal()).bad("error:"), text);
     }
 
     /// Says on stderr what is good to know.
     pub(crate) fn note(&self, text: &str) {
-        let style = Style::on_terminal(io::stderr().is_terminal());
-        say(&format!("{} {text}", style.faint("note:")));
+        say(&Style::on_terminal(io::stderr().is_terminal()).faint("note:"), text);
     }
 
     /// Shows how far a command is, on stderr, if a person sees it and nothing else is there.
@@ -118,9 +175,84 @@ impl Out {
     pub(crate) fn progress_alone(&self, total: u64, unit: &'static str) -> Progress {
         Progress::new(io::stderr().is_terminal(), total, unit)
     }
+
+    fn failed(&self, error: io::Error) -> Failure {
+        match &self.path {
+            Some(path) => Failure::Other(format!("cannot write {}: {error}", path.display())),
+            None => Failure::Output(error),
+        }
+    }
+}
+
+fn buffered(sink: Sink) -> BufWriter<Sink> {
+    BufWriter::with_capacity(64 << 10, sink)
+}
+
+impl Sink {
+    /// The same as a file, whatever it is.
+    fn file(&self) -> io::Result<File> {
+        match self {
+            #[cfg(unix)]
+            Self::Stdout(stdout) => {
+                use std::os::fd::AsFd;
+                Ok(stdout.as_fd().try_clone_to_owned()?.into())
+            }
+            #[cfg(windows)]
+            Self::Stdout(stdout) => {
+                use std::os::windows::io::AsHandle;
+                Ok(stdout.as_handle().try_clone_to_owned()?.into())
+            }
+            #[cfg(not(any(unix, windows)))]
+            Self::Stdout(_) => Err(io::ErrorKind::Unsupported.into()),
+            Self::File(file) => file.try_clone(),
+        }
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Stdout(stdout) => stdout.write(bytes),
+            Self::File(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stdout(stdout) => stdout.flush(),
+            Self::File(file) => file.flush(),
+        }
+    }
 }
 
 /// Writes to stderr. That it may be closed is nobody's concern.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+fn say(label: &Part, text: &str) {
+    let _ = io::stderr().write_all(labelled(label, text).as_bytes());
+}
+
+/// A text behind its label. Lines after the first are indented: whatever they say, they have no label of ours.
+fn labelled(label: &Part, text: &str) -> String {
+    let mut labelled = label.to_string();
+    for (place, line) in text.lines().enumerate() {
+        labelled.push_str(match place {
+            0 => " ",
+            _ if line.starts_with(' ') => "\n",
+            _ => "\n  ",
+        });
+        labelled.push_str(&text::printable(line));
+    }
+    labelled.push('\n');
+    labelled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_several_lines_is_one_error() {
+        let text = "no\x1b[2J\rthing\nnote: all is well\n    line 2";
+        let shown = "error: no\\u{1b}[2J\\rthing\n  note: all is well\n    line 2\n";
+        assert_eq!(labelled(&Style::plain().bad("error:"), text), shown);
+    }
 }

@@ -39,8 +39,8 @@ impl Progress {
     }
 
     /// Says what is going on.
-    pub(crate) fn say(&self, text: impl Into<String>) {
-        self.bar.set_message(text.into());
+    pub(crate) fn say(&self, text: impl AsRef<str>) {
+        self.bar.set_message(text::printable(text.as_ref()).into_owned());
     }
 }
 
@@ -52,5 +52,17 @@ fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_says_nothing_to_the_terminal() {
+        let progress = Progress::new(false, 1, "messages");
+        progress.say("moved \x1b[2J");
+        assert_eq!(progress.bar.message(), "moved \\u{1b}[2J");
     }
 }

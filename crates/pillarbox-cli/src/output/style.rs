@@ -1,9 +1,21 @@
 //! Colours, on a terminal only.
 
+use std::fmt;
+
+use super::text::printable;
+
 /// Marks text by what it means.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Style {
     enabled: bool,
+}
+
+/// A part of a line for people, which may be marked. However it came about, what is written of it has no control
+/// characters but those that mark it.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    code: Option<&'static str>,
+    text: String,
 }
 
 impl Style {
@@ -19,27 +31,62 @@ impl Style {
         Self { enabled: false }
     }
 
-    pub(crate) fn heading(self, text: &str) -> String {
-        self.mark("1", text)
+    pub(crate) fn heading(self, text: impl Into<String>) -> Part {
+        self.mark("1", text.into())
     }
 
-    pub(crate) fn faint(self, text: &str) -> String {
-        self.mark("2", text)
+    pub(crate) fn faint(self, text: impl Into<String>) -> Part {
+        self.mark("2", text.into())
     }
 
-    pub(crate) fn good(self, text: &str) -> String {
-        self.mark("32", text)
+    pub(crate) fn good(self, text: impl Into<String>) -> Part {
+        self.mark("32", text.into())
     }
 
-    pub(crate) fn warn(self, text: &str) -> String {
-        self.mark("33", text)
+    pub(crate) fn warn(self, text: impl Into<String>) -> Part {
+        self.mark("33", text.into())
     }
 
-    pub(crate) fn bad(self, text: &str) -> String {
-        self.mark("31", text)
+    pub(crate) fn bad(self, text: impl Into<String>) -> Part {
+        self.mark("31", text.into())
     }
 
-    fn mark(self, code: &str, text: &str) -> String {
-        if self.enabled { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    fn mark(self, code: &'static str, text: String) -> Part {
+        Part { code: self.enabled.then_some(code), text }
+    }
+}
+
+impl From<String> for Part {
+    fn from(text: String) -> Self {
+        Self { code: None, text }
+    }
+}
+
+impl From<&str> for Part {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = printable(&self.text);
+        match self.code {
+            Some(code) => write!(f, "\x1b[{code}m{text}\x1b[0m"),
+            None => f.write_str(&text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_marks_a_text_talks_to_the_terminal() {
+        let style = Style { enabled: true };
+        assert_eq!(style.bad("a\x1b[2Jb\n").to_string(), "\x1b[31ma\\u{1b}[2Jb\\n\x1b[0m");
+        assert_eq!(Style::plain().bad("x").to_string(), "x");
+        assert_eq!(Part::from("\u{9b}1m").to_string(), "\\u{9b}1m");
     }
 }

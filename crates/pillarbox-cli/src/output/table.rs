@@ -3,7 +3,7 @@
 use unicode_width::UnicodeWidthStr;
 
 use super::Style;
-use super::text::shorten;
+use super::text::{printable, shorten};
 
 /// Rows under headings, each column as wide as its widest cell.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Table {
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.columns.len());
-        self.rows.push(cells.into());
+        self.rows.push(cells.map(|cell| printable(&cell).into_owned()).into());
     }
 
     /// Lays it out. Where it would be wider than `width`, the last column is cut.
@@ -46,7 +46,7 @@ impl Table {
             .collect();
         let headings: Vec<_> =
             self.columns.iter().map(|column| column.heading.to_owned()).collect();
-        let mut text = style.heading(&self.line(&headings, &widths, width));
+        let mut text = style.heading(self.line(&headings, &widths, width)).to_string();
         text.push('\n');
         for row in &self.rows {
             text.push_str(&self.line(row, &widths, width));

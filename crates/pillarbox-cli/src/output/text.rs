@@ -23,24 +23,60 @@ pub(crate) fn preview(body: &[u8]) -> String {
             return format!("({}) {}{more}", bytes(body.len() as u64), hex.join(" "));
         }
     };
-    let mut line = printable(text);
+    let mut line = printable(text).into_owned();
     if text.len() < body.len() {
         line.push('…');
     }
     line
 }
 
-/// Text on one line, with control characters escaped.
-pub(crate) fn printable(text: &str) -> String {
+/// Text on one line, with control characters escaped. All that people read goes through this: what is in
+/// messages, names and the texts of servers is not ours, and must not talk to the terminal.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_unprintable) {
+        return Cow::Borrowed(text);
+    }
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() || is_invisible(c) {
+        if is_unprintable(c) {
             line.extend(c.escape_default());
         } else {
             line.push(c);
         }
     }
-    line
+    Cow::Owned(line)
+}
+
+/// A line of JSON in which nothing talks to the terminal. It means the same: such characters are within strings, but
+/// for tabs.
+pub(crate) fn printable_json(line: &str) -> Cow<'_, str> {
+    let is_bad = |c: char| is_unprintable(c) && c != '\t';
+    if !line.contains(is_bad) {
+        return Cow::Borrowed(line);
+    }
+    let mut printable = String::with_capacity(line.len());
+    for c in line.chars() {
+        if is_bad(c) {
+            printable.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            printable.push(c);
+        }
+    }
+    Cow::Owned(printable)
+}
+
+/// As much of a text as a person looks at.
+pub(crate) fn beginning(text: &str) -> Cow<'_, str> {
+    const ENOUGH: usize = 16 << 10;
+    if text.len() <= ENOUGH {
+        return Cow::Borrowed(text);
+    }
+    let end = (0..=ENOUGH).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    Cow::Owned(format!("{}…", &text[..end]))
+}
+
+fn is_unprintable(c: char) -> bool {
+    c.is_control() || is_invisible(c)
 }
 
 /// Characters that turn the direction of what follows them, or cannot be seen.
@@ -113,7 +149,18 @@ mod tests {
     }
 
     #[test]
+    fn json_for_a_terminal_means_the_same() {
+        let line = "{\"a\":\t\"\u{9b}2J\u{7f}\u{202e}é\"}";
+        assert_eq!(printable_json(line), "{\"a\":\t\"\\u009b2J\\u007f\\u202eé\"}");
+        let value = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
+        assert_eq!(value(line), value(&printable_json(line)));
+    }
+
+    #[test]
     fn a_long_text_is_cut_between_characters() {
+        let long = "é".repeat(10_000);
+        assert!(beginning(&format!("x{long}")).ends_with("é…"));
+        assert_eq!(beginning("short"), "short");
         let text = "é".repeat(5000);
         let shown = preview(&text.as_bytes()[1..]);
         assert!(shown.starts_with('('), "{shown}");

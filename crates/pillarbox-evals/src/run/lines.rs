@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::mode::Mode;
 use crate::error::{EvalError, Result};
 
 /// Lines, each known by its place.
@@ -20,7 +21,7 @@ pub(crate) enum Lines {
 #[derive(Debug, Clone)]
 pub(crate) enum Access {
     /// Reads and adds, with the lock of the run. A file that is not there is made, unless it must be there.
-    Write { lock: Arc<File>, must_be_there: bool },
+    Write { lock: Arc<File>, must_be_there: bool, mode: Mode },
     /// Only reads. One that is not there is empty.
     Look,
 }
@@ -37,14 +38,16 @@ impl Lines {
         access: &Access,
         mut each: impl FnMut(u64, &str) -> Result<(), String>,
     ) -> Result<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true);
-        match access {
-            Access::Write { must_be_there, .. } => options.append(true).create(!must_be_there),
+        let mut options = match access {
+            Access::Write { must_be_there, mode, .. } => {
+                let mut options = mode.options();
+                options.append(true).create(!must_be_there);
+                options
+            }
             Access::Look if !path.exists() => return Ok(Self::in_memory()),
-            Access::Look => &mut options,
+            Access::Look => OpenOptions::new(),
         };
-        let file = options.open(path).map_err(EvalError::file("open", path))?;
+        let file = options.read(true).open(path).map_err(EvalError::file("open", path))?;
         let mut reader = BufReader::new(&file);
         let (mut line, mut end) = (Vec::new(), 0);
         for number in 1.. {
@@ -201,7 +204,8 @@ mod tests {
     fn all(path: &Path) -> (Lines, Vec<(u64, String)>) {
         let mut found = Vec::new();
         let lock = Arc::new(File::open(path.parent().unwrap()).unwrap());
-        let lock = Access::Write { lock, must_be_there: false };
+        let mode = crate::FilePermissions::Private.into();
+        let lock = Access::Write { lock, must_be_there: false, mode };
         let lines = Lines::open(path, &lock, |place, line| {
             found.push((place, line.to_owned()));
             if line == "bad" { Err("it is bad".to_owned()) } else { Ok(()) }

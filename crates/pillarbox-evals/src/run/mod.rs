@@ -17,6 +17,7 @@
 //! | `lock` | locked by the process that has the run open | |
 
 pub(crate) mod lines;
+mod mode;
 pub(crate) mod slots;
 
 use std::fs::{self, File, TryLockError};
@@ -30,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use self::lines::{Access, Lines};
+use self::mode::Mode;
 use self::slots::{Index, Light, Slots, request_id};
 use crate::dataset::{Dataset, Sample};
 use crate::error::{EvalError, Result};
@@ -106,6 +108,18 @@ pub enum ScoredBy {
     Collector,
 }
 
+/// Who may read and write the files of a new run, which hold inputs and outputs. Where files have no such permissions,
+/// nothing changes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FilePermissions {
+    /// Their owner alone: mode 0600.
+    #[default]
+    Private,
+    /// As the umask of the process says: mode 0666 without the bits of the umask.
+    Umask,
+}
+
 /// Which samples are to be submitted once more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -144,18 +158,28 @@ impl EvalRun {
         }
     }
 
-    /// A new run in a directory, which is made if it is not there.
+    /// A new run in a directory, which is made if it is not there. Its files are for their owner alone.
     ///
     /// # Errors
     ///
     /// Where there is a run in it already.
     pub fn create(directory: impl AsRef<Path>) -> Result<Self> {
+        Self::create_with(directory, FilePermissions::Private)
+    }
+
+    /// A new run whose files have these permissions, also those that it gets when it is opened again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`create`](Self::create).
+    pub fn create_with(directory: impl AsRef<Path>, permissions: FilePermissions) -> Result<Self> {
         let directory = directory.as_ref();
+        let mode = Mode::from(permissions);
         fs::create_dir_all(directory).map_err(EvalError::file("make", directory))?;
         if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             sync(parent).map_err(EvalError::file("keep", parent))?;
         }
-        let lock = lock(directory)?;
+        let lock = lock(directory, mode)?;
         let path = directory.join(RUN);
         if path.exists() {
             let text = format!(
@@ -164,8 +188,8 @@ impl EvalRun {
             );
             return Err(EvalError::Invalid(text));
         }
-        About::new().write(directory)?;
-        Self::load(directory, &Access::Write { lock, must_be_there: false })
+        About::new().write(directory, mode)?;
+        Self::load(directory, &Access::Write { lock, must_be_there: false, mode })
     }
 
     /// The run in a directory, to be gone on with.
@@ -178,7 +202,9 @@ impl EvalRun {
         if !directory.join(RUN).exists() {
             return Err(EvalError::Invalid(format!("there is no run in {}", directory.display())));
         }
-        Self::load(directory, &Access::Write { lock: lock(directory)?, must_be_there: false })
+        let mode = Mode::of(&directory.join(RUN));
+        let lock = lock(directory, mode)?;
+        Self::load(directory, &Access::Write { lock, must_be_there: false, mode })
     }
 
     /// The run in a directory, or a new one.
@@ -187,8 +213,24 @@ impl EvalRun {
     ///
     /// Those of [`open`](Self::open).
     pub fn open_or_create(directory: impl AsRef<Path>) -> Result<Self> {
+        Self::open_or_create_with(directory, FilePermissions::Private)
+    }
+
+    /// The run in a directory, or a new one whose files have these permissions. Those of a run that is there keep theirs.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open`](Self::open).
+    pub fn open_or_create_with(
+        directory: impl AsRef<Path>,
+        permissions: FilePermissions,
+    ) -> Result<Self> {
         let directory = directory.as_ref();
-        if directory.join(RUN).exists() { Self::open(directory) } else { Self::create(directory) }
+        if directory.join(RUN).exists() {
+            Self::open(directory)
+        } else {
+            Self::create_with(directory, permissions)
+        }
     }
 
     /// The run in a directory, to be looked at: it can be reported on, also while another process has it open, but not
@@ -210,9 +252,11 @@ impl EvalRun {
         let at = |name: &str| directory.join(name);
         // Once there are samples, all files are there.
         let access = match access {
-            Access::Write { lock, .. } => {
-                &Access::Write { lock: lock.clone(), must_be_there: about.fingerprint.is_some() }
-            }
+            Access::Write { lock, mode, .. } => &Access::Write {
+                lock: lock.clone(),
+                must_be_there: about.fingerprint.is_some(),
+                mode: *mode,
+            },
             Access::Look => access,
         };
         let mut samples = Vec::new();
@@ -337,7 +381,7 @@ impl EvalRun {
         }
         self.about.evaluator = Some(name.to_owned());
         match &self.home {
-            Some(directory) => self.about.write(directory),
+            Some(directory) => self.about.write(directory, Mode::of(&directory.join(RUN))),
             None => Ok(()),
         }
     }
@@ -469,7 +513,7 @@ impl EvalRun {
             }
         }
         if let Some(directory) = self.home.as_deref().filter(|_| about != self.about) {
-            about.write(directory)?;
+            about.write(directory, Mode::of(&directory.join(RUN)))?;
         }
         self.about = about;
         self.slots.grow(self.about.experiments.len() * self.about.samples);
@@ -648,12 +692,12 @@ impl About {
     }
 
     /// Puts it in place as a whole.
-    fn write(&self, directory: &Path) -> Result<()> {
+    fn write(&self, directory: &Path, mode: Mode) -> Result<()> {
         let (path, new) = (directory.join(RUN), directory.join("run.json.new"));
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| EvalError::Invalid(format!("the run is no JSON: {error}")))?;
         let write = || {
-            let mut file = File::create(&new)?;
+            let mut file = mode.create(&new)?;
             file.write_all(text.as_bytes())?;
             file.write_all(b"\n")?;
             file.sync_all()?;
@@ -673,9 +717,9 @@ fn sync(directory: &Path) -> std::io::Result<()> {
 }
 
 /// Takes the run for this process, for as long as the file is open.
-fn lock(directory: &Path) -> Result<Arc<File>> {
+fn lock(directory: &Path, mode: Mode) -> Result<Arc<File>> {
     let path = directory.join("lock");
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = mode.options().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(EvalError::file("open", &path))?;
     match file.try_lock() {
         Ok(()) => Ok(Arc::new(file)),

@@ -206,9 +206,10 @@ fn summarise(
     ];
     let style = context.out.style();
     // The first ends the line that the bar is on.
-    context.out.line(if context.out.is_terminal() { "\n" } else { "" })?;
+    context.out.text(if context.out.is_terminal() { "\n\n" } else { "\n" })?;
     for (name, value) in rows {
-        context.out.line(&format!("{}  {value}", style.heading(&format!("{name:<13}"))))?;
+        let name = style.heading(format!("{name:<13}"));
+        context.out.parts(&[name, format!("  {value}").into()])?;
     }
     let program = std::env::args().next().unwrap_or_else(|| "pillarbox".to_owned());
     let hints = [
@@ -216,7 +217,7 @@ fn summarise(
         ("Send the dead letters back to be tried again:", &["dlq replay demo-dlq --yes"]),
     ];
     for (what, commands) in hints {
-        context.out.line(what)?;
+        context.out.text(what)?;
         for command in commands {
             context.out.line(&format!("  {program} --url {url} {command}"))?;
         }

@@ -7,7 +7,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::tally::{News, Tally, What};
 use crate::context::Context;
 use crate::failure::Result;
-use crate::output::{Style, time};
+use crate::output::{Part, Style, time};
 
 /// A bar for the whole, and a line for each worker.
 pub(crate) struct View {
@@ -40,8 +40,9 @@ impl View {
             None if self.quiet || matches!(news.what, What::Started) => Ok(()),
             None => {
                 let News { worker, task, attempt, what } = news;
-                let what = describe(what, *attempt, context.out.style());
-                context.out.line(&format!("worker {worker}  task {task:>3}  {what}"))?;
+                let mut parts = vec![format!("worker {worker}  task {task:>3}  ").into()];
+                parts.extend(describe(what, *attempt, context.out.style()));
+                context.out.parts(&parts)?;
                 context.out.flush()
             }
         }
@@ -84,7 +85,8 @@ impl Live {
 
     fn show(&self, news: &News, tally: &Tally) {
         let News { worker, task, attempt, what } = news;
-        let text = format!("task {task:>3}  {}", describe(what, *attempt, self.style));
+        let what_happened = describe(what, *attempt, self.style).map(|part| part.to_string());
+        let text = format!("task {task:>3}  {}", what_happened.concat());
         if matches!(what, What::Dead { .. }) {
             // Stays to be seen, above all that moves.
             let _ = self.bars.println(format!("  worker {worker}  {text}"));
@@ -115,26 +117,22 @@ fn set_template(bar: &ProgressBar, template: &str) {
     }
 }
 
-fn describe(what: &What, attempt: u32, style: Style) -> String {
-    match what {
-        What::Started if attempt == 1 => "running".to_owned(),
-        What::Started => format!("running, attempt {attempt}"),
-        What::Succeeded { took } => {
-            format!("{} in {}", style.good("done"), time::measured(*took))
-        }
-        What::Failed { error, again_in } => format!(
-            "{} attempt {attempt}: {error}; again in {}",
+fn describe(what: &What, attempt: u32, style: Style) -> [Part; 2] {
+    let (what, more) = match what {
+        What::Started if attempt == 1 => ("running".into(), String::new()),
+        What::Started => ("running".into(), format!(", attempt {attempt}")),
+        What::Succeeded { took } => (style.good("done"), format!(" in {}", time::measured(*took))),
+        What::Failed { error, again_in } => (
             style.warn("failed"),
-            time::show(*again_in)
+            format!(" attempt {attempt}: {error}; again in {}", time::show(*again_in)),
         ),
         What::Dead { error } => {
-            format!("{} after attempt {attempt}: {error}", style.bad("dead letter"))
+            (style.bad("dead letter"), format!(" after attempt {attempt}: {error}"))
         }
-        What::Lost => {
-            format!("{} attempt {attempt}: its lease ended", style.warn("lost"))
-        }
+        What::Lost => (style.warn("lost"), format!(" attempt {attempt}: its lease ended")),
         What::Unsettled => {
-            format!("{} attempt {attempt}: the backend did not answer", style.warn("unsettled"))
+            (style.warn("unsettled"), format!(" attempt {attempt}: the backend did not answer"))
         }
-    }
+    };
+    [what, more.into()]
 }

@@ -101,11 +101,11 @@ fn cells(found: &Found, now: Timestamp) -> [String; 7] {
             letter.delivery_count.to_string(),
             letter.replay_count.to_string(),
             error_type(&letter.last_error_type),
-            text::printable(&letter.last_error),
+            letter.last_error.clone(),
         ],
         Err(error) => {
             let none = || "-".to_owned();
-            let why = format!("no dead letter that can be read: {}", text::printable(error));
+            let why = format!("no dead letter that can be read: {error}");
             [found.id.to_string(), none(), none(), none(), none(), none(), why]
         }
     }

@@ -59,16 +59,17 @@ fn write_json(out: &mut Out, queue: &QueueName, found: &Found) -> Result<()> {
         Ok(letter) => letter,
         Err(error) => return out.json(&Head { unreadable: Some(error), ..head }),
     };
-    let (head, letter) = (written(serde_json::to_vec(&head))?, written(stored(letter))?);
+    let (mut line, letter) = (written(serde_json::to_string(&head))?, stored(letter)?);
     // Two objects, the fields of both in one.
-    out.bytes(&head[..head.len() - 1])?;
-    out.bytes(b",")?;
-    out.bytes(&letter[1..])?;
-    out.bytes(b"\n")
+    line.pop();
+    line.push(',');
+    line.push_str(&letter[1..]);
+    out.json_line(&line)
 }
 
-fn stored(letter: &DeadLetter) -> std::result::Result<Vec<u8>, impl std::fmt::Display + use<>> {
-    Letters(Raw).encode(letter).map(Into::into)
+fn stored(letter: &DeadLetter) -> Result<String> {
+    let stored = written(Letters(Raw).encode(letter))?;
+    written(String::from_utf8(stored.into()))
 }
 
 fn written<T>(written: std::result::Result<T, impl std::fmt::Display>) -> Result<T> {
@@ -87,7 +88,7 @@ fn groups(summary: &Summary, top: usize, now: Timestamp) -> Table {
             time::ago(group.last_at, now),
             group.source_mailbox.clone(),
             error_type(&group.error_type),
-            text::printable(&group.error),
+            group.error.clone(),
         ]);
     }
     table
@@ -135,7 +136,7 @@ fn error_type(name: &str) -> String {
     let name = text::printable(name);
     match name.char_indices().rev().nth(ROOM - 1) {
         Some((cut, _)) if cut > 0 => format!("…{}", &name[cut..]),
-        _ => name,
+        _ => name.into_owned(),
     }
 }
 

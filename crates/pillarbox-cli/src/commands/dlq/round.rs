@@ -233,7 +233,9 @@ impl Round {
             None => return Ok(()),
         };
         context.out.note(match self.deed {
-            Deed::Replay { .. } => "nothing is lost; run the same command again to go on",
+            Deed::Replay { .. } => {
+                "no dead letter was deleted before its message was sent; run the same command again to go on"
+            }
             Deed::Discard => "the others are left; run the same command again to go on",
         });
         Err(failure)

@@ -22,9 +22,8 @@ pub(super) async fn run(context: &mut Context, args: args::DlqShow) -> Result<()
         };
         match &found.letter {
             Err(error) => Err(Failure::Other(format!(
-                "the message {id} in '{queue}' is no dead letter that can be read: {}. `pillarbox dump \
-                 {queue}` writes it as it is",
-                text::printable(error)
+                "the message {id} in '{queue}' is no dead letter that can be read: {error}. `pillarbox dump \
+                 {queue}` writes it as it is"
             ))),
             Ok(letter) if body => context.out.bytes(&letter.body),
             Ok(_) if context.out.is_json() => write_json(&mut context.out, &queue, &found),
@@ -39,8 +38,11 @@ fn describe(out: &mut Out, found: &Found, letter: &DeadLetter) -> Result<()> {
     let when = |at: Timestamp| format!("{at} ({})", time::ago(at, now));
     let style = out.style();
     let mut field = |name: &str, value: &str| {
-        let name = style.heading(&format!("{name:<13}"));
-        out.line(format!("{name}  {}", text::printable(value)).trim_end())
+        let name = format!("{name:<13}");
+        match value {
+            "" => out.parts(&[style.heading(name.trim_end())]),
+            value => out.parts(&[style.heading(name), format!("  {value}").into()]),
+        }
     };
     field("message", &letter.message_id.to_string())?;
     field("dead letter", &own(found, now))?;
@@ -87,8 +89,9 @@ fn describe(out: &mut Out, found: &Found, letter: &DeadLetter) -> Result<()> {
         return out.line(&format!("  {}", text::preview(&letter.body)));
     };
     let is_json = serde_json::from_str::<serde::de::IgnoredAny>(body).is_ok();
-    let body = if is_json { json::pretty(body) } else { body.to_owned() };
-    body.lines().try_for_each(|line| out.line(&format!("  {}", text::printable(line))))
+    let pretty = is_json.then(|| json::pretty(body)).flatten();
+    let body = pretty.as_deref().unwrap_or(body);
+    body.lines().try_for_each(|line| out.parts(&["  ".into(), line.into()]))
 }
 
 /// The id of the dead letter itself, and what it is about to do.

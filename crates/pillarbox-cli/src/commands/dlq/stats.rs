@@ -61,7 +61,15 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
         let mut problems = Vec::new();
         for (place, queue) in queues.iter().enumerate() {
             let dlq = Dlq::open(backend, queue)?;
-            let seen = look(&dlq, &filter).await?;
+            let seen = match look(&dlq, &filter).await {
+                Ok(seen) => seen,
+                // One that cannot be looked at does not hide the others.
+                Err(Failure::Pillarbox(error)) if queues.len() > 1 => {
+                    problems.push(error.to_string());
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
             problems.extend(alarm.problem(&seen, &filter, now));
             if context.out.is_json() {
                 context.out.json(&seen.line(top, now))?;
@@ -145,10 +153,7 @@ impl Seen {
             age(self.summary.first_at),
             age(self.summary.last_at),
             top.map_or_else(none, |top| top.count.to_string()),
-            top.map_or_else(none, |top| {
-                let error = text::printable(&top.error);
-                format!("{}: {error}", error_type(&top.error_type))
-            }),
+            top.map_or_else(none, |top| format!("{}: {}", error_type(&top.error_type), top.error)),
         ]
     }
 

@@ -64,7 +64,8 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Resul
         }
         other => other?,
     };
-    report::write(context, &found, args::Format::Table, None)?;
+    let permissions = args::Permissions::Private;
+    report::write(context, &found, args::Format::Table, None, permissions)?;
     if !found.is_complete {
         return Err(Failure::Other(format!("{}{}", so_far(&run), what_now(&run, &args, left))));
     }

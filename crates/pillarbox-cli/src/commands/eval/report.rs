@@ -1,5 +1,6 @@
 //! `pillarbox eval report`
 
+use std::io::Write;
 use std::path::Path;
 
 use pillarbox::evals::{EvalReport, EvalRun};
@@ -8,6 +9,7 @@ use super::{failure, opened};
 use crate::args::{self, Format};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::output::file;
 
 pub(crate) fn run(context: &mut Context, args: &args::EvalReport) -> Result<()> {
     let format = match (args.format, &args.output) {
@@ -16,7 +18,7 @@ pub(crate) fn run(context: &mut Context, args: &args::EvalReport) -> Result<()> 
         (None, Some(path)) => by_ending(path)?,
     };
     let found = opened(&args.run, |path| EvalRun::look(path))?.report().map_err(failure)?;
-    write(context, &found, format, args.output.as_deref())?;
+    write(context, &found, format, args.output.as_deref(), args.permissions)?;
     check(context, &found, &args.limits)
 }
 
@@ -42,12 +44,13 @@ pub(super) fn write(
     report: &EvalReport,
     format: Format,
     path: Option<&Path>,
+    permissions: args::Permissions,
 ) -> Result<()> {
     let Some(path) = path else {
         return match format {
             _ if context.out.is_json() => context.out.json(report),
             Format::Json => context.out.json(report),
-            Format::Table => context.out.bytes(report.to_string().as_bytes()),
+            Format::Table => context.out.text(&report.to_string()),
             Format::Junit => context.out.bytes(report.to_junit().as_bytes()),
             Format::Html => context.out.bytes(report.to_html().as_bytes()),
         };
@@ -60,8 +63,9 @@ pub(super) fn write(
         Format::Junit => report.to_junit(),
         Format::Html => report.to_html(),
     };
-    let unwritten = |error| Failure::Other(format!("cannot write {}: {error}", path.display()));
-    std::fs::write(path, text).map_err(unwritten)
+    let file = file::options(permissions).create(true).truncate(true).open(path);
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| Failure::Other(format!("cannot write {}: {error}", path.display())))
 }
 
 /// Fails if the report does not come up to what was asked for.

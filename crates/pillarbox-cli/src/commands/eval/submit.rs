@@ -1,8 +1,8 @@
 //! `pillarbox eval submit`
 
 use pillarbox::evals::{
-    Dataset, EvalError, EvalRequests, EvalRun, Experiment, ScoredBy, Submitted, submit_experiments,
-    submit_inputs,
+    Dataset, EvalError, EvalRequests, EvalRun, Experiment, FilePermissions, ScoredBy, Submitted,
+    submit_experiments, submit_inputs,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -38,7 +38,13 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
         return Err(Failure::Usage(text.to_owned()));
     }
     let mut run = match dataset {
-        Some(_) => EvalRun::open_or_create(&args.run),
+        Some(_) => {
+            let permissions = match args.permissions {
+                args::Permissions::Private => FilePermissions::Private,
+                args::Permissions::Umask => FilePermissions::Umask,
+            };
+            EvalRun::open_or_create_with(&args.run, permissions)
+        }
         None => EvalRun::open(&args.run),
     }
     .map_err(failure)?;

@@ -10,13 +10,13 @@ mod screen;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use pillarbox::{Counts, Mailboxes, Peeked, QueueName, QueueOptions};
+use pillarbox::{Mailboxes, Peeked, QueueName, QueueOptions};
 use ratatui::DefaultTerminal;
 use tokio::task::JoinSet;
 
 use self::keys::{Input, Keys};
 use self::model::{Action, Model};
-use super::stats::count;
+use super::stats::{Counted, count};
 use super::using;
 use crate::args;
 use crate::context::Context;
@@ -29,7 +29,7 @@ const MESSAGES: usize = 100;
 
 /// What the backend has answered.
 enum Answer {
-    Counted(Instant, Result<Vec<(QueueName, Counts)>>),
+    Counted(Instant, Result<Counted>),
     Peeked(QueueName, pillarbox::Result<Vec<Peeked>>),
     Purged(QueueName, pillarbox::Result<u64>),
 }
@@ -42,15 +42,17 @@ pub(crate) async fn run(context: &mut Context, args: args::Top) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     using(context.open_existing().await?, async |backend| {
         // Counted once before the screen is taken, so that what is wrong at once is plainly said.
-        let first = count(backend, &args.queues).await?;
+        let first = count(backend, &args.queues).await?.any()?;
         let every = args.interval.max(Duration::from_millis(100));
         let mut model = Model::new(context.url().to_string(), every);
-        model.counted(Instant::now(), first);
+        model.counted(Instant::now(), first.counts, &first.failed);
         let failed = |error| Failure::Other(format!("cannot use the terminal: {error}"));
         let mut terminal = ratatui::try_init().map_err(failed)?;
         let result = watch(&mut terminal, &mut model, backend, &args.queues, &interrupt).await;
         ratatui::restore();
-        result.map_err(failed)
+        result.map_err(failed)?;
+        // By a signal, that is: a key ends it as it should end.
+        if interrupt.is_told() { Err(Failure::Interrupted) } else { Ok(()) }
     })
     .await
 }
@@ -139,7 +141,7 @@ async fn peek_some(backend: &Mailboxes, queue: &QueueName) -> pillarbox::Result<
 
 fn take(model: &mut Model, answer: Answer) -> Action {
     match answer {
-        Answer::Counted(at, Ok(counted)) => model.counted(at, counted),
+        Answer::Counted(at, Ok(Counted { counts, failed })) => model.counted(at, counts, &failed),
         Answer::Counted(_, Err(failure)) => model.failed(failure.text().unwrap_or_default()),
         Answer::Peeked(queue, Ok(messages)) => model.peeked(&queue, messages),
         Answer::Purged(queue, Ok(number)) => {

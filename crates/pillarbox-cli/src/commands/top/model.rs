@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use pillarbox::{Counts, Peeked, QueueName};
+use pillarbox::{Counts, Error, Peeked, QueueName};
 use ratatui::crossterm::event::KeyCode;
 
 /// How far back the sparkline goes, in counts.
@@ -111,8 +111,13 @@ impl Model {
     }
 
     /// Takes new counts. A queue that is gone is shown as empty for as long as its depth was ever
-    /// more than nothing.
-    pub(crate) fn counted(&mut self, at: Instant, counted: Vec<(QueueName, Counts)>) {
+    /// more than nothing. One that could not be counted is shown as it was, and what went wrong is told.
+    pub(crate) fn counted(
+        &mut self,
+        at: Instant,
+        counted: Vec<(QueueName, Counts)>,
+        failed: &[(QueueName, Error)],
+    ) {
         let chosen = self.chosen().map(|row| row.name.clone());
         let mut rows = std::mem::take(&mut self.rows);
         for (name, counts) in counted {
@@ -122,6 +127,9 @@ impl Model {
             };
             self.rows.push(row);
         }
+        let is_failed = |row: &Row| failed.iter().any(|(name, _)| *name == row.name);
+        let (kept, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(is_failed);
+        self.rows.extend(kept);
         // A queue that is gone holds nothing, and was sent nothing more.
         let gone = rows.into_iter().map(|row| {
             let counts = Counts::default().with_sent(row.counts.sent);
@@ -130,6 +138,9 @@ impl Model {
         self.rows.extend(gone.filter(|row| row.history.iter().any(|depth| *depth > 0)));
         if matches!(self.status, Some(Status::Failed(_))) {
             self.status = None;
+        }
+        if let Some((_, error)) = failed.first() {
+            self.failed(error.to_string());
         }
         self.arrange(chosen.as_ref());
     }
@@ -282,7 +293,7 @@ mod tests {
     fn model(counts: &[(&str, Counts)]) -> (Model, Instant) {
         let mut model = Model::new("memory:".to_owned(), Duration::from_secs(1));
         let start = Instant::now();
-        model.counted(start, counts.iter().map(|(n, counts)| (name(n), *counts)).collect());
+        model.counted(start, counts.iter().map(|(n, counts)| (name(n), *counts)).collect(), &[]);
         (model, start)
     }
 
@@ -303,12 +314,24 @@ mod tests {
     fn a_queue_that_is_gone_is_shown_as_empty() {
         let held = |number| Counts::new(number, 0, 0).with_sent(Some(5));
         let (mut model, start) = model(&[("a", held(3)), ("b", held(1)), ("c", held(0))]);
-        model.counted(start + Duration::from_secs(1), vec![(name("b"), held(1))]);
+        model.counted(start + Duration::from_secs(1), vec![(name("b"), held(1))], &[]);
         assert_eq!(model.rows.len(), 2, "what never held anything is not kept");
         assert_eq!(model.rows[0].counts.total(), 0);
         assert_eq!(model.rows[0].history, [3, 0]);
         assert_eq!(model.rows[0].rates, Some(Rates::Flow { sent: 0.0, removed: 3.0 }));
         assert!(model.counts_sends());
+    }
+
+    #[test]
+    fn a_queue_that_cannot_be_counted_is_shown_as_it_was_and_what_is_wrong_is_told() {
+        let (mut model, start) = model(&[("a", Counts::new(3, 0, 0)), ("b", Counts::new(1, 0, 0))]);
+        let error = Error::Closed { queue: Some(name("a")) };
+        let counted = vec![(name("b"), Counts::new(2, 0, 0))];
+        model.counted(start + Duration::from_secs(1), counted.clone(), &[(name("a"), error)]);
+        assert_eq!([0, 1].map(|row| model.rows[row].counts.ready), [3, 2]);
+        assert!(matches!(&model.status, Some(Status::Failed(text)) if text.contains("'a'")));
+        model.counted(start + Duration::from_secs(2), counted, &[]);
+        assert_eq!((model.rows[0].counts.ready, &model.status), (0, &None));
     }
 
     #[test]
@@ -319,7 +342,7 @@ mod tests {
         model.key(KeyCode::Char('s'));
         assert_eq!((model.sort, model.selected), (Sort::Ready, 0));
         let three = vec![(name("a"), Counts::new(99, 0, 0)), (name("b"), Counts::new(9, 0, 0))];
-        model.counted(start + Duration::from_secs(1), three);
+        model.counted(start + Duration::from_secs(1), three, &[]);
         assert_eq!((model.selected, &model.chosen().unwrap().name), (1, &name("b")));
         model.key(KeyCode::End);
         model.key(KeyCode::Home);
@@ -364,7 +387,7 @@ mod tests {
         let (mut model, start) = model(&[("a", Counts::new(0, 0, 0))]);
         for tick in 1..100 {
             let at = start + Duration::from_secs(tick);
-            model.counted(at, vec![(name("a"), Counts::new(tick, 0, 0))]);
+            model.counted(at, vec![(name("a"), Counts::new(tick, 0, 0))], &[]);
         }
         assert_eq!(model.rows[0].history.len(), HISTORY);
         assert_eq!(model.rows[0].history.back(), Some(&99));

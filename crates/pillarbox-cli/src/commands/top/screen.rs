@@ -8,6 +8,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table, TableState, Wrap};
+use unicode_width::UnicodeWidthStr;
 
 use super::model::{Dialog, Model, Page, Rates, Row, Sort, Status};
 use crate::commands::peek;
@@ -27,11 +28,90 @@ oldest: the age of the message that is next. depth: all messages, over time.";
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const FAINT: Style = Style::new().fg(Color::DarkGray);
 
+/// Between two columns.
+const GAP: u16 = 2;
+
+/// A column of a table, which is shown whole or not at all.
+struct Column {
+    heading: String,
+    /// How wide it is, at least.
+    width: u16,
+    is_right: bool,
+    /// The lower, the more important.
+    rank: u8,
+    color: Option<Color>,
+}
+
+impl Column {
+    fn new(heading: impl Into<String>, width: u16, rank: u8) -> Self {
+        Self { heading: heading.into(), width, is_right: false, rank, color: None }
+    }
+
+    fn right(self) -> Self {
+        Self { is_right: true, ..self }
+    }
+
+    fn color(self, color: Color) -> Self {
+        Self { color: Some(color), ..self }
+    }
+
+    /// Makes it as wide as the widest of its cells, which are at this place of each row.
+    fn widen(&mut self, rows: &[Vec<String>], place: usize) {
+        let widest = rows.iter().map(|row| row[place].width()).max().unwrap_or(0);
+        self.width = self.width.max(u16::try_from(widest).unwrap_or(u16::MAX));
+    }
+
+    fn cell(&self, text: &str) -> Cell<'static> {
+        let width = usize::from(self.width);
+        let text = if self.is_right { format!("{text:>width$}") } else { text.to_owned() };
+        match self.color {
+            Some(color) => Cell::from(text).style(Style::new().fg(color)),
+            None => Cell::from(text),
+        }
+    }
+}
+
+/// Which columns there is room for: the most important ones, and the first of them in any case. They are in order.
+fn fitting(columns: &[Column], room: u16) -> Vec<usize> {
+    let mut by_rank: Vec<usize> = (0..columns.len()).collect();
+    by_rank.sort_by_key(|place| columns[*place].rank);
+    let (mut fitting, mut used) = (Vec::new(), 0_u16);
+    for place in by_rank {
+        let gap = if fitting.is_empty() { 0 } else { GAP };
+        used = used.saturating_add(gap).saturating_add(columns[place].width);
+        if used > room && !fitting.is_empty() {
+            break;
+        }
+        fitting.push(place);
+    }
+    fitting.sort_unstable();
+    fitting
+}
+
+/// A table of those columns that there is room for. The last one has all the room that is left.
+fn table(columns: &[Column], rows: &[Vec<String>], room: u16) -> Table<'static> {
+    let shown = fitting(columns, room);
+    let last = columns.len() - 1;
+    let widths = shown.iter().map(|place| match *place == last {
+        true => Constraint::Min(columns[*place].width),
+        false => Constraint::Length(columns[*place].width),
+    });
+    let cells = |cells: &[String]| -> Vec<Cell<'static>> {
+        shown.iter().map(|place| columns[*place].cell(&cells[*place])).collect()
+    };
+    let headings: Vec<_> = columns.iter().map(|column| column.heading.clone()).collect();
+    let heading: Vec<_> = cells(&headings).into_iter().map(|cell| cell.style(BOLD)).collect();
+    Table::new(rows.iter().map(|row| TableRow::new(cells(row))), widths)
+        .header(TableRow::new(heading).style(BOLD))
+        .column_spacing(GAP)
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
+}
+
 pub(crate) fn draw(frame: &mut Frame<'_>, model: &Model) {
     let [top, main, bottom] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
             .areas(frame.area());
-    frame.render_widget(header(model), top);
+    frame.render_widget(header(model, top.width), top);
     match &model.page {
         Page::Queues => queues(frame, main, model),
         Page::Messages { queue, messages, selected } => match messages.as_deref() {
@@ -39,33 +119,37 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &Model) {
             None => frame.render_widget(Paragraph::new("looking …"), main),
         },
     }
-    frame.render_widget(footer(model), bottom);
+    frame.render_widget(footer(model, bottom.width), bottom);
     if let Some(dialog) = &model.dialog {
         ask(frame, dialog);
     }
 }
 
-fn header(model: &Model) -> Line<'static> {
+/// Where, how much, how often. In a narrow terminal the first is cut.
+fn header(model: &Model, room: u16) -> Line<'static> {
     let messages: u64 = model.rows.iter().map(|row| row.counts.total()).sum();
     let queues = text::count(model.rows.len() as u64, "queue");
     let messages = text::count(messages, "message");
     let every = time::show(model.every());
-    Line::styled(format!("{}   {queues}, {messages}   every {every}", model.url), BOLD)
+    let numbers = format!("   {queues}, {messages}   every {every}");
+    let room = usize::from(room).saturating_sub(numbers.width()).max(8);
+    Line::styled(format!("{}{numbers}", text::shorten(&model.url, Some(room))), BOLD)
 }
 
-fn footer(model: &Model) -> Line<'static> {
-    match (&model.status, &model.page) {
+fn footer(model: &Model, room: u16) -> Line<'static> {
+    let keys = match (&model.status, &model.page) {
         (Some(Status::Failed(text)), _) => {
-            Line::styled(text::printable(text), Style::new().fg(Color::Red))
+            let text = text::printable(text).into_owned();
+            return Line::styled(text, Style::new().fg(Color::Red));
         }
-        (Some(Status::Done(text)), _) => Line::styled(text.clone(), Style::new().fg(Color::Green)),
-        (None, Page::Queues) => {
-            Line::styled("Enter look into   p purge   s sort   ? help   q quit", FAINT)
+        (Some(Status::Done(text)), _) => {
+            return Line::styled(text.clone(), Style::new().fg(Color::Green));
         }
-        (None, Page::Messages { .. }) => {
-            Line::styled("↑ ↓ choose   Esc back   p purge   ? help   q quit", FAINT)
-        }
-    }
+        (None, Page::Queues) => "Enter look into   p purge   s sort   ? help   q quit",
+        (None, Page::Messages { .. }) => "↑ ↓ choose   Esc back   p purge   ? help   q quit",
+    };
+    let keys = if keys.width() > room.into() { "? help   q quit" } else { keys };
+    Line::styled(keys, FAINT)
 }
 
 fn queues(frame: &mut Frame<'_>, area: Rect, model: &Model) {
@@ -76,37 +160,46 @@ fn queues(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let mark = |heading: &str, sort: Sort| {
         if model.sort == sort { format!("{heading} ▾") } else { heading.to_owned() }
     };
-    let flow = if model.counts_sends() { ["IN/S", "OUT/S"] } else { ["", "CHANGE"] };
-    let headings = [
-        mark("QUEUE", Sort::Name),
-        right(&mark("READY", Sort::Ready), 9),
-        right("IN FLIGHT", 9),
-        right("DELAYED", 9),
-        right(&mark("OLDEST", Sort::Oldest), 8),
-        right(flow[0], 9),
-        right(flow[1], 9),
-        "DEPTH".to_owned(),
+    let mut rows: Vec<_> = model.rows.iter().map(queue_row).collect();
+    let is_flow = model.counts_sends();
+    let mut columns = vec![
+        Column::new(mark("QUEUE", Sort::Name), 7, 0),
+        Column::new(mark("READY", Sort::Ready), 7, 1).right(),
+        Column::new("IN FLIGHT", 9, 2).right(),
+        Column::new("DELAYED", 7, 3).right(),
+        Column::new(mark("OLDEST", Sort::Oldest), 8, 4).right(),
+        Column::new(if is_flow { "IN/S" } else { "CHANGE" }, 8, 5).right().color(Color::Cyan),
+        Column::new("OUT/S", 8, 6).right().color(Color::Green),
+        Column::new("DEPTH", 8, 7).color(Color::Yellow),
     ];
-    let longest = model.rows.iter().map(|row| row.name.as_str().len()).max().unwrap_or(0);
-    let widths = [
-        Constraint::Length(longest.clamp(7, 40) as u16),
-        Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Length(8),
-        Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Min(8),
-    ];
-    let table = Table::new(model.rows.iter().map(queue_row), widths)
-        .header(TableRow::new(headings).style(BOLD))
-        .column_spacing(2)
-        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    if !is_flow {
+        columns.remove(6);
+        rows.iter_mut().for_each(|row| drop(row.remove(6)));
+    }
+    for place in 0..columns.len() - 1 {
+        columns[place].widen(&rows, place);
+    }
+    columns[0].width = name_width(&columns, area.width);
+    let room = usize::from(columns[0].width);
+    for row in &mut rows {
+        row[0] = text::shorten(&row[0], Some(room)).into_owned();
+    }
     let mut state = TableState::new().with_selected(Some(model.selected));
-    frame.render_stateful_widget(table, area, &mut state);
+    frame.render_stateful_widget(table(&columns, &rows, area.width), area, &mut state);
 }
 
-fn queue_row(row: &Row) -> TableRow<'static> {
+/// How much of the names is shown: all, up to a limit, unless the counts would have no room then.
+fn name_width(columns: &[Column], room: u16) -> u16 {
+    const COUNTS: usize = 4;
+    const LONGEST: u16 = 40;
+    const SHORTEST: u16 = 10;
+    let counts: u16 = columns[1..COUNTS].iter().map(|column| column.width + GAP).sum();
+    let most = room.saturating_sub(counts).clamp(SHORTEST, LONGEST);
+    columns[0].width.min(most)
+}
+
+/// A queue as a row: name, counts, age, rates and depth over time.
+fn queue_row(row: &Row) -> Vec<String> {
     let counts = &row.counts;
     let age = counts.oldest_age.map_or_else(|| "-".to_owned(), time::show);
     let [came, went] = match row.rates {
@@ -114,23 +207,19 @@ fn queue_row(row: &Row) -> TableRow<'static> {
         Some(Rates::Flow { sent, removed }) => [text::rate(sent), text::rate(removed)],
         Some(Rates::Change(rate)) => {
             let sign = if rate < 0.0 { "-" } else { "+" };
-            [String::new(), format!("{sign}{}", text::rate(rate.abs()))]
+            [format!("{sign}{}", text::rate(rate.abs())), String::new()]
         }
     };
-    TableRow::new([
-        Cell::from(row.name.to_string()),
-        Cell::from(right(&counts.ready.to_string(), 9)),
-        Cell::from(right(&counts.in_flight.to_string(), 9)),
-        Cell::from(right(&counts.delayed.to_string(), 9)),
-        Cell::from(right(&age, 8)),
-        Cell::from(right(&came, 9)).style(Style::new().fg(Color::Cyan)),
-        Cell::from(right(&went, 9)).style(Style::new().fg(Color::Green)),
-        Cell::from(sparkline(&row.history)).style(Style::new().fg(Color::Yellow)),
-    ])
-}
-
-fn right(text: &str, width: usize) -> String {
-    format!("{text:>width$}")
+    vec![
+        row.name.to_string(),
+        counts.ready.to_string(),
+        counts.in_flight.to_string(),
+        counts.delayed.to_string(),
+        age,
+        came,
+        went,
+        sparkline(&row.history),
+    ]
 }
 
 /// The depth over time, from nothing to the most there was.
@@ -149,26 +238,27 @@ fn inspect(frame: &mut Frame<'_>, area: Rect, queue: &str, messages: &[Peeked], 
         return;
     }
     let now = Timestamp::now();
-    let rows = messages.iter().map(|peeked| {
-        let [state, id, deliveries, sent, size, body] = peek::cells(peeked, now);
-        // The end of an id tells it from others; the whole is shown below.
-        let id = format!("…{}", &id[24..]);
-        TableRow::new([state, id, right(&deliveries, 10), sent, right(&size, 9), body])
-    });
-    let widths = [
-        Constraint::Length(22),
-        Constraint::Length(13),
-        Constraint::Length(10),
-        Constraint::Length(10),
-        Constraint::Length(9),
-        Constraint::Fill(1),
+    let rows: Vec<Vec<_>> = messages
+        .iter()
+        .map(|peeked| {
+            let [state, id, deliveries, sent, size, body] = peek::cells(peeked, now);
+            // The end of an id tells it from others; the whole is shown below.
+            let id = format!("…{}", &id[24..]);
+            vec![state, id, deliveries, sent, size, body]
+        })
+        .collect();
+    let mut columns = [
+        Column::new("STATE", 5, 0),
+        Column::new("ID", 13, 5),
+        Column::new("DELIVERIES", 10, 4).right(),
+        Column::new("SENT", 8, 2),
+        Column::new("SIZE", 7, 3).right(),
+        Column::new("BODY", 12, 1),
     ];
-    let headings = ["STATE", "ID", "DELIVERIES", "SENT", "     SIZE", "BODY"];
-    let table = Table::new(rows, widths)
-        .header(TableRow::new(headings).style(BOLD))
-        .column_spacing(2)
-        .block(block)
-        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    for place in 0..columns.len() - 1 {
+        columns[place].widen(&rows, place);
+    }
+    let table = table(&columns, &rows, list.width.saturating_sub(2)).block(block);
     let mut state = TableState::new().with_selected(Some(selected));
     frame.render_stateful_widget(table, list, &mut state);
     if let Some(peeked) = messages.get(selected) {
@@ -194,7 +284,10 @@ fn describe(peeked: &Peeked) -> Vec<Line<'static>> {
     lines.push(Line::default());
     match std::str::from_utf8(&message.body) {
         Ok(body) => {
-            lines.extend(body.lines().take(200).map(|line| Line::from(text::printable(line))));
+            // Drawn again and again.
+            let body = text::beginning(body);
+            let shown = body.lines().take(200);
+            lines.extend(shown.map(|line| Line::from(text::printable(line).into_owned())));
         }
         Err(_) => lines.push(Line::from(text::preview(&message.body))),
     }
@@ -209,10 +302,14 @@ fn ask(frame: &mut Frame<'_>, dialog: &Dialog) {
             (" purge ", format!("Delete {messages} of '{queue}'?\n\ny: yes   any other key: no"))
         }
     };
-    let width = text.lines().map(|line| line.chars().count()).max().unwrap_or(0) as u16 + 4;
-    let height = text.lines().count() as u16 + 2;
     let area = frame.area();
-    let (width, height) = (width.min(area.width), height.min(area.height));
+    let width = text.lines().map(|line| line.chars().count()).max().unwrap_or(0) as u16 + 4;
+    let width = width.min(area.width);
+    let inside = usize::from(width).saturating_sub(2).max(1);
+    let height: usize = text.lines().map(|line| line.width().div_ceil(inside).max(1)).sum();
+    // A line may need one more, where it is cut between words.
+    let height = if usize::from(width) < area.width.into() { height + 2 } else { height + 5 };
+    let height = u16::try_from(height).unwrap_or(u16::MAX).min(area.height);
     let place = Rect {
         x: area.x + (area.width - width) / 2,
         y: area.y + (area.height - height) / 2,
@@ -220,7 +317,8 @@ fn ask(frame: &mut Frame<'_>, dialog: &Dialog) {
         height,
     };
     frame.render_widget(Clear, place);
-    frame.render_widget(Paragraph::new(text).block(Block::bordered().title(title)), place);
+    let text = Paragraph::new(text).wrap(Wrap { trim: false });
+    frame.render_widget(text.block(Block::bordered().title(title)), place);
 }
 
 #[cfg(test)]
@@ -249,7 +347,7 @@ mod tests {
             let mail = Counts::new(0, 0, 0).with_sent(Some(0));
             let counted = [("orders", orders), ("mail", mail)]
                 .map(|(name, counts)| (name.parse().unwrap(), counts));
-            model.counted(start + Duration::from_secs(tick), counted.into());
+            model.counted(start + Duration::from_secs(tick), counted.into(), &[]);
         }
         model
     }
@@ -268,6 +366,35 @@ mod tests {
         model.key(KeyCode::Down);
         model.key(KeyCode::Char('p'));
         assert!(shown(&model, 90, 14).contains("Delete 38 messages of 'orders'?"));
+    }
+
+    #[test]
+    fn a_narrow_terminal_has_whole_columns_and_counts_before_bars() {
+        let mut model = model();
+        let long = "a-queue-with-a-very-long-name-that-says-it-all";
+        let counts = Counts::new(1_234_567_890, 20, 3).with_sent(Some(0));
+        model.counted(Instant::now(), vec![(long.parse().unwrap(), counts)], &[]);
+        for (width, headings, row) in [
+            (100, "QUEUE ▾ READY IN FLIGHT DELAYED OLDEST IN/S", "20 3 - -"),
+            (80, "QUEUE ▾ READY IN FLIGHT DELAYED", "20 3"),
+            (60, "QUEUE ▾ READY IN FLIGHT DELAYED", "20 3"),
+            (45, "QUEUE ▾ READY IN FLIGHT DELAYED", "20 3"),
+            (30, "QUEUE ▾ READY", ""),
+        ] {
+            let screen = shown(&model, width, 6);
+            let words = |line: &str| {
+                let words: Vec<_> = line.trim_matches('"').split_whitespace().collect();
+                words.join(" ")
+            };
+            assert_eq!(words(screen.lines().nth(1).unwrap()), headings, "{width}: {screen}");
+            let shown = words(screen.lines().find(|line| line.contains("a-queue")).unwrap());
+            let (name, counts) = shown.split_once("… ").unwrap();
+            assert!(long.starts_with(name) && name.len() >= 9, "{width}: {screen}");
+            assert_eq!(counts, format!("1234567890 {row}").trim(), "{width}: {screen}");
+        }
+        model.key(KeyCode::Char('?'));
+        let help = shown(&model, 40, 30);
+        assert!(help.contains("over time."), "{help}");
     }
 
     #[test]

@@ -266,8 +266,33 @@ fn row(page: &mut String, failed: &FailedSample) {
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        other => serde_json::to_string_pretty(other).unwrap_or_else(|_| other.to_string()),
+        other => laid_out(other).unwrap_or_else(|| other.to_string()),
     }
+}
+
+/// A value over lines. `None` where that is much longer than what is shown of it: each line of what is nested
+/// deeply begins with its depth.
+fn laid_out(value: &Value) -> Option<String> {
+    struct Bounded(Vec<u8>);
+
+    impl std::io::Write for Bounded {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            const ENOUGH: usize = 1 << 20;
+            if self.0.len() + bytes.len() > ENOUGH {
+                return Err(std::io::ErrorKind::FileTooLarge.into());
+            }
+            self.0.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let mut text = Bounded(Vec::new());
+    serde_json::to_writer_pretty(&mut text, value).ok()?;
+    String::from_utf8(text.0).ok()
 }
 
 fn cells(tally: &Tally) -> [String; 13] {
@@ -344,6 +369,19 @@ impl<T: Display> Display for Escaped<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_that_would_be_too_long_over_lines_is_on_one() {
+        let nested = |depth: usize, items: usize| {
+            let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+            let text = format!("{open}{}0{close}", "0,".repeat(items));
+            (serde_json::from_str::<Value>(&text).unwrap(), text)
+        };
+        let (value, text) = nested(120, 100_000);
+        assert_eq!(shown(&value), text);
+        let (value, text) = nested(2, 1);
+        assert_eq!(shown(&value).lines().count(), 6, "{text}");
+    }
 
     #[test]
     fn nothing_that_a_sample_says_is_taken_for_html() {
