@@ -190,7 +190,10 @@ impl<C> Deref for Context<C> {
     }
 }
 
-/// Which delivery of a message this is: 1 at first. A handler takes it as an argument.
+/// Number of this attempt at a message: 1 at first. A handler takes it as an argument.
+///
+/// Deliveries that were released, or whose lease expired before a handler is known to have started, are no
+/// attempts. [`Metadata::delivery_count`] counts all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attempt(pub u32);
 

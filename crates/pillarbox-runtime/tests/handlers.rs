@@ -101,11 +101,14 @@ async fn the_verbs_do_what_they_say() {
             .unwrap();
     }
     let worker = Worker::new(jobs.clone()).dead_letters(DlqPolicy::to(&dead)).handler(
-        |verb: String, Attempt(attempt): Attempt| async move {
+        |verb: String, Attempt(attempt): Attempt, metadata: Metadata| async move {
             match &*verb {
                 "retry" if attempt == 1 => Outcome::retry().because("not yet"),
                 "later" if attempt == 1 => Outcome::retry_after(Duration::from_secs(5)),
-                "release" if attempt == 1 => Outcome::release_for(Duration::from_secs(7)),
+                // A release is no attempt.
+                "release" if metadata.delivery_count() == 1 => {
+                    Outcome::release_for(Duration::from_secs(7))
+                }
                 "reject" => Outcome::reject("it makes no sense"),
                 _ => Outcome::done(),
             }

@@ -411,7 +411,8 @@ fn a_message_that_takes_its_process_down_is_quarantined(place: Place) {
         // Four workers and full inboxes: others are in hand beside it each time, until it is suspected.
         let terms = Terms { retries: Some(RETRIES), workers: 4, inbox: 2, ..ALONE };
         let aborts = restart_until_done(&office, &place, &terms).await;
-        assert_eq!(aborts.len() as u32, RETRIES + 1, "{aborts:?}");
+        // The first time it was not known to have been started, for that is told of later deliveries only.
+        assert_eq!(aborts.len() as u32, RETRIES + 2, "{aborts:?}");
         let times = all_carried_out(&place, ORDERS);
         let repeated: usize = times.values().map(|times| times - 1).sum();
         assert!(repeated <= aborts.len() * terms.hands(), "{times:?}");
