@@ -15,7 +15,6 @@ use tokio::time::Instant;
 use crate::diagnose;
 use crate::engine::Session;
 use crate::failure::Failure;
-use crate::file::Located;
 use crate::inbox::{Call, Claim, Op, Received, Request, Sending};
 use crate::options::SqliteOptions;
 use crate::store::PeekFrom;
@@ -63,8 +62,6 @@ const fn capabilities(durable: bool) -> Capabilities {
 pub struct SqliteBackend {
     session: Arc<Session>,
     options: SqliteOptions,
-    /// `None`: in no file.
-    located: Option<Located>,
 }
 
 impl SqliteBackend {
@@ -85,9 +82,7 @@ impl SqliteBackend {
     async fn start(options: SqliteOptions, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
         let session = Session::open(options.clone(), clock).await;
         let session = session.map_err(|failure| failure.during("open", None))?;
-        let located = options.path.as_deref().map(Located::of).transpose();
-        let located = located.map_err(|failure| failure.during("open", None))?;
-        Ok(Self { session: Arc::new(session), options, located })
+        Ok(Self { session: Arc::new(session), options })
     }
 }
 
@@ -124,9 +119,11 @@ impl Backend for SqliteBackend {
         Box::pin(async move {
             self.session.gate.check_backend()?;
             let options = self.options.clone();
-            let Some(located) = self.located.clone() else { return Ok(diagnose::in_memory()) };
+            let Some(pair) = self.session.engine.pair.clone() else {
+                return Ok(diagnose::in_memory());
+            };
             // On connections of its own: whoever sends and receives goes on meanwhile.
-            let look = move || diagnose::diagnose(&located, &options, repair);
+            let look = move || diagnose::diagnose(&pair, &options, repair);
             let found = tokio::task::spawn_blocking(look).await;
             let found = found.unwrap_or(Err(Failure::WriterGone));
             found.map_err(|failure| failure.during("diagnose", None))
@@ -147,7 +144,7 @@ impl Backend for SqliteBackend {
 
 impl Session {
     fn capabilities(&self) -> &'static Capabilities {
-        if self.engine.durable { &IN_FILE } else { &IN_MEMORY }
+        if self.engine.pair.is_some() { &IN_FILE } else { &IN_MEMORY }
     }
 }
 

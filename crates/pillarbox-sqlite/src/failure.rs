@@ -9,7 +9,8 @@ use rusqlite::ErrorCode;
 /// Why the file could not be opened, read or written.
 ///
 /// It is the cause of an [`Error::Connection`]. Nothing was done, and the same call succeeds once the
-/// reason is gone; but for [`NotKept`](Self::NotKept), after which neither is known.
+/// reason is gone; but for [`NotKept`](Self::NotKept) and [`Unconfirmed`](Self::Unconfirmed), with which it is
+/// unknown whether it was done.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{}", explain(.0))]
@@ -45,6 +46,31 @@ pub(crate) enum Failure {
          what it holds, and what is in the -wal file beside it, is nowhere else"
     )]
     Replaced,
+    #[error(
+        "{}, the log of the file, was moved, deleted or replaced while it was in use. If it was moved, put \
+         it back and this works again. If it was deleted, close all programs that use the file, and do not \
+         kill them: the last one moves what was answered into the file", .0.display()
+    )]
+    LogGone(PathBuf),
+    #[error(
+        "{} has several names (hard links), and under each of them it would have a log of its own: delete \
+         all names but one (find DIRECTORY -samefile FILE lists them), and this works again", .0.display()
+    )]
+    Linked(PathBuf),
+    #[error(
+        "{}, the log of the file, is on another device than the file, and would be lost without it. Mount \
+         the directory that the file is in, not the file alone", .0.display()
+    )]
+    OtherDevice(PathBuf),
+    #[error(
+        "{path} was written by something other than SQLite while it was in use: another file was copied over \
+         it. Stop all programs that use it. To go on with the file as it is now, delete {path}-wal, which is \
+         the log of the former one. If the former one is back, or nothing was copied, delete {path}-lock instead",
+        path = .0.display()
+    )]
+    CopiedOver(PathBuf),
+    #[error("it is unknown whether this was done: {}", .0)]
+    Unconfirmed(Arc<Failure>),
     #[error(
         "cannot open {}, which belongs to it: {}. Check that this user may write to it and to the \
          directory", .0.display(), .1
@@ -104,6 +130,12 @@ impl Failure {
         let Self::Sqlite(error) = self else { return false };
         let code = error.sqlite_error_code();
         matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    }
+
+    /// Whether the operating system could not read or write.
+    pub(crate) fn is_io(&self) -> bool {
+        let Self::Sqlite(error) = self else { return false };
+        error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure)
     }
 
     /// Whether it may be about one request of a batch, so that the others succeed by themselves: a

@@ -73,6 +73,7 @@ mod file;
 pub mod fuzzing;
 mod inbox;
 mod options;
+mod overwrite;
 mod schema;
 mod store;
 mod sync;
@@ -81,6 +82,6 @@ mod verify;
 mod writer;
 
 pub use backend::SqliteBackend;
-pub use options::{SqliteOptions, Synchronous};
+pub use options::{FilePermissions, SqliteOptions, Synchronous};
 pub use rusqlite;
 pub use verify::verify;
