@@ -8,6 +8,7 @@ use pillarbox_core::lease::{Full, Stale};
 use pillarbox_core::{
     Backend, BoxFuture, Capabilities, Clock, Counts, Cursor, Delivery, Diagnosis, Error, Gate,
     MessageId, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Settle,
+    Timestamp,
 };
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -15,9 +16,10 @@ use tokio::time::Instant;
 use crate::diagnose;
 use crate::engine::Session;
 use crate::failure::Failure;
+use crate::file::open_to_read;
 use crate::inbox::{Call, Claim, Op, Received, Request, Sending};
 use crate::options::SqliteOptions;
-use crate::store::PeekFrom;
+use crate::store::{PeekFrom, Store};
 
 /// The longest body: SQLite's own limit on a row is a thousand million bytes.
 const MAX_BODY: usize = 900_000_000;
@@ -221,6 +223,21 @@ impl SqliteQueue {
         Ok(claim.take())
     }
 
+    /// Shows messages on a connection of its own, as far as they can be read. Whoever sends and receives
+    /// goes on meanwhile.
+    async fn salvage(&self, max: usize, after: Option<i64>) -> Result<PeekPage, Failure> {
+        let Some(pair) = self.session.engine.pair.clone() else { return Err(Failure::WriterGone) };
+        let name = self.name.clone();
+        let look = move || {
+            pair.check()?;
+            let connection = open_to_read(&pair.file.path)?;
+            // All of a page is of the same moment.
+            connection.execute_batch("BEGIN")?;
+            Store::new(&connection).salvage(&name, max, after, Timestamp::now())
+        };
+        tokio::task::spawn_blocking(look).await.unwrap_or(Err(Failure::WriterGone))
+    }
+
     /// Waits for messages, no longer than until `end`.
     async fn wait(
         &self,
@@ -295,7 +312,24 @@ impl Queue for SqliteQueue {
                     Error::invalid(Some(&self.name), "cursor", cursor.as_str(), allowed)
                 })?),
             };
-            self.ask("peek", (max, after), Op::Peek).await
+            if let Some(PeekFrom::Salvage(key)) = after {
+                let page = self.salvage(max, Some(key)).await;
+                return page.map_err(|failure| self.failed(failure, "peek"));
+            }
+            let (call, answer) = Call::new((max, after));
+            let request = Request { queue: self.name.clone(), op: Op::Peek(call) };
+            let page = match self.session.ask(request, answer).await {
+                Err(failure) if failure.is_unreadable() => {
+                    // From the beginning: what comes first there is not what comes first in line.
+                    let page = self.salvage(max, None).await;
+                    page.map(|mut page| {
+                        page.unreadable.insert(0, failure.to_string());
+                        page
+                    })
+                }
+                page => page,
+            };
+            page.map_err(|failure| self.failed(failure, "peek"))
         })
     }
 

@@ -225,7 +225,7 @@ fn finding(path: &Path, problem: &Problem, repair: Repair) -> Finding {
     let advice = match (problem.kind, repair) {
         (_, Repair::Manual) => format!(
             "the disk or the memory has damaged the file: restore it from a backup, or get out what \
-             can be read: sqlite3 {} .recover | sqlite3 NEW",
+             can be read: pillarbox dump QUEUE, or sqlite3 {} .recover | sqlite3 NEW",
             path.display()
         ),
         (Kind::Pages, _) => {

@@ -138,6 +138,11 @@ impl Failure {
         error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure)
     }
 
+    /// Whether something in the file cannot be read, and other things may be.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Sqlite(error) if is_unreadable(error))
+    }
+
     /// Whether it may be about one request of a batch, so that the others succeed by themselves: a
     /// body too large for the disk, a row that cannot be read.
     pub(crate) fn may_concern_one(&self) -> bool {
@@ -168,6 +173,14 @@ pub(crate) fn in_transaction(failure: Failure) -> Failure {
         }
         _ => failure,
     }
+}
+
+/// Whether it is about what the file holds, and not about who may use it or whether there is room: a
+/// damaged page, a sector that the disk cannot read, a value that makes no sense.
+pub(crate) fn is_unreadable(error: &rusqlite::Error) -> bool {
+    use ErrorCode::{DatabaseCorrupt, NotADatabase, SystemIoFailure};
+    let codes = [DatabaseCorrupt, NotADatabase, SystemIoFailure];
+    error.sqlite_error_code().is_some_and(|code| codes.contains(&code)) || is_conversion(error)
 }
 
 fn is_conversion(error: &rusqlite::Error) -> bool {
