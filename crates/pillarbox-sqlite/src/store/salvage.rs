@@ -149,7 +149,7 @@ fn read_past(
         match statements.message()?.query_row([key], read_message).optional() {
             Ok(Some(message)) => found.messages.push((key, message)),
             Ok(None) => {
-                found.unreadable.push(format!("message {id}, which is in the index of ids alone"))
+                found.unreadable.push(format!("message {id}, which is in the index of ids alone"));
             }
             Err(error) if is_unreadable(&error) => found.unreadable.push(format!("message {id}")),
             Err(error) => return Err(error),
