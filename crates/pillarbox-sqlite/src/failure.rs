@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pillarbox_core::{Error, QueueName};
 use rusqlite::ErrorCode;
+use rusqlite::ffi::{SQLITE_IOERR_SHMSIZE, SQLITE_IOERR_SHORT_READ};
 
 /// Why the file could not be opened, read or written.
 ///
@@ -132,10 +133,9 @@ impl Failure {
         matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
     }
 
-    /// Whether the operating system could not read or write.
-    pub(crate) fn is_io(&self) -> bool {
-        let Self::Sqlite(error) = self else { return false };
-        error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure)
+    /// Whether a file is shorter than SQLite has reason to believe.
+    pub(crate) fn is_short_read(&self) -> bool {
+        matches!(self, Self::Sqlite(error) if extended_code(error) == Some(SQLITE_IOERR_SHORT_READ))
     }
 
     /// Whether something in the file cannot be read, and other things may be.
@@ -188,12 +188,19 @@ fn is_conversion(error: &rusqlite::Error) -> bool {
     matches!(error, FromSqlConversionFailure(..) | InvalidColumnType(..))
 }
 
+fn extended_code(error: &rusqlite::Error) -> Option<i32> {
+    error.sqlite_error().map(|error| error.extended_code)
+}
+
+const DISK_FULL: &str =
+    "the disk is full; nothing was lost, and this works again once there is room";
+
 /// What SQLite said, and what it means to whoever reads the log.
 fn explain(error: &rusqlite::Error) -> String {
     let advice = match error.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => {
-            "the disk is full; nothing was lost, and this works again once there is room"
-        }
+        Some(ErrorCode::DiskFull) => DISK_FULL,
+        // There is no room for the index of the log.
+        _ if extended_code(error) == Some(SQLITE_IOERR_SHMSIZE) => DISK_FULL,
         Some(ErrorCode::ReadOnly) => {
             "the file, or the directory that it is in, cannot be written by this user"
         }

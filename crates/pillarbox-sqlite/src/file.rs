@@ -257,7 +257,7 @@ fn check_log(
     let has_pages = match content {
         Ok(_) => checkpoint::length(connection).is_some_and(|(pages, _)| pages > 0),
         // What the index leads to is past the end of the log.
-        Err(failure) => failure.is_io() && beside(&path, "-shm").exists(),
+        Err(failure) => failure.is_short_read() && beside(&path, "-shm").exists(),
     };
     if has_pages && !overwrite::is_written_log(&log) {
         return Err(Failure::LogGone(log));
@@ -352,7 +352,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    fn of(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn of(path: &Path) -> Result<Self, Failure> {
         let file = Located::of(path)?;
         let name = beside(&file.path, "-wal");
         let log =

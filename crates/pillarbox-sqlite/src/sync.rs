@@ -203,6 +203,41 @@ mod tests {
         assert!(matches!(answer.blocking_recv(), Ok(Err(Failure::NotKept))));
     }
 
+    /// What is done between the look before a transaction and the answer to it.
+    #[cfg(unix)]
+    #[test]
+    fn nothing_is_promised_that_is_in_a_log_which_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gone.db");
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        connection.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE t (x)").unwrap();
+        let pair = Pair::of(&path).unwrap();
+        let log = directory.path().join("gone.db-wal");
+        for synced in [true, false] {
+            let file = synced.then(|| File::options().write(true).open(&log).unwrap());
+            let inbox = Arc::new(Inbox::new());
+            let syncer = Syncer::start(file, Some(pair.clone()), inbox).unwrap();
+            let complete = |is_busy: bool| {
+                let (waiting, _answer) = send();
+                if is_busy {
+                    syncer.shared.inbox.put(waiting);
+                }
+                let (request, answer) = send();
+                syncer.complete(vec![request], true);
+                answer.blocking_recv().unwrap()
+            };
+            assert!(complete(false).is_ok());
+            let aside = directory.path().join("aside");
+            std::fs::rename(&log, &aside).unwrap();
+            for is_busy in [false, true] {
+                let told = complete(is_busy);
+                assert!(matches!(told, Err(Failure::Unconfirmed(_))), "{told:?}");
+            }
+            std::fs::rename(&aside, &log).unwrap();
+            assert!(complete(true).is_ok() && !syncer.is_broken());
+        }
+    }
+
     #[test]
     fn what_promises_nothing_does_not_wait_for_the_disk() {
         let syncer = broken();

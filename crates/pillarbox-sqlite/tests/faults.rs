@@ -443,14 +443,24 @@ async fn a_full_disk_is_a_problem_that_a_diagnosis_tells() {
     let jobs = queue(&backend, "jobs");
     jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
     let filler = disk.0.join("filler");
-    let mut file = fs::File::create(&filler).unwrap();
-    while file.write_all(&[0; 4096]).is_ok() {}
+    let fill = || {
+        let mut file = fs::File::create(&filler).unwrap();
+        while file.write_all(&[0; 4096]).is_ok() {}
+    };
+    fill();
     let diagnosis = backend.diagnose(false).await.expect("a diagnosis");
     let problem = diagnosis.problems().next().expect("a problem").text.clone();
     assert!(problem.contains("the disk is full"), "{problem}");
-    drop(file);
     fs::remove_file(&filler).unwrap();
     assert_eq!(backend.diagnose(false).await.expect("a diagnosis").problems().count(), 0);
+    backend.close().await;
+    // There is no room for the files that opening makes.
+    fill();
+    let text = refusal(SqliteOptions::new(disk.0.join("jobs.db"))).await;
+    assert!(text.contains("the disk is full"), "{text}");
+    fs::remove_file(&filler).unwrap();
+    let backend = open(disk.0.join("jobs.db")).await;
+    assert_eq!(queue(&backend, "jobs").counts().await.unwrap().total(), 1);
     backend.close().await;
 }
 
