@@ -4,7 +4,11 @@
 
 mod common;
 
-use common::{Place, id, session, without_numbers};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use common::{Place, Run, id, session, without_numbers};
+use pillarbox::sqlite::rusqlite;
 
 #[test]
 fn queues() {
@@ -138,6 +142,67 @@ fn purge() {
         &place,
         &["purge orders", "purge orders --yes", "purge orders --yes --json", "stats orders"]
     ));
+}
+
+/// Overwrites a page in the middle of a table or an index, as a bad disk would leave it.
+fn damage(file: &Path, table: &str) {
+    let pages: Vec<u64> = {
+        let connection = rusqlite::Connection::open(file).unwrap();
+        let leaves =
+            "SELECT pageno FROM dbstat WHERE name = ?1 AND pagetype = 'leaf' ORDER BY path";
+        let mut leaves = connection.prepare(leaves).unwrap();
+        leaves.query_map([table], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+    };
+    assert!(pages.len() > 4, "{table}: {pages:?}");
+    let mut bytes = std::fs::read(file).unwrap();
+    let start = (pages[pages.len() / 2] as usize - 1) * 4096;
+    bytes[start..start + 4096].fill(0x5a);
+    std::fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn dump_goes_on_past_a_damaged_page_and_says_what_is_missing() {
+    let place = Place::new();
+    let all: BTreeSet<String> = (1..=600).map(id).collect();
+    let lines: Vec<_> =
+        all.iter().map(|id| format!(r#"{{"id":"{id}","body":"{}"}}"#, "x".repeat(100))).collect();
+    let run = place.run_with_input("load orders", lines.join("\n"));
+    assert_eq!(run.code, 0, "{run:?}");
+    place.ok("receive orders --max 500 --visibility 12h");
+    let file = place.path().join("pillarbox.db");
+    damage(&file, "pillarbox_message");
+    // What is written, and what is said to be missing.
+    let dumped = |run: &Run| -> (BTreeSet<String>, BTreeSet<String>) {
+        let written = run.stdout.lines().map(|line| {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            line["id"].as_str().unwrap().to_owned()
+        });
+        let missing = all.iter().filter(|id| run.stderr.contains(*id)).cloned();
+        (written.collect(), missing.collect())
+    };
+    let run = place.run("dump orders");
+    assert_eq!(run.code, 1, "{}", run.stderr);
+    let (written, missing) = dumped(&run);
+    assert_eq!(run.stdout.lines().count(), written.len(), "each is written once");
+    assert!(!missing.is_empty() && missing.len() < 100, "{}", run.stderr);
+    assert!(written.is_disjoint(&missing));
+    assert_eq!(written.union(&missing).cloned().collect::<BTreeSet<_>>(), all);
+    assert!(run.stderr.contains("this dump is not whole"), "{}", run.stderr);
+    assert_eq!(run.stdout.matches("\"state\":\"in_flight\"").count() + missing.len(), 500);
+    assert_ne!(place.run("peek orders --max 1000").code, 0, "who looks at all of it is told");
+
+    // Without the index of ids it is unknown which are missing; no others are.
+    damage(&file, "pillarbox_message_id");
+    let run = place.run("dump orders");
+    assert_eq!(run.code, 1, "{}", run.stderr);
+    assert_eq!(dumped(&run).0, written, "{}", run.stderr);
+    assert!(run.stderr.contains("could not be read: the messages after key"), "{}", run.stderr);
+
+    // Without the leases and delays, they are shown as if they were ready.
+    damage(&file, "pillarbox_timer");
+    let run = place.run("dump orders");
+    assert_eq!((run.code, dumped(&run).0), (1, written), "{}", run.stderr);
+    assert!(run.stderr.contains("which messages are in flight"), "{}", run.stderr);
 }
 
 #[test]

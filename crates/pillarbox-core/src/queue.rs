@@ -51,7 +51,8 @@ pub trait Queue: fmt::Debug + Send + Sync + 'static {
 
     /// Shows up to `max` messages without delivering them: the ready ones in order of delivery,
     /// then the others in the order in which they will become ready; from the first one, or from
-    /// where an earlier page ended.
+    /// where an earlier page ended. Where the storage is damaged, a backend may show what it can read, in any
+    /// order, and say what it cannot ([`PeekPage::unreadable`]).
     fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>>;
 
     /// Counts the messages, and those ever stored where the backend keeps count of them.
@@ -402,12 +403,31 @@ pub struct PeekPage {
     pub messages: Vec<Peeked>,
     /// Where the next page begins. `None`: this was the last.
     pub next: Option<Cursor>,
+    /// What is there and could not be read, in words for people. Empty unless the storage of the backend is
+    /// damaged; a backend that cannot go on past the damage fails instead.
+    pub unreadable: Vec<String>,
 }
 
 impl PeekPage {
     /// Makes a page.
     pub const fn new(messages: Vec<Peeked>, next: Option<Cursor>) -> Self {
-        Self { messages, next }
+        Self { messages, next, unreadable: Vec::new() }
+    }
+
+    /// The same page, with more that could not be read.
+    #[must_use]
+    pub fn with_unreadable(mut self, unreadable: Vec<String>) -> Self {
+        self.unreadable.extend(unreadable);
+        self
+    }
+
+    /// The same page, or [`Error::Connection`] if something of it could not be read: for those who cannot do
+    /// with a part of a queue.
+    pub fn whole(mut self, queue: &QueueName) -> Result<Self> {
+        if self.unreadable.is_empty() {
+            return Ok(self);
+        }
+        Err(Error::connection(Some(queue), "peek", self.unreadable.swap_remove(0)))
     }
 }
 

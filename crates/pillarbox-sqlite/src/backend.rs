@@ -7,7 +7,7 @@ use pillarbox_core::clock;
 use pillarbox_core::lease::{Full, Stale};
 use pillarbox_core::{
     Backend, BoxFuture, Capabilities, Clock, Counts, Cursor, Delivery, Diagnosis, Error, Gate,
-    Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle,
+    Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle, Timestamp,
 };
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -15,10 +15,10 @@ use tokio::time::Instant;
 use crate::diagnose;
 use crate::engine::Session;
 use crate::failure::Failure;
-use crate::file::Located;
+use crate::file::open_to_read;
 use crate::inbox::{Call, Claim, Op, Received, Request, Sending};
 use crate::options::SqliteOptions;
-use crate::store::PeekFrom;
+use crate::store::{PeekFrom, Store};
 
 /// The longest body: SQLite's own limit on a row is a thousand million bytes.
 const MAX_BODY: usize = 900_000_000;
@@ -63,8 +63,6 @@ const fn capabilities(durable: bool) -> Capabilities {
 pub struct SqliteBackend {
     session: Arc<Session>,
     options: SqliteOptions,
-    /// `None`: in no file.
-    located: Option<Located>,
 }
 
 impl SqliteBackend {
@@ -85,9 +83,7 @@ impl SqliteBackend {
     async fn start(options: SqliteOptions, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
         let session = Session::open(options.clone(), clock).await;
         let session = session.map_err(|failure| failure.during("open", None))?;
-        let located = options.path.as_deref().map(Located::of).transpose();
-        let located = located.map_err(|failure| failure.during("open", None))?;
-        Ok(Self { session: Arc::new(session), options, located })
+        Ok(Self { session: Arc::new(session), options })
     }
 }
 
@@ -124,9 +120,11 @@ impl Backend for SqliteBackend {
         Box::pin(async move {
             self.session.gate.check_backend()?;
             let options = self.options.clone();
-            let Some(located) = self.located.clone() else { return Ok(diagnose::in_memory()) };
+            let Some(pair) = self.session.engine.pair.clone() else {
+                return Ok(diagnose::in_memory());
+            };
             // On connections of its own: whoever sends and receives goes on meanwhile.
-            let look = move || diagnose::diagnose(&located, &options, repair);
+            let look = move || diagnose::diagnose(&pair, &options, repair);
             let found = tokio::task::spawn_blocking(look).await;
             let found = found.unwrap_or(Err(Failure::WriterGone));
             found.map_err(|failure| failure.during("diagnose", None))
@@ -147,7 +145,7 @@ impl Backend for SqliteBackend {
 
 impl Session {
     fn capabilities(&self) -> &'static Capabilities {
-        if self.engine.durable { &IN_FILE } else { &IN_MEMORY }
+        if self.engine.pair.is_some() { &IN_FILE } else { &IN_MEMORY }
     }
 }
 
@@ -225,6 +223,21 @@ impl SqliteQueue {
         Ok(claim.take())
     }
 
+    /// Shows messages on a connection of its own, as far as they can be read. Whoever sends and receives
+    /// goes on meanwhile.
+    async fn salvage(&self, max: usize, after: Option<i64>) -> Result<PeekPage, Failure> {
+        let Some(pair) = self.session.engine.pair.clone() else { return Err(Failure::WriterGone) };
+        let name = self.name.clone();
+        let look = move || {
+            pair.check()?;
+            let connection = open_to_read(&pair.file.path)?;
+            // All of a page is of the same moment.
+            connection.execute_batch("BEGIN")?;
+            Store::new(&connection).salvage(&name, max, after, Timestamp::now())
+        };
+        tokio::task::spawn_blocking(look).await.unwrap_or(Err(Failure::WriterGone))
+    }
+
     /// Waits for messages, no longer than until `end`.
     async fn wait(
         &self,
@@ -299,7 +312,24 @@ impl Queue for SqliteQueue {
                     Error::invalid(Some(&self.name), "cursor", cursor.as_str(), allowed)
                 })?),
             };
-            self.ask("peek", (max, after), Op::Peek).await
+            if let Some(PeekFrom::Salvage(key)) = after {
+                let page = self.salvage(max, Some(key)).await;
+                return page.map_err(|failure| self.failed(failure, "peek"));
+            }
+            let (call, answer) = Call::new((max, after));
+            let request = Request { queue: self.name.clone(), op: Op::Peek(call) };
+            let page = match self.session.ask(request, answer).await {
+                Err(failure) if failure.is_unreadable() => {
+                    // From the beginning: what comes first there is not what comes first in line.
+                    let page = self.salvage(max, None).await;
+                    page.map(|mut page| {
+                        page.unreadable.insert(0, failure.to_string());
+                        page
+                    })
+                }
+                page => page,
+            };
+            page.map_err(|failure| self.failed(failure, "peek"))
         })
     }
 

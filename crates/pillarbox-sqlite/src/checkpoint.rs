@@ -36,8 +36,7 @@ impl Log {
             return false;
         }
         self.commits = 0;
-        let length = checkpoint(connection, "PRAGMA wal_checkpoint(NOOP)");
-        self.pages = length.map_or(0, |(pages, _)| pages);
+        self.pages = length(connection).map_or(0, |(pages, _)| pages);
         self.pages >= self.next
     }
 
@@ -78,8 +77,14 @@ impl Log {
     }
 }
 
+/// How many pages the log has, and how many of them are in the file. Changes nothing. `None`: it
+/// cannot be told.
+pub(crate) fn length(connection: &Connection) -> Option<(i64, i64)> {
+    checkpoint(connection, "PRAGMA wal_checkpoint(NOOP)")
+}
+
 /// Moves what can be moved without waiting for anybody. Says whether that was all.
-fn move_pages(connection: &Connection) -> bool {
+pub(crate) fn move_pages(connection: &Connection) -> bool {
     let done = checkpoint(connection, "PRAGMA wal_checkpoint(PASSIVE)");
     done.is_some_and(|(pages, moved)| pages == moved)
 }
@@ -88,5 +93,7 @@ fn move_pages(connection: &Connection) -> bool {
 /// tried.
 fn checkpoint(connection: &Connection, pragma: &str) -> Option<(i64, i64)> {
     let mut statement = connection.prepare_cached(pragma).ok()?;
-    statement.query_row([], |row| Ok((row.get(1)?, row.get(2)?))).ok()
+    let found = statement.query_row([], |row| Ok((row.get(1)?, row.get(2)?))).ok();
+    // Negative: the connection has not read anything yet, and knows of no log.
+    found.filter(|(pages, _)| *pages >= 0)
 }

@@ -1,19 +1,24 @@
 //! What a file tells of itself, and putting right what is wrong with it.
 
-use std::fs;
 use std::path::Path;
+use std::time::Instant;
 
 use pillarbox_core::{Diagnosis, Finding, Repair, Severity, Timestamp};
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
+use crate::checkpoint;
 use crate::failure::Failure;
-use crate::file::{self, BUSY_TIMEOUT, Located, Patience, beside, is_damage, open_to_read};
+use crate::file::{BUSY_TIMEOUT, OpenFile, Pair, Patience, is_damage, open_to_read};
 use crate::options::{SqliteOptions, Synchronous};
 use crate::schema;
 use crate::verify::{self, Kind, Problem};
 
-/// A log that is longer than this grows behind a reader.
+/// A log of which more than this cannot be moved into the file grows behind a reader.
 const LONG_LOG: u64 = 64 << 20;
+/// A disk with less room than this is full: the log alone needs as much.
+const NO_ROOM: u64 = 4 << 20;
+/// A disk with less room than this is nearly full.
+const LITTLE_ROOM: u64 = 64 << 20;
 /// Free space below this is not worth a word.
 const MUCH_SPACE: u64 = 64 << 20;
 
@@ -123,19 +128,35 @@ pub(crate) fn in_memory() -> Diagnosis {
 
 /// Looks at a file from end to end, and repairs it if told to.
 pub(crate) fn diagnose(
-    located: &Located,
+    pair: &Pair,
     options: &SqliteOptions,
     repair: bool,
 ) -> Result<Diagnosis, Failure> {
-    located.check()?;
-    let path = &located.path;
+    let path = &pair.file.path;
+    let opened =
+        pair.check().and_then(|_| OpenFile::again(pair, options.permissions)).and_then(|file| {
+            check_content(&file)?;
+            Ok(file)
+        });
+    let file = match opened {
+        Ok(file) => file,
+        // What is there is not what is open: it says nothing of what this process has.
+        Err(
+            failure @ (Failure::Replaced
+            | Failure::LogGone(_)
+            | Failure::Linked(_)
+            | Failure::OtherDevice(_)
+            | Failure::CopiedOver(_)),
+        ) => return Ok(astray(path, options, &failure)),
+        Err(failure) => return Err(failure),
+    };
     let mut found = verify::look(path)?;
     let mut remaining = found.clone();
     if repair {
         // What was in the way of other questions is put right first: one kind after the other.
         for _ in 0..3 {
             let Some(first) = remaining.first() else { break };
-            repair_kind(path, first.kind)?;
+            repair_kind(&file, first.kind)?;
             let now = verify::look(path)?;
             if now == remaining {
                 break;
@@ -144,7 +165,7 @@ pub(crate) fn diagnose(
             remaining = now;
         }
     }
-    let mut diagnosis = describe(path, options)?;
+    let mut diagnosis = describe(&file, options)?;
     let mut findings = Vec::new();
     for problem in &found {
         let repair = match problem.kind {
@@ -161,20 +182,47 @@ pub(crate) fn diagnose(
     Ok(diagnosis)
 }
 
+/// Fails if another file was copied over this one. Where another program does not give up its turn,
+/// that is not looked at.
+fn check_content(file: &OpenFile) -> Result<(), Failure> {
+    let connection = open_to_read(&file.pair.file.path)?;
+    // It knows its log once it has read something.
+    let _ = schema::content(&connection);
+    let start = Instant::now();
+    match file.take_turn(&mut Patience::new(&|| start.elapsed() > BUSY_TIMEOUT)) {
+        Ok(_turn) => file.check_content(&connection),
+        Err(Failure::Locked(_)) => Ok(()),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// What there is to say of a file that is not, or not only, where it was.
+fn astray(path: &Path, options: &SqliteOptions, failure: &Failure) -> Diagnosis {
+    let mut diagnosis = basics(path, options);
+    diagnosis.findings.push(Finding {
+        severity: Severity::Problem,
+        text: failure.to_string(),
+        advice: "nothing is sent, received or settled until then".to_owned(),
+        repair: Repair::Manual,
+    });
+    diagnosis
+}
+
 /// Repairs what can be, of problems of this kind.
-fn repair_kind(path: &Path, kind: Kind) -> Result<(), Failure> {
+fn repair_kind(file: &OpenFile, kind: Kind) -> Result<(), Failure> {
+    let path = &file.pair.file.path;
     match kind {
         // An index can be made again from its table, unless that is damaged too.
-        Kind::Pages => change(path, "REINDEX").or_else(|failure| match &failure {
+        Kind::Pages => change(file, "REINDEX").or_else(|failure| match &failure {
             Failure::Sqlite(error) if is_damage(error) => Ok(()),
             _ => Err(failure),
         }),
         Kind::Missing => {
             let missing = schema::missing(&open_to_read(path)?)?;
             let all: Vec<_> = missing.into_iter().map(|(_, sql)| sql).collect();
-            change(path, &all.join(";\n"))
+            change(file, &all.join(";\n"))
         }
-        Kind::Tables(_) => change(path, REPAIRS),
+        Kind::Tables(_) => change(file, REPAIRS),
     }
 }
 
@@ -182,7 +230,7 @@ fn finding(path: &Path, problem: &Problem, repair: Repair) -> Finding {
     let advice = match (problem.kind, repair) {
         (_, Repair::Manual) => format!(
             "the disk or the memory has damaged the file: restore it from a backup, or get out what \
-             can be read: sqlite3 {} .recover | sqlite3 NEW",
+             can be read: pillarbox dump QUEUE, or sqlite3 {} .recover | sqlite3 NEW",
             path.display()
         ),
         (Kind::Pages, _) => {
@@ -198,14 +246,10 @@ fn finding(path: &Path, problem: &Problem, repair: Repair) -> Finding {
 }
 
 /// Changes the file in one transaction, while no other process of ours writes.
-fn change(path: &Path, sql: &str) -> Result<(), Failure> {
+fn change(file: &OpenFile, sql: &str) -> Result<(), Failure> {
     let mut patience = Patience::new(&|| false);
-    let lock = file::lock_file(path)?;
-    let turn = file::take_turn(&lock, &mut patience)?;
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
-    connection.execute_batch("PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY")?;
+    let turn = file.take_turn(&mut patience)?;
+    let mut connection = open_to_write(&file.pair.file.path)?;
     patience.retry(|| {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         transaction.execute_batch(sql)?;
@@ -215,8 +259,65 @@ fn change(path: &Path, sql: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A connection that writes when it is told to, and to the log alone.
+fn open_to_write(path: &Path) -> Result<Connection, Failure> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.execute_batch(
+        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 0",
+    )?;
+    Ok(connection)
+}
+
+/// How many pages of the log cannot be moved into the file, after an attempt to move them. A log that
+/// is only long, as after much was deleted, has none: its room is used again.
+fn stuck_pages(file: &OpenFile) -> Result<u64, Failure> {
+    let connection = open_to_write(&file.pair.file.path)?;
+    schema::content(&connection)?;
+    let start = Instant::now();
+    // Nobody of ours makes the log longer meanwhile.
+    let _turn = file.take_turn(&mut Patience::new(&|| start.elapsed() > BUSY_TIMEOUT))?;
+    file.check_content(&connection)?;
+    file.while_moving(&connection, || checkpoint::move_pages(&connection));
+    let stuck = checkpoint::length(&connection).map_or(0, |(pages, moved)| pages - moved);
+    Ok(stuck.unsigned_abs())
+}
+
+/// How many bytes can be written to the disk that a file is on. `None`: it cannot be told.
+#[cfg(unix)]
+fn free_space(path: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(path).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_space(_: &Path) -> Option<u64> {
+    None
+}
+
+/// Version, file and promise.
+fn basics(path: &Path, options: &SqliteOptions) -> Diagnosis {
+    let (setting, promise) = match options.synchronous {
+        Synchronous::Full => {
+            ("full", "what was answered is on the disk; a power failure loses nothing")
+        }
+        Synchronous::Normal => (
+            "normal",
+            "what was answered survives the end of any process; a power failure may lose the last \
+             moments, never the file",
+        ),
+    };
+    Diagnosis::new(promise)
+        .with_fact("backend", format!("SQLite {}", rusqlite::version()))
+        .with_fact("file", path.display().to_string())
+        .with_fact("schema", format!("version {}", schema::VERSION))
+        .with_fact("synchronous", setting)
+}
+
 /// Versions, sizes, settings, and what could be better.
-fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> {
+fn describe(file: &OpenFile, options: &SqliteOptions) -> Result<Diagnosis, Failure> {
+    let path = &file.pair.file.path;
     let connection = open_to_read(path)?;
     // What cannot be read is not told; the findings say why.
     let number = |sql: &str| -> Result<u64, Failure> {
@@ -231,7 +332,7 @@ fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> 
     let page = number("PRAGMA page_size")?;
     let free = page * number("PRAGMA freelist_count")?;
     let size = page * number("PRAGMA page_count")?;
-    let log = fs::metadata(beside(path, "-wal")).map_or(0, |log| log.len());
+    let log = file.log_len();
     let now = Timestamp::now();
     let ahead = number(&format!(
         "SELECT count(*) FROM pillarbox_message AS m JOIN pillarbox_queue AS q USING (queue)
@@ -239,21 +340,7 @@ fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> 
         now.as_nanos().saturating_add(60_000_000_000)
     ))?;
 
-    let (setting, promise) = match options.synchronous {
-        Synchronous::Full => {
-            ("full", "what was answered is on the disk; a power failure loses nothing")
-        }
-        Synchronous::Normal => (
-            "normal",
-            "what was answered survives the end of any process; a power failure may lose the last \
-             moments, never the file",
-        ),
-    };
-    let mut diagnosis = Diagnosis::new(promise)
-        .with_fact("backend", format!("SQLite {}", rusqlite::version()))
-        .with_fact("file", path.display().to_string())
-        .with_fact("schema", format!("version {}", schema::VERSION))
-        .with_fact("synchronous", setting)
+    let mut diagnosis = basics(path, options)
         .with_fact(
             "size",
             format!("{}, {} of it free; log {}", size_of(size), size_of(free), size_of(log)),
@@ -265,11 +352,13 @@ fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> 
         let (severity, repair) = (Severity::Warning, Repair::Manual);
         diagnosis.findings.push(Finding { severity, text, advice, repair });
     };
-    if log > LONG_LOG {
+    // This connection itself must not be the reader.
+    drop(connection);
+    let stuck = if log > LONG_LOG { page * stuck_pages(file).unwrap_or(0) } else { 0 };
+    if stuck > LONG_LOG {
         warn(
-            format!("the log has grown to {}", size_of(log)),
-            "a program has been reading for long and keeps it from being moved into the file: end \
-             its transaction"
+            format!("{} of the log cannot be moved into the file", size_of(stuck)),
+            "a program has been reading for long and keeps it from being moved: end its transaction"
                 .to_owned(),
         );
     }
@@ -287,6 +376,25 @@ fn describe(path: &Path, options: &SqliteOptions) -> Result<Diagnosis, Failure> 
                 .to_owned(),
         );
     }
+    if let Some(room) = free_space(path) {
+        let advice = "sending, receiving and acknowledging all need room, for the log: make room. What was \
+                      answered is safe meanwhile";
+        if room < NO_ROOM {
+            diagnosis.findings.push(Finding {
+                severity: Severity::Problem,
+                text: format!("the disk is full: {} are left", size_of(room)),
+                advice: advice.to_owned(),
+                repair: Repair::Manual,
+            });
+        } else if room < LITTLE_ROOM {
+            diagnosis.findings.push(Finding {
+                severity: Severity::Warning,
+                text: format!("the disk is nearly full: {} are left", size_of(room)),
+                advice: advice.to_owned(),
+                repair: Repair::Manual,
+            });
+        }
+    }
     Ok(diagnosis)
 }
 
@@ -301,8 +409,11 @@ fn size_of(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::fs;
 
-    use pillarbox_core::{Mailbox, Mailboxes, Receive, SendOptions};
+    use pillarbox_core::{
+        Backend, Mailbox, Mailboxes, Outgoing, QueueOptions, Receive, SendOptions,
+    };
     use std::time::Duration;
 
     use super::*;
@@ -430,11 +541,10 @@ mod tests {
             )
             .unwrap();
         drop(connection);
-        let options = SqliteOptions::new(&path);
-        let located = Located::of(&path).unwrap();
-        let before = diagnose(&located, &options, false).unwrap();
+        let backend = SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap();
+        let before = backend.diagnose(false).await.unwrap();
         assert!(before.problems().count() > 0, "{before:?}");
-        let after = diagnose(&located, &options, true).unwrap();
+        let after = backend.diagnose(true).await.unwrap();
         assert_eq!(after.problems().count(), 0, "{after:?}");
         assert!(after.findings.iter().all(|finding| finding.repair == Repair::Done), "{after:?}");
     }
@@ -457,8 +567,8 @@ mod tests {
         let start = (root as usize - 1) * 4096;
         bytes[start..start + 4096].fill(0x5a);
         fs::write(&path, bytes).unwrap();
-        let options = SqliteOptions::new(&path);
-        let diagnosis = diagnose(&Located::of(&path).unwrap(), &options, true).unwrap();
+        let backend = SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap();
+        let diagnosis = backend.diagnose(true).await.unwrap();
         let problem = diagnosis.problems().next().unwrap();
         assert_eq!(problem.repair, Repair::Manual);
         assert!(problem.advice.contains("restore it from a backup"), "{problem:?}");
@@ -514,6 +624,31 @@ mod tests {
         let bodies: Vec<u32> = rest.messages().iter().map(|message| *message.body()).collect();
         assert_eq!(bodies, [2, 3]);
         assert!(rest.messages().iter().all(|message| message.delivery_count() == 1));
+    }
+
+    /// A log stays as long as it once was until it is started again.
+    #[tokio::test]
+    async fn a_reader_is_blamed_for_a_long_log_while_it_reads_and_not_afterwards() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("long.db");
+        let backend = Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap());
+        let queue = backend.queue("q", QueueOptions::new()).unwrap();
+        queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        let reader = Connection::open(&path).unwrap();
+        reader.execute_batch("BEGIN; SELECT count(*) FROM pillarbox_queue").unwrap();
+        let body = bytes::Bytes::from(vec![7; 1 << 20]);
+        for _ in 0..80 {
+            queue.send(vec![Outgoing::new(body.clone())]).await.unwrap().remove(0).unwrap();
+        }
+        let blamed = backend.diagnose(false).await.unwrap().findings;
+        assert_eq!(blamed.len(), 1, "{blamed:?}");
+        assert!(blamed[0].advice.contains("end its transaction"), "{blamed:?}");
+        reader.execute_batch("COMMIT").unwrap();
+        let log = fs::metadata(directory.path().join("long.db-wal")).unwrap().len();
+        assert!(log > LONG_LOG, "{log}");
+        assert_eq!(backend.diagnose(false).await.unwrap().findings, []);
+        queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        assert_eq!(verify::look(&path).unwrap(), []);
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::clock::WallClock;
 use crate::failure::Failure;
-use crate::file::Located;
+use crate::file::{Located, Pair};
 use crate::inbox::{Inbox, Op, Request};
 use crate::options::{SqliteOptions, Synchronous};
 use crate::sync::Syncer;
@@ -69,8 +69,8 @@ pub(crate) struct Engine {
     /// Closed when the thread has ended.
     pub(crate) ended: Arc<Gate>,
     thread: Option<JoinHandle<()>>,
-    /// Whether there is a file.
-    pub(crate) durable: bool,
+    /// The file that was opened, and its log. `None`: in memory.
+    pub(crate) pair: Option<Pair>,
     /// Under which it can be found; `None` where it is private.
     shared_as: Option<Name>,
     handles: Mutex<HashMap<QueueName, Handles>>,
@@ -157,16 +157,22 @@ impl Engine {
                 let _end = end;
                 let ready =
                     file::open(&options, &|| inbox.is_closed()).and_then(|(connection, place)| {
-                        let log = place.log_to_sync(&options)?;
-                        Ok((connection, place, Syncer::start(log, inbox.clone())?))
+                        let log = match options.synchronous {
+                            Synchronous::Full => place.log()?,
+                            Synchronous::Normal => None,
+                        };
+                        let syncer = Syncer::start(log, place.pair().cloned(), inbox.clone())?;
+                        Ok((connection, place, syncer))
                     });
                 match ready {
                     Ok((connection, place, syncer)) => {
-                        if opened.send(Ok(())).is_ok() {
+                        if opened.send(Ok(place.pair().cloned())).is_ok() {
                             writer::run(&connection, &place, &inbox, &*clock, &syncer);
                         }
                         // Its last answers are given before the file is closed.
                         drop(syncer);
+                        place.before_close(&connection);
+                        drop(connection);
                     }
                     // Nobody waits for it any more where this fails.
                     Err(failure) => drop(opened.send(Err(failure))),
@@ -175,16 +181,15 @@ impl Engine {
             let thread = std::thread::Builder::new().name("pillarbox-sqlite".into());
             thread.spawn(body).map_err(|error| Failure::io("cannot start a thread", error))?
         };
-        let durable = options.path.is_some();
-        let engine = Self {
+        let mut engine = Self {
             inbox,
             ended,
             thread: Some(thread),
-            durable,
+            pair: None,
             shared_as: None,
             handles: Mutex::default(),
         };
-        is_open.await.unwrap_or(Err(Failure::WriterGone))?;
+        engine.pair = is_open.await.unwrap_or(Err(Failure::WriterGone))?;
         Ok(engine)
     }
 

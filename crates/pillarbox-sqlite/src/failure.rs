@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use pillarbox_core::{Error, QueueName};
 use rusqlite::ErrorCode;
+use rusqlite::ffi::{SQLITE_IOERR_SHMSIZE, SQLITE_IOERR_SHORT_READ};
 
 /// Why the file could not be opened, read or written.
 ///
 /// It is the cause of an [`Error::Connection`]. Nothing was done, and the same call succeeds once the
-/// reason is gone; but for [`NotKept`](Self::NotKept), after which neither is known.
+/// reason is gone; but for [`NotKept`](Self::NotKept) and [`Unconfirmed`](Self::Unconfirmed), with which it is
+/// unknown whether it was done.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{}", explain(.0))]
@@ -45,6 +47,31 @@ pub(crate) enum Failure {
          what it holds, and what is in the -wal file beside it, is nowhere else"
     )]
     Replaced,
+    #[error(
+        "{}, the log of the file, was moved, deleted or replaced while it was in use. If it was moved, put \
+         it back and this works again. If it was deleted, close all programs that use the file, and do not \
+         kill them: the last one moves what was answered into the file", .0.display()
+    )]
+    LogGone(PathBuf),
+    #[error(
+        "{} has several names (hard links), and under each of them it would have a log of its own: delete \
+         all names but one (find DIRECTORY -samefile FILE lists them), and this works again", .0.display()
+    )]
+    Linked(PathBuf),
+    #[error(
+        "{}, the log of the file, is on another device than the file, and would be lost without it. Mount \
+         the directory that the file is in, not the file alone", .0.display()
+    )]
+    OtherDevice(PathBuf),
+    #[error(
+        "{path} was written by something other than SQLite while it was in use: another file was copied over \
+         it. Stop all programs that use it. To go on with the file as it is now, delete {path}-wal, which is \
+         the log of the former one. If the former one is back, or nothing was copied, delete {path}-lock instead",
+        path = .0.display()
+    )]
+    CopiedOver(PathBuf),
+    #[error("it is unknown whether this was done: {}", .0)]
+    Unconfirmed(Arc<Failure>),
     #[error(
         "cannot open {}, which belongs to it: {}. Check that this user may write to it and to the \
          directory", .0.display(), .1
@@ -106,6 +133,16 @@ impl Failure {
         matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
     }
 
+    /// Whether a file is shorter than SQLite has reason to believe.
+    pub(crate) fn is_short_read(&self) -> bool {
+        matches!(self, Self::Sqlite(error) if extended_code(error) == Some(SQLITE_IOERR_SHORT_READ))
+    }
+
+    /// Whether something in the file cannot be read, and other things may be.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Sqlite(error) if is_unreadable(error))
+    }
+
     /// Whether it may be about one request of a batch, so that the others succeed by themselves: a
     /// body too large for the disk, a row that cannot be read.
     pub(crate) fn may_concern_one(&self) -> bool {
@@ -138,17 +175,32 @@ pub(crate) fn in_transaction(failure: Failure) -> Failure {
     }
 }
 
+/// Whether it is about what the file holds, and not about who may use it or whether there is room: a
+/// damaged page, a sector that the disk cannot read, a value that makes no sense.
+pub(crate) fn is_unreadable(error: &rusqlite::Error) -> bool {
+    use ErrorCode::{DatabaseCorrupt, NotADatabase, SystemIoFailure};
+    let codes = [DatabaseCorrupt, NotADatabase, SystemIoFailure];
+    error.sqlite_error_code().is_some_and(|code| codes.contains(&code)) || is_conversion(error)
+}
+
 fn is_conversion(error: &rusqlite::Error) -> bool {
     use rusqlite::Error::{FromSqlConversionFailure, InvalidColumnType};
     matches!(error, FromSqlConversionFailure(..) | InvalidColumnType(..))
 }
 
+fn extended_code(error: &rusqlite::Error) -> Option<i32> {
+    error.sqlite_error().map(|error| error.extended_code)
+}
+
+const DISK_FULL: &str =
+    "the disk is full; nothing was lost, and this works again once there is room";
+
 /// What SQLite said, and what it means to whoever reads the log.
 fn explain(error: &rusqlite::Error) -> String {
     let advice = match error.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => {
-            "the disk is full; nothing was lost, and this works again once there is room"
-        }
+        Some(ErrorCode::DiskFull) => DISK_FULL,
+        // There is no room for the index of the log.
+        _ if extended_code(error) == Some(SQLITE_IOERR_SHMSIZE) => DISK_FULL,
         Some(ErrorCode::ReadOnly) => {
             "the file, or the directory that it is in, cannot be written by this user"
         }

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+use crate::checkpoint;
 use crate::failure::Failure;
-use crate::options::{SqliteOptions, Synchronous};
+use crate::options::{FilePermissions, SqliteOptions};
+use crate::overwrite::{self, Files, Stamp, Watch};
 use crate::schema::{self, Content};
 
 /// How long SQLite waits by itself for a lock before we look whether to go on.
@@ -81,12 +83,14 @@ pub(crate) fn open(
     let path = &Path::new(".").join(path);
     let mut patience = Patience::new(give_up);
     check_path(path, options)?;
+    overwrite::check_note(path)?;
     inspect(path, options, &mut patience)?;
-    let lock = lock_file(path)?;
+    let lock = lock_file(path, options.permissions)?;
     let turn = take_turn(&lock, &mut patience)?;
-    let connection = open_locked(path, options, &mut patience)?;
+    let opened = open_locked(path, options, &lock, &mut patience);
     drop(turn);
-    Ok((connection, Place::File { located: Located::of(path)?, lock }))
+    let Opened { connection, pair, log, watch } = opened?;
+    Ok((connection, Place::File(Box::new(OpenFile { pair, lock, log, watch }))))
 }
 
 fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
@@ -95,6 +99,8 @@ fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
         Ok(file) if file.len() == 0 && !options.create => {
             return Err(Failure::NoFile(path.to_owned()));
         }
+        // Before SQLite makes a log for this name.
+        Ok(file) if Seen::of(&file).links > 1 => return Err(Failure::Linked(path.to_owned())),
         Ok(_) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(Failure::io("cannot look at the file", error)),
@@ -122,13 +128,23 @@ pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
+/// A file that was opened, before it is known whose turn it is next.
+struct Opened {
+    connection: Connection,
+    pair: Pair,
+    log: File,
+    watch: Watch,
+}
+
 fn open_locked(
     path: &Path,
     options: &SqliteOptions,
+    lock: &File,
     patience: &mut Patience<'_>,
-) -> Result<Connection, Failure> {
+) -> Result<Opened, Failure> {
     // Again, now that nobody else of ours is at it.
     inspect(path, options, patience)?;
+    make_file(path, options.permissions);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -152,10 +168,56 @@ fn open_locked(
          PRAGMA cache_size = -{CACHE_KIB};
          PRAGMA temp_store = MEMORY;"
     ))?;
-    if schema::content(&connection)? != Content::Ours(schema::VERSION) {
+    // The log is there from the first transaction on.
+    let content = schema::content(&connection)?;
+    let pair = Pair::of(path)?;
+    pair.check()?;
+    let log = pair.open_log()?;
+    let watch = Watch::default();
+    let files = Files { path: &pair.file.path, lock, log: &log };
+    if share_log(&log) {
+        watch.begin(files, &connection);
+    } else {
+        watch.check(pair.check()?, files, &connection)?;
+    }
+    if content != Content::Ours(schema::VERSION) {
         patience.retry(|| schema::migrate(&mut connection))?;
     }
-    Ok(connection)
+    Ok(Opened { connection, pair, log, watch })
+}
+
+/// Makes a file that is not there, with the permissions that it is to have: SQLite gives the same to
+/// its log and the index of it. Where that fails, SQLite says why.
+fn make_file(path: &Path, permissions: FilePermissions) {
+    if fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        let _ = creating(permissions).open(path);
+    }
+}
+
+/// How to open a file that is made if it is not there.
+fn creating(permissions: FilePermissions) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).read(true).write(true);
+    #[cfg(unix)]
+    if permissions == FilePermissions::Private {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.mode(0o600);
+    }
+    #[cfg(not(unix))]
+    let _ = permissions;
+    options
+}
+
+/// Says whether no other engine has this log open, and shows the others that this one has. A lock of the
+/// log is not one of SQLite's, and ends with the process.
+fn share_log(log: &File) -> bool {
+    // Elsewhere a lock would keep SQLite from writing.
+    if cfg!(not(unix)) {
+        return true;
+    }
+    let is_alone = !matches!(log.try_lock(), Err(TryLockError::WouldBlock));
+    let _ = log.try_lock_shared();
+    is_alone
 }
 
 /// Looks at what is there, read-only, and refuses what is not ours.
@@ -168,7 +230,9 @@ fn inspect(
         return Ok(());
     }
     let connection = open_to_read(path)?;
-    match patience.retry(|| schema::content(&connection)) {
+    let content = patience.retry(|| schema::content(&connection));
+    check_log(path, &connection, &content)?;
+    match content {
         Ok(Content::Nothing) => Ok(()),
         Ok(Content::Ours(version)) => schema::check_version(version),
         Ok(Content::Clash) => Err(Failure::Clash(path.to_owned())),
@@ -179,6 +243,26 @@ fn inspect(
         }
         Err(failure) => Err(failure),
     }
+}
+
+/// Fails if the index of the log tells of pages and the log has none: others write one that was
+/// deleted, and this is a new one of its name.
+fn check_log(
+    path: &Path,
+    connection: &Connection,
+    content: &Result<Content, Failure>,
+) -> Result<(), Failure> {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let log = beside(&path, "-wal");
+    let has_pages = match content {
+        Ok(_) => checkpoint::length(connection).is_some_and(|(pages, _)| pages > 0),
+        // What the index leads to is past the end of the log.
+        Err(failure) => failure.is_short_read() && beside(&path, "-shm").exists(),
+    };
+    if has_pages && !overwrite::is_written_log(&log) {
+        return Err(Failure::LogGone(log));
+    }
+    Ok(())
 }
 
 /// A connection that changes nothing.
@@ -195,17 +279,24 @@ pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code().is_some_and(|code| damage.contains(&code))
 }
 
-/// Opens the empty file beside the database whose lock goes round between processes.
+/// Opens the file beside the database whose lock goes round between processes, and which says how the
+/// database was when its log was last moved into it ([`overwrite`]).
 ///
 /// Not the database itself: to close any handle of a file drops the locks that SQLite has on it.
-pub(crate) fn lock_file(path: &Path) -> Result<File, Failure> {
+pub(crate) fn lock_file(path: &Path, permissions: FilePermissions) -> Result<File, Failure> {
     let name = beside(path, "-lock");
     let is_new = !name.exists();
-    let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&name);
+    let lock = creating(permissions).open(&name);
     let lock = lock.map_err(|error| Failure::Beside(name, Arc::new(error)))?;
     // Whoever may write the database may take a turn. SQLite does the same for its own files.
     if is_new && let Ok(database) = fs::metadata(path) {
         let _ = lock.set_permissions(database.permissions());
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::{MetadataExt, fchown};
+            // Only the superuser can, and need.
+            let _ = fchown(&lock, Some(database.uid()), Some(database.gid()));
+        }
     }
     Ok(lock)
 }
@@ -214,7 +305,16 @@ pub(crate) fn lock_file(path: &Path) -> Result<File, Failure> {
 #[derive(Debug)]
 pub(crate) enum Place {
     InMemory,
-    File { located: Located, lock: File },
+    File(Box<OpenFile>),
+}
+
+/// A file that is open, and those beside it.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) pair: Pair,
+    lock: File,
+    log: File,
+    watch: Watch,
 }
 
 /// A file that is open: its absolute name, for the program may change its directory, and what tells
@@ -227,20 +327,94 @@ pub(crate) struct Located {
 
 impl Located {
     pub(crate) fn of(path: &Path) -> Result<Self, Failure> {
-        let found = path.canonicalize().and_then(|path| Ok((identity(&path)?, path)));
-        let (identity, path) =
-            found.map_err(|error| Failure::io("cannot look at the file", error))?;
-        Ok(Self { path, identity })
+        let found = path.canonicalize().and_then(|path| Ok((Seen::at(&path)?, path)));
+        let (seen, path) = found.map_err(|error| Failure::io("cannot look at the file", error))?;
+        Ok(Self { path, identity: seen.identity })
     }
 
-    /// Fails if the path no longer leads to the file that is open.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
-        match identity(&self.path) {
-            Ok(found) if found == self.identity => Ok(()),
-            Ok(_) => Err(Failure::Replaced),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::Replaced),
+    /// Fails if the path no longer leads to the file that is open, or is not its only name.
+    fn check(&self, gone: impl FnOnce() -> Failure) -> Result<Seen, Failure> {
+        match Seen::at(&self.path) {
+            Ok(found) if found.identity != self.identity => Err(gone()),
+            Ok(found) if found.links > 1 => Err(Failure::Linked(self.path.clone())),
+            Ok(found) => Ok(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(gone()),
             Err(error) => Err(Failure::io("cannot look at the file", error)),
         }
+    }
+}
+
+/// A database and its write-ahead log.
+#[derive(Debug, Clone)]
+pub(crate) struct Pair {
+    pub(crate) file: Located,
+    log: Located,
+}
+
+impl Pair {
+    pub(crate) fn of(path: &Path) -> Result<Self, Failure> {
+        let file = Located::of(path)?;
+        let name = beside(&file.path, "-wal");
+        let log =
+            Seen::at(&name).map_err(|error| Failure::Beside(name.clone(), Arc::new(error)))?;
+        let log = Located { path: name, identity: log.identity };
+        Ok(Self { file, log })
+    }
+
+    /// Fails if one of the two paths no longer leads to the file that is open, or if there are other
+    /// ways to it. Nothing that was written may be answered before this is known: the next program that
+    /// opens the file would not find it.
+    pub(crate) fn check(&self) -> Result<Stamp, Failure> {
+        let file = self.file.check(|| Failure::Replaced)?;
+        let log = self.log.check(|| Failure::LogGone(self.log.path.clone()))?;
+        if file.identity.0 != log.identity.0 {
+            return Err(Failure::OtherDevice(self.log.path.clone()));
+        }
+        Ok(file.stamp)
+    }
+
+    /// Opens the log. SQLite keeps no locks on it, so that closing it later drops none.
+    fn open_log(&self) -> Result<File, Failure> {
+        let log = OpenOptions::new().read(true).write(true).open(&self.log.path);
+        log.map_err(|error| Failure::Beside(self.log.path.clone(), Arc::new(error)))
+    }
+
+    /// Whether another log, which holds something, has taken the place of the one that is open.
+    fn has_another_log(&self) -> bool {
+        Seen::at(&self.log.path)
+            .is_ok_and(|found| found.identity != self.log.identity && !found.stamp.is_empty())
+    }
+}
+
+impl OpenFile {
+    /// The files of a database that this process has open, for another connection to it.
+    pub(crate) fn again(pair: &Pair, permissions: FilePermissions) -> Result<Self, Failure> {
+        let lock = lock_file(&pair.file.path, permissions)?;
+        Ok(Self { pair: pair.clone(), lock, log: pair.open_log()?, watch: Watch::default() })
+    }
+
+    pub(crate) fn take_turn(&self, patience: &mut Patience<'_>) -> Result<Turn<'_>, Failure> {
+        take_turn(&self.lock, patience)
+    }
+
+    /// Fails if the file or its log is not what this process has opened. To be called when it is its
+    /// turn.
+    pub(crate) fn check_content(&self, connection: &Connection) -> Result<(), Failure> {
+        self.watch.check(self.pair.check()?, self.files(), connection)
+    }
+
+    /// Moves pages of the log into the file, when it is this process's turn.
+    pub(crate) fn while_moving<T>(&self, connection: &Connection, shift: impl FnOnce() -> T) -> T {
+        self.watch.while_moving(self.files(), connection, shift)
+    }
+
+    /// The size of the log.
+    pub(crate) fn log_len(&self) -> u64 {
+        self.log.metadata().map_or(0, |log| log.len())
+    }
+
+    fn files(&self) -> Files<'_> {
+        Files { path: &self.pair.file.path, lock: &self.lock, log: &self.log }
     }
 }
 
@@ -250,29 +424,74 @@ impl Place {
     /// SQLite's own lock goes to whoever asks at the right moment, and SQLite asks ever less often,
     /// so that a process can be kept waiting for seconds. This one is asked for all the time.
     pub(crate) fn take_turn(&self, patience: &mut Patience<'_>) -> Result<Turn<'_>, Failure> {
-        let Self::File { lock, .. } = self else { return Ok(Turn(None)) };
-        take_turn(lock, patience)
-    }
-
-    /// The write-ahead log, where it must be synced before anybody is answered.
-    pub(crate) fn log_to_sync(&self, options: &SqliteOptions) -> Result<Option<File>, Failure> {
-        let Self::File { located, .. } = self else { return Ok(None) };
-        if options.synchronous == Synchronous::Normal {
-            return Ok(None);
-        }
-        // SQLite keeps no locks on it, so that closing it later drops none.
-        let name = beside(&located.path, "-wal");
-        match OpenOptions::new().write(true).open(&name) {
-            Ok(log) => Ok(Some(log)),
-            Err(error) => Err(Failure::Beside(name, Arc::new(error))),
+        match self {
+            Self::InMemory => Ok(Turn(None)),
+            Self::File(file) => file.take_turn(patience),
         }
     }
 
-    /// Fails if the path no longer leads to the file that is open.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    /// The database and its log.
+    pub(crate) fn pair(&self) -> Option<&Pair> {
+        match self {
+            Self::InMemory => None,
+            Self::File(file) => Some(&file.pair),
+        }
+    }
+
+    /// The write-ahead log, to be synced.
+    pub(crate) fn log(&self) -> Result<Option<File>, Failure> {
+        let Self::File(file) = self else { return Ok(None) };
+        let log = file.log.try_clone();
+        Ok(Some(log.map_err(|error| Failure::io("cannot open the log once more", error))?))
+    }
+
+    /// Fails if the paths no longer lead to the files that are open. Says whether the database was
+    /// written since it was last looked at.
+    pub(crate) fn check(&self) -> Result<bool, Failure> {
+        match self {
+            Self::InMemory => Ok(false),
+            Self::File(file) => Ok(file.watch.is_changed(file.pair.check()?)),
+        }
+    }
+
+    /// The same, and fails if the database was written by something that is not SQLite. To be called
+    /// when it is this process's turn.
+    pub(crate) fn check_content(&self, connection: &Connection) -> Result<(), Failure> {
         match self {
             Self::InMemory => Ok(()),
-            Self::File { located, .. } => located.check(),
+            Self::File(file) => file.check_content(connection),
+        }
+    }
+
+    /// Moves pages of the log into the file, when it is this process's turn.
+    pub(crate) fn while_moving(&self, connection: &Connection, shift: impl FnOnce()) {
+        match self {
+            Self::InMemory => shift(),
+            Self::File(file) => file.while_moving(connection, shift),
+        }
+    }
+
+    /// To be called after each commit, while it is still this process's turn.
+    pub(crate) fn committed(&self, connection: &Connection) {
+        if let Self::File(file) = self {
+            file.watch.committed(file.files(), connection);
+        }
+    }
+
+    /// To be called before the connection is closed: the last one to close moves the log into the file,
+    /// which must not happen where one of them is not what it was. A log that was deleted is still
+    /// whole, and is saved by it.
+    pub(crate) fn before_close(&self, connection: &Connection) {
+        let Self::File(file) = self else { return };
+        // Where it is the turn of somebody else, this is not the last one to close.
+        if let Ok(_turn) = file.take_turn(&mut Patience::new(&|| true)) {
+            let _ = file.check_content(connection);
+        }
+        if file.pair.has_another_log() || file.watch.is_copied_over() {
+            let keep = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+            if let Err(error) = connection.set_db_config(keep, true) {
+                tracing::error!(%error, "the log may be moved into a file that it does not belong to");
+            }
         }
     }
 }
@@ -313,17 +532,32 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What tells a file from another of the same name.
+/// What tells a file from another of the same name: its device and its number there.
 type Identity = (u64, u64);
 
-#[cfg(unix)]
-fn identity(path: &Path) -> io::Result<Identity> {
-    use std::os::unix::fs::MetadataExt;
-    fs::metadata(path).map(|file| (file.dev(), file.ino()))
+/// A file as a path leads to it.
+struct Seen {
+    identity: Identity,
+    /// How many names it has.
+    links: u64,
+    stamp: Stamp,
 }
 
-/// Elsewhere an open file cannot be deleted or replaced.
-#[cfg(not(unix))]
-fn identity(path: &Path) -> io::Result<Identity> {
-    fs::metadata(path).map(|_| (0, 0))
+impl Seen {
+    fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self::of(&fs::metadata(path)?))
+    }
+
+    #[cfg(unix)]
+    fn of(file: &fs::Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt;
+        let identity = (file.dev(), file.ino());
+        Self { identity, links: file.nlink(), stamp: Stamp::of(file) }
+    }
+
+    /// Elsewhere an open file cannot be deleted or replaced.
+    #[cfg(not(unix))]
+    fn of(file: &fs::Metadata) -> Self {
+        Self { identity: (0, 0), links: 1, stamp: Stamp::of(file) }
+    }
 }

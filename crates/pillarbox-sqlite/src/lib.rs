@@ -25,7 +25,10 @@
 //! |---|---|
 //! | `jobs.db` | the database |
 //! | `jobs.db-wal`, `jobs.db-shm` | SQLite's write-ahead log and its index. They belong to the database: copy or move them along, or close all programs first, which removes them |
-//! | `jobs.db-lock` | an empty file whose lock goes round between processes, so that each gets its turn to write |
+//! | `jobs.db-lock` | a small file whose lock goes round between processes, so that each gets its turn to write |
+//!
+//! New files can be read and written by their owner alone, unless
+//! [`permissions`](SqliteOptions::permissions) says otherwise.
 //!
 //! The file must be on a file system of the machine: a network share cannot hold a write-ahead log.
 //! Space of acknowledged messages is used again; the file does not shrink by itself (`VACUUM` makes
@@ -55,10 +58,12 @@
 //!
 //! A file that is no database, belongs to another program or was written by a newer version is refused
 //! when it is opened, and not touched; so is one whose damage shows then. A full disk, a file that cannot be read or written, a lock
-//! that another program does not let go of: each is an
+//! that another program does not let go of, a file or a log that was deleted, replaced, copied over or linked while it
+//! is open: each is an
 //! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do, the operation was
-//! not done, and the next one succeeds once the reason is gone. Only after an fsync that failed it is
-//! unknown what was done, and the program must be restarted. `SQLITE_BUSY` does not reach callers:
+//! not done, and the next one succeeds once the reason is gone. Only where a file goes astray in the midst of an
+//! operation, or after an fsync that failed, it is unknown what was done, and the error says so; after the latter the
+//! program must be restarted. `SQLITE_BUSY` does not reach callers:
 //! they wait their turn.
 
 mod backend;
@@ -73,6 +78,7 @@ mod file;
 pub mod fuzzing;
 mod inbox;
 mod options;
+mod overwrite;
 mod schema;
 mod store;
 mod sync;
@@ -81,6 +87,6 @@ mod verify;
 mod writer;
 
 pub use backend::SqliteBackend;
-pub use options::{SqliteOptions, Synchronous};
+pub use options::{FilePermissions, SqliteOptions, Synchronous};
 pub use rusqlite;
 pub use verify::verify;

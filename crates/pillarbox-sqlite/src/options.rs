@@ -21,6 +21,7 @@ pub struct SqliteOptions {
     pub(crate) synchronous: Synchronous,
     pub(crate) create: bool,
     pub(crate) adopt: bool,
+    pub(crate) permissions: FilePermissions,
 }
 
 /// What an answered operation has survived.
@@ -34,11 +35,27 @@ pub enum Synchronous {
     Normal,
 }
 
+/// Who may read and write files that are made. Files that are there keep their permissions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum FilePermissions {
+    /// Their owner alone: mode 0600.
+    #[default]
+    Private,
+    /// As the umask of the process says: mode 0666 without the bits of the umask.
+    Umask,
+}
+
 impl SqliteOptions {
     /// The file at `path`, which is made if it is not there.
     pub fn new(path: impl AsRef<Path>) -> Self {
         let path = Some(path.as_ref().to_owned());
-        Self { path, synchronous: Synchronous::default(), create: true, adopt: false }
+        Self {
+            path,
+            synchronous: Synchronous::default(),
+            create: true,
+            adopt: false,
+            permissions: FilePermissions::default(),
+        }
     }
 
     /// No file: queues in SQLite's own memory, private to the backend, gone with it.
@@ -68,13 +85,24 @@ impl SqliteOptions {
         self
     }
 
+    /// Who may read and write the files that are made: the database, its log, the index of the log and
+    /// the lock file. Defaults to [`FilePermissions::Private`]. A database that is there keeps its
+    /// permissions, and the files beside it get the same. Without effect where the operating system is
+    /// not a Unix.
+    pub fn permissions(mut self, permissions: FilePermissions) -> Self {
+        self.permissions = permissions;
+        self
+    }
+
     /// Reads `sqlite:PATH`, `sqlite://PATH` or `sqlite::memory:`, with options after a `?`:
-    /// `synchronous=full|normal`, `create=true|false`, `adopt=true|false`.
+    /// `synchronous=full|normal`, `create=true|false`, `adopt=true|false`,
+    /// `permissions=private|umask`.
     ///
     /// The path is taken as it stands; one that holds a `?` needs [`SqliteOptions::new`].
     pub fn from_url(url: &str) -> Result<Self> {
         let allowed = "sqlite:PATH or sqlite::memory:, then perhaps ?synchronous=full|normal, \
-                       create=true|false, adopt=true|false, with & between them";
+                       create=true|false, adopt=true|false, permissions=private|umask, with & \
+                       between them";
         let invalid = |problem: String| Error::invalid(None, "backend URL", problem, allowed);
         let rest = url.strip_prefix("sqlite:").ok_or_else(|| invalid(format!("{url:?}")))?;
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -93,6 +121,8 @@ impl SqliteOptions {
                 Some(("synchronous", "normal")) => options.synchronous(Synchronous::Normal),
                 Some(("create", value @ ("true" | "false"))) => options.create(value == "true"),
                 Some(("adopt", value @ ("true" | "false"))) => options.adopt(value == "true"),
+                Some(("permissions", "private")) => options.permissions(FilePermissions::Private),
+                Some(("permissions", "umask")) => options.permissions(FilePermissions::Umask),
                 // Only its name: the value may be a secret of somebody who took this for a server. Where there is an @, so
                 // may the name.
                 _ if query.contains('@') => {
@@ -127,9 +157,12 @@ mod tests {
 
     #[test]
     fn every_option_can_be_said() {
-        let url = "sqlite:f?synchronous=normal&create=false&adopt=true";
+        let url = "sqlite:f?synchronous=normal&create=false&adopt=true&permissions=umask";
         let options = SqliteOptions::new("f").synchronous(Synchronous::Normal);
-        assert_eq!(SqliteOptions::from_url(url).unwrap(), options.create(false).adopt(true));
+        let options = options.create(false).adopt(true).permissions(FilePermissions::Umask);
+        assert_eq!(SqliteOptions::from_url(url).unwrap(), options);
+        let url = "sqlite:f?permissions=private";
+        assert_eq!(SqliteOptions::from_url(url).unwrap(), SqliteOptions::new("f"));
     }
 
     #[test]
@@ -146,6 +179,7 @@ mod tests {
             "sqlite:file:f",
             "sqlite:f?synchronous=off",
             "sqlite:f?cache=1",
+            "sqlite:f?permissions=0644",
             "f",
         ] {
             let error = SqliteOptions::from_url(url).unwrap_err().to_string();

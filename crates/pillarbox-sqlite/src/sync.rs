@@ -13,6 +13,10 @@
 //! This keeps all that `synchronous = FULL` promises. Transactions follow each other in the log,
 //! and one that is not whole ends it: if a batch is on the disk, so are all before it, whichever
 //! process wrote them. Before SQLite moves the log into the file, it syncs the log by itself.
+//!
+//! What is on the disk must also be where the next program looks for it. So nobody is answered, with
+//! `FULL` or `NORMAL`, before it is known that the paths still lead to the file and the log that were
+//! written.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -21,6 +25,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use crate::failure::Failure;
+use crate::file::Pair;
 use crate::inbox::{Inbox, Request};
 
 /// What must be on the disk before it is answered.
@@ -37,6 +42,8 @@ pub(crate) struct Syncer {
 struct Shared {
     /// The write-ahead log. `None`: there is no waiting for a disk.
     log: Option<File>,
+    /// Where what was written must be found. `None`: nowhere.
+    pair: Option<Pair>,
     inbox: Arc<Inbox>,
     /// Batches handed over and not answered.
     pending: AtomicUsize,
@@ -46,10 +53,14 @@ struct Shared {
 
 impl Syncer {
     /// Starts the thread that waits for the disk, if there is one to wait for.
-    pub(crate) fn start(log: Option<File>, inbox: Arc<Inbox>) -> Result<Self, Failure> {
+    pub(crate) fn start(
+        log: Option<File>,
+        pair: Option<Pair>,
+        inbox: Arc<Inbox>,
+    ) -> Result<Self, Failure> {
         let needed = log.is_some();
         let (pending, broken) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let shared = Arc::new(Shared { log, inbox, pending, broken });
+        let shared = Arc::new(Shared { log, pair, inbox, pending, broken });
         if !needed {
             return Ok(Self { shared, line: None, thread: None });
         }
@@ -129,7 +140,13 @@ impl Shared {
             tracing::error!(%error, "the disk did not keep what was written");
         }
         let kept = if self.broken.load(Ordering::Relaxed) { Err(Failure::NotKept) } else { Ok(()) };
-        self.answer(answers, kept);
+        self.answer(answers, kept.and_then(|()| self.confirm()));
+    }
+
+    /// Fails if what was written is not where the next program would look for it.
+    fn confirm(&self) -> Result<(), Failure> {
+        let checked = self.pair.as_ref().map_or(Ok(()), |pair| pair.check().map(drop));
+        checked.map_err(|failure| Failure::Unconfirmed(Arc::new(failure)))
     }
 
     fn answer(&self, answers: Answers, kept: Result<(), Failure>) {
@@ -157,7 +174,7 @@ mod tests {
     fn broken() -> Syncer {
         let log = File::options().write(true).open("/dev/null").unwrap();
         assert!(log.sync_data().is_err(), "it cannot be synced");
-        Syncer::start(Some(log), Arc::new(Inbox::new())).unwrap()
+        Syncer::start(Some(log), None, Arc::new(Inbox::new())).unwrap()
     }
 
     fn send() -> (Request, Answer) {
@@ -184,6 +201,41 @@ mod tests {
         let (request, answer) = send();
         syncer.complete(vec![request], true);
         assert!(matches!(answer.blocking_recv(), Ok(Err(Failure::NotKept))));
+    }
+
+    /// What is done between the look before a transaction and the answer to it.
+    #[cfg(unix)]
+    #[test]
+    fn nothing_is_promised_that_is_in_a_log_which_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gone.db");
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        connection.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE t (x)").unwrap();
+        let pair = Pair::of(&path).unwrap();
+        let log = directory.path().join("gone.db-wal");
+        for synced in [true, false] {
+            let file = synced.then(|| File::options().write(true).open(&log).unwrap());
+            let inbox = Arc::new(Inbox::new());
+            let syncer = Syncer::start(file, Some(pair.clone()), inbox).unwrap();
+            let complete = |is_busy: bool| {
+                let (waiting, _answer) = send();
+                if is_busy {
+                    syncer.shared.inbox.put(waiting);
+                }
+                let (request, answer) = send();
+                syncer.complete(vec![request], true);
+                answer.blocking_recv().unwrap()
+            };
+            assert!(complete(false).is_ok());
+            let aside = directory.path().join("aside");
+            std::fs::rename(&log, &aside).unwrap();
+            for is_busy in [false, true] {
+                let told = complete(is_busy);
+                assert!(matches!(told, Err(Failure::Unconfirmed(_))), "{told:?}");
+            }
+            std::fs::rename(&aside, &log).unwrap();
+            assert!(complete(true).is_ok() && !syncer.is_broken());
+        }
     }
 
     #[test]

@@ -100,7 +100,12 @@ impl<'c> Writer<'c> {
         if self.has_garbage() && self.reclaim_at <= Instant::now() {
             return true;
         }
-        let looked = self.place.check().and_then(|()| self.refresh()).and_then(|_| {
+        let looked = self.place.check().and_then(|is_written| {
+            if is_written {
+                // By whom is looked at when it is our turn.
+                return Ok(true);
+            }
+            self.refresh()?;
             let now = self.clock.now();
             for queue in self.waiters.keys() {
                 if self.store.may_be_ready(queue, now)? {
@@ -138,12 +143,14 @@ impl<'c> Writer<'c> {
         let mut served = Vec::new();
         match self.attempt(&mut batch, &mut served) {
             Ok(turn) => {
+                self.place.committed(self.connection);
                 let batch = self.part_from_waiters(batch, served);
                 let must_keep = batch.iter().any(Request::must_keep);
                 if self.log.is_long(self.connection) {
                     // Others must not write meanwhile, or the log would never be done with.
                     self.syncer.complete(batch, must_keep);
-                    self.log.shorten(self.connection);
+                    let log = &mut self.log;
+                    self.place.while_moving(self.connection, || log.shorten(self.connection));
                     drop(turn);
                 } else {
                     drop(turn);
@@ -211,7 +218,7 @@ impl<'c> Writer<'c> {
         let give_up = || inbox.is_closed();
         let mut patience = Patience::new(&give_up);
         let turn = self.place.take_turn(&mut patience)?;
-        self.place.check()?;
+        self.place.check_content(self.connection)?;
         self.begin(&mut patience)?;
         let news = self.refresh()?;
         self.store.begin(self.clock.now())?;

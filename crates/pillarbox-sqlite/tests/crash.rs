@@ -6,7 +6,7 @@ mod common;
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pillarbox_core::{Mailbox, Receive, SendOptions};
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
@@ -16,7 +16,7 @@ use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, setting, told};
 use rand::RngExt;
 
-use crate::common::{open, queue};
+use crate::common::{SmallDisk, open, queue};
 
 const QUEUE: &str = "campaign";
 
@@ -161,28 +161,6 @@ fn a_full_disk_loses_nothing_and_works_again() {
     outlives(&file, start, "the disk is full", |_| {
         std::fs::remove_file(&filler).expect("removed");
     });
-}
-
-/// A file system of 16 MiB.
-struct SmallDisk<'a>(&'a Path);
-
-impl<'a> SmallDisk<'a> {
-    fn mount(path: &'a Path) -> Option<Self> {
-        let options = ["-t", "tmpfs", "-o", "size=16m", "tmpfs"];
-        let mounted = Command::new("mount").args(options).arg(path).output();
-        mounted.is_ok_and(|output| output.status.success()).then_some(Self(path))
-    }
-}
-
-impl Drop for SmallDisk<'_> {
-    fn drop(&mut self) {
-        // The child's last file may take a moment to be closed.
-        let end = Instant::now() + Duration::from_secs(5);
-        let unmounted = || Command::new("umount").arg(self.0).output();
-        while !unmounted().is_ok_and(|output| output.status.success()) && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
 }
 
 /// Writes orders and messages in one transaction each. Not a test by itself.

@@ -6,15 +6,16 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{Error, Mailboxes, Outgoing, RawMessage, Receive, Settle};
+use pillarbox_core::{Error, Mailboxes, Outgoing, Queue, RawMessage, Receive, Settle, SystemClock};
 use pillarbox_sqlite::rusqlite::Connection;
-use pillarbox_sqlite::{SqliteBackend, SqliteOptions, verify};
+use pillarbox_sqlite::{FilePermissions, SqliteBackend, SqliteOptions, Synchronous, verify};
 use pillarbox_testing::process::{Child, told};
 use tempfile::TempDir;
 
-use crate::common::{open, queue};
+use crate::common::{SmallDisk, open, queue};
 
 fn directory() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
@@ -231,6 +232,268 @@ async fn a_file_that_is_deleted_or_replaced_while_open_is_noticed() {
     // Put back, it is served again, and nothing is missing.
     fs::rename(&aside, &file).unwrap();
     assert_eq!(jobs.receive(Receive::one()).await.unwrap().len(), 1);
+}
+
+/// Sends a message and gives the words with which that is refused.
+async fn refused_send(jobs: &Arc<dyn Queue>) -> String {
+    match jobs.send(vec![Outgoing::new("y")]).await {
+        Err(error @ Error::Connection { .. }) => error.to_string(),
+        other => panic!("a send that cannot be kept was answered: {other:?}"),
+    }
+}
+
+/// Another connection to the same file, as another process would have it.
+async fn open_again(file: &Path) -> pillarbox_core::Result<SqliteBackend> {
+    SqliteBackend::open(SqliteOptions::new(file).synchronous(Synchronous::Normal)).await
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn nothing_is_answered_once_the_log_is_deleted_and_closing_saves_what_was() {
+    for synchronous in [Synchronous::Full, Synchronous::Normal] {
+        let (_directory, file) = directory();
+        let options = SqliteOptions::new(&file).synchronous(synchronous);
+        let backend = Mailboxes::new(SqliteBackend::open(options).await.unwrap());
+        let jobs = queue(&backend, "jobs");
+        for _ in 0..3 {
+            jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        }
+        fs::remove_file(file.with_file_name("jobs.db-wal")).unwrap();
+        let text = refused_send(&jobs).await;
+        assert!(text.contains("jobs.db-wal") && text.contains("deleted"), "{text}");
+        assert!(jobs.receive(Receive::one()).await.is_err());
+        let diagnosis = backend.diagnose(false).await.expect("a diagnosis");
+        let problem = diagnosis.problems().next().expect("a problem").text.clone();
+        assert!(problem.contains("jobs.db-wal"), "{problem}");
+        backend.close().await;
+        let backend = open(&file).await;
+        assert_eq!(queue(&backend, "jobs").counts().await.unwrap().total(), 3);
+        backend.close().await;
+        assert_eq!(verify(&file).unwrap(), [""; 0]);
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_log_that_is_moved_away_and_put_back_is_written_again() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    let log = file.with_file_name("jobs.db-wal");
+    let aside = file.with_file_name("aside");
+    fs::rename(&log, &aside).unwrap();
+    refused_send(&jobs).await;
+    // Another log in its place is not the one that is written.
+    fs::copy(&aside, &log).unwrap();
+    refused_send(&jobs).await;
+    fs::rename(&aside, &log).unwrap();
+    jobs.send(vec![Outgoing::new("z")]).await.unwrap().remove(0).unwrap();
+    let bodies = jobs.peek(10, None).await.unwrap().messages;
+    let bodies: Vec<_> = bodies.iter().map(|peeked| &peeked.message.body[..]).collect();
+    assert_eq!(bodies, [b"x", b"z"]);
+}
+
+/// It would make a log of its own, to which the index of the other's does not apply.
+#[cfg(unix)]
+#[tokio::test]
+async fn nobody_opens_a_file_whose_log_was_deleted_while_another_has_it_open() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    fs::remove_file(file.with_file_name("jobs.db-wal")).unwrap();
+    for _ in 0..2 {
+        let text = open_again(&file).await.expect_err("refused").to_string();
+        assert!(text.contains("jobs.db-wal") && text.contains("deleted"), "{text}");
+    }
+    backend.close().await;
+    let backend = open(&file).await;
+    assert_eq!(queue(&backend, "jobs").counts().await.unwrap().total(), 1);
+    backend.close().await;
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_file_of_two_names_is_refused_and_works_again_with_one() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    let other = file.with_file_name("other.db");
+    fs::hard_link(&file, &other).unwrap();
+    let text = refused_send(&jobs).await;
+    assert!(text.contains("hard link"), "{text}");
+    let diagnosis = backend.diagnose(false).await.expect("a diagnosis");
+    let problem = diagnosis.problems().next().expect("a problem").text.clone();
+    assert!(problem.contains("hard link"), "{problem}");
+    for name in [&file, &other] {
+        let text = open_again(name).await.expect_err("refused").to_string();
+        assert!(text.contains("hard link"), "{text}");
+    }
+    assert!(!file.with_file_name("other.db-wal").exists(), "a log was made for the other name");
+    fs::remove_file(&other).unwrap();
+    jobs.send(vec![Outgoing::new("z")]).await.unwrap().remove(0).unwrap();
+    assert_eq!(jobs.counts().await.unwrap().total(), 2);
+}
+
+/// As where a container is given the file, and not the directory that it is in.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_file_that_is_mounted_without_its_log_is_refused() {
+    let (_directory, file) = directory();
+    open(&file).await.close().await;
+    let place = tempfile::tempdir().expect("a directory");
+    let Some(disk) = SmallDisk::mount(place.path()) else {
+        println!("left out: this user may not mount a file system");
+        return;
+    };
+    let mounted = disk.0.join("jobs.db");
+    fs::write(&mounted, "").unwrap();
+    let bind = |args: &[&Path]| Command::new("mount").arg("--bind").args(args).status();
+    assert!(bind(&[&file, &mounted]).expect("mount runs").success());
+    let opened = SqliteBackend::open(SqliteOptions::new(&mounted)).await;
+    let unmounted = || Command::new("umount").arg(&mounted).status().expect("umount runs");
+    let text = match opened {
+        Err(error) => error.to_string(),
+        Ok(backend) => {
+            drop(backend);
+            unmounted();
+            panic!("it was opened with its log on another device");
+        }
+    };
+    assert!(unmounted().success());
+    assert!(text.contains("another device") && text.contains("directory"), "{text}");
+}
+
+#[tokio::test]
+async fn a_file_that_another_is_copied_over_takes_no_more_messages_and_stays_what_it_was() {
+    let (_directory, file) = directory();
+    let other = file.with_file_name("other.db");
+    let backend = open(&other).await;
+    queue(&backend, "jobs").send(vec![Outgoing::new("other")]).await.unwrap().remove(0).unwrap();
+    backend.close().await;
+
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    // The former is in the file, and no longer in the log.
+    let mover = Connection::open(&file).unwrap();
+    mover.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    drop(mover);
+    fs::copy(&other, &file).unwrap();
+    for _ in 0..2 {
+        let text = refused_send(&jobs).await;
+        assert!(text.contains("copied over"), "{text}");
+    }
+    let text = open_again(&file).await.expect_err("refused").to_string();
+    assert!(text.contains("copied over"), "{text}");
+    let diagnosis = backend.diagnose(false).await.expect("a diagnosis");
+    let problem = diagnosis.problems().next().expect("a problem").text.clone();
+    assert!(problem.contains("copied over"), "{problem}");
+    backend.close().await;
+    // The log still belongs to the former file.
+    let text = refusal(SqliteOptions::new(&file)).await;
+    assert!(text.contains("copied over") && text.contains("jobs.db-wal"), "{text}");
+    assert!(fs::read(&file).unwrap() == fs::read(&other).unwrap(), "the file was written");
+    fs::remove_file(file.with_file_name("jobs.db-wal")).unwrap();
+    let backend = open(&file).await;
+    let there = queue(&backend, "jobs").peek(10, None).await.unwrap().messages;
+    assert_eq!(there.len(), 1);
+    assert_eq!(&there[0].message.body[..], b"other");
+}
+
+/// A connection of somebody else moves the log into the file: nothing is wrong with that.
+#[tokio::test]
+async fn a_file_into_which_others_move_the_log_goes_on() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    let again = Mailboxes::new(open_again(&file).await.unwrap());
+    let there = queue(&again, "jobs");
+    let mover = Connection::open(&file).unwrap();
+    for mode in ["PASSIVE", "PASSIVE", "FULL", "RESTART", "TRUNCATE", "PASSIVE", "TRUNCATE"] {
+        for jobs in [&jobs, &there, &jobs] {
+            for _ in 0..3 {
+                jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+            }
+            mover.execute_batch(&format!("PRAGMA wal_checkpoint({mode})")).unwrap();
+        }
+        // Another program opens it anew, and finds nothing wrong.
+        let one =
+            SqliteBackend::open_with_clock(SqliteOptions::new(&file), Arc::new(SystemClock::new()));
+        Mailboxes::new(one.await.unwrap()).close().await;
+    }
+    assert_eq!(jobs.counts().await.unwrap().total(), 7 * 9);
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_full_disk_is_a_problem_that_a_diagnosis_tells() {
+    use std::io::Write;
+    let place = tempfile::tempdir().expect("a directory");
+    let Some(disk) = SmallDisk::mount(place.path()) else {
+        println!("left out: this user may not mount a file system");
+        return;
+    };
+    let backend = open(disk.0.join("jobs.db")).await;
+    let jobs = queue(&backend, "jobs");
+    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    let filler = disk.0.join("filler");
+    let fill = || {
+        let mut file = fs::File::create(&filler).unwrap();
+        while file.write_all(&[0; 4096]).is_ok() {}
+    };
+    fill();
+    let diagnosis = backend.diagnose(false).await.expect("a diagnosis");
+    let problem = diagnosis.problems().next().expect("a problem").text.clone();
+    assert!(problem.contains("the disk is full"), "{problem}");
+    fs::remove_file(&filler).unwrap();
+    assert_eq!(backend.diagnose(false).await.expect("a diagnosis").problems().count(), 0);
+    backend.close().await;
+    // There is no room for the files that opening makes.
+    fill();
+    let text = refusal(SqliteOptions::new(disk.0.join("jobs.db"))).await;
+    assert!(text.contains("the disk is full"), "{text}");
+    fs::remove_file(&filler).unwrap();
+    let backend = open(disk.0.join("jobs.db")).await;
+    assert_eq!(queue(&backend, "jobs").counts().await.unwrap().total(), 1);
+    backend.close().await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn new_files_are_private_unless_the_umask_is_to_decide() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |path: &Path| fs::metadata(path).expect("a file").permissions().mode() & 0o777;
+    let modes = async |file: &Path, options: SqliteOptions| -> Vec<u32> {
+        let backend = Mailboxes::new(SqliteBackend::open(options).await.unwrap());
+        queue(&backend, "jobs").send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        let name = |suffix: &str| file.with_file_name(format!("jobs.db{suffix}"));
+        let modes = ["", "-wal", "-shm", "-lock"].iter().map(|suffix| mode(&name(suffix)));
+        let modes = modes.collect();
+        backend.close().await;
+        modes
+    };
+    let (_directory, file) = directory();
+    assert_eq!(modes(&file, SqliteOptions::new(&file)).await, [0o600; 4]);
+
+    let (directory, file) = self::directory();
+    let plain = directory.path().join("plain");
+    fs::write(&plain, "").unwrap();
+    let by_umask = SqliteOptions::new(&file).permissions(FilePermissions::Umask);
+    assert_eq!(modes(&file, by_umask.clone()).await, [mode(&plain); 4]);
+
+    // A file that is there keeps its mode, and those beside it have the same.
+    allow(&file, 0o660);
+    fs::remove_file(file.with_file_name("jobs.db-lock")).unwrap();
+    assert_eq!(modes(&file, SqliteOptions::new(&file)).await, [0o660; 4]);
+    allow(&file, 0o600);
+    fs::remove_file(file.with_file_name("jobs.db-lock")).unwrap();
+    assert_eq!(modes(&file, by_umask).await, [0o600; 4]);
 }
 
 /// Changes the directory, so it has a process of its own: cargo-nextest gives one to each test.

@@ -1,11 +1,16 @@
 //! `pillarbox drain`
+//!
+//! What is drained may be loaded into the same queue, as by `drain q | jq … | load q`. A message that comes
+//! back while the command runs is kept from coming again until it ends, and then released: it would otherwise
+//! drain its own output for ever.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::{Delivery, Mailboxes, Queue, QueueOptions, Receive, Settle};
 
-use super::settle::settle_all;
+use super::settle::{settle, settle_all};
 use super::using;
 use crate::args;
 use crate::context::Context;
@@ -42,20 +47,35 @@ async fn drain(
     let mut emptiness = Emptiness::new(queue.capabilities());
     let max = args.max.unwrap_or(usize::MAX);
     let mut drained = 0;
-    while drained < max && !interrupt.is_told() {
-        let request = Receive::up_to(pace.next_up_to(max - drained))
-            .visibility(args.visibility)
-            .wait(emptiness.patience());
-        let deliveries = interrupt.or(queue.receive(request)).await??;
-        if emptiness.saw(deliveries.is_empty()) {
-            break;
+    let mut seen = HashSet::new();
+    let mut returned = HashMap::new();
+    let result: Result<()> = async {
+        while drained < max && !interrupt.is_told() {
+            let request = Receive::up_to(pace.next_up_to(max - drained))
+                .visibility(args.visibility)
+                .wait(emptiness.patience());
+            let deliveries = interrupt.or(queue.receive(request)).await??;
+            pace.seen(deliveries.len(), deliveries.iter().map(|one| one.message.body.len()).sum());
+            let (back, deliveries): (Vec<_>, Vec<_>) =
+                deliveries.into_iter().partition(|one| seen.contains(&one.message.id));
+            returned.extend(back.into_iter().map(|one| (one.message.id, one.receipt)));
+            if emptiness.saw(deliveries.is_empty()) {
+                break;
+            }
+            drained += deliveries.len();
+            progress.add(deliveries.len() as u64);
+            let ids: Vec<_> = deliveries.iter().map(|one| one.message.id).collect();
+            write(&mut context.out, &queue, deliveries).await?;
+            seen.extend(ids);
+            tracing::debug!(drained, next = pace.next(), "drained a batch");
         }
-        drained += deliveries.len();
-        pace.seen(deliveries.len(), deliveries.iter().map(|one| one.message.body.len()).sum());
-        progress.add(deliveries.len() as u64);
-        write(&mut context.out, &queue, deliveries).await?;
-        tracing::debug!(drained, next = pace.next(), "drained a batch");
+        Ok(())
     }
+    .await;
+    // Where that fails, their leases expire.
+    let release = |receipt| Settle::release(receipt, Duration::ZERO);
+    let _ = settle(&queue, returned.into_values().map(release).collect()).await;
+    result?;
     drop(progress);
     let left = queue.counts().await?;
     let (drained, left) = (drained as u64, left.total());
@@ -79,7 +99,7 @@ async fn write(out: &mut Out, queue: &Arc<dyn Queue>, deliveries: Vec<Delivery>)
     let receipts = deliveries.into_iter().map(|delivery| delivery.receipt);
     let settles = match &written {
         Ok(()) => receipts.map(Settle::acknowledge).collect(),
-        Err(_) => receipts.map(|receipt| Settle::nack(receipt, Duration::ZERO)).collect(),
+        Err(_) => receipts.map(|receipt| Settle::release(receipt, Duration::ZERO)).collect(),
     };
     let settled = settle_all(out, queue, settles).await;
     written.and(settled)

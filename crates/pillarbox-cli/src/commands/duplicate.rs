@@ -33,13 +33,13 @@ impl Held {
     /// Compares a message with what was found under its id.
     ///
     /// The time of sending goes with a message wherever it is moved; with equal contents it is proof that the
-    /// two are one.
+    /// two are one. What says nothing of it was written by hand.
     pub(crate) fn of(message: &Outgoing, found: Option<&Peeked>) -> Self {
         let Some(Peeked { message: there, state, .. }) = found else { return Self::Nothing };
         if let MessageState::InFlight { .. } = state {
             return Self::InFlight;
         }
-        let is_same = message.enqueued_at == Some(there.enqueued_at)
+        let is_same = message.enqueued_at.is_none_or(|at| at == there.enqueued_at)
             && message.body == there.body
             && message.attributes == there.attributes
             && message.reply_to == there.reply_to;
@@ -58,7 +58,7 @@ pub(crate) async fn look_for(
     let page = PAGE.min(queue.capabilities().max_receive);
     let (mut found, mut after) = (HashMap::new(), None);
     while found.len() < ids.len() {
-        let shown = queue.peek(page, after).await?;
+        let shown = queue.peek(page, after).await?.whole(queue.name())?;
         for peeked in shown.messages {
             let id = peeked.message.id;
             let is_in_flight = |one: &Peeked| matches!(one.state, MessageState::InFlight { .. });

@@ -19,6 +19,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Peek) -> Result<()> {
         let mut after = None;
         while seen < args.max {
             let page = queue.peek(pace.next_up_to(args.max - seen), after).await?;
+            let page = page.whole(&args.queue)?;
             let now = Timestamp::now();
             for peeked in &page.messages {
                 if context.out.is_json() {

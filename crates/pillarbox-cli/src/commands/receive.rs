@@ -72,7 +72,7 @@ async fn print(
         match (&result, args.ack) {
             (Ok(()), true) => settles.push(Settle::acknowledge(delivery.receipt)),
             (Ok(()), false) => {}
-            (Err(_), _) => settles.push(Settle::nack(delivery.receipt, Duration::ZERO)),
+            (Err(_), _) => settles.push(Settle::release(delivery.receipt, Duration::ZERO)),
         }
     }
     let settled = settle_all(out, queue, settles).await;

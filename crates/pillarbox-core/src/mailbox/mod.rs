@@ -202,7 +202,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// delivery, then the others in the order in which they will become ready. To look at more
     /// than the backend shows in a call, page through [`Queue::peek`].
     pub async fn peek(&self, max: usize) -> Result<Vec<Peek<T>>> {
-        let page = self.queue.peek(max, None).await?;
+        let page = self.queue.peek(max, None).await?.whole(self.queue.name())?;
         Ok(page
             .messages
             .into_iter()

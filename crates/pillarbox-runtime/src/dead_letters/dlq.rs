@@ -180,7 +180,7 @@ impl Dlq {
         let mut paging = Paging::new(self.queue.capabilities().max_receive);
         let mut after = None;
         loop {
-            let page = self.queue.peek(paging.next(), after).await?;
+            let page = self.queue.peek(paging.next(), after).await?.whole(self.queue.name())?;
             paging.saw(page.messages.iter().map(|one| &one.message));
             for peeked in &page.messages {
                 if see(Found::new(peeked)).is_break() {

@@ -136,6 +136,8 @@ pub(crate) enum PeekFrom {
     Place(i64),
     /// Another one, by its time and its order among those of the same moment.
     Timer(i64, i64),
+    /// Any one, by its key: the file is damaged, and what can be read is read.
+    Salvage(i64),
 }
 
 impl PeekFrom {
@@ -143,6 +145,7 @@ impl PeekFrom {
         Cursor::new(match self {
             Self::Place(place) => format!("ready.{place}"),
             Self::Timer(due, timer) => format!("timer.{due}.{timer}"),
+            Self::Salvage(key) => format!("salvage.{key}"),
         })
     }
 
@@ -157,6 +160,7 @@ impl PeekFrom {
                 let (due, timer) = rest.split_once('.')?;
                 Some(Self::Timer(due.parse().ok()?, timer.parse().ok()?))
             }
+            "salvage" => Some(Self::Salvage(rest.parse().ok()?)),
             _ => None,
         }
     }

@@ -32,6 +32,7 @@ mod deliveries;
 mod key;
 mod line;
 mod mirror;
+mod salvage;
 mod statements;
 mod sweep;
 #[cfg(test)]

@@ -91,6 +91,8 @@ statements! {
 
     find_queue = "SELECT queue, next_place, cursor, next_timer, total, in_flight, delayed, requeued,
         sent FROM pillarbox_queue WHERE name = ?1";
+    /// The same without the index of names.
+    search_queue = "SELECT queue FROM pillarbox_queue NOT INDEXED WHERE name = ?1";
     next_queue = "SELECT coalesce(max(queue), 0) + 1 FROM pillarbox_queue";
     /// The lowest number that is free though it is not past the highest one.
     gap_queue = "SELECT min(number) + 1
@@ -114,6 +116,10 @@ statements! {
         WHERE key = ?1";
     enqueued_at = "SELECT enqueued_at FROM pillarbox_message WHERE key = ?1";
     delete_messages = "DELETE FROM pillarbox_message WHERE key BETWEEN ?1 AND ?2";
+
+    /// Keys and ids without a look at the messages themselves.
+    ids_by_key = "SELECT key, id FROM pillarbox_message INDEXED BY pillarbox_message_id
+        WHERE queue = ?1 AND key > ?2 ORDER BY key LIMIT ?3";
 
     /// The delivery that a receipt is for, if its lease runs.
     find_lease = "SELECT t.key, t.due_at, t.deliveries, t.unsettled, t.uncounted, t.place, t.started

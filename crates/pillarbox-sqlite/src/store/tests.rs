@@ -283,7 +283,7 @@ fn a_store_that_forgets_everything_goes_on_as_before() {
 
 #[test]
 fn a_cursor_survives_its_text() {
-    for from in [PeekFrom::Place(7), PeekFrom::Timer(-3, 9)] {
+    for from in [PeekFrom::Place(7), PeekFrom::Timer(-3, 9), PeekFrom::Salvage(5)] {
         assert_eq!(PeekFrom::of_cursor(&from.to_cursor()), Some(from));
     }
     for bad in ["", "7", "ready.", "ready.-1", "timer.1", "other.1"] {

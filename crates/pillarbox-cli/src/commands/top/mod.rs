@@ -129,12 +129,12 @@ async fn peek(backend: Mailboxes, queue: QueueName) -> Answer {
 async fn peek_some(backend: &Mailboxes, queue: &QueueName) -> pillarbox::Result<Vec<Peeked>> {
     let opened = backend.queue(queue, QueueOptions::new())?;
     let mut pace = Pace::new(opened.capabilities().max_receive.min(MESSAGES));
-    let first = opened.peek(pace.next(), None).await?;
+    let first = opened.peek(pace.next(), None).await?.whole(queue)?;
     let bytes = first.messages.iter().map(|peeked| peeked.message.body.len()).sum();
     pace.seen(first.messages.len(), bytes);
     let mut messages = first.messages;
     if pace.next() > messages.len() && first.next.is_some() {
-        messages.extend(opened.peek(pace.next(), first.next).await?.messages);
+        messages.extend(opened.peek(pace.next(), first.next).await?.whole(queue)?.messages);
     }
     Ok(messages)
 }
