@@ -383,6 +383,48 @@ async fn a_partition_that_comes_into_being_after_all_is_received_from() {
     .await;
 }
 
+/// The layout was changed when the clock of the server was a day ahead.
+#[tokio::test]
+async fn a_clock_that_was_set_back_hides_no_partition_from_those_who_receive() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let receiver = queue(&backend, "spread");
+    let time = server.command(&["TIME"]);
+    let seconds: u64 = time.lines().next().and_then(|text| text.parse().ok()).expect("a time");
+    let ahead = (seconds + 86_400) * 1_000_000;
+    let key = "{queue:spread}:partitions";
+    server.command(&["SET", key, &format!("2 2 {ahead} 1")]);
+    assert_eq!(receive(&receiver).await.expect("received"), None);
+
+    let other = open(&server.url()).await;
+    other.set_partitions("spread", 9).await.expect("spread");
+    let stored = server.command(&["GET", key]);
+    assert_eq!(stored.trim(), format!("9 9 {} 1", ahead + 1));
+    let sender = queue(&other, "spread");
+    send_all(&sender, (0..50).map(|n| of_group(&n.to_string(), "x")).collect()).await;
+    let mut received = 0;
+    eventually("all is received", async || {
+        received += drain(&receiver).await.len();
+        received == 50
+    })
+    .await;
+
+    // Nor does one that knows of nothing before it: the key was deleted in between.
+    server.command(&["SET", key, &format!("2 2 {} 1", ahead + 1000)]);
+    let known = open(&server.url()).await;
+    let known = queue(&known, "spread");
+    assert_eq!(receive(&known).await.expect("received"), None);
+    server.command(&["DEL", key]);
+    other.set_partitions("spread", 9).await.expect("spread");
+    send_all(&sender, (0..50).map(|n| of_group(&n.to_string(), "y")).collect()).await;
+    let mut received = 0;
+    eventually("all is received again", async || {
+        received += drain(&known).await.len();
+        received == 50
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_limit_is_shared_out_and_new_messages_go_where_there_is_room() {
     let server = RedisServer::start();
