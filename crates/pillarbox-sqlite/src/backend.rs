@@ -188,11 +188,9 @@ impl SqliteQueue {
         let sent = self.ask("send", Sending { batch, max_size }, Op::Send).await?;
         let each = ids.into_iter().zip(sent).map(|(id, sent)| match sent {
             Ok(()) => Ok(id),
-            Err(Full) => Err(Error::MailboxFull {
-                queue: self.name.clone(),
-                id: Some(id),
-                max_size: max_size.unwrap_or(u64::MAX),
-            }),
+            Err(Full) => {
+                Err(Error::MailboxFull { queue: self.name.clone(), id: Some(id), max_size })
+            }
         });
         Ok(each.collect())
     }

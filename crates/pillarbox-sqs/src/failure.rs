@@ -179,7 +179,7 @@ impl Failure {
                 Error::PurgeCooldown { queue: queue.clone(), cooldown: PURGE_COOLDOWN }
             }
             (Reason::OverLimit, Some(queue)) => {
-                let max_size = Kind::of(place.physical).max_in_flight();
+                let max_size = Some(Kind::of(place.physical).max_in_flight());
                 Error::MailboxFull { queue: queue.clone(), id: None, max_size }
             }
             (Reason::Request | Reason::Receipt, _) => {

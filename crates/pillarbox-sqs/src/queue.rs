@@ -151,7 +151,7 @@ impl SqsQueue {
     }
 
     fn full(&self, id: MessageId) -> Error {
-        let max_size = self.options.max_size.unwrap_or(u64::MAX);
+        let max_size = self.options.max_size;
         Error::MailboxFull { queue: self.name.clone(), id: Some(id), max_size }
     }
 
