@@ -95,14 +95,14 @@ pub enum Error {
         cause: Cause,
     },
 
-    /// There is no mailbox to reply to.
+    /// There is no mailbox to reply to, or its queue does not exist.
     #[error("cannot reply to message {id} of queue '{queue}': {cause}")]
     ReplyMailboxUnavailable {
         /// The queue that the message came from.
         queue: QueueName,
         /// The message.
         id: MessageId,
-        /// Why: no reply address, or an address that does not resolve.
+        /// Why: no reply address, an address that does not resolve, or a queue that is not there.
         #[source]
         cause: Cause,
     },
@@ -114,7 +114,7 @@ pub enum Error {
         queue: Option<QueueName>,
         /// The message, where one is concerned.
         id: Option<MessageId>,
-        /// The name of the parameter.
+        /// The name of the parameter. `queue`: the backend has no such queue, and makes none.
         parameter: &'static str,
         /// What was given.
         value: Box<str>,
@@ -163,6 +163,11 @@ impl Error {
             *id = id.or(message);
         }
         self
+    }
+
+    /// Whether the backend has no such queue, and makes none.
+    pub(crate) fn is_missing_queue(&self) -> bool {
+        matches!(self, Self::InvalidParameter { parameter: "queue", .. })
     }
 
     /// Whether the same call may succeed later without any change by the caller.

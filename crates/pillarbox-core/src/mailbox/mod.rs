@@ -52,6 +52,15 @@ pub struct Mailbox<T, R = ()> {
     codec: Arc<dyn Codec<T>>,
     replies: Arc<dyn MailboxResolver<R>>,
     backend: Option<Mailboxes>,
+    /// The message that is answered here, of a mailbox for replies.
+    answered: Option<Answered>,
+}
+
+/// A message that is answered: its queue and its id.
+#[derive(Debug, Clone)]
+struct Answered {
+    queue: QueueName,
+    id: MessageId,
 }
 
 impl<T: 'static, R: 'static> Mailbox<T, R> {
@@ -61,13 +70,31 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         codec: impl Codec<T>,
         replies: impl MailboxResolver<R>,
     ) -> Self {
-        Self { queue, codec: Arc::new(codec), replies: Arc::new(replies), backend: None }
+        let (codec, replies) = (Arc::new(codec), Arc::new(replies));
+        Self { queue, codec, replies, backend: None, answered: None }
     }
 
     /// The same, knowing the backend that it is on.
     pub(crate) fn on(mut self, backend: Mailboxes) -> Self {
         self.backend = Some(backend);
         self
+    }
+
+    /// The same, as the one that the answer to a message goes to.
+    fn answering(mut self, queue: &QueueName, id: MessageId) -> Self {
+        self.answered = Some(Answered { queue: queue.clone(), id });
+        self
+    }
+
+    /// What a send failed by. Where answers go to a queue that is not there, they have nowhere to go.
+    fn unsent(&self, error: Error) -> Error {
+        match (&self.answered, error) {
+            (Some(Answered { queue, id }), error) if error.is_missing_queue() => {
+                let cause = Arc::new(error);
+                Error::ReplyMailboxUnavailable { queue: queue.clone(), id: *id, cause }
+            }
+            (_, error) => error,
+        }
     }
 
     /// The same mailbox with another way to find the mailboxes that replies go to.
@@ -83,6 +110,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
             codec: Arc::new(codec),
             replies: self.replies.clone(),
             backend: self.backend.clone(),
+            answered: self.answered.clone(),
         }
     }
 
@@ -132,7 +160,8 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     pub async fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
         let message = self.encode(body, options)?;
         let id = message.id;
-        only(self.queue.send(vec![message]).await).map_err(|error| error.about(Some(id)))
+        let sent = only(self.queue.send(vec![message]).await);
+        sent.map_err(|error| self.unsent(error.about(Some(id))))
     }
 
     /// Sends messages and says of each, in order, whether it was stored.
@@ -167,7 +196,10 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
                 Err(error) => unencodable.push((place, error)),
             }
         }
-        let mut results = self.in_batches(encoded, |batch| self.queue.send(batch)).await?;
+        let sent = self.in_batches(encoded, |batch| self.queue.send(batch)).await;
+        let unsent = |result: Result<_>| result.map_err(|error| self.unsent(error));
+        let mut results: Vec<_> =
+            sent.map_err(|error| self.unsent(error))?.into_iter().map(unsent).collect();
         for (place, error) in unencodable {
             results.insert(place, Err(error));
         }
@@ -359,6 +391,7 @@ impl<T, R> Clone for Mailbox<T, R> {
             codec: self.codec.clone(),
             replies: self.replies.clone(),
             backend: self.backend.clone(),
+            answered: self.answered.clone(),
         }
     }
 }
