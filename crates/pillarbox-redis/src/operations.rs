@@ -157,7 +157,10 @@ impl Operation for Receives {
         let wanted = requests.iter().map(|request| request.max).sum();
         let nonces: Vec<_> =
             (0..wanted).map(|_| Nonce::random_with_mark(partition.number)).collect();
-        let reply = partition.run(&scripts::RECEIVE, caller, |command| {
+        let lease = requests.iter().map(|request| request.visibility).max().unwrap_or_default();
+        // What was delivered must be known for as long as it can be given back.
+        let remembered = lease.max(partition.engine().link.usage.remembered());
+        let reply = partition.run_remembered(&scripts::RECEIVE, caller, remembered, |command| {
             command.arg(wanted).arg(requests.len());
             for request in requests {
                 command.arg(request.max).arg(micros(request.visibility));
@@ -176,8 +179,7 @@ impl Operation for Receives {
         });
         let next = next.inspect_err(|failure| {
             if failure.may_be_done() {
-                let lease = requests.iter().map(|request| request.visibility).max();
-                partition.recall(LostReceive::new(caller, nonces, lease.unwrap_or_default()));
+                partition.recall(LostReceive::new(caller, nonces, lease));
             }
         })?;
         let found = |claim: Claim| match claim.len() {

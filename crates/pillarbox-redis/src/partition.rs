@@ -253,7 +253,9 @@ impl Partition {
             };
             let queue = &self.queue.name;
             tracing::debug!(%queue, %failure, "what a receive has taken could not be given back");
-            if failure.may_pass() && Instant::now() < call.until {
+            if matches!(failure, Failure::Closed) {
+                self.lost().calls.clear();
+            } else if failure.may_pass() && Instant::now() < call.until {
                 self.lost().calls.push(call);
                 tokio::select! {
                     biased;
@@ -264,7 +266,7 @@ impl Partition {
         }
     }
 
-    /// The next receive to recall. None, once those are forgotten that were left when all was closed.
+    /// The next receive to recall.
     fn next_lost(&self) -> Option<LostReceive> {
         let mut lost = self.lost();
         let call = lost.calls.pop();
@@ -294,6 +296,18 @@ impl Partition {
         caller: &Caller,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<Reply, Failure> {
+        let remembered = self.engine().link.usage.remembered();
+        self.run_remembered(script, caller, remembered, arguments).await
+    }
+
+    /// Runs a script whose answer is remembered for so long.
+    pub(crate) async fn run_remembered(
+        &self,
+        script: &Script,
+        caller: &Caller,
+        remembered: Duration,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<Reply, Failure> {
         let Engine { link, gate, .. } = &**self.engine();
         let ttl = link.usage.default_ttl.map_or(0, |ttl| ttl.as_millis().max(1));
         let route = Route::Slot(self.keys.slot);
@@ -303,7 +317,7 @@ impl Partition {
             let keys = if again { &keys[..] } else { &keys[..5] };
             command.arg(keys.len()).arg(keys);
             command.arg(format!("{:012}", caller.number));
-            command.arg(link.usage.remembered().as_millis() as u64).arg(ttl as u64);
+            command.arg(remembered.as_millis() as u64).arg(ttl as u64);
             arguments(command);
         });
         match reply.await {

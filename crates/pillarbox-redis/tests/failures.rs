@@ -285,6 +285,11 @@ async fn what_a_receive_took_that_got_no_answer_is_ready_when_the_server_is_back
         proxy.sprung(round).await;
         refusal(lost);
         assert_eq!(counts(&direct).await, (1, 2, 0, 4), "the server has delivered them");
+        // What it has delivered, it knows until then.
+        let keys = server.command(&["KEYS", "{queue:q}:call:*"]);
+        let left = |key: &str| server.command(&["PTTL", key]).trim().parse::<u64>().unwrap_or(0);
+        let longest = keys.lines().map(left).max().unwrap_or(0);
+        assert!(longest > 3_000_000, "a record is forgotten after {longest} ms");
         // Others that fail meanwhile have taken nothing.
         for _ in 0..3 {
             refusal(receive(&receiver).await);
