@@ -425,6 +425,33 @@ async fn a_clock_that_was_set_back_hides_no_partition_from_those_who_receive() {
     .await;
 }
 
+/// Each call has its own share of bytes, and no more are made once there is enough.
+#[tokio::test]
+async fn large_messages_of_several_partitions_come_a_few_at_a_time() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let queue = spread_over(&backend, 3);
+    // Where the first one asked has none, all others are asked at once.
+    for (size, most) in [(700 << 10, 3), (2 << 20, 2)] {
+        let text = "x".repeat(size);
+        for n in 0..12 {
+            send_all(&queue, vec![of_group(&n.to_string(), &*text)]).await;
+        }
+        assert_eq!(held_in(&server).len(), 3, "all partitions are used");
+        let mut received = 0;
+        while received < 12 {
+            let deliveries = queue.receive(Receive::up_to(12).visibility(LONG)).await;
+            let deliveries = deliveries.expect("received");
+            assert!((1..=most).contains(&deliveries.len()), "{} of {size}", deliveries.len());
+            received += deliveries.len();
+            for delivery in &deliveries {
+                acknowledge(&queue, delivery).await.expect("acknowledged");
+            }
+        }
+        assert_eq!(counts(&queue).await.0, 0);
+    }
+}
+
 #[tokio::test]
 async fn a_limit_is_shared_out_and_new_messages_go_where_there_is_room() {
     let server = RedisServer::start();
