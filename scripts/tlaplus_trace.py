@@ -14,6 +14,7 @@ A trace is a JSON list of events, in the order in which the server ran them:
     {"op": "settle",  "at": µs, ..., "batch": [{"m": id, "r": secret, "kind": "ack" | "nack" | "extend", "time": µs}],
                       "reply": ["1", "0", ...]}
     {"op": "release", "at": µs, "batch": [{"m": id, "r": secret}], "reply": [n]}
+                      (of a receive whose answer was lost: what it has delivered)
     {"op": "purge",   "at": µs, ..., "reply": [n]}
     {"op": "look",    "at": µs, "reply": [n ready]}
     {"op": "forget",  "at": µs, "reply": [1 if it held nothing]}
@@ -46,10 +47,24 @@ class Calls:
 
     def __init__(self):
         self.stored = {}
+        # By caller and number, what a receive has delivered; and those that must not deliver any more.
+        self.received, self.recalled = {}, set()
 
     def event(self, call):
+        """The event of a call. None for one that changes nothing, of which the model knows nothing."""
         op, at, keys, arguments, reply = call
+        made = keys[4], int(arguments[0])
         event = {"op": op, "at": int(at)}
+        if op == "receive":
+            if made in self.recalled:
+                assert len(reply) == 1, "a receive that was recalled has delivered"
+                return None
+            self.received.setdefault(made, reply[1] if len(reply) > 1 else [])
+        if op == "release" and made[1] > 0:
+            if not self.received.get(made):
+                self.recalled.add(made)
+            pairs = zip(self.received.get(made, []), arguments[3:])
+            return event | {"batch": [{"m": m, "r": r} for m, r in pairs], "reply": [reply]}
         if op not in ("release", "look", "forget"):
             event |= {"caller": keys[4], "number": int(arguments[0]), "again": len(keys) > 5}
         event |= getattr(self, op, self.unknown(op))(arguments[3:])
@@ -93,7 +108,7 @@ class Calls:
     def reply(self, event, reply):
         """The reply as the model has it."""
         if event["op"] in ("send", "settle"):
-            answers = reply.rstrip("!")
+            answers = reply.rstrip("!~")
             if answers == "+":
                 # What a record says is of the call that has stored it.
                 size = self.stored[event["caller"]]["size"] if self.is_old(event) else len(event["batch"])
@@ -406,7 +421,7 @@ def read(path, are_calls):
             events = json.load(file)
         if are_calls:
             calls = Calls()
-            events = [calls.event(call) for call in events]
+            events = [event for call in events if (event := calls.event(call)) is not None]
         if not isinstance(events, list) or not events:
             raise ValueError("no list of events, or an empty one")
         for number, event in enumerate(events, 1):

@@ -84,8 +84,14 @@ fn commands_work_on_sqs_or_say_why_not() {
     for part in ["sqs", "http://127.0.0.1", "shop-", "several machines"] {
         assert!(said.contains(part), "{said}");
     }
-    // Looking makes nothing.
+    // Looking makes nothing, and where there is none, nothing is received.
     scene.refused("stats nothing", "there is no 'shop-nothing'");
+    let nothing = scene.run("receive nothing");
+    assert!(
+        nothing.stdout.is_empty() && nothing.stderr.contains("nothing received"),
+        "{nothing:?}"
+    );
+    assert_eq!(nothing.code, scene.run("receive twice").code, "{nothing:?}");
     assert_eq!(scene.ok("queues"), "again\norders\ntwice\n");
 }
 

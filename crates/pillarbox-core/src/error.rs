@@ -35,16 +35,16 @@ pub enum Error {
         receipt: Receipt,
     },
 
-    /// The queue holds as many messages as it may, and this one was not stored; or as many are in
-    /// flight as may be, and none was delivered.
-    #[error("queue '{queue}' is full at {max_size} messages{}", Refused(id))]
+    /// The queue holds as many messages as it may, or as its server has memory for, and this one was not
+    /// stored; or as many are in flight as may be, and none was delivered.
+    #[error("queue '{queue}' is full{}{}", Limit(max_size), Refused(id))]
     MailboxFull {
         /// The queue.
         queue: QueueName,
         /// The message that was refused. `None`: no message was delivered, for too many are in flight.
         id: Option<MessageId>,
-        /// How many messages the queue may hold, or have in flight.
-        max_size: u64,
+        /// How many messages the queue may hold, or have in flight. `None`: its server has no memory left.
+        max_size: Option<u64>,
     },
 
     /// The queue was purged a short time ago, and cannot be purged again yet.
@@ -95,14 +95,14 @@ pub enum Error {
         cause: Cause,
     },
 
-    /// There is no mailbox to reply to.
+    /// There is no mailbox to reply to, or its queue does not exist.
     #[error("cannot reply to message {id} of queue '{queue}': {cause}")]
     ReplyMailboxUnavailable {
         /// The queue that the message came from.
         queue: QueueName,
         /// The message.
         id: MessageId,
-        /// Why: no reply address, or an address that does not resolve.
+        /// Why: no reply address, an address that does not resolve, or a queue that is not there.
         #[source]
         cause: Cause,
     },
@@ -114,7 +114,7 @@ pub enum Error {
         queue: Option<QueueName>,
         /// The message, where one is concerned.
         id: Option<MessageId>,
-        /// The name of the parameter.
+        /// The name of the parameter. `queue`: the backend has no such queue, and makes none.
         parameter: &'static str,
         /// What was given.
         value: Box<str>,
@@ -163,6 +163,11 @@ impl Error {
             *id = id.or(message);
         }
         self
+    }
+
+    /// Whether the backend has no such queue, and makes none.
+    pub(crate) fn is_missing_queue(&self) -> bool {
+        matches!(self, Self::InvalidParameter { parameter: "queue", .. })
     }
 
     /// Whether the same call may succeed later without any change by the caller.
@@ -220,6 +225,20 @@ impl fmt::Display for Concerning<'_> {
     }
 }
 
+/// What a queue is full at.
+struct Limit<'a>(&'a Option<u64>);
+
+impl fmt::Display for Limit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(max_size) => write!(f, " at {max_size} messages"),
+            None => f.write_str(
+                ": its server has no memory left. Give it more, or receive and settle to make room",
+            ),
+        }
+    }
+}
+
 /// What could not be done with a queue that is full.
 struct Refused<'a>(&'a Option<MessageId>);
 
@@ -259,7 +278,8 @@ mod tests {
         let receipt = Receipt::new(id, Nonce::from_bytes([1; 12]));
         let cause = || -> Cause { Arc::from(Box::<dyn StdError + Send + Sync>::from("because")) };
         let errors = [
-            Error::MailboxFull { queue: queue(), id: Some(id), max_size: 3 },
+            Error::MailboxFull { queue: queue(), id: Some(id), max_size: Some(3) },
+            Error::MailboxFull { queue: queue(), id: Some(id), max_size: None },
             Error::Serialization {
                 queue: queue(),
                 id,
@@ -284,7 +304,7 @@ mod tests {
             "cannot send on queue 'orders': refused"
         );
         assert_eq!(
-            text(Error::MailboxFull { queue: queue(), id: None, max_size: 3 }),
+            text(Error::MailboxFull { queue: queue(), id: None, max_size: Some(3) }),
             "queue 'orders' is full at 3 messages in flight; none was delivered. Settle those that are"
         );
         let cooldown = Duration::from_secs(60);

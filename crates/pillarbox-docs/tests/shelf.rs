@@ -52,7 +52,7 @@ impl ShelfQueue {
         stored.map_err(|Full| Error::MailboxFull {
             queue: self.name.clone(),
             id: Some(id),
-            max_size: max_size.unwrap_or(u64::MAX),
+            max_size,
         })
     }
 

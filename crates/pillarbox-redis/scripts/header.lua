@@ -19,7 +19,8 @@
 --                      #sent: messages ever stored; #delayed: members of invisible that nobody
 --                      holds; #about: what this is, long enough to have fields found by hash from
 --                      the first one on
---   5 call       STRING, for some minutes: number and answer of the last call of one caller
+--   5 call       STRING, for some minutes, or as long as a lease: number and answer of the last call of
+--                      one caller
 --   6 call once more, if a call of this caller may still be on its way: this one, or one that failed
 -- Arguments: 1 number of the call, 12 digits; 2 milliseconds for which its answer is remembered;
 --   3 milliseconds after which an unused queue is deleted, or 0.

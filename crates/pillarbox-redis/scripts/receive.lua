@@ -7,7 +7,8 @@
 -- Reply: microseconds until the next message becomes ready, those delivered aside: -1 for never, 0 if
 --   there may be more at once; then, if there are any, the ids, data and meta of the messages as they
 --   were before. The first receiver gets as many as it takes, then the second, and so on; the n-th id
---   has the n-th secret. One without data is no message.
+--   has the n-th secret. One without data is no message. The data are no more than most_bytes, unless the
+--   first message has more: then it is the only one.
 -- Twice: see header.lua. What is remembered are the ids; a second run reads the messages anew, and
 --   leaves out the data of those whose lease is not the one given then.
 local record = redis_call('GET', call)
@@ -31,6 +32,8 @@ if record and record >= ARGV[1] then
 end
 
 local wanted = tonumber(ARGV[4])
+-- The most bytes that one call delivers: a slow network must get them through before the client gives up.
+local most_bytes = 1048576
 local ids = redis_call('RPOP', pending, ARGV[4]) or {}
 local wait = 0
 if #ids < wanted then
@@ -60,13 +63,41 @@ if #ids < wanted then
   end
 end
 
-local count = #ids
-local bodies = redis.pcall('HMGET', data, unpack(ids))
-local known = bodies.err and bodies or redis.pcall('HMGET', meta, unpack(ids))
+local count, fits = #ids, #ids
+if count > 1 then
+  -- If all are like the first, more than these are too much, and need not even be read.
+  local length = redis.pcall('HSTRLEN', data, ids[1])
+  if type(length) == 'number' and length * count > most_bytes then
+    fits = math.max(1, math.floor(most_bytes / length))
+  end
+end
+local bodies = redis.pcall('HMGET', data, unpack(ids, 1, fits))
+local known = bodies.err and bodies or redis.pcall('HMGET', meta, unpack(ids, 1, fits))
 if known.err then
   -- A key is of another type: all goes back to where it was.
   -- @give_back
   return known
+end
+local bytes = 0
+for n = 1, fits do
+  bytes = bytes + (bodies[n] and #bodies[n] or 0)
+  if bytes > most_bytes and n > 1 then
+    fits = n - 1
+    break
+  end
+end
+if fits < count then
+  -- What is too much is the next to be delivered.
+  local rest = {}
+  for n = count, fits + 1, -1 do rest[#rest + 1] = ids[n] end
+  if type(redis.pcall('RPUSH', pending, unpack(rest))) == 'number' then
+    for n = fits + 1, count do ids[n], bodies[n], known[n] = nil, nil, nil end
+    count, wait = fits, 0
+  else
+    -- The slot of the queue is on its way to another node, see above.
+    bodies = redis_call('HMGET', data, unpack(ids))
+    known = redis_call('HMGET', meta, unpack(ids))
+  end
 end
 local leases, counts, lost = {}, {}, nil
 local receiver, left, place, last = 4, 0, 0, ''

@@ -6,7 +6,8 @@
 --   and a space and JSON if there is any.
 -- Reads: data, invisible. Writes: meta, invisible, pending, data, call.
 -- Reply: + if all are stored; or for each message a character: 1 stored, 0 was here already, F full. Then
---   a ! if there was no such queue before, or it is a partition that is not enlisted.
+--   a ! if there was no such queue before, or it is a partition that is not enlisted; then a ~ if the
+--   user may not publish, and nobody was woken.
 -- Twice: see header.lua. Refused as a whole, with nothing changed, when the server is out of memory.
 local record = redis_call('GET', call)
 if record and record >= ARGV[1] then return sub(record, 13) end
@@ -115,5 +116,6 @@ end
 -- @remember
 if news then
   -- @wake
+  if type(published) == 'table' then answer = answer .. '~' end
 end
 return answer

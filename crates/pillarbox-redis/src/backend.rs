@@ -12,7 +12,7 @@ use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 
 use crate::diagnose;
-use crate::engine::{Engine, LIST_ROUTE};
+use crate::engine::{Engine, LIST_ROUTE, foreign_list};
 use crate::failure::Failure;
 use crate::format::{Keys, REGISTRY};
 use crate::layout::{MAX_PARTITIONS, Number};
@@ -119,7 +119,10 @@ impl RedisBackend {
         let now: f64 = link.ask(gate, *LIST_ROUTE, &redis::cmd("TIME")).await?.parsed()?;
         let mut list = redis::cmd("ZRANGE");
         list.arg(REGISTRY).arg(0).arg(-1).arg("WITHSCORES");
-        let listed = listed(link.ask(gate, *LIST_ROUTE, &list).await?)?;
+        let listed = match link.ask(gate, *LIST_ROUTE, &list).await {
+            Ok(words) => listed(words)?,
+            Err(failure) => return Err(foreign_list(&self.engine, failure).await),
+        };
         let (mut there, mut gone) = (Vec::new(), Vec::new());
         for some in listed.chunks(LOOKS_AT_ONCE) {
             let exists = some.iter().map(async |(name, _)| {
@@ -226,10 +229,16 @@ impl Backend for RedisBackend {
     fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>> {
         Box::pin(async move {
             self.engine.gate.check_backend()?;
-            let queues = self.queues().await?;
-            diagnose::diagnose(&self.engine, &queues, repair)
-                .await
-                .map_err(|failure| failure.on(None, "diagnose"))
+            let diagnosis = async {
+                let listed = match self.list().await {
+                    Ok(queues) => Ok(queues),
+                    // It is told beside whatever else is found.
+                    Err(failure @ Failure::ForeignKey { .. }) => Err(failure),
+                    Err(failure) => return Err(failure),
+                };
+                diagnose::diagnose(&self.engine, listed, repair).await
+            };
+            diagnosis.await.map_err(|failure| failure.on(None, "diagnose"))
         })
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use pillarbox_core::{Diagnosis, Finding, QueueName, Repair, Severity, Timestamp};
 
-use crate::engine::{Engine, LIST_ROUTE};
+use crate::engine::{Engine, LIST_ROUTE, UNHEARD_ADVICE, foreign_keys, unheard};
 use crate::failure::Failure;
 use crate::format::{IdText, Keys};
 use crate::hub::Hub;
@@ -35,8 +35,18 @@ struct Server {
 }
 
 impl Server {
-    async fn ask(link: &Link, node: &Arc<Node>) -> Result<Self, Failure> {
-        let info = match link.ask_once(node, &redis::cmd("INFO")).await {
+    async fn ask(engine: &Engine, node: &Arc<Node>) -> Result<Self, Failure> {
+        let Engine { link, gate, .. } = engine;
+        let command = redis::cmd("INFO");
+        let info = match &link.servers {
+            Servers::One(_) => link.ask(gate, Route::To(node), &command).await,
+            // One of several that is down keeps nobody waiting; a connection that breaks is made anew.
+            Servers::Cluster(_) => match link.ask_once(node, &command).await {
+                Err(failure) if failure.may_pass() => link.ask_once(node, &command).await,
+                info => info,
+            },
+        };
+        let info = match info {
             Ok(mut info) => info.parsed()?,
             // A user who may use queues may not be one who may know more of the server.
             Err(failure) if failure.is_forbidden() => String::new(),
@@ -53,9 +63,9 @@ impl Server {
     }
 
     /// All servers that have keys and answer, and why others do not.
-    async fn all(link: &Link) -> Result<(Vec<Self>, Vec<(Arc<str>, Failure)>), Failure> {
-        let nodes = link.all_servers().await?;
-        let asked = join_all(nodes.iter().map(|node| Self::ask(link, node))).await;
+    async fn all(engine: &Engine) -> Result<(Vec<Self>, Vec<(Arc<str>, Failure)>), Failure> {
+        let nodes = engine.link.all_servers().await?;
+        let asked = join_all(nodes.iter().map(|node| Self::ask(engine, node))).await;
         let (mut servers, mut failures) = (Vec::new(), Vec::new());
         for (node, server) in nodes.iter().zip(asked) {
             match server {
@@ -243,7 +253,7 @@ pub(crate) fn told(info: String, settings: HashMap<String, String>) -> Vec<Strin
 pub(crate) async fn warn(engine: &Engine) -> Result<(), Failure> {
     let place = engine.link.place();
     engine.link.reach(&engine.gate).await?;
-    let (servers, failures) = Server::all(&engine.link).await?;
+    let (servers, failures) = Server::all(engine).await?;
     for (_, failure) in failures {
         tracing::warn!(%place, %failure, "a server does not answer");
     }
@@ -254,17 +264,29 @@ pub(crate) async fn warn(engine: &Engine) -> Result<(), Failure> {
         let (version, promise) = (server.version(), server.promise());
         tracing::info!(%place, server = %server.place, version, promise, "opened");
     }
+    // A user who has the keys of all queues should have their channels as well.
+    if let Ok(any) = QueueName::new("any")
+        && may_publish(engine, &Keys::new(&any, 0)).await == Some(false)
+    {
+        engine.warn_unheard(None);
+    }
     Ok(())
 }
 
 /// Looks at the servers and at every message of every queue.
 pub(crate) async fn diagnose(
     engine: &Arc<Engine>,
-    queues: &[QueueName],
+    listed: Result<Vec<QueueName>, Failure>,
     repair: bool,
 ) -> Result<Diagnosis, Failure> {
     let Engine { link, gate, .. } = &**engine;
-    let (servers, failures) = Server::all(link).await?;
+    let (servers, failures) = Server::all(engine).await?;
+    let found = partitions_found(link).await?;
+    // Where there is no list, those are looked at that are there.
+    let (queues, no_list) = match listed {
+        Ok(queues) => (queues, None),
+        Err(failure) => (found.keys().cloned().collect(), Some(failure)),
+    };
     // What is true of all is said once.
     let all = |of: &dyn Fn(&Server) -> String| {
         let mut texts: Vec<_> = servers.iter().map(of).collect();
@@ -310,7 +332,7 @@ pub(crate) async fn diagnose(
         }
     }
     diagnosis.findings.extend(uncovered(engine));
-    let found = partitions_found(link).await?;
+    diagnosis.findings.extend(no_list.map(|failure| foreign("the list of queues", &failure)));
     let unlisted: Vec<_> = found.keys().filter(|name| !queues.contains(name)).cloned().collect();
     if !unlisted.is_empty() {
         let names: Vec<_> = unlisted.iter().take(10).map(|name| format!("'{name}'")).collect();
@@ -374,13 +396,48 @@ async fn look_into(
         }
     }
     for partition in hub.all(layout) {
-        let foreign = foreign_keys(&partition).await?;
-        if foreign.is_empty() {
+        let Partition { keys, .. } = &*partition;
+        let foreign_keys = foreign_keys(hub.engine(), keys.slot, &keys.types()).await?;
+        if foreign_keys.is_empty() {
             diagnosis.findings.extend(check(&partition, repair).await?);
         }
-        diagnosis.findings.extend(foreign);
+        let name = name(&partition);
+        diagnosis.findings.extend(foreign_keys.iter().map(|failure| foreign(&name, failure)));
+    }
+    if may_publish(hub.engine(), &Keys::new(queue, 0)).await == Some(false) {
+        diagnosis.findings.push(Finding {
+            severity: Severity::Warning,
+            text: format!("queue '{queue}': {}", unheard()),
+            advice: UNHEARD_ADVICE.into(),
+            repair: Repair::Manual,
+        });
     }
     Ok(())
+}
+
+/// A key of another type.
+fn foreign(whose: &str, failure: &Failure) -> Finding {
+    let text = match failure {
+        Failure::ForeignKey { key, found, expected } => {
+            format!("{whose}: the key {key} is a {found}, not a {expected}")
+        }
+        failure => format!("{whose}: {failure}"),
+    };
+    Finding {
+        severity: Severity::Problem,
+        text,
+        advice: "another program uses the name: rename or remove the key".into(),
+        repair: Repair::Manual,
+    }
+}
+
+/// Whether the user may wake those who wait at a partition, if the server tells.
+async fn may_publish(engine: &Engine, keys: &Keys) -> Option<bool> {
+    let node = engine.link.servers.known_node(keys.slot)?;
+    let mut command = redis::cmd("EVAL");
+    command.arg(&scripts::PUBLISH.code).arg(1).arg(&keys.pending);
+    let mut answer = engine.link.ask_once(&node, &command).await.ok()?;
+    Some(answer.bytes().ok()?.is_empty())
 }
 
 /// What an answered send has survived, all in all.
@@ -483,27 +540,6 @@ fn name(partition: &Partition) -> String {
         0 => format!("queue '{}'", partition.queue.name),
         number => format!("queue '{}', partition {number}", partition.queue.name),
     }
-}
-
-/// Which keys of a partition are of another type.
-async fn foreign_keys(partition: &Partition) -> Result<Vec<Finding>, Failure> {
-    let Engine { link, gate, .. } = &**partition.engine();
-    let Keys { pending, invisible, data, meta, slot, .. } = &partition.keys;
-    let mut findings = Vec::new();
-    for (key, expected) in [(pending, "list"), (invisible, "zset"), (data, "hash"), (meta, "hash")]
-    {
-        let mut answer = link.ask(gate, Route::Slot(*slot), redis::cmd("TYPE").arg(key)).await?;
-        let found: String = answer.parsed()?;
-        if found != expected && found != "none" {
-            findings.push(Finding {
-                severity: Severity::Problem,
-                text: format!("{}: the key {key} is a {found}, not a {expected}", name(partition)),
-                advice: "another program uses the name: rename or remove the key".into(),
-                repair: Repair::Manual,
-            });
-        }
-    }
-    Ok(findings)
 }
 
 /// The queues that are there, whether they are on the list or not, each with its last partition.

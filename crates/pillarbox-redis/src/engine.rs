@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -39,6 +39,7 @@ pub(crate) struct Engine {
     callers: AtomicU64,
     /// How many partitions somebody waits at.
     pub(crate) waited_at: AtomicUsize,
+    has_warned_unheard: AtomicBool,
     hubs: Mutex<BTreeMap<QueueName, Registered>>,
     tasks: TaskTracker,
     runtime: Handle,
@@ -51,9 +52,13 @@ struct Registered {
     handles: usize,
 }
 
-/// How often the servers are asked anew by those who wait, all queues together, in case a wake-up was
-/// lost. Asking is one call with six commands within it, and one that reads the layout.
+/// How often a partition is asked anew by those who wait, in case a wake-up was lost, or a sender may not
+/// publish any. Asking is one call with six commands within it, and one that reads the layout.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// How many partitions are asked so often. Of more, each is asked less often, but not less than this.
+const ASKED_OFTEN: u32 = 100;
+const ASK_AGAIN_AT_LEAST: Duration = Duration::from_secs(60);
 
 /// How often a queue is asked for when nothing can be heard.
 const ASK_DEAF: Duration = Duration::from_millis(500);
@@ -77,6 +82,7 @@ impl Engine {
             name,
             callers: AtomicU64::new(0),
             waited_at: AtomicUsize::new(0),
+            has_warned_unheard: AtomicBool::new(false),
             hubs: Mutex::default(),
             tasks,
             runtime,
@@ -130,8 +136,15 @@ impl Engine {
 
     /// How long those who wait may go without asking a server.
     pub(crate) fn patience(&self) -> Patience {
-        let partitions = self.waited_at.load(Ordering::Relaxed) as u32;
-        Patience { heard: ASK_AGAIN * partitions.max(1), deaf: ASK_DEAF }
+        patience(self.waited_at.load(Ordering::Relaxed))
+    }
+
+    /// Warns, once, of a user who may not wake those who wait, at a queue or at any.
+    pub(crate) fn warn_unheard(&self, queue: Option<&QueueName>) {
+        if !self.has_warned_unheard.swap(true, Ordering::Relaxed) {
+            let (place, queue) = (self.link.place(), queue.map(QueueName::as_str));
+            tracing::warn!(%place, queue, "{}; {UNHEARD_ADVICE}", unheard());
+        }
     }
 
     /// Puts a queue on the list of queues.
@@ -148,7 +161,10 @@ impl Engine {
         let reply = self.link.run(&self.gate, *LIST_ROUTE, script, false, |command, _| {
             command.arg(1).arg(REGISTRY).arg(arguments);
         });
-        Ok(reply.await?.words())
+        match reply.await {
+            Ok(reply) => Ok(reply.words()),
+            Err(failure) => Err(foreign_list(self, failure).await),
+        }
     }
 
     /// Wakes all who wait, lets what is under way end, and disconnects.
@@ -170,8 +186,70 @@ impl Engine {
     }
 }
 
+/// How long those who wait at so many partitions may go without asking a server.
+fn patience(partitions: usize) -> Patience {
+    let partitions = u32::try_from(partitions).unwrap_or(u32::MAX).max(ASKED_OFTEN);
+    let heard = ASK_AGAIN.saturating_mul(partitions) / ASKED_OFTEN;
+    Patience { heard: heard.min(ASK_AGAIN_AT_LEAST), deaf: ASK_DEAF }
+}
+
+/// That a user may not wake those who wait.
+pub(crate) fn unheard() -> String {
+    format!(
+        "this user may not publish that there is a message: receivers that wait find it up to {} s later",
+        ASK_AGAIN.as_secs()
+    )
+}
+
+/// What to do about it.
+pub(crate) const UNHEARD_ADVICE: &str =
+    "give the user the commands spublish and publish, and channels {queue:*";
+
+/// Which of these keys, of one slot, are of another type than they should be.
+pub(crate) async fn foreign_keys(
+    engine: &Engine,
+    slot: u16,
+    keys: &[(&str, &'static str)],
+) -> Result<Vec<Failure>, Failure> {
+    let mut foreign = Vec::new();
+    for (key, expected) in keys {
+        let mut command = redis::cmd("TYPE");
+        let answer = engine.link.ask(&engine.gate, Route::Slot(slot), command.arg(key)).await;
+        let found: String = answer?.parsed()?;
+        if found != *expected && found != "none" {
+            foreign.push(Failure::ForeignKey { key: (*key).to_owned(), found, expected });
+        }
+    }
+    Ok(foreign)
+}
+
+/// The failure that names the list of queues, if that is of another type.
+pub(crate) async fn foreign_list(engine: &Engine, failure: Failure) -> Failure {
+    if !failure.is_wrong_type() {
+        return failure;
+    }
+    match foreign_keys(engine, slot(REGISTRY), &[(REGISTRY, "zset")]).await {
+        Ok(mut foreign) if !foreign.is_empty() => foreign.remove(0),
+        _ => failure,
+    }
+}
+
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("link", &self.link).field("name", &self.name).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_who_wait_at_many_queues_do_not_wait_for_ever_for_a_wake_up_that_never_comes() {
+        let heard = |partitions| patience(partitions).heard.as_secs();
+        for partitions in [0, 1, 20, 100] {
+            assert_eq!(heard(partitions), 10, "{partitions}");
+        }
+        assert_eq!((heard(300), heard(600), heard(5000), heard(usize::MAX)), (30, 60, 60, 60));
     }
 }

@@ -13,9 +13,16 @@ pub(crate) enum Failure {
     Server {
         place: Arc<str>,
         what: String,
+        /// Whether an attempt got no answer, and may have been done.
+        is_unsure: bool,
         #[source]
         cause: Arc<RedisError>,
     },
+    #[error(
+        "the key {key} is a {found}, not a {expected}: another program uses the same name. Choose another \
+         queue name or database, or rename or remove the key"
+    )]
+    ForeignKey { key: String, found: String, expected: &'static str },
     #[error("{place} answered in a form that is not expected: is it Redis or Valkey?")]
     Reply { place: Arc<str> },
     #[error(
@@ -141,7 +148,37 @@ fn advice(what: &str) -> &'static str {
 
 impl Failure {
     pub(crate) fn server(place: &Arc<str>, error: RedisError) -> Self {
-        Self::Server { place: place.clone(), what: text(&error), cause: Arc::new(error) }
+        let what = text(&error);
+        Self::Server { place: place.clone(), what, is_unsure: false, cause: Arc::new(error) }
+    }
+
+    /// The same, after an attempt that got no answer, if there was one.
+    #[must_use]
+    pub(crate) fn unsure(mut self, is_so: bool) -> Self {
+        if let Self::Server { is_unsure, .. } = &mut self {
+            *is_unsure = is_so;
+        }
+        self
+    }
+
+    /// Whether the call may have been done all the same.
+    pub(crate) const fn may_be_done(&self) -> bool {
+        matches!(self, Self::Server { is_unsure: true, .. } | Self::Reply { .. } | Self::Closed)
+    }
+
+    /// Whether the server has no memory left, and has stored nothing.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        !self.may_be_done() && self.says("OOM")
+    }
+
+    /// Whether a key is of another type.
+    pub(crate) fn is_wrong_type(&self) -> bool {
+        self.says("WRONGTYPE")
+    }
+
+    /// Whether the server says so: by the code, or by the text where a script of an old server hides it.
+    fn says(&self, code: &str) -> bool {
+        matches!(self, Self::Server { cause, .. } if cause.code() == Some(code) || mentions(cause, code))
     }
 
     /// The same, after it was tried for so long.

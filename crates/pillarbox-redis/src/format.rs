@@ -53,6 +53,12 @@ impl Keys {
         }
     }
 
+    /// What each of the keys is.
+    pub(crate) fn types(&self) -> [(&str, &'static str); 4] {
+        let Self { pending, invisible, data, meta, .. } = self;
+        [(pending, "list"), (invisible, "zset"), (data, "hash"), (meta, "hash")]
+    }
+
     /// The key that says how the queue is spread, of partition 0.
     pub(crate) fn partitions(&self) -> String {
         format!("{}:partitions", self.tag)
@@ -142,6 +148,17 @@ pub(crate) fn is_plain(message: &Outgoing) -> bool {
         && message.enqueued_at.is_none()
         && message.reply_to.is_none()
         && message.attributes.is_empty()
+}
+
+/// How many bytes a message has, about.
+pub(crate) fn size_of(message: &Outgoing) -> usize {
+    size(&message.body, &message.attributes, message.reply_to.as_deref())
+}
+
+/// How many bytes a message has of this body, with these attributes and this address, about.
+pub(crate) fn size(body: &[u8], attributes: &Attributes, reply_to: Option<&str>) -> usize {
+    let attributes = attributes.iter().map(|(name, value)| name.len() + value.len());
+    body.len() + attributes.sum::<usize>() + reply_to.map_or(0, str::len)
 }
 
 /// The head of a message on its way to `send.lua`.

@@ -33,7 +33,8 @@ fn told(failure: Failure) -> Error {
 
 /// What `send.lua` and `settle.lua` answer to so many entries.
 pub fn characters(value: Value, entries: usize) -> Result<(Vec<u8>, bool)> {
-    reply(value).characters(entries).map_err(told)
+    let characters = reply(value).characters(entries).map_err(told)?;
+    Ok((characters.0, characters.1.is_unknown))
 }
 
 /// What `receive.lua` answers to receivers who want so many.

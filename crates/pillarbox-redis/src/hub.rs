@@ -14,9 +14,10 @@ use tokio::time::timeout;
 
 use crate::engine::Engine;
 use crate::failure::Failure;
+use crate::format;
 use crate::layout::{Layout, MAX_PARTITIONS, Number};
 use crate::link::Pauses;
-use crate::operations::{Claim, Stored};
+use crate::operations::{self, Claim, Stored};
 use crate::partition::{PageEnd, Partition};
 use crate::state::QueueState;
 
@@ -244,7 +245,7 @@ impl Hub {
         }
         let mut taking = Taking { hub: self, request, claims: Vec::new(), failed: None };
         let is_answered = taking.from(&[(partitions[first], request.max)], SILENCE).await;
-        if partitions.len() > 1 && taking.wanted() > 0 && (wants_all || taking.claims.is_empty()) {
+        if partitions.len() > 1 && taking.has_room() && (wants_all || taking.claims.is_empty()) {
             // All others at once, without taking anything: one may have more than enough. What was
             // claimed must not be held for long.
             let patience = if taking.claims.is_empty() { SILENCE } else { request.visibility / 4 };
@@ -387,6 +388,12 @@ impl Taking<'_> {
         self.request.max - self.claims.iter().map(Claim::len).sum::<usize>()
     }
 
+    /// Whether more can be taken.
+    fn has_room(&self) -> bool {
+        let bytes: usize = self.claims.iter().map(Claim::bytes).sum();
+        self.wanted() > 0 && bytes < operations::MOST_BYTES
+    }
+
     /// Takes so many messages from each of these partitions, but no more than are wanted. Says whether
     /// one has answered.
     async fn from(&mut self, partitions: &[(Number, usize)], patience: Duration) -> bool {
@@ -484,7 +491,7 @@ async fn divided<E, T, F: Future<Output = Outcomes<T>>>(
     in_order.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// The most bytes of bodies that go to the server at once: it refuses too much.
+/// The most bytes of messages that go to the server at once: it refuses too much.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Cuts a batch into parts that a server takes. Most often there is only one.
@@ -493,7 +500,7 @@ fn parts(mut batch: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
     loop {
         let mut bytes = 0;
         let mut fits = |message: &Outgoing| {
-            bytes += message.body.len();
+            bytes += format::size_of(message);
             bytes <= MOST_BYTES
         };
         // A body of its own may be larger.

@@ -31,6 +31,10 @@ pub(crate) trait Operation: Sized + Send + Sync + 'static {
     /// What one caller is told.
     type Answer: Send;
 
+    /// Whether a caller whose call has failed makes no more: what the server remembers of that call is
+    /// still needed.
+    const FAILS_ONCE: bool = false;
+
     /// The lane of this operation.
     fn lane(partition: &Partition) -> &Lane<Self>;
 
@@ -55,6 +59,13 @@ pub(crate) struct Caller {
     pub(crate) number: u64,
     /// An earlier call has failed, and may still be on its way to the server.
     pub(crate) is_unsure: bool,
+}
+
+impl Caller {
+    fn new(partition: &Partition) -> Self {
+        let key = partition.keys.call(&partition.engine().caller_name());
+        Self { key, number: 0, is_unsure: false }
+    }
 }
 
 /// How much is put together.
@@ -101,11 +112,8 @@ impl<O: Operation> Lane<O> {
     /// Decides how a request is served.
     fn enter(&self, partition: &Partition, request: O::Request) -> Service<O> {
         let mut state = self.lock();
-        let caller = |state: &mut State<O>| {
-            let name = || partition.keys.call(&partition.engine().caller_name());
-            let new = || Caller { key: name(), number: 0, is_unsure: false };
-            state.idle.pop().unwrap_or_else(new)
-        };
+        let caller =
+            |state: &mut State<O>| state.idle.pop().unwrap_or_else(|| Caller::new(partition));
         if state.running == 0 && !state.alone {
             state.alone = true;
             return Service::Alone(caller(&mut state), request);
@@ -238,6 +246,9 @@ async fn call<O: Operation>(
     caller.number += 1;
     let answered = O::call(partition, caller, requests).await;
     caller.is_unsure = answered.is_err();
+    if O::FAILS_ONCE && caller.is_unsure {
+        *caller = Caller::new(partition);
+    }
     answered
 }
 

@@ -35,8 +35,9 @@
 //!
 //! A connection that breaks, a server that restarts, loads, is a replica or is replaced by one: the operation is repeated
 //! for as long as [`RedisOptions::retry_for`] says, and takes effect once. Then, and at once where
-//! waiting does not help (out of memory, wrong password, a key of another type), it is an
-//! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do.
+//! waiting does not help (wrong password, a key of another type), it is an
+//! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do. A send for which the
+//! server has no memory is an [`Error::MailboxFull`](pillarbox_core::Error::MailboxFull).
 
 mod backend;
 mod confirm;

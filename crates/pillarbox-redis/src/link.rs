@@ -97,7 +97,7 @@ impl Link {
     /// Asks one server for a command, once.
     pub(crate) async fn ask_once(&self, node: &Arc<Node>, command: &Cmd) -> Result<Words, Failure> {
         let value = self.call_once(Route::To(node), None, command).await;
-        let value = value.map_err(|(place, error)| Failure::server(&place, error))?;
+        let value = value.map_err(|(place, failed)| Failure::server(&place, failed.error))?;
         Ok(Reply::new(value, &node.place).flat_words())
     }
 
@@ -147,9 +147,10 @@ impl Link {
         let mut pauses = Pauses::new();
         let mut attempt = Attempt { whole: false, again };
         let (mut detour, mut redirections) = (None, 0);
+        let mut is_unsure = false;
         loop {
             let called = self.call_once(route, detour.take(), &command(attempt)).await;
-            let (place, error) = match called {
+            let (place, Failed { error, is_sent, .. }) = match called {
                 Ok(value) => return Ok(value),
                 Err(failed) => failed,
             };
@@ -168,15 +169,19 @@ impl Link {
                     }
                     // It names none that can be called: another may.
                     None if self.servers.is_cluster() => {}
-                    None => return Err(Failure::server(&place, error)),
+                    None => return Err(Failure::server(&place, error).unsure(is_unsure)),
                 },
                 Verdict::SendScript | Verdict::Wait => {}
-                Verdict::Reconnect => attempt.again = true,
-                Verdict::GiveUp => return Err(Failure::server(&place, error)),
+                Verdict::Reconnect => {
+                    attempt.again = true;
+                    is_unsure |= is_sent;
+                }
+                Verdict::GiveUp => return Err(Failure::server(&place, error).unsure(is_unsure)),
             }
             let pause = pauses.next();
             if Instant::now() + pause > end {
-                return Err(Failure::server(&place, error).after(self.usage.retry_for));
+                let failure = Failure::server(&place, error).unsure(is_unsure);
+                return Err(failure.after(self.usage.retry_for));
             }
             tracing::debug!(%place, %error, ?pause, "a call failed and is made again");
             self.say(begin, &place, &error);
@@ -217,20 +222,19 @@ impl Link {
         route: Route<'_>,
         detour: Option<Detour>,
         command: &Cmd,
-    ) -> Result<Value, (Arc<str>, RedisError)> {
+    ) -> Result<Value, (Arc<str>, Failed)> {
         let (node, asking) = match detour {
             Some(Detour { node, asking }) => (node, asking),
             None => {
                 let node = self.servers.node(route).await;
-                (node.map_err(|error| (self.place().clone(), error))?, false)
+                (node.map_err(|error| (self.place().clone(), Failed::unsent(error)))?, false)
             }
         };
         node.call(command, asking).await.map_err(|failed| {
             if judge(&failed.error) == Verdict::Reconnect {
                 node.discard(&failed);
             }
-            let Failed { error, .. } = failed;
-            (node.place.clone(), error)
+            (node.place.clone(), failed)
         })
     }
 

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox_core::clock::after;
 use pillarbox_core::{
     Delivery, MessageId, Nonce, Outgoing, QueueName, Receipt, Receive, Settle, SettleAction,
 };
-
 use redis::Cmd;
+use tokio::time::Instant;
 
 use crate::failure::Failure;
 use crate::format::{self, IdText, micros};
@@ -37,7 +38,7 @@ impl Operation for Sends {
     }
 
     fn size(request: &Sending) -> (usize, usize) {
-        let bytes = request.messages.iter().map(|message| message.body.len()).sum();
+        let bytes = request.messages.iter().map(format::size_of).sum();
         (request.messages.len(), bytes)
     }
 
@@ -72,9 +73,13 @@ impl Operation for Sends {
         // What is there already may have been sent by a call that was not confirmed.
         let is_stored = |reply: &Reply| b"+10".iter().any(|answer| reply.has(*answer));
         let reply = partition.run_durably(&scripts::SEND, caller, arguments, is_stored).await?;
-        let (answers, is_unknown) = reply.characters(messages().count())?;
-        if is_unknown {
-            partition.enlist().await?;
+        let (answers, marks) = reply.characters(messages().count())?;
+        if marks.is_unheard {
+            partition.engine().warn_unheard(Some(&partition.queue.name));
+        }
+        if marks.is_unknown {
+            // Whatever fails from here on, the messages are stored.
+            partition.enlist().await.map_err(|failure| failure.unsure(true))?;
         }
         let answers = unique.answers(&answers);
         let entries = requests.iter().map(|request| request.messages.len());
@@ -141,9 +146,14 @@ pub(crate) enum Found {
     Nothing { next: Option<Duration> },
 }
 
+/// The most bytes of messages that one call delivers, unless a single one has more: `receive.lua` sees to it.
+pub(crate) const MOST_BYTES: usize = 1 << 20;
+
 impl Operation for Receives {
     type Request = Receive;
     type Answer = Found;
+
+    const FAILS_ONCE: bool = true;
 
     fn lane(partition: &Partition) -> &Lane<Self> {
         &partition.receives
@@ -165,7 +175,10 @@ impl Operation for Receives {
         let wanted = requests.iter().map(|request| request.max).sum();
         let nonces: Vec<_> =
             (0..wanted).map(|_| Nonce::random_with_mark(partition.number)).collect();
-        let reply = partition.run(&scripts::RECEIVE, caller, |command| {
+        let lease = requests.iter().map(|request| request.visibility).max().unwrap_or_default();
+        // What was delivered must be known for as long as it can be given back.
+        let remembered = lease.max(partition.engine().link.usage.remembered());
+        let reply = partition.run_remembered(&scripts::RECEIVE, caller, remembered, |command| {
             command.arg(wanted).arg(requests.len());
             for request in requests {
                 command.arg(request.max).arg(micros(request.visibility));
@@ -174,12 +187,18 @@ impl Operation for Receives {
                 command.arg(format::token(*nonce, SettleAction::Acknowledge));
             }
         });
-        let reply = reply.await?.words();
         let mut claims: Vec<_> = requests.iter().map(|_| Claim::new(partition)).collect();
         let places = requests.iter().map(|request| request.max);
         let queue = &partition.queue.name;
-        let next = deliveries(queue, reply, places, &nonces, |place, delivery| {
-            claims[place].deliveries.push(delivery);
+        let next = reply.await.and_then(|reply| {
+            deliveries(queue, reply.words(), places, &nonces, |place, delivery| {
+                claims[place].deliveries.push(delivery);
+            })
+        });
+        let next = next.inspect_err(|failure| {
+            if failure.may_be_done() {
+                partition.recall(LostReceive::new(caller, nonces, lease));
+            }
         })?;
         let found = |claim: Claim| match claim.len() {
             0 => Found::Nothing { next },
@@ -223,6 +242,23 @@ pub(crate) fn deliveries(
     Ok(next)
 }
 
+/// A receive that got no answer: what it has delivered is in flight, and nobody knows what that is but the
+/// server.
+#[derive(Debug)]
+pub(crate) struct LostReceive {
+    pub(crate) caller: Caller,
+    pub(crate) nonces: Vec<Nonce>,
+    /// When its leases have ended at the latest.
+    pub(crate) until: Instant,
+}
+
+impl LostReceive {
+    fn new(caller: &Caller, nonces: Vec<Nonce>, lease: Duration) -> Self {
+        let caller = Caller { key: caller.key.clone(), ..*caller };
+        Self { caller, nonces, until: after(lease) }
+    }
+}
+
 /// Deliveries on their way to a receiver, which go back to the queue if it is not there any more.
 #[derive(Debug)]
 pub(crate) struct Claim {
@@ -237,6 +273,15 @@ impl Claim {
 
     pub(crate) fn len(&self) -> usize {
         self.deliveries.len()
+    }
+
+    /// How many bytes of messages there are.
+    pub(crate) fn bytes(&self) -> usize {
+        let bytes = |delivery: &Delivery| {
+            let message = &delivery.message;
+            format::size(&message.body, &message.attributes, message.reply_to.as_deref())
+        };
+        self.deliveries.iter().map(bytes).sum()
     }
 
     /// Hands over the deliveries.

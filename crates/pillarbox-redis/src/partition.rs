@@ -1,7 +1,8 @@
 //! One partition of a queue, and the operations on it. A queue that is whole has only the first.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pillarbox_core::clock::after;
 use pillarbox_core::{
@@ -11,14 +12,16 @@ use redis::Cmd;
 use tokio::time::Instant;
 
 use crate::confirm::{Confirmed, confirm};
-use crate::engine::Engine;
+use crate::engine::{Engine, foreign_keys};
 use crate::failure::Failure;
 use crate::format::{self, IdText, Keys, LONG_AGO};
 use crate::lane::{Caller, Lane, Limits, submit};
 use crate::layout::Number;
 use crate::line::Asked;
 use crate::link::Pauses;
-use crate::operations::{Claim, Found, Purges, Receives, Sending, Sends, Settles, Stored};
+use crate::operations::{
+    Claim, Found, LostReceive, Purges, Receives, Sending, Sends, Settles, Stored,
+};
 use crate::options::Durability;
 use crate::reply::{Reply, Words};
 use crate::scripts::{self, Script};
@@ -34,6 +37,18 @@ pub(crate) struct Partition {
     pub(crate) receives: Lane<Receives>,
     pub(crate) settles: Lane<Settles>,
     pub(crate) purges: Lane<Purges>,
+    lost: Mutex<Lost>,
+}
+
+/// The most receives without an answer that are remembered.
+const MOST_LOST: usize = 64;
+
+/// Receives that got no answer.
+#[derive(Debug, Default)]
+struct Lost {
+    calls: Vec<LostReceive>,
+    /// Whether a task recalls them.
+    is_recalling: bool,
 }
 
 impl Partition {
@@ -51,6 +66,7 @@ impl Partition {
             receives: Lane::new(limits),
             settles: Lane::new(limits),
             purges: Lane::new(limits),
+            lost: Mutex::default(),
         }
     }
 
@@ -100,7 +116,13 @@ impl Partition {
         request: Receive,
     ) -> Result<Option<Claim>, Failure> {
         let asking = Asking::begin(self);
-        let found = submit::<Receives>(self, request).await?;
+        let found = loop {
+            match submit::<Receives>(self, request).await? {
+                // There is more at once: others in the same call have got as many bytes as one may have.
+                Found::Nothing { next: Some(Duration::ZERO) } => {}
+                found => break found,
+            }
+        };
         let asked = asking.answered();
         let mut line = self.queue.line();
         Ok(match found {
@@ -201,6 +223,64 @@ impl Partition {
         });
     }
 
+    /// Gives back what a receive has taken that got no answer, as soon as the server answers again.
+    pub(crate) fn recall(self: &Arc<Self>, call: LostReceive) {
+        let is_first = {
+            let mut lost = self.lost();
+            if lost.calls.len() >= MOST_LOST {
+                // What it has taken comes back when its leases end.
+                tracing::debug!(queue = %self.queue.name, "a receive without an answer is forgotten");
+                return;
+            }
+            lost.calls.push(call);
+            !std::mem::replace(&mut lost.is_recalling, true)
+        };
+        if is_first {
+            self.engine().spawn(self.clone().recall_all());
+        }
+    }
+
+    /// Recalls until none is left: the last one first, so that its messages are behind those of the others.
+    async fn recall_all(self: Arc<Self>) {
+        let mut pauses = Pauses::new();
+        while let Some(call) = self.next_lost() {
+            let released = self.run(&scripts::RELEASE, &call.caller, |command| {
+                for nonce in &call.nonces {
+                    command.arg(nonce.to_string());
+                }
+            });
+            let Err(failure) = released.await else {
+                pauses = Pauses::new();
+                continue;
+            };
+            let queue = &self.queue.name;
+            tracing::debug!(%queue, %failure, "what a receive has taken could not be given back");
+            if matches!(failure, Failure::Closed) {
+                self.lost().calls.clear();
+            } else if failure.may_pass() && Instant::now() < call.until {
+                self.lost().calls.push(call);
+                tokio::select! {
+                    biased;
+                    () = self.engine().gate.closed() => {}
+                    () = tokio::time::sleep(pauses.next()) => {}
+                }
+            }
+        }
+    }
+
+    /// The next receive to recall.
+    fn next_lost(&self) -> Option<LostReceive> {
+        let mut lost = self.lost();
+        let call = lost.calls.pop();
+        lost.is_recalling = call.is_some();
+        call
+    }
+
+    /// Held for moments, never across an await.
+    fn lost(&self) -> MutexGuard<'_, Lost> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Runs a script whose answer needs not be remembered.
     pub(crate) async fn run_unremembered(
         &self,
@@ -218,6 +298,18 @@ impl Partition {
         caller: &Caller,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<Reply, Failure> {
+        let remembered = self.engine().link.usage.remembered();
+        self.run_remembered(script, caller, remembered, arguments).await
+    }
+
+    /// Runs a script whose answer is remembered for so long.
+    pub(crate) async fn run_remembered(
+        &self,
+        script: &Script,
+        caller: &Caller,
+        remembered: Duration,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<Reply, Failure> {
         let Engine { link, gate, .. } = &**self.engine();
         let ttl = link.usage.default_ttl.map_or(0, |ttl| ttl.as_millis().max(1));
         let route = Route::Slot(self.keys.slot);
@@ -227,10 +319,21 @@ impl Partition {
             let keys = if again { &keys[..] } else { &keys[..5] };
             command.arg(keys.len()).arg(keys);
             command.arg(format!("{:012}", caller.number));
-            command.arg(link.usage.remembered().as_millis() as u64).arg(ttl as u64);
+            command.arg(remembered.as_millis() as u64).arg(ttl as u64);
             arguments(command);
         });
-        reply.await
+        match reply.await {
+            Err(failure) if failure.is_wrong_type() => Err(self.foreign_key(failure).await),
+            reply => reply,
+        }
+    }
+
+    /// The failure that names the key of another type, if one is to be found.
+    async fn foreign_key(&self, failure: Failure) -> Failure {
+        match foreign_keys(self.engine(), self.keys.slot, &self.keys.types()).await {
+            Ok(mut foreign) if !foreign.is_empty() => foreign.remove(0),
+            _ => failure,
+        }
     }
 
     /// Runs a script that changes something, and waits until as many replicas have it as they should.

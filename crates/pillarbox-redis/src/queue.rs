@@ -65,18 +65,29 @@ impl RedisQueue {
     }
 
     async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
-        let layout = self.layout("send").await?;
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
         let max_size = self.options.max_size;
-        let stored = self.known("send", self.hub.send(batch, max_size, layout).await)?;
+        let stored = match self.hub.state.layout(self.least()).await {
+            Ok(layout) => self.hub.send(batch, max_size, layout).await,
+            Err(failure) => ids.iter().map(|_| Err(failure.clone())).collect(),
+        };
+        // Of a server that has no memory left it is known as well that there was no room.
+        let stored = stored.into_iter().map(|stored| match stored {
+            Ok(Stored::New) => Ok(Ok(true)),
+            Ok(Stored::Before) => Ok(Ok(false)),
+            Ok(Stored::Full) => Ok(Err(max_size)),
+            Err(failure) if failure.is_out_of_memory() => {
+                tracing::debug!(queue = %self.hub.name(), %failure, "a message was not stored");
+                Ok(Err(None))
+            }
+            Err(failure) => Err(failure),
+        });
+        let stored = self.known("send", stored.collect())?;
         let answer = |(id, stored)| match stored {
-            Ok(Stored::New) => Ok(Sent::stored(id)),
-            Ok(Stored::Before) => Ok(Sent::duplicate(id)),
-            Ok(Stored::Full) => Err(Error::MailboxFull {
-                queue: self.hub.name().clone(),
-                id: Some(id),
-                max_size: max_size.unwrap_or(u64::MAX),
-            }),
+            Ok(Ok(is_new)) => Ok(if is_new { Sent::stored(id) } else { Sent::duplicate(id) }),
+            Ok(Err(max_size)) => {
+                Err(Error::MailboxFull { queue: self.hub.name().clone(), id: Some(id), max_size })
+            }
             Err(error) => Err(Error::about(error, Some(id))),
         };
         Ok(ids.into_iter().zip(stored).map(answer).collect())

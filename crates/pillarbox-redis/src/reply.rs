@@ -21,6 +21,15 @@ pub(crate) struct Words {
     place: Arc<str>,
 }
 
+/// What a script says beside its answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// There was no such queue before, or it is a partition that is not enlisted.
+    pub(crate) is_unknown: bool,
+    /// The user may not publish, and nobody was woken.
+    pub(crate) is_unheard: bool,
+}
+
 impl Reply {
     pub(crate) fn new(value: Value, place: &Arc<str>) -> Self {
         Self { value, place: place.clone() }
@@ -52,15 +61,17 @@ impl Reply {
         }
     }
 
-    /// The answer as one character for each of so many entries, or a plus for all of them; and whether
-    /// an exclamation mark follows.
-    pub(crate) fn characters(self, entries: usize) -> Result<(Vec<u8>, bool), Failure> {
+    /// The answer as one character for each of so many entries, or a plus for all of them; and the marks
+    /// that follow.
+    pub(crate) fn characters(self, entries: usize) -> Result<(Vec<u8>, Marks), Failure> {
         let mut words = self.words();
         let mut characters = words.bytes()?;
-        let is_marked = characters.pop_if(|last| *last == b'!').is_some();
+        let is_unheard = characters.pop_if(|last| *last == b'~').is_some();
+        let is_unknown = characters.pop_if(|last| *last == b'!').is_some();
+        let marks = Marks { is_unknown, is_unheard };
         match &characters[..] {
-            b"+" => Ok((vec![b'1'; entries], is_marked)),
-            each if each.len() == entries => Ok((characters, is_marked)),
+            b"+" => Ok((vec![b'1'; entries], marks)),
+            each if each.len() == entries => Ok((characters, marks)),
             _ => Err(words.wrong()),
         }
     }

@@ -84,6 +84,7 @@ scripts! {
     SPREAD = of_key "spread",
     NARROW = of_key "narrow",
     CONFIRM = of_key "confirm",
+    PUBLISH = of_key "publish",
 }
 
 #[cfg(test)]
@@ -103,5 +104,7 @@ mod tests {
         assert!(SEND.code.contains("local pending, invisible"));
         assert!(SEND.code.contains("'PX'") && SEND.code.contains("'PUBLISH'"));
         assert!(!CONFIRM.code.contains("invisible"));
+        let most_bytes = format!("most_bytes = {}\n", crate::operations::MOST_BYTES);
+        assert!(RECEIVE.code.contains(&most_bytes));
     }
 }

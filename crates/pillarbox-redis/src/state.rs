@@ -193,7 +193,7 @@ impl QueueState {
         script: &Script,
         arguments: &[String],
     ) -> Result<Layout, Failure> {
-        let changes = self.note().changes;
+        let (changes, asked) = (self.note().changes, Instant::now());
         let mut words = self.run_on_layout(script, arguments).await?;
         let layout = match words.bytes_or_nothing()? {
             None => Layout::WHOLE,
@@ -204,8 +204,10 @@ impl QueueState {
             return Err(Failure::Mortal);
         }
         let mut note = self.note();
-        // An answer may be overtaken by a later one. (One that was deleted has no version.)
-        if layout.version == 0 || layout.version >= note.layout.version {
+        // An answer may be overtaken by a later one, if both were asked for at the same time. Otherwise it is
+        // true whatever its version: the key may have been deleted, and made anew by a clock that was set back.
+        let is_later = note.read.is_none_or(|read| asked >= read);
+        if layout.version == 0 || layout.version >= note.layout.version || is_later {
             note.layout = layout;
             (note.read, note.changes_read) = (Some(Instant::now()), changes);
             drop(note);

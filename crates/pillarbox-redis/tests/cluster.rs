@@ -153,3 +153,36 @@ async fn a_receive_that_empties_the_line_while_the_slot_moves_loses_nothing() {
     }
     assert_eq!(counts(&queue).await, (0, 0, 0, 2));
 }
+
+/// What is more than a call may carry goes back to the line, which may not be there any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_receive_of_too_many_bytes_while_the_slot_moves_loses_nothing() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let slot = slot_of("{queue:q}");
+    let from = cluster.primary_of_slot(slot);
+    let to = cluster.primaries().into_iter().find(|node| *node != from).expect("another");
+    let backend = open(&format!("{}?retry_for=60", cluster.url())).await;
+    let queue = queue(&backend, "q");
+    // Whoever receives has a record there.
+    send(&queue, "first").await.expect("sent");
+    let first = take(&queue).await;
+    acknowledge(&queue, &first).await.expect("acknowledged");
+    for letter in ["a", "b", "c"] {
+        send(&queue, &letter.repeat(700 << 10)).await.expect("sent");
+    }
+    cluster.begin_move(slot, to);
+    let request = Receive::up_to(3).visibility(Duration::from_secs(3600));
+    let mut received = queue.receive(request).await.expect("received");
+    block_in_place(|| cluster.move_slot(slot, to));
+    while received.len() < 3 {
+        let more = queue.receive(request).await.expect("received");
+        assert!(!more.is_empty(), "{} of 3 messages are left", received.len());
+        received.extend(more);
+    }
+    let letters: Vec<_> = received.iter().map(|delivery| body(delivery)[..1].to_owned()).collect();
+    assert_eq!(letters, ["a", "b", "c"]);
+    for delivery in &received {
+        acknowledge(&queue, delivery).await.expect("acknowledged");
+    }
+    assert_eq!(counts(&queue).await, (0, 0, 0, 4));
+}

@@ -37,6 +37,18 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     }
 }
 
+/// What a send says for which there is no room at the server.
+#[track_caller]
+fn full<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    match result {
+        Err(error @ Error::MailboxFull { id: Some(_), max_size: None, .. }) => {
+            assert!(error.is_transient(), "{error}");
+            error.to_string()
+        }
+        other => panic!("expected a mailbox that is full, got {other:?}"),
+    }
+}
+
 /// A queue behind a proxy, with all scripts known to the server and its connection made.
 async fn behind(proxy: &Proxy, options: &str) -> (Mailboxes, Arc<dyn Queue>) {
     let backend = open(&format!("{}{options}", proxy.url())).await;
@@ -256,6 +268,67 @@ async fn a_long_poll_whose_answer_was_cut_off_delivers() {
     acknowledge(&queue, &delivery).await.expect("acknowledged");
 }
 
+/// The lease is an hour: nothing else brings them back.
+#[tokio::test]
+async fn what_a_receive_took_that_got_no_answer_is_ready_when_the_server_is_back() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (_backend, receiver) = behind(&proxy, "?retry_for=0.2&response_timeout=0.2").await;
+    let direct = open(&server.url()).await;
+    let direct = queue(&direct, "q");
+    for text in ["one", "two", "three"] {
+        send(&direct, text).await.expect("sent");
+    }
+    for round in 1..=4 {
+        proxy.cut_answer_and_hold("EVALSHA", 20);
+        let lost = receiver.receive(Receive::up_to(2).visibility(HOUR)).await;
+        proxy.sprung(round).await;
+        refusal(lost);
+        assert_eq!(counts(&direct).await, (1, 2, 0, 4), "the server has delivered them");
+        // What it has delivered, it knows until then.
+        let keys = server.command(&["KEYS", "{queue:q}:call:*"]);
+        let left = |key: &str| server.command(&["PTTL", key]).trim().parse::<u64>().unwrap_or(0);
+        let longest = keys.lines().map(left).max().unwrap_or(0);
+        assert!(longest > 3_000_000, "a record is forgotten after {longest} ms");
+        // Others that fail meanwhile have taken nothing.
+        for _ in 0..3 {
+            refusal(receive(&receiver).await);
+        }
+        proxy.set(Mode::Forward);
+        eventually("they are ready", async || counts(&direct).await == (3, 0, 0, 4)).await;
+    }
+    let deliveries = receiver.receive(Receive::up_to(3)).await.expect("received");
+    assert_eq!(deliveries.iter().map(body).collect::<Vec<_>>(), ["one", "two", "three"]);
+    for delivery in deliveries {
+        let message = &delivery.message;
+        assert_eq!((message.delivery_count, message.unsettled), (1, 0));
+    }
+}
+
+#[tokio::test]
+async fn closing_gives_back_what_a_receive_took_that_got_no_answer() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (backend, receiver) = behind(&proxy, "?retry_for=600").await;
+    let direct = open(&server.url()).await;
+    let direct = queue(&direct, "q");
+    send(&direct, "one").await.expect("sent");
+    // Answers are cut until it is closed, and then no more.
+    proxy.set(Mode::Forward);
+    proxy.cut_answer_and_refuse("EVALSHA", 20);
+    let receiving = tokio::spawn(async move {
+        receiver.receive(Receive::one().visibility(HOUR)).await.map(|deliveries| deliveries.len())
+    });
+    proxy.sprung(1).await;
+    assert_eq!(counts(&direct).await, (0, 1, 0, 2));
+    let closing = tokio::spawn(async move { backend.close().await });
+    let closed = receiving.await.expect("a task");
+    assert!(matches!(closed, Err(Error::Closed { .. })), "{closed:?}");
+    proxy.set(Mode::Forward);
+    closing.await.expect("closed");
+    assert_eq!(counts(&direct).await, (1, 0, 0, 2));
+}
+
 #[tokio::test]
 async fn a_settle_whose_answer_was_cut_off_is_answered_as_done() {
     let server = RedisServer::start();
@@ -333,6 +406,52 @@ async fn connections_that_are_refused_for_a_while_are_tried_again() {
     assert_eq!(drain(&queue).await, ["patience"]);
 }
 
+/// What a client asks for when it opens, one command after the other.
+const OPENING: [&str; 5] =
+    ["AUTH", "INFO\r\n$6\r\nserver", "PING", "*1\r\n$4\r\nINFO\r\n", "CONFIG"];
+
+/// Whatever is cut, the connection is made anew, as one that was refused is.
+#[tokio::test]
+async fn opening_is_tried_again_after_a_reset() {
+    let server = RedisServer::builder().password("hunter2").start();
+    for (n, command) in OPENING.into_iter().enumerate() {
+        let proxy = Proxy::to(server.port()).await;
+        let url = proxy.url().replace("redis://", "redis://:hunter2@");
+        for (times, after) in [(1, 0), (2, 3)] {
+            proxy.cut_answer(command, after);
+            let backend = open(&url).await;
+            proxy.sprung(times).await;
+            send(&queue(&backend, &format!("{n}-{after}")), "opened").await.expect("sent");
+        }
+    }
+}
+
+#[tokio::test]
+async fn opening_is_tried_again_after_an_answer_that_takes_too_long() {
+    let server = RedisServer::start();
+    for (n, command) in OPENING.into_iter().enumerate().skip(1) {
+        let proxy = Proxy::to(server.port()).await;
+        proxy.delay_answer(command, Duration::from_secs(60));
+        let backend = open(&format!("{}?response_timeout=0.3", proxy.url())).await;
+        proxy.sprung(1).await;
+        send(&queue(&backend, &n.to_string()), "opened").await.expect("sent");
+    }
+}
+
+#[tokio::test]
+async fn opening_is_tried_again_while_all_connections_are_reset() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port()).await;
+    proxy.set(Mode::Refuse);
+    let url = format!("{}?retry_for=20", proxy.url());
+    let opening = tokio::spawn(async move { open(&url).await });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!opening.is_finished());
+    proxy.set(Mode::Forward);
+    let backend = opening.await.expect("opened");
+    send(&queue(&backend, "q"), "opened").await.expect("sent");
+}
+
 // Commands that arrive when nobody waits for them any more.
 
 #[tokio::test]
@@ -391,6 +510,28 @@ async fn a_receive_that_arrives_after_its_repetition_found_nothing_takes_nothing
     send(&queue, "later").await.expect("sent");
     proxy.deliver().await;
     assert_eq!(counts(&queue).await, (1, 0, 0, 2), "a message is in flight that nobody holds");
+    assert_eq!(take(&queue).await.message.delivery_count, 1);
+}
+
+#[tokio::test]
+async fn a_receive_that_arrives_after_it_has_failed_takes_nothing() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (_backend, queue) = behind(&proxy, "?response_timeout=0.3&retry_for=0").await;
+    send(&queue, "later").await.expect("sent");
+    let direct = open(&server.url()).await;
+    let direct = common::queue(&direct, "q");
+    let records = || {
+        let keys = server.command(&["KEYS", "{queue:q}:call:*"]);
+        keys.lines().map(|key| server.command(&["GET", key])).collect::<Vec<_>>()
+    };
+    proxy.stall("EVALSHA");
+    refusal(receive(&queue).await);
+    // The number of the call, and that it has delivered nothing.
+    let is_recalled = |record: &String| record.trim().len() == 12;
+    eventually("it is recalled", async || records().iter().any(is_recalled)).await;
+    proxy.deliver().await;
+    assert_eq!(counts(&direct).await, (1, 0, 0, 2), "a message is in flight that nobody holds");
     assert_eq!(take(&queue).await.message.delivery_count, 1);
 }
 
@@ -686,23 +827,30 @@ async fn out_of_memory(flavour: Flavour) {
     let text = loop {
         match send(&queue, &big).await {
             Ok(_) => sent += 1,
-            refused => break refusal(refused),
+            refused => break full(refused),
         }
         assert!(sent < 200, "the server takes more than it may hold");
     };
     let lower = (limit - (512 << 10)).to_string();
     server.command(&["CONFIG", "SET", "maxmemory", &lower]);
-    for part in ["cannot send on queue 'q'", "OOM", "out of memory", "Receiving and settling"] {
+    for part in ["queue 'q' is full", "no memory left", "was not stored", "receive and settle"] {
         assert!(text.contains(part), "{text}");
     }
     assert_eq!(counts(&queue).await, (sent, 0, 0, sent + 1), "nothing was stored");
     for fresh in ["q", "another"] {
         let other = common::queue(&backend, fresh);
-        let text = refusal(send(&other, "small").await);
-        assert!(text.contains("out of memory"), "{text}");
+        let text = full(send(&other, "small").await);
+        assert!(text.contains("no memory left"), "{text}");
     }
-    let text = refusal(send_later(&queue, "small", HOUR).await);
-    assert!(text.contains("out of memory"), "{text}");
+    full(send_later(&queue, "small", HOUR).await);
+    // Of a batch, each says so.
+    let batch: Vec<_> = (0..3).map(|_| Outgoing::new("small")).collect();
+    let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
+    let answers = queue.send(batch).await.expect("answers");
+    let about = |answer: &Result<_, Error>| answer.as_ref().err().and_then(Error::message_id);
+    assert!(answers.iter().map(about).eq(ids.into_iter().map(Some)), "{answers:?}");
+    let spread = pillarbox_core::QueueOptions::new().partitions(3);
+    full(send(&backend.queue("spread", spread).expect("a queue"), "small").await);
 
     let request = Receive::up_to(5).visibility(HOUR);
     let held = queue.receive(request).await.expect("received");
@@ -717,7 +865,7 @@ async fn out_of_memory(flavour: Flavour) {
     tokio::time::sleep(Duration::from_millis(5)).await;
     // Those who come back move, which needs no memory either.
     assert_eq!(counts(&queue).await, (sent - 3, 2, 1, sent + 1));
-    assert!(refusal(send(&queue, "small").await).contains("out of memory"));
+    full(send(&queue, "small").await);
     settle(&queue, Settle::extend(receipt(0), Duration::ZERO)).await.expect("ended");
     acknowledge(&queue, &held[4]).await.expect("acknowledged");
 
@@ -726,7 +874,7 @@ async fn out_of_memory(flavour: Flavour) {
     send(&queue, "room again").await.expect("sent");
     assert_eq!(drain(&queue).await, ["room again"]);
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert!(refusal(send(&queue, "small").await).contains("out of memory"));
+    full(send(&queue, "small").await);
     assert_eq!(queue.purge().await.expect("purged"), 1);
     assert_eq!(counts(&queue).await, (0, 0, 0, sent + 2));
     let diagnosis = backend.diagnose(true).await.expect("a diagnosis");
@@ -796,6 +944,50 @@ async fn a_user_without_permission_is_told_what_is_missing() {
     }
 }
 
+/// Redis 7 gives new users no channels.
+#[tokio::test]
+async fn a_user_who_may_wake_nobody_is_warned_of() {
+    for flavour in flavours() {
+        let log = Log::default();
+        let _collecting = log.collect();
+        let server = RedisServer::builder().flavour(flavour).start();
+        let user = |name: &str, rules: &str| {
+            let mut words =
+                vec!["ACL", "SETUSER", name, "on", ">hunter2", "resetchannels", "+@all"];
+            words.extend(rules.split(' '));
+            server.command(&words);
+            format!("redis://{name}:hunter2@127.0.0.1:{}", server.port())
+        };
+        let warnings = || {
+            let log = log.text();
+            log.lines().filter(|line| line.contains("WARN")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let sound = open(&user("sound", "~{queue:* ~pillarbox:* &{queue:*")).await;
+        send(&queue(&sound, "sound"), "one").await.expect("sent");
+        let diagnosis = sound.diagnose(false).await.expect("a diagnosis");
+        assert_eq!((warnings(), diagnosis.findings), (vec![], vec![]), "{flavour:?}");
+
+        // It has the keys of all queues, and no channel.
+        let mute = open(&user("mute", "~{queue:* ~pillarbox:*")).await;
+        let [warning] = &warnings()[..] else { panic!("{flavour:?}: {}", log.text()) };
+        assert!(warning.contains("may not publish") && warning.contains("channels {queue:*"));
+        let diagnosis = mute.diagnose(false).await.expect("a diagnosis");
+        let [finding] = &diagnosis.findings[..] else { panic!("{diagnosis:?}") };
+        assert_eq!(finding.severity, Severity::Warning);
+        assert!(finding.text.contains("queue 'sound'") && finding.text.contains("may not publish"));
+
+        // It has only those of one queue, which shows when it sends, and is said once.
+        let one = open(&user("one", "~{queue:only}* ~pillarbox:*")).await;
+        assert_eq!(warnings().len(), 1, "{}", log.text());
+        for _ in 0..2 {
+            send(&queue(&one, "only"), "one").await.expect("sent");
+            assert_eq!(drain(&queue(&one, "only")).await, ["one"]);
+        }
+        let [_, warning] = &warnings()[..] else { panic!("{flavour:?}: {}", log.text()) };
+        assert!(warning.contains("may not publish") && warning.contains("only"), "{warning}");
+    }
+}
+
 /// The proxy makes the version of a real server an old one; nothing else of it is old.
 #[tokio::test]
 async fn a_server_that_is_too_old_is_refused() {
@@ -862,7 +1054,8 @@ async fn another_type(server: &RedisServer, queue: &Arc<dyn Queue>, key: &str, o
         let Some(error) = error else { return false };
         let text = error.to_string();
         assert!(matches!(error, Error::Connection { .. }), "{case}: {what}: {text}");
-        assert!(text.contains("WRONGTYPE") && text.contains("of another type"), "{case}: {text}");
+        let named = format!("the key {key} is a ");
+        assert!(text.contains(&named) && text.contains("another program"), "{case}: {text}");
         failed.push(what);
         true
     };
@@ -911,6 +1104,82 @@ async fn an_entry_that_is_no_id_is_passed_over() {
     send(&queue, "two").await.expect("sent");
     let deliveries = queue.receive(Receive::up_to(10)).await.expect("received");
     assert_eq!(deliveries.iter().map(body).collect::<Vec<_>>(), ["one", "two"]);
+}
+
+// Messages that are large.
+
+/// The bodies are told apart by their first character.
+fn large(order: usize, bytes: usize) -> Outgoing {
+    let letter = char::from(b'a' + order as u8);
+    Outgoing::new(letter.to_string().repeat(bytes))
+}
+
+fn letters(deliveries: &[pillarbox_core::Delivery]) -> String {
+    deliveries.iter().filter_map(|delivery| body(delivery).chars().next()).collect()
+}
+
+#[tokio::test]
+async fn a_receive_takes_only_as_many_bytes_as_get_through_a_slow_network() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    const KB: usize = 1 << 10;
+    // All alike, a small one first, and one that is alone too large.
+    let sizes: [(&[usize], &[&str]); 4] = [
+        (&[300 * KB; 7], &["abc", "def", "g"]),
+        (&[1, 500 * KB, 500 * KB, 500 * KB, 1], &["abc", "de"]),
+        (&[4 << 20, 4 << 20, 1, 1], &["a", "b", "cd"]),
+        (&[KB; 20], &["abcdefghijklmnopqrst"]),
+    ];
+    for (n, (sizes, expected)) in sizes.into_iter().enumerate() {
+        let queue = queue(&backend, &format!("q{n}"));
+        for (order, bytes) in sizes.iter().enumerate() {
+            queue.send(vec![large(order, *bytes)]).await.expect("sent");
+        }
+        let mut received = Vec::new();
+        while received.len() < expected.len() {
+            let deliveries = queue.receive(Receive::up_to(100).visibility(HOUR)).await;
+            received.push(letters(&deliveries.expect("received")));
+        }
+        assert_eq!(received, expected, "{sizes:?}");
+        let all = sizes.len() as u64;
+        assert_eq!(counts(&queue).await, (0, all, 0, all));
+    }
+}
+
+#[tokio::test]
+async fn attributes_and_addresses_count_among_the_bytes_of_a_receive() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let queue = queue(&backend, "q");
+    for order in 0..6 {
+        let mut message = large(order, 1);
+        message.attributes.insert("note", "x".repeat(200 << 10));
+        message.reply_to = Some("y".repeat(150 << 10).into());
+        queue.send(vec![message]).await.expect("sent");
+    }
+    for expected in ["ab", "cd", "ef"] {
+        let deliveries = queue.receive(Receive::up_to(6).visibility(HOUR)).await;
+        assert_eq!(letters(&deliveries.expect("received")), expected);
+    }
+}
+
+/// Those who ask at the same time share a call, and its bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn receives_that_share_a_call_do_not_go_without_what_is_there() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let queue = queue(&backend, "q");
+    for order in 0..24 {
+        queue.send(vec![large(order, 700 << 10)]).await.expect("sent");
+    }
+    let receives = (0..24).map(|_| {
+        let queue = queue.clone();
+        tokio::spawn(async move { queue.receive(Receive::one().visibility(HOUR)).await })
+    });
+    for receive in receives.collect::<Vec<_>>() {
+        assert_eq!(receive.await.expect("a task").expect("received").len(), 1);
+    }
+    assert_eq!(counts(&queue).await, (0, 24, 0, 24));
 }
 
 // What is told, and what is not.
@@ -1221,6 +1490,51 @@ async fn what_was_deleted_beside_the_messages_does_no_harm() {
     let diagnosis = backend.diagnose(true).await.expect("diagnosed");
     assert!(diagnosis.findings[0].text.contains("not on the list: 'q'"), "{diagnosis:?}");
     assert_eq!(backend.queues().await.expect("listed").len(), 1);
+    assert_eq!(drain(&queue).await, ["one"]);
+}
+
+#[tokio::test]
+async fn a_list_of_queues_of_another_type_is_found_and_hides_nothing_else() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let there = queue(&backend, "there");
+    send(&there, "one").await.expect("sent");
+    server.command(&["HSET", "{queue:there}:data", "no-id", "x"]);
+    server.command(&["SET", "pillarbox:queues", "x"]);
+    for repair in [false, true] {
+        let diagnosis = backend.diagnose(repair).await.expect("diagnosed");
+        let texts = texts(&diagnosis);
+        assert!(texts.contains("the key pillarbox:queues is a string, not a zset"), "{texts}");
+        assert!(texts.contains("queue 'there': 1 data under names that are no ids"), "{texts}");
+        assert!(!texts.contains("not on the list"), "{texts}");
+        let finding = diagnosis.findings.iter().find(|it| it.text.contains("pillarbox:queues"));
+        assert_eq!(
+            finding.map(|it| (it.severity, it.repair)),
+            Some((Severity::Problem, Repair::Manual))
+        );
+    }
+    let text = refusal(backend.queues().await);
+    assert!(text.contains("the key pillarbox:queues is a string, not a zset"), "{text}");
+    let text = refusal(send(&queue(&backend, "new"), "one").await);
+    assert!(text.contains("the key pillarbox:queues is a string, not a zset"), "{text}");
+}
+
+#[tokio::test]
+async fn counting_names_the_key_of_another_type() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let queue = queue(&backend, "q");
+    send(&queue, "one").await.expect("sent");
+    for key in ["meta", "pending", "invisible"] {
+        let name = format!("{{queue:q}}:{key}");
+        server.command(&["RENAME", &name, "aside"]);
+        server.command(&["SET", &name, "x"]);
+        let text = refusal(queue.counts().await);
+        assert!(text.contains(&format!("the key {name} is a string")), "{text}");
+        let text = refusal(receive(&queue).await);
+        assert!(text.contains(&format!("the key {name} is a string")), "{text}");
+        server.command(&["RENAME", "aside", &name]);
+    }
     assert_eq!(drain(&queue).await, ["one"]);
 }
 

@@ -383,6 +383,75 @@ async fn a_partition_that_comes_into_being_after_all_is_received_from() {
     .await;
 }
 
+/// The layout was changed when the clock of the server was a day ahead.
+#[tokio::test]
+async fn a_clock_that_was_set_back_hides_no_partition_from_those_who_receive() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let receiver = queue(&backend, "spread");
+    let time = server.command(&["TIME"]);
+    let seconds: u64 = time.lines().next().and_then(|text| text.parse().ok()).expect("a time");
+    let ahead = (seconds + 86_400) * 1_000_000;
+    let key = "{queue:spread}:partitions";
+    server.command(&["SET", key, &format!("2 2 {ahead} 1")]);
+    assert_eq!(receive(&receiver).await.expect("received"), None);
+
+    let other = open(&server.url()).await;
+    other.set_partitions("spread", 9).await.expect("spread");
+    let stored = server.command(&["GET", key]);
+    assert_eq!(stored.trim(), format!("9 9 {} 1", ahead + 1));
+    let sender = queue(&other, "spread");
+    send_all(&sender, (0..50).map(|n| of_group(&n.to_string(), "x")).collect()).await;
+    let mut received = 0;
+    eventually("all is received", async || {
+        received += drain(&receiver).await.len();
+        received == 50
+    })
+    .await;
+
+    // Nor does one that knows of nothing before it: the key was deleted in between.
+    server.command(&["SET", key, &format!("2 2 {} 1", ahead + 1000)]);
+    let known = open(&server.url()).await;
+    let known = queue(&known, "spread");
+    assert_eq!(receive(&known).await.expect("received"), None);
+    server.command(&["DEL", key]);
+    other.set_partitions("spread", 9).await.expect("spread");
+    send_all(&sender, (0..50).map(|n| of_group(&n.to_string(), "y")).collect()).await;
+    let mut received = 0;
+    eventually("all is received again", async || {
+        received += drain(&known).await.len();
+        received == 50
+    })
+    .await;
+}
+
+/// Each call has its own share of bytes, and no more are made once there is enough.
+#[tokio::test]
+async fn large_messages_of_several_partitions_come_a_few_at_a_time() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let queue = spread_over(&backend, 3);
+    // Where the first one asked has none, all others are asked at once.
+    for (size, most) in [(700 << 10, 3), (2 << 20, 2)] {
+        let text = "x".repeat(size);
+        for n in 0..12 {
+            send_all(&queue, vec![of_group(&n.to_string(), &*text)]).await;
+        }
+        assert_eq!(held_in(&server).len(), 3, "all partitions are used");
+        let mut received = 0;
+        while received < 12 {
+            let deliveries = queue.receive(Receive::up_to(12).visibility(LONG)).await;
+            let deliveries = deliveries.expect("received");
+            assert!((1..=most).contains(&deliveries.len()), "{} of {size}", deliveries.len());
+            received += deliveries.len();
+            for delivery in &deliveries {
+                acknowledge(&queue, delivery).await.expect("acknowledged");
+            }
+        }
+        assert_eq!(counts(&queue).await.0, 0);
+    }
+}
+
 #[tokio::test]
 async fn a_limit_is_shared_out_and_new_messages_go_where_there_is_room() {
     let server = RedisServer::start();

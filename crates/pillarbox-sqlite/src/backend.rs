@@ -187,11 +187,9 @@ impl SqliteQueue {
         let each = ids.into_iter().zip(sent).map(|(id, sent)| match sent {
             Ok(true) => Ok(Sent::stored(id)),
             Ok(false) => Ok(Sent::duplicate(id)),
-            Err(Full) => Err(Error::MailboxFull {
-                queue: self.name.clone(),
-                id: Some(id),
-                max_size: max_size.unwrap_or(u64::MAX),
-            }),
+            Err(Full) => {
+                Err(Error::MailboxFull { queue: self.name.clone(), id: Some(id), max_size })
+            }
         });
         Ok(each.collect())
     }

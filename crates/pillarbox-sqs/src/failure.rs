@@ -173,13 +173,16 @@ impl Failure {
                 queue,
                 "queue",
                 format!("there is no '{}' at {}", place.physical, place.endpoint),
-                "a queue that exists: make it, or open the backend with `create=true`",
+                match place.creates {
+                    true => "a queue that exists: it is made when it is first sent to",
+                    false => "a queue that exists: make it, or open the backend with `create=true`",
+                },
             ),
             (Reason::Purged, Some(queue)) => {
                 Error::PurgeCooldown { queue: queue.clone(), cooldown: PURGE_COOLDOWN }
             }
             (Reason::OverLimit, Some(queue)) => {
-                let max_size = Kind::of(place.physical).max_in_flight();
+                let max_size = Some(Kind::of(place.physical).max_in_flight());
                 Error::MailboxFull { queue: queue.clone(), id: None, max_size }
             }
             (Reason::Request | Reason::Receipt, _) => {
@@ -221,6 +224,8 @@ pub(crate) struct Place<'a> {
     pub(crate) physical: &'a str,
     /// Where SQS is.
     pub(crate) endpoint: &'a str,
+    /// Whether queues are made when they are first used.
+    pub(crate) creates: bool,
 }
 
 /// What is behind an error of the connection, with what to check.
@@ -279,8 +284,12 @@ mod tests {
     #[test]
     fn an_error_says_where_and_what_to_check() {
         let queue = "jobs".parse().unwrap();
-        let place =
-            Place { queue: Some(&queue), physical: "shop-jobs.fifo", endpoint: "eu-west-1" };
+        let place = Place {
+            queue: Some(&queue),
+            physical: "shop-jobs.fifo",
+            endpoint: "eu-west-1",
+            creates: false,
+        };
         let failure = |reason| Failure { reason, text: "said".to_owned() };
         let text = |reason| failure(reason).on(&place, "send").to_string();
         assert_eq!(
@@ -288,6 +297,9 @@ mod tests {
             "invalid queue on queue 'jobs': there is no 'shop-jobs.fifo' at eu-west-1; allowed: a queue \
              that exists: make it, or open the backend with `create=true`"
         );
+        let made = Place { creates: true, ..place };
+        let text_of_made = failure(Reason::NoQueue).on(&made, "count").to_string();
+        assert!(!text_of_made.contains("create=true"), "{text_of_made}");
         assert!(
             text(Reason::Credentials).contains("SQS at eu-west-1: said; check AWS_ACCESS_KEY_ID")
         );

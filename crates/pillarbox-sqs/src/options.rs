@@ -50,6 +50,7 @@ pub struct SqsOptions {
 pub(crate) struct Usage {
     pub(crate) prefix: String,
     pub(crate) create: bool,
+    pub(crate) only_existing: bool,
     pub(crate) attributes: BTreeMap<String, String>,
     pub(crate) fifo: bool,
     pub(crate) poll: Duration,
@@ -69,6 +70,7 @@ impl SqsOptions {
         let usage = Usage {
             prefix: String::new(),
             create: false,
+            only_existing: false,
             attributes: BTreeMap::new(),
             fifo: false,
             poll: MAX_WAIT,
@@ -174,6 +176,14 @@ impl SqsOptions {
     /// Makes queues that are not there, when they are first sent to or received from.
     pub fn create(mut self, create: bool) -> Self {
         self.usage.create = create;
+        self
+    }
+
+    /// Makes no queue, whatever [`create`](Self::create) says: for tools that look at what others have sent.
+    /// Where `create` says that a queue would be made, one that is not there has nothing to receive;
+    /// everything else says that it is not there. Defaults to `false`.
+    pub fn only_existing(mut self, only_existing: bool) -> Self {
+        self.usage.only_existing = only_existing;
         self
     }
 

@@ -1,21 +1,27 @@
 //! A handle of one queue.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use aws_sdk_sqs::types::{
     BatchResultErrorEntry, ChangeMessageVisibilityBatchRequestEntry as Change,
     DeleteMessageBatchRequestEntry as Delete, QueueAttributeName as Attribute,
 };
+use pillarbox_core::clock::after;
 use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, MessageId, Outgoing, PeekPage,
     Queue, QueueName, QueueOptions, Receipt, Receive, Result, Sent, Settle, SettleAction,
 };
+use tokio::time::Instant;
 
 use crate::failure::{Failure, Place, Reason};
 use crate::limits::{Kind, MAX_BATCH};
 use crate::polls::Polls;
 use crate::service::{Backoff, Missing, Service, Target};
 use crate::wire::{Encoded, seconds};
+
+/// How often a queue is looked for that is not there yet.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A handle of one queue.
 #[derive(Debug)]
@@ -152,7 +158,7 @@ impl SqsQueue {
     }
 
     fn full(&self, id: MessageId) -> Error {
-        let max_size = self.options.max_size.unwrap_or(u64::MAX);
+        let max_size = self.options.max_size;
         Error::MailboxFull { queue: self.name.clone(), id: Some(id), max_size }
     }
 
@@ -302,7 +308,26 @@ impl SqsQueue {
 
     /// Whether there is no queue because nobody has used it yet.
     fn is_yet_to_be(&self, failure: &Failure) -> bool {
-        failure.reason == Reason::NoQueue && self.service.usage.create
+        let usage = &self.service.usage;
+        failure.reason == Reason::NoQueue && usage.create && !usage.only_existing
+    }
+
+    /// Receives. A queue that is not there, and is made when it is sent to, is waited for as messages are.
+    async fn take(&self, mut request: Receive) -> Result<Vec<Delivery>> {
+        let end = after(request.wait);
+        loop {
+            match self.polls.receive(request).await {
+                Err(failure) if failure.reason == Reason::NoQueue && self.service.usage.create => {}
+                received => return received.map_err(self.failed("receive")),
+            }
+            let again = Instant::now() + LOOK_AGAIN;
+            if again >= end {
+                tokio::time::sleep_until(end).await;
+                return Ok(Vec::new());
+            }
+            tokio::time::sleep_until(again).await;
+            request.wait = end.saturating_duration_since(Instant::now());
+        }
     }
 
     async fn delete_all(&self) -> Result<u64> {
@@ -372,7 +397,7 @@ impl Queue for SqsQueue {
             tokio::select! {
                 biased;
                 () = self.gate.closed() => Err(Error::Closed { queue: Some(self.name.clone()) }),
-                received = self.polls.receive(request) => received.map_err(self.failed("receive")),
+                received = self.take(request) => received,
             }
         })
     }

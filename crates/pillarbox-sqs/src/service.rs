@@ -116,7 +116,8 @@ impl Service {
         queue: Option<&'a QueueName>,
         target: &'a Target,
     ) -> Place<'a> {
-        Place { queue, physical: target.as_str(), endpoint: &self.endpoint }
+        let creates = self.usage.create;
+        Place { queue, physical: target.as_str(), endpoint: &self.endpoint, creates }
     }
 
     /// Calls SQS with the URL of a queue.
@@ -150,7 +151,7 @@ impl Service {
     }
 
     fn makes(&self, missing: Missing) -> bool {
-        missing == Missing::Make && self.usage.create
+        missing == Missing::Make && self.usage.create && !self.usage.only_existing
     }
 
     /// The URL of a queue.

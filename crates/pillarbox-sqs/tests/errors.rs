@@ -168,7 +168,7 @@ fn too_many_messages_in_flight_are_a_full_mailbox() {
         let server = Canned::start(vec![over]).await;
         let backend = open_url(&server.url()).await;
         let full = queue(&backend, "jobs").receive(Receive::one()).await.expect_err("full");
-        let Error::MailboxFull { id: None, max_size: 120_000, .. } = full else {
+        let Error::MailboxFull { id: None, max_size: Some(120_000), .. } = full else {
             panic!("{full:?}");
         };
         assert!(full.is_transient());

@@ -5,8 +5,10 @@ mod common;
 use std::time::Duration;
 
 use pillarbox_core::{
-    Delivery, Error, Mailbox, Outgoing, Queue, QueueOptions, Receive, Redrive, SendOptions, Settle,
+    Delivery, Error, Mailbox, Mailboxes, Outgoing, Queue, QueueOptions, Receive, Redrive,
+    SendOptions, Settle,
 };
+use pillarbox_sqs::{SqsBackend, SqsOptions};
 use pillarbox_testing::block_on;
 use pillarbox_testing::server::{SqsFlavour, SqsServer};
 
@@ -99,6 +101,76 @@ fn a_queue_is_found_by_its_url_and_so_is_the_one_for_replies() {
         let refused = gone.send(&String::new()).await.expect_err("there is no such queue");
         assert!(refused.to_string().contains("/123456789012/gone"), "{refused}");
         assert!(backend.queue_at("http://").is_err());
+    });
+}
+
+#[test]
+fn an_answer_to_a_queue_that_does_not_exist_has_no_reply_mailbox() {
+    let server = start(SqsFlavour::Moto);
+    block_on(async {
+        let makes = open(&server, "").await;
+        let client: Mailbox<u32, String> = makes.mailbox("requests").expect("opened");
+        let url = format!("{}/123456789012/gone", server.endpoint());
+        let to_name = SendOptions::new().reply_to("gone");
+        let first = client.send_with(&1, to_name).await.expect("sent");
+        let to_url = SendOptions::new().reply_to(&*url);
+        let second = client.send_with(&2, to_url).await.expect("sent");
+
+        // This one makes no queue.
+        let backend = open_url(&server.url()).await;
+        let requests: Mailbox<u32, String> = backend.mailbox("requests").expect("opened");
+        let mut answered = Vec::new();
+        for _ in 0..2 {
+            for request in requests.receive(Receive::one()).await.expect("received") {
+                let replies = request.reply_mailbox().expect("resolved");
+                let one = replies.send(&"x".to_owned()).await.expect_err("there is no such queue");
+                let many = replies.send_batch([&"x".to_owned()]).await;
+                let many = many.and_then(|batch| batch.into_iter().collect::<Result<Vec<_>, _>>());
+                for error in [one, many.expect_err("there is no such queue")] {
+                    let text = error.to_string();
+                    assert!(matches!(error, Error::ReplyMailboxUnavailable { .. }), "{error:?}");
+                    assert_eq!(error.message_id(), Some(request.id()));
+                    assert!(text.contains("cannot reply to") && text.contains("gone"), "{text}");
+                }
+                answered.push(request.id());
+            }
+        }
+        answered.sort();
+        let mut sent = [first, second];
+        sent.sort();
+        assert_eq!(answered, sent);
+    });
+}
+
+#[test]
+fn a_queue_that_is_yet_to_be_made_has_nothing_to_receive() {
+    let server = start(SqsFlavour::Moto);
+    block_on(async {
+        let makes = open(&server, "").await;
+        assert_eq!(take(&*queue(&makes, "made"), 1).await, []);
+        assert_eq!(makes.queues().await.expect("listed").len(), 1, "it was made");
+
+        // A tool that looks at what others have sent makes none.
+        let url = format!("{}?create=true&poll=1", server.url());
+        let options = SqsOptions::from_url(&url).expect("options").only_existing(true);
+        let looks = Mailboxes::new(SqsBackend::open(options).await.expect("opened"));
+        let later = queue(&looks, "later");
+        assert_eq!(take(&*later, 1).await, []);
+        assert_eq!(makes.queues().await.expect("listed").len(), 1, "it was not made");
+        let refused = later.counts().await.expect_err("there is none").to_string();
+        assert!(refused.contains("there is no 'later'"), "{refused}");
+        assert!(!refused.contains("create=true"), "{refused}");
+
+        // One who waits gets what is sent to it meanwhile.
+        let waiting = async {
+            let request = Receive::one().wait(Duration::from_secs(20));
+            later.receive(request).await.expect("received")
+        };
+        let sending = async {
+            one(queue(&makes, "later").send(vec![Outgoing::new("at last")]).await).expect("sent")
+        };
+        let (received, _) = tokio::join!(waiting, sending);
+        assert_eq!(bodies(&received), ["at last"]);
     });
 }
 

@@ -132,10 +132,7 @@ async fn open_redis(_: &str) -> Result<Mailboxes> {
 #[cfg(feature = "sqs")]
 async fn open_sqs(url: &str, missing: Missing) -> Result<Mailboxes> {
     use pillarbox_sqs::{SqsBackend, SqsOptions};
-    let mut options = SqsOptions::from_url(url)?;
-    if missing == Missing::Refuse {
-        options = options.create(false);
-    }
+    let options = SqsOptions::from_url(url)?.only_existing(missing == Missing::Refuse);
     Ok(Mailboxes::new(SqsBackend::open(options).await?))
 }
 

@@ -164,7 +164,8 @@ impl<T, R: 'static> Message<T, R> {
     /// The mailbox that the sender wants the answer in.
     ///
     /// Fails with [`ReplyMailboxUnavailable`](crate::Error::ReplyMailboxUnavailable) when the message has no reply address, or
-    /// one that the resolver of the mailbox does not know.
+    /// one that the resolver of the mailbox does not know. So does a send to it where the backend says that
+    /// there is no such queue.
     pub fn reply_mailbox(&self) -> Result<Mailbox<R>> {
         reply_mailbox(&*self.replies, self.queue_name(), &self.delivery.message)
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::options::{Receive, SendOptions};
-use crate::queue::{Delivery, Outgoing, Queue, RawMessage, Settle, of_length};
+use crate::queue::{Delivery, Outgoing, Queue, RawMessage, Sent, Settle, of_length};
 use crate::{Capabilities, Counts, MessageId, MessageState, QueueName, Receipt};
 
 /// A mailbox: a queue of messages with bodies of type `T`, whose receivers reply with an `R`.
@@ -52,6 +52,15 @@ pub struct Mailbox<T, R = ()> {
     codec: Arc<dyn Codec<T>>,
     replies: Arc<dyn MailboxResolver<R>>,
     backend: Option<Mailboxes>,
+    /// The message that is answered here, of a mailbox for replies.
+    answered: Option<Answered>,
+}
+
+/// A message that is answered: its queue and its id.
+#[derive(Debug, Clone)]
+struct Answered {
+    queue: QueueName,
+    id: MessageId,
 }
 
 impl<T: 'static, R: 'static> Mailbox<T, R> {
@@ -61,13 +70,31 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         codec: impl Codec<T>,
         replies: impl MailboxResolver<R>,
     ) -> Self {
-        Self { queue, codec: Arc::new(codec), replies: Arc::new(replies), backend: None }
+        let (codec, replies) = (Arc::new(codec), Arc::new(replies));
+        Self { queue, codec, replies, backend: None, answered: None }
     }
 
     /// The same, knowing the backend that it is on.
     pub(crate) fn on(mut self, backend: Mailboxes) -> Self {
         self.backend = Some(backend);
         self
+    }
+
+    /// The same, as the one that the answer to a message goes to.
+    fn answering(mut self, queue: &QueueName, id: MessageId) -> Self {
+        self.answered = Some(Answered { queue: queue.clone(), id });
+        self
+    }
+
+    /// What a send failed by. Where answers go to a queue that is not there, they have nowhere to go.
+    fn unsent(&self, error: Error) -> Error {
+        match (&self.answered, error) {
+            (Some(Answered { queue, id }), error) if error.is_missing_queue() => {
+                let cause = Arc::new(error);
+                Error::ReplyMailboxUnavailable { queue: queue.clone(), id: *id, cause }
+            }
+            (_, error) => error,
+        }
     }
 
     /// The same mailbox with another way to find the mailboxes that replies go to.
@@ -83,6 +110,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
             codec: Arc::new(codec),
             replies: self.replies.clone(),
             backend: self.backend.clone(),
+            answered: self.answered.clone(),
         }
     }
 
@@ -133,7 +161,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         let message = self.encode(body, options)?;
         let id = message.id;
         let sent = only(self.queue.send(vec![message]).await);
-        sent.map(|sent| sent.id).map_err(|error| error.about(Some(id)))
+        sent.map(|sent| sent.id).map_err(|error| self.unsent(error.about(Some(id))))
     }
 
     /// Sends messages and says of each, in order, whether it was stored.
@@ -168,8 +196,10 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
                 Err(error) => unencodable.push((place, error)),
             }
         }
-        let sent = self.in_batches(encoded, |batch| self.queue.send(batch)).await?;
-        let mut results: Vec<_> = sent.into_iter().map(|sent| sent.map(|sent| sent.id)).collect();
+        let sent = self.in_batches(encoded, |batch| self.queue.send(batch)).await;
+        let answer = |sent: Result<Sent>| sent.map(|sent| sent.id).map_err(|e| self.unsent(e));
+        let mut results: Vec<_> =
+            sent.map_err(|error| self.unsent(error))?.into_iter().map(answer).collect();
         for (place, error) in unencodable {
             results.insert(place, Err(error));
         }
@@ -367,6 +397,7 @@ impl<T, R> Clone for Mailbox<T, R> {
             codec: self.codec.clone(),
             replies: self.replies.clone(),
             backend: self.backend.clone(),
+            answered: self.answered.clone(),
         }
     }
 }

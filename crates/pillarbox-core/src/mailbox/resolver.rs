@@ -245,7 +245,8 @@ pub(super) fn reply_mailbox<R: 'static>(
     let Some(address) = message.reply_to.as_deref() else {
         return Err(unavailable(Arc::from(Box::from("it has no reply address"))));
     };
-    resolver.resolve(address).map_err(|error| unavailable(Arc::new(error)))
+    let mailbox = resolver.resolve(address).map_err(|error| unavailable(Arc::new(error)))?;
+    Ok(mailbox.answering(queue, message.id))
 }
 
 #[cfg(test)]

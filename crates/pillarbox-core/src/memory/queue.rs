@@ -101,7 +101,7 @@ impl MemoryQueue {
         state.ledger.send(now, message, max_size).map_err(|Full| Error::MailboxFull {
             queue: self.name.clone(),
             id: Some(id),
-            max_size: max_size.unwrap_or(u64::MAX),
+            max_size,
         })
     }
 

@@ -56,7 +56,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Wire for C {
 #[derive(Debug)]
 pub(crate) struct Failed {
     pub(crate) error: RedisError,
+    /// Whether there was a connection to send it on: the server may have got it.
+    pub(crate) is_sent: bool,
     connection: u64,
+}
+
+impl Failed {
+    /// There was no server to send it to.
+    pub(crate) const fn unsent(error: RedisError) -> Self {
+        Self { error, is_sent: false, connection: u64::MAX }
+    }
 }
 
 impl Node {
@@ -99,20 +108,24 @@ impl Node {
     /// Asks for a command once; with `asking` for a key that is on its way to this server.
     pub(crate) async fn call(&self, command: &Cmd, asking: bool) -> Result<Value, Failed> {
         if let Source::Given(wire) = &self.source {
-            return wire.call(command).await.map_err(|error| Failed { error, connection: 0 });
+            let failed = |error| Failed { error, is_sent: true, connection: 0 };
+            return wire.call(command).await.map_err(failed);
         }
         if asking {
             let mut both = redis::pipe();
             both.cmd("ASKING").add_command(command.clone());
             return match self.pipeline_on(&self.calls, self.response_timeout, &both).await?.pop() {
-                Some(answer) => {
-                    answer.extract_error().map_err(|error| Failed { error, connection: u64::MAX })
-                }
+                Some(answer) => answer.extract_error().map_err(|error| Failed {
+                    error,
+                    is_sent: true,
+                    connection: u64::MAX,
+                }),
                 None => Ok(Value::Nil),
             };
         }
         let (connection, number) = self.connection(&self.calls, self.response_timeout).await?;
-        connection.call(command).await.map_err(|error| Failed { error, connection: number })
+        let failed = |error| Failed { error, is_sent: true, connection: number };
+        connection.call(command).await.map_err(failed)
     }
 
     /// Asks for several commands at once, the last of which may take `longer` than usual. They keep
@@ -133,7 +146,7 @@ impl Node {
     ) -> Result<Vec<Value>, Failed> {
         let (mut connection, number) = self.connection(shared, timeout).await?;
         let answers = connection.req_packed_commands(commands, 0, commands.len()).await;
-        answers.map_err(|error| Failed { error, connection: number })
+        answers.map_err(|error| Failed { error, is_sent: true, connection: number })
     }
 
     async fn connection(
@@ -147,7 +160,7 @@ impl Node {
             Err(error) => {
                 // An attempt that failed is nobody's connection.
                 shared.discard(number);
-                Err(Failed { error, connection: number })
+                Err(Failed { error, is_sent: false, connection: number })
             }
         }
     }

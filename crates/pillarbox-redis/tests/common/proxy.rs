@@ -96,6 +96,11 @@ impl Proxy {
         self.arm(text, Trap::Cut(after, Mode::Hold));
     }
 
+    /// The same, and new connections are closed at once until told otherwise.
+    pub(crate) fn cut_answer_and_refuse(&self, text: &str, after: usize) {
+        self.arm(text, Trap::Cut(after, Mode::Refuse));
+    }
+
     /// Keeps the next command with this text until [`deliver`](Self::deliver).
     pub(crate) fn stall(&self, text: &str) {
         self.shared.released.send_replace(false);

@@ -302,7 +302,7 @@ pub async fn a_full_queue_stores_nothing_more(s: &Subject) {
     let results = queue.send(batch).await.expect("the batch is answered");
     assert!(results[0].is_ok() && results[2].is_err());
     match &results[1] {
-        Err(Error::MailboxFull { queue: name, id, max_size: 3 }) => {
+        Err(Error::MailboxFull { queue: name, id, max_size: Some(3) }) => {
             assert_eq!((name, *id), (queue.name(), Some(refused)));
         }
         other => panic!("expected MailboxFull, got {other:?}"),
