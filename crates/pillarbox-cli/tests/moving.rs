@@ -135,7 +135,8 @@ fn what_is_in_flight_or_delayed_is_waited_for() {
     place.ok("send jobs 2 --delay 700ms");
     place.ok("receive jobs --visibility 900ms");
     let moved = place.ok("move jobs sqlite:other.db jobs --json");
-    assert!(moved.contains("\"moved\":2,\"refused\":0,\"left\":0"), "{moved}");
+    let expected = "\"moved\":2,\"renamed\":0,\"refused\":0,\"duplicates\":0,\"left\":0";
+    assert!(moved.contains(expected), "{moved}");
 }
 
 #[test]
@@ -196,4 +197,119 @@ fn a_target_that_fails_leaves_the_messages_where_they_were() {
     assert!(run.stdout.contains(&format!("{} left", here.len())), "{run:?}");
     place.ok("move jobs sqlite:other.db jobs --visibility 1s");
     assert_eq!(messages(&place.ok("--url sqlite:other.db dump jobs")), before);
+}
+
+/// Runs commands in a shell, with `pillarbox` among them, and says how each of a pipeline ended.
+fn shell(place: &Place, script: &str) -> std::process::Child {
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_pillarbox"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{path}", program.parent().unwrap().display());
+    let mut shell = std::process::Command::new("bash");
+    shell.args(["-o", "pipefail", "-c", script]).current_dir(place.path());
+    shell.env("PATH", path).env_remove("PILLARBOX_URL").env("TERM", "dumb");
+    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    shell.spawn().unwrap()
+}
+
+/// The bodies of a queue, in order of their numbers.
+fn numbers(place: &Place, queue: &str, field: &str) -> Vec<u64> {
+    let dump = place.ok(&format!("dump {queue}"));
+    let number = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["body"][field].as_u64().unwrap_or_else(|| panic!("{line}"))
+    };
+    let mut numbers: Vec<_> = dump.lines().map(number).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+#[test]
+fn messages_of_two_queues_that_have_the_same_id_are_both_moved() {
+    let place = Place::new();
+    place.ok("send emails \"mail\" --key 4711");
+    place.ok("send invoices \"invoice\" --key 4711");
+    place.ok("move emails sqlite:other.db all");
+    let run = place.run("move invoices sqlite:other.db all --json");
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.stdout.contains("\"moved\":1,\"renamed\":1,"), "{run:?}");
+    assert!(run.stderr.contains("under a new id"), "{run:?}");
+    let dump = place.ok("--url sqlite:other.db dump all");
+    assert!(dump.contains("\"mail\"") && dump.contains("\"invoice\""), "{dump}");
+    assert_eq!(messages(&dump).len(), 2);
+
+    // Whoever is killed before the acknowledgement moves it again, and it is there once all the same.
+    place.ok("send invoices \"late\" --key 4712");
+    let before = place.ok("dump invoices");
+    place.ok("move invoices sqlite:other.db all");
+    let again = place.run_with_input("load invoices", before);
+    assert_eq!(again.code, 0, "{again:?}");
+    place.ok("move invoices sqlite:other.db all");
+    assert_eq!(messages(&place.ok("--url sqlite:other.db dump all")).len(), 3);
+}
+
+/// A message is written before it is acknowledged, so for a moment it is in the queue that it is loaded into.
+#[test]
+fn a_queue_can_be_drained_into_itself() {
+    for edit in ["", "| sed 's/\"n\":/\"m\":/2' "] {
+        let place = Place::new();
+        fill(&place, "jobs", 1_000);
+        let run =
+            finish(shell(&place, &format!("pillarbox drain jobs {edit}| pillarbox load jobs")));
+        assert_eq!(run.code, 0, "{run:?}");
+        let field = if edit.is_empty() { "n" } else { "m" };
+        assert_eq!(numbers(&place, "jobs", field), (0..1_000).collect::<Vec<_>>(), "{run:?}");
+        assert!(place.ok("stats jobs --json").contains("\"ready\":1000,"), "{run:?}");
+    }
+}
+
+#[test]
+fn what_is_received_and_acknowledged_can_be_loaded_into_the_same_queue() {
+    let place = Place::new();
+    fill(&place, "jobs", 300);
+    let receive = "pillarbox receive jobs --ack --json --max 300";
+    let run = finish(shell(&place, &format!("{receive} | pillarbox load jobs")));
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(numbers(&place, "jobs", "n"), (0..300).collect::<Vec<_>>(), "{run:?}");
+}
+
+/// What the killed one had written and not acknowledged comes back when its lease expires.
+#[test]
+fn a_drain_into_itself_that_is_killed_loses_nothing_and_doubles_nothing() {
+    for wait in [5, 15, 40] {
+        let place = Place::new();
+        fill(&place, "jobs", 2_000);
+        let script = format!(
+            "(pillarbox drain jobs --visibility 2s & drain=$!; sleep 0.0{wait:02}; kill -9 $drain; wait $drain) \
+             | pillarbox load jobs"
+        );
+        let run = finish(shell(&place, &script));
+        // The line that was cut off is no message.
+        let is_cut = run.stderr.contains("standard input");
+        if is_cut {
+            let whole = finish(shell(&place, "sleep 2.1"));
+            assert_eq!(whole.code, 0);
+        }
+        eventually("leases have expired", || {
+            place.ok("stats jobs --json").contains("\"in_flight\":0")
+        });
+        assert_eq!(numbers(&place, "jobs", "n"), (0..2_000).collect::<Vec<_>>(), "{run:?}");
+    }
+}
+
+#[test]
+fn two_moves_in_opposite_directions_lose_nothing_and_double_nothing() {
+    for round in 0..4 {
+        let place = Place::new();
+        fill(&place, "a", 500);
+        let other = place.url("pillarbox.db");
+        // Both are in one file, where they meet soonest.
+        let moves = [("a", "b"), ("b", "a")].map(|(from, to)| {
+            place.start(&format!("move {from} {other} {to} --visibility 5s --no-wait"))
+        });
+        let runs = moves.map(finish);
+        let mut all = numbers(&place, "a", "n");
+        all.extend(numbers(&place, "b", "n"));
+        all.sort_unstable();
+        assert_eq!(all, (0..500).collect::<Vec<_>>(), "round {round}: {runs:?}");
+    }
 }

@@ -589,6 +589,62 @@ mod tests {
         assert_eq!(source.counts().await.unwrap().total(), 30 - mover.moved);
     }
 
+    /// Leases expire before anything can be acknowledged, and somebody else takes the messages.
+    #[tokio::test]
+    async fn what_was_copied_and_could_not_be_acknowledged_is_counted() {
+        let backend = MemoryBackend::new();
+        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        fill(&source, ["a"; 5]).await;
+        let args = args::Move { visibility: Duration::from_millis(40), ..args() };
+        let delay = Faults::none().delay(1.0, Duration::from_millis(200));
+        let slow = FaultQueue::new(target.clone(), delay, 1);
+        let other = {
+            let source = source.clone();
+            tokio::spawn(async move {
+                while source.counts().await.unwrap().in_flight == 0 {
+                    tokio::task::yield_now().await;
+                }
+                while source.counts().await.unwrap().total() > 0 {
+                    let request = Receive::up_to(5).wait(Duration::from_millis(10));
+                    let taken = source.receive(request).await.unwrap();
+                    let done = taken.into_iter().map(|one| Settle::acknowledge(one.receipt));
+                    source.settle(done.collect()).await.unwrap();
+                }
+            })
+        };
+        let mut mover = Mover { differ: true, ..Mover::new(source.clone(), slow, &args) };
+        run(&mut mover).await.unwrap();
+        other.await.unwrap();
+        let copied = bodies(&target).await.len() as u64;
+        assert!(copied > 0);
+        assert_eq!((mover.moved, mover.duplicates()), (0, copied));
+    }
+
+    #[tokio::test]
+    async fn a_message_that_somebody_holds_at_the_target_is_waited_for() {
+        let backend = MemoryBackend::new();
+        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        let mut message = Outgoing::new("a");
+        message.enqueued_at = Some(pillarbox::Timestamp::from_secs(7));
+        for queue in [&source, &target] {
+            queue.send(vec![message.clone()]).await.unwrap().remove(0).unwrap();
+        }
+        let held = target.receive(Receive::one()).await.unwrap().remove(0);
+        let args = args();
+        let mut mover = Mover::new(source.clone(), target.clone(), &args);
+        let settled = async {
+            // Until the mover has met it.
+            while source.counts().await.unwrap().delayed == 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(source.counts().await.unwrap().total(), 1, "nothing is acknowledged");
+            target.settle(vec![Settle::acknowledge(held.receipt)]).await.unwrap();
+        };
+        let (result, ()) = tokio::join!(run(&mut mover), settled);
+        result.unwrap();
+        assert_eq!((mover.moved, bodies(&target).await), (1, vec!["a".to_owned()]));
+    }
+
     #[tokio::test]
     async fn the_same_queue_is_refused_and_nothing_is_held() {
         let backend = MemoryBackend::new();
