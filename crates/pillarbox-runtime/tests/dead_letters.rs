@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    Error, Factory, Json, Mailbox, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies, QueueOptions,
-    Raw, Receive, SendOptions, Timestamp,
+    Error, Factory, Json, Mailbox, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies,
+    QueueOptions, Raw, Receive, SendOptions, Timestamp,
 };
 use pillarbox_runtime::{
     Backoff, BoxError, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer, DlqLimits, DlqPolicy,
@@ -178,7 +178,8 @@ async fn a_budget_of_errors_can_decide() {
 #[tokio::test(start_paused = true)]
 async fn the_sender_is_told_of_the_end_and_of_no_retry() {
     let backend = backend();
-    let jobs: Mailbox<u32, Result<u32, String>> = backend.mailbox("sums").unwrap();
+    let jobs = backend.builder("sums").allow_reply_to("answers");
+    let jobs: Mailbox<u32, Result<u32, String>> = jobs.open().unwrap();
     let answers: Mailbox<Result<u32, String>> = backend.mailbox("answers").unwrap();
     let to_answers = || SendOptions::new().reply_to("answers");
     jobs.send_with(&1, to_answers()).await.unwrap();
@@ -710,7 +711,7 @@ async fn old_dead_letters_are_deleted_by_whoever_is_told_to() {
     let all = letters(&dead).await;
     let fill = async || {
         dead.purge().await.unwrap();
-        let aged = all.iter().zip([40, 35, 2, 1].map(days_ago));
+        let aged = all.iter().zip([40, 35, 3, 1].map(days_ago));
         dead.send_batch_with(aged).await.unwrap().all().unwrap();
     };
     let left = async || -> Vec<u32> {
@@ -743,7 +744,8 @@ async fn old_dead_letters_are_deleted_by_whoever_is_told_to() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_whose_clock_is_a_month_ahead_deletes_no_dead_letter_that_is_young_to_its_backend() {
+async fn a_worker_whose_clock_is_a_month_ahead_deletes_no_dead_letter_that_is_young_to_its_backend()
+{
     // The dead letters were made a moment ago, by others. To the clock of this process that was 40 days ago.
     let mut all = letters(&graveyard(&backend(), &[0, 1]).await).await;
     for letter in &mut all {

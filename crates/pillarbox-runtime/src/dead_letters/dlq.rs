@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{
-    Counts, Error, Mailbox, Mailboxes, MessageId, MessageState, Peeked, Queue, QueueName, QueueOptions,
-    Receive, Result, Settle, Timestamp,
+    Counts, Error, Mailbox, Mailboxes, MessageId, MessageState, Peeked, Queue, QueueName,
+    QueueOptions, Receive, Result, Settle, Timestamp,
 };
 use serde::Serialize;
 
@@ -263,7 +263,8 @@ impl Dlq {
         let mut paging = Paging::new(capabilities.max_receive.min(capabilities.max_batch));
         loop {
             // Where nothing can be looked at, some are received on trial.
-            let looked = if capabilities.peek { Some(self.old_ones(age, now).await?) } else { None };
+            let looked =
+                if capabilities.peek { Some(self.old_ones(age, now).await?) } else { None };
             let (old, within) = looked.unwrap_or((1, paging.next()));
             let removed =
                 if old > 0 { self.expire_some(age, now, within, &mut paging).await? } else { 0 };
@@ -402,7 +403,8 @@ impl Dlq {
 pub(super) fn time_of(queue: &dyn Queue, counts: Counts) -> Result<Option<Timestamp>> {
     if counts.counted_at.is_none() && counts.total() > 0 {
         let value = format!("the time of backend '{}'", queue.capabilities().backend);
-        let allowed = "told by Queue::counts (Counts::counted_at): without it nothing is deleted for its age";
+        let allowed =
+            "told by Queue::counts (Counts::counted_at): without it nothing is deleted for its age";
         return Err(Error::invalid(Some(queue.name()), "age of dead letters", value, allowed));
     }
     Ok(counts.counted_at)

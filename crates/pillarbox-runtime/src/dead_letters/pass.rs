@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use pillarbox_core::clock::{after, later};
 use pillarbox_core::{
-    Delivery, Error, MessageId, MessageState, Queue, QueueName, RawMessage, Receipt, Receive, Result,
-    Settle, Timestamp,
+    Delivery, Error, MessageId, MessageState, Queue, QueueName, RawMessage, Receipt, Receive,
+    Result, Settle, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -368,7 +368,9 @@ impl Walk {
             }
             match letter {
                 Err(_) => self.report.unreadable += 1,
-                Ok(letter) if !self.pass.means(&message, &letter, self.now) => self.report.left += 1,
+                Ok(letter) if !self.pass.means(&message, &letter, self.now) => {
+                    self.report.left += 1
+                }
                 // Replayed by this very pass: it would go round and round.
                 Ok(letter)
                     if self.pass.task == Task::Replay && letter.replayed_at >= Some(self.began) =>

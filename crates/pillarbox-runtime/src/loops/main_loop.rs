@@ -52,7 +52,8 @@ use crate::worker::{Ready, Running, Worker};
 ///   says, and only when it has become a dead letter is that the answer.
 /// * A request whose deadline is past is answered by an error and not run; one whose deadline passes is
 ///   cancelled.
-/// * One without a reply address is worked on all the same.
+/// * One without a reply address is worked on all the same, and so is one with an address that answers
+///   [do not go to](pillarbox_core::MailboxBuilder::allow_reply_to).
 /// * The answer comes first and the acknowledgement second: a process that dies in between works on the
 ///   request once more and answers once more, under the same id.
 #[must_use = "a loop does nothing until it is run"]

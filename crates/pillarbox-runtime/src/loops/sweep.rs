@@ -13,7 +13,7 @@ use pillarbox_core::{
 use uuid::Uuid;
 
 /// How the names of reply mailboxes begin; the rest is a UUID that says when it was made.
-const PREFIX: &str = "pillarbox-replies-";
+const PREFIX: &str = Mailboxes::REPLY_PREFIX;
 
 /// For how long answers are kept that nobody comes for.
 pub(super) const KEEP_FOR: Duration = Duration::from_secs(3600);
@@ -137,7 +137,8 @@ async fn delete_old(queue: &dyn Queue, older_than: Duration, now: Timestamp) -> 
             .unzip();
         if !settles.is_empty() {
             let settled = queue.settle(settles).await?;
-            let gone = settled.iter().zip(old).filter(|(settled, is_old)| settled.is_ok() && *is_old);
+            let gone =
+                settled.iter().zip(old).filter(|(settled, is_old)| settled.is_ok() && *is_old);
             deleted += gone.count() as u64;
         }
         if is_last {

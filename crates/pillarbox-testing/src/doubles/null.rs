@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use pillarbox_core::{
     BoxFuture, Capabilities, Codec, Counts, Cursor, Delivery, Error, Gate, Json, Mailbox,
-    MessageId, NoReplies, Outgoing, PeekPage, Queue, QueueName, Receive, Result, Settle,
-    Timestamp,
+    MessageId, NoReplies, Outgoing, PeekPage, Queue, QueueName, Receive, Result, Settle, Timestamp,
 };
 
 /// Makes mailboxes that drop what is sent and never deliver anything.
