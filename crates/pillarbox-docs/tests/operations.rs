@@ -164,7 +164,7 @@ async fn a_group_tells_its_metrics_by_these_names() {
     let refuse = |_: u32| async { Outcome::reject("no") };
     let worker = Worker::new(orders).dead_letters(DlqPolicy::new()).handler(refuse);
     let control = worker.control();
-    let group = LoopGroup::new().add(worker).health_addr(([127, 0, 0, 1], 0).into());
+    let group = LoopGroup::new().add(worker).health_addr(([127, 0, 0, 1], 0));
     let running = group.without_signals().start().unwrap();
     control.stats().wait_for(|stats| stats.terminal_failures == 1).await.unwrap();
     let address = running.control().health_addr().unwrap();
@@ -238,6 +238,10 @@ fn the_unit_fits_the_defaults_of_a_group() {
     // Longer than LoopGroup::drain_for, 60 s, and the 5 s after it.
     let stop: u64 = setting("TimeoutStopSec").unwrap().trim_end_matches('s').parse().unwrap();
     assert!(stop > 65, "{stop}");
+    // `pillarbox::open` does not wait for a server, and the program ends: a service that is started again too often
+    // would stay down when the server is back.
+    assert_eq!(setting("Restart"), Some("on-failure"));
+    assert_eq!(setting("StartLimitIntervalSec"), Some("0"), "any limit ends it at last");
     for line in unit.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let is_section = line.starts_with('[') && line.ends_with(']');
         assert!(is_section || line.split_once('=').is_some(), "{line}");
@@ -252,4 +256,8 @@ fn the_deployment_is_yaml_and_fits_the_defaults_of_a_group() {
     let container = &pod["containers"][0];
     assert_eq!(container["livenessProbe"]["httpGet"]["path"].as_str(), Some("/health/live"));
     assert_eq!(container["readinessProbe"]["httpGet"]["path"].as_str(), Some("/health/ready"));
+    // Probes come from the node: the port must be one of all addresses, and not of the pod itself alone.
+    let port = container["ports"][0]["containerPort"].as_u64().unwrap();
+    let text = read("deploy/kubernetes.yaml");
+    assert!(text.contains(&format!("health_addr(([0, 0, 0, 0], {port}))")), "{text}");
 }
