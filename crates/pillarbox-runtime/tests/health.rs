@@ -508,14 +508,14 @@ fn metrics_are_told_for_prometheus() {
         jobs.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
         let group = LoopGroup::new().add(working(&jobs)).health_addr(ANY);
         let running = group.start().unwrap();
-        let done = r#"pillarbox_messages_settled{queue="orders",outcome="done"} 3"#;
+        let done = r#"pillarbox_messages_settled_total{queue="orders",outcome="done"} 3"#;
         let answer = until(&running, "/metrics", |answer| answer.body.contains(done)).await;
         assert!(answer.head.contains("content-type: text/plain; version=0.0.4"), "{}", answer.head);
         for line in [
             "# TYPE pillarbox_handler_duration_seconds histogram",
             r#"pillarbox_handler_duration_seconds_bucket{queue="orders",le="600"} 3"#,
             r#"pillarbox_handler_duration_seconds_count{queue="orders"} 3"#,
-            r#"pillarbox_messages_received{queue="orders"} 3"#,
+            r#"pillarbox_messages_received_total{queue="orders"} 3"#,
         ] {
             assert!(answer.body.contains(line), "{line} is not in\n{}", answer.body);
         }

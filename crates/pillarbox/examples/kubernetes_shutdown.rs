@@ -80,7 +80,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let worker = control.control_of("jobs").ok_or("there is no such loop")?;
     worker.stats().wait_for(|stats| stats.succeeded >= 4).await?;
     let (_, metrics) = probe(address, "/metrics").await?;
-    let received = metrics.lines().find(|line| line.starts_with("pillarbox_messages_received"));
+    let received =
+        metrics.lines().find(|line| line.starts_with("pillarbox_messages_received_total"));
     println!("metrics   {}", received.ok_or("no metrics")?);
 
     println!("kubelet   SIGTERM");

@@ -274,6 +274,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
     /// The worker that does it.
     fn ready(self) -> Worker<DeadLetter<T>, R, (), Ready<DeadLetter<T>, R, ()>> {
         let queue = self.dlq.queue().clone();
+        metrics::begin(queue.name());
         let depth = Dlq::watch_depth(vec![queue], self.depth_every.max(Duration::from_millis(100)));
         let (handler, dlq) = (self.handler, self.dlq);
         let (retain_for, max_replays) = (self.retain_for, self.max_replays);

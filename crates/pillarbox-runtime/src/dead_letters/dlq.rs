@@ -373,6 +373,7 @@ impl Dlq {
 
     /// Deletes dead letters that are too old, now and then. Never ends.
     pub(crate) async fn keep_retention(queues: Vec<Arc<dyn Queue>>, age: Duration) {
+        queues.iter().for_each(|queue| metrics::begin_expiring(queue.name()));
         let every = age.min(Duration::from_secs(3600)).max(Duration::from_secs(1));
         let mut tick = tokio::time::interval(every);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

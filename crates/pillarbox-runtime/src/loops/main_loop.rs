@@ -16,6 +16,7 @@ use super::run::{Live, LoopCall};
 use super::sweep;
 use crate::control::Control;
 use crate::dead_letters::DlqPolicy;
+use crate::metrics;
 use crate::outcome::{BoxError, Outcome};
 use crate::request::ServiceRequest;
 use crate::runnable::Runnable;
@@ -296,6 +297,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     /// The worker that does it.
     fn ready(self) -> LoopWorker<U, O> {
         let Self { worker, requests, adapter, live, timeout, keep_replies_for } = self;
+        metrics::answering(requests.name());
         let answers_failures = !worker.has_dead_letters();
         let rules = Arc::new(Rules { live, timeout, answers_failures });
         let worker = worker
