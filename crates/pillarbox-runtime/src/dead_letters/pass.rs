@@ -369,7 +369,7 @@ impl Walk {
             match letter {
                 Err(_) => self.report.unreadable += 1,
                 Ok(letter) if !self.pass.means(&message, &letter, self.now) => {
-                    self.report.left += 1
+                    self.report.left += 1;
                 }
                 // Replayed by this very pass: it would go round and round.
                 Ok(letter)
