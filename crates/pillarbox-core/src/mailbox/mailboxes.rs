@@ -259,9 +259,10 @@ where
     /// requests.send_with(&7, SendOptions::new().reply_to("client-7")).await?;
     /// requests.send_with(&8, SendOptions::new().reply_to("payments")).await?;
     ///
-    /// let [to_client, to_payments] = &requests.receive(Receive::up_to(2)).await?.messages()[..] else { panic!() };
-    /// to_client.reply_mailbox()?.send(&"seven".to_owned()).await?;
-    /// assert!(matches!(to_payments.reply_mailbox(), Err(Error::ReplyMailboxUnavailable { .. })));
+    /// let batch = requests.receive(Receive::up_to(2)).await?;
+    /// let [seven, eight] = batch.messages() else { panic!("two messages") };
+    /// seven.reply_mailbox()?.send(&"seven".to_owned()).await?;
+    /// assert!(matches!(eight.reply_mailbox(), Err(Error::ReplyMailboxUnavailable { .. })));
     /// # Ok(()) }
     /// ```
     pub fn allow_reply_to(mut self, address: impl Into<Box<str>>) -> Self {
