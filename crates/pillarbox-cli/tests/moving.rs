@@ -298,15 +298,20 @@ fn a_drain_into_itself_that_is_killed_loses_nothing_and_doubles_nothing() {
 
 #[test]
 fn two_moves_in_opposite_directions_lose_nothing_and_double_nothing() {
+    let place = Place::new();
+    fill(&place, "a", 500);
+    let url = place.url("pillarbox.db");
     for round in 0..4 {
-        let place = Place::new();
-        fill(&place, "a", 500);
-        let other = place.url("pillarbox.db");
         // Both are in one file, where they meet soonest.
-        let moves = [("a", "b"), ("b", "a")].map(|(from, to)| {
-            place.start(&format!("move {from} {other} {to} --visibility 5s --no-wait"))
+        let moves = [("b", "a"), ("a", "b")].map(|(from, to)| {
+            place.start(&format!("move {from} {url} {to} --follow --visibility 5s"))
         });
-        let runs = moves.map(finish);
+        std::thread::sleep(Duration::from_millis(700 + 130 * round));
+        let runs = moves.map(|child| {
+            signal(&child, "INT");
+            finish(child)
+        });
+        assert!(runs.iter().all(|run| run.code == 130), "round {round}: {runs:?}");
         let mut all = numbers(&place, "a", "n");
         all.extend(numbers(&place, "b", "n"));
         all.sort_unstable();

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::Timestamp;
+
 /// How many messages a queue holds, by state.
 ///
 /// Exact or approximate as the backend's [`Capabilities`](crate::Capabilities) say.
@@ -23,12 +25,16 @@ pub struct Counts {
     /// Never falls while the backend knows the queue. One that holds nothing may be forgotten when
     /// a program lets go of it, and begins again at 0.
     pub sent: Option<u64>,
+    /// When this was counted, by the clock that stamps messages
+    /// ([`enqueued_at`](crate::RawMessage::enqueued_at)), or a little earlier: how old a message is by the
+    /// backend's own time, and not by that of whoever asks. `None` where the backend cannot tell.
+    pub counted_at: Option<Timestamp>,
 }
 
 impl Counts {
-    /// Makes counts from the three states, with no age and without what was sent.
+    /// Makes counts from the three states, with no age, without what was sent, and of no known time.
     pub const fn new(ready: u64, in_flight: u64, delayed: u64) -> Self {
-        Self { ready, in_flight, delayed, oldest_age: None, sent: None }
+        Self { ready, in_flight, delayed, oldest_age: None, sent: None, counted_at: None }
     }
 
     /// The same counts with the age of the next message to be delivered.
@@ -40,6 +46,12 @@ impl Counts {
     /// The same counts with how many messages were ever stored.
     pub const fn with_sent(mut self, sent: Option<u64>) -> Self {
         self.sent = sent;
+        self
+    }
+
+    /// The same counts with when they were counted, by the backend's clock.
+    pub const fn with_counted_at(mut self, counted_at: Option<Timestamp>) -> Self {
+        self.counted_at = counted_at;
         self
     }
 

@@ -11,6 +11,7 @@ use std::process::Command;
 
 use common::{page, quoted, read, root};
 use pillarbox::prelude::*;
+use pillarbox::runtime::StatsSnapshot;
 use pillarbox_testing::server::{Flavour, RedisServer};
 use serde_norway::Value;
 
@@ -28,7 +29,11 @@ fn metrics() -> BTreeMap<String, Metric> {
     let metrics = rows.map(|line| {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
         let labels = quoted(cells[2]).into_iter().map(str::to_owned).collect();
-        (cells[0].trim_matches('`').replace('.', "_"), Metric { kind: cells[1].to_owned(), labels })
+        let mut name = cells[0].trim_matches('`').replace('.', "_");
+        if cells[1] == "counter" {
+            name += "_total";
+        }
+        (name, Metric { kind: cells[1].to_owned(), labels })
     });
     metrics.collect()
 }
@@ -134,10 +139,10 @@ fn whatever_is_wrong_with_an_expression_is_found() {
     let metrics = metrics();
     for (expression, found) in [
         ("rate(pillarbox_messages_recieved[5m])", "there is no metric"),
-        ("pillarbox_messages_received > 5", "only grows"),
+        ("pillarbox_messages_received_total > 5", "only grows"),
         ("rate(pillarbox_handler_duration_seconds[5m])", "is a histogram"),
-        ("sum by (tenant) (rate(pillarbox_messages_received[5m]))", "label tenant"),
-        ("rate(pillarbox_messages_received{outcome=\"done\"}[5m])", "label outcome"),
+        ("sum by (tenant) (rate(pillarbox_messages_received_total[5m]))", "label tenant"),
+        ("rate(pillarbox_messages_received_total{outcome=\"done\"}[5m])", "label outcome"),
         ("up == 0", "names no metric"),
     ] {
         let problems = problems(expression, &metrics);
@@ -162,11 +167,25 @@ async fn a_group_tells_its_metrics_by_these_names() {
     let orders: Mailbox<u32> = backend.mailbox("orders").unwrap();
     orders.send(&7).await.unwrap();
     let refuse = |_: u32| async { Outcome::reject("no") };
-    let worker = Worker::new(orders).dead_letters(DlqPolicy::new()).handler(refuse);
+    let later = SendOptions::new().delay(Duration::from_secs(600));
+    orders.send_with(&8, later).await.unwrap();
+    let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
+    let keep = |_: DeadLetter<u32>| async { DlqAction::keep_for(Duration::from_secs(600)) };
+    let sums: Mailbox<MainLoopRequest<u32>, MainLoopResult<u32>> = backend.mailbox("sums").unwrap();
+    let worker = Worker::new(orders)
+        .dead_letters(DlqPolicy::new())
+        .depth_every(Duration::from_millis(100))
+        .handler(refuse);
     let control = worker.control();
-    let group = LoopGroup::new().add(worker).health_addr(([127, 0, 0, 1], 0).into());
+    let group = LoopGroup::new()
+        .add(worker)
+        .add(DlqConsumer::new(dead, keep))
+        .add(MainLoop::new(sums, |n: u32| async move { n }))
+        .health_addr(([127, 0, 0, 1], 0));
     let running = group.without_signals().start().unwrap();
-    control.stats().wait_for(|stats| stats.terminal_failures == 1).await.unwrap();
+    let is_counted =
+        |stats: &StatsSnapshot| stats.terminal_failures == 1 && stats.mailboxes[0].depth == Some(1);
+    control.stats().wait_for(is_counted).await.unwrap();
     let address = running.control().health_addr().unwrap();
     let told = tokio::task::spawn_blocking(move || get(address, "/metrics")).await.unwrap();
     running.stop().await.unwrap();
@@ -180,11 +199,23 @@ async fn a_group_tells_its_metrics_by_these_names() {
         assert_eq!(metric.kind, kind, "{name}");
     }
     for sample in [
-        "dlq_messages_sent{queue=\"orders-dlq\",source=\"orders\",error_type=\"rejected\"} 1",
-        "pillarbox_messages_settled{queue=\"orders\",outcome=\"dead_lettered\"} 1",
-        // All outcomes are there from the start, so that `increase` sees the first of each.
-        "pillarbox_messages_settled{queue=\"orders\",outcome=\"unsettled\"} 0",
-        "pillarbox_leases_lost{queue=\"orders\"} 0",
+        "dlq_messages_sent_total{queue=\"orders-dlq\",source=\"orders\",error_type=\"rejected\"} 1",
+        "pillarbox_messages_settled_total{queue=\"orders\",outcome=\"dead_lettered\"} 1",
+        // All are there from the start, so that `increase` sees the first of each.
+        "pillarbox_messages_settled_total{queue=\"orders\",outcome=\"unsettled\"} 0",
+        "pillarbox_leases_lost_total{queue=\"orders\"} 0",
+        "pillarbox_handler_failures_total{queue=\"orders\",kind=\"panic\"} 0",
+        "pillarbox_calls_failed_total{queue=\"orders\",call=\"receive\"} 0",
+        "pillarbox_loops_restarted_total{loop=\"orders\"} 0",
+        "pillarbox_requests_answered_total{queue=\"sums\",outcome=\"deadline\"} 0",
+        "dlq_messages_sent_total{queue=\"orders-dlq\",source=\"orders\",error_type=\"timeout\"} 0",
+        "dlq_messages_replayed_total{queue=\"orders-dlq\"} 0",
+        "dlq_messages_expired_total{queue=\"orders-dlq\"} 0",
+        // What the queue holds, by state: the second order is delayed.
+        "pillarbox_queue_ready{queue=\"orders\"} 0",
+        "pillarbox_queue_in_flight{queue=\"orders\"} 0",
+        "pillarbox_queue_delayed{queue=\"orders\"} 1",
+        "pillarbox_queue_oldest_age_seconds{queue=\"orders\"} 0",
         "pillarbox_handler_duration_seconds_bucket{queue=\"orders\",le=\"+Inf\"} 1",
     ] {
         assert!(told.contains(sample), "{sample} is not in:\n{told}");
@@ -238,6 +269,10 @@ fn the_unit_fits_the_defaults_of_a_group() {
     // Longer than LoopGroup::drain_for, 60 s, and the 5 s after it.
     let stop: u64 = setting("TimeoutStopSec").unwrap().trim_end_matches('s').parse().unwrap();
     assert!(stop > 65, "{stop}");
+    // `pillarbox::open` does not wait for a server, and the program ends: a service that is started again too often
+    // would stay down when the server is back.
+    assert_eq!(setting("Restart"), Some("on-failure"));
+    assert_eq!(setting("StartLimitIntervalSec"), Some("0"), "any limit ends it at last");
     for line in unit.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let is_section = line.starts_with('[') && line.ends_with(']');
         assert!(is_section || line.split_once('=').is_some(), "{line}");
@@ -252,4 +287,8 @@ fn the_deployment_is_yaml_and_fits_the_defaults_of_a_group() {
     let container = &pod["containers"][0];
     assert_eq!(container["livenessProbe"]["httpGet"]["path"].as_str(), Some("/health/live"));
     assert_eq!(container["readinessProbe"]["httpGet"]["path"].as_str(), Some("/health/ready"));
+    // Probes come from the node: the port must be one of all addresses, and not of the pod itself alone.
+    let port = container["ports"][0]["containerPort"].as_u64().unwrap();
+    let text = read("deploy/kubernetes.yaml");
+    assert!(text.contains(&format!("health_addr(([0, 0, 0, 0], {port}))")), "{text}");
 }

@@ -291,7 +291,10 @@ impl Hub {
         );
         let oldest = counted.iter().filter_map(|counts| counts.oldest_age).max();
         let sent = counted.iter().filter_map(|counts| counts.sent).sum();
-        Ok(counts.with_oldest_age(oldest).with_sent(Some(sent)))
+        // Partitions may be on several servers, with a clock each: of the one that is behind, nothing is older
+        // than it says.
+        let counted_at = counted.iter().filter_map(|counts| counts.counted_at).min();
+        Ok(counts.with_oldest_age(oldest).with_sent(Some(sent)).with_counted_at(counted_at))
     }
 
     /// Shows messages of one partition after the other, from the first one or from where a page ended.

@@ -400,7 +400,8 @@ pub(crate) fn counts(mut reply: Words) -> Result<Option<Counts>, Failure> {
     let oldest = start.map(|start| format::sent_at(&start).unwrap_or(LONG_AGO));
     let counts = Counts::new(ready, in_flight, delayed)
         .with_oldest_age(oldest.map(|at| now.since(at)))
-        .with_sent(Some(sent));
+        .with_sent(Some(sent))
+        .with_counted_at(Some(now));
     Ok((!is_more_due).then_some(counts))
 }
 

@@ -345,7 +345,7 @@ impl Driver {
                 self.counting[source] = false;
                 if let Ok(counts) = answer {
                     self.tally.depth(source, counts.total());
-                    self.queue_metrics[source].depth(counts.total());
+                    self.queue_metrics[source].counted(&counts);
                     self.is_dirty = true;
                 }
             }

@@ -65,8 +65,8 @@ pub use lease::Heartbeat;
 #[cfg(feature = "health")]
 pub use lifecycle::PrometheusHandle;
 pub use lifecycle::{
-    DeadLettersHealth, GroupControl, GroupError, GroupReport, GroupStatus, LoopFailure, LoopGroup,
-    LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, Stuck,
+    DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopFailure,
+    LoopGroup, LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, Stuck,
 };
 pub use loops::{
     Adapter, AdapterService, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop,

@@ -5,15 +5,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
-use pillarbox_core::{Queue, QueueName};
+use pillarbox_core::{Counts, Queue, QueueName};
 
 use crate::dispatcher::{Note, What};
 use crate::outcome::FailureKind;
 
+// Counters are made when a loop begins, with every value that their labels may have, as far as it is known then:
+// Prometheus' `increase` does not see the first of what comes into being with it.
+
+/// What becomes of a request of a main loop.
+const ANSWERS: [&str; 4] = ["output", "failed", "timeout", "deadline"];
+
+fn answers(queue: &QueueName, outcome: &'static str) -> Counter {
+    counter!("pillarbox.requests.answered", "queue" => queue.to_string(), "outcome" => outcome)
+}
+
+/// A main loop begins.
+pub(crate) fn answering(queue: &QueueName) {
+    ANSWERS.iter().for_each(|outcome| drop(answers(queue, outcome)));
+}
+
 /// A request of a main loop was answered, or would have been.
 pub(crate) fn answered(queue: &QueueName, outcome: &'static str) {
-    counter!("pillarbox.requests.answered", "queue" => queue.to_string(), "outcome" => outcome)
-        .increment(1);
+    answers(queue, outcome).increment(1);
 }
 
 /// The instruments of one queue. They are looked up once; without a recorder each is nothing.
@@ -30,7 +44,8 @@ pub(crate) struct QueueMetrics {
     unsettled: Counter,
     extended: Counter,
     lost: Counter,
-    depth: Gauge,
+    /// How many messages there are, once they are counted.
+    levels: Option<Levels>,
     failures: HashMap<FailureKind, Counter>,
     /// Where dead letters go, and how many went, by that and the type of the error.
     graves: Vec<QueueName>,
@@ -55,11 +70,16 @@ impl QueueMetrics {
             unsettled: settled("unsettled"),
             extended: counter!("pillarbox.leases.extended", "queue" => name.clone()),
             lost: counter!("pillarbox.leases.lost", "queue" => name.clone()),
-            depth: gauge!("pillarbox.queue.depth", "queue" => name),
-            failures: HashMap::new(),
+            levels: None,
+            failures: FailureKind::all().map(|kind| (kind, failures(queue, kind))).collect(),
+            buried: (0..dead_letters.len())
+                .flat_map(|route| FailureKind::all().map(move |kind| (route, kind.as_str())))
+                .map(|(route, kind)| {
+                    ((route, kind), buried(dead_letters[route].name(), queue, kind))
+                })
+                .collect(),
             graves: dead_letters.iter().map(|queue| queue.name().clone()).collect(),
-            buried: HashMap::new(),
-            calls_failed: HashMap::new(),
+            calls_failed: CALLS.map(|call| (call, calls_failed(queue, call))).into(),
             queue: queue.clone(),
         }
     }
@@ -86,36 +106,76 @@ impl QueueMetrics {
 
     fn failed(&mut self, kind: FailureKind) {
         let queue = &self.queue;
-        let failures = self.failures.entry(kind).or_insert_with(|| {
-            let queue = queue.to_string();
-            counter!("pillarbox.handler.failures", "queue" => queue, "kind" => kind.as_str())
-        });
-        failures.increment(1);
+        self.failures.entry(kind).or_insert_with(|| failures(queue, kind)).increment(1);
     }
 
     fn buried(&mut self, route: usize, error_type: &'static str) {
         let Some(queue) = self.graves.get(route) else { return };
         let source = &self.queue;
-        let buried = self.buried.entry((route, error_type)).or_insert_with(|| {
-            counter!("dlq.messages.sent", "queue" => queue.to_string(), "source" => source.to_string(), "error_type" => error_type)
-        });
-        buried.increment(1);
+        let key = (route, error_type);
+        self.buried.entry(key).or_insert_with(|| buried(queue, source, error_type)).increment(1);
     }
 
     pub(crate) fn took(&self, took: Duration) {
         self.duration.record(took);
     }
 
-    pub(crate) fn depth(&self, depth: u64) {
-        self.depth.set(depth as f64);
+    /// The messages were counted.
+    pub(crate) fn counted(&mut self, counts: &Counts) {
+        self.levels.get_or_insert_with(|| Levels::new(&self.queue)).set(counts);
     }
 
     pub(crate) fn call_failed(&mut self, call: &'static str) {
         let queue = &self.queue;
-        let failed = self.calls_failed.entry(call).or_insert_with(
-            || counter!("pillarbox.calls.failed", "queue" => queue.to_string(), "call" => call),
-        );
-        failed.increment(1);
+        let failed = self.calls_failed.entry(call);
+        failed.or_insert_with(|| calls_failed(queue, call)).increment(1);
+    }
+}
+
+/// The calls of a queue that are counted when they fail.
+const CALLS: [&str; 3] = ["receive", "settle", "extend"];
+
+fn calls_failed(queue: &QueueName, call: &'static str) -> Counter {
+    counter!("pillarbox.calls.failed", "queue" => queue.to_string(), "call" => call)
+}
+
+fn failures(queue: &QueueName, kind: FailureKind) -> Counter {
+    counter!("pillarbox.handler.failures", "queue" => queue.to_string(), "kind" => kind.as_str())
+}
+
+fn buried(queue: &QueueName, source: &QueueName, error_type: &'static str) -> Counter {
+    counter!("dlq.messages.sent", "queue" => queue.to_string(), "source" => source.to_string(), "error_type" => error_type)
+}
+
+/// How many messages a queue holds, by state.
+struct Levels {
+    depth: Gauge,
+    ready: Gauge,
+    in_flight: Gauge,
+    delayed: Gauge,
+    oldest_age: Gauge,
+}
+
+impl Levels {
+    fn new(queue: &QueueName) -> Self {
+        let name = queue.to_string();
+        Self {
+            depth: gauge!("pillarbox.queue.depth", "queue" => name.clone()),
+            ready: gauge!("pillarbox.queue.ready", "queue" => name.clone()),
+            in_flight: gauge!("pillarbox.queue.in_flight", "queue" => name.clone()),
+            delayed: gauge!("pillarbox.queue.delayed", "queue" => name.clone()),
+            oldest_age: gauge!("pillarbox.queue.oldest_age_seconds", "queue" => name),
+        }
+    }
+
+    fn set(&self, counts: &Counts) {
+        self.depth.set(counts.total() as f64);
+        self.ready.set(counts.ready as f64);
+        self.in_flight.set(counts.in_flight as f64);
+        self.delayed.set(counts.delayed as f64);
+        // Not a number where there is one and the backend cannot tell how old it is.
+        let unknown = if counts.ready == 0 { 0.0 } else { f64::NAN };
+        self.oldest_age.set(counts.oldest_age.map_or(unknown, |age| age.as_secs_f64()));
     }
 }
 

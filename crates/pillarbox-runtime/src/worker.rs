@@ -388,7 +388,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// # let backend = Mailboxes::new(MemoryBackend::new());
     /// type Answer = Result<u64, String>;
     ///
-    /// let sums: Mailbox<u64, Answer> = backend.mailbox("sums")?;
+    /// let sums: Mailbox<u64, Answer> = backend.builder("sums").allow_reply_to("answers").open()?;
     /// let answers: Mailbox<Answer> = backend.mailbox("answers")?;
     /// sums.send_with(&1, SendOptions::new().reply_to("answers")).await?;
     /// Worker::new(sums)

@@ -351,6 +351,26 @@ async fn mailboxes_of_clients_that_have_vanished_are_swept_and_those_of_others_a
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sweep_deletes_the_answers_that_are_old_and_no_younger_one_behind_them() {
+    let (backend, requests) = open();
+    // Its client was suspended, and goes on just now.
+    let suspended = "pillarbox-replies-0193b1f46b1a7c008f4e3a52c0ffee00";
+    let answers = requests.resolve_reply(suspended).unwrap();
+    let answer = |n| MainLoopResult::new(Default::default(), Ok(n));
+    let old: Vec<_> = (0..300).map(answer).collect();
+    answers.send_batch(&old).await.unwrap().all().unwrap();
+    tokio::time::sleep(7200 * SECOND).await;
+    let young: Vec<_> = (300..303).map(answer).collect();
+    answers.send_batch(&young).await.unwrap().all().unwrap();
+    let swept = sweep_replies(&backend, 3600 * SECOND).await.unwrap();
+    assert_eq!((swept.emptied.len(), swept.answers), (1, 300));
+    let left = answers.receive(Receive::up_to(10)).await.unwrap();
+    let left: Vec<_> = left.into_iter().map(|one| *one.body().output().unwrap()).collect();
+    assert_eq!(left, [300, 301, 302]);
+    assert_eq!(sweep_replies(&backend, 3600 * SECOND).await.unwrap().answers, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_sweep_forgets_an_empty_mailbox_that_the_loop_still_has_open() {
     let (backend, requests) = open();
     let old = "pillarbox-replies-0193b1f46b1a7c008f4e3a52c0ffee00";

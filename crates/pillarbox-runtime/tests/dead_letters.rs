@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    Error, Factory, Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions,
-    Raw, Receive, SendOptions, Timestamp,
+    Error, Factory, Json, Mailbox, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies,
+    QueueOptions, Raw, Receive, SendOptions, Timestamp,
 };
 use pillarbox_runtime::{
     Attempt, Backoff, BoxError, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer, DlqLimits,
@@ -36,6 +36,12 @@ struct Charge(#[source] io::Error);
 async fn letters<T: 'static>(mailbox: &Mailbox<DeadLetter<T>>) -> Vec<DeadLetter<T>> {
     let letters = mailbox.peek(1000).await.expect("dead letters");
     letters.into_iter().map(|letter| letter.body.expect("a dead letter")).collect()
+}
+
+/// Sent to its queue so many days ago, by the clock of a backend that goes by that of the system.
+fn days_ago(days: u32) -> SendOptions {
+    let at = Timestamp::now().as_nanos() - (DAY * days).as_nanos() as i64;
+    SendOptions::new().enqueued_at(Timestamp::from_nanos(at))
 }
 
 /// A queue with the dead letters of these orders, each because it is not wanted.
@@ -172,7 +178,8 @@ async fn a_budget_of_errors_can_decide() {
 #[tokio::test(start_paused = true)]
 async fn the_sender_is_told_of_the_end_and_of_no_retry() {
     let backend = backend();
-    let jobs: Mailbox<u32, Result<u32, String>> = backend.mailbox("sums").unwrap();
+    let jobs = backend.builder("sums").allow_reply_to("answers");
+    let jobs: Mailbox<u32, Result<u32, String>> = jobs.open().unwrap();
     let answers: Mailbox<Result<u32, String>> = backend.mailbox("answers").unwrap();
     let to_answers = || SendOptions::new().reply_to("answers");
     jobs.send_with(&1, to_answers()).await.unwrap();
@@ -460,18 +467,15 @@ async fn an_error_reply_is_tried_again_and_may_panic_wherever_it_is_made() {
 async fn what_cannot_be_read_keeps_no_old_dead_letter() {
     let backend = backend();
     let dead = graveyard(&backend, &[0, 1, 2]).await;
-    let mut all = letters(&dead).await;
+    let all = letters(&dead).await;
     dead.purge().await.unwrap();
     let raw: Mailbox<Bytes> = dead.with_codec(Raw);
     let junk: Vec<_> = (0..40).map(|n: u32| Bytes::from(n.to_string())).collect();
     raw.send_batch(&junk).await.unwrap().all().unwrap();
-    for (letter, days) in all.iter_mut().zip([40, 35, 2]) {
-        let at = Timestamp::now().as_nanos() - (DAY * days).as_nanos() as i64;
-        letter.dead_lettered_at = Timestamp::from_nanos(at);
-    }
-    dead.send(&all[0]).await.unwrap();
+    dead.send_with(&all[0], days_ago(40)).await.unwrap();
     raw.send_batch(&junk[..3]).await.unwrap().all().unwrap();
-    dead.send_batch(&all[1..]).await.unwrap().all().unwrap();
+    dead.send_with(&all[1], days_ago(35)).await.unwrap();
+    dead.send_with(&all[2], days_ago(2)).await.unwrap();
     let dlq = Dlq::of(&dead);
     assert_eq!(dlq.expire(30 * DAY).await.unwrap(), 2);
     assert_eq!(dlq.expire(30 * DAY).await.unwrap(), 0);
@@ -769,16 +773,11 @@ async fn a_consumer_replays_no_more_often_than_it_may() {
 async fn old_dead_letters_are_deleted_by_whoever_is_told_to() {
     let backend = backend();
     let dead = graveyard(&backend, &[0, 1, 2, 3]).await;
-    let ages = [40, 35, 2, 1];
-    let mut all = letters(&dead).await;
-    dead.purge().await.unwrap();
-    for (letter, days) in all.iter_mut().zip(ages) {
-        let at = Timestamp::now().as_nanos() - (DAY * days).as_nanos() as i64;
-        letter.dead_lettered_at = Timestamp::from_nanos(at);
-    }
+    let all = letters(&dead).await;
     let fill = async || {
         dead.purge().await.unwrap();
-        dead.send_batch(&all).await.unwrap().all().unwrap();
+        let aged = all.iter().zip([40, 35, 3, 1].map(days_ago));
+        dead.send_batch_with(aged).await.unwrap().all().unwrap();
     };
     let left = async || -> Vec<u32> {
         letters(&dead).await.into_iter().map(|letter| letter.body).collect()
@@ -807,6 +806,60 @@ async fn old_dead_letters_are_deleted_by_whoever_is_told_to() {
         .handler(|_: u32| async {});
     worker.run_until(tokio::time::sleep(Duration::from_secs(1))).await.unwrap();
     assert_eq!(left().await, [2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_whose_clock_is_a_month_ahead_deletes_no_dead_letter_that_is_young_to_its_backend()
+{
+    // The dead letters were made a moment ago, by others. To the clock of this process that was 40 days ago.
+    let mut all = letters(&graveyard(&backend(), &[0, 1]).await).await;
+    for letter in &mut all {
+        let at = Timestamp::now().as_nanos() - (40 * DAY).as_nanos() as i64;
+        letter.dead_lettered_at = Timestamp::from_nanos(at);
+    }
+    let clock = Arc::new(ManualClock::new());
+    let backend = Mailboxes::new(MemoryBackend::with_clock(clock.clone()));
+    let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    let dlq = Dlq::of(&dead);
+    // Each of those who delete what is old; says how many are left.
+    let expire = async || {
+        dlq.expire(30 * DAY).await.unwrap();
+        dead.approximate_count().await.unwrap()
+    };
+    let discard = async || {
+        dlq.discard().older_than(30 * DAY).run().await.unwrap();
+        dead.approximate_count().await.unwrap()
+    };
+    let consume = async || {
+        let keep = |_: DeadLetter<u32>| async { DlqAction::keep_for(DAY) };
+        let consumer = DlqConsumer::new(dead.clone(), keep).retain_for(30 * DAY);
+        consumer.run_until(tokio::time::sleep(Duration::from_secs(1))).await.unwrap();
+        dead.approximate_count().await.unwrap()
+    };
+    let work = async || {
+        let policy = DlqPolicy::new().retain_for(30 * DAY);
+        let worker = Worker::new(jobs.clone()).dead_letters(policy).handler(|_: u32| async {});
+        worker.run_until(tokio::time::sleep(Duration::from_secs(1))).await.unwrap();
+        dead.approximate_count().await.unwrap()
+    };
+    let fill = async || {
+        dead.purge().await.unwrap();
+        dead.send_batch(&all).await.unwrap().all().unwrap();
+    };
+    fill().await;
+    assert_eq!([expire().await, discard().await, consume().await, work().await], [2; 4]);
+    for one in 0..4 {
+        fill().await;
+        clock.advance(31 * DAY);
+        let left = match one {
+            0 => expire().await,
+            1 => discard().await,
+            2 => consume().await,
+            _ => work().await,
+        };
+        assert_eq!(left, 0, "by {one}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

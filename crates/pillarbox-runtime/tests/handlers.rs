@@ -52,7 +52,8 @@ struct Shop {
 #[tokio::test(start_paused = true)]
 async fn a_handler_may_ask_for_everything_there_is() {
     let backend = backend();
-    let requests: Mailbox<u64, String> = backend.mailbox("requests").unwrap();
+    let requests = backend.builder("requests").allow_reply_to("client");
+    let requests: Mailbox<u64, String> = requests.open().unwrap();
     let replies: Mailbox<String> = backend.mailbox("client").unwrap();
     let options = SendOptions::new().reply_to("client").attribute("tenant", "acme");
     let id = requests.send_with(&20, options).await.unwrap();

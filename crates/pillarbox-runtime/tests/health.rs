@@ -119,7 +119,7 @@ fn a_group_that_works_is_live_and_ready() {
             });
             assert_eq!(*one, expected);
         }
-        assert_eq!((&body["status"], &body["reasons"]), (&json!("ready"), &json!([])));
+        assert_eq!((&body["status"], &body["reasons"]), (&json!("healthy"), &json!([])));
         let live = get(&running, "/health/live").await;
         assert_eq!((live.status, live.json()), (200, json!({ "status": "live", "reasons": [] })));
         running.stop().await.unwrap();
@@ -234,6 +234,32 @@ fn a_queue_that_cannot_be_received_from_is_told_and_so_is_that_it_can_be_again()
         );
         let answer = until(&running, "/health/ready", |answer| answer.status == 200).await;
         assert!(answer.json()["loops"][0]["error"].is_null());
+        assert!(answer.json().get("dlq").is_none(), "nobody looks at dead letters");
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn who_asks_from_elsewhere_learns_what_is_wrong_and_not_at_which_host() {
+    on_threads(async {
+        let queue = backend().queue("orders", QueueOptions::new()).unwrap();
+        let faulty = FaultQueue::new(queue, Faults::none(), 0);
+        let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+        for _ in 0..1000 {
+            faulty.next(Operation::Receive, Fault::FailBefore);
+        }
+        let running = LoopGroup::new().add(working(&jobs)).health_addr(ANY).start().unwrap();
+        let is_told = |answer: &Answer| !answer.json()["loops"][0]["error"].is_null();
+        let here = until(&running, "/health/ready", is_told).await.reasons().remove(0);
+        let tried = "loop 'orders': cannot receive on queue 'orders'";
+        let cause = here.strip_prefix(tried).and_then(|rest| rest.strip_prefix(": "));
+        let cause = cause.unwrap_or_else(|| panic!("{here}"));
+        let address = address(&running);
+        let elsewhere = "/health/ready HTTP/1.1\r\nX-Forwarded-For: 10.0.0.7\r\nX-Rest:";
+        let answer = ask(address, "GET", elsewhere).await;
+        assert_eq!(answer.status, 503);
+        assert_eq!(answer.reasons(), [tried]);
+        assert!(!answer.body.contains(cause), "{}", answer.body);
         running.stop().await.unwrap();
     });
 }
@@ -280,7 +306,7 @@ impl Queue for Counted {
 }
 
 #[test]
-fn too_many_dead_letters_are_not_ready_and_many_probes_count_them_seldom() {
+fn too_many_dead_letters_are_degraded_and_ready_and_many_probes_count_them_seldom() {
     on_threads(async {
         let backend = backend();
         let jobs = mailbox(&backend, "orders");
@@ -300,8 +326,12 @@ fn too_many_dead_letters_are_not_ready_and_many_probes_count_them_seldom() {
         assert_eq!(answer.json()["dead_letters"], expected);
 
         jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
-        let answer = until(&running, "/health/ready", |answer| answer.status == 503).await;
+        let is_degraded = |answer: &Answer| answer.json()["status"] == "degraded";
+        let answer = until(&running, "/health/ready", is_degraded).await;
+        assert_eq!(answer.status, 200, "they are no reason to be out of service");
         assert_eq!(answer.reasons(), ["'orders-dlq' holds 2 dead letters, and 2 are too many"]);
+        let dlq = json!({ "name": "orders-dlq", "depth": 2, "threshold": 2 });
+        assert_eq!(answer.json()["dlq"], dlq);
         assert_eq!(answer.json()["dead_letters"][0]["status"], "degraded");
 
         let (start, before) = (Instant::now(), counted.counted.load(Ordering::SeqCst));
@@ -309,7 +339,7 @@ fn too_many_dead_letters_are_not_ready_and_many_probes_count_them_seldom() {
             let ask = || ask(address(&running), "GET", "/health/ready");
             let asked: Vec<_> = (0..10).map(|_| tokio::spawn(ask())).collect();
             for answer in asked {
-                assert_eq!(answer.await.unwrap().status, 503);
+                assert!(is_degraded(&answer.await.unwrap()));
             }
         }
         let counted = counted.counted.load(Ordering::SeqCst) - before;
@@ -317,13 +347,29 @@ fn too_many_dead_letters_are_not_ready_and_many_probes_count_them_seldom() {
         assert!(counted as u64 <= most, "100 probes counted {counted} times");
 
         Dlq::of(&dead).discard().run().await.unwrap();
-        until(&running, "/health/ready", |answer| answer.status == 200).await;
+        let is_healthy = |answer: &Answer| answer.json()["status"] == "healthy";
+        until(&running, "/health/ready", is_healthy).await;
         running.stop().await.unwrap();
     });
 }
 
 #[test]
-fn dead_letters_that_cannot_be_counted_in_time_are_not_ready() {
+fn a_group_that_is_degraded_is_not_ready_where_the_program_says_so() {
+    on_threads(async {
+        let backend = backend();
+        let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
+        let group = LoopGroup::new().add(working(&mailbox(&backend, "orders"))).health_addr(ANY);
+        let group = group.dead_letters(&dead, DlqLimits::default().depth(0));
+        let running = group.unready_when_degraded().start().unwrap();
+        let is_degraded = |answer: &Answer| answer.json()["status"] == "degraded";
+        let answer = until(&running, "/health/ready", is_degraded).await;
+        assert_eq!(answer.status, 503);
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn dead_letters_that_cannot_be_counted_in_time_are_degraded() {
     on_threads(async {
         let backend = backend();
         let queue = backend.queue("orders-dlq", QueueOptions::new()).unwrap();
@@ -332,12 +378,15 @@ fn dead_letters_that_cannot_be_counted_in_time_are_not_ready() {
         let dead: Mailbox<DeadLetter<u32>> = Mailbox::new(faulty, Json, NoReplies);
         let group = LoopGroup::new().add(working(&mailbox(&backend, "orders"))).health_addr(ANY);
         let running = group.dead_letters(&dead, DlqLimits::default()).start().unwrap();
-        let answer = get(&running, "/health/ready").await;
-        assert_eq!(answer.status, 503);
+        let has_counted = |answer: &Answer| !answer.json()["dlq"]["depth"].is_null();
+        let answer = until(&running, "/health/ready", |answer| !has_counted(answer)).await;
+        let dlq = json!({ "name": "orders-dlq", "depth": null, "threshold": 100 });
+        assert_eq!(answer.json()["dlq"], dlq);
         let reason =
             "the dead letters in 'orders-dlq' cannot be counted: there was no answer within 2s";
         assert!(answer.reasons().contains(&reason.to_owned()), "{:?}", answer.reasons());
-        until(&running, "/health/ready", |answer| answer.status == 200).await;
+        let answer = until(&running, "/health/ready", has_counted).await;
+        assert_eq!(answer.status, 200);
         running.stop().await.unwrap();
     });
 }
@@ -392,8 +441,7 @@ fn a_port_that_somebody_has_is_an_error_before_anything_begins() {
         drop(other);
         let group = LoopGroup::new().add(working(&jobs)).health_port(address.port());
         let running = group.start().unwrap();
-        let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
-        assert_eq!(running.control().health_addr(), Some(everywhere));
+        assert_eq!(running.control().health_addr(), Some(address), "of this machine alone");
         running.stop().await.unwrap();
     });
 }
@@ -459,14 +507,14 @@ fn metrics_are_told_for_prometheus() {
         jobs.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
         let group = LoopGroup::new().add(working(&jobs)).health_addr(ANY);
         let running = group.start().unwrap();
-        let done = r#"pillarbox_messages_settled{queue="orders",outcome="done"} 3"#;
+        let done = r#"pillarbox_messages_settled_total{queue="orders",outcome="done"} 3"#;
         let answer = until(&running, "/metrics", |answer| answer.body.contains(done)).await;
         assert!(answer.head.contains("content-type: text/plain; version=0.0.4"), "{}", answer.head);
         for line in [
             "# TYPE pillarbox_handler_duration_seconds histogram",
             r#"pillarbox_handler_duration_seconds_bucket{queue="orders",le="600"} 3"#,
             r#"pillarbox_handler_duration_seconds_count{queue="orders"} 3"#,
-            r#"pillarbox_messages_received{queue="orders"} 3"#,
+            r#"pillarbox_messages_received_total{queue="orders"} 3"#,
         ] {
             assert!(answer.body.contains(line), "{line} is not in\n{}", answer.body);
         }

@@ -455,7 +455,7 @@ async fn a_group_is_ready_when_its_loops_work_and_its_dead_letters_are_few() {
         stats.wait_for(polled).await.unwrap();
     }
     let readiness = control.readiness().await;
-    assert_eq!((readiness.status, readiness.reasons), (GroupStatus::Ready, vec![]));
+    assert_eq!((readiness.status, readiness.reasons), (GroupStatus::Healthy, vec![]));
     control.control_of("orders").unwrap().pause();
     let mut stats = control.control_of("orders").unwrap().stats();
     stats.wait_for(|stats| stats.state == State::Paused).await.unwrap();

@@ -29,7 +29,8 @@ struct Office<O> {
 impl<O: Clone + Serialize + DeserializeOwned + 'static> Office<O> {
     fn open() -> Self {
         let backend = Mailboxes::new(MemoryBackend::new());
-        let requests = backend.mailbox("requests").expect("a mailbox");
+        let requests = backend.builder("requests").allow_reply_to("answers");
+        let requests = requests.open().expect("a mailbox");
         let answers = backend.mailbox("answers").expect("a mailbox");
         Self { backend, requests, answers }
     }
@@ -188,6 +189,25 @@ async fn a_reply_address_that_leads_nowhere_is_no_reason_to_work_twice() {
     office.requests.send_with(&MainLoopRequest::new(7), options).await.unwrap();
     let stats = MainLoop::new(office.requests.clone(), |n: u32| async move { n });
     assert_eq!(stats.run_until_empty().await.unwrap().processed, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_cannot_make_a_loop_write_into_a_queue_that_is_not_for_answers() {
+    let backend = Mailboxes::new(MemoryBackend::new());
+    let requests: Requests<u32> = backend.mailbox("requests").unwrap();
+    let addresses = ["payments", "requests", "pillarbox-replies-of-mine", "eval-nightly"];
+    for address in addresses {
+        let options = SendOptions::new().reply_to(address);
+        requests.send_with(&MainLoopRequest::new(7), options).await.unwrap();
+    }
+    let main_loop = MainLoop::new(requests, |n: u32| async move { n });
+    assert_eq!(main_loop.run_until_empty().await.unwrap().processed, 4, "all are worked on");
+    let mut answers = Vec::new();
+    for address in addresses {
+        let queue = backend.queue(address, QueueOptions::new()).unwrap();
+        answers.push(queue.counts().await.unwrap().total());
+    }
+    assert_eq!(answers, [0, 0, 1, 1]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -437,7 +457,7 @@ async fn an_output_that_cannot_be_written_is_told_in_words() {
     type Map = std::collections::BTreeMap<Vec<u8>, u8>;
     let backend = Mailboxes::new(MemoryBackend::new());
     let requests: Mailbox<MainLoopRequest<u32>, MainLoopResult<Map>> =
-        backend.mailbox("requests").unwrap();
+        backend.builder("requests").allow_reply_to("answers").open().unwrap();
     let options = SendOptions::new().reply_to("answers");
     requests.send_with(&MainLoopRequest::new(7), options).await.unwrap();
     MainLoop::new(requests, |_: u32| async { Map::from([(vec![1], 1)]) })

@@ -165,7 +165,7 @@ impl SqsBackend {
     }
 
     async fn read_redrive(&self, target: &Target) -> Result<Option<Redrive>, Failure> {
-        let found = self.service.attributes(target, &[Attribute::RedrivePolicy]).await?;
+        let (found, _) = self.service.attributes(target, &[Attribute::RedrivePolicy]).await?;
         let policy = found.get(&Attribute::RedrivePolicy);
         Ok(policy.and_then(|text| redrive::read(text, |name| self.service.name_of(name))))
     }

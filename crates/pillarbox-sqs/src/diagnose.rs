@@ -33,7 +33,7 @@ pub(crate) async fn diagnose(
     for queue in queues.iter().take(LOOKED_AT) {
         let target = service.target(queue)?;
         // Deleted since it was listed, or not ours to look at.
-        let Ok(found) = service.attributes(&target, &names).await else { continue };
+        let Ok((found, _)) = service.attributes(&target, &names).await else { continue };
         let policy = found.get(&Attribute::RedrivePolicy);
         if let Some(redrive) =
             policy.and_then(|text| redrive::read(text, |name| service.name_of(name)))

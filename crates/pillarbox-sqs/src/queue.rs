@@ -296,10 +296,11 @@ impl SqsQueue {
             Attribute::ApproximateNumberOfMessagesDelayed,
         ];
         match self.service.attributes(&self.target, &names).await {
-            Ok(found) => {
+            Ok((found, at)) => {
                 let number = |name| found.get(name).and_then(|text| text.parse().ok()).unwrap_or(0);
                 let [ready, in_flight, delayed] = &names;
-                Ok(Counts::new(number(ready), number(in_flight), number(delayed)))
+                let counts = Counts::new(number(ready), number(in_flight), number(delayed));
+                Ok(counts.with_counted_at(at))
             }
             Err(failure) if self.is_yet_to_be(&failure) => Ok(Counts::default()),
             Err(failure) => Err(self.failed(action)(failure)),

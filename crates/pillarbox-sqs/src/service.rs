@@ -6,9 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aws_sdk_sqs::Client;
-use aws_sdk_sqs::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_sqs::config::interceptors::BeforeDeserializationInterceptorContextRef as Answered;
+use aws_sdk_sqs::config::{ConfigBag, Intercept, RuntimeComponents};
+use aws_sdk_sqs::error::{BoxError, ProvideErrorMetadata, SdkError};
 use aws_sdk_sqs::types::QueueAttributeName as Attribute;
-use pillarbox_core::{Error, Gate, QueueName, Result};
+use aws_smithy_types::DateTime;
+use aws_smithy_types::date_time::Format;
+use pillarbox_core::{Error, Gate, QueueName, Result, Timestamp};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
@@ -201,17 +205,49 @@ impl Service {
         self.urls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attributes of a queue.
+    /// Attributes of a queue, and when they were told by the clock of SQS, where it says so.
     pub(crate) async fn attributes(
         &self,
         target: &Target,
         names: &[Attribute],
-    ) -> Result<HashMap<Attribute, String>, Failure> {
+    ) -> Result<(HashMap<Attribute, String>, Option<Timestamp>), Failure> {
+        let date = Date::default();
         let answer = self.call(target, Missing::Leave, |url| {
             let request = self.client.get_queue_attributes().queue_url(&*url);
-            request.set_attribute_names(Some(names.to_vec())).send()
+            let request = request.set_attribute_names(Some(names.to_vec()));
+            request.customize().interceptor(date.clone()).send()
         });
-        Ok(answer.await?.attributes.unwrap_or_default())
+        let attributes = answer.await?.attributes.unwrap_or_default();
+        Ok((attributes, date.get()))
+    }
+}
+
+/// Reads the time of the server off an answer: the header `Date`, in whole seconds.
+#[derive(Debug, Clone, Default)]
+struct Date(Arc<Mutex<Option<Timestamp>>>);
+
+impl Date {
+    fn get(&self) -> Option<Timestamp> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Intercept for Date {
+    fn name(&self) -> &'static str {
+        "Date"
+    }
+
+    fn read_before_deserialization(
+        &self,
+        answer: &Answered<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let date = answer.response().headers().get("date");
+        let date = date.and_then(|text| DateTime::from_str(text, Format::HttpDate).ok());
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) =
+            date.map(|date| Timestamp::from_secs(date.secs()));
+        Ok(())
     }
 }
 

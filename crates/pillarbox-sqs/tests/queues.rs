@@ -80,11 +80,12 @@ fn a_queue_is_found_by_its_url_and_so_is_the_one_for_replies() {
     let server = start(SqsFlavour::Moto);
     block_on(async {
         let backend = open(&server, "").await;
-        let requests: Mailbox<u32, String> = backend.mailbox("requests").expect("opened");
+        let url = format!("{}/123456789012/replies", server.endpoint());
+        let requests = backend.builder("requests").allow_reply_to(&*url);
+        let requests: Mailbox<u32, String> = requests.open().expect("opened");
         let replies: Mailbox<String> = backend.mailbox("replies").expect("opened");
         let none = replies.receive(Receive::one()).await.expect("received");
         assert!(none.is_empty(), "so that the queue is there");
-        let url = format!("{}/123456789012/replies", server.endpoint());
 
         requests.send_with(&7, SendOptions::new().reply_to(&*url)).await.expect("sent");
         for request in requests.receive(Receive::one()).await.expect("received") {

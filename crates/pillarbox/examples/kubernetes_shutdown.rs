@@ -63,8 +63,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let group = LoopGroup::new()
         .add(worker)
         .dead_letters(&dead, DlqLimits::default())
-        // A pod would say health_port(8080).
-        .health_addr(SocketAddr::from(([127, 0, 0, 1], 0)))
+        // A pod would say health_addr(([0, 0, 0, 0], 8080)).
+        .health_addr(([127, 0, 0, 1], 0))
         .drain_for(Duration::from_secs(30));
     let control = group.control();
     let running = tokio::spawn(group.run());
@@ -80,7 +80,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let worker = control.control_of("jobs").ok_or("there is no such loop")?;
     worker.stats().wait_for(|stats| stats.succeeded >= 4).await?;
     let (_, metrics) = probe(address, "/metrics").await?;
-    let received = metrics.lines().find(|line| line.starts_with("pillarbox_messages_received"));
+    let received =
+        metrics.lines().find(|line| line.starts_with("pillarbox_messages_received_total"));
     println!("metrics   {}", received.ok_or("no metrics")?);
 
     println!("kubelet   SIGTERM");

@@ -49,7 +49,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1).unwrap_or_else(|| format!("sqlite:{}", file.display()));
     println!("backend   {url}");
     let backend = pillarbox::open(&url).await?;
-    let requests: Mailbox<Square, Answer> = backend.mailbox("squares")?;
+    // Receivers reply to where they were told they may, whatever a message asks for.
+    let requests = backend.builder("squares").allow_reply_to("client-7");
+    let requests: Mailbox<Square, Answer> = requests.open()?;
     let answers: Mailbox<Answer> = backend.mailbox("client-7")?;
     let tally = Arc::new(Tally {
         retried: AtomicU32::new(0),

@@ -17,7 +17,7 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox::Result<()> {
 //! let backend = pillarbox::open("memory:").await?;
-//! let requests: Mailbox<Request, Reply> = backend.mailbox("requests")?;
+//! let requests: Mailbox<Request, Reply> = backend.builder("requests").allow_reply_to("client-7").open()?;
 //! let replies: Mailbox<Reply> = backend.mailbox("client-7")?;
 //!
 //! let options = SendOptions::new().reply_to("client-7").attribute("tenant", "acme");

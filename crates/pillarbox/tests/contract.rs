@@ -16,7 +16,8 @@ struct Reply {
 
 async fn program(url: &str) -> pillarbox::Result<Vec<u64>> {
     let backend = pillarbox::open(url).await?;
-    let requests: Mailbox<Request, Reply> = backend.mailbox("requests")?;
+    let requests = backend.builder("requests").allow_reply_to("client-7");
+    let requests: Mailbox<Request, Reply> = requests.open()?;
     let replies: Mailbox<Reply> = backend.mailbox("client-7")?;
 
     let options = || SendOptions::new().reply_to("client-7").attribute("tenant", "acme");

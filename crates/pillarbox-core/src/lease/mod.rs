@@ -252,6 +252,7 @@ impl Ledger {
         )
         .with_oldest_age(oldest.map(|at| self.now.since(at)))
         .with_sent(Some(self.sent))
+        .with_counted_at(Some(self.now))
     }
 
     /// Shows up to `max` messages in the order in which they are, or will be, ready, without the

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::resolver::{Addresses, Checked};
 use super::{Factory, Mailbox, NoReplies};
 use crate::codec::{Codec, Json};
 use crate::error::{Error, Result};
@@ -30,6 +31,11 @@ pub struct Mailboxes {
 }
 
 impl Mailboxes {
+    /// How the names of reply mailboxes begin, such as those of the runtime's clients.
+    pub const REPLY_PREFIX: &str = "pillarbox-replies-";
+    /// How the names of mailboxes begin that the results of an eval run go to.
+    pub const EVAL_PREFIX: &str = "eval-";
+
     /// Takes an open backend.
     pub fn new(backend: impl Backend) -> Self {
         Self { backend: Arc::new(backend) }
@@ -38,7 +44,7 @@ impl Mailboxes {
     /// Opens the mailbox `name` with JSON bodies.
     ///
     /// Replies to its messages go to the queue, on the same backend, that their reply address
-    /// names.
+    /// names, if that is [for replies](MailboxBuilder::allow_reply_to).
     pub fn mailbox<T: 'static, R: 'static>(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -46,7 +52,8 @@ impl Mailboxes {
     where
         Json: Codec<T> + Codec<R>,
     {
-        self.open(&name.try_into().map_err(Into::into)?, Json, QueueOptions::new())
+        let name = name.try_into().map_err(Into::into)?;
+        self.open(&name, Json, QueueOptions::new(), Addresses::default())
     }
 
     /// Opens the mailbox `name` with another codec or with a limit: ends with
@@ -55,7 +62,8 @@ impl Mailboxes {
     where
         N: TryInto<QueueName, Error: Into<Error>>,
     {
-        MailboxBuilder { backend: self.clone(), name, codec: Json, options: QueueOptions::new() }
+        let (backend, options) = (self.clone(), QueueOptions::new());
+        MailboxBuilder { backend, name, codec: Json, options, addresses: Addresses::default() }
     }
 
     /// Opens a queue without types, as bytes.
@@ -84,7 +92,7 @@ impl Mailboxes {
     where
         Json: Codec<T> + Codec<R>,
     {
-        Ok(self.typed(self.queue_at(address)?, Json))
+        Ok(self.typed(self.queue_at(address)?, Json, Addresses::default()))
     }
 
     /// Lists the queues of the backend, in order of name.
@@ -165,23 +173,30 @@ impl Mailboxes {
         name: &QueueName,
         codec: C,
         options: QueueOptions,
+        addresses: Addresses,
     ) -> Result<Mailbox<T, R>>
     where
         C: Codec<T> + Codec<R> + Clone,
     {
-        Ok(self.typed(self.queue(name, options)?, codec))
+        Ok(self.typed(self.queue(name, options)?, codec, addresses))
     }
 
-    /// A mailbox of a queue here, whose replies go to other queues here.
-    fn typed<T: 'static, R: 'static, C>(&self, queue: Arc<dyn Queue>, codec: C) -> Mailbox<T, R>
+    /// A mailbox of a queue here, whose replies go to other queues here, as far as they are for that.
+    fn typed<T: 'static, R: 'static, C>(
+        &self,
+        queue: Arc<dyn Queue>,
+        codec: C,
+        addresses: Addresses,
+    ) -> Mailbox<T, R>
     where
         C: Codec<T> + Codec<R> + Clone,
     {
         let (backend, reply_codec) = (self.clone(), codec.clone());
-        let replies = Factory::new(move |address| {
+        let factory = Factory::new(move |address| {
             let queue = backend.queue_at(address)?;
             Ok(Mailbox::new(queue, reply_codec.clone(), NoReplies).on(backend.clone()))
         });
+        let replies = Checked { queue: queue.name().clone(), addresses, factory };
         Mailbox::new(queue, codec, replies).on(self.clone())
     }
 }
@@ -216,6 +231,7 @@ pub struct MailboxBuilder<N, C = Json> {
     name: N,
     codec: C,
     options: QueueOptions,
+    addresses: Addresses,
 }
 
 impl<N, C> MailboxBuilder<N, C>
@@ -224,7 +240,41 @@ where
 {
     /// Encodes bodies, and those of replies, with `codec`.
     pub fn codec<D>(self, codec: D) -> MailboxBuilder<N, D> {
-        MailboxBuilder { backend: self.backend, name: self.name, codec, options: self.options }
+        let Self { backend, name, options, addresses, .. } = self;
+        MailboxBuilder { backend, name, codec, options, addresses }
+    }
+
+    /// Lets replies to messages go to this address as well: the name of a queue, or whatever else the backend
+    /// takes for an address, such as the URL of an SQS queue. May be said several times.
+    ///
+    /// Unless said otherwise, replies go to queues whose names begin with `pillarbox-replies-` or `eval-`, and
+    /// to no other: who may send messages must not make their receivers write into any queue of the backend.
+    ///
+    /// ```
+    /// use pillarbox_core::{Error, Mailbox, Mailboxes, MemoryBackend, Receive, SendOptions};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+    /// let backend = Mailboxes::new(MemoryBackend::new());
+    /// let requests: Mailbox<u32, String> = backend.builder("requests").allow_reply_to("client-7").open()?;
+    /// requests.send_with(&7, SendOptions::new().reply_to("client-7")).await?;
+    /// requests.send_with(&8, SendOptions::new().reply_to("payments")).await?;
+    ///
+    /// let batch = requests.receive(Receive::up_to(2)).await?;
+    /// let [seven, eight] = batch.messages() else { panic!("two messages") };
+    /// seven.reply_mailbox()?.send(&"seven".to_owned()).await?;
+    /// assert!(matches!(eight.reply_mailbox(), Err(Error::ReplyMailboxUnavailable { .. })));
+    /// # Ok(()) }
+    /// ```
+    pub fn allow_reply_to(mut self, address: impl Into<Box<str>>) -> Self {
+        self.addresses.allow(address);
+        self
+    }
+
+    /// Lets replies to messages go to any queue of the backend that they name: where all who may send are
+    /// trusted with that.
+    pub fn allow_reply_to_any(mut self) -> Self {
+        self.addresses.allow_any();
+        self
     }
 
     /// Spreads the queue over at least so many partitions, where the backend can do that. See
@@ -246,6 +296,6 @@ where
         C: Codec<T> + Codec<R> + Clone,
     {
         let name = self.name.try_into().map_err(Into::into)?;
-        self.backend.open(&name, self.codec, self.options)
+        self.backend.open(&name, self.codec, self.options, self.addresses)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::Mailbox;
+use super::{Mailbox, Mailboxes};
 use crate::QueueName;
 use crate::error::{Error, Result};
 use crate::queue::RawMessage;
@@ -12,7 +12,9 @@ use crate::queue::RawMessage;
 /// Finds the mailbox that a reply address names.
 ///
 /// A mailbox opened by [`Mailboxes`](super::Mailboxes) takes the address for the name of a queue
-/// on the same backend. Others are set by [`Mailbox::with_replies`]. A closure
+/// on the same backend, of those that [are for replies](super::MailboxBuilder::allow_reply_to). Others are
+/// set by [`Mailbox::with_replies`]. An address comes with a message, from whoever may send one: a
+/// resolver decides to which queues a receiver can be made to write. A closure
 /// `Fn(&str) -> Result<Mailbox<R>>` is one too, but what it makes is not kept: wrap it in a
 /// [`Factory`].
 pub trait MailboxResolver<R>: Send + Sync + 'static {
@@ -199,6 +201,60 @@ impl<R: 'static> MailboxResolver<R> for RegistryThenFactory<R> {
     }
 }
 
+/// Which addresses a mailbox replies to.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Addresses {
+    is_any: bool,
+    named: Vec<Box<str>>,
+}
+
+impl Addresses {
+    /// How the names of queues begin that are there for replies: those of clients, and of eval runs.
+    const PREFIXES: [&str; 2] = [Mailboxes::REPLY_PREFIX, Mailboxes::EVAL_PREFIX];
+
+    pub(super) fn allow(&mut self, address: impl Into<Box<str>>) {
+        self.named.push(address.into());
+    }
+
+    pub(super) const fn allow_any(&mut self) {
+        self.is_any = true;
+    }
+
+    /// Refuses an address that messages of this queue are not replied to.
+    pub(super) fn check(&self, queue: &QueueName, address: &str) -> Result<()> {
+        let is_named = || self.named.iter().any(|named| **named == *address);
+        // A queue that answers into itself would receive its own answers.
+        let is_for_replies = || {
+            Self::PREFIXES.iter().any(|prefix| address.starts_with(prefix))
+                && address != queue.as_str()
+        };
+        if self.is_any || is_named() || is_for_replies() {
+            return Ok(());
+        }
+        let allowed = "a reply mailbox (pillarbox-replies-…, eval-…): to reply to other queues, open the \
+             mailbox with allow_reply_to(name) or allow_reply_to_any(), or give it a Registry";
+        Err(Error::invalid(Some(queue), "reply address", format!("{address:?}"), allowed))
+    }
+}
+
+/// Resolves those addresses that replies may go to, and refuses the others.
+pub(super) struct Checked<R> {
+    pub(super) queue: QueueName,
+    pub(super) addresses: Addresses,
+    pub(super) factory: Factory<R>,
+}
+
+impl<R: 'static> MailboxResolver<R> for Checked<R> {
+    fn resolve(&self, address: &str) -> Result<Mailbox<R>> {
+        self.addresses.check(&self.queue, address)?;
+        self.factory.resolve(address)
+    }
+
+    fn forget(&self, address: &str) {
+        self.factory.forget(address);
+    }
+}
+
 /// Keeps the values used last, at most `capacity` of them, in two generations: what is used moves
 /// to the young one, and when that is full the old one is dropped and the young one is the old.
 struct Kept<V> {
@@ -255,7 +311,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::{Mailboxes, MemoryBackend};
+    use crate::{MemoryBackend, QueueOptions, Receive, SendOptions};
 
     fn counting_factory(capacity: usize) -> (Factory<u32>, Arc<AtomicUsize>) {
         let made = Arc::new(AtomicUsize::new(0));
@@ -316,5 +372,66 @@ mod tests {
         assert!(MailboxResolver::<u32>::resolve(&NoReplies, "x").is_err());
         assert!(Registry::<u32>::new().resolve("x").is_err());
         assert!(counting_factory(8).0.resolve("not a name").is_err());
+    }
+
+    /// Where a message that was sent with this address is answered, or why not.
+    async fn replied_to(requests: &Mailbox<u32, u32>, address: &str) -> Result<String> {
+        requests.send_with(&7, SendOptions::new().reply_to(address)).await?;
+        let batch = requests.receive(Receive::one()).await?;
+        let message = batch.into_iter().next().expect("a message");
+        let mailbox = message.reply_mailbox().map(|mailbox| mailbox.name().to_string());
+        message.acknowledge().await?;
+        mailbox
+    }
+
+    #[tokio::test]
+    async fn a_message_cannot_name_any_queue_for_its_reply() {
+        let backend = Mailboxes::new(MemoryBackend::new());
+        let requests = backend.mailbox("requests").unwrap();
+        for address in ["pillarbox-replies-0193b1f4", "eval-nightly"] {
+            assert_eq!(replied_to(&requests, address).await.unwrap(), address);
+        }
+        for address in ["payments", "requests", "my-pillarbox-replies-7", "https://x/eval-7"] {
+            let error = replied_to(&requests, address).await.unwrap_err();
+            assert!(matches!(error, Error::ReplyMailboxUnavailable { .. }), "{error}");
+            assert!(error.to_string().contains("allow_reply_to"), "{error}");
+        }
+        assert_eq!(
+            backend.queue("payments", QueueOptions::new()).unwrap().counts().await.unwrap().sent,
+            Some(0)
+        );
+        // Not even by its own name, where that looks like one for replies.
+        let runs = backend.mailbox("eval-requests").unwrap();
+        assert!(replied_to(&runs, "eval-requests").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_program_says_which_other_queues_are_replied_to() {
+        let backend = Mailboxes::new(MemoryBackend::new());
+        let named = backend.builder("requests").allow_reply_to("answers").allow_reply_to("audit");
+        let named = named.open().unwrap();
+        for address in ["answers", "audit", "pillarbox-replies-7"] {
+            assert_eq!(replied_to(&named, address).await.unwrap(), address);
+        }
+        assert!(replied_to(&named, "payments").await.is_err());
+        let any =
+            backend.builder("requests").codec(crate::Json).allow_reply_to_any().open().unwrap();
+        assert_eq!(replied_to(&any, "payments").await.unwrap(), "payments");
+        assert!(replied_to(&any, "no name").await.is_err());
+        let registry = Registry::new().with("payments", backend.mailbox("elsewhere").unwrap());
+        let registered = named.with_replies(registry);
+        assert_eq!(replied_to(&registered, "payments").await.unwrap(), "elsewhere");
+    }
+
+    #[tokio::test]
+    async fn however_many_addresses_messages_name_a_bounded_number_of_queues_is_kept_open() {
+        let backend = Mailboxes::new(MemoryBackend::new());
+        let requests: Mailbox<u32, u32> = backend.mailbox("requests").unwrap();
+        for client in 0..5_000 {
+            requests.resolve_reply(&format!("pillarbox-replies-{client}")).unwrap();
+        }
+        // One that is empty and that nobody has open is forgotten.
+        let open = backend.queues().await.unwrap().len();
+        assert!(open <= Factory::<u32>::DEFAULT_CAPACITY + 1, "{open}");
     }
 }

@@ -25,7 +25,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pillarbox_core::{BodyEncoding, MessageId, Timestamp};
+use pillarbox_core::{BodyEncoding, Mailboxes, MessageId, Timestamp};
 use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -322,7 +322,7 @@ impl EvalRun {
 
     /// The mailbox that all its results go to, whoever works on a sample.
     pub fn address(&self) -> String {
-        format!("eval-{}", self.about.run_id)
+        format!("{}{}", Mailboxes::EVAL_PREFIX, self.about.run_id)
     }
 
     /// The queue that its samples were sent to, if they were.

@@ -1,12 +1,13 @@
 //! A program that handles dead letters.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use pillarbox_core::{BoxFuture, Mailbox, Mailboxes, Result, Timestamp};
+use pillarbox_core::{BoxFuture, Mailbox, Mailboxes, Queue, Result, Timestamp};
 use tokio::time::Instant;
 
+use super::dlq::time_of;
 use super::pass::{DEFAULT_MAX_REPLAYS, tell};
 use super::replay::send_back;
 use super::{DeadLetter, Dlq, metrics};
@@ -199,8 +200,8 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
         self
     }
 
-    /// Deletes dead letters that are older than this, instead of handling them. For those that nobody
-    /// receives, see [`DlqPolicy::retain_for`](super::DlqPolicy::retain_for).
+    /// Deletes dead letters that came to their queue longer ago than this, by the clock of the backend, instead
+    /// of handling them. For those that nobody receives, see [`DlqPolicy::retain_for`](super::DlqPolicy::retain_for).
     pub fn retain_for(mut self, age: Duration) -> Self {
         self.retain_for = Some(age);
         self
@@ -273,10 +274,12 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
     /// The worker that does it.
     fn ready(self) -> Worker<DeadLetter<T>, R, (), Ready<DeadLetter<T>, R, ()>> {
         let queue = self.dlq.queue().clone();
+        metrics::begin(queue.name());
         let depth = Dlq::watch_depth(vec![queue], self.depth_every.max(Duration::from_millis(100)));
         let (handler, dlq) = (self.handler, self.dlq);
         let (retain_for, max_replays) = (self.retain_for, self.max_replays);
         let again_after = self.again_after;
+        let time = Arc::new(BackendTime::new(dlq.queue().clone()));
         self.worker
             .no_dead_letters()
             .max_retries(u32::MAX - 1)
@@ -284,16 +287,48 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
             .park_for(again_after)
             .beside(depth)
             .handler(move |letter: DeadLetter<T>, about: Metadata| {
-                let duty = Duty { dlq: dlq.clone(), retain_for, max_replays };
+                let duty = Duty { dlq: dlq.clone(), time: time.clone(), retain_for, max_replays };
                 let handler = handler.clone();
                 async move { duty.handle(letter, &about, &*handler).await }
             })
     }
 }
 
+/// The time by the clock of a backend, which is asked for now and then. In between it goes on by a clock of this
+/// process that nobody can set.
+struct BackendTime {
+    queue: Arc<dyn Queue>,
+    known: Mutex<Option<(Timestamp, Instant)>>,
+}
+
+impl BackendTime {
+    /// For how long an answer is good.
+    const KEPT_FOR: Duration = Duration::from_secs(60);
+
+    fn new(queue: Arc<dyn Queue>) -> Self {
+        Self { queue, known: Mutex::new(None) }
+    }
+
+    /// The time there. `None` where it is not told and does not matter, for nothing is there.
+    async fn now(&self) -> Result<Option<Timestamp>> {
+        let known = *self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((time, at)) = known
+            && at.elapsed() < Self::KEPT_FOR
+        {
+            return Ok(Some(time + at.elapsed()));
+        }
+        let time = time_of(&*self.queue, self.queue.counts().await?)?;
+        // From when the answer is here: what is worked out from it is never ahead of the backend's clock.
+        let known = time.map(|time| (time, Instant::now()));
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
+        Ok(time)
+    }
+}
+
 /// What a consumer knows of its duty.
 struct Duty {
     dlq: Dlq,
+    time: Arc<BackendTime>,
     retain_for: Option<Duration>,
     max_replays: u32,
 }
@@ -311,11 +346,17 @@ impl Duty {
     ) -> std::result::Result<Outcome, BoxError> {
         let queue = about.queue();
         let (message_id, request_id) = (letter.message_id, letter.request_id);
-        let age = letter.age(Timestamp::now());
-        if self.retain_for.is_some_and(|most| age >= most) {
-            metrics::expired(queue, 1);
-            tell(queue, message_id, request_id, age, "expire");
-            return Ok(Outcome::done());
+        let mut age = letter.age(Timestamp::now());
+        let mut left = Duration::MAX;
+        if let Some(most) = self.retain_for
+            && let Some(stored_for) = self.stored_for(about).await
+        {
+            if stored_for >= most {
+                metrics::expired(queue, 1);
+                tell(queue, message_id, request_id, stored_for, "expire");
+                return Ok(Outcome::done());
+            }
+            (age, left) = (stored_for, most - stored_for);
         }
         let begun = Instant::now();
         let action = handler(letter).await?;
@@ -326,10 +367,7 @@ impl Duty {
                 Outcome::done()
             }
             // No longer than it is kept at all.
-            Act::Keep(time) => {
-                let left = self.retain_for.map_or(time, |most| most.saturating_sub(age));
-                Outcome::release_for(time.min(left))
-            }
+            Act::Keep(time) => Outcome::release_for(time.min(left)),
         };
         metrics::processed(queue, begun.elapsed());
         match action.0 {
@@ -339,6 +377,19 @@ impl Duty {
         }
         tell(queue, message_id, request_id, age, action.name());
         Ok(outcome)
+    }
+
+    /// How long a dead letter has been in its queue, by the clock of the backend. `None` where that cannot be
+    /// told: then it is handled as any other, for only what is known to be old is deleted.
+    async fn stored_for(&self, about: &Metadata) -> Option<Duration> {
+        match self.time.now().await {
+            Ok(now) => now.map(|now| now.since(about.raw().enqueued_at)),
+            Err(error) => {
+                let queue = about.queue();
+                tracing::warn!(%queue, %error, "it is not known how old a dead letter is; it is handled");
+                None
+            }
+        }
     }
 
     async fn replay(&self, about: &Metadata) -> std::result::Result<(), BoxError> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{
-    Error, Mailbox, Mailboxes, MessageId, MessageState, Peeked, Queue, QueueName, QueueOptions,
-    Receive, Result, Settle, Timestamp,
+    Counts, Error, Mailbox, Mailboxes, MessageId, MessageState, Peeked, Queue, QueueName,
+    QueueOptions, Receive, Result, Settle, Timestamp,
 };
 use serde::Serialize;
 
@@ -105,6 +105,8 @@ pub struct Found {
     pub state: MessageState,
     /// How often it was delivered itself, to consumers of dead letters.
     pub delivery_count: u32,
+    /// When it came to this queue, by the clock of its backend.
+    pub enqueued_at: Timestamp,
 }
 
 impl Found {
@@ -114,6 +116,7 @@ impl Found {
             letter: DeadLetter::read(&peeked.message).map_err(|error| error.to_string()),
             state: peeked.state,
             delivery_count: peeked.message.delivery_count,
+            enqueued_at: peeked.message.enqueued_at,
         }
     }
 }
@@ -242,24 +245,29 @@ impl Dlq {
         Pass::new(self.clone(), Task::Discard)
     }
 
-    /// Deletes the dead letters that are older than this, and says how many they were. Unlike
+    /// Deletes the dead letters that came to this queue longer ago than this, and says how many they were. The
+    /// age is by the clock of the backend alone, which stamped them: a program whose own clock is wrong
+    /// deletes none that is not old. Unlike
     /// [`discard`](Self::discard) it looks only as far as there are old ones, the oldest being the first;
     /// those that were received since, and given back, are further behind. What cannot be read is passed
     /// over, and stays.
     ///
     /// # Errors
     ///
-    /// Those of the calls of its queue.
+    /// Those of the calls of its queue, and [`Error::InvalidParameter`] where the backend does not tell its
+    /// time ([`counted_at`](pillarbox_core::Counts::counted_at)).
     pub async fn expire(&self, age: Duration) -> Result<u64> {
+        let Some(now) = time_of(&*self.queue, self.queue.counts().await?)? else { return Ok(0) };
         let mut expired = 0;
         let capabilities = self.queue.capabilities();
         let mut paging = Paging::new(capabilities.max_receive.min(capabilities.max_batch));
         loop {
             // Where nothing can be looked at, some are received on trial.
-            let looked = if capabilities.peek { Some(self.old_ones(age).await?) } else { None };
+            let looked =
+                if capabilities.peek { Some(self.old_ones(age, now).await?) } else { None };
             let (old, within) = looked.unwrap_or((1, paging.next()));
             let removed =
-                if old > 0 { self.expire_some(age, within, &mut paging).await? } else { 0 };
+                if old > 0 { self.expire_some(age, now, within, &mut paging).await? } else { 0 };
             expired += removed;
             metrics::expired(self.name(), removed);
             // One that is young, or not ready, is the first now.
@@ -271,15 +279,14 @@ impl Dlq {
 
     /// How many old ones are at the head of the queue, up to some, and among how many: there may be what
     /// cannot be read between them.
-    async fn old_ones(&self, age: Duration) -> Result<(u64, usize)> {
+    async fn old_ones(&self, age: Duration, now: Timestamp) -> Result<(u64, usize)> {
         const ENOUGH: u64 = 500;
         let (mut old, mut within, mut seen) = (0, 0, 0);
-        let now = Timestamp::now();
         self.look(|found| {
             seen += 1;
             match &found.letter {
                 _ if found.state != MessageState::Ready => return ControlFlow::Break(()),
-                Ok(letter) if !letter.is_older(age, now) => return ControlFlow::Break(()),
+                Ok(_) if now.since(found.enqueued_at) < age => return ControlFlow::Break(()),
                 Ok(_) => (old, within) = (old + 1, seen),
                 Err(_) => {}
             }
@@ -291,7 +298,13 @@ impl Dlq {
 
     /// Receives so many, deletes the old ones among them, gives back the others, and says how many were
     /// deleted.
-    async fn expire_some(&self, age: Duration, within: usize, paging: &mut Paging) -> Result<u64> {
+    async fn expire_some(
+        &self,
+        age: Duration,
+        now: Timestamp,
+        within: usize,
+        paging: &mut Paging,
+    ) -> Result<u64> {
         let (mut seen, mut expired, mut others) = (0, 0, Vec::new());
         while seen < within {
             let request = Receive::up_to(paging.next().min(within - seen));
@@ -301,9 +314,8 @@ impl Dlq {
             }
             seen += deliveries.len();
             paging.saw(deliveries.iter().map(|one| &one.message));
-            let now = Timestamp::now();
             let (old, rest): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(|one| {
-                DeadLetter::read(&one.message).is_ok_and(|letter| letter.is_older(age, now))
+                now.since(one.message.enqueued_at) >= age && DeadLetter::read(&one.message).is_ok()
             });
             others.extend(rest.into_iter().map(|one| Settle::nack(one.receipt, Duration::ZERO)));
             if !old.is_empty() {
@@ -361,6 +373,7 @@ impl Dlq {
 
     /// Deletes dead letters that are too old, now and then. Never ends.
     pub(crate) async fn keep_retention(queues: Vec<Arc<dyn Queue>>, age: Duration) {
+        queues.iter().for_each(|queue| metrics::begin_expiring(queue.name()));
         let every = age.min(Duration::from_secs(3600)).max(Duration::from_secs(1));
         let mut tick = tokio::time::interval(every);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -380,6 +393,22 @@ impl Dlq {
             }
         }
     }
+}
+
+/// The time by the clock of the backend, as it was when the messages were counted. `None` where there are none
+/// and it is not told.
+///
+/// # Errors
+///
+/// Where there are some whose age cannot be told.
+pub(super) fn time_of(queue: &dyn Queue, counts: Counts) -> Result<Option<Timestamp>> {
+    if counts.counted_at.is_none() && counts.total() > 0 {
+        let value = format!("the time of backend '{}'", queue.capabilities().backend);
+        let allowed =
+            "told by Queue::counts (Counts::counted_at): without it nothing is deleted for its age";
+        return Err(Error::invalid(Some(queue.name()), "age of dead letters", value, allowed));
+    }
+    Ok(counts.counted_at)
 }
 
 /// From where on there are too many dead letters, or too old ones.

@@ -189,13 +189,11 @@ impl DeadLetter {
 }
 
 impl<T> DeadLetter<T> {
-    /// How long it has been a dead letter, at this moment.
+    /// How long it has been a dead letter, at this moment, by the clock of the worker that made it one. What is
+    /// deleted for its age goes by the clock of the backend instead: see
+    /// [`Dlq::expire`](super::Dlq::expire).
     pub fn age(&self, now: Timestamp) -> Duration {
         now.since(self.dead_lettered_at)
-    }
-
-    pub(super) fn is_older(&self, age: Duration, now: Timestamp) -> bool {
-        self.age(now) >= age
     }
 
     /// The same with another body.

@@ -2,31 +2,60 @@
 
 use std::time::Duration;
 
-use metrics::{counter, gauge, histogram};
+use metrics::{Counter, counter, gauge, histogram};
 use pillarbox_core::QueueName;
 
 pub(super) fn depth(queue: &QueueName, depth: u64) {
     gauge!("dlq.queue.depth", "queue" => queue.to_string()).set(depth as f64);
 }
 
+/// Somebody begins to look after a queue of dead letters: its counters are there from now on, so that the first of
+/// each is seen.
+pub(super) fn begin(queue: &QueueName) {
+    for counter in [all_expired, all_replayed, all_discarded, all_processed] {
+        drop(counter(queue));
+    }
+}
+
+/// Somebody begins to delete those that are old.
+pub(super) fn begin_expiring(queue: &QueueName) {
+    drop(all_expired(queue));
+}
+
+fn all_expired(queue: &QueueName) -> Counter {
+    counter!("dlq.messages.expired", "queue" => queue.to_string())
+}
+
+fn all_replayed(queue: &QueueName) -> Counter {
+    counter!("dlq.messages.replayed", "queue" => queue.to_string())
+}
+
+fn all_discarded(queue: &QueueName) -> Counter {
+    counter!("dlq.messages.discarded", "queue" => queue.to_string())
+}
+
+fn all_processed(queue: &QueueName) -> Counter {
+    counter!("dlq.messages.processed", "queue" => queue.to_string())
+}
+
 pub(super) fn expired(queue: &QueueName, letters: u64) {
     if letters > 0 {
-        counter!("dlq.messages.expired", "queue" => queue.to_string()).increment(letters);
+        all_expired(queue).increment(letters);
     }
 }
 
 pub(super) fn replayed(queue: &QueueName) {
-    counter!("dlq.messages.replayed", "queue" => queue.to_string()).increment(1);
+    all_replayed(queue).increment(1);
 }
 
 pub(super) fn discarded(queue: &QueueName) {
-    counter!("dlq.messages.discarded", "queue" => queue.to_string()).increment(1);
+    all_discarded(queue).increment(1);
 }
 
 pub(super) fn processed(queue: &QueueName, took: Duration) {
-    let queue = queue.to_string();
-    counter!("dlq.messages.processed", "queue" => queue.clone()).increment(1);
-    histogram!("dlq.processing.duration_ms", "queue" => queue).record(took.as_secs_f64() * 1e3);
+    all_processed(queue).increment(1);
+    let millis = took.as_secs_f64() * 1e3;
+    histogram!("dlq.processing.duration_ms", "queue" => queue.to_string()).record(millis);
 }
 
 pub(super) fn age(queue: &QueueName, age: Duration) {

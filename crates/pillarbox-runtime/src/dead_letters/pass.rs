@@ -14,11 +14,12 @@ use std::time::Duration;
 
 use pillarbox_core::clock::{after, later};
 use pillarbox_core::{
-    Delivery, Error, MessageId, MessageState, Queue, QueueName, Receipt, Receive, Result, Settle,
-    Timestamp,
+    Delivery, Error, MessageId, MessageState, Queue, QueueName, RawMessage, Receipt, Receive,
+    Result, Settle, Timestamp,
 };
 use tokio::time::Instant;
 
+use super::dlq::time_of;
 use super::paging::Paging;
 use super::replay::send_back;
 use super::{DeadLetter, Dlq, Found, metrics};
@@ -55,6 +56,7 @@ pub struct Pass {
     is_meant: Box<dyn FnMut(&DeadLetter) -> bool + Send>,
     /// All if it is empty.
     ids: HashSet<MessageId>,
+    older_than: Option<Duration>,
     max: Option<u64>,
     /// No more than so many in so long.
     rate: Option<(u32, Duration)>,
@@ -115,6 +117,7 @@ impl Pass {
             task,
             is_meant: Box::new(|_| true),
             ids: HashSet::new(),
+            older_than: None,
             max: None,
             rate: None,
             max_replays: DEFAULT_MAX_REPLAYS,
@@ -133,9 +136,10 @@ impl Pass {
         self
     }
 
-    /// Those that became dead letters at least so long ago.
-    pub fn older_than(self, age: Duration) -> Self {
-        self.matching(move |letter| letter.is_older(age, Timestamp::now()))
+    /// Those that came to this queue at least so long ago, by the clock of the backend, when the pass begins.
+    pub fn older_than(mut self, age: Duration) -> Self {
+        self.older_than = self.older_than.max(Some(age));
+        self
     }
 
     /// Those of these ids, be it their own or those of their messages. All if none is named.
@@ -176,8 +180,11 @@ impl Pass {
         self
     }
 
-    fn means(&mut self, id: MessageId, letter: &DeadLetter) -> bool {
-        (self.ids.is_empty() || is_named(&self.ids, id, letter)) && (self.is_meant)(letter)
+    fn means(&mut self, message: &RawMessage, letter: &DeadLetter, now: Option<Timestamp>) -> bool {
+        let age = now.map_or(Duration::ZERO, |now| now.since(message.enqueued_at));
+        self.older_than.is_none_or(|least| age >= least)
+            && (self.ids.is_empty() || is_named(&self.ids, message.id, letter))
+            && (self.is_meant)(letter)
     }
 
     /// The time between two of them.
@@ -222,6 +229,7 @@ impl Pass {
             held: Held::new(queue.clone(), self.lease),
             report: Report::default(),
             began: Timestamp::now(),
+            now: None,
             named: None,
             pass: self,
         };
@@ -261,7 +269,10 @@ struct Meant {
 /// A pass under way.
 struct Walk {
     pass: Pass,
+    /// By the clock of this process, which stamps replays.
     began: Timestamp,
+    /// The same by the clock of the backend, which stamps dead letters, where it matters.
+    now: Option<Timestamp>,
     /// How many of those that are named by their ids were there at the beginning, and are still to come.
     named: Option<u64>,
     held: Held,
@@ -275,6 +286,9 @@ impl Walk {
         let capabilities = queue.capabilities().clone();
         let before = queue.counts().await?;
         self.report.unseen = before.in_flight + before.delayed;
+        if self.pass.older_than.is_some() {
+            self.now = time_of(&*queue, before)?;
+        }
         if !self.pass.ids.is_empty() && capabilities.peek {
             self.named = Some(count_named(&self.pass.dlq, &self.pass.ids).await?);
         }
@@ -354,7 +368,9 @@ impl Walk {
             }
             match letter {
                 Err(_) => self.report.unreadable += 1,
-                Ok(letter) if !self.pass.means(message.id, &letter) => self.report.left += 1,
+                Ok(letter) if !self.pass.means(&message, &letter, self.now) => {
+                    self.report.left += 1;
+                }
                 // Replayed by this very pass: it would go round and round.
                 Ok(letter)
                     if self.pass.task == Task::Replay && letter.replayed_at >= Some(self.began) =>

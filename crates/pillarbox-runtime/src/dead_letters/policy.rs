@@ -243,7 +243,8 @@ impl DlqPolicy {
         self
     }
 
-    /// Deletes dead letters that are older than this, wherever this policy sends some: the workers look
+    /// Deletes dead letters that came to their queue longer ago than this, by the clock of the backend and not by
+    /// that of a worker, wherever this policy sends some: the workers look
     /// once an hour, as long as they run. For ever unless said otherwise.
     pub const fn retain_for(mut self, age: Duration) -> Self {
         self.retain_for = Some(age);

@@ -83,7 +83,7 @@ impl Checks {
             Ok(Ok(answers)) => answers.queues.clone(),
             _ => queues
                 .iter()
-                .map(|(dlq, _)| unknown(dlq, "there is no answer".to_owned()))
+                .map(|(dlq, limits)| unknown(dlq, *limits, "there is no answer".to_owned()))
                 .collect(),
         }
     }
@@ -92,13 +92,14 @@ impl Checks {
 async fn check(dlq: Dlq, limits: DlqLimits) -> DeadLettersHealth {
     match tokio::time::timeout(ANSWER_WITHIN, dlq.health(limits)).await {
         Ok(Ok(health)) => DeadLettersHealth::Known(health),
-        Ok(Err(error)) => unknown(&dlq, error.to_string()),
-        Err(_) => unknown(&dlq, format!("there was no answer within {ANSWER_WITHIN:?}")),
+        Ok(Err(error)) => unknown(&dlq, limits, error.to_string()),
+        Err(_) => unknown(&dlq, limits, format!("there was no answer within {ANSWER_WITHIN:?}")),
     }
 }
 
-fn unknown(dlq: &Dlq, error: String) -> DeadLettersHealth {
-    DeadLettersHealth::Unknown { name: dlq.name().to_string(), error }
+fn unknown(dlq: &Dlq, limits: DlqLimits, error: String) -> DeadLettersHealth {
+    let name = dlq.name().to_string();
+    DeadLettersHealth::Unknown { name, threshold: limits.depth, error }
 }
 
 #[cfg(test)]

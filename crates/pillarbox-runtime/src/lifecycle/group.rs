@@ -178,14 +178,23 @@ impl LoopGroup {
     }
 
     /// Counts the dead letters in a mailbox when somebody asks for
-    /// [readiness](GroupControl::readiness), at most once in 2 seconds: there must be fewer than these limits
-    /// say. Several mailboxes can be named.
+    /// [readiness](GroupControl::readiness), at most once in 2 seconds. Where there are as many as these limits
+    /// say, or they cannot be counted, the group is [degraded](super::GroupStatus::Degraded), which is to be
+    /// looked at, and ready all the same. Several mailboxes can be named.
     pub fn dead_letters<T: 'static, R: 'static>(
         self,
         mailbox: &Mailbox<DeadLetter<T>, R>,
         limits: DlqLimits,
     ) -> Self {
         self.roster.checks.add(Dlq::of(mailbox), limits);
+        self
+    }
+
+    /// Takes a group that is [degraded](super::GroupStatus::Degraded) for one that is not ready, so that
+    /// `/health/ready` answers 503. Without it dead letters leave a group ready: they are no reason to
+    /// keep the next version, which may be the one that fixes them, from being rolled out.
+    pub fn unready_when_degraded(self) -> Self {
+        self.roster.be_strict();
         self
     }
 
@@ -197,19 +206,23 @@ impl LoopGroup {
         self
     }
 
-    /// Tells health and metrics over HTTP at this port of all addresses (0.0.0.0): see
-    /// [`health_addr`](Self::health_addr).
+    /// Tells health and metrics over HTTP at this port of the machine itself (127.0.0.1): see
+    /// [`health_addr`](Self::health_addr) for other addresses, such as those at which Kubernetes asks.
     #[cfg(feature = "health")]
     pub fn health_port(self, port: u16) -> Self {
-        self.health_addr(SocketAddr::from(([0, 0, 0, 0], port)))
+        self.health_addr(([127, 0, 0, 1], port))
     }
 
-    /// Tells health and metrics over HTTP at this address, without any protection: `/health/live`,
-    /// `/health/ready` and `/metrics`. With port 0 the system chooses one, and
-    /// [`GroupControl::health_addr`] says which.
+    /// Tells health and metrics over HTTP at this address: `/health/live`, `/health/ready` and `/metrics`. With
+    /// port 0 the system chooses one, and [`GroupControl::health_addr`] says which. `([0, 0, 0, 0], 8080)` is
+    /// port 8080 of all addresses.
+    ///
+    /// Whoever can reach it is answered. Those who ask from elsewhere, or through a proxy, learn what is wrong
+    /// with which loop and queue, and not what the backend or the network said of it, which may name hosts: that
+    /// is in the log, and told to those who ask from the machine itself.
     #[cfg(feature = "health")]
-    pub fn health_addr(mut self, address: SocketAddr) -> Self {
-        self.health = Some(address);
+    pub fn health_addr(mut self, address: impl Into<SocketAddr>) -> Self {
+        self.health = Some(address.into());
         self
     }
 

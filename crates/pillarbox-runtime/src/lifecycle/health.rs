@@ -15,19 +15,42 @@ use crate::stats::{MailboxStats, State, StatsSnapshot};
 pub struct Readiness {
     /// The verdict.
     pub status: GroupStatus,
-    /// Why it is not ready, each in a sentence. None if it is.
+    /// Why it is not healthy, each in a sentence. None if it is.
     pub reasons: Vec<String>,
     /// Each loop.
     pub loops: Vec<LoopHealth>,
+    /// The queue of dead letters that is looked at: of several, the first with too many, or else the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dlq: Option<DlqDepth>,
     /// Each queue of dead letters that is looked at.
     pub dead_letters: Vec<DeadLettersHealth>,
+    /// Whether one that is degraded is not ready.
+    #[serde(skip)]
+    is_strict: bool,
 }
 
 impl Readiness {
-    /// Whether it does its work.
+    /// Whether it does its work, so that `/health/ready` answers 200. A group that is degraded does, unless
+    /// [said otherwise](super::LoopGroup::unready_when_degraded).
     pub fn is_ready(&self) -> bool {
-        self.status == GroupStatus::Ready
+        match self.status {
+            GroupStatus::Healthy => true,
+            GroupStatus::Degraded => !self.is_strict,
+            GroupStatus::Starting | GroupStatus::NotReady | GroupStatus::Draining => false,
+        }
     }
+}
+
+/// How many dead letters a queue holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DlqDepth {
+    /// The name of the queue.
+    pub name: String,
+    /// How many there are. `None` where they could not be counted.
+    pub depth: Option<u64>,
+    /// From how many on the group is degraded.
+    pub threshold: u64,
 }
 
 /// What a group of loops is at.
@@ -36,7 +59,10 @@ impl Readiness {
 #[non_exhaustive]
 pub enum GroupStatus {
     /// Every loop works, and every mailbox answers.
-    Ready,
+    Healthy,
+    /// The same, but somebody should look after the dead letters: there are too many, too old ones, or they
+    /// cannot be counted.
+    Degraded,
     /// Some mailboxes have not answered for the first time, and nothing is wrong.
     Starting,
     /// Something is wrong, or somebody has paused a loop.
@@ -110,9 +136,38 @@ pub enum DeadLettersHealth {
     Unknown {
         /// The name of the queue.
         name: String,
+        /// From how many on it would be degraded.
+        threshold: u64,
         /// Why.
         error: String,
     },
+}
+
+impl DeadLettersHealth {
+    fn depth(&self) -> DlqDepth {
+        match self {
+            Self::Known(DlqHealth { name, depth, threshold, .. }) => {
+                DlqDepth { name: name.to_string(), depth: Some(*depth), threshold: *threshold }
+            }
+            Self::Unknown { name, threshold, .. } => {
+                DlqDepth { name: name.clone(), depth: None, threshold: *threshold }
+            }
+        }
+    }
+
+    /// The same for those who are not told where things are.
+    pub(super) fn for_strangers(mut self) -> Self {
+        if let Self::Unknown { error, .. } = &mut self {
+            *error = without_cause(error).to_owned();
+        }
+        self
+    }
+}
+
+/// What an error says was tried, on which queue, without what the backend or the network said of it, which may
+/// name hosts and files: that comes behind the first colon.
+fn without_cause(error: &str) -> &str {
+    error.split_once(": ").map_or(error, |(tried, _)| tried)
 }
 
 /// What is known of a loop.
@@ -124,6 +179,18 @@ pub(super) struct Seen {
     pub(super) failure: Option<String>,
     /// What it says itself, if it is there.
     pub(super) stats: Option<StatsSnapshot>,
+}
+
+impl Seen {
+    /// The same for those who are not told where things are.
+    pub(super) fn for_strangers(mut self) -> Self {
+        self.failure = self.failure.map(|failure| without_cause(&failure).to_owned());
+        for mailbox in self.stats.iter_mut().flat_map(|stats| &mut stats.mailboxes) {
+            mailbox.last_error =
+                mailbox.last_error.take().map(|error| without_cause(&error).into());
+        }
+        self
+    }
 }
 
 /// Where the group has a loop.
@@ -144,29 +211,57 @@ pub(super) fn readiness(
     loops: &[Seen],
     dead_letters: Vec<DeadLettersHealth>,
     is_stopping: bool,
-    ready_within: Duration,
+    terms: Terms,
     now: Instant,
 ) -> Readiness {
     let mut reasons = Vec::new();
-    let mut status = GroupStatus::Ready;
+    let mut status = GroupStatus::Healthy;
     let mut is_wrong = |what: GroupStatus, reason: String| {
-        // What is wrong counts for more than what has not begun.
-        if status != GroupStatus::NotReady {
-            status = what;
-        }
+        status = status.or(what);
         reasons.push(reason);
     };
-    let shown = loops.iter().map(|seen| seen.judge(ready_within, now, &mut is_wrong)).collect();
+    let judge = |seen: &Seen| seen.judge(terms.ready_within, now, &mut is_wrong);
+    let shown = loops.iter().map(judge).collect();
+    let mut dlq = None;
     for queue in &dead_letters {
         if let Some(reason) = judge_dead_letters(queue) {
-            is_wrong(GroupStatus::NotReady, reason);
+            is_wrong(GroupStatus::Degraded, reason);
+            dlq.get_or_insert_with(|| queue.depth());
         }
     }
     if is_stopping {
         status = GroupStatus::Draining;
         reasons.insert(0, "the group is stopping".to_owned());
     }
-    Readiness { status, reasons, loops: shown, dead_letters }
+    let dlq = dlq.or_else(|| dead_letters.first().map(DeadLettersHealth::depth));
+    let is_strict = terms.is_strict;
+    Readiness { status, reasons, loops: shown, dlq, dead_letters, is_strict }
+}
+
+/// What is asked of a group that is ready.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    /// How long ago mailboxes may have answered.
+    pub(super) ready_within: Duration,
+    /// One that is degraded is not ready.
+    pub(super) is_strict: bool,
+}
+
+impl GroupStatus {
+    /// The one that counts for more: what is wrong more than what has not begun, and that more than dead letters.
+    const fn or(self, other: Self) -> Self {
+        if other.weight() > self.weight() { other } else { self }
+    }
+
+    const fn weight(self) -> u8 {
+        match self {
+            Self::Healthy => 0,
+            Self::Degraded => 1,
+            Self::Starting => 2,
+            Self::NotReady => 3,
+            Self::Draining => 4,
+        }
+    }
 }
 
 impl Seen {
@@ -264,7 +359,7 @@ impl Seen {
 
 fn judge_dead_letters(queue: &DeadLettersHealth) -> Option<String> {
     match queue {
-        DeadLettersHealth::Unknown { name, error } => {
+        DeadLettersHealth::Unknown { name, error, .. } => {
             Some(format!("the dead letters in '{name}' cannot be counted: {error}"))
         }
         DeadLettersHealth::Known(health) if health.status == DlqStatus::Healthy => None,
@@ -295,7 +390,7 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const WITHIN: Duration = Duration::from_secs(60);
+    const TERMS: Terms = Terms { ready_within: Duration::from_secs(60), is_strict: false };
 
     /// A moment that has something before it.
     fn now() -> Instant {
@@ -319,7 +414,7 @@ mod tests {
 
     #[track_caller]
     fn judged(seen: Seen, now: Instant, status: GroupStatus, reasons: &[&str]) {
-        let verdict = readiness(&[seen], Vec::new(), false, WITHIN, now);
+        let verdict = readiness(&[seen], Vec::new(), false, TERMS, now);
         assert_eq!(verdict.status, status);
         assert_eq!(verdict.reasons, reasons);
     }
@@ -327,9 +422,9 @@ mod tests {
     #[test]
     fn a_loop_that_runs_and_whose_mailbox_answers_is_ready() {
         let now = now();
-        judged(running(0, now), now, GroupStatus::Ready, &[]);
-        judged(running(60, now), now, GroupStatus::Ready, &[]);
-        let verdict = readiness(&[running(3, now)], Vec::new(), false, WITHIN, now);
+        judged(running(0, now), now, GroupStatus::Healthy, &[]);
+        judged(running(60, now), now, GroupStatus::Healthy, &[]);
+        let verdict = readiness(&[running(3, now)], Vec::new(), false, TERMS, now);
         assert!(verdict.is_ready());
         assert_eq!(verdict.loops[0].polled_seconds_ago, Some(3.0));
     }
@@ -341,10 +436,10 @@ mod tests {
         judged(running(61, now), now, GroupStatus::NotReady, &[silent]);
         // A receive may wait for longer than that.
         let patient = change(running(61, now), |stats| stats.mailboxes[0].poll = 300 * SECOND);
-        judged(patient, now, GroupStatus::Ready, &[]);
+        judged(patient, now, GroupStatus::Healthy, &[]);
         // Nobody asks for more than there are hands for.
         let busy = change(running(61, now), |stats| stats.in_flight = 4);
-        judged(busy, now, GroupStatus::Ready, &[]);
+        judged(busy, now, GroupStatus::Healthy, &[]);
         let none = change(running(0, now), |stats| stats.mailboxes[0].answered_at = None);
         let reason = "loop 'orders' has had no answer of queue 'orders' yet";
         judged(none, now, GroupStatus::Starting, &[reason]);
@@ -356,7 +451,7 @@ mod tests {
         let failing = change(running(1, now), |stats| {
             stats.mailboxes[0].last_error = Some(Arc::from("cannot receive: gone"));
         });
-        let verdict = readiness(std::slice::from_ref(&failing), Vec::new(), false, WITHIN, now);
+        let verdict = readiness(std::slice::from_ref(&failing), Vec::new(), false, TERMS, now);
         assert_eq!(verdict.loops[0].error.as_deref(), Some("cannot receive: gone"));
         let reason = "loop 'orders': cannot receive: gone";
         judged(failing, now, GroupStatus::NotReady, &[reason]);
@@ -384,9 +479,9 @@ mod tests {
         let starting = change(running(0, now), |stats| stats.state = State::Starting);
         let paused = change(running(0, now), |stats| stats.state = State::Paused);
         let loops = [starting.clone(), paused, starting];
-        let verdict = readiness(&loops, Vec::new(), false, WITHIN, now);
+        let verdict = readiness(&loops, Vec::new(), false, TERMS, now);
         assert_eq!((verdict.status, verdict.reasons.len()), (GroupStatus::NotReady, 3));
-        let verdict = readiness(&loops, Vec::new(), true, WITHIN, now);
+        let verdict = readiness(&loops, Vec::new(), true, TERMS, now);
         assert_eq!((verdict.status, verdict.reasons.len()), (GroupStatus::Draining, 4));
         assert_eq!(verdict.reasons[0], "the group is stopping");
     }
@@ -404,8 +499,12 @@ mod tests {
                 age_threshold_seconds: Some(60.0),
             })
         };
-        let reasons =
-            |queue| readiness(&[running(0, now)], vec![queue], false, WITHIN, now).reasons;
+        let reasons = |queue| {
+            let verdict = readiness(&[running(0, now)], vec![queue], false, TERMS, now);
+            let is_degraded = verdict.status == GroupStatus::Degraded;
+            assert!(verdict.is_ready() && is_degraded != verdict.reasons.is_empty(), "{verdict:?}");
+            verdict.reasons
+        };
         assert!(reasons(letters(DlqStatus::Healthy, 99, 1.0)).is_empty());
         let many = reasons(letters(DlqStatus::Degraded, 100, 1.0));
         assert_eq!(many, ["'dead' holds 100 dead letters, and 100 are too many"]);
@@ -414,8 +513,68 @@ mod tests {
             old,
             ["the oldest dead letter in 'dead' has waited for 61 s, which is too long"]
         );
-        let unknown = DeadLettersHealth::Unknown { name: "dead".into(), error: "gone".into() };
+        let (name, error) = ("dead".to_owned(), "gone".to_owned());
+        let unknown = DeadLettersHealth::Unknown { name, threshold: 100, error };
         assert_eq!(reasons(unknown), ["the dead letters in 'dead' cannot be counted: gone"]);
+    }
+
+    #[test]
+    fn dead_letters_leave_a_group_ready_unless_it_is_said_that_they_do_not() {
+        let now = now();
+        let queue = |name: &str, depth, threshold| {
+            DeadLettersHealth::Known(DlqHealth {
+                status: if depth >= threshold { DlqStatus::Degraded } else { DlqStatus::Healthy },
+                name: name.try_into().unwrap(),
+                depth,
+                threshold,
+                oldest_age_seconds: None,
+                age_threshold_seconds: None,
+            })
+        };
+        let queues = vec![queue("few", 1, 100), queue("many", 100, 100), queue("more", 300, 100)];
+        let judge = |loops: &[Seen], is_strict| {
+            readiness(loops, queues.clone(), false, Terms { is_strict, ..TERMS }, now)
+        };
+        let verdict = judge(&[running(0, now)], false);
+        assert!(verdict.is_ready());
+        let written = serde_json::to_value(&verdict).unwrap();
+        assert_eq!(written["status"], "degraded");
+        let dlq = serde_json::json!({ "name": "many", "depth": 100, "threshold": 100 });
+        assert_eq!(written["dlq"], dlq);
+        let strict = judge(&[running(0, now)], true);
+        assert!(!strict.is_ready() && strict.status == GroupStatus::Degraded);
+        // What is wrong with a loop counts for more.
+        let paused = change(running(0, now), |stats| stats.state = State::Paused);
+        let verdict = judge(&[paused, running(0, now)], false);
+        assert!(!verdict.is_ready() && verdict.status == GroupStatus::NotReady);
+    }
+
+    #[test]
+    fn strangers_are_told_what_is_wrong_and_not_where() {
+        let now = now();
+        let error = "cannot receive from queue 'orders': redis://10.0.0.5:6379 refused";
+        let failing = change(running(1, now), |stats| {
+            stats.mailboxes[0].last_error = Some(Arc::from(error));
+        });
+        let failed = Seen {
+            phase: Phase::Failed,
+            failure: Some("it panicked: no route to db.internal".to_owned()),
+            ..running(0, now)
+        };
+        let (name, error) = ("dead".to_owned(), "cannot count queue 'dead': 10.0.0.5".to_owned());
+        let unknown = DeadLettersHealth::Unknown { name, threshold: 100, error };
+        let loops = [failing.for_strangers(), failed.for_strangers()];
+        let told = readiness(&loops, vec![unknown.for_strangers()], false, TERMS, now);
+        assert_eq!(
+            told.reasons,
+            [
+                "loop 'orders': cannot receive from queue 'orders'",
+                "loop 'orders' failed: it panicked",
+                "the dead letters in 'dead' cannot be counted: cannot count queue 'dead'",
+            ]
+        );
+        let written = serde_json::to_string(&told).unwrap();
+        assert!(!written.contains("10.0.0.5") && !written.contains("internal"), "{written}");
     }
 
     #[test]
@@ -429,15 +588,16 @@ mod tests {
             oldest_age_seconds: Some(1.5),
             age_threshold_seconds: None,
         });
-        let verdict = readiness(&[running(2, now)], vec![known], false, WITHIN, now);
+        let verdict = readiness(&[running(2, now)], vec![known], false, TERMS, now);
         let written = serde_json::to_value(&verdict).unwrap();
         let expected = serde_json::json!({
-            "status": "ready",
+            "status": "healthy",
             "reasons": [],
             "loops": [{
                 "name": "orders", "state": "running", "in_flight": 0, "polled_seconds_ago": 2.0,
                 "restarts": 0, "error": null
             }],
+            "dlq": { "name": "dead", "depth": 3, "threshold": 100 },
             "dead_letters": [{
                 "status": "healthy", "name": "dead", "depth": 3, "threshold": 100,
                 "oldest_age_seconds": 1.5, "age_threshold_seconds": null

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::extract::connect_info::{ConnectInfo, Connected};
 use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::IncomingStream;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use tokio::sync::oneshot;
@@ -89,6 +91,7 @@ async fn serve(listener: tokio::net::TcpListener, told: Told, stopped: oneshot::
         .with_state(told);
     let (stop, stops) = oneshot::channel::<()>();
     let stops = async { drop(stops.await) };
+    let router = router.into_make_service_with_connect_info::<Peer>();
     let serving = axum::serve(Connections::new(listener), router).with_graceful_shutdown(stops);
     let mut serving = std::pin::pin!(serving.into_future());
     tokio::select! {
@@ -124,9 +127,34 @@ async fn live(State(Told { roster, .. }): State<Told>) -> Response {
     json(is_live, &Liveness { status: if is_live { "live" } else { "stuck" }, reasons })
 }
 
-async fn ready(State(Told { roster, .. }): State<Told>) -> Response {
-    let readiness = roster.readiness().await;
+async fn ready(
+    State(Told { roster, .. }): State<Told>,
+    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> Response {
+    let readiness = if is_local(peer, &headers) {
+        roster.readiness().await
+    } else {
+        roster.readiness_for_strangers().await
+    };
     json(readiness.is_ready(), &readiness)
+}
+
+/// Where a request came from.
+#[derive(Debug, Clone, Copy)]
+struct Peer(SocketAddr);
+
+impl Connected<IncomingStream<'_, Connections>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Connections>) -> Self {
+        Self(*stream.remote_addr())
+    }
+}
+
+/// Whether somebody on this machine asks, and not a proxy here for somebody elsewhere.
+fn is_local(peer: SocketAddr, headers: &HeaderMap) -> bool {
+    let forwarded = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
+    peer.ip().to_canonical().is_loopback()
+        && !forwarded.iter().any(|name| headers.contains_key(*name))
 }
 
 async fn measured(State(Told { metrics, .. }): State<Told>) -> Response {
@@ -148,5 +176,28 @@ fn json(is_well: bool, body: &impl Serialize) -> Response {
     match serde_json::to_string(body) {
         Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_asks_from_this_machine_without_a_proxy_is_local() {
+        let direct = HeaderMap::new();
+        for (peer, expected) in [
+            ("127.0.0.1:5000", true),
+            ("[::1]:5000", true),
+            ("[::ffff:127.0.0.1]:5000", true),
+            ("10.0.0.7:5000", false),
+            ("[fe80::1]:5000", false),
+        ] {
+            assert_eq!(is_local(peer.parse().unwrap(), &direct), expected, "{peer}");
+        }
+        let proxied: HeaderMap = [(axum::http::header::FORWARDED, "for=10.0.0.7".parse().unwrap())]
+            .into_iter()
+            .collect();
+        assert!(!is_local("127.0.0.1:5000".parse().unwrap(), &proxied));
     }
 }

@@ -32,7 +32,7 @@ pub use metrics_exporter_prometheus::PrometheusHandle;
 
 pub use control::GroupControl;
 pub use group::{LoopGroup, RunningGroup};
-pub use health::{DeadLettersHealth, GroupStatus, LoopHealth, LoopState, Readiness};
+pub use health::{DeadLettersHealth, DlqDepth, GroupStatus, LoopHealth, LoopState, Readiness};
 pub(crate) use pulse::{Pulse, Slot};
 pub use report::{GroupError, GroupReport, LoopFailure, LoopReport};
 pub use restart::Restart;

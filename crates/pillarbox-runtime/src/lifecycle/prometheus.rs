@@ -35,6 +35,8 @@ pub(super) fn install() -> Option<PrometheusHandle> {
 fn builder() -> Result<PrometheusBuilder, BuildError> {
     let millis = SECONDS.map(|seconds| seconds * 1e3);
     PrometheusBuilder::new()
+        // Counters end in `_total`.
+        .with_recommended_naming(true)
         .set_buckets_for_metric(Matcher::Suffix("_age_seconds".to_owned()), &AGES)?
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
         .set_buckets_for_metric(Matcher::Suffix("_ms".to_owned()), &millis)

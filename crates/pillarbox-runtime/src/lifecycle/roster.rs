@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::checks::Checks;
-use super::health::{Phase, Readiness, Seen, readiness};
+use super::health::{DeadLettersHealth, Phase, Readiness, Seen, Terms, readiness};
 use super::lock;
 use super::report::{GroupReport, LoopFailure, LoopReport};
 use super::systemd::Systemd;
@@ -26,7 +26,7 @@ pub(super) struct Roster {
     /// It only rises.
     wanted: watch::Sender<Option<Stop>>,
     stuck: Mutex<Vec<Stuck>>,
-    ready_within: Mutex<Duration>,
+    terms: Mutex<Terms>,
     pub(super) checks: Checks,
     /// Where health is told.
     #[cfg(feature = "health")]
@@ -54,7 +54,7 @@ impl Roster {
             entries: Mutex::default(),
             wanted: watch::Sender::new(None),
             stuck: Mutex::default(),
-            ready_within: Mutex::new(READY_WITHIN),
+            terms: Mutex::new(Terms { ready_within: READY_WITHIN, is_strict: false }),
             checks: Checks::new(),
             #[cfg(feature = "health")]
             address: OnceLock::new(),
@@ -152,7 +152,11 @@ impl Roster {
     }
 
     pub(super) fn set_ready_within(&self, within: Duration) {
-        *lock(&self.ready_within) = within;
+        lock(&self.terms).ready_within = within;
+    }
+
+    pub(super) fn be_strict(&self) {
+        lock(&self.terms).is_strict = true;
     }
 
     pub(super) fn tell_systemd(&self, systemd: Systemd) {
@@ -183,12 +187,26 @@ impl Roster {
         self.entries().iter().all(|entry| is_over(entry) || has_polled(entry))
     }
 
-    /// Whether the group does its work.
+    /// Whether the group does its work, as those are told who are of the program.
     pub(super) async fn readiness(&self) -> Readiness {
-        let dead_letters = self.checks.ask().await;
-        let seen: Vec<_> = self.entries().iter().map(Entry::seen).collect();
-        let ready_within = *lock(&self.ready_within);
-        readiness(&seen, dead_letters, self.is_stopping(), ready_within, Instant::now())
+        self.readiness_for(|seen| seen, |queue| queue).await
+    }
+
+    /// The same without what backends and networks say, which may name hosts.
+    #[cfg(feature = "health")]
+    pub(super) async fn readiness_for_strangers(&self) -> Readiness {
+        self.readiness_for(Seen::for_strangers, DeadLettersHealth::for_strangers).await
+    }
+
+    async fn readiness_for(
+        &self,
+        loops: impl Fn(Seen) -> Seen,
+        queues: impl Fn(DeadLettersHealth) -> DeadLettersHealth,
+    ) -> Readiness {
+        let dead_letters = self.checks.ask().await.into_iter().map(queues).collect();
+        let seen: Vec<_> = self.entries().iter().map(Entry::seen).map(loops).collect();
+        let terms = *lock(&self.terms);
+        readiness(&seen, dead_letters, self.is_stopping(), terms, Instant::now())
     }
 
     /// What a watchdog sees.

@@ -57,6 +57,8 @@ pub(super) struct Supervisor {
 impl Supervisor {
     /// Runs the loop until it has ended for good. Says its name and why, if it failed.
     pub(super) async fn run(mut self) -> Result<(), (String, LoopFailure)> {
+        // There from the start, so that the first restart is seen.
+        let restarted = counter!("pillarbox.loops.restarted", "loop" => self.name.clone());
         while let Some(next) = self.origin.next() {
             let failure = match self.live(next).await {
                 Ok(stats) => {
@@ -80,7 +82,7 @@ impl Supervisor {
                 seconds = delay.as_secs_f64(),
                 "a loop failed, and is made anew"
             );
-            counter!("pillarbox.loops.restarted", "loop" => self.name.clone()).increment(1);
+            restarted.increment(1);
             let mut wanted = self.roster.wanted();
             tokio::select! {
                 biased;

@@ -16,6 +16,7 @@ use super::run::{Live, LoopCall};
 use super::sweep;
 use crate::control::Control;
 use crate::dead_letters::DlqPolicy;
+use crate::metrics;
 use crate::outcome::{BoxError, Outcome};
 use crate::request::ServiceRequest;
 use crate::runnable::Runnable;
@@ -52,7 +53,8 @@ use crate::worker::{Ready, Running, Worker};
 ///   says, and only when it has become a dead letter is that the answer.
 /// * A request whose deadline is past is answered by an error and not run; one whose deadline passes is
 ///   cancelled.
-/// * One without a reply address is worked on all the same.
+/// * One without a reply address is worked on all the same, and so is one with an address that answers
+///   [do not go to](pillarbox_core::MailboxBuilder::allow_reply_to).
 /// * The answer comes first and the acknowledgement second: a process that dies in between works on the
 ///   request once more and answers once more, under the same id.
 #[must_use = "a loop does nothing until it is run"]
@@ -295,6 +297,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     /// The worker that does it.
     fn ready(self) -> LoopWorker<U, O> {
         let Self { worker, requests, adapter, live, timeout, keep_replies_for } = self;
+        metrics::answering(requests.name());
         let answers_failures = !worker.has_dead_letters();
         let rules = Arc::new(Rules { live, timeout, answers_failures });
         let worker = worker

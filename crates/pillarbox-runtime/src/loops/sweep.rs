@@ -7,17 +7,21 @@
 use std::time::Duration;
 
 use pillarbox_core::{
-    Error, Mailbox, Mailboxes, QueueName, QueueOptions, Receive, Result, Settle, Timestamp,
+    Delivery, Error, Mailbox, Mailboxes, Queue, QueueName, QueueOptions, Receive, Result, Settle,
+    Timestamp,
 };
 use uuid::Uuid;
 
 /// How the names of reply mailboxes begin; the rest is a UUID that says when it was made.
-const PREFIX: &str = "pillarbox-replies-";
+const PREFIX: &str = Mailboxes::REPLY_PREFIX;
 
 /// For how long answers are kept that nobody comes for.
 pub(super) const KEEP_FOR: Duration = Duration::from_secs(3600);
 
-/// How long the look lasts that finds out whether a queue is empty.
+/// How many answers are looked at in a call.
+const BATCH: usize = 128;
+
+/// How long a look at answers keeps them from others, at most.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// A name for a reply mailbox that no other has.
@@ -39,9 +43,9 @@ fn made_at(name: &QueueName) -> Option<Timestamp> {
 pub struct Swept {
     /// How many reply mailboxes there were.
     pub looked_at: usize,
-    /// Those whose client has vanished, and that were emptied.
+    /// Those whose client has vanished: they held old answers, which were deleted.
     pub emptied: Vec<QueueName>,
-    /// How many answers were in them.
+    /// How many answers were deleted.
     pub answers: u64,
     /// Those that are old and empty: of clients that are gone, or have nothing to ask. They are forgotten when
     /// nobody has them open.
@@ -60,8 +64,9 @@ pub(super) fn check(keep_for: Duration) -> Result<()> {
     Err(Error::invalid(None, "time to keep answers", format!("{keep_for:?}"), allowed))
 }
 
-/// Empties the reply mailboxes on a backend whose [`Client`](super::Client) has vanished: those with an answer
-/// that has not been fetched for so long. A [`MainLoop`](super::MainLoop) does it now and then by itself.
+/// Deletes the answers in reply mailboxes on a backend whose [`Client`](super::Client) has vanished: those that
+/// nobody has fetched for so long, by the clock of the backend. Younger ones stay. A
+/// [`MainLoop`](super::MainLoop) does it now and then by itself.
 ///
 /// # Errors
 ///
@@ -92,9 +97,14 @@ impl Swept {
     ) -> Result<()> {
         let queue = backend.queue(&name, QueueOptions::new())?;
         let counts = queue.counts().await?;
-        if counts.oldest_age.is_some_and(|age| age >= older_than) {
-            self.answers += queue.purge().await?;
-            self.emptied.push(name);
+        if let Some(now) = counts.counted_at
+            && counts.oldest_age.is_some_and(|age| age >= older_than)
+        {
+            let answers = delete_old(&*queue, older_than, now).await?;
+            if answers > 0 {
+                self.answers += answers;
+                self.emptied.push(name);
+            }
         } else if counts.total() == 0 && is_old {
             // Forgotten when it is let go of, if nobody has it open here: used, and empty. Whoever still
             // waits there makes it anew.
@@ -104,6 +114,36 @@ impl Swept {
             self.idle.push(name);
         }
         Ok(())
+    }
+}
+
+/// Deletes the answers that are so old by the clock of the backend, and no other: one that comes meanwhile may be
+/// for a client that was suspended and is back. Says how many they were.
+async fn delete_old(queue: &dyn Queue, older_than: Duration, now: Timestamp) -> Result<u64> {
+    let capabilities = queue.capabilities();
+    let most = BATCH.min(capabilities.max_receive).min(capabilities.max_batch);
+    let mut deleted = 0;
+    loop {
+        let deliveries = queue.receive(Receive::up_to(most).visibility(LOOK)).await?;
+        let is_old = |one: &Delivery| now.since(one.message.enqueued_at) >= older_than;
+        // The oldest comes first: behind one that is young there is nothing to do.
+        let is_last = !deliveries.iter().all(is_old) || deliveries.is_empty();
+        let (settles, old): (Vec<_>, Vec<_>) = deliveries
+            .into_iter()
+            .map(|one| match is_old(&one) {
+                true => (Settle::acknowledge(one.receipt), true),
+                false => (Settle::nack(one.receipt, Duration::ZERO), false),
+            })
+            .unzip();
+        if !settles.is_empty() {
+            let settled = queue.settle(settles).await?;
+            let gone =
+                settled.iter().zip(old).filter(|(settled, is_old)| settled.is_ok() && *is_old);
+            deleted += gone.count() as u64;
+        }
+        if is_last {
+            return Ok(deleted);
+        }
     }
 }
 

@@ -283,10 +283,10 @@ impl<'c> Store<'c> {
     pub(crate) fn counts(&mut self, name: &QueueName) -> Result<Counts> {
         let now = self.now;
         let Some((statements, queue)) = self.queue(name)? else {
-            return Ok(Counts::default().with_sent(Some(0)));
+            return Ok(Counts::default().with_sent(Some(0)).with_counted_at(Some(now)));
         };
         let counts = Counts::new(queue.ready(), queue.in_flight, queue.delayed);
-        let counts = counts.with_sent(Some(queue.sent));
+        let counts = counts.with_sent(Some(queue.sent)).with_counted_at(Some(now));
         let mut line = Line::new(statements, queue, 0, 1)?;
         let Some(next) = line.next() else { return Ok(counts) };
         let enqueued_at = statements.enqueued_at()?.query_row([next.key], |row| row.get(0))?;

@@ -92,6 +92,25 @@ pub async fn sent_counts_what_was_stored_and_outlives_purges(s: &Subject) {
     }
 }
 
+/// The time of a count lies between the stamps of what was sent before it and after it, to within a second,
+/// which is as exact as some servers tell it.
+pub async fn a_count_tells_the_time_of_the_clock_that_stamps_messages(s: &Subject) {
+    let queue = s.queue();
+    queue.put("before").await;
+    s.pass(2).await;
+    let counted_at = queue.counts().await.expect("counts").counted_at;
+    let counted_at = counted_at.expect("a count tells when it was made");
+    s.pass(2).await;
+    queue.put("after").await;
+    let mut pair = queue.take(10, LONG).await;
+    pair.sort_by_key(|d| d.message.enqueued_at);
+    let [before, after] = [0, 1].map(|place: usize| pair[place].message.enqueued_at);
+    let second = Duration::from_secs(1);
+    assert!(before.since(counted_at) <= second, "{before} {counted_at}");
+    assert!(counted_at.since(after) == Duration::ZERO, "{counted_at} {after}");
+    assert!(after.since(counted_at) < LONG, "{after} {counted_at}");
+}
+
 /// Messages in every state.
 pub async fn purge_says_how_many_and_leaves_none(s: &Subject) {
     needs!(s: exact_counts);

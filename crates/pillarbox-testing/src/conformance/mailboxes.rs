@@ -38,10 +38,11 @@ pub async fn an_undecodable_body_is_isolated(s: &Subject) {
     }
 }
 
-/// On the same backend, by the name of the queue.
+/// On the same backend, by the name of the queue, where the receiver replies to that.
 pub async fn a_reply_goes_to_the_address_in_the_message(s: &Subject) {
     let (asked, answered) = (s.fresh_name(), s.fresh_name());
-    let requests: Mailbox<u32, String> = s.backend().mailbox(&asked).expect("opened");
+    let requests = s.backend().builder(&asked).allow_reply_to(answered.as_str());
+    let requests: Mailbox<u32, String> = requests.open().expect("opened");
     let replies: Mailbox<String> = s.backend().mailbox(&answered).expect("opened");
     let options = SendOptions::new().reply_to(answered.as_str());
     requests.send_with(&7, options).await.expect("sent");
@@ -56,13 +57,15 @@ pub async fn a_reply_goes_to_the_address_in_the_message(s: &Subject) {
     assert_eq!(batch.messages()[0].body(), "7 it is");
 }
 
-/// No address, or one that names nothing.
+/// No address, one that names nothing, or one that is not for replies.
 pub async fn a_reply_without_an_address_is_unavailable(s: &Subject) {
     let requests: Mailbox<u32, String> = s.backend().mailbox(s.fresh_name()).expect("opened");
     requests.send(&1).await.expect("sent");
     requests.send_with(&2, SendOptions::new().reply_to("no such name")).await.expect("sent");
+    let other = s.fresh_name();
+    requests.send_with(&3, SendOptions::new().reply_to(other.as_str())).await.expect("sent");
     let mut seen = 0;
-    while seen < 2 {
+    while seen < 3 {
         let request = Receive::up_to(10).visibility(LONG).wait(s.ticks(10));
         let batch = requests.receive(request).await.expect("received");
         assert!(!batch.is_empty());

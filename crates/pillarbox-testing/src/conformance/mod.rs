@@ -145,6 +145,7 @@ macro_rules! __conformance_rules {
                 counts_follow_time
                 oldest_age_is_that_of_the_next_message
                 sent_counts_what_was_stored_and_outlives_purges
+                a_count_tells_the_time_of_the_clock_that_stamps_messages
                 a_sound_backend_has_no_problem_and_diagnosing_changes_nothing
                 purge_says_how_many_and_leaves_none
                 peek_shows_every_state_and_delivers_nothing

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pillarbox_core::{
     BoxFuture, Capabilities, Codec, Counts, Cursor, Delivery, Error, Gate, Json, Mailbox,
-    NoReplies, Outgoing, PeekPage, Queue, QueueName, Receive, Result, Sent, Settle,
+    NoReplies, Outgoing, PeekPage, Queue, QueueName, Receive, Result, Sent, Settle, Timestamp,
 };
 
 /// Makes mailboxes that drop what is sent and never deliver anything.
@@ -91,7 +91,7 @@ impl Queue for NullQueue {
     }
 
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
-        let none = Counts::default().with_sent(Some(0));
+        let none = Counts::default().with_sent(Some(0)).with_counted_at(Some(Timestamp::now()));
         Box::pin(async move { self.gate.check(&self.name).map(|()| none) })
     }
 
