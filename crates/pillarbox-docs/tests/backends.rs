@@ -19,7 +19,8 @@ const ROWS: &[Row] = &[
     ("in the order of becoming ready (`fifo`)", |can| yes(can.fifo)),
     ("exact counts (`exact_counts`)", |can| yes(can.exact_counts)),
     ("looking without receiving (`peek`)", |can| yes(can.peek)),
-    ("counts deliveries that ended without a word (`counts_unsettled`)", |can| {
+    ("a send says whether it stored (`tells_duplicates`)", |can| yes(can.tells_duplicates)),
+    ("counts deliveries that nobody settled, and that were no attempt (`counts_unsettled`)", |can| {
         yes(can.counts_unsettled)
     }),
     ("`max_size` is kept to the message (`bounded`)", |can| yes(can.bounded)),

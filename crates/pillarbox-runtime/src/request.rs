@@ -129,10 +129,16 @@ impl Metadata {
         self.message.delivery_count
     }
 
-    /// How many of its earlier deliveries ended without a word: their leases ran out. Of a message that
-    /// takes down its process, all of them.
+    /// Number of its earlier deliveries that a handler had started on and that were never settled, because
+    /// the process died or the lease was lost.
     pub fn unsettled(&self) -> u32 {
         self.message.unsettled
+    }
+
+    /// Number of its earlier deliveries that were no attempt: released, or expired before a handler is known
+    /// to have started.
+    pub fn uncounted(&self) -> u32 {
+        self.message.uncounted
     }
 
     /// When it was sent, by the backend's clock.

@@ -1,4 +1,4 @@
-//! A message that takes down every process that handles it: it kills five, and then it is a dead letter; what
+//! A message that takes down every process that handles it: it kills six, and then it is a dead letter; what
 //! was in hand beside it is done all the same.
 //!
 //!     cargo run --example poison_message
@@ -58,7 +58,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let dead: Mailbox<DeadLetter<String>> = backend.mailbox("jobs-dlq")?;
     let letters = dead.peek(10).await?;
-    assert_eq!((letters.len(), deaths), (1, 5), "one dead letter, after five processes");
+    // The first time it is not known which of those in hand a handler had started on.
+    assert_eq!((letters.len(), deaths), (1, 6), "one dead letter, after six processes");
     for letter in letters {
         let letter = letter.body?;
         println!("'{}' is a dead letter: {}", letter.body, letter.last_error);
