@@ -44,7 +44,7 @@ demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in ab
 	@$(CARGO) run --quiet --locked -p pillarbox-cli -- --url sqlite:target/demo.db demo
 
 .PHONY: test
-test: setup lint deny-if-here models unit browser-if-here doc book-if-here examples ## Everything that must pass: lints, tests, doctests, examples
+test: setup lint deny models unit browser-if-here doc book-if-here examples ## Everything that must pass: lints, tests, doctests, examples
 	$(say) "all passed"
 
 .PHONY: lint
@@ -205,15 +205,14 @@ pictures: setup-build ## Records the terminal pictures of the documentation anew
 	@target/venv-pictures/bin/python scripts/pictures.py target/debug/pillarbox docs/pictures
 
 .PHONY: deny
-deny: ## Licences, sources and duplicates of dependencies (builds cargo-deny if it is not here)
+deny: ## Licences, sources, versions and advisories of dependencies (builds cargo-deny if it is not here)
 	@scripts/setup.sh cargo-deny
 	$(say) "dependencies"
 	@cargo-deny --log-level error --locked --all-features check bans licenses sources
-
-.PHONY: deny-if-here
-deny-if-here:
-	@if command -v cargo-deny > /dev/null; then $(MAKE) --no-print-directory deny; \
-		else echo "(cargo-deny is not installed: dependencies are not checked; 'make deny' does it)"; fi
+	@# The database of advisories is fetched over the network, which a machine may not have.
+	@if timeout 60 cargo-deny --log-level off --locked fetch db > /dev/null 2>&1; then \
+		cargo-deny --log-level error --locked --all-features check --disable-fetch advisories; \
+		else echo "(the database of advisories cannot be had here: advisories are not checked)"; fi
 
 .PHONY: setup
 setup: ## Installs what the tests need and is not here
