@@ -23,6 +23,8 @@ pub(crate) struct Lines<R> {
     name: String,
     number: usize,
     total: u64,
+    /// Why the line after the last batch cannot be read.
+    failure: Option<Failure>,
     read: R,
 }
 
@@ -62,7 +64,7 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
     }
 
     fn new(source: Source, name: String, read: R) -> Self {
-        Self { source, name, number: 0, total: 0, read }
+        Self { source, name, number: 0, total: 0, failure: None, read }
     }
 
     /// How many there are, where it is known.
@@ -70,13 +72,24 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
         self.total
     }
 
-    /// Up to `max` lines, fewer if they are long or no more have come. `None`: there are no more.
+    /// Whether the lines are gone once they are read.
+    pub(crate) fn is_pipe(&self) -> bool {
+        matches!(self.source, Source::Pipe(_))
+    }
+
+    /// Up to `max` lines, fewer if they are long or no more have come. `None`: there are no more. A line that
+    /// cannot be read is an error of its own, after those before it; the next call goes on behind it.
+    ///
+    /// Without an interrupt, it waits for a pipe's next line or its end.
     pub(crate) async fn next_batch(
         &mut self,
         max: usize,
-        interrupt: &Interrupt,
+        interrupt: Option<&Interrupt>,
     ) -> Result<Option<Vec<T>>> {
-        if interrupt.is_told() {
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        if interrupt.is_some_and(Interrupt::is_told) {
             return Err(Failure::Interrupted);
         }
         let mut batch = Vec::new();
@@ -85,12 +98,22 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
             let line = match &mut self.source {
                 Source::File(reader) => read_line(reader),
                 // Waits for the first; others are taken if they are here.
-                Source::Pipe(lines) if batch.is_empty() => interrupt.or(lines.recv()).await?,
+                Source::Pipe(lines) if batch.is_empty() => match interrupt {
+                    Some(interrupt) => interrupt.or(lines.recv()).await?,
+                    None => lines.recv().await,
+                },
                 Source::Pipe(lines) => lines.try_recv().ok(),
             };
             let Some(line) = line else { break };
             bytes += line.as_ref().map_or(0, String::len);
-            batch.extend(self.parse(line)?);
+            match self.parse(line) {
+                Ok(line) => batch.extend(line),
+                Err(failure) if batch.is_empty() => return Err(failure),
+                Err(failure) => {
+                    self.failure = Some(failure);
+                    break;
+                }
+            }
         }
         Ok(Some(batch).filter(|batch| !batch.is_empty()))
     }
@@ -186,11 +209,11 @@ mod tests {
         let good = file("1\n\n2\n3");
         let mut lines = Lines::open(good.path(), numbers).unwrap();
         assert_eq!(lines.total(), 3);
-        let first = lines.next_batch(2, &interrupt).await.unwrap().unwrap();
+        let first = lines.next_batch(2, Some(&interrupt)).await.unwrap().unwrap();
         assert_eq!(first, ["1\n", "2\n"]);
-        let last = lines.next_batch(2, &interrupt).await.unwrap().unwrap();
+        let last = lines.next_batch(2, Some(&interrupt)).await.unwrap().unwrap();
         assert_eq!(last, ["3"]);
-        assert!(lines.next_batch(2, &interrupt).await.unwrap().is_none());
+        assert!(lines.next_batch(2, Some(&interrupt)).await.unwrap().is_none());
 
         let bad = file("1\n\nx\n");
         let Err(Failure::Other(text)) = Lines::open(bad.path(), numbers) else {
@@ -207,14 +230,14 @@ mod tests {
         for line in ["1\n", "2\n"] {
             send.send(Ok(line.to_owned())).await.unwrap();
         }
-        let batch = lines.next_batch(100, &interrupt).await.unwrap().unwrap();
+        let batch = lines.next_batch(100, Some(&interrupt)).await.unwrap().unwrap();
         assert_eq!(batch.len(), 2, "it does not wait to fill the batch");
         send.send(Ok("x\n".to_owned())).await.unwrap();
-        let Err(Failure::Other(text)) = lines.next_batch(100, &interrupt).await else {
+        let Err(Failure::Other(text)) = lines.next_batch(100, Some(&interrupt)).await else {
             panic!("it is bad")
         };
         assert!(text.starts_with("line 3 of pipe: "), "{text}");
         drop(send);
-        assert!(lines.next_batch(100, &interrupt).await.unwrap().is_none());
+        assert!(lines.next_batch(100, Some(&interrupt)).await.unwrap().is_none());
     }
 }

@@ -128,8 +128,12 @@ fn from_file(path: &str) -> Result<String, String> {
 
 /// Whether a text is likely to be where it is for another reason than that it is a secret.
 fn may_be_a_word(secret: &str) -> bool {
+    /// Words of errors are shorter than most passwords.
+    const LONGEST: usize = 12;
+    let length = secret.chars().count();
     let is_number = || secret.bytes().all(|byte| byte.is_ascii_digit());
-    secret.chars().count() < 4 || secret.chars().all(char::is_alphabetic) || is_number()
+    let is_word = || secret.chars().all(char::is_alphabetic);
+    length < 4 || length <= LONGEST && (is_word() || is_number())
 }
 
 /// What clap says of a command line, with the URLs in it as they may be printed.

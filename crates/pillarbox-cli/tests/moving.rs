@@ -272,28 +272,56 @@ fn what_is_received_and_acknowledged_can_be_loaded_into_the_same_queue() {
     assert_eq!(numbers(&place, "jobs", "n"), (0..300).collect::<Vec<_>>(), "{run:?}");
 }
 
-/// What the killed one had written and not acknowledged comes back when its lease expires.
+/// Starts `drain | load` on one queue, and waits until the drain has begun.
+fn drain_into_itself(place: &Place) -> [std::process::Child; 2] {
+    let mut drain = place.start("drain jobs --visibility 2s");
+    let output = Stdio::from(drain.stdout.take().unwrap());
+    let load = place.command(["load", "jobs"]).stdin(output).spawn().unwrap();
+    eventually("the drain has begun", || {
+        !place.ok("stats jobs --json").contains("\"in_flight\":0,")
+    });
+    [drain, load]
+}
+
+/// What the killed one had written and not acknowledged comes back when its lease expires; the line that was
+/// cut off is no message.
 #[test]
 fn a_drain_into_itself_that_is_killed_loses_nothing_and_doubles_nothing() {
-    for wait in [5, 15, 40] {
+    for wait in [0, 20, 60] {
         let place = Place::new();
-        fill(&place, "jobs", 2_000);
-        let script = format!(
-            "(pillarbox drain jobs --visibility 2s & drain=$!; sleep 0.0{wait:02}; kill -9 $drain; wait $drain) \
-             | pillarbox load jobs"
-        );
-        let run = finish(shell(&place, &script));
-        // The line that was cut off is no message.
-        let is_cut = run.stderr.contains("standard input");
-        if is_cut {
-            let whole = finish(shell(&place, "sleep 2.1"));
-            assert_eq!(whole.code, 0);
-        }
+        fill(&place, "jobs", 10_000);
+        let [drain, load] = drain_into_itself(&place);
+        std::thread::sleep(Duration::from_millis(wait));
+        signal(&drain, "KILL");
+        let runs = [drain, load].map(finish);
         eventually("leases have expired", || {
             place.ok("stats jobs --json").contains("\"in_flight\":0")
         });
-        assert_eq!(numbers(&place, "jobs", "n"), (0..2_000).collect::<Vec<_>>(), "{run:?}");
+        assert_eq!(numbers(&place, "jobs", "n"), (0..10_000).collect::<Vec<_>>(), "{runs:?}");
     }
+}
+
+/// As Ctrl+C does on a terminal, to both.
+#[test]
+fn an_interrupted_drain_into_itself_loses_nothing_and_doubles_nothing() {
+    let place = Place::new();
+    fill(&place, "jobs", 10_000);
+    let [drain, load] = drain_into_itself(&place);
+    signal(&load, "INT");
+    signal(&drain, "INT");
+    let runs = [drain, load].map(finish);
+    assert_eq!(numbers(&place, "jobs", "n"), (0..10_000).collect::<Vec<_>>(), "{runs:?}");
+}
+
+#[test]
+fn a_bad_line_of_a_pipe_costs_no_other_line() {
+    let place = Place::new();
+    let lines = "{\"body\":{\"n\":0}}\n{\"bo\n{\"body\":{\"n\":1}}\n{\"body\":{\"n\":2}";
+    let run = place.run_with_input("load jobs", lines);
+    assert_eq!((run.code, run.stdout.as_str()), (1, "2 messages loaded\n"), "{run:?}");
+    assert!(run.stderr.contains("line 2 of standard input"), "{run:?}");
+    assert!(run.stderr.contains("line 4 of standard input"), "{run:?}");
+    assert_eq!(numbers(&place, "jobs", "n"), [0, 1]);
 }
 
 #[test]

@@ -20,9 +20,10 @@ const ROWS: &[Row] = &[
     ("exact counts (`exact_counts`)", |can| yes(can.exact_counts)),
     ("looking without receiving (`peek`)", |can| yes(can.peek)),
     ("a send says whether it stored (`tells_duplicates`)", |can| yes(can.tells_duplicates)),
-    ("counts deliveries that nobody settled, and that were no attempt (`counts_unsettled`)", |can| {
-        yes(can.counts_unsettled)
-    }),
+    (
+        "counts deliveries that nobody settled, and that were no attempt (`counts_unsettled`)",
+        |can| yes(can.counts_unsettled),
+    ),
     ("`max_size` is kept to the message (`bounded`)", |can| yes(can.bounded)),
     ("messages in one send or settle (`max_batch`)", |can| thousands(can.max_batch)),
     ("messages in one receive (`max_receive`)", |can| thousands(can.max_receive)),

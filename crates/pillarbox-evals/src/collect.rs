@@ -324,7 +324,7 @@ async fn take<O: 'static>(
     let kept = keep(run, batch, known, judge).await;
     let settle = |receipt| match kept {
         Ok(()) => Settle::acknowledge(receipt),
-        Err(_) => Settle::nack(receipt, Duration::ZERO),
+        Err(_) => Settle::release(receipt, Duration::ZERO),
     };
     match mailbox.settle(receipts.into_iter().map(settle).collect::<Vec<_>>()).await {
         Ok(settled) => {

@@ -49,6 +49,7 @@
 #![doc = include_str!("schema.sql")]
 #![doc = include_str!("schema-2.sql")]
 #![doc = include_str!("schema-3.sql")]
+#![doc = include_str!("schema-4.sql")]
 //! ```
 //!
 //! Read them as you like; do not write to them. To write inside a transaction of your own, see

@@ -3,7 +3,7 @@
 //! A send that finds its id there stores nothing. What is there may be the same message, which an interrupted
 //! command copied before; or another one, for ids are per queue; or the same one in the hands of somebody who
 //! will delete it next, because they are moving it the other way. Only in the first case may the copy that was
-//! to be stored be deleted. So it is looked at.
+//! to be stored be deleted. So the queue is looked at.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use pillarbox::{MessageId, MessageState, Outgoing, Peeked, Queue};
 
 /// The number of messages that are looked at in a call.
 const PAGE: usize = 500;
-/// After which time the holder of a message is expected to have settled it, at the earliest.
-pub(crate) const HELD_FOR: Duration = Duration::from_secs(1);
+/// The time after which it is looked again whether a message in flight was settled.
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What a queue holds under the id of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Held {
-    /// The same message, and nobody has a receipt for it.
+pub(crate) enum There {
+    /// The same message, ready or delayed.
     Same,
     /// Another message.
     Other,
@@ -29,7 +29,7 @@ pub(crate) enum Held {
     Nothing,
 }
 
-impl Held {
+impl There {
     /// Compares a message with what was found under its id.
     ///
     /// The time of sending goes with a message wherever it is moved; with equal contents it is proof that the
@@ -44,6 +44,15 @@ impl Held {
             && message.attributes == there.attributes
             && message.reply_to == there.reply_to;
         if is_same { Self::Same } else { Self::Other }
+    }
+}
+
+/// Has a message stored by a queue that remembers ids of messages that are gone: it must not be taken for what
+/// it was minutes ago, and not be stored. `hop` says which time this is.
+pub(crate) fn store_anew(queue: &dyn Queue, message: &mut Outgoing, hop: &str) {
+    if queue.capabilities().deduplication.is_some() {
+        let hop = MessageId::from_key(hop).to_string();
+        message.attributes.insert(Outgoing::DEDUPLICATION, hop);
     }
 }
 
@@ -86,21 +95,21 @@ mod tests {
         let mut message = Outgoing::new("body");
         message.enqueued_at = Some(at);
         let there = RawMessage::new(message.id, "body", at);
-        let held = |there: &RawMessage, state| {
-            Held::of(&message, Some(&Peeked::new(there.clone(), state)))
+        let found = |there: &RawMessage, state| {
+            There::of(&message, Some(&Peeked::new(there.clone(), state)))
         };
         let (ready, until) = (MessageState::Ready, Timestamp::from_secs(9));
-        assert_eq!(held(&there, ready), Held::Same);
-        assert_eq!(held(&there, MessageState::Delayed { until }), Held::Same);
-        assert_eq!(held(&there, MessageState::InFlight { until }), Held::InFlight);
-        assert_eq!(Held::of(&message, None), Held::Nothing);
+        assert_eq!(found(&there, ready), There::Same);
+        assert_eq!(found(&there, MessageState::Delayed { until }), There::Same);
+        assert_eq!(found(&there, MessageState::InFlight { until }), There::InFlight);
+        assert_eq!(There::of(&message, None), There::Nothing);
         let mut others = vec![there.clone(); 4];
         others[0].body = "other".into();
         others[1].enqueued_at = Timestamp::from_secs(8);
         others[2].reply_to = Some("client".into());
         others[3].attributes = [("a", "b")].into_iter().collect();
         for other in others {
-            assert_eq!(held(&other, ready), Held::Other, "{other:?}");
+            assert_eq!(found(&other, ready), There::Other, "{other:?}");
         }
     }
 }

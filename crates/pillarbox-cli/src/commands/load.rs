@@ -3,17 +3,20 @@
 //! A message whose id the queue holds is not stored again. Often it is the same message, loaded before. But
 //! what is loaded may come from a `drain` of the same queue, which acknowledges a message after it has
 //! written it: then the message is there only until that is done. So one that somebody holds is sent again
-//! until it is stored, or is seen to be there with nobody holding it.
+//! until it is stored, or is seen to be there and not in flight.
+//!
+//! What a pipe has given is gone from there, and perhaps nowhere else any more. So lines of a pipe that cannot
+//! be read are named and passed over, and the first interrupt ends nothing before the pipe does.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::{Outgoing, Queue, QueueName, QueueOptions, Timestamp};
+use pillarbox::{MessageId, Outgoing, Queue, QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
 
-use super::duplicate::{HELD_FOR, Held, look_for};
+use super::duplicate::{RETRY_AFTER, There, look_for, store_anew};
 use super::using;
 use crate::args;
 use crate::context::Context;
@@ -25,9 +28,12 @@ use crate::output::{Out, Progress, text};
 
 /// Messages that wait for others to settle theirs: no more are read while there are so many of them.
 const MAX_WAITING: usize = 100_000;
+/// The same for a pipe, where they are nowhere else: some batches of what fills it, which are acknowledged
+/// when they are written.
+const MAX_WAITING_OF_PIPE: usize = 5_000;
 /// Nor while they have so many bytes.
 const MAX_WAITING_BYTES: usize = 64 << 20;
-/// The first pause before they are sent again. It doubles up to [`HELD_FOR`].
+/// The first pause before they are sent again. It doubles up to [`RETRY_AFTER`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// Of how many messages it is said that they were not loaded.
 const NAMED: usize = 10;
@@ -47,29 +53,47 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
     let path = args.file.unwrap_or_else(|| PathBuf::from("-"));
     using(context.open_to_send().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
+        let run = MessageId::new();
         let mut lines = Lines::open(&path, |text| {
             let mut message = line::read(text, Timestamp::now())?;
+            let hop = format!("load {run} of {}", message.id);
+            store_anew(&*queue, &mut message, &hop);
             message.delay = queue.capabilities().round_up(message.delay);
             let checked = queue.capabilities().check_outgoing(queue.name(), &message);
             checked.map(|()| message).map_err(|error| error.to_string())
         })?;
         let progress = context.out.progress(lines.total(), "messages");
-        let mut loader = Loader::new(queue.clone());
+        let is_pipe = lines.is_pipe();
+        let mut loader = Loader::new(queue.clone(), is_pipe);
+        // A file is still there when this ends.
+        let ending = (!is_pipe).then_some(&interrupt);
         let result = async {
             let max = queue.capabilities().max_batch;
-            while let Some(batch) = lines.next_batch(max, &interrupt).await? {
-                loader.send(batch, &progress).await?;
-                while loader.is_full() {
-                    loader.resolve(&interrupt, &progress).await?;
+            loop {
+                match lines.next_batch(max, ending).await {
+                    Ok(Some(batch)) => loader.send(batch, &progress).await?,
+                    Ok(None) => break,
+                    Err(Failure::Other(text)) if is_pipe => loader.unreadable.push(text),
+                    Err(failure) => return Err(failure),
                 }
-            }
-            while !loader.waiting.is_empty() {
-                loader.resolve(&interrupt, &progress).await?;
+                while loader.is_full() {
+                    loader.resolve(ending, &progress).await?;
+                }
             }
             Ok(())
         };
-        let result: Result<()> = result.await;
+        let mut result: Result<()> = result.await;
+        while !loader.waiting.is_empty() && (result.is_ok() || is_pipe) {
+            let resolved = loader.resolve(ending, &progress).await;
+            if resolved.is_err() {
+                result = result.and(resolved);
+                break;
+            }
+        }
         drop(progress);
+        if result.is_ok() && interrupt.is_told() {
+            result = Err(Failure::Interrupted);
+        }
         if let Err(failure) = result {
             let loaded = loader.loaded + loader.present;
             let again = format!("{loaded} messages were loaded; load it again to go on");
@@ -90,22 +114,35 @@ struct Loader {
     queue: Arc<dyn Queue>,
     loaded: u64,
     present: u64,
-    /// Not loaded, for the queue has another message of the same id.
-    refused: Vec<Outgoing>,
+    /// Not loaded, for the queue has another message of the same id: how many, and the first of them.
+    refused: u64,
+    named: Vec<MessageId>,
+    /// Why lines of a pipe could not be read.
+    unreadable: Vec<String>,
     /// Not stored, for the queue has a message of the same id that somebody may hold.
     waiting: Vec<Outgoing>,
+    max_waiting: usize,
     pause: Duration,
 }
 
 impl Loader {
-    fn new(queue: Arc<dyn Queue>) -> Self {
-        let (refused, waiting) = (Vec::new(), Vec::new());
-        Self { queue, loaded: 0, present: 0, refused, waiting, pause: FIRST_PAUSE }
+    fn new(queue: Arc<dyn Queue>, is_pipe: bool) -> Self {
+        Self {
+            queue,
+            loaded: 0,
+            present: 0,
+            refused: 0,
+            named: Vec::new(),
+            unreadable: Vec::new(),
+            waiting: Vec::new(),
+            max_waiting: if is_pipe { MAX_WAITING_OF_PIPE } else { MAX_WAITING },
+            pause: FIRST_PAUSE,
+        }
     }
 
     fn is_full(&self) -> bool {
         let bytes = || self.waiting.iter().map(|message| message.body.len()).sum::<usize>();
-        self.waiting.len() >= MAX_WAITING || bytes() >= MAX_WAITING_BYTES
+        self.waiting.len() >= self.max_waiting || bytes() >= MAX_WAITING_BYTES
     }
 
     /// Sends messages, no more than a call takes. Those that are not stored wait.
@@ -127,8 +164,8 @@ impl Loader {
         failure.map_or(Ok(()), |error| Err(Failure::Other(error.to_string())))
     }
 
-    /// Sends once more what waits, looks at what is in its way, and pauses if somebody holds that.
-    async fn resolve(&mut self, interrupt: &Interrupt, progress: &Progress) -> Result<()> {
+    /// Sends once more what waits, looks at what is in its way, and pauses if that is in flight.
+    async fn resolve(&mut self, ending: Option<&Interrupt>, progress: &Progress) -> Result<()> {
         let mut again = std::mem::take(&mut self.waiting);
         while !again.is_empty() {
             let most = again.len().min(self.queue.capabilities().max_batch);
@@ -140,29 +177,44 @@ impl Loader {
         let ids: HashSet<_> = self.waiting.iter().map(|message| message.id).collect();
         let found = look_for(&self.queue, &ids).await?;
         for message in std::mem::take(&mut self.waiting) {
-            match Held::of(&message, found.get(&message.id)) {
-                Held::Same => {
+            match There::of(&message, found.get(&message.id)) {
+                There::Same => {
                     self.present += 1;
                     progress.add(1);
                 }
-                Held::Other => self.refused.push(message),
-                Held::InFlight | Held::Nothing => self.waiting.push(message),
+                There::Other => {
+                    self.refused += 1;
+                    if self.named.len() < NAMED {
+                        self.named.push(message.id);
+                    }
+                }
+                There::InFlight | There::Nothing => self.waiting.push(message),
             }
         }
         if !self.waiting.is_empty() {
             let waiting = text::count(self.waiting.len() as u64, "message");
-            progress.say(format!("waiting: somebody holds {waiting} of the same id"));
-            interrupt.or(tokio::time::sleep(self.pause)).await?;
-            self.pause = (self.pause * 2).min(HELD_FOR);
+            progress.say(format!("waiting for {waiting} in flight that have the same ids"));
+            let pause = tokio::time::sleep(self.pause);
+            match ending {
+                Some(interrupt) => interrupt.or(pause).await?,
+                None => pause.await,
+            }
+            self.pause = (self.pause * 2).min(RETRY_AFTER);
             progress.say("");
         }
         Ok(())
     }
 
     fn report(&self, out: &mut Out, queue: &QueueName) -> Result<()> {
-        let (loaded, present, refused) = (self.loaded, self.present, self.refused.len() as u64);
-        for message in self.refused.iter().take(NAMED) {
-            let id = message.id;
+        let Self { loaded, present, refused, .. } = *self;
+        for text in self.unreadable.iter().take(NAMED) {
+            out.error(&format!("not loaded: {text}"));
+        }
+        let unreadable = self.unreadable.len();
+        if unreadable > NAMED {
+            out.error(&format!("and others: {unreadable} lines could not be read"));
+        }
+        for id in &self.named {
             out.error(&format!("not loaded: '{queue}' has another message of the id {id}"));
         }
         if refused > NAMED as u64 {
@@ -177,6 +229,6 @@ impl Loader {
             };
             out.line(&format!("{} loaded{there}", text::count(loaded, "message")))?;
         }
-        if refused > 0 { Err(Failure::Reported) } else { Ok(()) }
+        if refused > 0 || unreadable > 0 { Err(Failure::Reported) } else { Ok(()) }
     }
 }

@@ -106,11 +106,12 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
         // That nobody reads the ids any more is no reason to send less.
         let mut reported = Ok(());
         let failure = loop {
-            let batch = match lines.next_batch(queue.capabilities().max_batch, &interrupt).await {
-                Ok(Some(batch)) => batch,
-                Ok(None) => break None,
-                Err(failure) => break Some(failure),
-            };
+            let batch =
+                match lines.next_batch(queue.capabilities().max_batch, Some(&interrupt)).await {
+                    Ok(Some(batch)) => batch,
+                    Ok(None) => break None,
+                    Err(failure) => break Some(failure),
+                };
             let (stored, failure) = send_batch(&queue, batch).await;
             sent += stored.len();
             progress.add(stored.len() as u64);

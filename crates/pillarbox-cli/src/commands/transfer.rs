@@ -20,7 +20,7 @@ use pillarbox::{
 };
 use serde::Serialize;
 
-use super::duplicate::{HELD_FOR, Held, look_for};
+use super::duplicate::{RETRY_AFTER, There, look_for, store_anew};
 use super::settle::settle;
 use super::using;
 use crate::args;
@@ -321,8 +321,8 @@ impl<'a> Mover<'a> {
                     stored.push(Settle::acknowledge(receipt));
                     stored_ids.push(message.id);
                 }
-                Ok(Copied::Held) => {
-                    let delay = self.source.capabilities().round_up(HELD_FOR);
+                Ok(Copied::InFlight) => {
+                    let delay = self.source.capabilities().round_up(RETRY_AFTER);
                     others.push(Settle::release(receipt, delay));
                 }
                 Err(error @ Error::InvalidParameter { .. }) => {
@@ -367,12 +367,12 @@ impl<'a> Mover<'a> {
         messages: &[Outgoing],
     ) -> pillarbox::Result<Vec<pillarbox::Result<Copied>>> {
         let sent = self.target.send(messages.to_vec()).await?;
-        let there = |is_new| Copied::There { is_renamed: false, is_new };
+        let copied = |is_new| Copied::There { is_renamed: false, is_new };
         let mut outcomes: Vec<_> =
-            sent.into_iter().map(|sent| sent.map(|sent| there(sent.is_new))).collect();
+            sent.into_iter().map(|sent| sent.map(|sent| copied(sent.is_new))).collect();
         // What was not stored may be there for many reasons.
         let is_duplicate =
-            |place: &usize| matches!(&outcomes[*place], Ok(one) if *one == there(false));
+            |place: &usize| matches!(&outcomes[*place], Ok(one) if *one == copied(false));
         let places: Vec<_> = (0..messages.len()).filter(is_duplicate).collect();
         if places.is_empty() {
             return Ok(outcomes);
@@ -381,19 +381,24 @@ impl<'a> Mover<'a> {
             places.iter().map(|place| (*place, self.renamed(&messages[*place]))).collect();
         let ids = places.iter().flat_map(|place| [messages[*place].id, renamed[place].id]);
         let found = look_for(&self.target, &ids.collect()).await?;
-        let held = |message: &Outgoing| Held::of(message, found.get(&message.id));
+        let there = |message: &Outgoing| There::of(message, found.get(&message.id));
         let mut again = Vec::new();
         for place in places {
-            match held(&messages[place]) {
-                Held::Same => {}
-                Held::InFlight => outcomes[place] = Ok(Copied::Held),
-                Held::Nothing => again.push((place, &messages[place], false)),
-                Held::Other => match held(&renamed[&place]) {
-                    Held::Same => {
+            match there(&messages[place]) {
+                There::Same => {}
+                There::InFlight => outcomes[place] = Ok(Copied::InFlight),
+                There::Nothing => again.push((place, &messages[place], false)),
+                There::Other => match there(&renamed[&place]) {
+                    There::Same => {
                         outcomes[place] = Ok(Copied::There { is_renamed: true, is_new: false });
                     }
-                    Held::Nothing => again.push((place, &renamed[&place], true)),
-                    Held::Other | Held::InFlight => outcomes[place] = Ok(Copied::Held),
+                    There::Nothing => again.push((place, &renamed[&place], true)),
+                    There::InFlight => outcomes[place] = Ok(Copied::InFlight),
+                    There::Other => {
+                        let (queue, id) = (self.target.name(), messages[place].id.to_string());
+                        let allowed = "an id that no other message of the destination has";
+                        outcomes[place] = Err(Error::invalid(Some(queue), "id", id, allowed));
+                    }
                 },
             }
         }
@@ -405,7 +410,7 @@ impl<'a> Mover<'a> {
             outcomes[*place] = sent.map(|sent| match sent.is_new {
                 true => Copied::There { is_renamed: *is_renamed, is_new: true },
                 // Somebody else was quicker: it is looked at when it comes again.
-                false => Copied::Held,
+                false => Copied::InFlight,
             });
         }
         Ok(outcomes)
@@ -418,11 +423,7 @@ impl<'a> Mover<'a> {
         outgoing.attributes = message.attributes;
         outgoing.reply_to = message.reply_to;
         outgoing.enqueued_at = Some(message.enqueued_at);
-        if self.target.capabilities().deduplication.is_some() {
-            // It may have been there minutes ago: it must not be taken for what it was then, and not be stored.
-            let hop = MessageId::from_key(&format!("move by {receipt}"));
-            outgoing.attributes.insert(Outgoing::DEDUPLICATION, hop.to_string());
-        }
+        store_anew(&*self.target, &mut outgoing, &format!("move by {receipt}"));
         outgoing
     }
 
@@ -476,8 +477,8 @@ impl<'a> Mover<'a> {
 enum Copied {
     /// It is at the target, under its own id or another one; stored now, or by an earlier run.
     There { is_renamed: bool, is_new: bool },
-    /// The target has a message of its id that somebody holds, or that has just come.
-    Held,
+    /// The target has a message of its id that is in flight, or that has just come.
+    InFlight,
 }
 
 #[cfg(test)]

@@ -317,7 +317,7 @@ impl Dlq {
             let (old, rest): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(|one| {
                 now.since(one.message.enqueued_at) >= age && DeadLetter::read(&one.message).is_ok()
             });
-            others.extend(rest.into_iter().map(|one| Settle::nack(one.receipt, Duration::ZERO)));
+            others.extend(rest.into_iter().map(|one| Settle::release(one.receipt, Duration::ZERO)));
             if !old.is_empty() {
                 let settles = old.into_iter().map(|one| Settle::acknowledge(one.receipt));
                 let answers = self.queue.settle(settles.collect()).await?;

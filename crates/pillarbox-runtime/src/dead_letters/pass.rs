@@ -604,7 +604,7 @@ impl Held {
         let most = self.queue.capabilities().max_batch;
         while !self.receipts.is_empty() {
             let some = self.receipts.drain(..most.min(self.receipts.len()));
-            let settles = some.map(|receipt| Settle::nack(receipt, Duration::ZERO));
+            let settles = some.map(|receipt| Settle::release(receipt, Duration::ZERO));
             self.queue.settle(settles.collect()).await?;
         }
         Ok(())

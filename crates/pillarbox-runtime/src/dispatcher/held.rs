@@ -96,8 +96,8 @@ impl Held {
         attempt: u32,
         deadline: Instant,
     ) -> Self {
-        // An earlier delivery came to no end: if this one does not either, it must be known whether a
-        // handler had started on it.
+        // An earlier delivery was released or expired: if this one expires, it must be known whether a handler
+        // had started on it.
         let is_to_record = message.unsettled > 0 || message.uncounted > 0;
         Self {
             generation: 0,

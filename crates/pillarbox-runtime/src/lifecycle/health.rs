@@ -156,6 +156,7 @@ impl DeadLettersHealth {
     }
 
     /// The same for those who are not told where things are.
+    #[cfg(feature = "health")]
     pub(super) fn for_strangers(mut self) -> Self {
         if let Self::Unknown { error, .. } = &mut self {
             *error = without_cause(error).to_owned();
@@ -166,6 +167,7 @@ impl DeadLettersHealth {
 
 /// What an error says was tried, on which queue, without what the backend or the network said of it, which may
 /// name hosts and files: that comes behind the first colon.
+#[cfg(feature = "health")]
 fn without_cause(error: &str) -> &str {
     error.split_once(": ").map_or(error, |(tried, _)| tried)
 }
@@ -183,6 +185,7 @@ pub(super) struct Seen {
 
 impl Seen {
     /// The same for those who are not told where things are.
+    #[cfg(feature = "health")]
     pub(super) fn for_strangers(mut self) -> Self {
         self.failure = self.failure.map(|failure| without_cause(&failure).to_owned());
         for mailbox in self.stats.iter_mut().flat_map(|stats| &mut stats.mailboxes) {

@@ -109,7 +109,7 @@ impl Swept {
             // Forgotten when it is let go of, if nobody has it open here: used, and empty. Whoever still
             // waits there makes it anew.
             for delivery in queue.receive(Receive::one().visibility(LOOK)).await? {
-                queue.settle(vec![Settle::nack(delivery.receipt, Duration::ZERO)]).await?;
+                queue.settle(vec![Settle::release(delivery.receipt, Duration::ZERO)]).await?;
             }
             self.idle.push(name);
         }
@@ -132,7 +132,7 @@ async fn delete_old(queue: &dyn Queue, older_than: Duration, now: Timestamp) -> 
             .into_iter()
             .map(|one| match is_old(&one) {
                 true => (Settle::acknowledge(one.receipt), true),
-                false => (Settle::nack(one.receipt, Duration::ZERO), false),
+                false => (Settle::release(one.receipt, Duration::ZERO), false),
             })
             .unzip();
         if !settles.is_empty() {
