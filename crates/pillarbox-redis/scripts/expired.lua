@@ -13,6 +13,7 @@ do
   elseif number then
     after = number .. ':' .. string.format('%.0f', (tonumber(uncounted) or 0) + 1)
   end
-  -- What is longer would look like a secret.
-  deliveries = #after <= 16 and after or before
+  -- The colon must be among the first 16 characters, by which this is told from a secret.
+  local colon = string.find(after, ':', 1, true) or #after
+  deliveries = colon <= 16 and after or before
 end

@@ -12,9 +12,9 @@
 --   4 meta       HASH  id -> the 16 secret characters of the receipt while it is in flight, then
 --                      the number of its deliveries, and 4294967296 for each that was started and
 --                      expired; then, if there are any, a colon and the number of those that were no
---                      attempt: released, or expired before they were started. 16 characters at most
---                      without the secret. Then an s, while it is in flight, once it is started. No
---                      field before the first delivery.
+--                      attempt: released, or expired before they were started. Then an s, while it is
+--                      in flight, once it is started. No field before the first delivery. It has a
+--                      secret if it is longer than 16 characters and has no colon among the first 16.
 --                      #enlisted: the layout says that the partition is received from;
 --                      #sent: messages ever stored; #delayed: members of invisible that nobody
 --                      holds; #about: what this is, long enough to have fields found by hash from

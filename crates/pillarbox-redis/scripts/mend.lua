@@ -17,7 +17,9 @@ if #ARGV == 4 then
   for n = 1, #all, 1000 do
     local page = {unpack(all, n, math.min(n + 999, #all))}
     for _, known in ipairs(redis_call('HMGET', meta, unpack(page))) do
-      if not known or #known <= 16 then delayed = delayed + 1 end
+      if not known or #known <= 16 or string.find(sub(known, 1, 16), ':', 1, true) then
+        delayed = delayed + 1
+      end
     end
   end
   local off = tonumber(redis_call('HGET', meta, '#delayed') or 0) - delayed
@@ -32,7 +34,7 @@ for n = 5, #ARGV do
   local in_line = redis_call('LPOS', pending, id, 'COUNT', 0)
   local timed = redis_call('ZSCORE', invisible, id)
   local known = redis_call('HGET', meta, id)
-  local held = known and #known > 16
+  local held = known and #known > 16 and not string.find(sub(known, 1, 16), ':', 1, true)
   local answer = '.'
   if not body then
     if #in_line > 0 or timed or known then answer = 'n' end

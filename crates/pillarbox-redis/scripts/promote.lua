@@ -6,7 +6,7 @@ if promoted > 0 then
   local ended, delayed = {}, 0
   for n, id in ipairs(due) do
     local known = due_known[n]
-    if known and #known > 16 then
+    if known and #known > 16 and not string.find(sub(known, 1, 16), ':', 1, true) then
       local deliveries = sub(known, 17)
       -- @expired
       ended[#ended + 1] = id

@@ -253,7 +253,10 @@ fn digits(text: &str) -> Option<u64> {
 
 /// Reads a value of `meta`: whether somebody holds a receipt, and the deliveries.
 pub(crate) fn meta(value: &[u8]) -> Option<(bool, Deliveries)> {
-    let is_held = value.len() > Nonce::TEXT_LEN;
+    // A secret has no colon.
+    let is_held = value
+        .get(..=Nonce::TEXT_LEN)
+        .is_some_and(|start| !start[..Nonce::TEXT_LEN].contains(&b':'));
     let text = if is_held { &value[Nonce::TEXT_LEN..] } else { value };
     // Only what is in flight can be started.
     let text = if is_held { text.strip_suffix(b"s").unwrap_or(text) } else { text };
@@ -404,6 +407,7 @@ mod tests {
             ("4294967298", 2, 1, 0),
             ("7:3", 7, 0, 3),
             ("8589934601:6", 9, 2, 6),
+            ("12884911900:10000", 10_012, 3, 10_000),
             ("9007199254740991", u32::MAX, (1 << 21) - 1, 0),
         ] {
             let deliveries = Deliveries { count, unsettled, uncounted };

@@ -207,11 +207,17 @@ fn more_leases_run_out_than_can_be_counted() {
             assert_eq!(i64::from(message.unsettled), (1 << 21) + unsettled);
             scene.settle(Settle::start(receipt, Duration::ZERO)).await.expect("started");
         }
-        // Nor is there room for those that were no attempt: what is longer would look like a receipt.
-        for value in ["9999999:99999999", "99999999999:9999", "999999999999999"] {
+        // Those that were no attempt are counted on, and never look like a receipt.
+        for (value, uncounted) in [
+            ("99999999:99999998", 99_999_999),
+            ("12884911900:9999", 10_000),
+            ("999999999999998", 1),
+            ("9007199254740000", 0),
+        ] {
             scene.server.command(&["HSET", "{queue:q}:meta", &id, value]);
             scene.take(1, Duration::ZERO).await;
-            scene.take(1, LONG).await;
+            let message = scene.take(1, LONG).await.remove(0).message;
+            assert_eq!(message.uncounted, uncounted, "{value}");
             let known = scene.stored().await.meta_of(&id).0.map(str::len);
             assert_eq!(known, Some(16), "{value}");
             scene.queue.purge().await.expect("purged");

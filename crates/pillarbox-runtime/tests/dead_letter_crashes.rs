@@ -31,7 +31,7 @@ impl Stage {
     fn new() -> Self {
         let backend = Mailboxes::new(MemoryBackend::new());
         Self {
-            jobs: backend.mailbox("jobs").expect("a mailbox"),
+            jobs: backend.builder("jobs").allow_reply_to("replies").open().expect("a mailbox"),
             dead: backend.mailbox("jobs-dlq").expect("a mailbox"),
             replies: backend.mailbox("replies").expect("a mailbox"),
             backend,

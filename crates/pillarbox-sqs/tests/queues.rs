@@ -119,7 +119,8 @@ fn an_answer_to_a_queue_that_does_not_exist_has_no_reply_mailbox() {
 
         // This one makes no queue.
         let backend = open_url(&server.url()).await;
-        let requests: Mailbox<u32, String> = backend.mailbox("requests").expect("opened");
+        let requests = backend.builder("requests").allow_reply_to("gone").allow_reply_to(&*url);
+        let requests: Mailbox<u32, String> = requests.open().expect("opened");
         let mut answered = Vec::new();
         for _ in 0..2 {
             for request in requests.receive(Receive::one()).await.expect("received") {

@@ -19,7 +19,7 @@ pub(super) fn run(kind: Kind, samples: u64) -> Result<[f64; 2]> {
     on_two_threads(async {
         let backend = address.backend().await?;
         let requests: Mailbox<MainLoopRequest<String>, MainLoopResult<String>> =
-            backend.mailbox("requests")?;
+            backend.builder("requests").allow_reply_to("answers").open()?;
         let answers: Mailbox<MainLoopResult<String>> = backend.mailbox("answers")?;
         let inputs: Vec<_> = (0..samples).map(input).collect();
         let main_loop = MainLoop::new(requests.clone(), |text: String| async move { text });

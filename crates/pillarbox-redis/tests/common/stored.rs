@@ -88,7 +88,7 @@ impl Stored {
     fn read_meta(&self, id: &str) -> Meta<'_> {
         let Some(value) = self.meta.get(id) else { return Meta::default() };
         let (secret, rest) = match value.len() {
-            17.. => (Some(&value[..16]), &value[16..]),
+            17.. if !value[..16].contains(':') => (Some(&value[..16]), &value[16..]),
             _ => (None, &value[..]),
         };
         let (rest, is_started) = rest.strip_suffix('s').map_or((rest, false), |rest| (rest, true));

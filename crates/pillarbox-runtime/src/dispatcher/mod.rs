@@ -46,7 +46,7 @@ use pillarbox_core::{Delivery, Error, RawMessage, Receipt, Result};
 use tokio::time::Instant;
 
 pub(crate) use self::held::Key;
-use self::held::{Held, Intent, Place, Start, Table};
+use self::held::{Held, Intent, Place, Table};
 pub(crate) use self::protocol::{
     Action, Assigned, Burial, Event, FailureNote, Finished, LaneKind, LetterNote, Note, Then,
     Verdict, What,
@@ -287,15 +287,10 @@ impl Dispatcher {
         message.delivery_count.saturating_sub(uncounted).max(1)
     }
 
-    /// Keeps a delivery for so long, and tries it again.
-    fn rest(&mut self, key: Key, delay: Duration, now: Instant) {
-        let until = later(now, delay);
+    /// Keeps a delivery until then, and tries it again.
+    fn rest(&mut self, key: Key, until: Instant) {
         self.note(key, What::Shed);
         let Some(held) = self.held.get_mut(key) else { return };
-        if held.start == Start::Recorded {
-            // No handler has started on it, though the queue was told so.
-            return self.settle(key, Intent::Release { delay });
-        }
         held.place = Place::Backlog;
         if held.is_lost || self.mode.is_ending() {
             self.give_back(key);
@@ -340,8 +335,8 @@ impl Dispatcher {
                 self.settle(key, Intent::Succeed { took });
             }
             Verdict::Released { delay } => self.settle(key, Intent::Release { delay }),
-            Verdict::Shed { delay } => self.rest(key, delay, now),
-            Verdict::TooLate => self.held.remove(key),
+            Verdict::Shed { delay } => self.rest(key, later(now, delay)),
+            Verdict::TooLate => self.never_run(key),
             Verdict::Failed { failure, then } => {
                 self.note(key, What::Failed { failure: failure.clone(), then: then.clone() });
                 match then {

@@ -80,6 +80,8 @@ impl Dispatcher {
                 Err(Error::ReceiptHandleExpired { .. }) => self.refused(entry),
                 Err(error) if error.is_transient() => failed.push(entry.again()),
                 Err(_) if kind == LaneKind::Settles => self.give_up(entry.key),
+                // What cannot be recorded as started is not run.
+                Err(_) if self.is_recording(&entry) => self.lose(entry.key),
                 // It cannot be extended, and is held until its lease ends.
                 Err(_) => self.sources[source].renew_later(entry.key, now, entry.deadline),
             }
@@ -150,6 +152,29 @@ impl Dispatcher {
         if !is_extension {
             self.held.remove(entry.key);
         }
+    }
+
+    fn is_recording(&self, entry: &Entry) -> bool {
+        let is_start = matches!(entry.action, SettleAction::Start { .. });
+        is_start && self.held.get(entry.key).is_some_and(|held| held.start == Start::Recording)
+    }
+
+    /// A delivery was lost before its handler ran. The queue may have it as started, and its lease may run on
+    /// there: then it is told otherwise.
+    pub(super) fn never_run(&mut self, key: Key) {
+        let Some(held) = self.held.get_mut(key) else { return };
+        if held.start != Start::Recording {
+            self.held.remove(key);
+            return;
+        }
+        // Refused if the lease has expired there, too; and not repeated for longer than a lease.
+        let source = held.source;
+        held.place = Place::Settling { intent: Intent::Return };
+        let deadline = held.deadline + self.sources[source].settings.visibility;
+        held.deadline = deadline;
+        let action = SettleAction::Release { delay: Duration::ZERO };
+        let entry = Entry::new(key, action, deadline);
+        self.sources[source].lane(LaneKind::Settles).push(entry);
     }
 
     /// The time of a delivery is over before anything was heard of what was said of it.

@@ -489,22 +489,43 @@ fn a_delivery_whose_start_is_not_known_is_not_run() {
         assert_eq!(lease.started().now_or_never(), Some(false));
         assert!(lease.is_lost());
         bench.finish(Verdict::TooLate);
+        // In case the queue has it as started.
+        assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
+        bench.answer(Err(expired()));
         assert_eq!(bench.dispatcher.in_flight(), 0);
     }
 }
 
+/// The queue may have done what was asked, though its answer came too late.
 #[test]
-fn what_a_limit_refused_goes_back_if_the_queue_takes_it_for_started() {
+fn a_delivery_that_was_lost_before_it_ran_is_released_if_the_queue_may_take_it_for_started() {
     let mut bench = Bench::one(1, 0);
     bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
     let (_, Assigned { key, lease, .. }) = &bench.assigned[0];
     let (key, lease) = (*key, lease.clone());
     assert!(lease.begin());
     bench.event(Event::Starting { key });
+    assert_eq!(bench.calls[0].2, [SettleAction::Start { timeout: LEASE }]);
+    bench.pass(LEASE);
+    assert_eq!(lease.started().now_or_never(), Some(false));
+    bench.finish(Verdict::TooLate);
+    // The answer to the start, and what is said about it.
     bench.answer(Ok(()));
-    let delay = Duration::from_secs(1);
-    bench.finish(Verdict::Shed { delay });
-    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay }]);
+    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
+    bench.answer(Ok(()));
+    assert_eq!(bench.dispatcher.in_flight(), 0);
+}
+
+#[test]
+fn a_worker_does_not_wait_for_a_start_that_is_refused_for_good() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
+    let (_, Assigned { key, lease, .. }) = &bench.assigned[0];
+    let (key, lease) = (*key, lease.clone());
+    assert!(lease.begin());
+    bench.event(Event::Starting { key });
+    bench.answer(Err(Error::invalid(None, "timeout", "30s", "none")));
+    assert_eq!(lease.started().now_or_never(), Some(false));
 }
 
 #[test]
