@@ -211,12 +211,16 @@ class Recorder:
     def settle(self):
         if not self.known:
             return
-        # Or all of one delivery: what one entry does, the next must know.
-        recent = self.known[-self.random.choice([1, 6, 6]):]
+        kinds = self.random.choices(["ack", "nack", "nack", "release", "extend", "start", "start"],
+                                    k=self.random.randint(1, 3))
+        entries = [(kind, self.random.choice(self.known[-6:])) for kind in kinds]
+        if self.random.random() < 0.3:
+            # What one entry does, the next must know; and what is extended by nothing does not line up behind it.
+            last, other = self.known[-1], self.known[-2:][0]
+            entries = self.random.choice([[("start", last), ("extend", last)], [("start", last), ("release", last)],
+                                          [("extend", last), ("nack", other)]])
         ids, tokens = [], []
-        for _ in range(self.random.randint(1, 3)):
-            id, secret = self.random.choice(recent)
-            kind = self.random.choice(["ack", "nack", "nack", "release", "extend", "start", "start"])
+        for kind, (id, secret) in entries:
             times = {"ack": [""], "nack": [0, 700, 4000], "extend": [0, 600, 5000]}
             times |= {"release": times["nack"], "start": times["extend"]}
             ids.append(id)
