@@ -75,13 +75,25 @@ class Server:
         return None if rest == b"-1" else [self.read() for _ in range(int(rest))]
 
 
-# Scripts that are broken on purpose: which file, what stands there, and what instead.
+# Scripts that are broken on purpose: which file, what stands there, and what instead; or several of these.
 BROKEN = {
     "a settle takes any receipt": ("settle", "sub(current, 1, 16) == sub(token, 1, 16)", "true"),
     "a settle ends no lease first": ("settle", "-- @promote", "promoted = 0"),
-    "a nack keeps the receipt": ("settle", "local deliveries = sub(current, 17)", "local deliveries = current"),
+    "a nack keeps the receipt": ("settle", "given_back[#given_back + 1] = deliveries",
+                                 "given_back[#given_back + 1] = back and current or deliveries"),
+    "a nack is no attempt": ("settle", "if release or not back", "if back or not back"),
+    "a release is an attempt": ("settle", "if release or not back", "if not back"),
+    "a release of what is started is unsettled": (
+        "settle", "if is_started then deliveries = sub(deliveries, 1, -2) end", ""),
+    "a start is not noted": ("settle", "deliveries = deliveries .. 's'", ""),
+    "a start is not stored": ("settle", "if #marked > 0 then redis_call('HSET', meta, unpack(marked)) end", ""),
+    "a start is unknown to the rest of its call": ("settle", "started[id] or known[n]", "known[n]"),
+    "a start outlives its delivery": (
+        ("settle", "if is_started then deliveries = sub(deliveries, 1, -2) end",
+         "if release and is_started then deliveries = sub(deliveries, 1, -2) end"),
+        ("receive", "'^(%d+)(:?%d*)', #known[n]", "'^(%d+)(:?%d*s?)', #known[n]")),
     "an extension by nothing is left to the clock": ("settle", "if micros == 0 then\n        line[",
-                                                     "if nack and micros == 0 then\n        line["),
+                                                     "if back and micros == 0 then\n        line["),
     "an acknowledgement leaves the body": ("settle", "redis_call('HDEL', data, unpack(gone))", ""),
     "a send stores what is here": ("send", "local here = redis_call('HMGET', data, unpack(ARGV, 6, last_id))",
                                    "local here = {}"),
@@ -89,13 +101,23 @@ BROKEN = {
     "a send forgets its answer": ("send", "-- @remember", ""),
     "promoting turns the order round": ("promote", "redis_call('LPUSH', pending, unpack(due))",
                                         "redis_call('RPUSH', pending, unpack(due))"),
-    "promoting counts no unsettled delivery": ("unsettled", "deliveries = deliveries + 4294967296", ""),
-    "a receive counts nothing": ("receive", "(tonumber(before) or 0) + 1", "(tonumber(before) or 0)"),
+    "expiry counts no unsettled delivery": ("expired", "number = number + 4294967296", ""),
+    "expiry takes what was started for no attempt": ("expired", "if started == 's' then", "if false then"),
+    "expiry takes what was not started for unsettled": ("expired", "if started == 's' then", "if number then"),
+    "expiry does not count what was no attempt": ("expired", "(tonumber(uncounted) or 0) + 1",
+                                                  "(tonumber(uncounted) or 0)"),
+    "expiry of what was started forgets what was no attempt": (
+        "expired", " .. sub(before, string.find(before, ':', 1, true) or #before + 1)", ""),
+    "a receive counts nothing": ("receive", "(before or 0) + 1", "(before or 0)"),
+    "a receive forgets what was no attempt": ("receive", " .. (rest or '')", ""),
+    "a repeated receive forgets what was no attempt": ("receive", "string.format('%.0f', count - 1) .. rest",
+                                                       "string.format('%.0f', count - 1)"),
     "a receive takes from the wrong end": ("receive", "redis_call('RPOP', pending, ARGV[4])",
                                            "redis_call('LPOP', pending, ARGV[4])"),
     "a receive is repeated anew": ("receive", "record >= ARGV[1]", "false"),
     "what cannot be promoted is overtaken": ("send", "if promoted == at_once then", "if false then"),
-    "a release counts on": ("release", "tonumber(sub(current, 17)) - 1", "tonumber(sub(current, 17))"),
+    "what nobody has seen counts on": ("release", "string.format('%.0f', count - 1)", "string.format('%.0f', count)"),
+    "what nobody has seen forgets what was no attempt": ("release", "count - 1) .. rest", "count - 1)"),
     "a purge spares what is in flight": ("purge", "redis_call('UNLINK', pending, invisible, data, meta)",
                                          "redis_call('UNLINK', pending)"),
 }
@@ -104,9 +126,10 @@ BROKEN = {
 def source(name, broken=None):
     with open(os.path.join(SCRIPTS, name + ".lua")) as file:
         text = file.read()
-    if broken and broken[0] == name:
-        assert broken[1] in text, f"{name}.lua has no '{broken[1]}'"
-        text = text.replace(broken[1], broken[2])
+    for file, old, new in broken if broken and isinstance(broken[0], tuple) else [broken] if broken else []:
+        if file == name:
+            assert old in text, f"{name}.lua has no '{old}'"
+            text = text.replace(old, new)
     return re.sub(r"(?m)^\s*-- @(\w+)$", lambda part: source(part.group(1), broken), text)
 
 
@@ -188,15 +211,20 @@ class Recorder:
     def settle(self):
         if not self.known:
             return
-        recent = self.known[-6:]
+        kinds = self.random.choices(["ack", "nack", "nack", "release", "extend", "start", "start"],
+                                    k=self.random.randint(1, 3))
+        entries = [(kind, self.random.choice(self.known[-6:])) for kind in kinds]
+        if self.random.random() < 0.3:
+            # What one entry does, the next must know; and what is extended by nothing does not line up behind it.
+            last, other = self.known[-1], self.known[-2:][0]
+            entries = self.random.choice([[("start", last), ("extend", last)], [("start", last), ("release", last)],
+                                          [("extend", last), ("nack", other)]])
         ids, tokens = [], []
-        for _ in range(self.random.randint(1, 3)):
-            id, secret = self.random.choice(recent)
-            # Acknowledge, give back, extend.
-            kind = self.random.choice("1nne")
-            times = {"1": [""], "n": [0, 700, 4000], "e": [0, 600, 5000]}[kind]
+        for kind, (id, secret) in entries:
+            times = {"ack": [""], "nack": [0, 700, 4000], "extend": [0, 600, 5000]}
+            times |= {"release": times["nack"], "start": times["extend"]}
             ids.append(id)
-            tokens.append(f"{secret}{kind}{self.random.choice(times)}")
+            tokens.append(f"{secret}{tlaplus_trace.KINDS[kind]}{self.random.choice(times[kind])}")
         self.make("settle", [len(ids), *ids, *tokens])
 
     def release(self):

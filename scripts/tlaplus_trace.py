@@ -10,8 +10,8 @@ A trace is a JSON list of events, in the order in which the server ran them:
 
     {"op": "send",    "at": µs, ..., "batch": [{"m": id, "delay": µs}], "capacity": n or null, "reply": ["1", ...]}
     {"op": "receive", "at": µs, ..., "receivers": [{"max": n, "lease": µs}], "receipts": [secret, ...],
-                      "reply": [[id, delivery_count, unsettled], ...]}
-    {"op": "settle",  "at": µs, ..., "batch": [{"m": id, "r": secret, "kind": "ack" | "nack" | "extend", "time": µs}],
+                      "reply": [[id, delivery_count, unsettled, uncounted], ...]}
+    {"op": "settle",  "at": µs, ..., "batch": [{"m": id, "r": secret, "kind": one of KINDS, "time": µs}],
                       "reply": ["1", "0", ...]}
     {"op": "release", "at": µs, "batch": [{"m": id, "r": secret}], "reply": [n]}
                       (of a receive whose answer was lost: what it has delivered)
@@ -40,6 +40,10 @@ OUT = os.path.join(tlaplus.OUT, "trace")
 
 
 # --- Reading calls
+
+
+# How messages are settled, and the character in a token of settle.lua that says so.
+KINDS = {"ack": "1", "nack": "n", "release": "r", "extend": "e", "start": "s"}
 
 
 class Calls:
@@ -93,7 +97,7 @@ class Calls:
 
     def settle(self, arguments):
         count = int(arguments[0])
-        kinds = {"1": "ack", "n": "nack", "e": "extend"}
+        kinds = {character: kind for kind, character in KINDS.items()}
         return {"batch": [{"m": m, "r": token[:16], "kind": kinds[token[16]], "time": int(token[17:] or 0)}
                           for m, token in zip(arguments[1:1 + count], arguments[1 + count:], strict=True)]}
 
@@ -120,8 +124,9 @@ class Calls:
             deliveries = []
             for id, body, known in zip(*reply[1:]):
                 if body is not None:
-                    number = int(known[16:] if known and len(known) > 16 else known or "0")
-                    deliveries.append([id, (number & 0xFFFFFFFF) + 1, number >> 32])
+                    known = known[16:] if known and len(known) > 16 else known or "0"
+                    number, _, uncounted = known.removesuffix("s").partition(":")
+                    deliveries.append([id, (int(number) & 0xFFFFFFFF) + 1, int(number) >> 32, int(uncounted or 0)])
             return deliveries
         return [reply[0]] if event["op"] == "look" else [reply]
 
@@ -198,12 +203,15 @@ def event_text(event, start, messages, secrets, callers):
         fields["receivers"] = sequence(record(max=e["max"], lease=quarters(e["lease"])) for e in event["receivers"])
         fields["receipts"] = sequence(str(secrets[secret]) for secret in event["receipts"])
     elif event["op"] == "settle":
+        if unknown := {e["kind"] for e in event["batch"]} - KINDS.keys():
+            raise ValueError(f"a settle of the kind {', '.join(sorted(unknown))}")
         fields["batch"] = sequence(record(m=messages[e["m"]], r=secrets[e["r"]], kind=text(e["kind"]),
                                           time=quarters(e["time"])) for e in event["batch"])
     elif event["op"] == "release":
         fields["batch"] = sequence(record(m=messages[e["m"]], r=secrets[e["r"]]) for e in event["batch"])
     if event["op"] == "receive":
-        reply = (sequence([str(messages[d[0]]), str(min(d[1], FAR)), str(min(d[2], FAR))]) for d in event["reply"])
+        reply = (sequence([str(messages[id]), *(str(min(number, FAR)) for number in (count, unsettled, uncounted))])
+                 for id, count, unsettled, uncounted in event["reply"])
     elif event["op"] in ("send", "settle"):
         reply = (text(answer) for answer in event["reply"])
     else:
@@ -320,11 +328,24 @@ def doctorings():
                 continue
             calls.add(call)
             for delivery in event["reply"]:
-                if delivery[2] > 0 and delivery[0] in seen:
+                if sum(delivery[2:]) > 0 and delivery[0] in seen:
                     for receiver in events[seen[delivery[0]]]["receivers"]:
                         receiver["lease"] += FAR
                     return
                 seen[delivery[0]] = place
+
+    def settled_otherwise(kind, instead):
+        """A delivery is settled in another way, which the next delivery of the message does not tell."""
+        def doctor(events):
+            for place, event in enumerate(events):
+                for entry, answer in zip(event.get("batch", []), event["reply"]):
+                    if event["op"] == "settle" and answer == "1" and entry["kind"] == kind:
+                        id = entry["m"]
+                        if any(later["op"] == "receive" and any(delivery[0] == id for delivery in later["reply"])
+                               for later in events[place:]):
+                            entry["kind"] = instead
+                            return
+        return doctor
 
     def repeated_otherwise(events):
         """A call that is made again is answered otherwise."""
@@ -349,6 +370,10 @@ def doctorings():
         "a delivery is missing": change(op("receive", delivers), lambda events, at: events[at]["reply"].pop()),
         "a delivery count is too high": change(op("receive", delivers), raise_number(1, 1)),
         "an unsettled delivery too many": change(op("receive", delivers), raise_number(2, 1)),
+        "a delivery too many was no attempt": change(op("receive", delivers), raise_number(3, 1)),
+        "a nack was a release": settled_otherwise("nack", "release"),
+        "a release was a nack": settled_otherwise("release", "nack"),
+        "a start was an extension": settled_otherwise("start", "extend"),
         "time runs backwards": change(lambda place, _: place > 0, earlier),
         "a message came back before its lease ended": longer_lease,
         "a repeated call was answered otherwise": repeated_otherwise,
@@ -357,9 +382,11 @@ def doctorings():
     }
 
 
-# After these, what is left may have happened all the same: who received was purged, or had a lease of no time.
+# After these, what is left may have happened all the same: who received was purged, or had a lease of no time; what
+# was settled was purged and sent again before it was delivered again, or what was started was settled then.
 UNSURE = {"a send is missing", "a receive is missing", "a receive has delivered the same twice",
-          "a message came back before its lease ended"}
+          "a message came back before its lease ended", "a nack was a release", "a release was a nack",
+          "a start was an extension"}
 
 
 def doctored(name, events, sure=False):

@@ -18,7 +18,7 @@ CONSTANTS
     Clients,  \* numbers, of which receipts are made
     Nobody,   \* no message
     Lease,    \* how long leases last
-    Kinds,    \* how messages are settled: some of "ack", "nack", "extend"
+    Kinds,    \* how messages are settled: some of "ack", "nack", "release", "extend", "start"
     Most      \* of each client and kind: how many calls it makes
 
 VARIABLES
@@ -116,7 +116,7 @@ RunReceive(copy) ==
 
 RunSettle(copy) ==
     LET batch == <<[m |-> copy.m, r |-> copy.r, kind |-> copy.kind,
-                    time |-> IF copy.kind = "extend" THEN Lease ELSE 0]>>
+                    time |-> IF copy.kind \in {"extend", "start"} THEN Lease ELSE 0]>>
         of(done, right) ==
             Outcome(done.q, right.l, done.answers[1], Nobody, done.answers[1] = "1",
                     done.answers[1] = "1", {<<done.answers /= right.answers, "settled">>})
@@ -205,5 +205,5 @@ KeysRight ==
     /\ keys.pending \o Line(Front(keys.invisible, DueCount(keys.invisible))) = ledger.ready
     /\ Rest(keys.invisible, DueCount(keys.invisible)) = ledger.timed
     /\ keys.data = Members(ledger)
-    /\ \A m \in Messages : keys.meta[m].count = ledger.count[m]
+    /\ \A m \in Messages : ScriptCounts(keys, m) = LedgerCounts(ledger, m)
 =============================================================================

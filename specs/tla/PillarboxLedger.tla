@@ -11,7 +11,11 @@
 (*   lease      of each message the receipt of its running delivery, or    *)
 (*              NoReceipt                                                  *)
 (*   count      of each message how often it was delivered in this life    *)
-(*   unsettled  of each message how many of these leases ran out           *)
+(*   started    messages in flight on which a handler is known to work     *)
+(*   unsettled  of each message how many of these deliveries were started  *)
+(*              and expired                                                *)
+(*   uncounted  of each message how many were no attempt: released, or     *)
+(*              expired before they were started                           *)
 (*                                                                         *)
 (* Time is what is left of it: a tick lowers every `left` that is not 0.   *)
 (* So time has no end, and the states are finite all the same.             *)
@@ -55,17 +59,25 @@ Pass(timed, time) ==
 
 EmptyLedger ==
     [ready |-> <<>>, timed |-> <<>>, lease |-> [m \in Messages |-> NoReceipt],
-     count |-> [m \in Messages |-> 0], unsettled |-> [m \in Messages |-> 0]]
+     count |-> [m \in Messages |-> 0], started |-> {},
+     unsettled |-> [m \in Messages |-> 0], uncounted |-> [m \in Messages |-> 0]]
 
 Members(l) == Elements(l.ready) \cup Ids(l.timed)
 
-\* What has no time left joins the line; a lease that ends so was not settled.
+\* One more for each of these messages.
+Raised(numbers, ids) ==
+    [m \in Messages |-> IF m \in ids THEN Min(numbers[m] + 1, MaxCount) ELSE numbers[m]]
+
+\* What has no time left joins the line. A delivery that ends so was unsettled if it was started, and
+\* no attempt if not.
 CameDue(l, due, ended) ==
     [l EXCEPT
         !.ready = @ \o Line(due),
         !.timed = Rest(@, Len(due)),
         !.lease = [m \in Messages |-> IF m \in ended THEN NoReceipt ELSE @[m]],
-        !.unsettled = [m \in Messages |-> IF m \in ended THEN Min(@[m] + 1, MaxCount) ELSE @[m]]]
+        !.started = @ \ ended,
+        !.unsettled = Raised(@, ended \cap l.started),
+        !.uncounted = Raised(@, ended \ l.started)]
 
 Comes(l) ==
     LET due == Front(l.timed, DueCount(l.timed))
@@ -91,7 +103,7 @@ Delivered(l, ids, lease, receipts) ==
             !.ready = Rest(@, Len(ids)),
             !.timed = InsertAll(@, leases),
             !.lease = [m \in Messages |-> IF is(m) THEN receipts[m] ELSE @[m]],
-            !.count = [m \in Messages |-> IF is(m) THEN Min(@[m] + 1, MaxCount) ELSE @[m]]]
+            !.count = Raised(@, Elements(ids))]
 
 LedgerReceive(l, number, lease, receipts) ==
     The({Comes(after) : after \in {Delivered(l, Front(l.ready, number), lease, receipts)}})
@@ -107,24 +119,29 @@ Forgotten(l, ids) ==
     [l EXCEPT
         !.lease = [m \in Messages |-> IF m \in ids THEN NoReceipt ELSE @[m]],
         !.count = [m \in Messages |-> IF m \in ids THEN 0 ELSE @[m]],
-        !.unsettled = [m \in Messages |-> IF m \in ids THEN 0 ELSE @[m]]]
+        !.started = @ \ ids,
+        !.unsettled = [m \in Messages |-> IF m \in ids THEN 0 ELSE @[m]],
+        !.uncounted = [m \in Messages |-> IF m \in ids THEN 0 ELSE @[m]]]
 
-\* An entry is [m, r, kind, time]: kind is "ack", "nack" or "extend".
+\* An entry is [m, r, kind, time]: kind is "ack", "nack", "release", "extend" or "start".
 IsCurrent(l, entry) == entry.r /= NoReceipt /\ l.lease[entry.m] = entry.r
 
 LedgerSettleOne(l, entry) ==
     LET m == entry.m
         rest == Drop(l.timed, {m})
+        givenBack == [l EXCEPT !.timed = IF entry.time = 0 THEN rest ELSE Insert(rest, m, entry.time),
+                               !.ready = IF entry.time = 0 THEN Append(@, m) ELSE @,
+                               !.lease[m] = NoReceipt, !.started = @ \ {m}]
     IN  IF ~IsCurrent(l, entry) THEN [l |-> l, answer |-> "0"]
         ELSE [answer |-> "1",
               l |-> CASE entry.kind = "ack" -> Forgotten([l EXCEPT !.timed = rest], {m})
-                      [] entry.kind = "nack" /\ entry.time = 0 ->
-                            [l EXCEPT !.timed = rest, !.lease[m] = NoReceipt,
-                                      !.ready = Append(@, m)]
-                      [] entry.kind = "nack" ->
-                            [l EXCEPT !.timed = Insert(rest, m, entry.time),
-                                      !.lease[m] = NoReceipt]
-                      [] OTHER -> Comes([l EXCEPT !.timed = Insert(rest, m, entry.time)])]
+                      [] entry.kind = "nack" -> givenBack
+                      [] entry.kind = "release" ->
+                            [givenBack EXCEPT !.uncounted = Raised(@, {m})]
+                      [] OTHER ->
+                            Comes([l EXCEPT !.timed = Insert(rest, m, entry.time),
+                                            !.started = IF entry.kind = "start" THEN @ \cup {m}
+                                                        ELSE @])]
 
 \* Each entry of a batch stands alone.
 RECURSIVE LedgerSend(_, _, _)
@@ -149,5 +166,11 @@ LedgerRelease(l, batch) ==
             !.ready = Line(back) \o @,
             !.timed = Drop(@, ids),
             !.lease = [m \in Messages |-> IF m \in ids THEN NoReceipt ELSE @[m]],
-            !.count = [m \in Messages |-> IF m \in ids THEN @[m] - 1 ELSE @[m]]]
+            !.count = [m \in Messages |-> IF m \in ids THEN @[m] - 1 ELSE @[m]],
+            !.started = @ \ ids]
+
+\* What is counted of a message.
+LedgerCounts(l, m) ==
+    [count |-> l.count[m], unsettled |-> l.unsettled[m], uncounted |-> l.uncounted[m],
+     started |-> m \in l.started]
 =============================================================================

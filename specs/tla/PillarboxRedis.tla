@@ -18,6 +18,7 @@ CONSTANTS
     Leases,         \* how long leases last, in ticks
     Delays,         \* how long messages are delayed; 0: not at all
     Extensions,     \* by how much leases are extended
+    Actions,        \* how clients settle: some of "ack", "nack", "release", "extend", "start"
     Capacity,       \* max_size
     MaxSends,       \* how often a message is stored
     MaxDeliveries,  \* how often a message is delivered, over all of its lives
@@ -88,7 +89,8 @@ ReceiveAct(tells, max, lease) ==
                    <<ids /= expected, "order">>,
                    <<\E d \in Elements(done.deliveries) :
                         \/ d.count /= Min(ledger.count[d.m] + 1, MaxCount)
-                        \/ d.unsettled /= ledger.unsettled[d.m], "count">>})
+                        \/ d.unsettled /= ledger.unsettled[d.m]
+                        \/ d.uncounted /= ledger.uncounted[d.m], "count">>})
         /\ UNCHANGED <<stored, acked>>
 
 \* The script fails half-way, because a key is of another type. Nobody was told anything.
@@ -158,9 +160,9 @@ SendBatches ==
         \A i, j \in DOMAIN b : i /= j => b[i].m /= b[j].m}
 
 Kinds ==
-    {[kind |-> "ack", time |-> 0]}
-    \cup [kind : {"nack"}, time : Delays]
-    \cup [kind : {"extend"}, time : Extensions]
+    [kind : {"ack"} \cap Actions, time : {0}]
+    \cup [kind : {"nack", "release"} \cap Actions, time : Delays]
+    \cup [kind : {"extend", "start"} \cap Actions, time : Extensions]
 
 Entry(held, what) == [m |-> held.m, r |-> held.r, kind |-> what.kind, time |-> what.time]
 
@@ -204,23 +206,31 @@ StaleRefused == "stale" \notin wrong
 \* And none is refused that is good.
 AnswersRight == wrong \cap {"settled", "sent", "purged"} = {}
 
-\* INV-4: how often a message was delivered, and how often in vain, is what the ledger says: it
-\* rises by one with each delivery, and survives nack and expiry.
+\* INV-4: how often a message was delivered, how often in vain and how often for no attempt, is what the
+\* ledger says: it rises by one with each delivery, and survives nack and expiry. So is whether the
+\* running delivery is started. And no more deliveries are counted as ended than have.
 CountsKept ==
-    /\ "count" \notin wrong
-    /\ \A m \in keys.data :
-        LET isOver == \E i \in DOMAIN keys.invisible :
-                        /\ keys.invisible[i].m = m
-                        /\ keys.invisible[i].left <= 0
-                        /\ IsHeld(keys, m)
-        IN  /\ keys.meta[m].count = ledger.count[m]
-            /\ Min(keys.meta[m].unsettled + (IF isOver THEN 1 ELSE 0), MaxCount)
-                = ledger.unsettled[m]
+    \A m \in keys.data :
+        /\ ScriptCounts(keys, m) = LedgerCounts(ledger, m)
+        /\ keys.meta[m].unsettled + keys.meta[m].uncounted + (IF IsHeld(keys, m) THEN 1 ELSE 0)
+            <= keys.meta[m].count
+\* And who receives is told so.
+CountsTold == "count" \notin wrong
 
-\* The same without the ledger: within a life, a count falls only by a release.
+\* The same without the ledger: within a life, the number of deliveries falls only by a release of what
+\* nobody has seen; the others never fall, and one of them rises by one at a time.
 CountsRise ==
-    [][Releases \/ \A m \in keys.data \cap keys'.data :
-            keys'.meta[m].count >= keys.meta[m].count \/ stored'[m] > stored[m]]_vars
+    [][\A m \in keys.data \cap keys'.data :
+        LET before == keys.meta[m]
+            after == keys'.meta[m]
+        IN  \/ stored'[m] > stored[m]
+            \/ /\ Releases \/ after.count >= before.count
+               /\ after.unsettled >= before.unsettled
+               /\ after.uncounted >= before.uncounted
+               /\ after.unsettled + after.uncounted <= before.unsettled + before.uncounted + 1]_vars
+
+\* Only a delivery that is in flight is started.
+StartedHeld == \A m \in Messages : keys.meta[m].started => IsHeld(keys, m)
 
 \* INV-5: what was stored, and neither acknowledged nor purged, is here.
 NothingLost ==

@@ -6,7 +6,9 @@
 (*                                                                         *)
 (* A process is crates/pillarbox-runtime/src/dispatcher with its driver: a *)
 (* delivery is held from when it is received until it is settled, lost or  *)
-(* given up, and is in one place: inbox, running, burying, settling.       *)
+(* given up, and is in one place: inbox, starting, running, burying,       *)
+(* settling. It is starting while a worker has taken it up and waits until *)
+(* the queue knows that a handler starts on it.                            *)
 (* Calls of the queue fail in either way: without effect, or after it.     *)
 (*                                                                         *)
 (* Broken on purpose by `Without`:                                         *)
@@ -16,6 +18,8 @@
 (*   "room"     no more is fetched than there are places                   *)
 (*   "taken"    a stop takes back what was not begun                       *)
 (*   "begin"    nothing is begun after a stop                              *)
+(*   "start"    the queue knows that a handler starts on a delivery, where *)
+(*              an earlier one has expired or was released                 *)
 (*   "moves"    a delivery that comes to a place leaves the one before     *)
 (*   "empty"    a stop is over when nothing is held                        *)
 (*   "deadline" draining has a deadline                                    *)
@@ -37,7 +41,8 @@ CONSTANTS
     Without
 
 VARIABLES
-    lease,    \* of each message: [r, left]; r = 0: not in flight
+    lease,    \* of each message: [r, left, started]; r = 0: not in flight
+    doubted,  \* messages of which a delivery has expired or was released (unsettled or uncounted > 0)
     outcome,  \* of each message: "here", "done" or "buried"
     letters,  \* of each message: how many dead letters there are of it
     issued,   \* of each message: the last receipt
@@ -47,12 +52,15 @@ VARIABLES
     held,     \* of each process: what it holds
     wrong
 
-vars == <<lease, outcome, letters, issued, settled, mode, timer, held, wrong>>
+vars == <<lease, doubted, outcome, letters, issued, settled, mode, timer, held, wrong>>
 
 Has(rule) == rule \notin Without
 
+NoLease == [r |-> 0, left |-> 0, started |-> FALSE]
+
 Init ==
-    /\ lease = [m \in Messages |-> [r |-> 0, left |-> 0]]
+    /\ lease = [m \in Messages |-> NoLease]
+    /\ doubted = {}
     /\ outcome = [m \in Messages |-> "here"]
     /\ letters = [m \in Messages |-> 0]
     /\ issued = [m \in Messages |-> 0]
@@ -64,6 +72,8 @@ Init ==
 
 IsEnding(p) == mode[p] \in {"draining", "cancelling", "last"}
 Lives(p) == mode[p] \notin {"over", "dead"}
+\* Where a worker has taken a delivery up.
+Begun == {"starting", "running"}
 At(p, places) == {h \in held[p] : h.place \in places}
 Runs(h) == lease[h.m].r = h.r
 
@@ -79,25 +89,34 @@ Settling(h, intent) == [h EXCEPT !.place = "settling", !.intent = intent]
 Fetch(p, m, late) ==
     LET r == IF Wraps THEN (issued[m] % MaxDeliveries) + 1 ELSE issued[m] + 1
         new == [m |-> m, r |-> r, place |-> "inbox", intent |-> "none", left |-> Lease + late,
-                lost |-> FALSE, unsure |-> FALSE]
+                lost |-> FALSE, unsure |-> FALSE, records |-> m \in doubted]
     IN  /\ mode[p] = "running"
-        /\ Has("room") => Cardinality(At(p, {"inbox", "running"})) < Workers + Inbox
+        /\ Has("room") => Cardinality(At(p, {"inbox"} \cup Begun)) < Workers + Inbox
         /\ outcome[m] = "here" /\ lease[m].r = 0
         /\ Wraps \/ issued[m] < MaxDeliveries
         /\ \A h \in held[p] : h.m = m => h.r /= r
         /\ issued' = [issued EXCEPT ![m] = r]
-        /\ lease' = [lease EXCEPT ![m] = [r |-> r, left |-> Lease]]
+        /\ lease' = [lease EXCEPT ![m] = [r |-> r, left |-> Lease, started |-> FALSE]]
         /\ held' = [held EXCEPT ![p] = @ \cup {new}]
         /\ settled' = settled \ {[m |-> m, r |-> r]}
-        /\ UNCHANGED <<outcome, letters, mode, timer, wrong>>
+        /\ UNCHANGED <<doubted, outcome, letters, mode, timer, wrong>>
 
 \* A worker takes it out of its inbox; or finds that it is too late.
 Begin(p, h) ==
-    /\ h \in At(p, {"inbox"})
-    /\ Cardinality(At(p, {"running"})) < Workers
-    /\ IF h.lost THEN Leaves(p, h)
-       ELSE (mode[p] = "running" \/ ~Has("begin")) /\ Becomes(p, h, [h EXCEPT !.place = "running"])
-    /\ UNCHANGED <<lease, outcome, letters, issued, settled, mode, timer, wrong>>
+    LET place == IF h.records /\ Has("start") THEN "starting" ELSE "running"
+    IN  /\ h \in At(p, {"inbox"})
+        /\ Cardinality(At(p, Begun)) < Workers
+        /\ IF h.lost THEN Leaves(p, h)
+           ELSE /\ mode[p] = "running" \/ ~Has("begin")
+                /\ Becomes(p, h, [h EXCEPT !.place = place])
+        /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, mode, timer, wrong>>
+
+\* A worker that waits to start finds that it is too late, or that it is cancelled.
+Decline(p, h) ==
+    /\ h \in At(p, {"starting"})
+    /\ h.lost \/ mode[p] \in {"cancelling", "last"}
+    /\ IF h.lost THEN Leaves(p, h) ELSE Becomes(p, h, Settling(h, "release"))
+    /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, mode, timer, wrong>>
 
 \* The handler succeeds, fails and is to be tried again, or fails for good.
 Finish(p, h, verdict) ==
@@ -107,7 +126,7 @@ Finish(p, h, verdict) ==
          [] verdict = "retry" -> Becomes(p, h, Settling(h, "nack"))
          [] OTHER -> IF Has("before") THEN Becomes(p, h, [h EXCEPT !.place = "burying"])
                      ELSE Becomes(p, h, Settling(h, "bury"))
-    /\ UNCHANGED <<lease, outcome, letters, issued, settled, mode, timer, wrong>>
+    /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, mode, timer, wrong>>
 
 -----------------------------------------------------------------------------
 (* Dead letters: stored, then acknowledged                                  *)
@@ -122,32 +141,33 @@ Bury(p, h, effect, answered) ==
     /\ letters' = IF effect /\ ~h.lost THEN MoreLetters(h.m) ELSE letters
     /\ CASE h.lost -> Leaves(p, h)
          [] answered -> Becomes(p, h, Settling(h, "bury"))
-         [] IsEnding(p) -> Becomes(p, h, Settling(h, "nack"))
+         [] IsEnding(p) -> Becomes(p, h, Settling(h, "release"))
          [] OTHER -> UNCHANGED held
-    /\ UNCHANGED <<lease, outcome, issued, settled, mode, timer, wrong>>
+    /\ UNCHANGED <<lease, doubted, outcome, issued, settled, mode, timer, wrong>>
 
 \* Only where "before" is broken: the letter is stored after the message was acknowledged.
 BuryAfter(p, h) ==
     /\ h \in At(p, {"late"})
     /\ letters' = MoreLetters(h.m)
     /\ Leaves(p, h)
-    /\ UNCHANGED <<lease, outcome, issued, settled, mode, timer, wrong>>
+    /\ UNCHANGED <<lease, doubted, outcome, issued, settled, mode, timer, wrong>>
 
 -----------------------------------------------------------------------------
 (* Calls of the queue                                                       *)
 
-Free(m) == [lease EXCEPT ![m] = [r |-> 0, left |-> 0]]
+Free(m) == [lease EXCEPT ![m] = NoLease]
 
 \* "stale" after a failure means done (Dispatcher::refused).
 Settle(p, h, effect, answered) ==
     LET isGood == Runs(h)
-        isAck == h.intent /= "nack"
+        isAck == h.intent \notin {"nack", "release"}
         isDone == effect /\ isGood
         isDoubtful == answered /\ ~isGood /\ h.unsure
     IN  /\ h \in At(p, {"settling"})
         /\ answered => effect
         /\ ~(h.unsure /\ h.left = 0 /\ Has("giveup"))
         /\ lease' = IF isDone THEN Free(h.m) ELSE lease
+        /\ doubted' = IF isDone /\ h.intent = "release" THEN doubted \cup {h.m} ELSE doubted
         /\ outcome' = IF isDone /\ isAck
                       THEN [outcome EXCEPT ![h.m] = IF h.intent = "bury" THEN "buried" ELSE "done"]
                       ELSE outcome
@@ -165,18 +185,22 @@ GiveUp(p, h) ==
     /\ h \in At(p, {"settling"})
     /\ h.unsure /\ h.left = 0
     /\ Leaves(p, h)
-    /\ UNCHANGED <<lease, outcome, letters, issued, settled, mode, timer, wrong>>
+    /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, mode, timer, wrong>>
 
-\* Reckoned from when it was asked for; one that is refused is lost.
+\* Reckoned from when it was asked for; one that is refused is lost. Where a handler runs, or is to, it is
+\* a start: it says so in passing, and who waits for it runs then.
 Extend(p, h, effect, answered) ==
-    /\ h \in At(p, {"inbox", "running", "burying"})
-    /\ ~h.lost
-    /\ answered => effect
-    /\ lease' = IF effect /\ Runs(h) THEN [lease EXCEPT ![h.m].left = Lease] ELSE lease
-    /\ IF answered
-       THEN Becomes(p, h, IF Runs(h) THEN [h EXCEPT !.left = Lease] ELSE [h EXCEPT !.lost = TRUE])
-       ELSE UNCHANGED held
-    /\ UNCHANGED <<outcome, letters, issued, settled, mode, timer, wrong>>
+    LET isStart == h.place \in Begun
+        runs == [h EXCEPT !.left = Lease, !.place = IF isStart THEN "running" ELSE @]
+    IN  /\ h \in At(p, {"inbox", "burying"} \cup Begun)
+        /\ ~h.lost
+        /\ answered => effect
+        /\ lease' = IF effect /\ Runs(h)
+                    THEN [lease EXCEPT ![h.m].left = Lease, ![h.m].started = @ \/ isStart]
+                    ELSE lease
+        /\ IF answered THEN Becomes(p, h, IF Runs(h) THEN runs ELSE [h EXCEPT !.lost = TRUE])
+           ELSE UNCHANGED held
+        /\ UNCHANGED <<doubted, outcome, letters, issued, settled, mode, timer, wrong>>
 
 -----------------------------------------------------------------------------
 (* Stopping                                                                 *)
@@ -189,22 +213,22 @@ Stop(p) ==
     /\ held' = [held EXCEPT ![p] =
                     IF ~Has("taken") THEN @
                     ELSE {h \in @ : h.place /= "inbox"}
-                         \cup {Settling(h, "nack") : h \in {x \in @ : x.place = "inbox" /\ ~x.lost}}]
-    /\ UNCHANGED <<lease, outcome, letters, issued, settled, wrong>>
+                         \cup {Settling(h, "release") : h \in {x \in @ : x.place = "inbox" /\ ~x.lost}}]
+    /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, wrong>>
 
 Over(p) ==
     /\ IsEnding(p)
     /\ Has("empty") => held[p] = {}
     /\ mode' = [mode EXCEPT ![p] = "over"]
     /\ timer' = [timer EXCEPT ![p] = 0]
-    /\ UNCHANGED <<lease, outcome, letters, issued, settled, held, wrong>>
+    /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, held, wrong>>
 
 Crash(p) ==
     /\ Lives(p)
     /\ mode' = [mode EXCEPT ![p] = "dead"]
     /\ timer' = [timer EXCEPT ![p] = 0]
     /\ held' = [held EXCEPT ![p] = {}]
-    /\ UNCHANGED <<lease, outcome, letters, issued, settled, wrong>>
+    /\ UNCHANGED <<lease, doubted, outcome, letters, issued, settled, wrong>>
 
 \* A deadline of the way to the end has come (Dispatcher::pass): handlers are cancelled; then what is
 \* not being settled is given up; then all.
@@ -227,7 +251,8 @@ Tick ==
        \/ \E p \in Processes : IsEnding(p) \/ \E h \in held[p] : h.left > 0
     /\ lease' = [m \in Messages |->
                     IF lease[m].left > 1 THEN [lease[m] EXCEPT !.left = @ - 1]
-                    ELSE [r |-> 0, left |-> 0]]
+                    ELSE NoLease]
+    /\ doubted' = doubted \cup {m \in Messages : lease[m].r /= 0 /\ lease[m].left <= 1}
     /\ held' = [p \in Processes |-> Kept(p, {Aged(h) : h \in held[p]})]
     /\ mode' = [p \in Processes |-> NextMode(p)]
     /\ timer' = [p \in Processes |->
@@ -241,6 +266,7 @@ OfProcess(p) ==
     \/ \E m \in Messages, late \in 0..Latency : Fetch(p, m, late)
     \/ \E h \in held[p] :
         \/ Begin(p, h)
+        \/ Decline(p, h)
         \/ \E verdict \in {"done", "retry", "bury"} : Finish(p, h, verdict)
         \/ \E effect, answered \in BOOLEAN :
                 \/ Bury(p, h, effect, answered)
@@ -268,19 +294,25 @@ OneHandler ==
     \A p, o \in Processes : \A h \in At(p, {"running"}), i \in At(o, {"running"}) :
         (h.m = i.m /\ ~h.lost /\ ~i.lost) => (p = o /\ h = i)
 
+\* Where an earlier delivery has expired or was released, no handler runs that the queue does not know of:
+\* if the process dies of it, that delivery is counted as unsettled, and not as no attempt.
+StartKnown ==
+    \A p \in Processes : \A h \in At(p, {"running"}) :
+        (h.records /\ Runs(h)) => lease[h.m].started
+
 \* A delivery is in one place.
 OnePlace ==
     \A p \in Processes : \A h, i \in held[p] : (h.m = i.m /\ h.r = i.r) => h = i
 
 \* No more is held for workers than they have places.
-RoomKept == \A p \in Processes : Cardinality(At(p, {"inbox", "running"})) <= Workers + Inbox
+RoomKept == \A p \in Processes : Cardinality(At(p, {"inbox"} \cup Begun)) <= Workers + Inbox
 
 \* Nothing is begun after a stop, and nothing fetched.
 NothingBegunAfterStop ==
     [][\A p \in Processes :
         mode'[p] /= "running" =>
-            /\ {<<h.m, h.r>> : h \in {x \in held'[p] : x.place = "running"}}
-                \subseteq {<<h.m, h.r>> : h \in At(p, {"running"})}
+            /\ {<<h.m, h.r>> : h \in {x \in held'[p] : x.place \in Begun}}
+                \subseteq {<<h.m, h.r>> : h \in At(p, Begun)}
             /\ {<<h.m, h.r>> : h \in held'[p]} \subseteq {<<h.m, h.r>> : h \in held[p]}]_vars
 
 \* And nothing waits for a worker then.

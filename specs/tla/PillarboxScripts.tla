@@ -9,7 +9,8 @@
 (*   pending    LIST  ready messages; here the next one is first           *)
 (*   invisible  ZSET  [m, left] by score; left is score minus now          *)
 (*   data       HASH  the ids that have a body                             *)
-(*   meta       HASH  id -> [held, count, unsettled]; all empty: no field  *)
+(*   meta       HASH  id -> [held, count, unsettled, uncounted, started];  *)
+(*              all empty: no field                                        *)
 (*   delayed    the field #delayed of meta                                 *)
 (*                                                                         *)
 (* `Without` names rules that are broken on purpose, to see that a model   *)
@@ -23,7 +24,15 @@
 (*   "promote"  who joins the line first moves there what is due           *)
 (*   "behind"   where more is due than is moved, one who joins goes behind *)
 (*   "nack"     a nack takes the receipt out of meta                       *)
+(*   "new"      a send that finds the id here says so                      *)
 (*   "counts"   promoting keeps the number of deliveries                   *)
+(*   "started"  an expired delivery that was started is unsettled          *)
+(*   "idle"     one that was not is no attempt                             *)
+(*   "release"  a release counts its delivery as no attempt                *)
+(*   "attempt"  a nack does not                                            *)
+(*   "start"    a start notes that the delivery is started                 *)
+(*   "further"  so that further entries of the same call know it           *)
+(*   "ends"     what is started is so until its delivery ends              *)
 (*   "orphans"  an acknowledgement deletes the field of meta, too          *)
 (*   "delayed"  promoting lowers #delayed                                  *)
 (*   "first"    a release puts messages back at the head of the line       *)
@@ -44,7 +53,7 @@ CONSTANTS
 
 Has(rule) == rule \notin Without
 
-NoField == [held |-> NoReceipt, count |-> 0, unsettled |-> 0]
+NoField == [held |-> NoReceipt, count |-> 0, unsettled |-> 0, uncounted |-> 0, started |-> FALSE]
 
 EmptyKeys ==
     [pending |-> <<>>, invisible |-> <<>>, data |-> {},
@@ -52,14 +61,33 @@ EmptyKeys ==
 
 IsHeld(q, m) == q.meta[m].held /= NoReceipt
 
+\* expired.lua: what a field becomes when the lease expires, with the rules that are broken.
+Expired(field) ==
+    LET isUnsettled == IF field.started THEN Has("started") ELSE ~Has("idle")
+    IN  [field EXCEPT
+            !.held = NoReceipt,
+            !.started = @ /\ ~Has("ends"),
+            !.unsettled = IF isUnsettled THEN Min(@ + 1, MaxCount) ELSE @,
+            !.uncounted = IF isUnsettled THEN @ ELSE Min(@ + 1, MaxCount)]
+
+\* What is counted of a message, to be compared with LedgerCounts: a lease that is over and not yet
+\* promoted counts as if it were.
+ScriptCounts(q, m) ==
+    LET field == q.meta[m]
+        isOver == IsHeld(q, m) /\ \E i \in DOMAIN q.invisible :
+                                    q.invisible[i].m = m /\ q.invisible[i].left <= 0
+        more(is) == IF isOver /\ is THEN 1 ELSE 0
+    IN  [count |-> field.count,
+         unsettled |-> Min(field.unsettled + more(field.started), MaxCount),
+         uncounted |-> Min(field.uncounted + more(~field.started), MaxCount),
+         started |-> field.started /\ ~isOver]
+
 ScriptPass(q, time) == [q EXCEPT !.invisible = Pass(@, time)]
 
 \* due.lua and promote.lua. isCapped: not all that is due may have been moved.
 Promoted(q, due, ended) ==
     LET after(m) ==
-            [held |-> NoReceipt,
-             count |-> IF Has("counts") THEN q.meta[m].count ELSE 0,
-             unsettled |-> Min(q.meta[m].unsettled + 1, MaxCount)]
+            [Expired(q.meta[m]) EXCEPT !.count = IF Has("counts") THEN @ ELSE 0]
     IN  [isCapped |-> Len(due) = AtOnce,
          q |-> [q EXCEPT
                     !.invisible = Rest(@, Len(due)),
@@ -114,7 +142,8 @@ Stored(before, new) ==
             !.delayed = @ + Len(all)]
 
 Send(q, batch, capacity) ==
-    The({[answers |-> answers,
+    The({[answers |-> IF Has("new") THEN answers
+                      ELSE [i \in DOMAIN answers |-> IF answers[i] = "0" THEN "1" ELSE answers[i]],
           q |-> IF \A i \in DOMAIN answers : answers[i] /= "1" THEN q
                 ELSE The({Stored(before, Answered(batch, answers, "1")) :
                             before \in {IF Has("promote") THEN Promote(q) ELSE NothingPromoted(q)}})] :
@@ -123,7 +152,7 @@ Send(q, batch, capacity) ==
 -----------------------------------------------------------------------------
 (* receive.lua. `receivers` is a sequence of [max, lease]: those who asked  *)
 (* at the same time; `receipts` has the new receipt of each message. The    *)
-(* answer is a sequence of [m, r, count, unsettled].                        *)
+(* answer is a sequence of [m, r, count, unsettled, uncounted].             *)
 
 RECURSIVE Wanted(_)
 Wanted(receivers) == IF receivers = <<>> THEN 0 ELSE Head(receivers).max + Wanted(Tail(receivers))
@@ -159,8 +188,9 @@ Leased(before, ids, lost, receivers, receipts) ==
     LET leases == [i \in DOMAIN ids |-> [m |-> ids[i], left |-> LeaseAt(ids, receivers, i)]]
         is(m) == \E i \in DOMAIN ids : ids[i] = m
         after(m) ==
-            [held |-> receipts[m], count |-> Min(before.meta[m].count + 1, MaxCount),
-             unsettled |-> before.meta[m].unsettled]
+            [before.meta[m] EXCEPT
+                !.held = receipts[m], !.count = Min(@ + 1, MaxCount),
+                !.started = @ /\ ~Has("ends")]
     IN  [before EXCEPT
             !.invisible = InsertAll(@, leases),
             !.meta = [m \in Messages |->
@@ -172,7 +202,8 @@ Receive(q, receivers, receipts) ==
              deliveries |->
                 [i \in DOMAIN ids |->
                     [m |-> ids[i], r |-> receipts[ids[i]], count |-> after.meta[ids[i]].count,
-                     unsettled |-> after.meta[ids[i]].unsettled]]]
+                     unsettled |-> after.meta[ids[i]].unsettled,
+                     uncounted |-> after.meta[ids[i]].uncounted]]]
         from(popped, ids, lost) ==
             The({delivery(ids, after) : after \in {Leased(popped.q, ids, lost, receivers, receipts)}})
     IN  The({from(popped, SelectSeq(popped.ids, LAMBDA m : m \in q.data),
@@ -199,19 +230,28 @@ Judged(q, isCapped, batch, so) ==
                      /\ IsHeld(q, m)
                      /\ Has("secret") => q.meta[m].held = e.r
                      /\ isCapped => isTimed
-             isNack == e.kind = "nack"
+             isBack == e.kind \in {"nack", "release"}
              inLine == e.kind /= "ack" /\ e.time = 0
              inTime == e.kind /= "ack" /\ e.time > 0
+             isStart == e.kind = "start" /\ Has("start")
+             isKnown == m \in so.started /\ Has("further")
+             field == [q.meta[m] EXCEPT !.started = @ \/ isStart \/ isKnown]
+             back == [field EXCEPT !.held = IF Has("nack") THEN NoReceipt ELSE @,
+                                   !.started = @ /\ ~Has("ends")]
+             isNoAttempt == IF e.kind = "release" THEN Has("release") ELSE ~Has("attempt")
+             after == IF ~isBack THEN Expired(field)
+                      ELSE IF isNoAttempt THEN [back EXCEPT !.uncounted = Min(@ + 1, MaxCount)]
+                      ELSE back
              judged ==
                 IF ~runs THEN [so EXCEPT !.answers = Append(@, "0")]
                 ELSE [so EXCEPT
                         !.answers = Append(@, "1"),
                         !.gone = IF e.kind = "ack" THEN @ \cup {m} ELSE @,
-                        !.givenBack = IF isNack THEN @ \cup {m} ELSE @,
-                        !.ended = IF inLine /\ ~isNack THEN @ \cup {m} ELSE @,
-                        !.settled = IF e.kind /= "extend" \/ e.time = 0 THEN @ \cup {m} ELSE @,
+                        !.started = IF isStart THEN @ \cup {m} ELSE @,
+                        !.after = IF inLine \/ isBack THEN [@ EXCEPT ![m] = after] ELSE @,
+                        !.settled = IF inLine \/ isBack \/ e.kind = "ack" THEN @ \cup {m} ELSE @,
                         !.line = IF inLine THEN Append(@, [m |-> m]) ELSE @,
-                        !.delayed = IF isNack /\ ~inLine THEN @ + 1 ELSE @,
+                        !.delayed = IF isBack /\ ~inLine THEN @ + 1 ELSE @,
                         !.timed = IF inTime
                                   THEN Append(@, [m |-> m, left |-> e.time + Len(@) * Spread])
                                   ELSE @]
@@ -230,12 +270,9 @@ Settled(before, so) ==
         left == Drop(Zadd(Drop(before.q.invisible, Ids(so.timed)), so.timed),
                      so.gone \cup Ids(so.line))
         after(m) ==
-            IF m \in so.gone /\ Has("orphans") THEN NoField
-            ELSE IF m \in so.givenBack /\ Has("nack")
-            THEN [before.q.meta[m] EXCEPT !.held = NoReceipt]
-            ELSE IF m \in so.ended
-            THEN [before.q.meta[m] EXCEPT !.held = NoReceipt, !.unsettled = Min(@ + 1, MaxCount)]
-            ELSE before.q.meta[m]
+            IF m \in so.gone THEN IF Has("orphans") THEN NoField ELSE before.q.meta[m]
+            ELSE IF m \in so.settled THEN so.after[m]
+            ELSE [before.q.meta[m] EXCEPT !.started = @ \/ m \in so.started]
     IN  [answers |-> so.answers,
          q |-> [before.q EXCEPT
                     !.data = @ \ so.gone,
@@ -245,8 +282,8 @@ Settled(before, so) ==
                     !.delayed = @ + so.delayed + Len(behind)]]
 
 NothingJudged ==
-    [answers |-> <<>>, settled |-> {}, gone |-> {}, givenBack |-> {}, ended |-> {}, line |-> <<>>,
-     timed |-> <<>>, delayed |-> 0]
+    [answers |-> <<>>, settled |-> {}, gone |-> {}, started |-> {},
+     after |-> [m \in Messages |-> NoField], line |-> <<>>, timed |-> <<>>, delayed |-> 0]
 
 Settle(q, batch) ==
     LET from(before) ==
@@ -264,7 +301,7 @@ Release(q, batch) ==
                    /\ IsHeld(q, e.m)
                    /\ q.meta[e.m].held = e.r
         back == SelectSeq(batch, runs)
-        after(m) == [q.meta[m] EXCEPT !.held = NoReceipt, !.count = @ - 1]
+        after(m) == [q.meta[m] EXCEPT !.held = NoReceipt, !.count = @ - 1, !.started = FALSE]
     IN  [q EXCEPT
             !.invisible = Drop(@, Ids(back)),
             !.pending = IF Has("first") THEN Line(back) \o @ ELSE @ \o Line(back),

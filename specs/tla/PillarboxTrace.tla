@@ -65,7 +65,7 @@ OfReceive(q, l, e) ==
                         THEN e.receipts[CHOOSE i \in DOMAIN ids : ids[i] = m] ELSE NoReceipt]
         reply(done) == [i \in DOMAIN done.deliveries |->
                             <<done.deliveries[i].m, done.deliveries[i].count,
-                              done.deliveries[i].unsettled>>]
+                              done.deliveries[i].unsettled, done.deliveries[i].uncounted>>]
         \* Leases of one call may differ; the ledger is told each by itself.
         leases(done) == [i \in DOMAIN done.deliveries |-> LeaseAt(ids, e.receivers, i)]
         of(done) ==
@@ -99,7 +99,8 @@ Seen(q, l, e, its) ==
     LET good == SelectSeq(its.reply, LAMBDA d :
                     \E i \in DOMAIN e.receipts : q.meta[d[1]].held = e.receipts[i])
         again == [i \in DOMAIN good |->
-                    <<good[i][1], q.meta[good[i][1]].count, q.meta[good[i][1]].unsettled>>]
+                    <<good[i][1], q.meta[good[i][1]].count, q.meta[good[i][1]].unsettled,
+                      q.meta[good[i][1]].uncounted>>]
     IN  Outcome(q, IF e.op = "receive" THEN again ELSE its.reply, l, TRUE, FALSE)
 
 \* Time comes to that of the event first.
@@ -155,5 +156,5 @@ Keeps ==
     (WithLedger /\ verdict = "") =>
         /\ keys.pending \o Line(Front(keys.invisible, DueCount(keys.invisible))) = ledger.ready
         /\ keys.data = Members(ledger)
-        /\ \A m \in Messages : keys.meta[m].count = ledger.count[m]
+        /\ \A m \in Messages : ScriptCounts(keys, m) = LedgerCounts(ledger, m)
 =============================================================================

@@ -112,9 +112,11 @@ async fn batches(queue: Arc<dyn Queue>, seed: u64) {
         let settles = deliveries.iter().map(|delivery| {
             let receipt = delivery.receipt.clone();
             let time = Duration::from_micros([0, 500, 3000][random.random_range(0..3)]);
-            match random.random_range(0..4) {
+            match random.random_range(0..6) {
                 0 | 1 => Settle::acknowledge(receipt),
                 2 => Settle::nack(receipt, time),
+                3 => Settle::release(receipt, time),
+                4 => Settle::start(receipt, time),
                 _ => Settle::extend(receipt, time),
             }
         });

@@ -22,6 +22,11 @@ fn read_all(directory: &str, end: &str) -> String {
     wanted.map(|name| read(&format!("{directory}/{name}"))).collect()
 }
 
+/// Code without its line breaks: the name of a property may begin a line of its own.
+fn in_one_line(code: &str) -> String {
+    code.split_whitespace().collect::<Vec<_>>().join(" ").replace("( ", "(")
+}
+
 /// The cells of the table that has this head.
 fn table(text: &str, head: &str) -> Vec<Vec<String>> {
     let from = text.lines().skip_while(|line| *line != head);
@@ -71,8 +76,10 @@ impl Sources {
         let words = cfgs.split(|c: char| !c.is_ascii_alphanumeric());
         Self {
             conformance: read_all("crates/pillarbox-testing/src/conformance", ".rs"),
-            ledger: read("crates/pillarbox-core/src/lease/tests.rs")
-                + &read("crates/pillarbox-testing/tests/ledger_exhaustive.rs"),
+            ledger: in_one_line(
+                &(read("crates/pillarbox-core/src/lease/tests.rs")
+                    + &read("crates/pillarbox-testing/tests/ledger_exhaustive.rs")),
+            ),
             checked: words.map(str::to_owned).collect(),
         }
     }
