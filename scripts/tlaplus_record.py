@@ -91,7 +91,7 @@ BROKEN = {
     "a start outlives its delivery": (
         ("settle", "if is_started then deliveries = sub(deliveries, 1, -2) end",
          "if release and is_started then deliveries = sub(deliveries, 1, -2) end"),
-        ("receive", "'^(%d+)(:?%d*)', #known[n]", "'^(%d+)(:?%d*s?)', #known[n]")),
+        ("receive", "'^(%d+)(:?%d*)', from", "'^(%d+)(:?%d*s?)', from")),
     "an extension by nothing is left to the clock": ("settle", "if micros == 0 then\n        line[",
                                                      "if back and micros == 0 then\n        line["),
     "an acknowledgement leaves the body": ("settle", "redis_call('HDEL', data, unpack(gone))", ""),

@@ -124,7 +124,7 @@ class Calls:
             deliveries = []
             for id, body, known in zip(*reply[1:]):
                 if body is not None:
-                    known = known[16:] if known and len(known) > 16 else known or "0"
+                    known = known[16:] if known and len(known) > 16 and ":" not in known[:16] else known or "0"
                     number, _, uncounted = known.removesuffix("s").partition(":")
                     deliveries.append([id, (int(number) & 0xFFFFFFFF) + 1, int(number) >> 32, int(uncounted or 0)])
             return deliveries

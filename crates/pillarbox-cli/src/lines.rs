@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek};
 use std::path::Path;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 
@@ -11,6 +12,8 @@ use crate::interrupt::Interrupt;
 
 /// A batch is no longer than this, unless one line is.
 const ENOUGH_BYTES: usize = 4 << 20;
+/// After an interrupt, how long to wait for what is on its way through a pipe.
+const LAST_LINES: Duration = Duration::from_secs(1);
 /// How many lines of a pipe are read ahead.
 const READ_AHEAD: usize = 1000;
 
@@ -80,16 +83,17 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
     /// Up to `max` lines, fewer if they are long or no more have come. `None`: there are no more. A line that
     /// cannot be read is an error of its own, after those before it; the next call goes on behind it.
     ///
-    /// Without an interrupt, it waits for a pipe's next line or its end.
+    /// An interrupt ends it at once; or `to_the_end`, once a pipe has nothing more to give for a while.
     pub(crate) async fn next_batch(
         &mut self,
         max: usize,
-        interrupt: Option<&Interrupt>,
+        interrupt: &Interrupt,
+        to_the_end: bool,
     ) -> Result<Option<Vec<T>>> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
-        if interrupt.is_some_and(Interrupt::is_told) {
+        if interrupt.is_told() && !to_the_end {
             return Err(Failure::Interrupted);
         }
         let mut batch = Vec::new();
@@ -98,9 +102,12 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
             let line = match &mut self.source {
                 Source::File(reader) => read_line(reader),
                 // Waits for the first; others are taken if they are here.
-                Source::Pipe(lines) if batch.is_empty() => match interrupt {
-                    Some(interrupt) => interrupt.or(lines.recv()).await?,
-                    None => lines.recv().await,
+                Source::Pipe(lines) if batch.is_empty() => match interrupt.or(lines.recv()).await {
+                    Err(_) if to_the_end => {
+                        let last = tokio::time::timeout(LAST_LINES, lines.recv()).await;
+                        last.map_err(|_| Failure::Interrupted)?
+                    }
+                    line => line?,
                 },
                 Source::Pipe(lines) => lines.try_recv().ok(),
             };
@@ -209,11 +216,11 @@ mod tests {
         let good = file("1\n\n2\n3");
         let mut lines = Lines::open(good.path(), numbers).unwrap();
         assert_eq!(lines.total(), 3);
-        let first = lines.next_batch(2, Some(&interrupt)).await.unwrap().unwrap();
+        let first = lines.next_batch(2, &interrupt, false).await.unwrap().unwrap();
         assert_eq!(first, ["1\n", "2\n"]);
-        let last = lines.next_batch(2, Some(&interrupt)).await.unwrap().unwrap();
+        let last = lines.next_batch(2, &interrupt, false).await.unwrap().unwrap();
         assert_eq!(last, ["3"]);
-        assert!(lines.next_batch(2, Some(&interrupt)).await.unwrap().is_none());
+        assert!(lines.next_batch(2, &interrupt, false).await.unwrap().is_none());
 
         let bad = file("1\n\nx\n");
         let Err(Failure::Other(text)) = Lines::open(bad.path(), numbers) else {
@@ -230,14 +237,14 @@ mod tests {
         for line in ["1\n", "2\n"] {
             send.send(Ok(line.to_owned())).await.unwrap();
         }
-        let batch = lines.next_batch(100, Some(&interrupt)).await.unwrap().unwrap();
+        let batch = lines.next_batch(100, &interrupt, false).await.unwrap().unwrap();
         assert_eq!(batch.len(), 2, "it does not wait to fill the batch");
         send.send(Ok("x\n".to_owned())).await.unwrap();
-        let Err(Failure::Other(text)) = lines.next_batch(100, Some(&interrupt)).await else {
+        let Err(Failure::Other(text)) = lines.next_batch(100, &interrupt, false).await else {
             panic!("it is bad")
         };
         assert!(text.starts_with("line 3 of pipe: "), "{text}");
         drop(send);
-        assert!(lines.next_batch(100, Some(&interrupt)).await.unwrap().is_none());
+        assert!(lines.next_batch(100, &interrupt, false).await.unwrap().is_none());
     }
 }

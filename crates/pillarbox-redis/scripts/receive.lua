@@ -122,8 +122,8 @@ for n = 1, count do
     last = id
     local secret = ARGV[secrets + n]
     if known[n] then
-      local before, rest = string.match(known[n], '^(%d+)(:?%d*)',
-        #known[n] > 16 and not string.find(sub(known[n], 1, 16), ':', 1, true) and 17 or 1)
+      local from = #known[n] > 16 and not string.find(sub(known[n], 1, 16), ':', 1, true) and 17 or 1
+      local before, rest = string.match(known[n], '^(%d+)(:?%d*)', from)
       secret = sub(secret, 1, 16) .. string.format('%.0f', (before or 0) + 1) .. (rest or '')
     end
     leases[place + 1] = lease

@@ -6,7 +6,7 @@
 //! until it is stored, or is seen to be there and not in flight.
 //!
 //! What a pipe has given is gone from there, and perhaps nowhere else any more. So lines of a pipe that cannot
-//! be read are named and passed over, and the first interrupt ends nothing before the pipe does.
+//! be read are named and passed over, and the first interrupt ends nothing before the pipe is empty.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -70,7 +70,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
         let result = async {
             let max = queue.capabilities().max_batch;
             loop {
-                match lines.next_batch(max, ending).await {
+                match lines.next_batch(max, &interrupt, is_pipe).await {
                     Ok(Some(batch)) => loader.send(batch, &progress).await?,
                     Ok(None) => break,
                     Err(Failure::Other(text)) if is_pipe => loader.unreadable.push(text),

@@ -107,7 +107,7 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
         let mut reported = Ok(());
         let failure = loop {
             let batch =
-                match lines.next_batch(queue.capabilities().max_batch, Some(&interrupt)).await {
+                match lines.next_batch(queue.capabilities().max_batch, &interrupt, false).await {
                     Ok(Some(batch)) => batch,
                     Ok(None) => break None,
                     Err(failure) => break Some(failure),
