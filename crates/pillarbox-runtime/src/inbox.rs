@@ -114,7 +114,8 @@ impl WorkerTask {
         if is_to_record {
             // If nobody listens any more, nobody will run it either.
             let is_told = self.results.send(WorkerResult::Starting { key }).await.is_ok();
-            if !(is_told && lease.started().await) && !lease.is_lost() {
+            let may_run = is_told && lease.started().await;
+            if !may_run && !lease.is_lost() {
                 return WorkerResult::Declined { key, worker };
             }
         }

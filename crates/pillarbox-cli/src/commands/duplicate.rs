@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(found(&there, MessageState::Delayed { until }), There::Same);
         assert_eq!(found(&there, MessageState::InFlight { until }), There::InFlight);
         assert_eq!(There::of(&message, None), There::Nothing);
-        let mut others = vec![there.clone(); 4];
+        let mut others = vec![there; 4];
         others[0].body = "other".into();
         others[1].enqueued_at = Timestamp::from_secs(8);
         others[2].reply_to = Some("client".into());
