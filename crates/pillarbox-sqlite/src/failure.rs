@@ -64,9 +64,10 @@ pub(crate) enum Failure {
     )]
     OtherDevice(PathBuf),
     #[error(
-        "{path} was written by something other than SQLite while it was in use: another file was copied over \
-         it. Stop all programs that use it. To go on with the file as it is now, delete {path}-wal, which is \
-         the log of the former one. If the former one is back, or nothing was copied, delete {path}-lock instead",
+        "{path} was written by something other than SQLite while it was in use. Stop all programs that use it. If \
+         nothing was copied over it (it was touched, or the former file is back), delete {path}-lock and open it \
+         again: nothing is lost. If another file was copied over it, put the former one back and do the same; or, to \
+         go on with the other one, delete {path}-wal, which is the log of the former one, and what is in it",
         path = .0.display()
     )]
     CopiedOver(PathBuf),

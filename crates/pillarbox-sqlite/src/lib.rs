@@ -74,6 +74,7 @@ mod diagnose;
 mod engine;
 mod failure;
 mod file;
+mod frames;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

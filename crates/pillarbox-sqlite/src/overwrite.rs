@@ -5,7 +5,7 @@
 //! only when pages of the log are moved into it. Whoever does so notes the size and the time of the file
 //! afterwards, in the lock file, which all processes share and write while it is their turn. Where the
 //! file is not as noted, either a connection of another program has moved pages, which its log shows, or
-//! the file was written by something else.
+//! has begun to, which the pages show ([`frames`]), or the file was written by something else.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -18,6 +18,7 @@ use rusqlite::Connection;
 use crate::checkpoint;
 use crate::failure::Failure;
 use crate::file::beside;
+use crate::frames;
 
 /// How long to wait for a connection of another program to say that it is done with moving pages.
 const GRACE: Duration = Duration::from_secs(3);
@@ -67,7 +68,7 @@ impl Moved {
     fn now(connection: &Connection, log: &File) -> Option<Self> {
         let (pages, moved) = checkpoint::length(connection)?;
         let written = Stamp::of(&log.metadata().ok()?).written;
-        Some(Self { salt: salt(log), pages: moved, whole: pages == moved, written })
+        Some(Self { salt: frames::salt(log), pages: moved, whole: pages == moved, written })
     }
 
     /// Whether pages may have been moved between this and what is `now`.
@@ -79,6 +80,12 @@ impl Moved {
             // It is started again when all of it was moved.
             _ => true,
         }
+    }
+
+    /// Whether a checkpoint that did not end, or has not yet, is all that has happened to the file.
+    fn explains(self, path: &Path, log: &File) -> bool {
+        let pages = self.pages.try_into().unwrap_or(0);
+        self.salt.is_some_and(|salt| frames::belongs(path, log, salt, pages))
     }
 
     /// Whether the log is started again by the next commit, which moves nothing.
@@ -172,8 +179,9 @@ impl Watch {
     /// Takes the file for what it should be: nobody else has it open. To be called when it is this
     /// process's turn.
     pub(crate) fn begin(&self, files: Files<'_>, connection: &Connection) {
+        let now = Moved::now(connection, files.log);
         if let Some(found) = Stamp::at(files.path) {
-            self.accept(found, Note::Nothing, files, connection);
+            self.accept(found, now, Note::Nothing, files);
         }
     }
 
@@ -195,22 +203,26 @@ impl Watch {
         }
         let end = Instant::now() + GRACE;
         loop {
+            // Before the file: what is moved in between then explains that the file changes later.
+            let now = Moved::now(connection, files.log);
             let Some(found) = Stamp::at(files.path) else { return Err(Failure::Replaced) };
             let note = Note::read(files.lock);
             let (stamp, moved, told) = match note {
                 Note::Nothing => {
-                    self.accept(found, note, files, connection);
+                    self.accept(found, now, note, files);
                     return Ok(());
                 }
                 Note::Is(stamp, moved) => (stamp, moved, false),
                 Note::CopiedOver(stamp, moved) => (stamp, moved, true),
             };
-            let now = Moved::now(connection, files.log);
-            if stamp == found || now.is_some_and(|now| moved.may_have_advanced(now)) {
-                self.accept(found, note, files, connection);
+            let is_explained =
+                stamp == found || now.is_some_and(|now| moved.may_have_advanced(now));
+            let is_late = told || Instant::now() >= end;
+            if is_explained || (is_late && moved.explains(files.path, files.log)) {
+                self.accept(found, now, note, files);
                 return Ok(());
             }
-            if told || Instant::now() >= end {
+            if is_late {
                 self.is_copied_over.set(true);
                 Note::CopiedOver(stamp, moved).write(files.lock);
                 return Err(Failure::CopiedOver(files.path.to_owned()));
@@ -236,10 +248,12 @@ impl Watch {
     /// Notes that the log was started again, if it was. To be called after each commit, while it is still this
     /// process's turn.
     pub(crate) fn committed(&self, files: Files<'_>, connection: &Connection) {
-        if self.is_at_end.get()
-            && let Some(found) = Stamp::at(files.path).filter(|found| !self.is_changed(*found))
-        {
-            self.accept(found, Note::Nothing, files, connection);
+        if !self.is_at_end.get() {
+            return;
+        }
+        let now = Moved::now(connection, files.log);
+        if let Some(found) = Stamp::at(files.path).filter(|found| !self.is_changed(*found)) {
+            self.accept(found, now, Note::Nothing, files);
         }
     }
 
@@ -248,13 +262,13 @@ impl Watch {
         self.is_copied_over.get()
     }
 
-    fn accept(&self, found: Stamp, note: Note, files: Files<'_>, connection: &Connection) {
+    /// Takes the file for what it should be, as it was `found` after the log was as it is `now`.
+    fn accept(&self, found: Stamp, now: Option<Moved>, note: Note, files: Files<'_>) {
         self.seen.set(Some(found));
         self.is_copied_over.set(false);
         let note = match note {
             Note::Is(stamp, _) if stamp == found => note,
             _ => {
-                let now = Moved::now(connection, files.log);
                 let note = now.map_or(Note::Nothing, |now| Note::Is(found, now));
                 note.write(files.lock);
                 note
@@ -268,26 +282,22 @@ impl Watch {
 /// SQLite would move it into the file, which it does not belong to.
 pub(crate) fn check_note(path: &Path) -> Result<(), Failure> {
     let Ok(lock) = File::open(beside(path, "-lock")) else { return Ok(()) };
-    let Note::CopiedOver(stamp, _) = Note::read(&lock) else { return Ok(()) };
-    let has_log = std::fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
-    if has_log && Stamp::at(path) != Some(stamp) {
-        return Err(Failure::CopiedOver(path.to_owned()));
+    let Note::CopiedOver(stamp, moved) = Note::read(&lock) else { return Ok(()) };
+    let name = beside(path, "-wal");
+    let has_log = std::fs::metadata(&name).is_ok_and(|log| log.len() > 0);
+    if !has_log || Stamp::at(path) == Some(stamp) {
+        return Ok(());
     }
-    Ok(())
-}
-
-/// The salt in the header of a log. `None`: it has none.
-fn salt(mut log: &File) -> Option<u64> {
-    let mut header = [[0; 8]; 4];
-    log.seek(SeekFrom::Start(0)).and_then(|_| log.read_exact(header.as_flattened_mut())).ok()?;
-    // The last bit says in which order of bytes its checksums are.
-    let is_log = u64::from_be_bytes(header[0]) >> 33 == 0x377f_0682 >> 1;
-    is_log.then_some(u64::from_be_bytes(header[2]))
+    // They may have been wrong, or the former file is back.
+    if File::open(name).is_ok_and(|log| moved.explains(path, &log)) {
+        return Ok(());
+    }
+    Err(Failure::CopiedOver(path.to_owned()))
 }
 
 /// Whether the file of this name is a log that was written.
 pub(crate) fn is_written_log(log: &Path) -> bool {
-    File::open(log).is_ok_and(|log| salt(&log).is_some())
+    File::open(log).is_ok_and(|log| frames::salt(&log).is_some())
 }
 
 #[cfg(test)]

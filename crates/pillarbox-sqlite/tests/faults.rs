@@ -405,6 +405,185 @@ async fn a_file_that_another_is_copied_over_takes_no_more_messages_and_stays_wha
     assert_eq!(&there[0].message.body[..], b"other");
 }
 
+/// Writes pages of the log into the file, in their order, as a checkpoint does before it syncs the file and says
+/// that they were moved: `most` of them at most.
+fn begin_checkpoint(file: &Path, most: usize) {
+    use std::io::{Seek, SeekFrom, Write};
+    let log = fs::read(file.with_file_name("jobs.db-wal")).unwrap();
+    let number = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap()) as usize;
+    let size = number(8);
+    let mut pages = std::collections::BTreeMap::new();
+    for at in (32..log.len()).step_by(24 + size) {
+        if log[at + 8..at + 16] == log[16..24] {
+            pages.insert(number(at), &log[at + 24..at + 24 + size]);
+        }
+    }
+    let mut database = fs::OpenOptions::new().write(true).open(file).unwrap();
+    for (page, content) in pages.into_iter().take(most) {
+        database.seek(SeekFrom::Start(((page - 1) * size) as u64)).unwrap();
+        database.write_all(content).unwrap();
+    }
+    // To close it would drop the locks that SQLite has on it in this process.
+    std::mem::forget(database);
+}
+
+async fn send_some(jobs: &Arc<dyn Queue>, some: usize) {
+    for _ in 0..some {
+        jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    }
+}
+
+/// Sends a message that has pages of its own.
+async fn send_long(jobs: &Arc<dyn Queue>) {
+    let long = Outgoing::new(vec![b'x'; 50_000]);
+    jobs.send(vec![long]).await.unwrap().remove(0).unwrap();
+}
+
+/// Begins to read: until it ends, only what is in the log by now can be moved, and the log is not started again.
+const READ: &str = "BEGIN; SELECT * FROM pillarbox_schema";
+
+/// The database has changed, and the log does not say that any of it was moved.
+#[tokio::test]
+async fn a_checkpoint_of_another_program_that_is_killed_is_not_taken_for_a_copy() {
+    // Before it, another one has moved all of the log but the last messages, or nothing.
+    let case = async |all_but: Option<usize>, most: usize| {
+        let (_directory, file) = directory();
+        let backend = open(&file).await;
+        let jobs = queue(&backend, "jobs");
+        send_some(&jobs, 2).await;
+        let mover = Connection::open(&file).unwrap();
+        mover.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+        send_long(&jobs).await;
+        let reader = Connection::open(&file).unwrap();
+        if let Some(last) = all_but {
+            reader.execute_batch(READ).unwrap();
+            send_some(&jobs, last).await;
+            mover.execute_batch("PRAGMA wal_checkpoint(PASSIVE)").unwrap();
+        }
+        send_some(&jobs, 1).await;
+        drop((mover, reader));
+        begin_checkpoint(&file, most);
+        send_some(&jobs, 1).await;
+        let again = Mailboxes::new(open_again(&file).await.unwrap());
+        send_some(&queue(&again, "jobs"), 1).await;
+        begin_checkpoint(&file, most);
+        again.close().await;
+        backend.close().await;
+        let backend = open(&file).await;
+        let sent = 6 + all_but.unwrap_or(0) as u64;
+        assert_eq!(queue(&backend, "jobs").counts().await.unwrap().total(), sent);
+        backend.close().await;
+        assert_eq!(verify(&file).unwrap(), [""; 0]);
+    };
+    let after = async |all_but| tokio::join!(case(all_but, 3), case(all_but, usize::MAX));
+    tokio::join!(after(None), after(Some(0)), after(Some(1)));
+}
+
+#[tokio::test]
+async fn a_file_that_was_wrongly_taken_for_another_is_opened_again() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    send_some(&jobs, 2).await;
+    Connection::open(&file).unwrap().execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    send_some(&jobs, 2).await;
+    let database = fs::OpenOptions::new().write(true).open(&file).unwrap();
+    database.set_modified(std::time::UNIX_EPOCH).unwrap();
+    std::mem::forget(database);
+    // Nothing of the log is in it, and nothing shows that it is not another file.
+    let text = refused_send(&jobs).await;
+    let advice = ["If nothing was copied over it", "jobs.db-lock", "jobs.db-wal"];
+    let places = advice.map(|words| text.find(words).unwrap_or_else(|| panic!("{text}")));
+    assert!(places.is_sorted(), "the harmless comes first: {text}");
+    backend.close().await;
+    let text = refusal(SqliteOptions::new(&file)).await;
+    assert!(text.contains("copied over"), "{text}");
+    begin_checkpoint(&file, 3);
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    send_some(&jobs, 1).await;
+    assert_eq!(jobs.counts().await.unwrap().total(), 5);
+    backend.close().await;
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
+}
+
+/// Its counters are the same, and the messages are others.
+#[tokio::test]
+async fn a_copy_of_a_file_in_which_as_much_has_happened_is_noticed() {
+    let (_directory, file) = directory();
+    let other = file.with_file_name("other.db");
+    let backend = open(&other).await;
+    send_some(&queue(&backend, "jobs"), 3).await;
+    backend.close().await;
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    send_some(&jobs, 2).await;
+    Connection::open(&file).unwrap().execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    send_some(&jobs, 1).await;
+    fs::copy(&other, &file).unwrap();
+    let text = refused_send(&jobs).await;
+    assert!(text.contains("copied over"), "{text}");
+    backend.close().await;
+    assert!(fs::read(&file).unwrap() == fs::read(&other).unwrap(), "the file was written");
+}
+
+/// Its pages are in the log, and SQLite no longer looks for them there.
+#[tokio::test]
+async fn an_earlier_state_of_a_file_that_is_copied_over_it_is_noticed() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    send_some(&jobs, 2).await;
+    let mover = Connection::open(&file).unwrap();
+    mover.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    let mut reader = None;
+    let mut move_all = async || {
+        send_long(&jobs).await;
+        let next = Connection::open(&file).unwrap();
+        next.execute_batch(READ).unwrap();
+        reader = Some(next);
+        mover.execute_batch("PRAGMA wal_checkpoint(PASSIVE)").unwrap();
+        send_some(&jobs, 1).await;
+        fs::read(&file).unwrap()
+    };
+    let earlier = move_all().await;
+    let later = move_all().await;
+    assert!(earlier != later, "nothing was moved");
+    fs::write(&file, &earlier).unwrap();
+    let text = refused_send(&jobs).await;
+    assert!(text.contains("copied over"), "{text}");
+    // The other is as good as it was.
+    fs::write(&file, &later).unwrap();
+    send_some(&jobs, 1).await;
+    assert_eq!(jobs.counts().await.unwrap().total(), 7);
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
+}
+
+/// Opens the file and closes it again. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own"]
+fn visitor() {
+    let Some((file, _)) = told() else { return };
+    let count = "SELECT count(*) FROM pillarbox_message";
+    let count: i64 =
+        Connection::open(file).unwrap().query_row(count, [], |row| row.get(0)).unwrap();
+    println!("@ {count}");
+}
+
+/// To look into the database drops no lock: the next to close is not the last.
+#[tokio::test]
+async fn a_file_that_was_compared_with_its_log_keeps_its_log() {
+    let (_directory, file) = directory();
+    let backend = open(&file).await;
+    let jobs = queue(&backend, "jobs");
+    send_some(&jobs, 3).await;
+    begin_checkpoint(&file, usize::MAX);
+    send_some(&jobs, 1).await;
+    assert_eq!(Child::start("visitor", &file, "").finish(), ["4"]);
+    assert!(file.with_file_name("jobs.db-wal").exists(), "it was taken for closed");
+    send_some(&jobs, 1).await;
+}
+
 /// A connection of somebody else moves the log into the file: nothing is wrong with that.
 #[tokio::test]
 async fn a_file_into_which_others_move_the_log_goes_on() {
