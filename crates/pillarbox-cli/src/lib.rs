@@ -83,7 +83,8 @@ fn refuse(error: &clap::Error) -> ExitCode {
             None => text::printable(line).into_owned(),
         })
         .collect();
-    if shown == told {
+    let has_controls = |arg: OsString| arg.to_string_lossy().chars().any(char::is_control);
+    if shown == told && !std::env::args_os().skip(1).any(has_controls) {
         // With colours, where there are any.
         error.exit();
     }

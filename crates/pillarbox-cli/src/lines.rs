@@ -125,6 +125,17 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
         Ok(Some(batch).filter(|batch| !batch.is_empty()))
     }
 
+    /// The next line of a pipe as it is, for whoever cannot go on with it. `None`: there are no more, or there
+    /// was an interrupt and none comes.
+    pub(crate) async fn next_unread(&mut self, interrupt: &Interrupt) -> Option<String> {
+        let Source::Pipe(lines) = &mut self.source else { return None };
+        let line = match interrupt.or(lines.recv()).await {
+            Ok(line) => line,
+            Err(_) => tokio::time::timeout(LAST_LINES, lines.recv()).await.ok()?,
+        };
+        line?.ok()
+    }
+
     /// Reads a file from here to its end, and counts its lines.
     fn count(&mut self) -> Result<u64> {
         let mut total = 0;

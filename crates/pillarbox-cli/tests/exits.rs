@@ -318,3 +318,13 @@ fn urls_can_come_from_the_environment_or_a_file() {
     let refused = run("move orders file:secret.url jobs");
     assert!(refused.code == 2 && !refused.stderr.contains("hunter2"), "{refused:?}");
 }
+
+#[test]
+fn control_characters_of_a_command_line_that_is_refused_are_escaped() {
+    let place = Place::new();
+    for args in [&["na\u{1b}]0;x\u{7}me"][..], &["send", "na\u{1b}[31mme", "1"]] {
+        let run = place.run_args(args);
+        assert_eq!(run.code, 2, "{run:?}");
+        assert!(!run.stderr.contains(['\u{1b}', '\u{7}']), "{run:?}");
+    }
+}

@@ -346,3 +346,41 @@ fn two_moves_in_opposite_directions_lose_nothing_and_double_nothing() {
         assert_eq!(all, (0..500).collect::<Vec<_>>(), "round {round}: {runs:?}");
     }
 }
+
+/// What a pipe has given may be nowhere else.
+#[test]
+fn lines_of_a_pipe_that_cannot_be_stored_are_saved() {
+    let place = Place::new();
+    fill(&place, "jobs", 3_000);
+    let script =
+        "pillarbox drain jobs | pillarbox load jobs -u 'redis://127.0.0.1:1/?retry_for=1ms'";
+    let run = finish(shell(&place, script));
+    assert_eq!(run.code, 1, "{run:?}");
+    let (_, name) = run.stderr.split_once("saved in ").unwrap_or_else(|| panic!("{run:?}"));
+    let (name, _) = name.split_once(':').unwrap();
+    let loaded = place.ok(&format!("load jobs {name}"));
+    assert!(loaded.ends_with("loaded\n"), "{loaded}");
+    assert_eq!(numbers(&place, "jobs", "n"), (0..3_000).collect::<Vec<_>>(), "{run:?}");
+}
+
+#[test]
+fn nothing_is_received_or_dumped_without_an_output() {
+    let place = Place::new();
+    fill(&place, "jobs", 10);
+    for command in ["receive jobs --ack", "receive jobs --json", "dump jobs"] {
+        let run = finish(shell(&place, &format!("pillarbox {command} >&-")));
+        assert_eq!(run.code, 2, "{command}: {run:?}");
+        assert!(place.ok("stats jobs --json").contains("\"ready\":10,"), "{command}: {run:?}");
+    }
+    let run = finish(shell(&place, "pillarbox receive jobs --ack > /dev/null"));
+    assert_eq!(run.code, 0, "what is thrown away on purpose: {run:?}");
+}
+
+#[test]
+fn a_drain_whose_reader_ends_says_so() {
+    let place = Place::new();
+    fill(&place, "jobs", 5_000);
+    let run = finish(shell(&place, "pillarbox drain jobs | head -1"));
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stderr.contains("written and acknowledged"), "{run:?}");
+}

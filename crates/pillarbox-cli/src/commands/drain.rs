@@ -5,6 +5,7 @@
 //! drain its own output for ever.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +76,15 @@ async fn drain(
     // Where that fails, their leases expire.
     let release = |receipt| Settle::release(receipt, Duration::ZERO);
     let _ = settle(&queue, returned.into_values().map(release).collect()).await;
+    if let Err(Failure::Output(error)) = &result
+        && error.kind() == io::ErrorKind::BrokenPipe
+    {
+        let drained = text::count(seen.len() as u64, "message");
+        return Err(Failure::Other(format!(
+            "the output was closed: {drained} written and acknowledged, the last of which may not have been \
+             read; the others stay"
+        )));
+    }
     result?;
     drop(progress);
     let left = queue.counts().await?;

@@ -20,6 +20,10 @@ pub(crate) async fn run(context: &mut Context, args: args::Dump) -> Result<()> {
     using(context.open_existing().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
         context.write_to(&args.file)?;
+        if context.out.is_closed() {
+            let text = "stdout is closed: nothing was dumped. Say where to by --output FILE";
+            return Err(Failure::Usage(text.to_owned()));
+        }
         // If it cannot be counted, it may be damaged, and what can be read is still to be had.
         let total = queue.counts().await.map(|counts| counts.total());
         if matches!(total, Ok(0)) {

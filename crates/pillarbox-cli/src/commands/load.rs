@@ -6,9 +6,12 @@
 //! until it is stored, or is seen to be there and not in flight.
 //!
 //! What a pipe has given is gone from there, and perhaps nowhere else any more. So lines of a pipe that cannot
-//! be read are named and passed over, and the first interrupt ends nothing before the pipe is empty.
+//! be read are named and passed over, the first interrupt ends nothing before the pipe is empty, and if
+//! messages cannot be stored, their lines go to a file, with all that follow.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +21,13 @@ use serde::Serialize;
 
 use super::duplicate::{RETRY_AFTER, There, look_for, store_anew};
 use super::using;
-use crate::args;
+use crate::args::{self, Permissions};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::line;
 use crate::lines::Lines;
+use crate::output::file::create;
 use crate::output::{Out, Progress, text};
 
 /// Messages that wait for others to settle theirs: no more are read while there are so many of them.
@@ -51,16 +55,32 @@ struct Line<'a> {
 pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let path = args.file.unwrap_or_else(|| PathBuf::from("-"));
-    using(context.open_to_send().await?, async |backend| {
+    let backend = match context.open_to_send().await {
+        Ok(backend) => backend,
+        Err(failure) => {
+            let mut lines = Lines::open(&path, |line| Ok(line.to_owned()))?;
+            return Err(save(failure, &args.queue, Vec::new(), &mut lines, &interrupt).await);
+        }
+    };
+    using(backend, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
         let run = MessageId::new();
-        let mut lines = Lines::open(&path, |text| {
+        let lines = Lines::open(&path, |text| {
             let mut message = line::read(text, Timestamp::now())?;
             let hop = format!("load {run} of {}", message.id);
             store_anew(&*queue, &mut message, &hop);
             message.delay = queue.capabilities().round_up(message.delay);
             let checked = queue.capabilities().check_outgoing(queue.name(), &message);
-            checked.map(|()| message).map_err(|error| error.to_string())
+            let line = text.into();
+            checked.map(|()| Entry { message, line }).map_err(|error| error.to_string())
+        });
+        let mut lines = lines.map_err(|failure| match failure {
+            Failure::Other(text) => Failure::Other(format!(
+                "{text}. `pillarbox load {} < {}` loads the other lines",
+                args.queue,
+                path.display()
+            )),
+            other => other,
         })?;
         let progress = context.out.progress(lines.total(), "messages");
         let is_pipe = lines.is_pipe();
@@ -83,19 +103,24 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
             Ok(())
         };
         let mut result: Result<()> = result.await;
-        while !loader.waiting.is_empty() && (result.is_ok() || is_pipe) {
+        // After an interrupt, what the pipe has given is still stored.
+        let is_wanted =
+            !matches!(result, Err(ref failure) if !matches!(failure, Failure::Interrupted));
+        while !loader.waiting.is_empty() && is_wanted && (result.is_ok() || is_pipe) {
             let resolved = loader.resolve(ending, &progress).await;
             if resolved.is_err() {
-                result = result.and(resolved);
+                result = resolved;
                 break;
             }
         }
         drop(progress);
-        if result.is_ok() && interrupt.is_told() {
-            result = Err(Failure::Interrupted);
-        }
         if let Err(failure) = result {
             let loaded = loader.loaded + loader.present;
+            if is_pipe {
+                context.out.note(&format!("{loaded} messages were loaded"));
+                let left = std::mem::take(&mut loader.waiting);
+                return Err(save(failure, &args.queue, left, &mut lines, &interrupt).await);
+            }
             let again = format!("{loaded} messages were loaded; load it again to go on");
             return Err(match failure {
                 Failure::Other(text) => Failure::Other(format!("{text}\n{again}")),
@@ -110,6 +135,68 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
     .await
 }
 
+/// A message, and the line that it was read from.
+#[derive(Clone)]
+struct Entry {
+    message: Outgoing,
+    line: Box<str>,
+}
+
+/// Saves lines that were read from a pipe and not stored, and all that follow, and says where they are.
+async fn save<T, R: Fn(&str) -> Result<T, String>>(
+    failure: Failure,
+    queue: &QueueName,
+    left: Vec<Entry>,
+    lines: &mut Lines<R>,
+    interrupt: &Interrupt,
+) -> Failure {
+    let mut left = left.into_iter().map(|entry| entry.line).collect::<VecDeque<_>>();
+    let mut saved: Option<(PathBuf, File)> = None;
+    let mut count = 0;
+    loop {
+        let line = match left.pop_front() {
+            Some(line) => line,
+            None => match lines.next_unread(interrupt).await {
+                Some(line) => line.into(),
+                None => break,
+            },
+        };
+        let file = match &mut saved {
+            Some((_, file)) => file,
+            None => match new_file(queue) {
+                Ok(new) => &mut saved.insert(new).1,
+                Err(error) => {
+                    return Failure::Other(format!(
+                        "{}\nlines that were read and not stored cannot be saved: {error}",
+                        failure.text().unwrap_or_default()
+                    ));
+                }
+            },
+        };
+        if let Err(error) = writeln!(file, "{}", line.trim_end_matches(['\r', '\n'])) {
+            let text = failure.text().unwrap_or_default();
+            return Failure::Other(format!("{text}\nlines cannot be saved: {error}"));
+        }
+        count += 1;
+    }
+    let Some((path, _)) = saved else { return failure };
+    let path = path.display();
+    let lines = text::count(count, "line");
+    let saved = format!("{lines} not stored, saved in {path}: `pillarbox load {queue} {path}`");
+    match failure {
+        Failure::Interrupted => Failure::Other(saved),
+        failure => Failure::Other(format!("{}\n{saved}", failure.text().unwrap_or_default())),
+    }
+}
+
+/// A new file for lines that could not be loaded: here, or where temporary files are.
+fn new_file(queue: &QueueName) -> io::Result<(PathBuf, File)> {
+    let queue = queue.as_str().replace([':', '/'], "_");
+    let name = format!("pillarbox-load-{queue}-{}.jsonl", std::process::id());
+    let make = |path: PathBuf| create(&path, Permissions::Private).map(|file| (path, file));
+    make(PathBuf::from(&name)).or_else(|_| make(std::env::temp_dir().join(&name)))
+}
+
 struct Loader {
     queue: Arc<dyn Queue>,
     loaded: u64,
@@ -120,7 +207,7 @@ struct Loader {
     /// Why lines of a pipe could not be read.
     unreadable: Vec<String>,
     /// Not stored, for the queue has a message of the same id that somebody may hold.
-    waiting: Vec<Outgoing>,
+    waiting: Vec<Entry>,
     max_waiting: usize,
     pause: Duration,
 }
@@ -141,24 +228,34 @@ impl Loader {
     }
 
     fn is_full(&self) -> bool {
-        let bytes = || self.waiting.iter().map(|message| message.body.len()).sum::<usize>();
+        let bytes = || self.waiting.iter().map(|entry| entry.line.len()).sum::<usize>();
         self.waiting.len() >= self.max_waiting || bytes() >= MAX_WAITING_BYTES
     }
 
-    /// Sends messages, no more than a call takes. Those that are not stored wait.
-    async fn send(&mut self, batch: Vec<Outgoing>, progress: &Progress) -> Result<()> {
-        let results = self.queue.send(batch.clone()).await;
-        let results = results.map_err(|error| Failure::Other(error.to_string()))?;
+    /// Sends messages, no more than a call takes. Those that are not stored wait, and so do those of which
+    /// nothing is known, when it fails.
+    async fn send(&mut self, batch: Vec<Entry>, progress: &Progress) -> Result<()> {
+        let messages = batch.iter().map(|entry| entry.message.clone()).collect();
+        let results = match self.queue.send(messages).await {
+            Ok(results) => results,
+            Err(error) => {
+                self.waiting.extend(batch);
+                return Err(Failure::Other(error.to_string()));
+            }
+        };
         let mut failure = None;
-        for (message, result) in batch.into_iter().zip(results) {
+        for (entry, result) in batch.into_iter().zip(results) {
             match result {
                 Ok(sent) if sent.is_new => {
                     self.loaded += 1;
                     self.pause = FIRST_PAUSE;
                     progress.add(1);
                 }
-                Ok(_) => self.waiting.push(message),
-                Err(error) => failure = failure.or(Some(error)),
+                Ok(_) => self.waiting.push(entry),
+                Err(error) => {
+                    self.waiting.push(entry);
+                    failure = failure.or(Some(error));
+                }
             }
         }
         failure.map_or(Ok(()), |error| Err(Failure::Other(error.to_string())))
@@ -169,15 +266,20 @@ impl Loader {
         let mut again = std::mem::take(&mut self.waiting);
         while !again.is_empty() {
             let most = again.len().min(self.queue.capabilities().max_batch);
-            self.send(again.drain(..most).collect(), progress).await?;
+            let sent = self.send(again.drain(..most).collect(), progress).await;
+            if sent.is_err() {
+                self.waiting.append(&mut again);
+                return sent;
+            }
         }
         if self.waiting.is_empty() {
             return Ok(());
         }
-        let ids: HashSet<_> = self.waiting.iter().map(|message| message.id).collect();
+        let ids: HashSet<_> = self.waiting.iter().map(|entry| entry.message.id).collect();
         let found = look_for(&self.queue, &ids).await?;
-        for message in std::mem::take(&mut self.waiting) {
-            match There::of(&message, found.get(&message.id)) {
+        for entry in std::mem::take(&mut self.waiting) {
+            let id = entry.message.id;
+            match There::of(&entry.message, found.get(&id)) {
                 There::Same => {
                     self.present += 1;
                     progress.add(1);
@@ -185,10 +287,10 @@ impl Loader {
                 There::Other => {
                     self.refused += 1;
                     if self.named.len() < NAMED {
-                        self.named.push(message.id);
+                        self.named.push(id);
                     }
                 }
-                There::InFlight | There::Nothing => self.waiting.push(message),
+                There::InFlight | There::Nothing => self.waiting.push(entry),
             }
         }
         if !self.waiting.is_empty() {

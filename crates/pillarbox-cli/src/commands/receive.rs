@@ -30,6 +30,10 @@ async fn receive(
     args: &args::Receive,
 ) -> Result<()> {
     let queue = backend.queue(&args.queue, QueueOptions::new())?;
+    if context.out.is_closed() {
+        let text = "nobody would see what is received, for stdout is closed: nothing was received";
+        return Err(Failure::Usage(text.to_owned()));
+    }
     let waiting = Waiting::for_up_to(args.wait);
     let mut received = 0;
     while received < args.max {

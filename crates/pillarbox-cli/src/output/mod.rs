@@ -79,6 +79,15 @@ impl Out {
         false
     }
 
+    /// Whether the process was started without a stdout. It then has /dev/null for one, which is also open for
+    /// reading: nobody redirects an output so.
+    pub(crate) fn is_closed(&self) -> bool {
+        let Ok(about) = std::fs::read_to_string("/proc/self/fdinfo/1") else { return false };
+        let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
+        let access = flags.and_then(|flags| flags.trim().chars().next_back());
+        self.is_discarded() && access == Some('2')
+    }
+
     /// Whether a script reads it.
     pub(crate) fn is_json(&self) -> bool {
         self.json
