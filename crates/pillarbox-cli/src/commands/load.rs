@@ -11,7 +11,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -156,6 +156,8 @@ async fn save<T, R: Fn(&str) -> Result<T, String>>(
     loop {
         let line = match left.pop_front() {
             Some(line) => line,
+            // Whoever types them sees the error, and need not type on.
+            None if io::stdin().is_terminal() => break,
             None => match lines.next_unread(interrupt).await {
                 Some(line) => line.into(),
                 None => break,
