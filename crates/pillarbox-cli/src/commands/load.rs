@@ -9,7 +9,7 @@
 //! be read are named and passed over, the first interrupt ends nothing before the pipe is empty, and if
 //! messages cannot be stored, their lines go to a file, with all that follow.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -104,12 +104,13 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
         };
         let mut result: Result<()> = result.await;
         // After an interrupt, what the pipe has given is still stored.
-        let is_wanted =
-            !matches!(result, Err(ref failure) if !matches!(failure, Failure::Interrupted));
-        while !loader.waiting.is_empty() && is_wanted && (result.is_ok() || is_pipe) {
-            let resolved = loader.resolve(ending, &progress).await;
-            if resolved.is_err() {
-                result = resolved;
+        let goes_on = match &result {
+            Ok(()) => true,
+            Err(failure) => is_pipe && matches!(failure, Failure::Interrupted),
+        };
+        while goes_on && !loader.waiting.is_empty() {
+            if let Err(failure) = loader.resolve(ending, &progress).await {
+                result = Err(failure);
                 break;
             }
         }
@@ -117,6 +118,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
         if let Err(failure) = result {
             let loaded = loader.loaded + loader.present;
             if is_pipe {
+                loader.name_unreadable(&context.out);
                 context.out.note(&format!("{loaded} messages were loaded"));
                 let left = std::mem::take(&mut loader.waiting);
                 return Err(save(failure, &args.queue, left, &mut lines, &interrupt).await);
@@ -136,13 +138,13 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
 }
 
 /// A message, and the line that it was read from.
-#[derive(Clone)]
 struct Entry {
     message: Outgoing,
     line: Box<str>,
 }
 
-/// Saves lines that were read from a pipe and not stored, and all that follow, and says where they are.
+/// Saves lines that were read from a pipe and not stored, and all that follow, and adds to a failure where they
+/// are.
 async fn save<T, R: Fn(&str) -> Result<T, String>>(
     failure: Failure,
     queue: &QueueName,
@@ -150,12 +152,33 @@ async fn save<T, R: Fn(&str) -> Result<T, String>>(
     lines: &mut Lines<R>,
     interrupt: &Interrupt,
 ) -> Failure {
-    let mut left = left.into_iter().map(|entry| entry.line).collect::<VecDeque<_>>();
-    let mut saved: Option<(PathBuf, File)> = None;
+    let saved = match save_lines(queue, left, lines, interrupt).await {
+        Ok(None) => return failure,
+        Ok(Some((path, count))) => {
+            let (path, lines) = (path.display(), text::count(count, "line"));
+            format!("{lines} not stored, saved in {path}: `pillarbox load {queue} {path}`")
+        }
+        Err(error) => format!("lines that were read and not stored cannot be saved: {error}"),
+    };
+    Failure::Other(match failure.text() {
+        Some(text) => format!("{text}\n{saved}"),
+        None => saved,
+    })
+}
+
+/// Writes lines to a new file, and says which and how many. `None`: there were none.
+async fn save_lines<T, R: Fn(&str) -> Result<T, String>>(
+    queue: &QueueName,
+    left: Vec<Entry>,
+    lines: &mut Lines<R>,
+    interrupt: &Interrupt,
+) -> io::Result<Option<(PathBuf, u64)>> {
+    let mut left = left.into_iter();
+    let mut file = None;
     let mut count = 0;
     loop {
-        let line = match left.pop_front() {
-            Some(line) => line,
+        let line = match left.next() {
+            Some(entry) => entry.line,
             // Whoever types them sees the error, and need not type on.
             None if io::stdin().is_terminal() => break,
             None => match lines.next_unread(interrupt).await {
@@ -163,32 +186,17 @@ async fn save<T, R: Fn(&str) -> Result<T, String>>(
                 None => break,
             },
         };
-        let file = match &mut saved {
-            Some((_, file)) => file,
-            None => match new_file(queue) {
-                Ok(new) => &mut saved.insert(new).1,
-                Err(error) => {
-                    return Failure::Other(format!(
-                        "{}\nlines that were read and not stored cannot be saved: {error}",
-                        failure.text().unwrap_or_default()
-                    ));
-                }
-            },
-        };
-        if let Err(error) = writeln!(file, "{}", line.trim_end_matches(['\r', '\n'])) {
-            let text = failure.text().unwrap_or_default();
-            return Failure::Other(format!("{text}\nlines cannot be saved: {error}"));
+        if file.is_none() {
+            file = Some(new_file(queue)?);
         }
-        count += 1;
+        if let Some((_, file)) = &mut file {
+            writeln!(file, "{}", line.trim_end_matches(['\r', '\n']))?;
+            count += 1;
+        }
     }
-    let Some((path, _)) = saved else { return failure };
-    let path = path.display();
-    let lines = text::count(count, "line");
-    let saved = format!("{lines} not stored, saved in {path}: `pillarbox load {queue} {path}`");
-    match failure {
-        Failure::Interrupted => Failure::Other(saved),
-        failure => Failure::Other(format!("{}\n{saved}", failure.text().unwrap_or_default())),
-    }
+    let Some((path, file)) = file else { return Ok(None) };
+    file.sync_all()?;
+    Ok(Some((path, count)))
 }
 
 /// A new file for lines that could not be loaded: here, or where temporary files are.
@@ -208,7 +216,7 @@ struct Loader {
     named: Vec<MessageId>,
     /// Why lines of a pipe could not be read.
     unreadable: Vec<String>,
-    /// Not stored, for the queue has a message of the same id that somebody may hold.
+    /// Not stored yet, for the queue has a message of the same id that may be in flight.
     waiting: Vec<Entry>,
     max_waiting: usize,
     pause: Duration,
@@ -309,8 +317,7 @@ impl Loader {
         Ok(())
     }
 
-    fn report(&self, out: &mut Out, queue: &QueueName) -> Result<()> {
-        let Self { loaded, present, refused, .. } = *self;
+    fn name_unreadable(&self, out: &Out) {
         for text in self.unreadable.iter().take(NAMED) {
             out.error(&format!("not loaded: {text}"));
         }
@@ -318,6 +325,11 @@ impl Loader {
         if unreadable > NAMED {
             out.error(&format!("and others: {unreadable} lines could not be read"));
         }
+    }
+
+    fn report(&self, out: &mut Out, queue: &QueueName) -> Result<()> {
+        let Self { loaded, present, refused, .. } = *self;
+        self.name_unreadable(out);
         for id in &self.named {
             out.error(&format!("not loaded: '{queue}' has another message of the id {id}"));
         }
@@ -333,6 +345,6 @@ impl Loader {
             };
             out.line(&format!("{} loaded{there}", text::count(loaded, "message")))?;
         }
-        if refused > 0 || unreadable > 0 { Err(Failure::Reported) } else { Ok(()) }
+        if refused > 0 || !self.unreadable.is_empty() { Err(Failure::Reported) } else { Ok(()) }
     }
 }

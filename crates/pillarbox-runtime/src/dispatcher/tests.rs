@@ -6,6 +6,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::lease::Lease;
 
 const LEASE: Duration = Duration::from_secs(30);
 const BACKOFF: Duration = Duration::from_millis(50);
@@ -136,6 +137,15 @@ impl Bench {
         };
         let answer = Ok(all.iter().map(delivery).collect());
         self.event(Event::Fetched { source, answer });
+    }
+
+    /// A worker takes up the first delivery, and waits until the queue knows.
+    fn start(&mut self) -> Arc<Lease> {
+        let (_, Assigned { key, lease, .. }) = &self.assigned[0];
+        let (key, lease) = (*key, lease.clone());
+        assert!(lease.begin());
+        self.event(Event::Starting { key });
+        lease
     }
 
     fn finish(&mut self, verdict: Verdict) -> Key {
@@ -438,21 +448,18 @@ fn two_queues_of_a_worker_may_have_a_message_of_the_same_id() {
     }
 }
 
-/// Only a message with a delivery that came to no end pays for it.
+/// Only a message with such a delivery pays for it.
 #[test]
-fn the_queue_knows_that_a_handler_starts_where_an_earlier_delivery_came_to_no_end() {
+fn the_queue_knows_that_a_handler_starts_where_an_earlier_delivery_was_released_or_expired() {
     let start = SettleAction::Start { timeout: LEASE };
     for (unsettled, uncounted, is_to_record) in [(0, 0, false), (0, 1, true), (1, 0, true)] {
         let mut bench = Bench::one(1, 0);
         bench.deliver_messages(0, &[(MessageId::new(), 3, unsettled, uncounted)]);
-        let (_, Assigned { key, lease, is_to_record: asked, .. }) = &bench.assigned[0];
-        assert_eq!(*asked, is_to_record);
+        assert_eq!(bench.assigned[0].1.is_to_record, is_to_record);
         if !is_to_record {
             continue;
         }
-        let (key, lease) = (*key, lease.clone());
-        assert!(lease.begin());
-        bench.event(Event::Starting { key });
+        let lease = bench.start();
         assert_eq!(bench.calls[0].2, [start]);
         assert!(lease.started().now_or_never().is_none(), "it is not known yet");
         bench.answer(Ok(()));
@@ -475,10 +482,7 @@ fn a_delivery_whose_start_is_not_known_is_not_run() {
     for is_refused in [true, false] {
         let mut bench = Bench::one(1, 0);
         bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
-        let (_, Assigned { key, lease, .. }) = &bench.assigned[0];
-        let (key, lease) = (*key, lease.clone());
-        assert!(lease.begin());
-        bench.event(Event::Starting { key });
+        let lease = bench.start();
         if is_refused {
             bench.answer(Err(expired()));
         } else {
@@ -501,10 +505,7 @@ fn a_delivery_whose_start_is_not_known_is_not_run() {
 fn a_delivery_that_was_lost_before_it_ran_is_released_if_the_queue_may_take_it_for_started() {
     let mut bench = Bench::one(1, 0);
     bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
-    let (_, Assigned { key, lease, .. }) = &bench.assigned[0];
-    let (key, lease) = (*key, lease.clone());
-    assert!(lease.begin());
-    bench.event(Event::Starting { key });
+    let lease = bench.start();
     assert_eq!(bench.calls[0].2, [SettleAction::Start { timeout: LEASE }]);
     bench.pass(LEASE);
     assert_eq!(lease.started().now_or_never(), Some(false));
@@ -520,10 +521,7 @@ fn a_delivery_that_was_lost_before_it_ran_is_released_if_the_queue_may_take_it_f
 fn a_worker_does_not_wait_for_a_start_that_is_refused_for_good() {
     let mut bench = Bench::one(1, 0);
     bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
-    let (_, Assigned { key, lease, .. }) = &bench.assigned[0];
-    let (key, lease) = (*key, lease.clone());
-    assert!(lease.begin());
-    bench.event(Event::Starting { key });
+    let lease = bench.start();
     bench.answer(Err(Error::invalid(None, "timeout", "30s", "none")));
     assert_eq!(lease.started().now_or_never(), Some(false));
 }
