@@ -28,7 +28,9 @@ URL := sqlite:target/profile/costs.db
 TRACES := 10
 comma := ,
 space := $(subst ,, )
-benchmark = $(CARGO) run --quiet --release --locked -p pillarbox-bench --
+# The benchmarks are a workspace of their own, with the peers; what is built goes to the same place.
+bench-workspace = --locked --manifest-path internal/bench/Cargo.toml --target-dir target
+benchmark = $(CARGO) run --quiet --release $(bench-workspace) --
 say = @printf '== %s\n'
 # Tests of the whole workspace, as `make test` builds them: nothing is compiled once more.
 campaign = $(CARGO) nextest run --locked --workspace --all-features --cargo-quiet --profile campaign
@@ -110,9 +112,13 @@ bench: setup-bench ## Benchmarks against peers and limits, about an hour: docs/b
 bench-quick: setup-bench ## The same with small counts, in a few minutes, into target/bench: shows that all of it works
 	@$(benchmark) all --suites $(subst $(space),$(comma),$(strip $(SUITES))) --quick --rounds 1 --out target/bench/quick.json
 	@$(benchmark) page target/bench/quick.json --to target/bench
+	@$(CARGO) fmt --manifest-path internal/bench/Cargo.toml --check
+	@$(CARGO) clippy --quiet --release $(bench-workspace) --all-targets -- -D warnings
+	@$(CARGO) nextest run --cargo-profile release $(bench-workspace) --cargo-quiet
 
 .PHONY: setup-bench
 setup-bench: setup-build
+	@scripts/setup.sh cargo-nextest rust-components
 	@scripts/setup.sh redis bench-peers
 	@[ -e target/release/pillarbox-bench ] || echo "building, which takes some minutes the first time ..."
 
@@ -155,16 +161,16 @@ models: setup
 	@scripts/tlaplus_trace.py --doctored specs/tla/traces/*.json --rejected specs/tla/traces/rejected/*.json
 
 .PHONY: accept-costs
-accept-costs: setup ## Takes what a message costs now for what it may cost (crates/pillarbox-costs)
+accept-costs: setup ## Takes what a message costs now for what it may cost (internal/costs)
 	@PILLARBOX_ACCEPT=1 $(campaign) --filterset 'package(pillarbox-costs)'
 
 .PHONY: profile
 profile: setup-build ## Where the instructions of a message go, function by function (HOT=cycle, typed or worker, URL=memory:)
 	@scripts/setup.sh valgrind
-	@$(CARGO) build --quiet --release --locked -p pillarbox-costs
+	@$(CARGO) build --quiet --profile profiling --locked -p pillarbox-costs
 	@rm -rf target/profile && mkdir -p target/profile
 	@valgrind --quiet --tool=callgrind --callgrind-out-file=target/profile/callgrind.out \
-		target/release/pillarbox-costs $(HOT) 500 '$(URL)'
+		target/profiling/pillarbox-costs $(HOT) 500 '$(URL)'
 	@callgrind_annotate --auto=no target/profile/callgrind.out | sed -n '/PROGRAM TOTALS/p; / ([ 0-9.]*%) .*:/p' | cut -c 1-160 | sed -n '1,40p'
 	@echo "5000 messages; all of it: callgrind_annotate target/profile/callgrind.out, or kcachegrind"
 

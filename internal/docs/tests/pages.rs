@@ -125,7 +125,7 @@ fn every_block_is_looked_at() {
 
 #[test]
 fn every_page_with_programs_is_compiled() {
-    let compiled = read("crates/pillarbox-docs/src/lib.rs");
+    let compiled = read("internal/docs/src/lib.rs");
     for page in pages() {
         let has_programs = page.blocks().iter().any(|block| block.language.starts_with("rust"));
         let is_compiled = compiled.contains(&format!("\"{}\"", page.path));
@@ -138,8 +138,8 @@ fn every_page_with_programs_is_compiled() {
 #[test]
 fn programs_that_are_files_are_on_their_pages() {
     for (path, file) in [
-        ("docs/tutorial.md", "crates/pillarbox-docs/src/bin/tutorial.rs"),
-        ("docs/writing-a-backend.md", "crates/pillarbox-docs/tests/shelf.rs"),
+        ("docs/tutorial.md", "internal/docs/src/bin/tutorial.rs"),
+        ("docs/writing-a-backend.md", "internal/docs/tests/shelf.rs"),
     ] {
         let file = read(file);
         let (first, program) = file.split_once("\n\n").unwrap();

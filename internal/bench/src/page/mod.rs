@@ -127,7 +127,7 @@ fn head(results: &Results) -> String {
          - A *limit* is the least that could do the job, with what makes a queue safe left out. It says what safety costs. Where \
          it does not put callers' calls together and ours does, ours can be quicker all the same.\n\
          - No peer does the same as ours or as another. What each keeps, and how, is in its row; what it leaves out and does more, in \
-         its source: `crates/pillarbox-bench/peers` and the modules of `crates/pillarbox-bench/src`.\n"
+         its source: `internal/bench/peers` and the modules of `internal/bench/src`.\n"
     )
 }
 
