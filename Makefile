@@ -68,7 +68,7 @@ test-browser: setup ## The web page of an eval report, in Chromium (installs it 
 	@scripts/setup.sh chromium
 	$(say) "browser"
 	@$(CARGO) nextest run --locked --workspace --all-features --cargo-quiet --run-ignored only \
-		--filterset 'package(pillarbox-evals) & binary(browser)'
+		--filterset 'package(pillarbox-evals) & test(/^browser::/)'
 
 .PHONY: browser-if-here
 browser-if-here: setup
@@ -124,35 +124,35 @@ setup-bench: setup-build
 
 .PHONY: crash-sqlite
 crash-sqlite: setup ## The long crash campaigns: KILLS processes on a SQLite file killed, writes that fail
-	@PILLARBOX_KILLS=$(KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-sqlite) & binary(crash)'
+	@PILLARBOX_KILLS=$(KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-sqlite) & test(/^crash::/)'
 
 .PHONY: soak-sqlite
 soak-sqlite: setup ## Steady load on a SQLite file with a slow reader, for some minutes
 	@PILLARBOX_SOAK_MESSAGES=$(MESSAGES) $(campaign) --no-capture \
-		--filterset 'package(pillarbox-sqlite) & binary(soak)'
+		--filterset 'package(pillarbox-sqlite) & test(/^soak::/)'
 
 .PHONY: crash-redis
 crash-redis: setup ## The long crash campaigns on Redis: REDIS_KILLS clients, servers and replies
-	@PILLARBOX_KILLS=$(REDIS_KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & binary(crash)'
+	@PILLARBOX_KILLS=$(REDIS_KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & test(/^crash::/)'
 
 .PHONY: failover-redis
 failover-redis: setup ## The long failover campaigns on Redis: FAILOVERS of each kind, and what they undo
 	@PILLARBOX_FAILOVERS=$(FAILOVERS) $(campaign) --no-capture \
-		--filterset 'package(pillarbox-redis) & binary(failover)'
+		--filterset 'package(pillarbox-redis) & test(/^failover::/)'
 
 .PHONY: property-tests
 property-tests: setup ## Random commands on real Redis servers against the ledger: CASES each, and the invariants
 	@PILLARBOX_CASES=$(CASES) $(campaign) \
-		--filterset 'package(pillarbox-redis) & (binary(property) | binary(invariants))'
+		--filterset 'package(pillarbox-redis) & test(/^(property|invariants)::/)'
 
 .PHONY: stress-tests
 stress-tests: setup ## Four producers and four consumers on Redis, leases that end under load: STRESS messages
-	@PILLARBOX_MESSAGES=$(STRESS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & binary(stress)'
+	@PILLARBOX_MESSAGES=$(STRESS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & test(/^stress::/)'
 
 .PHONY: simulate
 simulate: setup ## The worker runtime in a simulated world where everything fails: SEEDS of them
 	@PILLARBOX_SEEDS=$(SEEDS) $(campaign) --no-capture \
-		--filterset 'package(pillarbox-runtime) & binary(simulation)'
+		--filterset 'package(pillarbox-runtime) & test(/^simulation::/)'
 
 .PHONY: models
 models: setup
@@ -176,7 +176,7 @@ profile: setup-build ## Where the instructions of a message go, function by func
 
 .PHONY: fuzz-more
 fuzz-more: setup ## The fuzzer of the tests for longer: INPUTS for each target, from SEED
-	@PILLARBOX_INPUTS=$(INPUTS) PILLARBOX_SEED=$(SEED) $(campaign) --filterset 'package(pillarbox-fuzz) & binary(targets)'
+	@PILLARBOX_INPUTS=$(INPUTS) PILLARBOX_SEED=$(SEED) $(campaign) --filterset 'package(pillarbox-fuzz) & test(/^targets::/)'
 
 .PHONY: tlaplus-check
 tlaplus-check: ## The TLA+ models with small constants, and the broken ones that must be refuted
