@@ -323,6 +323,7 @@ fn many_threads_acknowledge_all_that_many_threads_send() {
                 })
             });
             senders.collect::<Vec<_>>().into_iter().for_each(|sender| sender.join().unwrap());
+            drop(acknowledge);
             let acknowledged: Vec<_> = acknowledged.iter().take(400).collect();
             assert_eq!(
                 acknowledged.iter().copied().collect::<BTreeSet<_>>(),

@@ -15,7 +15,16 @@ use super::mailbox::Mailbox;
 
 /// A received message: a body, and the right to settle this delivery of it.
 ///
-/// Settling consumes the message. Dropping it settles nothing: the message comes back when its lease ends.
+/// Settling consumes the message, so using it afterwards does not compile:
+///
+/// ```compile_fail,E0382
+/// # fn handle(message: pillarbox::blocking::Message<String>) -> pillarbox::Result<()> {
+/// message.acknowledge()?;
+/// message.acknowledge()?;
+/// # Ok(()) }
+/// ```
+///
+/// Dropping it settles nothing: the message comes back when its lease ends.
 #[must_use = "a message that is not settled is delivered again when its lease ends"]
 pub struct Message<T, R = ()> {
     message: pillarbox_core::Message<T, R>,
