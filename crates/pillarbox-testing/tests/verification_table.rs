@@ -215,6 +215,88 @@ fn whatever_is_wrong_with_a_table_is_found() {
     assert_eq!(find(&with(&design, rule, "| `expunge` | purge"), &verification).len(), 2);
 }
 
+/// A check of TLC, as specs/tla/checks.toml has it.
+struct Check {
+    name: String,
+    shows: String,
+    expect: Option<String>,
+}
+
+fn checks() -> Vec<Check> {
+    let file = read("specs/tla/checks.toml");
+    let checks = file.split("\n[[check]]\n").skip(1).map(|text| {
+        let value = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(&format!("{key} = \"")));
+            line.map(|rest| rest.trim_end_matches('"').to_owned())
+        };
+        let (name, shows) = (value("name"), value("shows"));
+        Check {
+            name: name.expect("a name"),
+            shows: shows.expect("what it shows"),
+            expect: value("expect"),
+        }
+    });
+    checks.collect()
+}
+
+/// What is wrong with the tables of checks: each check has a row, which says what it shows and what came
+/// of it.
+fn misreported(verification: &str, checks: &[Check]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let from = verification.find("## The models").expect("the section is there");
+    let to = verification.find("### What the models have found").expect("it ends");
+    let models = &verification[from..to];
+    let cells = |line: &str| -> Vec<String> {
+        let inner = line.trim_start_matches('|').trim_end_matches('|');
+        inner.split(" | ").map(|cell| cell.trim().to_owned()).collect()
+    };
+    let rows: Vec<_> = models.lines().filter(|line| line.starts_with("| `")).map(cells).collect();
+    let is_model = |row: &&Vec<String>| !row[0].starts_with("`Pillarbox");
+    for row in rows.iter().filter(is_model) {
+        if !checks.iter().any(|check| row[0] == format!("`{}`", check.name)) {
+            problems.push(format!("there is no check {}", row[0]));
+        }
+    }
+    for Check { name, shows, expect } in checks {
+        let own: Vec<_> = rows.iter().filter(|row| row[0] == format!("`{name}`")).collect();
+        let [row] = own[..] else {
+            problems.push(format!("the check '{name}' has {} rows", own.len()));
+            continue;
+        };
+        if row[1] != *shows {
+            problems.push(format!("'{name}' shows: {shows}; and in the table: {}", row[1]));
+        }
+        let told = match expect {
+            Some(expected) => row.last().is_some_and(|cell| names(cell) == [expected]),
+            None => row[2..]
+                .iter()
+                .all(|cell| cell == "holds" || cell.starts_with(|c: char| c.is_ascii_digit())),
+        };
+        if !told {
+            problems.push(format!("'{name}': not what came of it: {:?}", &row[2..]));
+        }
+    }
+    problems
+}
+
+#[test]
+fn every_check_of_the_models_has_a_row_with_what_came_of_it() {
+    let checks = checks();
+    assert!(checks.len() > 70, "{} checks were found", checks.len());
+    let problems = misreported(&read("docs/verification.md"), &checks);
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn whatever_is_wrong_with_a_row_of_a_check_is_found() {
+    let (verification, checks) = (read("docs/verification.md"), checks());
+    let found = |old: &str, new: &str| misreported(&with(&verification, old, new), &checks);
+    assert_eq!(found("| `redis-full` |", "| `redis-fuller` |").len(), 2);
+    assert_eq!(found("| max_size of 2 with 3 messages", "| max_size of 2").len(), 1);
+    assert_eq!(found("| 6,271 |", "| not yet |").len(), 1);
+    assert_eq!(found("at the tail | `Fifo` |", "at the tail | `OneState` |").len(), 1);
+}
+
 const INVARIANTS: &str = "| number | what holds | TLA+ | ledger | real servers |";
 
 /// The numbers of invariants that a text names: 3 of `INV-3`.
