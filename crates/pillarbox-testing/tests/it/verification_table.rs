@@ -1,5 +1,6 @@
 //! The tables of docs/design.md and docs/verification.md say which rule of the contract is shown by
-//! what. These tests fail if a rule has no row, or a row names something that is not there.
+//! what, and which invariant has which number. These tests fail if a rule has no row, a row names
+//! something that is not there, or a number means two things.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -196,7 +197,9 @@ fn whatever_is_wrong_with_a_table_is_found() {
     let find = |design: &str, verification: &str| problems(design, verification, &sources);
 
     let row = verification.lines().find(|line| line.starts_with("| `fifo` ")).unwrap();
-    let found = |old: &str, new: &str| find(&design, &with(&verification, old, new));
+    let (before, rows) = verification.split_once(ROWS).unwrap();
+    let found =
+        |old: &str, new: &str| find(&design, &format!("{before}{ROWS}{}", with(rows, old, new)));
     assert_eq!(found(&format!("{row}\n"), "").len(), 1);
     assert_eq!(found(&format!("{row}\n"), &format!("{row}\n{row}\n")).len(), 1);
     assert_eq!(found("PillarboxRedis!Fifo", "PillarboxRedis!Lifo").len(), 1);
@@ -210,4 +213,195 @@ fn whatever_is_wrong_with_a_table_is_found() {
     assert_eq!(find(&with(&design, test, "`a_receipt_settles_twice`"), &verification).len(), 1);
     let rule = "| `purge` | purge";
     assert_eq!(find(&with(&design, rule, "| `expunge` | purge"), &verification).len(), 2);
+}
+
+/// A check of TLC, as specs/tla/checks.toml has it.
+struct Check {
+    name: String,
+    shows: String,
+    expect: Option<String>,
+}
+
+fn checks() -> Vec<Check> {
+    let file = read("specs/tla/checks.toml");
+    let checks = file.split("\n[[check]]\n").skip(1).map(|text| {
+        let value = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(&format!("{key} = \"")));
+            line.map(|rest| rest.trim_end_matches('"').to_owned())
+        };
+        let (name, shows) = (value("name"), value("shows"));
+        Check {
+            name: name.expect("a name"),
+            shows: shows.expect("what it shows"),
+            expect: value("expect"),
+        }
+    });
+    checks.collect()
+}
+
+/// What is wrong with the tables of checks: each check has a row, which says what it shows and what came
+/// of it.
+fn misreported(verification: &str, checks: &[Check]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let from = verification.find("## The models").expect("the section is there");
+    let to = verification.find("### What the models have found").expect("it ends");
+    let models = &verification[from..to];
+    let cells = |line: &str| -> Vec<String> {
+        let inner = line.trim_start_matches('|').trim_end_matches('|');
+        inner.split(" | ").map(|cell| cell.trim().to_owned()).collect()
+    };
+    let rows: Vec<_> = models.lines().filter(|line| line.starts_with("| `")).map(cells).collect();
+    let is_model = |row: &&Vec<String>| !row[0].starts_with("`Pillarbox");
+    for row in rows.iter().filter(is_model) {
+        if !checks.iter().any(|check| row[0] == format!("`{}`", check.name)) {
+            problems.push(format!("there is no check {}", row[0]));
+        }
+    }
+    for Check { name, shows, expect } in checks {
+        let own: Vec<_> = rows.iter().filter(|row| row[0] == format!("`{name}`")).collect();
+        let [row] = own[..] else {
+            problems.push(format!("the check '{name}' has {} rows", own.len()));
+            continue;
+        };
+        if row[1] != *shows {
+            problems.push(format!("'{name}' shows: {shows}; and in the table: {}", row[1]));
+        }
+        let told = match expect {
+            Some(expected) => row.last().is_some_and(|cell| names(cell) == [expected]),
+            None => row[2..]
+                .iter()
+                .all(|cell| cell == "holds" || cell.starts_with(|c: char| c.is_ascii_digit())),
+        };
+        if !told {
+            problems.push(format!("'{name}': not what came of it: {:?}", &row[2..]));
+        }
+    }
+    problems
+}
+
+#[test]
+fn every_check_of_the_models_has_a_row_with_what_came_of_it() {
+    let checks = checks();
+    assert!(checks.len() > 70, "{} checks were found", checks.len());
+    let problems = misreported(&read("docs/verification.md"), &checks);
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn whatever_is_wrong_with_a_row_of_a_check_is_found() {
+    let (verification, checks) = (read("docs/verification.md"), checks());
+    let found = |old: &str, new: &str| misreported(&with(&verification, old, new), &checks);
+    assert_eq!(found("| `redis-full` |", "| `redis-fuller` |").len(), 2);
+    assert_eq!(found("| max_size of 2 with 3 messages", "| max_size of 2").len(), 1);
+    assert_eq!(found("| 6,271 |", "| not yet |").len(), 1);
+    assert_eq!(found("at the tail | `Fifo` |", "at the tail | `OneState` |").len(), 1);
+}
+
+const INVARIANTS: &str = "| number | what holds | TLA+ | ledger | real servers |";
+
+/// The numbers of invariants that a text names: 3 of `INV-3`.
+fn numbers(text: &str) -> impl Iterator<Item = usize> {
+    text.split("INV-").skip(1).filter_map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..end].parse().ok()
+    })
+}
+
+/// Every file of the repository that people write, with where it is.
+fn all_texts() -> Vec<(String, String)> {
+    let places = [".github", "crates", "deploy", "docs", "scripts", "specs"];
+    let mut directories: Vec<_> = places.iter().map(|place| root().join(place)).collect();
+    let files = ["CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "README.md"];
+    let mut paths: Vec<_> = files.iter().map(|file| root().join(file)).collect();
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).expect("the directory is there") {
+            let path = entry.expect("it can be listed").path();
+            if path.is_dir() { directories.push(path) } else { paths.push(path) }
+        }
+    }
+    // What is no text names nothing.
+    let texts = paths.into_iter().filter_map(|path| {
+        let text = fs::read_to_string(&path).ok()?;
+        Some((path.display().to_string(), text))
+    });
+    texts.collect()
+}
+
+/// What is wrong with the table of invariants, and with whatever names one of them.
+fn misnumbered(verification: &str, texts: &[(String, String)], sources: &Sources) -> Vec<String> {
+    let rows = table(verification, INVARIANTS);
+    let mut problems = Vec::new();
+    let model = read("specs/tla/PillarboxRedis.tla");
+    let tests = read("crates/pillarbox-redis/tests/it/invariants.rs");
+    for (at, row) in rows.iter().enumerate() {
+        let number = format!("INV-{}", at + 1);
+        let [named, _, operators, properties, tested] = &row[..] else {
+            problems.push(format!("a row has {} cells: {row:?}", row.len()));
+            continue;
+        };
+        if *named != number {
+            problems.push(format!("the row of {number} is called {named}"));
+        }
+        let operators = names(operators);
+        for name in operators.iter().filter(|name| !sources.has_model(name)) {
+            problems.push(format!("{number}: TLC checks no '{name}'"));
+        }
+        // The comment that has the number stands before the first operator of the row.
+        let after = model.split_once(&format!("\n\\* {number}: ")).map_or("", |(_, after)| after);
+        let defined = after.lines().find_map(|line| line.split_once(" ==")).map(|(name, _)| name);
+        let first = operators.first().and_then(|name| name.split_once('!')).map(|(_, name)| name);
+        if defined.is_none() || defined != first {
+            problems.push(format!("{number} is {first:?}, and {defined:?} in the model"));
+        }
+        for name in names(properties) {
+            if !sources.has_ledger(name) || !name.starts_with(&format!("{number} ")) {
+                problems.push(format!("{number}: no property '{name}' of the ledger"));
+            }
+        }
+        for name in names(tested) {
+            if !tests.contains(&format!("fn {name}(")) {
+                problems.push(format!("{number}: no test '{name}'"));
+            }
+        }
+        if names(properties).len() != 1 || names(tested).is_empty() {
+            problems.push(format!("{number}: has no property, or no test"));
+        }
+    }
+    // The ledger gives a number to nothing but what the table says.
+    let numbered = sources.ledger.matches("Property::always(\"INV-").count();
+    if numbered != rows.len() {
+        problems.push(format!("the ledger has {numbered} properties with a number"));
+    }
+    for (path, text) in texts {
+        for number in numbers(text).filter(|number| !(1..=rows.len()).contains(number)) {
+            problems.push(format!("{path}: INV-{number} is not in the table"));
+        }
+    }
+    problems
+}
+
+#[test]
+fn the_number_of_an_invariant_means_one_thing_everywhere() {
+    let verification = read("docs/verification.md");
+    assert!(table(&verification, INVARIANTS).len() >= 9, "the table of invariants was not found");
+    let here = file!().rsplit('/').next().unwrap();
+    let texts: Vec<_> = all_texts().into_iter().filter(|(path, _)| !path.ends_with(here)).collect();
+    let problems = misnumbered(&verification, &texts, &Sources::here());
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn whatever_is_wrong_with_a_number_is_found() {
+    let verification = read("docs/verification.md");
+    let sources = Sources::here();
+    let found = |old: &str, new: &str| misnumbered(&with(&verification, old, new), &[], &sources);
+    assert_eq!(found("| INV-8 |", "| INV-9 |").len(), 1);
+    assert_eq!(found("`PillarboxRedis!NoDuplicates` |", "`PillarboxRedis!NoOrphans` |").len(), 1);
+    assert_eq!(found("`INV-8 no message", "`INV-9 no message").len(), 1);
+    assert_eq!(found("`an_acknowledged_message_leaves", "`an_orphan_leaves").len(), 1);
+    let text = "what INV-1 to INV-10 say of INV-n";
+    assert_eq!(numbers(text).collect::<Vec<_>>(), [1, 10]);
+    let texts = [("some.md".to_owned(), text.to_owned())];
+    let problems = misnumbered(&verification, &texts, &sources);
+    assert_eq!(problems, ["some.md: INV-10 is not in the table"]);
 }

@@ -198,3 +198,41 @@ fn the_tests_that_answer_a_question_are_there() {
     }
     assert!(questions >= 11, "{questions} questions");
 }
+
+/// The targets that a text has `make` run: in backticks, behind a prompt, or in a step of a workflow.
+fn make_targets(text: &str) -> Vec<&str> {
+    let typed = text.lines().filter_map(|line| {
+        let starts = ["    make ", "$ make ", "run: make ", "- run: make "];
+        starts.iter().find_map(|start| {
+            line.strip_prefix(start).or_else(|| line.trim_start().strip_prefix(start))
+        })
+    });
+    let named = text.split('`').filter_map(|part| part.strip_prefix("make "));
+    let words = typed.chain(named).filter_map(|rest| rest.split_whitespace().next());
+    let target = |word: &&str| word.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    words.filter(target).collect()
+}
+
+#[test]
+fn every_make_target_that_is_named_is_there() {
+    let makefile = read("Makefile");
+    let is_there = |target: &str| makefile.contains(&format!("\n{target}: "));
+    let mut texts = pages();
+    texts.extend(["CONTRIBUTING.md", "specs/tla/README.md"].map(page));
+    texts.extend([".github/workflows/ci.yml", ".github/workflows/verify.yml"].map(page));
+    for text in texts {
+        let targets = make_targets(&text.text);
+        assert!(!text.path.starts_with(".github") || targets.len() > 3, "{}", text.path);
+        for target in targets {
+            assert!(is_there(target), "{}: there is no 'make {target}'", text.path);
+        }
+    }
+    assert!(!is_there("nothing"));
+}
+
+#[test]
+fn a_make_target_is_found_wherever_it_is_named() {
+    let text = "Run `make one ROUNDS=3`, then\n\n    make two    # a comment\n\n```console\n$ make three\n```\n\
+                \x20     - run: make four\nmake five no sense.\n";
+    assert_eq!(make_targets(text), ["two", "three", "four", "one"]);
+}
