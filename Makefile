@@ -28,7 +28,9 @@ URL := sqlite:target/profile/costs.db
 TRACES := 10
 comma := ,
 space := $(subst ,, )
-benchmark = $(CARGO) run --quiet --release --locked -p pillarbox-bench --
+# The benchmarks are a workspace of their own, with the peers; what is built goes to the same place.
+bench-workspace = --locked --manifest-path internal/bench/Cargo.toml --target-dir target
+benchmark = $(CARGO) run --quiet --release $(bench-workspace) --
 say = @printf '== %s\n'
 # Tests of the whole workspace, as `make test` builds them: nothing is compiled once more.
 campaign = $(CARGO) nextest run --locked --workspace --all-features --cargo-quiet --profile campaign
@@ -66,7 +68,7 @@ test-browser: setup ## The web page of an eval report, in Chromium (installs it 
 	@scripts/setup.sh chromium
 	$(say) "browser"
 	@$(CARGO) nextest run --locked --workspace --all-features --cargo-quiet --run-ignored only \
-		--filterset 'package(pillarbox-evals) & binary(browser)'
+		--filterset 'package(pillarbox-evals) & test(/^browser::/)'
 
 .PHONY: browser-if-here
 browser-if-here: setup
@@ -110,43 +112,47 @@ bench: setup-bench ## Benchmarks against peers and limits, about an hour: docs/b
 bench-quick: setup-bench ## The same with small counts, in a few minutes, into target/bench: shows that all of it works
 	@$(benchmark) all --suites $(subst $(space),$(comma),$(strip $(SUITES))) --quick --rounds 1 --out target/bench/quick.json
 	@$(benchmark) page target/bench/quick.json --to target/bench
+	@$(CARGO) fmt --manifest-path internal/bench/Cargo.toml --check
+	@$(CARGO) clippy --quiet --release $(bench-workspace) --all-targets -- -D warnings
+	@$(CARGO) nextest run --cargo-profile release $(bench-workspace) --cargo-quiet
 
 .PHONY: setup-bench
 setup-bench: setup-build
+	@scripts/setup.sh cargo-nextest rust-components
 	@scripts/setup.sh redis bench-peers
 	@[ -e target/release/pillarbox-bench ] || echo "building, which takes some minutes the first time ..."
 
 .PHONY: crash-sqlite
 crash-sqlite: setup ## The long crash campaigns: KILLS processes on a SQLite file killed, writes that fail
-	@PILLARBOX_KILLS=$(KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-sqlite) & binary(crash)'
+	@PILLARBOX_KILLS=$(KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-sqlite) & test(/^crash::/)'
 
 .PHONY: soak-sqlite
 soak-sqlite: setup ## Steady load on a SQLite file with a slow reader, for some minutes
 	@PILLARBOX_SOAK_MESSAGES=$(MESSAGES) $(campaign) --no-capture \
-		--filterset 'package(pillarbox-sqlite) & binary(soak)'
+		--filterset 'package(pillarbox-sqlite) & test(/^soak::/)'
 
 .PHONY: crash-redis
 crash-redis: setup ## The long crash campaigns on Redis: REDIS_KILLS clients, servers and replies
-	@PILLARBOX_KILLS=$(REDIS_KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & binary(crash)'
+	@PILLARBOX_KILLS=$(REDIS_KILLS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & test(/^crash::/)'
 
 .PHONY: failover-redis
 failover-redis: setup ## The long failover campaigns on Redis: FAILOVERS of each kind, and what they undo
 	@PILLARBOX_FAILOVERS=$(FAILOVERS) $(campaign) --no-capture \
-		--filterset 'package(pillarbox-redis) & binary(failover)'
+		--filterset 'package(pillarbox-redis) & test(/^failover::/)'
 
 .PHONY: property-tests
 property-tests: setup ## Random commands on real Redis servers against the ledger: CASES each, and the invariants
 	@PILLARBOX_CASES=$(CASES) $(campaign) \
-		--filterset 'package(pillarbox-redis) & (binary(property) | binary(invariants))'
+		--filterset 'package(pillarbox-redis) & test(/^(property|invariants)::/)'
 
 .PHONY: stress-tests
 stress-tests: setup ## Four producers and four consumers on Redis, leases that end under load: STRESS messages
-	@PILLARBOX_MESSAGES=$(STRESS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & binary(stress)'
+	@PILLARBOX_MESSAGES=$(STRESS) $(campaign) --no-capture --filterset 'package(pillarbox-redis) & test(/^stress::/)'
 
 .PHONY: simulate
 simulate: setup ## The worker runtime in a simulated world where everything fails: SEEDS of them
 	@PILLARBOX_SEEDS=$(SEEDS) $(campaign) --no-capture \
-		--filterset 'package(pillarbox-runtime) & binary(simulation)'
+		--filterset 'package(pillarbox-runtime) & test(/^simulation::/)'
 
 .PHONY: models
 models: setup
@@ -155,22 +161,22 @@ models: setup
 	@scripts/tlaplus_trace.py --doctored specs/tla/traces/*.json --rejected specs/tla/traces/rejected/*.json
 
 .PHONY: accept-costs
-accept-costs: setup ## Takes what a message costs now for what it may cost (crates/pillarbox-costs)
+accept-costs: setup ## Takes what a message costs now for what it may cost (internal/costs)
 	@PILLARBOX_ACCEPT=1 $(campaign) --filterset 'package(pillarbox-costs)'
 
 .PHONY: profile
 profile: setup-build ## Where the instructions of a message go, function by function (HOT=cycle, typed or worker, URL=memory:)
 	@scripts/setup.sh valgrind
-	@$(CARGO) build --quiet --release --locked -p pillarbox-costs
+	@$(CARGO) build --quiet --profile profiling --locked -p pillarbox-costs
 	@rm -rf target/profile && mkdir -p target/profile
 	@valgrind --quiet --tool=callgrind --callgrind-out-file=target/profile/callgrind.out \
-		target/release/pillarbox-costs $(HOT) 500 '$(URL)'
+		target/profiling/pillarbox-costs $(HOT) 500 '$(URL)'
 	@callgrind_annotate --auto=no target/profile/callgrind.out | sed -n '/PROGRAM TOTALS/p; / ([ 0-9.]*%) .*:/p' | cut -c 1-160 | sed -n '1,40p'
 	@echo "5000 messages; all of it: callgrind_annotate target/profile/callgrind.out, or kcachegrind"
 
 .PHONY: fuzz-more
 fuzz-more: setup ## The fuzzer of the tests for longer: INPUTS for each target, from SEED
-	@PILLARBOX_INPUTS=$(INPUTS) PILLARBOX_SEED=$(SEED) $(campaign) --filterset 'package(pillarbox-fuzz) & binary(targets)'
+	@PILLARBOX_INPUTS=$(INPUTS) PILLARBOX_SEED=$(SEED) $(campaign) --filterset 'package(pillarbox-fuzz) & test(/^targets::/)'
 
 .PHONY: tlaplus-check
 tlaplus-check: ## The TLA+ models with small constants, and the broken ones that must be refuted

@@ -46,8 +46,9 @@ def tests(which):
             "campaign", "--no-capture", "--filterset", which]
 
 
-def of(package, *binaries):
-    return f"package(pillarbox-{package}) & ({' | '.join(f'binary({binary})' for binary in binaries)})"
+def of(package, *modules):
+    """The integration tests of a crate that are in one of these modules."""
+    return f"(package(pillarbox-{package}) & binary(it) & test(/^({'|'.join(modules)})::/))"
 
 
 # The lines in which campaigns say what they did, as Debug writes it.

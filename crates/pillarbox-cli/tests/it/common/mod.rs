@@ -1,0 +1,262 @@
+//! Running the command as a user would, in a directory of its own.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pillarbox::Timestamp;
+use tempfile::TempDir;
+
+/// An empty directory, in which the command runs.
+pub(crate) struct Place {
+    directory: TempDir,
+}
+
+/// What a command has said, and how it ended.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The URL of a file in this place, wherever the command runs.
+    pub(crate) fn url(&self, file: &str) -> String {
+        format!("sqlite:{}", self.path().join(file).display())
+    }
+
+    pub(crate) fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pillarbox"));
+        command.args(args).current_dir(self.path());
+        for name in ["PILLARBOX_URL", "NO_COLOR", "COLUMNS"] {
+            command.env_remove(name);
+        }
+        command.env("TERM", "xterm-256color");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts the command with arguments as a shell would split them (there is no quoting).
+    pub(crate) fn start(&self, line: &str) -> Child {
+        self.command(line.split_whitespace()).spawn().unwrap()
+    }
+
+    /// Runs the command to its end.
+    pub(crate) fn run(&self, line: &str) -> Run {
+        finish(self.start(line))
+    }
+
+    pub(crate) fn run_args(&self, args: &[&str]) -> Run {
+        finish(self.command(args).spawn().unwrap())
+    }
+
+    /// Runs the command with something on its standard input.
+    pub(crate) fn run_with_input(&self, line: &str, input: impl AsRef<[u8]>) -> Run {
+        let mut command = self.command(line.split_whitespace());
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.as_ref().to_vec();
+        let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+        let run = finish(child);
+        writer.join().unwrap();
+        run
+    }
+
+    /// Runs the command, which must succeed, and gives what it has written.
+    pub(crate) fn ok(&self, line: &str) -> String {
+        let run = self.run(line);
+        assert_eq!(run.code, 0, "{line}: {run:?}");
+        run.stdout
+    }
+
+    /// Puts messages whose ids, ages and states stay the same from run to run into `orders`: two
+    /// ready ones and a delayed one.
+    pub(crate) fn with_orders(self) -> Self {
+        let ago = time(-(3 * DAY + HALF_AN_HOUR));
+        let until = time(2 * DAY + HALF_AN_HOUR);
+        let lines = [
+            format!(
+                r#"{{"id":"{}","body":{{"item":"lamp", "price":1.50}},"enqueued_at":"{ago}","reply_to":"client-7","attributes":{{"tenant":"acme","trace":"a=b"}}}}"#,
+                id(1)
+            ),
+            format!(
+                r#"{{"id":"{}","body":"AP8Q","body_encoding":"base64","enqueued_at":"{ago}"}}"#,
+                id(2)
+            ),
+            format!(
+                r#"{{"id":"{}","body":"two\nlines","body_encoding":"text","enqueued_at":"{ago}","until":"{until}"}}"#,
+                id(3)
+            ),
+        ];
+        let run = self.run_with_input("load orders", lines.join("\n"));
+        assert_eq!((run.code, run.stdout.as_str()), (0, "3 messages loaded\n"), "{run:?}");
+        self
+    }
+}
+
+pub(crate) const HOUR: i64 = 3_600;
+pub(crate) const DAY: i64 = 86_400;
+const HALF_AN_HOUR: i64 = 1800;
+
+/// So many seconds from now.
+pub(crate) fn time(seconds: i64) -> Timestamp {
+    Timestamp::from_nanos(Timestamp::now().as_nanos() + seconds * 1_000_000_000)
+}
+
+pub(crate) fn id(number: u32) -> String {
+    format!("0197b3a2-5f3c-7c1e-9d53-{number:012x}")
+}
+
+pub(crate) fn finish(child: Child) -> Run {
+    let output = child.wait_with_output().unwrap();
+    Run {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Waits until something is so. Fails after half a minute.
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < end, "still not so: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a command has begun to notice signals: until then one would just end it.
+pub(crate) fn until_it_listens(child: &Child) {
+    until_process_listens(child.id());
+}
+
+pub(crate) fn until_process_listens(pid: u32) {
+    let status = format!("/proc/{pid}/status");
+    eventually("signals are noticed", || {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        // The mask begins with signal 1; SIGINT is 2.
+        caught.is_some_and(|mask| mask & 0b10 != 0)
+    });
+}
+
+/// Sends a signal to a process that the test has started.
+pub(crate) fn signal(child: &Child, name: &str) {
+    // The shell's own: a small system has no program of that name.
+    let line = format!("kill -{name} {}", child.id());
+    let kill = Command::new("bash").args(["-c", &line]).status();
+    assert!(kill.unwrap().success());
+}
+
+impl Run {
+    /// Everything that a user sees, without what changes from run to run.
+    pub(crate) fn shown(&self, place: &Place) -> String {
+        let mut shown = self.stdout.clone();
+        if !self.stderr.is_empty() {
+            shown.push_str("--- stderr ---\n");
+            shown.push_str(&self.stderr);
+        }
+        if self.code != 0 {
+            shown.push_str(&format!("--- exit code {} ---\n", self.code));
+        }
+        steady(&shown.replace(place.path().to_str().unwrap(), "<dir>"))
+    }
+}
+
+/// Replaces receipts, new ids, times and measurements by their names.
+pub(crate) fn steady(text: &str) -> String {
+    text.split_inclusive('\n').map(steady_line).collect()
+}
+
+fn steady_line(line: &str) -> String {
+    let mut out = String::new();
+    let mut rest = line;
+    while let Some(c) = rest.chars().next() {
+        let replaced = receipt(rest).or_else(|| uuid(rest)).or_else(|| moment(rest));
+        let replaced = replaced.or_else(|| age(rest));
+        let (length, name) = replaced.unwrap_or((c.len_utf8(), &rest[..c.len_utf8()]));
+        out.push_str(name);
+        rest = &rest[length..];
+    }
+    out
+}
+
+fn receipt(text: &str) -> Option<(usize, &'static str)> {
+    let nonce = text.get(37..53)?;
+    let fits = nonce.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    (is_uuid(text) && text.as_bytes()[36] == b'.' && fits).then_some((53, "<receipt>"))
+}
+
+/// Ids that the tests have not chosen.
+fn uuid(text: &str) -> Option<(usize, &'static str)> {
+    (is_uuid(text) && !text.starts_with("0197b3a2-5f3c-7c1e-9d53-")).then_some((36, "<id>"))
+}
+
+fn is_uuid(text: &str) -> bool {
+    text.get(..36).is_some_and(|id| {
+        id.bytes().enumerate().all(|(place, b)| match place {
+            8 | 13 | 18 | 23 => b == b'-',
+            _ => b.is_ascii_hexdigit(),
+        })
+    })
+}
+
+/// `2026-11-16T06:31:24.17437299Z`
+fn moment(text: &str) -> Option<(usize, &'static str)> {
+    let end = text.find('Z')? + 1;
+    let shape = text.get(..20)?;
+    let shaped = shape.bytes().enumerate().all(|(place, b)| match place {
+        4 | 7 => b == b'-',
+        10 => b == b'T',
+        13 | 16 => b == b':',
+        19 => b == b'.' || b == b'Z',
+        _ => b.is_ascii_digit(),
+    });
+    (shaped && end <= 30).then_some((end, "<time>"))
+}
+
+/// `61ms ago`, of what was sent by the test.
+fn age(text: &str) -> Option<(usize, &'static str)> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let unit = ["ms ago", "s ago"].into_iter().find(|unit| text[digits..].starts_with(unit))?;
+    (digits > 0).then_some((digits + unit.len(), "<age> ago"))
+}
+
+/// Replaces every number, for output whose numbers are measurements.
+pub(crate) fn without_numbers(text: &str) -> String {
+    let mut out = String::new();
+    let mut in_number = false;
+    for c in text.chars() {
+        let part = c.is_ascii_digit() || (in_number && c == '.');
+        if part && !in_number {
+            out.push('N');
+        }
+        if !part {
+            out.push(c);
+        }
+        in_number = part;
+    }
+    out
+}
+
+/// Runs commands one after the other and shows each with what it printed.
+pub(crate) fn session(place: &Place, lines: &[&str]) -> String {
+    let mut shown = String::new();
+    for line in lines {
+        let run = place.run(line);
+        shown.push_str(&format!("$ pillarbox {}\n{}\n", steady(line), run.shown(place)));
+    }
+    shown
+}

@@ -1,0 +1,16 @@
+//! Integration tests, a module for each subject, in one binary.
+
+mod cluster;
+mod common;
+mod conformance;
+mod crash;
+mod failover;
+mod failures;
+mod invariants;
+mod opening;
+mod partitions;
+mod property;
+mod sentinel;
+mod stress;
+mod takeover;
+mod traces;

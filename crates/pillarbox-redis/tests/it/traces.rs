@@ -1,0 +1,258 @@
+//! What clients have a server do under load and faults, recorded and held to the specification: TLC says of each
+//! trace whether it is a behaviour of specs/tla/PillarboxScripts.tla, and that doctored copies of it are not.
+//!
+//! `PILLARBOX_TRACES` says how many there are of each kind. They are kept in target/tmp/traces.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pillarbox_core::{Mailboxes, Outgoing, Queue, Receive, Settle};
+use pillarbox_testing::campaign::Workload;
+use pillarbox_testing::on_threads;
+use pillarbox_testing::process::{Child, setting, told};
+use pillarbox_testing::server::RedisServer;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use crate::common::proxy::Proxy;
+use crate::common::recorder::{Recorder, calls, recorded};
+use crate::common::{open, queue};
+
+/// How many traces there are of each kind.
+fn traces() -> usize {
+    setting("PILLARBOX_TRACES", 6)
+}
+
+/// Calls in a trace, about.
+const CALLS: usize = 120;
+
+/// When the server ran a call, in microseconds.
+fn at(call: &Value) -> u64 {
+    call[1].as_str().and_then(|at| at.parse().ok()).expect("a time")
+}
+
+/// Calls that were made more than once.
+#[derive(Debug, Default)]
+struct Again {
+    /// That say so: they follow one that got no answer, whether it had reached the server or not.
+    said: usize,
+    /// That did reach the server more than once.
+    arrived: usize,
+}
+
+/// Writes down what was done with these queues and has it judged.
+#[track_caller]
+fn judge(server: &RedisServer, kind: &str, queues: &[String]) -> Again {
+    let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("traces").join(kind);
+    // Those of a run before.
+    std::fs::remove_dir_all(&directory).ok();
+    std::fs::create_dir_all(&directory).expect("a directory");
+    let (mut files, mut again) = (Vec::new(), Again::default());
+    for queue in queues {
+        let calls = calls(server, queue);
+        if !calls.is_sorted_by_key(at) {
+            println!(
+                "{queue}: the clock of the machine was set back, of which the specification knows nothing"
+            );
+            continue;
+        }
+        let of = |name| calls.iter().filter(|call| call[0] == name).count();
+        assert!(of("send") > 0 && of("receive") > 0 && of("settle") > 0, "{queue}: {calls:?}");
+        // The others are not remembered, for it does not matter how often they are made.
+        let is_numbered =
+            |call: &&Value| !["release", "look", "forget"].map(Value::from).contains(&call[0]);
+        let numbered: Vec<_> = calls.iter().filter(is_numbered).collect();
+        // The caller's key and the number of its call.
+        let made: HashSet<_> = numbered.iter().map(|call| (&call[2][4], &call[3][0])).collect();
+        again.arrived += numbered.len() - made.len();
+        let says_so = |call: &&Value| call[2].as_array().is_some_and(|keys| keys.len() == 6);
+        again.said += calls.iter().filter(says_so).count();
+        let file = directory.join(format!("{queue}.json"));
+        std::fs::write(&file, serde_json::to_vec(&calls).expect("JSON")).expect("written");
+        files.push(file);
+    }
+    assert!(2 * files.len() > queues.len(), "{kind}: the clock was set back again and again");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/tlaplus_trace.py");
+    let output = Command::new("python3").arg(script).arg("--calls").args(&files).output();
+    let output = output.expect("python3 runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{kind}: {said}{failed}");
+    println!("{kind}: made once more: {again:?}; {said}");
+    again
+}
+
+/// What one process of many does: steps of several clients at once.
+async fn work(backend: &Mailboxes, name: &str, seed: u64, steps: Option<usize>) {
+    let workload = Workload { clients: 3, seed, max_body: 20, steps, ..Workload::default() };
+    workload.run(queue(backend, name)).await;
+}
+
+/// Whole batches, settled in one call in many ways, a second time as well; and a purge now and then.
+async fn batches(queue: Arc<dyn Queue>, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    for _ in 0..6 {
+        let batch = (0..random.random_range(1..12)).map(|_| {
+            let mut message = Outgoing::new("of a batch");
+            message.delay = Duration::from_micros([0, 0, 300, 2000][random.random_range(0..4)]);
+            message
+        });
+        queue.send(batch.collect()).await.expect("sent");
+        let lease = Duration::from_micros([0, 700, 4000, 900_000][random.random_range(0..4)]);
+        let receive = Receive::up_to(random.random_range(1..20)).visibility(lease);
+        let deliveries = queue.receive(receive).await.expect("received");
+        let settles = deliveries.iter().map(|delivery| {
+            let receipt = delivery.receipt.clone();
+            let time = Duration::from_micros([0, 500, 3000][random.random_range(0..3)]);
+            match random.random_range(0..6) {
+                0 | 1 => Settle::acknowledge(receipt),
+                2 => Settle::nack(receipt, time),
+                3 => Settle::release(receipt, time),
+                4 => Settle::start(receipt, time),
+                _ => Settle::extend(receipt, time),
+            }
+        });
+        let settles: Vec<_> = settles.collect();
+        for _ in 0..random.random_range(1..3) {
+            queue.settle(settles.clone()).await.expect("answered");
+        }
+        if random.random_bool(0.05) {
+            queue.purge().await.expect("purged");
+        }
+    }
+}
+
+/// Two backends on one queue, each with clients of both kinds.
+async fn load(url: &str, name: &str, seed: u64) {
+    let mut all = JoinSet::new();
+    for seed in [seed, !seed] {
+        let (url, name) = (url.to_owned(), name.to_owned());
+        all.spawn(async move {
+            let backend = open(&url).await;
+            tokio::join!(
+                work(&backend, &name, seed, Some(8)),
+                batches(queue(&backend, &name), seed)
+            );
+            backend.close().await;
+        });
+    }
+    all.join_all().await;
+}
+
+#[test]
+fn what_runs_under_load_is_what_the_specification_says() {
+    let server = RedisServer::start();
+    let queues: Vec<_> = (0..traces()).map(|n| format!("load-{n}")).collect();
+    on_threads(async {
+        let recorder = Recorder::to(server.port()).await;
+        for (seed, name) in queues.iter().enumerate() {
+            load(&recorder.url(), name, seed as u64).await;
+        }
+    });
+    judge(&server, "load", &queues);
+}
+
+/// Connections break off in the middle of answers, and calls are made again.
+#[test]
+fn what_runs_when_answers_are_cut_is_what_the_specification_says() {
+    let server = RedisServer::start();
+    let queues: Vec<_> = (0..traces()).map(|n| format!("cut-{n}")).collect();
+    on_threads(async {
+        let recorder = Recorder::to(server.port()).await;
+        let proxy = Proxy::to(recorder.port()).await;
+        // Scripts that the server knows by now are called by their hash.
+        load(&recorder.url(), "warm-up", 0).await;
+        for (seed, name) in queues.iter().enumerate() {
+            let url = proxy.url();
+            let work = load(&url, name, seed as u64);
+            // The next one only when there was some progress: else, on a slow machine, a call never gets through.
+            let cut = async {
+                let mut done = 0;
+                loop {
+                    proxy.cut_answer("EVALSHA", rand::rng().random_range(0..200));
+                    while recorded(&server, name) < done + 8 {
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                    done = recorded(&server, name);
+                }
+            };
+            tokio::select! {
+                () = work => {}
+                () = cut => {}
+            }
+        }
+    });
+    assert!(judge(&server, "cut", &queues).arrived > 0, "no call was made again");
+}
+
+/// What a child does. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own, started by others"]
+fn client() {
+    let Some((url, task)) = told() else { return };
+    let (name, seed) = task.split_once(' ').expect("a queue and a number");
+    let seed = seed.parse().expect("a number");
+    on_threads(async move {
+        let backend = open(&url).await;
+        work(&backend, name, seed, None).await;
+    });
+}
+
+/// A recorder that works while this thread waits for children, and what it runs on.
+fn recorder_of(server: &RedisServer) -> (Runtime, Recorder) {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(1).enable_all().build().expect("a runtime");
+    let recorder = runtime.block_on(Recorder::to(server.port()));
+    (runtime, recorder)
+}
+
+#[track_caller]
+fn wait_for_calls(server: &RedisServer, queue: &str, child: &Child, least: usize) {
+    while recorded(server, queue) < least {
+        child.wait_for("x", child.said("x"));
+    }
+}
+
+#[test]
+fn what_runs_when_clients_are_killed_is_what_the_specification_says() {
+    let server = RedisServer::start();
+    let (_runtime, recorder) = recorder_of(&server);
+    let queues: Vec<_> = (0..traces()).map(|n| format!("client-{n}")).collect();
+    for name in &queues {
+        let start =
+            |seed| Child::start("traces::client", recorder.url(), &format!("{name} {seed}"));
+        let (first, second) = (start(1), start(2));
+        first.wait_for("x", 0);
+        wait_for_calls(&server, name, &second, CALLS / 2);
+        first.kill();
+        wait_for_calls(&server, name, &second, CALLS);
+        second.kill();
+    }
+    judge(&server, "clients", &queues);
+}
+
+/// The server comes back with what is on its disk: the messages, and the trace.
+#[test]
+fn what_runs_when_the_server_is_killed_is_what_the_specification_says() {
+    let mut server = RedisServer::builder().appendonly("always").start();
+    let (_runtime, recorder) = recorder_of(&server);
+    let queues: Vec<_> = (0..traces()).map(|n| format!("server-{n}")).collect();
+    for name in &queues {
+        let start =
+            |seed| Child::start("traces::client", recorder.url(), &format!("{name} {seed}"));
+        let clients = [start(1), start(2)];
+        wait_for_calls(&server, name, &clients[0], CALLS / 2);
+        server.kill();
+        server.restart();
+        wait_for_calls(&server, name, &clients[1], CALLS);
+        clients.into_iter().for_each(|client| drop(client.kill()));
+    }
+    // Whether one arrives twice depends on the moment of the kill.
+    assert!(judge(&server, "servers", &queues).said > 0, "no call was made again");
+}

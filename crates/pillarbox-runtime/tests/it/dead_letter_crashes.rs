@@ -1,0 +1,201 @@
+//! Dead-lettering and replaying, with the process ending between every two steps, before and after each
+//! call of a queue has its effect: exactly one dead letter of each message, and none lost.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use pillarbox_core::{
+    Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, RawMessage,
+    SendOptions,
+};
+use pillarbox_runtime::{DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Outcome, Worker};
+
+use crate::common::crash::Crash;
+
+const LEASE: Duration = Duration::from_secs(30);
+const MESSAGES: u32 = 5;
+
+/// The queues, as they are: what a process that is well sees.
+struct Stage {
+    backend: Mailboxes,
+    jobs: Mailbox<u32, String>,
+    dead: Mailbox<DeadLetter<u32>>,
+    replies: Mailbox<String>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let backend = Mailboxes::new(MemoryBackend::new());
+        Self {
+            jobs: backend.builder("jobs").allow_reply_to("replies").open().expect("a mailbox"),
+            dead: backend.mailbox("jobs-dlq").expect("a mailbox"),
+            replies: backend.mailbox("replies").expect("a mailbox"),
+            backend,
+        }
+    }
+
+    /// The same queues, as a process sees them that ends.
+    fn ending(&self, crash: &std::sync::Arc<Crash>) -> Self {
+        let over = |name: &str| {
+            crash.over(self.backend.queue(name, QueueOptions::new()).expect("a queue"))
+        };
+        let replies = Mailbox::new(over("replies"), Json, NoReplies);
+        let to = replies.clone();
+        let resolver = pillarbox_core::Factory::new(move |_: &str| Ok(to.clone()));
+        Self {
+            backend: self.backend.clone(),
+            jobs: Mailbox::new(over("jobs"), Json, resolver),
+            dead: Mailbox::new(over("jobs-dlq"), Json, NoReplies),
+            replies,
+        }
+    }
+
+    async fn send(&self) -> BTreeSet<MessageId> {
+        let mut ids = BTreeSet::new();
+        for n in 0..MESSAGES {
+            let options = SendOptions::new().reply_to("replies");
+            ids.insert(self.jobs.send_with(&n, options).await.expect("sent"));
+        }
+        ids
+    }
+
+    /// Fails every message.
+    async fn work(&self) {
+        let worker = Worker::new(self.jobs.clone())
+            .visibility(LEASE)
+            .dead_letters(DlqPolicy::to(&self.dead))
+            .error_reply(|letter| format!("{}: {}", letter.body.escape_ascii(), letter.last_error))
+            .handler(|_: u32| async { Outcome::reject("no") });
+        worker.run_until_empty().await.expect("all is done");
+    }
+
+    async fn letters(&self) -> Vec<DeadLetter<u32>> {
+        let letters = self.dead.peek(100).await.expect("dead letters");
+        letters.into_iter().map(|letter| letter.body.expect("a dead letter")).collect()
+    }
+
+    /// The messages that are there, by the ids that they were first sent under.
+    async fn messages(&self) -> Vec<MessageId> {
+        let messages = self.jobs.peek(100).await.expect("messages");
+        messages.into_iter().map(|one| first_id(&one.message)).collect()
+    }
+}
+
+fn first_id(message: &RawMessage) -> MessageId {
+    let original = message.attributes.get("pillarbox.original_id");
+    original.map_or(message.id, |id| id.parse().expect("an id"))
+}
+
+/// Plays something with a process that ends at its first step, at its second, and so on, each time before
+/// the step and after it, until it does not end any more. Says how many steps there were.
+async fn at_every_step(mut play: impl AsyncFnMut(Stage, std::sync::Arc<Crash>) -> bool) -> usize {
+    for step in 0..100 {
+        for is_after in [false, true] {
+            if play(Stage::new(), Crash::at(step, is_after)).await {
+                return step;
+            }
+        }
+    }
+    panic!("it takes more than 100 steps");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_between_any_two_steps_of_dead_lettering_makes_one_dead_letter_and_loses_none() {
+    let steps = at_every_step(async |stage, crash| {
+        let sent = stage.send().await;
+        let is_done = crash.run(stage.ending(&crash).work()).await.is_some();
+        tokio::time::sleep(LEASE).await;
+        stage.work().await;
+        let letters = stage.letters().await;
+        let ids: BTreeSet<_> = letters.iter().map(|letter| letter.message_id).collect();
+        assert_eq!((ids, letters.len()), (sent, MESSAGES as usize), "{crash:?}");
+        assert!(stage.messages().await.is_empty(), "{crash:?}");
+        // Each sender was told, once: nobody has taken the replies, so one that is sent again is the same.
+        let replies = stage.replies.peek(100).await.expect("replies");
+        assert_eq!(replies.len(), MESSAGES as usize, "{crash:?}");
+        is_done
+    })
+    .await;
+    assert!(steps >= 4, "receive, store, tell, acknowledge: {steps}");
+    println!("{steps} steps");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_between_any_two_steps_of_a_replay_loses_no_message_and_doubles_none() {
+    let steps = at_every_step(async |stage, crash| {
+        let sent = stage.send().await;
+        stage.work().await;
+        let replay = async |stage: &Stage| {
+            let dlq = Dlq::of(&stage.dead).replay_to(&stage.jobs);
+            let pass = dlq.replay().matching(|letter| letter.body[..] != b"2"[..]);
+            pass.run().await.expect("replayed")
+        };
+        let ending = stage.ending(&crash);
+        let is_done = crash.run(replay(&ending)).await.is_some();
+        // The leases that a pass takes run for two minutes.
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        replay(&stage).await;
+        let letters = stage.letters().await;
+        assert_eq!(letters.iter().map(|letter| letter.body).collect::<Vec<_>>(), [2], "{crash:?}");
+        let messages = stage.messages().await;
+        let mut ids: BTreeSet<_> = messages.iter().copied().collect();
+        assert_eq!(messages.len(), MESSAGES as usize - 1, "{crash:?}");
+        ids.insert(letters[0].message_id);
+        assert_eq!(ids, sent, "{crash:?}");
+        is_done
+    })
+    .await;
+    assert!(steps >= 4, "receive, send, acknowledge, give back: {steps}");
+    println!("{steps} steps");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_between_any_two_steps_of_a_consumer_that_replays_loses_no_message() {
+    let steps = at_every_step(async |stage, crash| {
+        let sent = stage.send().await;
+        stage.work().await;
+        let consume = async |stage: &Stage| {
+            let replay = |_: DeadLetter<u32>| async { DlqAction::replay() };
+            let consumer = DlqConsumer::new(stage.dead.clone(), replay).replay_to(&stage.jobs);
+            consumer.visibility(LEASE).run_until_empty().await.expect("all is done")
+        };
+        let ending = stage.ending(&crash);
+        let is_done = crash.run(consume(&ending)).await.is_some();
+        tokio::time::sleep(LEASE).await;
+        consume(&stage).await;
+        assert!(stage.letters().await.is_empty(), "{crash:?}");
+        let messages: Vec<_> = stage.messages().await;
+        assert_eq!(messages.len(), MESSAGES as usize, "{crash:?}");
+        assert_eq!(messages.into_iter().collect::<BTreeSet<_>>(), sent, "{crash:?}");
+        is_done
+    })
+    .await;
+    assert!(steps >= 3 * MESSAGES as usize - 3, "{steps}");
+    println!("{steps} steps");
+}
+
+/// The way of a message that fails again after it was replayed, while the replay has not come to its end.
+#[tokio::test(start_paused = true)]
+async fn a_message_that_fails_before_its_replay_is_acknowledged_is_not_lost() {
+    let steps = at_every_step(async |stage, crash| {
+        let sent = stage.send().await;
+        stage.work().await;
+        let ending = stage.ending(&crash);
+        let dlq = Dlq::of(&ending.dead).replay_to(&ending.jobs);
+        let is_done = crash.run(dlq.replay().run()).await.is_some();
+        // It fails again, with the first dead letter still there or not.
+        stage.work().await;
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let ids: BTreeSet<_> =
+            stage.letters().await.iter().map(|letter| letter.message_id).collect();
+        assert_eq!(ids, sent, "{crash:?}");
+        // Replayed once more, all are there, some of them in both of their lives.
+        let dlq = Dlq::of(&stage.dead).replay_to(&stage.jobs);
+        dlq.replay().run().await.expect("replayed");
+        let messages: BTreeSet<_> = stage.messages().await.into_iter().collect();
+        assert_eq!(messages, sent, "{crash:?}");
+        is_done
+    })
+    .await;
+    println!("{steps} steps");
+}

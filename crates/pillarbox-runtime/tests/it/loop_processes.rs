@@ -1,0 +1,229 @@
+//! Clients and loops in processes of their own, either of which is killed: every request that is waited for is
+//! answered, and nothing is left behind by those who are gone.
+//!
+//! Each story is told once and happens on a SQLite file and on a Redis server.
+
+use std::time::{Duration, Instant};
+
+use pillarbox_core::{Mailbox, Mailboxes};
+use pillarbox_runtime::{Client, MainLoop, MainLoopRequest, MainLoopResult, sweep_replies};
+use pillarbox_testing::on_threads;
+use pillarbox_testing::process::{Child, told};
+
+use crate::common::employee::{end_with_the_parent, say};
+use crate::common::place::{Place, on_both, open};
+
+type Requests = Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>>;
+
+/// How long anything may take on a machine that has much else to do.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long leases run: for so long is waited after each kill.
+const LEASE: Duration = Duration::from_secs(1);
+/// How long an answer may lie in the mailbox of a client that lives.
+const KEEP: Duration = Duration::from_secs(3);
+
+/// The process that answers. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own, started by the other tests"]
+fn answering() {
+    let Some((url, millis)) = told() else { return };
+    end_with_the_parent();
+    let pause = Duration::from_millis(millis.parse().expect("a number"));
+    on_threads(async move {
+        let backend = open(&url).await;
+        let main_loop = MainLoop::new(requests(&backend), move |n: u64| async move {
+            say(&format!("begun {n}."));
+            tokio::time::sleep(pause).await;
+            n * 10
+        });
+        main_loop.visibility(LEASE).keep_replies_for(KEEP).run().await.expect("it works");
+        backend.close().await;
+        say("ended");
+    });
+}
+
+/// The process that asks, for ever. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own, started by the other tests"]
+fn asking() {
+    let Some((url, _)) = told() else { return };
+    end_with_the_parent();
+    on_threads(async move {
+        let backend = open(&url).await;
+        let client = Client::new(&requests(&backend)).expect("a client");
+        say(&format!("address {}", client.address()));
+        for n in 0.. {
+            let requests: Vec<_> =
+                (0..16).map(|more| MainLoopRequest::new(n * 16 + more)).collect();
+            let mut submission = client.submit(&requests).await.expect("submitted");
+            while let Some(answer) = submission.next().await {
+                answer.expect("an answer");
+                say("answered");
+            }
+        }
+    });
+}
+
+fn requests(backend: &Mailboxes) -> Requests {
+    backend.mailbox("requests").expect("a mailbox")
+}
+
+/// The reply mailboxes that there are.
+async fn reply_mailboxes(backend: &Mailboxes) -> Vec<String> {
+    let names = backend.queues().await.expect("listed").into_iter().map(|name| name.to_string());
+    names.filter(|name| name.starts_with("pillarbox-replies-")).collect()
+}
+
+async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so().await {
+        assert!(Instant::now() < end, "not {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+on_both! {
+    a_request_may_be_called_again_at_once_and_is_answered_each_time;
+    one_iteration_works_on_the_one_request_there_is;
+    loops_that_are_killed_leave_no_call_without_its_answer;
+    clients_that_are_killed_leave_nothing_behind;
+    a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process;
+}
+
+fn a_request_may_be_called_again_at_once_and_is_answered_each_time(place: Place) {
+    on_threads(async move {
+        let backend = open(&place.url).await;
+        let requests = requests(&backend);
+        let running = MainLoop::new(requests.clone(), |n: u64| async move { n }).start();
+        let client = Client::new(&requests).expect("a client");
+        // Each time while the answer of the last may not be acknowledged yet, nor its request.
+        let request = MainLoopRequest::new(7);
+        for _ in 0..200 {
+            assert_eq!(client.call(&request, PATIENCE).await.expect("an answer"), 7);
+        }
+        client.close().await;
+        running.stop().await.expect("it ends");
+        backend.close().await;
+    });
+}
+
+fn one_iteration_works_on_the_one_request_there_is(place: Place) {
+    on_threads(async move {
+        let backend = open(&place.url).await;
+        let requests = requests(&backend);
+        for _ in 0..20 {
+            requests.send(&MainLoopRequest::new(7)).await.expect("sent");
+            let main_loop = MainLoop::new(requests.clone(), |n: u64| async move { n });
+            assert_eq!(main_loop.run_iterations(1).await.expect("it ends").succeeded, 1);
+        }
+        backend.close().await;
+    });
+}
+
+fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {
+    on_threads(async move {
+        let backend = open(&place.url).await;
+        let client = Client::new(&requests(&backend)).expect("a client");
+        let asked: Vec<_> = (0..60).map(MainLoopRequest::new).collect();
+        let mut submission = client.submit(&asked).await.expect("submitted");
+        let mut kills = 0;
+        let mut answers = 0;
+        let mut child = Child::start("loop_processes::answering", &place.url, "20");
+        // Killed again and again, each time with requests in its hands.
+        while submission.left() > 0 {
+            let answer = tokio::time::timeout(PATIENCE, submission.next()).await.expect("in time");
+            let answer = answer.expect("one is left").expect("an answer");
+            let n = asked
+                .iter()
+                .find(|one| one.request_id == answer.request_id)
+                .expect("one of ours")
+                .request;
+            assert_eq!(answer.output(), Some(&(n * 10)));
+            answers += 1;
+            if answers % 12 == 0 && submission.left() > 0 {
+                child.kill();
+                kills += 1;
+                child = Child::start("loop_processes::answering", &place.url, "20");
+            }
+        }
+        assert_eq!((answers, kills), (60, 4));
+        let left = async || requests(&backend).approximate_count().await.expect("counted") == 0;
+        until("all requests are done with", left).await;
+        child.signal("TERM");
+        let (status, said) = child.end_within(PATIENCE);
+        assert!(status.success() && said.iter().any(|line| line == "ended"), "{said:?}");
+        client.close().await;
+        drop(client);
+        backend.close().await;
+    });
+}
+
+fn clients_that_are_killed_leave_nothing_behind(place: Place) {
+    on_threads(async move {
+        let backend = open(&place.url).await;
+        let running = Child::start("loop_processes::answering", &place.url, "5");
+        for _ in 0..3 {
+            let client = Child::start("loop_processes::asking", &place.url, "");
+            client.wait_for("answered", 20);
+            client.kill();
+        }
+        // What was killed has answers under way, which come, and are swept away in the end.
+        let clean = async || {
+            reply_mailboxes(&backend).await.is_empty()
+                && requests(&backend).approximate_count().await.expect("counted") == 0
+        };
+        until("nothing is left of clients that are gone", clean).await;
+        // One that lives is served all the same.
+        let client = Client::new(&requests(&backend)).expect("a client");
+        assert_eq!(client.call(&MainLoopRequest::new(7), PATIENCE).await.expect("an answer"), 70);
+        client.close().await;
+        drop(client);
+        running.kill();
+        backend.close().await;
+    });
+}
+
+fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(place: Place) {
+    on_threads(async move {
+        let backend = open(&place.url).await;
+        let requests = requests(&backend);
+        let client = Client::new(&requests).expect("a client");
+        let child = Child::start("loop_processes::answering", &place.url, "1");
+        assert_eq!(client.call(&MainLoopRequest::new(6), PATIENCE).await.expect("an answer"), 60);
+        child.kill();
+        assert_eq!(reply_mailboxes(&backend).await, [client.address()]);
+        let sweeper = Child::start("loop_processes::sweeping", &place.url, "");
+        // From now on it is a mailbox that has been empty for long.
+        tokio::time::sleep(KEEP).await;
+        sweeper.wait_for("swept", sweeper.said("swept") + 3);
+        assert!(reply_mailboxes(&backend).await.is_empty(), "forgotten");
+        let asking = tokio::spawn({
+            let client = client.clone();
+            async move { client.call(&MainLoopRequest::new(7), PATIENCE).await }
+        });
+        sweeper.wait_for("swept", sweeper.said("swept") + 3);
+        let child = Child::start("loop_processes::answering", &place.url, "300");
+        assert_eq!(asking.await.expect("it ends").expect("an answer"), 70);
+        child.kill();
+        sweeper.kill();
+        client.close().await;
+        drop(client);
+        backend.close().await;
+    });
+}
+
+/// The process that sweeps, for ever. Not a test by itself.
+#[test]
+#[ignore = "runs in a process of its own, started by the other tests"]
+fn sweeping() {
+    let Some((url, _)) = told() else { return };
+    end_with_the_parent();
+    on_threads(async move {
+        let backend = open(&url).await;
+        loop {
+            sweep_replies(&backend, KEEP).await.expect("swept");
+            say("swept");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}

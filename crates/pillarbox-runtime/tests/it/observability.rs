@@ -1,0 +1,292 @@
+//! Spans, trace contexts, metrics.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metrics_util::debugging::DebuggingRecorder;
+use pillarbox_core::{
+    Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Receive, SendOptions,
+};
+use pillarbox_runtime::{
+    Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Kinship, LoopGroup,
+    MainLoop, MainLoopRequest, MainLoopResult, Outcome, ProducerHandle, ServiceStackOptions,
+    TraceContext, Tracer, Worker,
+};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+fn backend() -> Mailboxes {
+    Mailboxes::new(MemoryBackend::new())
+}
+
+/// Every metric in the table is recorded, and every one that is recorded is in the table, with its labels.
+#[test]
+fn the_table_of_metrics_is_complete() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(everything_happens());
+    });
+    let mut recorded: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (key, ..) in snapshotter.snapshot().into_vec() {
+        let kind = format!("{:?}", key.kind()).to_lowercase();
+        let labels = key.key().labels().map(|label| label.key().to_owned());
+        let name = format!("{} {kind}", key.key().name());
+        recorded.entry(name).or_default().extend(labels);
+    }
+    let docs = include_str!("../../../../docs/metrics.md");
+    let documented = docs.lines().filter(|line| line.starts_with("| `")).map(|line| {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let labels = cells[2].split(", ").map(|label| label.trim_matches('`').to_owned());
+        (format!("{} {}", cells[0].trim_matches('`'), cells[1]), labels.collect())
+    });
+    let documented: BTreeMap<String, BTreeSet<String>> = documented.collect();
+    assert_eq!(documented, recorded);
+}
+
+/// What makes each of the metrics move.
+async fn everything_happens() {
+    let backend = backend();
+    let queue = backend.queue("jobs", QueueOptions::new()).expect("a queue");
+    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    let jobs: Mailbox<String> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let dead: Mailbox<DeadLetter<String>> = backend.mailbox("dead").expect("a mailbox");
+    for operation in [Operation::Receive, Operation::Settle] {
+        faulty.next(operation, Fault::FailBefore);
+    }
+    for job in ["done", "reject", "slow", "send", "panic"] {
+        jobs.send(&job.to_owned()).await.expect("sent");
+    }
+    let worker = Worker::new(jobs.clone())
+        .dead_letters(DlqPolicy::to(&dead))
+        .retry(Backoff::none())
+        .depth_every(Duration::from_secs(1))
+        .stack(ServiceStackOptions::worker().timeout(Duration::from_secs(300)))
+        .handler(
+            |job: String, Attempt(attempt): Attempt, producer: ProducerHandle<String>| async move {
+                match &*job {
+                    "reject" => return Outcome::reject("no"),
+                    "slow" => tokio::time::sleep(Duration::from_secs(100)).await,
+                    "send" => drop(producer.send(&"done".to_owned()).await),
+                    "panic" => assert_ne!(attempt, 1),
+                    _ => {}
+                }
+                Outcome::done()
+            },
+        );
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.processed >= 7 && stats.in_flight == 0).await.expect("running");
+    running.stop().await.expect("stopped");
+
+    let requests: Mailbox<MainLoopRequest<u32>, MainLoopResult<u32>> =
+        backend.mailbox("requests").expect("a mailbox");
+    requests.send(&MainLoopRequest::new(7)).await.expect("sent");
+    let main_loop = MainLoop::new(requests, |n: u32| async move { n });
+    main_loop.run_until_empty().await.expect("answered");
+
+    // One dead letter is handled, one replayed, one discarded, and one is too old.
+    let consume = async |action: DlqAction| {
+        let consumer =
+            DlqConsumer::new(dead.clone(), move |_: DeadLetter<String>| async move { action });
+        consumer.run_until_empty().await.expect("all is done");
+    };
+    let letter = dead.peek(1).await.expect("a dead letter").remove(0).body.expect("a dead letter");
+    consume(DlqAction::done()).await;
+    dead.send(&letter).await.expect("sent");
+    let dlq = Dlq::of(&dead);
+    dlq.replay().run().await.expect("replayed");
+    dead.send(&letter).await.expect("sent");
+    dlq.discard().run().await.expect("discarded");
+    dead.send(&letter).await.expect("sent");
+    dlq.expire(Duration::ZERO).await.expect("expired");
+
+    // A loop that fails is made anew, until it has failed too often.
+    let gone = self::backend();
+    let jobs: Mailbox<String> = gone.mailbox("jobs").expect("a mailbox");
+    gone.close().await;
+    let group = LoopGroup::new()
+        .add_with("jobs", move || Worker::new(jobs.clone()).handler(|_: String| async {}));
+    group.run().await.expect_err("its mailbox is closed");
+}
+
+/// Keeps what is logged.
+#[derive(Debug, Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("pillarbox_runtime")
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut text = event.metadata().level().to_string();
+        event.record(&mut Text(&mut text));
+        self.0.lock().expect("a log").push(text);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_becomes_of_a_dead_letter_is_logged_with_all_that_one_looks_for() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let backend = backend();
+    let jobs: Mailbox<serde_json::Value> = backend.mailbox("jobs").unwrap();
+    let request = "0193b1f4-0000-7000-8000-000000000000";
+    let id = jobs.send(&serde_json::json!({ "request_id": request })).await.unwrap();
+    let worker = Worker::new(jobs)
+        .dead_letters(DlqPolicy::new())
+        .handler(|_: serde_json::Value| async { Outcome::reject("no good") });
+    worker.run_until_empty().await.unwrap();
+    Dlq::open(&backend, "jobs-dlq").unwrap().replay().run().await.unwrap();
+    let log = log.0.lock().unwrap();
+    let found =
+        |start: &str| log.iter().find(|line| line.starts_with(start)).cloned().unwrap_or_default();
+    assert_eq!(
+        found("WARN message=a message was dead-lettered"),
+        format!(
+            "WARN message=a message was dead-lettered source_mailbox=jobs message_id={id} \
+             request_id={request} delivery_count=1 error_type=\"rejected\" error_message=\"no good\""
+        )
+    );
+    let replayed = found("INFO message=processing a dead letter");
+    let expected = format!("queue=jobs-dlq message_id={id} request_id={request} age_seconds=");
+    assert!(replayed.contains(&expected) && replayed.ends_with("action=\"replay\""), "{replayed}");
+}
+
+#[derive(Debug, Clone, Default)]
+struct Spans(Arc<Mutex<Vec<String>>>);
+
+struct Text<'a>(&'a mut String);
+
+impl Visit for Text<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let _ = write!(self.0, " {}={value:?}", field.name());
+    }
+}
+
+impl tracing::Subscriber for Spans {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("pillarbox_runtime") && metadata.is_span()
+    }
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut text = span.metadata().name().to_owned();
+        span.record(&mut Text(&mut text));
+        let mut spans = self.0.lock().expect("spans");
+        spans.push(text);
+        Id::from_u64(spans.len() as u64)
+    }
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        let mut spans = self.0.lock().expect("spans");
+        values.record(&mut Text(&mut spans[span.into_u64() as usize - 1]));
+    }
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_delivery_has_a_span() {
+    let spans = Spans::default();
+    let _guard = tracing::subscriber::set_default(spans.clone());
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let context: TraceContext = TRACE.parse().unwrap();
+    let id = jobs.send_with(&1, context.attach(SendOptions::new())).await.unwrap();
+    let worker = Worker::new(jobs).workers(1).retry(Backoff::none()).handler(
+        |_: u32, Attempt(attempt): Attempt| async move {
+            if attempt == 1 { Err("once more") } else { Ok(()) }
+        },
+    );
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.succeeded == 1).await.unwrap();
+    running.stop().await.unwrap();
+    let of = |attempt, ended| {
+        format!(
+            "delivery queue=jobs message_id={id} attempt={attempt} worker_id=0 otel.kind=\"consumer\" trace_id=\"{}\" {ended}",
+            context.trace_id()
+        )
+    };
+    assert_eq!(
+        *spans.0.lock().unwrap(),
+        [
+            of(1, "outcome=\"error\" error=\"once more\" otel.status_code=\"ERROR\""),
+            of(2, "outcome=\"done\""),
+        ]
+    );
+}
+
+/// What a tracer was told.
+#[derive(Debug, Default)]
+struct Told(Mutex<Vec<String>>);
+
+struct Telling(Arc<Told>);
+
+impl Tracer for Telling {
+    fn join(&self, _: &tracing::Span, kinship: Kinship<'_>) {
+        let (how, context) = match kinship {
+            Kinship::Child(context) => ("child", context),
+            Kinship::Link(context) => ("link", context),
+        };
+        self.0.0.lock().expect("told").push(format!("{how} of {context}"));
+    }
+
+    fn context(&self, _: &tracing::Span) -> Option<TraceContext> {
+        let told = self.0.0.lock().expect("told").len();
+        // The span of the second delivery has a context of its own.
+        let own = format!("00-0af7651916cd43dd8448eb211c80319c-{told:016x}-01");
+        (told == 2).then(|| own.parse().expect("a context"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_delivery_is_a_child_and_a_later_one_a_link_and_handlers_pass_the_context_on() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let next: Mailbox<u32> = backend.mailbox("next").unwrap();
+    let context: TraceContext = TRACE.parse().unwrap();
+    let context = context.with_state("vendor=1");
+    jobs.send_with(&1, context.attach(SendOptions::new())).await.unwrap();
+    let told = Arc::new(Told::default());
+    let worker = Worker::new(jobs)
+        .context(next.clone())
+        .retry(Backoff::none())
+        .tracer(Telling(told.clone()))
+        .handler(
+            |_: u32,
+             Attempt(attempt): Attempt,
+             producer: ProducerHandle<u32>,
+             pillarbox_runtime::Context(next): pillarbox_runtime::Context<Mailbox<u32>>| async move {
+                producer.send_to(&next, &attempt, SendOptions::new()).await?;
+                if attempt == 1 { Err("once more".into()) } else { Ok::<_, pillarbox_runtime::BoxError>(()) }
+            },
+        );
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.succeeded == 1).await.unwrap();
+    running.stop().await.unwrap();
+    assert_eq!(*told.0.lock().unwrap(), [format!("child of {TRACE}"), format!("link of {TRACE}")]);
+
+    let batch = next.receive(Receive::up_to(10)).await.unwrap();
+    let contexts = batch.messages().iter().map(|message| TraceContext::of(message.attributes()));
+    let contexts: Vec<_> = contexts.flatten().collect();
+    assert_eq!(contexts[0], context, "that of the message which is handled");
+    assert_eq!(contexts[1].span_id(), "0000000000000002", "that of the handler's span");
+}

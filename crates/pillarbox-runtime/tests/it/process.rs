@@ -1,0 +1,466 @@
+//! Workers in processes of their own: told to stop, killed, suspended, cut off from their broker, and
+//! taken down by a message.
+//!
+//! Each story is told once and happens on a SQLite file and on a Redis server. A handler has its effect as
+//! the last thing it does, in a file that outlives the process.
+
+use std::collections::{HashMap, HashSet};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use pillarbox_core::{Counts, Mailbox, MessageId, MessageState, Receive, SendOptions};
+use pillarbox_runtime::{DeadLetter, FailureKind};
+use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
+use pillarbox_testing::on_threads;
+use pillarbox_testing::process::Child;
+
+use crate::common::employee::{Act, DEAD, Order, QUEUE, Terms, effects, employ};
+use crate::common::place::{Place, on_both, open};
+
+/// How long anything may take on a machine that has much else to do.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const TERMS: Terms =
+    Terms { workers: 4, inbox: 1, results: 16, visibility: Duration::from_secs(2), retries: None };
+/// One message in hand at a time.
+const ALONE: Terms =
+    Terms { workers: 1, inbox: 0, results: 1, visibility: Duration::from_secs(1), retries: None };
+
+on_both! {
+    sigterm_under_load_finishes_what_is_running_and_returns_the_rest_at_once;
+    kill_9_under_load_loses_nothing_and_repeats_only_what_was_not_settled;
+    an_outage_is_survived_without_a_restart;
+    a_worker_that_was_suspended_beyond_its_lease_cannot_settle_and_goes_on;
+    a_second_signal_cancels_a_handler_and_gives_its_message_back;
+    a_third_signal_ends_a_process_whose_handler_cannot_be_cancelled;
+    a_third_signal_ends_a_process_of_which_every_thread_is_blocked;
+    a_message_that_takes_its_process_down_is_quarantined;
+    a_message_that_stops_gave_back_is_not_quarantined;
+    a_signal_ends_a_process_that_has_left_a_handler_behind;
+}
+
+/// The parent's own look at the queue, by a handle of its own.
+struct Office {
+    orders: Mailbox<Order>,
+    dead: Mailbox<DeadLetter<Order>>,
+}
+
+impl Office {
+    async fn at(place: &Place) -> Self {
+        let backend = open(&place.url).await;
+        let orders = backend.mailbox(QUEUE).expect("a mailbox");
+        Self { orders, dead: backend.mailbox(DEAD).expect("a mailbox") }
+    }
+
+    async fn send(&self, orders: impl IntoIterator<Item = Order>) -> Vec<MessageId> {
+        let orders: Vec<_> = orders.into_iter().collect();
+        self.orders.send_batch(&orders).await.and_then(|sent| sent.all()).expect("sent")
+    }
+
+    async fn counts(&self) -> Counts {
+        self.orders.counts().await.expect("counts")
+    }
+
+    /// All that the queue holds, in whatever state.
+    async fn peek(&self) -> Vec<(u64, MessageState)> {
+        let mut all = Vec::new();
+        let mut after = None;
+        loop {
+            let page = self.orders.queue().peek(500, after).await.expect("a page");
+            let order = |message| self.orders.decode(message).expect("an order").number;
+            all.extend(page.messages.iter().map(|peeked| (order(&peeked.message), peeked.state)));
+            after = page.next;
+            if after.is_none() {
+                return all;
+            }
+        }
+    }
+
+    /// The numbers of all orders that the queue holds.
+    async fn left(&self) -> HashSet<u64> {
+        self.peek().await.into_iter().map(|(number, _)| number).collect()
+    }
+
+    /// All that the queue holds can be received at once.
+    async fn is_all_ready(&self) {
+        let mut all = self.peek().await;
+        all.retain(|(_, state)| *state != MessageState::Ready);
+        assert!(all.is_empty(), "not ready: {all:?}");
+    }
+
+    /// Waits until the queue holds nothing.
+    #[track_caller]
+    fn is_done(&self) -> impl Future<Output = ()> {
+        let end = Instant::now() + PATIENCE;
+        async move {
+            loop {
+                let counts = self.counts().await;
+                if counts.total() == 0 {
+                    return;
+                }
+                assert!(Instant::now() < end, "not done: {counts:?}");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+}
+
+fn work(count: u64, millis: u64) -> impl Iterator<Item = Order> {
+    (0..count).map(move |number| Order { number, act: Act::Work(millis) })
+}
+
+/// Waits until so many effects are there.
+#[track_caller]
+fn wait_for_effects(place: &Place, count: usize) {
+    wait_until(place, &format!("{count} effects"), |effects| effects.len() >= count);
+}
+
+/// Waits until the effects are as they should be.
+#[track_caller]
+fn wait_until(place: &Place, what: &str, are_there: impl Fn(&[u64]) -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !are_there(&effects(place)) {
+        assert!(Instant::now() < end, "not {what}: {:?}", effects(place));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Tells a process to stop, and waits until it has.
+#[track_caller]
+fn dismiss(child: Child, signal: &str) -> (Vec<String>, Duration) {
+    let start = Instant::now();
+    child.signal(signal);
+    let (status, said) = child.end_within(PATIENCE);
+    assert!(status.success(), "{status}");
+    (said, start.elapsed())
+}
+
+/// How often each order was carried out, of which all must have been.
+#[track_caller]
+fn all_carried_out(place: &Place, count: u64) -> HashMap<u64, usize> {
+    let mut times = HashMap::new();
+    effects(place).into_iter().for_each(|number| *times.entry(number).or_default() += 1);
+    let lost: Vec<_> = (0..count).filter(|number| !times.contains_key(number)).collect();
+    assert!(lost.is_empty(), "lost: {lost:?}");
+    assert_eq!(times.len() as u64, count, "something was carried out that nobody ordered");
+    times
+}
+
+fn sigterm_under_load_finishes_what_is_running_and_returns_the_rest_at_once(place: Place) {
+    const ORDERS: u64 = 800;
+    on_threads(async {
+        let office = Office::at(&place).await;
+        office.send(work(ORDERS, 5)).await;
+        // Leases as long as they are by default: nothing comes back by waiting.
+        let terms = Terms { visibility: Duration::from_secs(30), ..TERMS };
+        let mut stops = Vec::new();
+        for stop in 1..=4 {
+            let worker = employ(&place, &terms);
+            wait_for_effects(&place, stop * 150);
+            let (said, took) = dismiss(worker, "TERM");
+            assert!(said.contains(&"stats leases_lost=0".to_owned()), "{:?}", said.last());
+            let left = office.left().await;
+            let done: HashSet<_> = effects(&place).into_iter().collect();
+            let both: Vec<_> = left.intersection(&done).collect();
+            assert!(both.is_empty(), "done and not settled after stop {stop}: {both:?}");
+            office.is_all_ready().await;
+            assert_eq!((left.len() + done.len()) as u64, ORDERS, "after stop {stop}");
+            stops.push((done.len(), took));
+        }
+        let last = employ(&place, &terms);
+        office.is_done().await;
+        dismiss(last, "INT");
+        let times = all_carried_out(&place, ORDERS);
+        assert!(times.values().all(|times| *times == 1), "{times:?}");
+        println!("{}: {ORDERS} orders once each; done, time to stop: {stops:?}", place.name());
+    });
+}
+
+fn kill_9_under_load_loses_nothing_and_repeats_only_what_was_not_settled(place: Place) {
+    const ORDERS: u64 = 1000;
+    const KILLS: usize = 5;
+    on_threads(async {
+        let office = Office::at(&place).await;
+        office.send(work(ORDERS, 3)).await;
+        // Carried out, and still in the queue when their process was killed.
+        let mut unsettled = HashSet::new();
+        for kill in 1..=KILLS {
+            let worker = employ(&place, &TERMS);
+            wait_for_effects(&place, effects(&place).len() + 70);
+            worker.kill();
+            let left = office.left().await;
+            assert!(!left.is_empty(), "killed too late, at {kill}");
+            let before = unsettled.len();
+            unsettled.extend(effects(&place).into_iter().filter(|number| left.contains(number)));
+            assert!(unsettled.len() - before <= TERMS.hands(), "{unsettled:?}");
+        }
+        let last = employ(&place, &TERMS);
+        office.is_done().await;
+        dismiss(last, "TERM");
+        let mut times = all_carried_out(&place, ORDERS);
+        times.retain(|_, times| *times > 1);
+        let wrong = times.keys().filter(|number| !unsettled.contains(number));
+        assert_eq!(wrong.count(), 0, "{times:?} repeated, unsettled {unsettled:?}");
+        let repeated: usize = times.values().map(|times| times - 1).sum();
+        assert!(repeated <= KILLS * TERMS.hands(), "{times:?}");
+        let unsettled = unsettled.len();
+        println!(
+            "{}: {ORDERS} orders, {KILLS} kills, {unsettled} unsettled, {repeated} repeated",
+            place.name()
+        );
+    });
+}
+
+/// The server is killed and comes back; or, as a file has none, somebody else locks it for longer than a
+/// lease runs.
+fn an_outage_is_survived_without_a_restart(mut place: Place) {
+    const ORDERS: u64 = 1000;
+    const OUTAGE: Duration = Duration::from_millis(1500);
+    on_threads(async {
+        let office = Office::at(&place).await;
+        office.send(work(ORDERS, 4)).await;
+        let terms = Terms { visibility: Duration::from_secs(1), ..TERMS };
+        let worker = employ(&place, &terms);
+        let mut pauses = Vec::new();
+        for outage in 1..=2 {
+            wait_for_effects(&place, effects(&place).len() + 100);
+            match &mut place.server {
+                Some(server) => {
+                    server.kill();
+                    std::thread::sleep(OUTAGE);
+                    server.restart();
+                }
+                None => {
+                    let mut other =
+                        Connection::open(place.file("queues.db")).expect("a connection");
+                    other.busy_timeout(PATIENCE).expect("set");
+                    let lock = other.transaction_with_behavior(TransactionBehavior::Immediate);
+                    let lock = lock.expect("a lock");
+                    std::thread::sleep(OUTAGE);
+                    lock.rollback().expect("unlocked");
+                }
+            }
+            let back = Instant::now();
+            assert!(effects(&place).len() < ORDERS as usize, "too late, at outage {outage}");
+            wait_for_effects(&place, effects(&place).len() + 20);
+            pauses.push(back.elapsed());
+        }
+        office.is_done().await;
+        let (said, took) = dismiss(worker, "TERM");
+        let times = all_carried_out(&place, ORDERS);
+        let repeated: usize = times.values().map(|times| times - 1).sum();
+        assert!(repeated <= 2 * terms.hands(), "{repeated} repeated");
+        let count = |start: &str| said.iter().filter(|line| line.starts_with(start)).count();
+        println!(
+            "{}: {repeated} of {ORDERS} repeated, {} leases lost, {} unsettled, {} receives failed, \
+             at work again after {pauses:?}, stopped in {took:?}",
+            place.name(),
+            count("event lease_lost"),
+            count("event unsettled"),
+            count("event receive_failed"),
+        );
+    });
+}
+
+fn a_worker_that_was_suspended_beyond_its_lease_cannot_settle_and_goes_on(place: Place) {
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let worker = employ(&place, &ALONE);
+        // The first waits to hear of its loss; the second is done as soon as the process runs again.
+        for (number, act) in [(0, Act::UntilLost), (1, Act::Work(1200))] {
+            let id = office.send([Order { number, act }]).await[0];
+            worker.wait_for(&format!("begun {number}."), 0);
+            worker.signal("STOP");
+            let request = Receive::one().visibility(PATIENCE).wait(Duration::from_secs(10));
+            let taken = office.orders.receive(request).await.expect("received");
+            let message = taken.into_iter().next().expect("the lease has ended");
+            assert_eq!((message.id(), message.delivery_count()), (id, 2));
+            worker.signal("CONT");
+            worker.wait_for(&format!("event lease_lost {id}"), 0);
+            if let Act::UntilLost = act {
+                worker.wait_for(&format!("lost {number}."), 0);
+            }
+            // It goes on, and what it had to say of the last message was said before that.
+            let next = number + 10;
+            office.send([Order { number: next, act: Act::Work(0) }]).await;
+            wait_until(&place, "the next one", |effects| effects.contains(&next));
+            message.acknowledge().await.expect("it is held by us alone");
+            assert_eq!(worker.said(&format!("event succeeded {id}")), 0);
+        }
+        office.is_done().await;
+        let counts = office.counts().await;
+        assert_eq!(counts.removed(), Some(4), "{counts:?}");
+        let (said, _) = dismiss(worker, "TERM");
+        let stats = said.iter().find_map(|line| line.strip_prefix("stats leases_lost="));
+        let lost: u64 = stats.and_then(|count| count.parse().ok()).expect("stats");
+        assert!(lost >= 2, "{lost} leases lost");
+        println!("{}: {lost} leases lost and told, {counts:?}", place.name());
+    });
+}
+
+/// The lease begins when the server answers, and by then nobody is there to hear it. Files have no such
+/// time: what asks is in the same process as what answers.
+#[test]
+fn a_message_that_arrives_while_a_worker_stops_is_not_left_in_flight() {
+    let place = Place::redis();
+    let server = place.server.as_ref().expect("a server");
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let worker = employ(&place, &Terms { visibility: Duration::from_secs(30), ..TERMS });
+        // It is at work, and knows of a message that becomes ready in a while.
+        office.send([Order { number: 0, act: Act::Work(0) }]).await;
+        worker.wait_for("event succeeded", 0);
+        let order = Order { number: 1, act: Act::Work(0) };
+        let soon = SendOptions::new().delay(Duration::from_millis(400));
+        office.orders.send_with(&order, soon).await.expect("sent");
+        server.pause();
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        // It has asked, and has no answer.
+        worker.signal("TERM");
+        worker.wait_for("event draining", 0);
+        server.resume();
+        let (status, _) = worker.end_within(PATIENCE);
+        assert!(status.success(), "{status}");
+        office.is_all_ready().await;
+    });
+}
+
+/// Has a process begin an order, and tells it to stop.
+async fn stopping_at(office: &Office, place: &Place, act: Act, terms: &Terms) -> Child {
+    office.send([Order { number: 0, act }]).await;
+    let worker = employ(place, terms);
+    worker.wait_for("begun 0.", 0);
+    worker.signal("TERM");
+    worker.wait_for("event draining", 0);
+    worker
+}
+
+fn a_second_signal_cancels_a_handler_and_gives_its_message_back(place: Place) {
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let terms = Terms { visibility: Duration::from_secs(30), ..TERMS };
+        let worker = stopping_at(&office, &place, Act::Endless, &terms).await;
+        assert_eq!(office.counts().await.in_flight, 1);
+        let (said, took) = dismiss(worker, "TERM");
+        let counts = office.counts().await;
+        assert_eq!((counts.ready, counts.in_flight, counts.delayed), (1, 0, 0));
+        assert_eq!(said.iter().filter(|line| line.starts_with("event released")).count(), 1);
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        println!("{}: cancelled in {took:?}", place.name());
+    });
+}
+
+fn a_third_signal_ends_a_process_whose_handler_cannot_be_cancelled(place: Place) {
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let worker = stopping_at(&office, &place, Act::Block(120), &ALONE).await;
+        worker.signal("TERM");
+        // Of another kind: two of the same kind may be heard as one.
+        worker.signal("INT");
+        let (status, _) = worker.end_within(PATIENCE);
+        assert!(matches!(status.code(), Some(130 | 143)), "{status}");
+        // Nobody could give it back. It comes back by itself.
+        let request = Receive::one().wait(Duration::from_secs(10));
+        let taken = office.orders.receive(request).await.expect("received");
+        assert_eq!(taken.len(), 1);
+    });
+}
+
+fn a_third_signal_ends_a_process_of_which_every_thread_is_blocked(place: Place) {
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let threads = std::thread::available_parallelism().map_or(2, usize::from);
+        let count = 2 * threads as u64;
+        office.send((0..count).map(|number| Order { number, act: Act::Block(120) })).await;
+        let worker = employ(&place, &Terms { workers: count as usize, ..ALONE });
+        worker.wait_for("begun", threads - 1);
+        // Nothing in it can say that it has heard. Signals of one kind that come together may be one.
+        for signal in ["TERM", "INT", "TERM", "INT", "TERM"] {
+            worker.signal(signal);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let (status, _) = worker.end_within(PATIENCE);
+        assert!(matches!(status.code(), Some(130 | 143)), "{status}");
+    });
+}
+
+fn a_message_that_takes_its_process_down_is_quarantined(place: Place) {
+    const ORDERS: u64 = 40;
+    const RETRIES: u32 = 4;
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let bad = Order { number: ORDERS, act: Act::Abort };
+        let orders: Vec<_> = work(ORDERS, 1).collect();
+        office.send(orders[..10].iter().copied()).await;
+        let id = office.send([bad]).await[0];
+        office.send(orders[10..].iter().copied()).await;
+
+        // Four workers and full inboxes: others are in hand beside it each time, until it is suspected.
+        let terms = Terms { retries: Some(RETRIES), workers: 4, inbox: 2, ..ALONE };
+        let aborts = restart_until_done(&office, &place, &terms).await;
+        // The first time it was not known to have been started, for that is told of later deliveries only.
+        assert_eq!(aborts.len() as u32, RETRIES + 2, "{aborts:?}");
+        let times = all_carried_out(&place, ORDERS);
+        let repeated: usize = times.values().map(|times| times - 1).sum();
+        assert!(repeated <= aborts.len() * terms.hands(), "{times:?}");
+
+        let letters = office.dead.peek(10).await.expect("dead letters");
+        let [letter] = &letters[..] else { panic!("{} dead letters", letters.len()) };
+        let letter = letter.body.as_ref().expect("a dead letter");
+        assert_eq!((letter.message_id, letter.source_mailbox.as_str()), (id, QUEUE));
+        assert_eq!(letter.failure, FailureKind::Quarantined);
+        assert!(letter.delivery_count > RETRIES, "{letter:?}");
+        println!("{}: {aborts:?}, then a dead letter; {repeated} repeated", place.name());
+    });
+}
+
+fn a_message_that_stops_gave_back_is_not_quarantined(place: Place) {
+    on_threads(async {
+        let office = Office::at(&place).await;
+        office.send([Order { number: 0, act: Act::Endless }]).await;
+        let terms = Terms { retries: Some(1), ..ALONE };
+        for stop in 1..=4 {
+            let worker = employ(&place, &terms);
+            worker.wait_for("event received", 0);
+            worker.signal("TERM");
+            worker.wait_for("event draining", 0);
+            dismiss(worker, "INT");
+            let counts = office.counts().await;
+            let letters = office.dead.peek(1).await.expect("dead letters");
+            assert!(letters.is_empty(), "quarantined after {stop} stops: {:?}", letters[0].message);
+            assert_eq!((counts.ready, counts.total()), (1, 1), "after stop {stop}");
+        }
+    });
+}
+
+fn a_signal_ends_a_process_that_has_left_a_handler_behind(place: Place) {
+    on_threads(async {
+        let office = Office::at(&place).await;
+        let worker = stopping_at(&office, &place, Act::Block(60), &ALONE).await;
+        worker.signal("TERM");
+        // It has waited for the handler for as long as it does, and has said all there is to say.
+        worker.wait_for("stats", 0);
+        worker.signal("TERM");
+        let (status, _) = worker.end_within(Duration::from_secs(10));
+        assert_eq!(status.signal(), Some(15), "{status}");
+    });
+}
+
+/// Starts a process again whenever it ends, as a supervisor would, and says how they ended.
+async fn restart_until_done(office: &Office, place: &Place, terms: &Terms) -> Vec<ExitStatus> {
+    let end = Instant::now() + PATIENCE;
+    let mut ends = Vec::new();
+    let mut worker = employ(place, terms);
+    while office.counts().await.total() > 0 {
+        assert!(Instant::now() < end, "not done: {:?}, {ends:?}", office.counts().await);
+        if let Some(status) = worker.ended() {
+            assert!(!status.success(), "it ended by itself");
+            ends.push(status);
+            worker = employ(place, terms);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    dismiss(worker, "TERM");
+    ends
+}

@@ -1,0 +1,31 @@
+//! Many tasks on one file, and several backends at a time: nothing lost, nothing acknowledged
+//! twice, no receipt reused.
+
+use std::time::Duration;
+
+use pillarbox_sqlite::verify;
+use pillarbox_testing::stress::Stress;
+
+use crate::common::{open, queue};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_producers_and_consumers_break_no_rule() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("stress.db");
+    let backend = open(&file).await;
+    for seed in 0..3 {
+        let stress = Stress {
+            producers: 16,
+            consumers: 16,
+            messages: 5000,
+            visibility: Duration::from_millis(60),
+            seed,
+            may_go_unseen: true,
+        };
+        let summary = stress.run(queue(&backend, "stress")).await;
+        println!("seed {seed}: {summary:?}");
+        assert_eq!((summary.sent, summary.acknowledged), (5000, 5000));
+        assert!(summary.redeliveries > 0 && summary.refused > 0, "{summary:?}");
+    }
+    assert_eq!(verify(&file).expect("verified"), [""; 0]);
+}

@@ -1,0 +1,3 @@
+//! Integration tests, a module for each subject, in one binary.
+
+mod contract;

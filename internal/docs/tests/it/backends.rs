@@ -1,0 +1,149 @@
+//! What docs/backends.md says of backends is what they say of themselves.
+
+use std::time::Duration;
+
+use pillarbox::prelude::*;
+use pillarbox::{Capabilities, Mailboxes};
+use pillarbox_testing::server::RedisServer;
+
+/// A row of the table: a question, and how capabilities answer it.
+type Row = (&'static str, fn(&Capabilities) -> String);
+
+const ROWS: &[Row] = &[
+    ("outlives the process (`durable`)", |can| yes(can.durable)),
+    ("an old receipt is refused (`strict_receipts`)", |can| yes(can.strict_receipts)),
+    ("an id that is there is not stored again (`idempotent_send`)", |can| yes(can.idempotent_send)),
+    ("an id that has gone is remembered for (`deduplication`)", |can| or("-", can.deduplication)),
+    ("in the order of becoming ready (`fifo`)", |can| yes(can.fifo)),
+    ("exact counts (`exact_counts`)", |can| yes(can.exact_counts)),
+    ("looking without receiving (`peek`)", |can| yes(can.peek)),
+    ("a send says whether it stored (`tells_duplicates`)", |can| yes(can.tells_duplicates)),
+    (
+        "counts deliveries that nobody settled, and that were no attempt (`counts_unsettled`)",
+        |can| yes(can.counts_unsettled),
+    ),
+    ("`max_size` is kept to the message (`bounded`)", |can| yes(can.bounded)),
+    ("messages in one send or settle (`max_batch`)", |can| thousands(can.max_batch)),
+    ("messages in one receive (`max_receive`)", |can| thousands(can.max_receive)),
+    ("longest wait (`max_wait`)", |can| or("any", can.max_wait)),
+    ("longest delay of a send (`max_delay`)", |can| or("any", can.max_delay)),
+    ("longest delay of a nack (`max_nack_delay`)", |can| or("any", can.max_nack_delay)),
+    ("one delivery, with all extensions (`max_delivery`)", |can| or("any", can.max_delivery)),
+    ("fractions of a second (`sub_second`)", |can| yes(can.sub_second)),
+    ("longest body (`max_body`)", |can| can.max_body.map_or_else(|| "any".to_owned(), size)),
+    ("bodies of any bytes as they are (`binary_bodies`)", |can| yes(can.binary_bodies)),
+    ("attributes of your own (`max_attributes`)", |can| {
+        can.max_attributes.map_or_else(|| "any".to_owned(), thousands)
+    }),
+    ("names with `.` (`dotted_names`)", |can| yes(can.dotted_names)),
+    ("names with `:` and `/` (`extended_names`)", |can| yes(can.extended_names)),
+    ("partitions of a queue (`max_partitions`)", |can| thousands(can.max_partitions as usize)),
+    ("purges (`purge_cooldown`)", |can| match can.purge_cooldown {
+        Some(pause) => format!("once in {}", time(pause)),
+        None => "any time".to_owned(),
+    }),
+    ("redrive by the backend itself (`redrive`)", |can| yes(can.redrive)),
+];
+
+fn yes(is_so: bool) -> String {
+    if is_so { "yes" } else { "**no**" }.to_owned()
+}
+
+fn or(none: &str, limit: Option<Duration>) -> String {
+    limit.map_or_else(|| none.to_owned(), time)
+}
+
+fn time(time: Duration) -> String {
+    match time.as_secs() {
+        0 => "none".to_owned(),
+        seconds if seconds.is_multiple_of(3600) => format!("{} h", seconds / 3600),
+        seconds if seconds > 60 && seconds.is_multiple_of(60) => format!("{} min", seconds / 60),
+        seconds => format!("{seconds} s"),
+    }
+}
+
+fn thousands(number: usize) -> String {
+    if number < 1000 {
+        number.to_string()
+    } else {
+        format!("{},{:03}", number / 1000, number % 1000)
+    }
+}
+
+/// Rounded up to the next tenth: limits are a little below what they are called.
+fn size(bytes: usize) -> String {
+    const MIB: usize = 1 << 20;
+    match bytes {
+        _ if bytes.is_multiple_of(1_000_000) => format!("{} MB", bytes / 1_000_000),
+        _ if bytes.is_multiple_of(MIB) => format!("{} MiB", bytes / MIB),
+        _ if bytes.next_multiple_of(1024).is_multiple_of(MIB) => {
+            format!("a little below {} MiB", bytes.div_ceil(MIB))
+        }
+        _ => format!("{bytes} B"),
+    }
+}
+
+fn cells(backend: &Mailboxes, queue: &str, partitions: Option<u32>) -> Vec<String> {
+    let mut builder = backend.builder(queue);
+    if let Some(partitions) = partitions {
+        builder = builder.partitions(partitions);
+    }
+    let mailbox: Mailbox<String> = builder.open().unwrap();
+    ROWS.iter().map(|(_, answer)| answer(mailbox.capabilities())).collect()
+}
+
+/// The table as it must be.
+async fn table() -> String {
+    let server = RedisServer::start();
+    let file = tempfile::tempdir().unwrap();
+    let open = async |url: &str| pillarbox::open(url).await.unwrap();
+    let redis = open(&server.url()).await;
+    // Nobody is there, and nobody needs to be: what SQS can do is documented.
+    let sqs = open("sqs+http://127.0.0.1:9/").await;
+    let columns = [
+        ("memory", cells(&open("memory:").await, "q", None)),
+        (
+            "SQLite",
+            cells(
+                &open(&format!("sqlite:{}", file.path().join("q.db").display())).await,
+                "q",
+                None,
+            ),
+        ),
+        ("Redis", cells(&redis, "q", None)),
+        ("Redis, spread", cells(&redis, "spread", Some(12))),
+        ("SQS standard", cells(&sqs, "q", None)),
+        ("SQS FIFO", cells(&sqs, "q.fifo", None)),
+    ];
+    let mut table = String::from("|");
+    for (name, _) in &columns {
+        table += &format!(" | {name}");
+    }
+    table += &format!(" |\n|{}\n", "---|".repeat(columns.len() + 1));
+    for (row, (question, _)) in ROWS.iter().enumerate() {
+        let answers: Vec<_> = columns.iter().map(|(_, cells)| cells[row].as_str()).collect();
+        table += &format!("| {question} | {} |\n", answers.join(" | "));
+    }
+    table
+}
+
+#[tokio::test]
+async fn the_table_of_backends_is_what_they_say_of_themselves() {
+    let page = include_str!("../../../../docs/backends.md");
+    let table = table().await;
+    assert!(page.contains(&table), "docs/backends.md should have:\n\n{table}");
+}
+
+/// A capability that is not in the table would go unnoticed.
+#[test]
+fn every_capability_is_in_the_table() {
+    let fields = format!("{:?}", Capabilities::full("some"));
+    let (_, fields) = fields.split_once('{').unwrap();
+    let names = fields.split(", ").filter_map(|field| Some(field.split_once(':')?.0.trim()));
+    let names: Vec<_> = names.filter(|name| *name != "backend").collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        let named = ROWS.iter().filter(|(row, _)| row.contains(&format!("(`{name}`)"))).count();
+        assert_eq!(named, 1, "{name}");
+    }
+}

@@ -1,0 +1,155 @@
+//! The pages, and what is on them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A page of the documentation.
+#[derive(Debug)]
+pub(crate) struct Page {
+    /// Where it is, from the root of the repository.
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+/// A block of code.
+#[derive(Debug)]
+pub(crate) struct Block<'a> {
+    /// What stands behind the backticks.
+    pub(crate) language: &'a str,
+    pub(crate) lines: Vec<&'a str>,
+    /// The line that it begins in.
+    pub(crate) line: usize,
+}
+
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+pub(crate) fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The README and all of docs/.
+pub(crate) fn pages() -> Vec<Page> {
+    let mut paths = vec!["README.md".to_owned()];
+    let mut directories = vec!["docs".to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(root().join(&directory)).unwrap() {
+            let entry = entry.unwrap();
+            let path = format!("{directory}/{}", entry.file_name().to_str().unwrap());
+            if entry.file_type().unwrap().is_dir() {
+                directories.push(path);
+            } else if path.ends_with(".md") {
+                paths.push(path);
+            }
+        }
+    }
+    paths.sort();
+    paths.into_iter().map(|path| Page { text: read(&path), path }).collect()
+}
+
+pub(crate) fn page(path: &str) -> Page {
+    Page { path: path.to_owned(), text: read(path) }
+}
+
+impl Page {
+    /// The blocks of code, in order.
+    pub(crate) fn blocks(&self) -> Vec<Block<'_>> {
+        let mut blocks = Vec::new();
+        let mut open: Option<Block<'_>> = None;
+        for (line, text) in self.text.lines().enumerate() {
+            match (&mut open, text.trim_start().strip_prefix("```")) {
+                (Some(_), Some(_)) => blocks.extend(open.take()),
+                (Some(block), None) => block.lines.push(text),
+                (None, Some(language)) => {
+                    open = Some(Block { language, lines: Vec::new(), line: line + 1 });
+                }
+                (None, None) => {}
+            }
+        }
+        assert!(open.is_none(), "{}: a block has no end", self.path);
+        blocks
+    }
+
+    /// The lines outside of blocks, each with its number.
+    pub(crate) fn prose(&self) -> Vec<(usize, &str)> {
+        let mut inside = false;
+        let lines = self.text.lines().enumerate().map(|(line, text)| (line + 1, text));
+        let outside = lines.filter(|(_, text)| {
+            let fence = text.trim_start().starts_with("```");
+            inside ^= fence;
+            !inside && !fence
+        });
+        outside.collect()
+    }
+
+    /// The anchors of its headings, as GitHub and mdBook make them.
+    pub(crate) fn anchors(&self) -> Vec<String> {
+        let headings = self.prose().into_iter().filter_map(|(_, line)| {
+            let heading = line.trim_start_matches('#');
+            (heading.len() < line.len() && heading.starts_with(' ')).then(|| heading.trim())
+        });
+        headings.map(anchor).collect()
+    }
+}
+
+impl Block<'_> {
+    pub(crate) fn text(&self) -> String {
+        self.lines.join("\n") + "\n"
+    }
+}
+
+fn anchor(heading: &str) -> String {
+    let heading = heading.to_lowercase();
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// What is in backticks in a line.
+pub(crate) fn quoted(line: &str) -> Vec<&str> {
+    line.split('`').skip(1).step_by(2).collect()
+}
+
+/// Where the links of a line lead. What is in backticks is no link.
+pub(crate) fn links(line: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for (index, _) in line.match_indices("](") {
+        // In code: an odd number of backticks before it.
+        if line[..index].matches('`').count().is_multiple_of(2) {
+            found.extend(line[index + 2..].split(')').next());
+        }
+    }
+    found
+}
+
+/// The cells of a row of a table.
+pub(crate) fn cells(row: &str) -> Vec<&str> {
+    row.trim_matches('|').split(" |").map(str::trim).collect()
+}
+
+/// The cells of the table that has this head, row by row.
+pub(crate) fn table<'a>(text: &'a str, head: &str) -> Vec<Vec<&'a str>> {
+    let from = text.lines().skip_while(|line| *line != head).skip(2);
+    from.take_while(|line| line.starts_with('|')).map(cells).collect()
+}
+
+/// All Rust of the repository: path from the root, and text.
+pub(crate) fn rust_files() -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    let mut directories = vec!["crates".to_owned(), "internal".to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(root().join(&directory)).unwrap() {
+            let name = entry.unwrap().file_name();
+            let path = format!("{directory}/{}", name.to_str().unwrap());
+            if name == "target" {
+                // What a workspace of its own has built.
+            } else if root().join(&path).is_dir() {
+                directories.push(path);
+            } else if path.ends_with(".rs") {
+                files.push((path.clone(), read(&path)));
+            }
+        }
+    }
+    files.sort();
+    files
+}

@@ -1,0 +1,12 @@
+//! Integration tests, a module for each subject, in one binary.
+
+#![allow(clippy::unwrap_used, reason = "it is all tests")]
+
+mod backends;
+mod common;
+mod console;
+mod features;
+mod operations;
+mod pages;
+mod seeds;
+mod shelf;

@@ -1,0 +1,166 @@
+//! Links lead somewhere, every page is in the book, every block is looked at by some test, and what
+//! pages say of rules and tests is so.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::common::{Page, links, page, pages, quoted, read, root, rust_files, table};
+
+/// What is wrong with the links of a page.
+fn broken_links(page: &Page) -> Vec<String> {
+    let directory = Path::new(&page.path).parent().unwrap();
+    let mut broken = Vec::new();
+    for (number, line) in page.prose() {
+        for link in links(line) {
+            let problem = |what: &str| format!("{}:{number}: {link}: {what}", page.path);
+            if link.starts_with("http://") || link.starts_with("https://") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').map_or((link, None), |(f, a)| (f, Some(a)));
+            let path = if file.is_empty() {
+                page.path.clone()
+            } else {
+                directory.join(file).to_str().unwrap().to_owned()
+            };
+            if !root().join(&path).exists() {
+                broken.push(problem("there is no such file"));
+            } else if let Some(anchor) = anchor {
+                let target = crate::common::page(&path);
+                if !target.anchors().iter().any(|there| there == anchor) {
+                    broken.push(problem("there is no such heading"));
+                }
+            }
+        }
+    }
+    broken
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let broken: Vec<_> = pages().iter().flat_map(broken_links).collect();
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_found() {
+    let text = "See [here](workers.md#options), [there](nowhere.md), [below](#nothing), \
+                [the web](https://example.com) and `[this](is code)`.\n\n```text\n[x](y)\n```\n";
+    let page = Page { path: "docs/some.md".to_owned(), text: text.to_owned() };
+    assert_eq!(
+        broken_links(&Page { path: "docs/faq.md".to_owned(), ..page }),
+        [
+            "docs/faq.md:1: nowhere.md: there is no such file",
+            "docs/faq.md:1: #nothing: there is no such heading",
+        ]
+    );
+}
+
+#[test]
+fn every_page_is_in_the_book() {
+    let summary = page("docs/SUMMARY.md");
+    let chapters: BTreeSet<_> = summary.text.lines().flat_map(links).collect();
+    for page in pages() {
+        let Some(name) = page.path.strip_prefix("docs/") else { continue };
+        assert!(
+            name == "SUMMARY.md" || chapters.contains(name),
+            "{name} is not in docs/SUMMARY.md"
+        );
+    }
+}
+
+/// Every language of a block, and what looks at it. Nothing else may stand behind backticks.
+#[test]
+fn every_block_is_looked_at() {
+    for page in pages() {
+        for block in page.blocks() {
+            let place = format!("{}:{}", page.path, block.line);
+            let text = block.text();
+            match block.language {
+                // Doctests.
+                "rust" | "rust,no_run" => {}
+                // Run by console.rs and its like, parsed by the command's own tests.
+                "console" | "sh" => {}
+                // Not for machines.
+                "text" => {}
+                "json" => {
+                    for value in serde_json::Deserializer::from_str(&text).into_iter() {
+                        let _: serde_json::Value = value.unwrap_or_else(|e| panic!("{place}: {e}"));
+                    }
+                }
+                "toml" => {
+                    let _: toml::Table = text.parse().unwrap_or_else(|e| panic!("{place}: {e}"));
+                }
+                "yaml" => {
+                    let _: serde_norway::Value =
+                        serde_norway::from_str(&text).unwrap_or_else(|e| panic!("{place}: {e}"));
+                }
+                // Other people's programs, which the text around them says they are.
+                "typescript" | "python" => {
+                    assert_eq!(page.path, "docs/migration.md", "{place}");
+                    let before: Vec<_> = page.text.lines().take(block.line - 1).collect();
+                    let before = before.join("\n").to_lowercase();
+                    let said = format!("({}):", block.language);
+                    assert!(before.trim_end().ends_with(&said), "{place}");
+                }
+                other => panic!("{place}: what is '{other}'?"),
+            }
+        }
+    }
+}
+
+#[test]
+fn every_page_with_programs_is_compiled() {
+    let compiled = read("internal/docs/src/lib.rs");
+    for page in pages() {
+        let has_programs = page.blocks().iter().any(|block| block.language.starts_with("rust"));
+        let is_compiled = compiled.contains(&format!("\"{}\"", page.path));
+        assert!(is_compiled || !has_programs, "{} is not in lib.rs", page.path);
+    }
+}
+
+/// Programs that are also files, to be run: the page has them as they are, but for the first line, which
+/// says what the file is.
+#[test]
+fn programs_that_are_files_are_on_their_pages() {
+    for (path, file) in [
+        ("docs/tutorial.md", "internal/docs/src/bin/tutorial.rs"),
+        ("docs/writing-a-backend.md", "internal/docs/tests/it/shelf.rs"),
+    ] {
+        let file = read(file);
+        let (first, program) = file.split_once("\n\n").unwrap();
+        assert!(first.starts_with("//! "), "{first}");
+        assert!(page(path).text.contains(program.trim_end()), "{path} has another program");
+    }
+}
+
+#[test]
+fn the_guarantees_name_every_rule_of_the_contract() {
+    let (design, guarantees) = (read("docs/design.md"), read("docs/guarantees.md"));
+    let rules = table(&design, "| id | rule | tests |");
+    let rules: BTreeSet<_> = rules.iter().flat_map(|row| quoted(row[0])).collect();
+    let promises = table(&guarantees, "| promise | rules | where |");
+    let named: Vec<_> = promises.iter().flat_map(|row| quoted(row[1])).collect();
+    assert!(rules.len() > 20, "{rules:?}");
+    assert!(promises.iter().all(|row| row.len() == 3 && !quoted(row[1]).is_empty()));
+    let once: BTreeSet<_> = named.iter().copied().collect();
+    assert_eq!(once.len(), named.len(), "a rule is named twice: {named:?}");
+    assert_eq!(once, rules);
+}
+
+#[test]
+fn the_tests_that_answer_a_question_are_there() {
+    let faq = page("docs/faq.md");
+    let sources: String = rust_files().into_iter().map(|(_, text)| text).collect();
+    let mut questions = 0;
+    for answer in faq.text.split("\n## ").skip(1).filter(|answer| !answer.starts_with("And some")) {
+        let (question, _) = answer.split_once('\n').unwrap();
+        let (_, shown) = answer.split_once("\nShown by ").unwrap_or_else(|| panic!("{question}"));
+        let tests: Vec<_> = quoted(shown);
+        assert!(!tests.is_empty(), "{question}");
+        for test in tests {
+            assert!(sources.contains(&format!("fn {test}(")), "{question}: no test '{test}'");
+        }
+        questions += 1;
+    }
+    assert!(questions >= 11, "{questions} questions");
+}

@@ -1,0 +1,4 @@
+//! Integration tests, a module for each subject, in one binary.
+
+mod targets;
+mod teeth;
