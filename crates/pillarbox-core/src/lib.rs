@@ -12,6 +12,7 @@
 //! | how bodies become bytes | [`Codec`] |
 //! | where replies go | [`MailboxResolver`] |
 //! | time | [`Clock`] |
+//! | events within a process | [`events::Dispatcher`] |
 
 mod attributes;
 mod capabilities;
@@ -20,6 +21,7 @@ pub mod codec;
 mod counts;
 mod diagnosis;
 mod error;
+pub mod events;
 mod gate;
 mod id;
 pub mod lease;

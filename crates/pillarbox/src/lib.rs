@@ -78,8 +78,11 @@
 //! | `sqs` | the backend `sqs`, on AWS SQS |
 //! | `health` | health and metrics of a [`runtime::LoopGroup`] over HTTP |
 //! | `evals` | eval runs: the module `evals` |
+//! | `blocking` | mailboxes for plain threads, without async: the module `blocking` |
 //! | `msgpack` | the `MessagePack` codec |
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod open;
 
 pub use open::{open, open_existing, url_forms};
