@@ -8,4 +8,5 @@ mod console;
 mod features;
 mod operations;
 mod pages;
+mod seeds;
 mod shelf;

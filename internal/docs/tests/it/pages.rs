@@ -2,22 +2,9 @@
 //! pages say of rules and tests is so.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
-use crate::common::{Page, page, pages, quoted, read, root};
-
-/// Where the links of a line lead. What is in backticks is no link.
-fn links(line: &str) -> Vec<&str> {
-    let mut found = Vec::new();
-    for (index, _) in line.match_indices("](") {
-        // In code: an odd number of backticks before it.
-        if line[..index].matches('`').count().is_multiple_of(2) {
-            found.extend(line[index + 2..].split(')').next());
-        }
-    }
-    found
-}
+use crate::common::{Page, links, page, pages, quoted, read, root, rust_files, table};
 
 /// What is wrong with the links of a page.
 fn broken_links(page: &Page) -> Vec<String> {
@@ -108,10 +95,12 @@ fn every_block_is_looked_at() {
                         serde_norway::from_str(&text).unwrap_or_else(|e| panic!("{place}: {e}"));
                 }
                 // Other people's programs, which the text around them says they are.
-                "typescript" => {
+                "typescript" | "python" => {
                     assert_eq!(page.path, "docs/migration.md", "{place}");
                     let before: Vec<_> = page.text.lines().take(block.line - 1).collect();
-                    assert!(before.join("\n").trim_end().ends_with("(TypeScript):"), "{place}");
+                    let before = before.join("\n").to_lowercase();
+                    let said = format!("({}):", block.language);
+                    assert!(before.trim_end().ends_with(&said), "{place}");
                 }
                 other => panic!("{place}: what is '{other}'?"),
             }
@@ -144,13 +133,6 @@ fn programs_that_are_files_are_on_their_pages() {
     }
 }
 
-/// The first cells of the table that has this head.
-fn table<'a>(text: &'a str, head: &str) -> Vec<Vec<&'a str>> {
-    let from = text.lines().skip_while(|line| *line != head).skip(2);
-    let rows = from.take_while(|line| line.starts_with('|'));
-    rows.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
-}
-
 #[test]
 fn the_guarantees_name_every_rule_of_the_contract() {
     let (design, guarantees) = (read("docs/design.md"), read("docs/guarantees.md"));
@@ -165,26 +147,10 @@ fn the_guarantees_name_every_rule_of_the_contract() {
     assert_eq!(once, rules);
 }
 
-/// All Rust of the repository.
-fn sources() -> String {
-    let mut text = String::new();
-    let mut directories = vec![root().join("crates")];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                directories.push(path);
-            } else if path.extension().is_some_and(|end| end == "rs") {
-                text += &fs::read_to_string(path).unwrap();
-            }
-        }
-    }
-    text
-}
-
 #[test]
 fn the_tests_that_answer_a_question_are_there() {
-    let (faq, sources) = (page("docs/faq.md"), sources());
+    let faq = page("docs/faq.md");
+    let sources: String = rust_files().into_iter().map(|(_, text)| text).collect();
     let mut questions = 0;
     for answer in faq.text.split("\n## ").skip(1).filter(|answer| !answer.starts_with("And some")) {
         let (question, _) = answer.split_once('\n').unwrap();

@@ -109,3 +109,47 @@ fn anchor(heading: &str) -> String {
 pub(crate) fn quoted(line: &str) -> Vec<&str> {
     line.split('`').skip(1).step_by(2).collect()
 }
+
+/// Where the links of a line lead. What is in backticks is no link.
+pub(crate) fn links(line: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for (index, _) in line.match_indices("](") {
+        // In code: an odd number of backticks before it.
+        if line[..index].matches('`').count().is_multiple_of(2) {
+            found.extend(line[index + 2..].split(')').next());
+        }
+    }
+    found
+}
+
+/// The cells of a row of a table.
+pub(crate) fn cells(row: &str) -> Vec<&str> {
+    row.trim_matches('|').split(" |").map(str::trim).collect()
+}
+
+/// The cells of the table that has this head, row by row.
+pub(crate) fn table<'a>(text: &'a str, head: &str) -> Vec<Vec<&'a str>> {
+    let from = text.lines().skip_while(|line| *line != head).skip(2);
+    from.take_while(|line| line.starts_with('|')).map(cells).collect()
+}
+
+/// All Rust of the repository: path from the root, and text.
+pub(crate) fn rust_files() -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    let mut directories = vec!["crates".to_owned(), "internal".to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(root().join(&directory)).unwrap() {
+            let name = entry.unwrap().file_name();
+            let path = format!("{directory}/{}", name.to_str().unwrap());
+            if name == "target" {
+                // What a workspace of its own has built.
+            } else if root().join(&path).is_dir() {
+                directories.push(path);
+            } else if path.ends_with(".rs") {
+                files.push((path.clone(), read(&path)));
+            }
+        }
+    }
+    files.sort();
+    files
+}
