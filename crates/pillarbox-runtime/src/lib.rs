@@ -83,4 +83,4 @@ pub use stats::{Latency, MailboxStats, State, StatsSnapshot, WorkerStats};
 pub use trace::{InvalidTraceparent, Kinship, TraceContext, Tracer};
 /// What requests are known by.
 pub use uuid::Uuid;
-pub use worker::{NoHandler, Ready, Running, Worker};
+pub use worker::{NoHandler, Ready, ReadyWorker, Running, Worker};

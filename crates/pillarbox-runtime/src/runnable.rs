@@ -4,9 +4,9 @@ use pillarbox_core::{BoxFuture, Result};
 
 use crate::control::Control;
 use crate::stats::StatsSnapshot;
-use crate::worker::{Ready, Worker};
+use crate::worker::ReadyWorker;
 
-/// Something that works until it is stopped: [`Worker`]s, and what is made of them, such as a
+/// Something that works until it is stopped: [`Worker`](crate::Worker)s, and what is made of them, such as a
 /// [`DlqConsumer`](crate::DlqConsumer).
 pub trait Runnable: Send + 'static {
     /// What it is called, in logs and health probes.
@@ -33,7 +33,7 @@ impl Runnable for Box<dyn Runnable> {
     }
 }
 
-impl<T, R, C> Runnable for Worker<T, R, C, Ready<T, R, C>>
+impl<T, R, C> Runnable for ReadyWorker<T, R, C>
 where
     T: Send + Sync + 'static,
     R: 'static,

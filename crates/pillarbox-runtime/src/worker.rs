@@ -109,10 +109,33 @@ pub struct Worker<T, R = (), C = (), S = NoHandler> {
 #[derive(Debug)]
 pub struct NoHandler(());
 
-/// A [`Worker`] that has a handler.
+/// A [`Worker`] that has a handler, in the place of its last parameter. [`ReadyWorker`] is the whole type.
 pub struct Ready<T, R, C> {
     build: Build<ServiceStack<T, R, C>>,
 }
+
+/// A [`Worker`] that has a handler and can be run: what a function returns that sets one up.
+///
+/// ```
+/// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+/// use pillarbox_runtime::{Context, ReadyWorker, Worker};
+///
+/// struct Shop;
+///
+/// fn packing(orders: Mailbox<u64>, shop: Shop) -> ReadyWorker<u64, (), Shop> {
+///     Worker::new(orders)
+///         .context(shop)
+///         .workers(8)
+///         .handler(|order: u64, Context(_shop): Context<Shop>| async move { println!("order {order}") })
+/// }
+///
+/// # fn main() -> pillarbox_core::Result<()> {
+/// let backend = Mailboxes::new(MemoryBackend::new());
+/// let worker = packing(backend.mailbox("orders")?, Shop);
+/// # drop(worker);
+/// # Ok(()) }
+/// ```
+pub type ReadyWorker<T, R = (), C = ()> = Worker<T, R, C, Ready<T, R, C>>;
 
 impl<T, R, C> fmt::Debug for Ready<T, R, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -265,12 +288,12 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> Worker<T, R
     pub fn handler<Args: 'static>(
         self,
         handler: impl Handler<T, R, C, Args>,
-    ) -> Worker<T, R, C, Ready<T, R, C>> {
+    ) -> ReadyWorker<T, R, C> {
         self.service(HandlerService::new(handler))
     }
 
     /// Handles messages by any Tower service that can be cloned. A panic is caught here, too.
-    pub fn service<S>(self, service: S) -> Worker<T, R, C, Ready<T, R, C>>
+    pub fn service<S>(self, service: S) -> ReadyWorker<T, R, C>
     where
         S: Service<ServiceRequest<T, R, C>, Response = Outcome> + Clone + Send + Sync + 'static,
         S::Error: Into<BoxError> + Send + Sync,
@@ -284,7 +307,7 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> Worker<T, R
     }
 
     /// Handles messages of several kinds, each by a handler of its own.
-    pub fn router(self, router: Router<R, C>) -> Worker<Bytes, R, C, Ready<Bytes, R, C>> {
+    pub fn router(self, router: Router<R, C>) -> ReadyWorker<Bytes, R, C> {
         let Self { mailbox, context, service, one, error_reply, group, others, ends } = self;
         let mailbox = mailbox.with_codec(Raw);
         Worker { mailbox, context, service, one, error_reply, group, others, ends }.service(router)
@@ -550,7 +573,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     }
 }
 
-impl<T, R, C> Worker<T, R, C, Ready<T, R, C>>
+impl<T, R, C> ReadyWorker<T, R, C>
 where
     T: Send + Sync + 'static,
     R: 'static,
@@ -590,7 +613,7 @@ where
     /// # worker.control().stop(); worker.run().await?;
     /// # Ok(()) }
     /// ```
-    pub fn and<U, V, D>(mut self, other: Worker<U, V, D, Ready<U, V, D>>) -> Self
+    pub fn and<U, V, D>(mut self, other: ReadyWorker<U, V, D>) -> Self
     where
         U: Send + Sync + 'static,
         V: 'static,

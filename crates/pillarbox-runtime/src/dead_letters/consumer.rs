@@ -17,7 +17,7 @@ use crate::outcome::{BoxError, Failure, Outcome};
 use crate::request::Metadata;
 use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
-use crate::worker::{Ready, Running, Worker};
+use crate::worker::{ReadyWorker, Running, Worker};
 
 /// What is to become of a dead letter, as its handler says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -272,7 +272,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
     }
 
     /// The worker that does it.
-    fn ready(self) -> Worker<DeadLetter<T>, R, (), Ready<DeadLetter<T>, R, ()>> {
+    fn ready(self) -> ReadyWorker<DeadLetter<T>, R> {
         let queue = self.dlq.queue().clone();
         metrics::begin(queue.name());
         let depth = Dlq::watch_depth(vec![queue], self.depth_every.max(Duration::from_millis(100)));

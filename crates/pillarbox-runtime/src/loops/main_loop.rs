@@ -21,7 +21,7 @@ use crate::outcome::{BoxError, Outcome};
 use crate::request::ServiceRequest;
 use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
-use crate::worker::{Ready, Running, Worker};
+use crate::worker::{ReadyWorker, Running, Worker};
 
 /// Answers the requests of a mailbox: each is given to an adapter, and what comes out is sent to where its
 /// sender wants it, and then the request is acknowledged.
@@ -68,12 +68,7 @@ pub struct MainLoop<U, O> {
 }
 
 /// The worker of a loop.
-type LoopWorker<U, O> = Worker<
-    MainLoopRequest<U>,
-    MainLoopResult<O>,
-    (),
-    Ready<MainLoopRequest<U>, MainLoopResult<O>, ()>,
->;
+type LoopWorker<U, O> = ReadyWorker<MainLoopRequest<U>, MainLoopResult<O>>;
 
 impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     /// Answers the requests of a mailbox by a function; see [`Adapter`].
