@@ -32,6 +32,7 @@ mod driver;
 mod event;
 mod handler;
 mod inbox;
+mod iterations;
 mod lease;
 mod lifecycle;
 mod loops;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use pillarbox_core::{
-    BoxFuture, Error, Mailbox, Mailboxes, MessageId, Queue, QueueName, Raw, Receive, Result,
+    BoxFuture, Counts, Error, Mailbox, Mailboxes, MessageId, Queue, QueueName, Raw, Receive, Result,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -153,6 +153,10 @@ struct MailboxOptions {
     visibility: Duration,
     poll: Duration,
     stack: ServiceStackOptions,
+    /// The time limit of handlers is the visibility, whatever the stack says.
+    is_limited_by_lease: bool,
+    /// Where messages are received, if not from the mailbox itself.
+    receive_from: Option<Arc<dyn Queue>>,
     max_retries: Option<u32>,
     backoff: Backoff,
     park: Duration,
@@ -217,6 +221,8 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             visibility: Receive::DEFAULT_VISIBILITY,
             poll: Duration::from_secs(20),
             stack: ServiceStackOptions::worker(),
+            is_limited_by_lease: false,
+            receive_from: None,
             max_retries: None,
             backoff: Backoff::default(),
             park: Duration::from_secs(900),
@@ -363,18 +369,27 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// that blocks its thread cannot be. 30 seconds unless said otherwise.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.one.stack.timeout = Some(timeout);
+        self.one.is_limited_by_lease = false;
         self
     }
 
     /// Lets a handler take as long as it wants.
     pub fn no_timeout(mut self) -> Self {
         self.one.stack.timeout = None;
+        self.one.is_limited_by_lease = false;
+        self
+    }
+
+    /// Lets a handler take as long as a lease runs, until it is said otherwise.
+    pub(crate) fn timeout_by_lease(mut self) -> Self {
+        self.one.is_limited_by_lease = true;
         self
     }
 
     /// The stack around the handler, in place of the timeout alone. It is shared by all workers.
     pub fn stack(mut self, options: ServiceStackOptions) -> Self {
         self.one.stack = options;
+        self.one.is_limited_by_lease = false;
         self
     }
 
@@ -556,6 +571,12 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
+    /// Receives and settles by this queue, which is the mailbox's own in another guise.
+    pub(crate) fn receive_from(mut self, queue: Arc<dyn Queue>) -> Self {
+        self.one.receive_from = Some(queue);
+        self
+    }
+
     /// Fails when it is run: something that is not the worker's own is out of range.
     pub(crate) fn refused(mut self, error: Error) -> Self {
         self.group.refused = Some(error);
@@ -678,14 +699,23 @@ where
     /// # Ok(()) }
     /// ```
     pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
+        self.run_until_none(LOOK_EVERY, Counts::total).await
+    }
+
+    /// Works until it holds nothing, and nothing is `remaining` in its mailboxes.
+    pub(crate) async fn run_until_none(
+        self,
+        look_every: Duration,
+        remaining: impl Fn(&Counts) -> u64,
+    ) -> Result<StatsSnapshot> {
         let others = self.others.iter().map(|other| other.queue.clone());
         let queues: Vec<_> = std::iter::once(self.mailbox.queue().clone()).chain(others).collect();
         let stats = self.control().stats();
         self.run_until(async move {
-            let mut look = tokio::time::interval(Duration::from_millis(20));
+            let mut look = tokio::time::interval(look_every);
             loop {
                 look.tick().await;
-                if stats.borrow().in_flight == 0 && are_empty(&queues).await {
+                if stats.borrow().in_flight == 0 && is_none(&queues, &remaining).await {
                     return;
                 }
             }
@@ -731,7 +761,7 @@ where
                 queue: queue.name().clone(),
                 capabilities: queue.capabilities().clone(),
                 policy: options.policy(group.backoff, rules, !dead_letters.is_empty()),
-                prototype: build(&options.stack),
+                prototype: build(&options.stack()),
             });
             if let (Some(every), false) = (group.depth_every, dead_letters.is_empty()) {
                 beside.push(Box::pin(Dlq::watch_depth(dead_letters.clone(), every)));
@@ -739,6 +769,7 @@ where
             if let Some(age) = options.dead_letters.as_ref().and_then(DlqPolicy::retention) {
                 beside.push(Box::pin(Dlq::keep_retention(dead_letters.clone(), age)));
             }
+            let queue = options.receive_from.unwrap_or(queue);
             routes.push(Route { queue, visibility: options.visibility, wait, dead_letters });
         }
         let outlet = ends.shared.outlet();
@@ -777,10 +808,13 @@ where
     }
 }
 
-/// Whether none of the queues holds a message. One that cannot be asked may hold some.
-async fn are_empty(queues: &[Arc<dyn Queue>]) -> bool {
+/// Interval at which is looked whether all is done.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Whether nothing is remaining in the queues. One that cannot be asked may hold something.
+async fn is_none(queues: &[Arc<dyn Queue>], remaining: impl Fn(&Counts) -> u64) -> bool {
     for queue in queues {
-        if !queue.counts().await.is_ok_and(|counts| counts.total() == 0) {
+        if !queue.counts().await.is_ok_and(|counts| remaining(&counts) == 0) {
             return false;
         }
     }
@@ -821,6 +855,12 @@ impl AnyMailbox {
 }
 
 impl MailboxOptions {
+    /// The stack around the handler.
+    fn stack(&self) -> ServiceStackOptions {
+        let stack = self.stack.clone();
+        if self.is_limited_by_lease { stack.timeout(self.visibility) } else { stack }
+    }
+
     fn policy(&self, shed: Duration, rules: Rules, has_dead_letters: bool) -> Policy {
         Policy {
             max_deliveries: self.max_deliveries(),

@@ -6,11 +6,12 @@
 //! | what is known of an error | `class.rs` |
 //! | what is stored | [`DeadLetter`] (`letter.rs`) |
 //! | looking, replaying, discarding, counting, health | [`Dlq`] (`dlq.rs`, `pass.rs`, `replay.rs`, `paging.rs`, `summary.rs`) |
-//! | a program that handles dead letters | [`DlqConsumer`] (`consumer.rs`) |
+//! | a program that handles dead letters | [`DlqConsumer`] (`consumer.rs`; `left.rs` for those that it leaves) |
 
 mod class;
 mod consumer;
 mod dlq;
+mod left;
 mod letter;
 mod metrics;
 mod paging;
