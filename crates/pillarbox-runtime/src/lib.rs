@@ -56,9 +56,9 @@ pub use tower;
 pub use backoff::Backoff;
 pub use control::Control;
 pub use dead_letters::{
-    DeadLetter, Decide, Decision, Dlq, DlqAction, DlqConsumer, DlqHealth, DlqLimits, DlqPolicy,
-    DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Found, IntoDlqAction, Letters, Pass,
-    PassFailed, Report, Summary,
+    Classify, DeadLetter, Decide, Decision, Dlq, DlqAction, DlqConsumer, DlqHealth, DlqLimits,
+    DlqPolicy, DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Found, IntoDlqAction, Letters,
+    Pass, PassFailed, Report, Summary,
 };
 pub use event::{About, Event, Events};
 pub use handler::{FromRequest, Handler, HandlerService, Parts};

@@ -11,8 +11,9 @@ use pillarbox_core::{
     QueueOptions, Raw, Receive, SendOptions, Timestamp,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer, DlqLimits,
-    DlqPolicy, DlqStatus, Event, FailedDelivery, FailureKind, Letters, Outcome, Runnable, Worker,
+    Attempt, Backoff, BoxError, Classify, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer,
+    DlqLimits, DlqPolicy, DlqStatus, ErrorClass, Event, FailedDelivery, FailureKind, Letters,
+    Outcome, Runnable, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 
@@ -150,6 +151,63 @@ async fn errors_decide_by_their_type_and_go_to_places_of_their_own() {
     places.sort();
     assert_eq!(places[0], ("invalid".to_owned(), std::any::type_name::<Invalid>()));
     assert_eq!(places[2], ("panics".to_owned(), "panic"));
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Bank {
+    #[error("there is no such account")]
+    NoAccount,
+    #[error("too many requests")]
+    TooMany { retry_after: Option<Duration> },
+}
+
+impl Classify for Bank {
+    fn class(&self) -> ErrorClass {
+        match *self {
+            Self::NoAccount => ErrorClass::Permanent,
+            Self::TooMany { retry_after } => ErrorClass::RateLimited { retry_after },
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_says_its_class_and_how_long_to_wait() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    jobs.send_batch(&[0, 1]).await.unwrap().all().unwrap();
+    let policy = DlqPolicy::new()
+        .max_delivery_count(2)
+        .classify::<Bank>()
+        .include_permanent()
+        .exclude_retriable();
+    let start = tokio::time::Instant::now();
+    let times = Arc::new(Mutex::new(Vec::new()));
+    let noted = times.clone();
+    let stats = Worker::new(jobs)
+        .dead_letters(policy)
+        .retry(Backoff::constant(Duration::from_secs(60)))
+        .handler(move |order: u32, Attempt(attempt): Attempt| {
+            noted.lock().unwrap().push((order, start.elapsed().as_secs()));
+            async move {
+                // In a box, as `?` would have it.
+                let error = match (order, attempt) {
+                    (0, _) => Bank::NoAccount,
+                    (_, 1) => Bank::TooMany { retry_after: Some(Duration::from_secs(7)) },
+                    (_, 2 | 3) => Bank::TooMany { retry_after: None },
+                    _ => return Ok(()),
+                };
+                Err(BoxError::from(error))
+            }
+        })
+        .run_until_empty()
+        .await
+        .unwrap();
+    let mut times = times.lock().unwrap().clone();
+    times.sort_unstable();
+    assert_eq!(times, [(0, 0), (1, 0), (1, 7), (1, 67), (1, 127)]);
+    assert_eq!((stats.succeeded, stats.dead_lettered, stats.retried), (1, 1, 3));
+    let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
+    assert_eq!(letters(&dead).await[0].last_error_type, std::any::type_name::<Bank>());
 }
 
 #[tokio::test(start_paused = true)]
