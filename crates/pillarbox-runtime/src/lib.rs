@@ -16,7 +16,7 @@
 //! | middleware | [`Worker::layer`], [`ServiceRequest`], [`build_service_stack`] |
 //! | retries | [`Backoff`] |
 //! | dead letters: when, what, and what becomes of them | [`DlqPolicy`], [`DeadLetter`], [`DlqConsumer`], [`Dlq`] |
-//! | several loops in a process: signals, health, a watchdog | [`LoopGroup`] |
+//! | several loops in a process: signals, health, a watchdog | [`LoopGroup`], [`Task`] |
 //! | requests and their answers | [`MainLoop`], [`Client`] |
 //! | traces | [`TraceContext`], [`Tracer`] |
 //!
@@ -67,7 +67,8 @@ pub use lease::Heartbeat;
 pub use lifecycle::PrometheusHandle;
 pub use lifecycle::{
     DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopFailure,
-    LoopGroup, LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, Stuck,
+    LoopGroup, LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, StopSignal,
+    Stuck, Task,
 };
 pub use loops::{
     Adapter, AdapterService, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop,

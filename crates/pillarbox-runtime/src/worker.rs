@@ -1,8 +1,7 @@
 //! How a program says what its workers are to do.
 
 use std::fmt;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,21 +9,19 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use pillarbox_core::{
     BoxFuture, Counts, Error, Mailbox, Mailboxes, MessageId, Queue, QueueName, Raw, Receive, Result,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service};
 
 use crate::backoff::Backoff;
-use crate::control::{Control, MOST_WORKERS, Shared, Stop, Wanted};
+use crate::control::{Control, Farewell, MOST_WORKERS, Shared, Stop, Wanted};
 use crate::dead_letters::{DeadLetter, Dlq, DlqPolicy, Rules};
 use crate::dispatcher::{Dispatcher, Quarantine, STAGGER, Settings, SourceSettings};
 use crate::driver::{Driver, DriverSettings, Route};
-use crate::event::EventBus;
 use crate::handler::{Handler, HandlerService};
 use crate::inbox::{Common, MakeErrorReply, Serve, Served, Typed};
-use crate::lifecycle::Pulse;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::policy::{Policy, fit_delay};
 use crate::producer::ProducerMsg;
@@ -192,15 +189,6 @@ struct Ends {
     farewell: Farewell,
 }
 
-/// Whatever becomes of the workers, those who listen hear of their end.
-struct Farewell(Arc<Shared>);
-
-impl Drop for Farewell {
-    fn drop(&mut self) {
-        self.0.say_drained();
-    }
-}
-
 /// A mailbox and its service, whatever their types are.
 struct AnyMailbox {
     queue: Arc<dyn Queue>,
@@ -249,17 +237,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
         let drain = Duration::from_secs(30);
         let wanted = Wanted { is_paused: false, stop: None, workers: 4, drain };
         let snapshot = StatsSnapshot::new(std::iter::once((mailbox.name().clone(), one.poll)));
-        let shared = Shared {
-            wanted: watch::Sender::new(wanted),
-            poke,
-            stats: watch::Sender::new(snapshot),
-            bus: EventBus::new(),
-            producers: producers_sender,
-            tracer: OnceLock::new(),
-            is_stopping: AtomicBool::new(false),
-            is_over: AtomicBool::new(false),
-            pulse: Pulse::default(),
-        };
+        let shared = Shared::new(wanted, snapshot, producers_sender, poke);
         let shared = Arc::new(shared);
         let farewell = Farewell(shared.clone());
         Self {

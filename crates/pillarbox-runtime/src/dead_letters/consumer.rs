@@ -14,6 +14,7 @@ use super::replay::send_back;
 use super::{DeadLetter, Dlq, metrics};
 use crate::backoff::Backoff;
 use crate::control::Control;
+use crate::lifecycle::LoopFailure;
 use crate::outcome::{BoxError, Failure, Outcome};
 use crate::request::Metadata;
 use crate::runnable::Runnable;
@@ -486,7 +487,7 @@ impl<T: Send + Sync + 'static, R: 'static> Runnable for DlqConsumer<T, R> {
         Self::control(self)
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
         Box::new(self.ready()).run()
     }
 }

@@ -15,6 +15,7 @@ use super::run::{Live, LoopCall};
 use super::sweep;
 use crate::control::Control;
 use crate::dead_letters::DlqPolicy;
+use crate::lifecycle::LoopFailure;
 use crate::metrics;
 use crate::outcome::BoxError;
 use crate::runnable::Runnable;
@@ -288,7 +289,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> Runnable for MainLoop<U, O> {
         Self::control(self)
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
         Box::new(self.ready()).run()
     }
 }
