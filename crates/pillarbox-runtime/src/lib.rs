@@ -32,7 +32,6 @@ mod driver;
 mod event;
 mod handler;
 mod inbox;
-mod iterations;
 mod lease;
 mod lifecycle;
 mod loops;
@@ -48,6 +47,7 @@ mod signals;
 mod stack;
 mod stats;
 mod trace;
+mod until_empty;
 mod worker;
 
 /// The Tower that layers are made with.

@@ -33,6 +33,7 @@ use crate::stack::{
 };
 use crate::stats::StatsSnapshot;
 use crate::trace::Tracer;
+use crate::until_empty::LOOK_EVERY;
 
 /// A group of workers that serve a mailbox.
 ///
@@ -676,29 +677,20 @@ where
     /// assert_eq!(stats.succeeded, 3);
     /// # Ok(()) }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`run`](Self::run); and [`Error::InvalidParameter`] where nothing but delayed messages is left
+    /// and the clock of the backend has stood still for 5 seconds, as that of a `FakeMailbox` does which
+    /// nobody advances: they would never be ready.
     pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
         self.run_until_none(LOOK_EVERY, Counts::total).await
     }
 
-    /// Works until it holds nothing, and nothing is `remaining` in its mailboxes.
-    pub(crate) async fn run_until_none(
-        self,
-        look_every: Duration,
-        remaining: impl Fn(&Counts) -> u64,
-    ) -> Result<StatsSnapshot> {
+    /// The queues of its mailboxes.
+    pub(crate) fn queues(&self) -> Vec<Arc<dyn Queue>> {
         let others = self.others.iter().map(|other| other.queue.clone());
-        let queues: Vec<_> = std::iter::once(self.mailbox.queue().clone()).chain(others).collect();
-        let stats = self.control().stats();
-        self.run_until(async move {
-            let mut look = tokio::time::interval(look_every);
-            loop {
-                look.tick().await;
-                if stats.borrow().in_flight == 0 && is_none(&queues, &remaining).await {
-                    return;
-                }
-            }
-        })
-        .await
+        std::iter::once(self.mailbox.queue().clone()).chain(others).collect()
     }
 
     /// Works in a task of its own, and leaves signals alone.
@@ -784,19 +776,6 @@ where
         });
         (AnyMailbox { queue, backend, options: one, build }, others, group, ends)
     }
-}
-
-/// Interval at which is looked whether all is done.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// Whether nothing is remaining in the queues. One that cannot be asked may hold something.
-async fn is_none(queues: &[Arc<dyn Queue>], remaining: impl Fn(&Counts) -> u64) -> bool {
-    for queue in queues {
-        if !queue.counts().await.is_ok_and(|counts| remaining(&counts) == 0) {
-            return false;
-        }
-    }
-    true
 }
 
 impl AnyMailbox {

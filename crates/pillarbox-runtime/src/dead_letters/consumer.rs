@@ -19,7 +19,8 @@ use crate::outcome::{BoxError, Failure, Outcome};
 use crate::request::Metadata;
 use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
-use crate::worker::{LOOK_EVERY, ReadyWorker, Running, Worker};
+use crate::until_empty::LOOK_EVERY;
+use crate::worker::{ReadyWorker, Running, Worker};
 
 /// What is to become of a dead letter, as its handler says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
