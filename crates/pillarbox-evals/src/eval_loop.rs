@@ -9,8 +9,8 @@ use pillarbox_core::{BoxFuture, Result};
 use pillarbox_runtime::tower::util::BoxCloneSyncService;
 use pillarbox_runtime::tower::{Service, ServiceExt};
 use pillarbox_runtime::{
-    Adapter, AdapterService, BoxError, Control, DlqPolicy, LoopCall, MainLoop, MainLoopRequest,
-    MainLoopResult, Runnable, Running, StatsSnapshot, Worker,
+    Adapter, AdapterService, BoxError, Control, DlqPolicy, LoopCall, LoopFailure, MainLoop,
+    MainLoopRequest, MainLoopResult, Runnable, Running, StatsSnapshot, Worker,
 };
 use serde::Serialize;
 
@@ -193,7 +193,7 @@ where
         Self::control(self)
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
         Runnable::run(Box::new(self.inner))
     }
 }

@@ -151,6 +151,32 @@ impl Control {
 }
 
 impl Shared {
+    pub(crate) fn new(
+        wanted: Wanted,
+        stats: StatsSnapshot,
+        producers: mpsc::Sender<ProducerMsg>,
+        poke: mpsc::Sender<()>,
+    ) -> Self {
+        Self {
+            wanted: watch::Sender::new(wanted),
+            poke,
+            stats: watch::Sender::new(stats),
+            bus: EventBus::new(),
+            producers,
+            tracer: OnceLock::new(),
+            is_stopping: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+            pulse: Pulse::default(),
+        }
+    }
+
+    /// Of something that has neither workers nor mailboxes. Nobody takes what would be sent by it.
+    pub(crate) fn without_workers() -> Self {
+        let wanted = Wanted { is_paused: false, stop: None, workers: 0, drain: Duration::ZERO };
+        let stats = StatsSnapshot::new(std::iter::empty());
+        Self::new(wanted, stats, mpsc::channel(1).0, mpsc::channel(1).0)
+    }
+
     /// Whether somebody has said stop, which the dispatcher may not have heard yet.
     pub(crate) fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Acquire)
@@ -164,12 +190,25 @@ impl Shared {
         Outlet { sender: self.producers.clone(), tracer: self.tracer.get().cloned(), trace: None }
     }
 
+    pub(crate) fn say_state(&self, state: State) {
+        self.stats.send_modify(|stats| stats.state = state);
+    }
+
     /// Tells the last event, once.
     pub(crate) fn say_drained(&self) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
-            self.stats.send_modify(|stats| stats.state = State::Stopped);
+            self.say_state(State::Stopped);
             self.emit(|| Event::Drained);
         }
+    }
+}
+
+/// Whatever becomes of the workers, those who listen hear of their end.
+pub(crate) struct Farewell(pub(crate) Arc<Shared>);
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        self.0.say_drained();
     }
 }
 

@@ -16,7 +16,7 @@
 //! | middleware | [`Worker::layer`], [`ServiceRequest`], [`build_service_stack`] |
 //! | retries | [`Backoff`] |
 //! | dead letters: when, what, and what becomes of them | [`DlqPolicy`], [`DeadLetter`], [`DlqConsumer`], [`Dlq`] |
-//! | several loops in a process: signals, health, a watchdog | [`LoopGroup`] |
+//! | several loops in a process: signals, health, a watchdog | [`LoopGroup`], [`Task`] |
 //! | requests and their answers | [`MainLoop`], [`Client`] |
 //! | traces | [`TraceContext`], [`Tracer`] |
 //!
@@ -47,6 +47,7 @@ mod signals;
 mod stack;
 mod stats;
 mod trace;
+mod until_empty;
 mod worker;
 
 /// The Tower that layers are made with.
@@ -55,9 +56,9 @@ pub use tower;
 pub use backoff::Backoff;
 pub use control::Control;
 pub use dead_letters::{
-    DeadLetter, Decide, Decision, Dlq, DlqAction, DlqConsumer, DlqHealth, DlqLimits, DlqPolicy,
-    DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Found, IntoDlqAction, Letters, Pass,
-    PassFailed, Report, Summary,
+    Classify, DeadLetter, Decide, Decision, Dlq, DlqAction, DlqConsumer, DlqHealth, DlqLimits,
+    DlqPolicy, DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Found, IntoDlqAction, Letters,
+    Pass, PassFailed, Report, Summary,
 };
 pub use event::{About, Event, Events};
 pub use handler::{FromRequest, Handler, HandlerService, Parts};
@@ -66,7 +67,8 @@ pub use lease::Heartbeat;
 pub use lifecycle::PrometheusHandle;
 pub use lifecycle::{
     DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopFailure,
-    LoopGroup, LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, Stuck,
+    LoopGroup, LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, StopSignal,
+    Stuck, Task,
 };
 pub use loops::{
     Adapter, AdapterService, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop,
@@ -83,4 +85,4 @@ pub use stats::{Latency, MailboxStats, State, StatsSnapshot, WorkerStats};
 pub use trace::{InvalidTraceparent, Kinship, TraceContext, Tracer};
 /// What requests are known by.
 pub use uuid::Uuid;
-pub use worker::{NoHandler, Ready, Running, Worker};
+pub use worker::{NoHandler, Ready, ReadyWorker, Running, Worker};

@@ -65,14 +65,15 @@ impl Policy {
         attempt: u32,
         delay: Option<Duration>,
     ) -> Verdict {
-        let max_delivery_count = self.max_deliveries;
-        let failed = FailedDelivery { message, failure, attempt, max_delivery_count };
+        let (max_delivery_count, classes) = (self.max_deliveries, self.rules.classes());
+        let failed = FailedDelivery { message, failure, attempt, max_delivery_count, classes };
         let then = match failure.kind() {
             FailureKind::Overloaded => return Verdict::Shed { delay: self.shed },
             // Somebody else may know it: a newer version, while all are being replaced.
             FailureKind::UnknownKind => Then::Park { delay: self.park },
             _ if !self.rules.is_dead(&failed) => {
-                Then::Retry { delay: delay.unwrap_or_else(|| self.delay(attempt)) }
+                let asked = delay.or_else(|| self.rules.retry_after(failure));
+                Then::Retry { delay: asked.unwrap_or_else(|| self.delay(attempt)) }
             }
             _ if self.has_dead_letters => Then::Bury { route: self.rules.route_of(failure) },
             _ => Then::Park { delay: self.park },

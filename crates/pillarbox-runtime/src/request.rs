@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use pillarbox_core::{Attributes, Mailbox, MessageId, QueueName, RawMessage, Result, Timestamp};
 
 use crate::dead_letters::original_id;
@@ -106,6 +107,47 @@ pub struct Metadata {
 impl Metadata {
     pub(crate) const fn new(message: Arc<RawMessage>, queue: QueueName) -> Self {
         Self { message, queue }
+    }
+
+    /// That of a message that is in no queue, to test a handler with: one with a new id and an empty body,
+    /// sent just now to a queue called `detached`, and delivered for the first time.
+    ///
+    /// ```
+    /// use pillarbox_runtime::Metadata;
+    ///
+    /// async fn greet(name: String, about: Metadata) -> String {
+    ///     format!("{name}, for the {}. time", about.delivery_count())
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// assert_eq!(greet("Ada".to_owned(), Metadata::detached()).await, "Ada, for the 1. time");
+    /// # }
+    /// ```
+    pub fn detached() -> Self {
+        // It is one of the names that the contract allows.
+        let queue = QueueName::new("detached").expect("a good name");
+        let mut message = RawMessage::new(MessageId::new(), Bytes::new(), Timestamp::now());
+        message.delivery_count = 1;
+        Self::detached_from(queue, message)
+    }
+
+    /// That of this message, as if it had been received from a queue, to test a handler with. The message is
+    /// a [`RawMessage`], or an `Injected` of `pillarbox-testing`.
+    ///
+    /// ```
+    /// use pillarbox_core::{MessageId, RawMessage, Timestamp};
+    /// use pillarbox_runtime::Metadata;
+    ///
+    /// # fn main() -> pillarbox_core::Result<()> {
+    /// let mut message = RawMessage::new(MessageId::new(), "{}", Timestamp::now());
+    /// message.delivery_count = 3;
+    /// message.reply_to = Some("answers".into());
+    /// let about = Metadata::detached_from("orders".try_into()?, message);
+    /// assert_eq!((about.queue().as_str(), about.delivery_count()), ("orders", 3));
+    /// # Ok(()) }
+    /// ```
+    pub fn detached_from(queue: QueueName, message: impl Into<RawMessage>) -> Self {
+        Self::new(Arc::new(message.into()), queue)
     }
 
     /// The identity of the message, the same at every delivery.

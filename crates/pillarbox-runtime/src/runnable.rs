@@ -1,13 +1,14 @@
 //! What can be run beside others in a process.
 
-use pillarbox_core::{BoxFuture, Result};
+use pillarbox_core::BoxFuture;
 
 use crate::control::Control;
+use crate::lifecycle::LoopFailure;
 use crate::stats::StatsSnapshot;
-use crate::worker::{Ready, Worker};
+use crate::worker::ReadyWorker;
 
-/// Something that works until it is stopped: [`Worker`]s, and what is made of them, such as a
-/// [`DlqConsumer`](crate::DlqConsumer).
+/// Something that works until it is stopped: [`Worker`](crate::Worker)s, and what is made of them, such as a
+/// [`DlqConsumer`](crate::DlqConsumer). Of work of the program's own, a [`Task`](crate::Task) makes one.
 pub trait Runnable: Send + 'static {
     /// What it is called, in logs and health probes.
     fn name(&self) -> String;
@@ -16,7 +17,7 @@ pub trait Runnable: Send + 'static {
     fn control(&self) -> Control;
 
     /// Works until it is stopped, leaves signals alone, and says how it went.
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>>;
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>>;
 }
 
 impl Runnable for Box<dyn Runnable> {
@@ -28,12 +29,12 @@ impl Runnable for Box<dyn Runnable> {
         (**self).control()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
         (*self).run()
     }
 }
 
-impl<T, R, C> Runnable for Worker<T, R, C, Ready<T, R, C>>
+impl<T, R, C> Runnable for ReadyWorker<T, R, C>
 where
     T: Send + Sync + 'static,
     R: 'static,
@@ -47,7 +48,7 @@ where
         Self::control(self)
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
-        Box::pin(self.work())
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
+        Box::pin(async { Ok(self.work().await?) })
     }
 }

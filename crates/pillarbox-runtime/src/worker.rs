@@ -1,30 +1,27 @@
 //! How a program says what its workers are to do.
 
 use std::fmt;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use pillarbox_core::{
-    BoxFuture, Error, Mailbox, Mailboxes, MessageId, Queue, QueueName, Raw, Receive, Result,
+    BoxFuture, Counts, Error, Mailbox, Mailboxes, MessageId, Queue, QueueName, Raw, Receive, Result,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service};
 
 use crate::backoff::Backoff;
-use crate::control::{Control, MOST_WORKERS, Shared, Stop, Wanted};
+use crate::control::{Control, Farewell, MOST_WORKERS, Shared, Stop, Wanted};
 use crate::dead_letters::{DeadLetter, Dlq, DlqPolicy, Rules};
 use crate::dispatcher::{Dispatcher, Quarantine, STAGGER, Settings, SourceSettings};
 use crate::driver::{Driver, DriverSettings, Route};
-use crate::event::EventBus;
 use crate::handler::{Handler, HandlerService};
 use crate::inbox::{Common, MakeErrorReply, Serve, Served, Typed};
-use crate::lifecycle::Pulse;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::policy::{Policy, fit_delay};
 use crate::producer::ProducerMsg;
@@ -36,6 +33,7 @@ use crate::stack::{
 };
 use crate::stats::StatsSnapshot;
 use crate::trace::Tracer;
+use crate::until_empty::LOOK_EVERY;
 
 /// A group of workers that serve a mailbox.
 ///
@@ -109,10 +107,33 @@ pub struct Worker<T, R = (), C = (), S = NoHandler> {
 #[derive(Debug)]
 pub struct NoHandler(());
 
-/// A [`Worker`] that has a handler.
+/// A [`Worker`] that has a handler, in the place of its last parameter. [`ReadyWorker`] is the whole type.
 pub struct Ready<T, R, C> {
     build: Build<ServiceStack<T, R, C>>,
 }
+
+/// A [`Worker`] that has a handler and can be run: what a function returns that sets one up.
+///
+/// ```
+/// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+/// use pillarbox_runtime::{Context, ReadyWorker, Worker};
+///
+/// struct Shop;
+///
+/// fn packing(orders: Mailbox<u64>, shop: Shop) -> ReadyWorker<u64, (), Shop> {
+///     Worker::new(orders)
+///         .context(shop)
+///         .workers(8)
+///         .handler(|order: u64, Context(_shop): Context<Shop>| async move { println!("order {order}") })
+/// }
+///
+/// # fn main() -> pillarbox_core::Result<()> {
+/// let backend = Mailboxes::new(MemoryBackend::new());
+/// let worker = packing(backend.mailbox("orders")?, Shop);
+/// # drop(worker);
+/// # Ok(()) }
+/// ```
+pub type ReadyWorker<T, R = (), C = ()> = Worker<T, R, C, Ready<T, R, C>>;
 
 impl<T, R, C> fmt::Debug for Ready<T, R, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,6 +151,10 @@ struct MailboxOptions {
     visibility: Duration,
     poll: Duration,
     stack: ServiceStackOptions,
+    /// The time limit of handlers is the visibility, whatever the stack says.
+    is_limited_by_lease: bool,
+    /// Where messages are received, if not from the mailbox itself.
+    receive_from: Option<Arc<dyn Queue>>,
     max_retries: Option<u32>,
     backoff: Backoff,
     park: Duration,
@@ -165,15 +190,6 @@ struct Ends {
     farewell: Farewell,
 }
 
-/// Whatever becomes of the workers, those who listen hear of their end.
-struct Farewell(Arc<Shared>);
-
-impl Drop for Farewell {
-    fn drop(&mut self) {
-        self.0.say_drained();
-    }
-}
-
 /// A mailbox and its service, whatever their types are.
 struct AnyMailbox {
     queue: Arc<dyn Queue>,
@@ -194,6 +210,8 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             visibility: Receive::DEFAULT_VISIBILITY,
             poll: Duration::from_secs(20),
             stack: ServiceStackOptions::worker(),
+            is_limited_by_lease: false,
+            receive_from: None,
             max_retries: None,
             backoff: Backoff::default(),
             park: Duration::from_secs(900),
@@ -220,17 +238,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
         let drain = Duration::from_secs(30);
         let wanted = Wanted { is_paused: false, stop: None, workers: 4, drain };
         let snapshot = StatsSnapshot::new(std::iter::once((mailbox.name().clone(), one.poll)));
-        let shared = Shared {
-            wanted: watch::Sender::new(wanted),
-            poke,
-            stats: watch::Sender::new(snapshot),
-            bus: EventBus::new(),
-            producers: producers_sender,
-            tracer: OnceLock::new(),
-            is_stopping: AtomicBool::new(false),
-            is_over: AtomicBool::new(false),
-            pulse: Pulse::default(),
-        };
+        let shared = Shared::new(wanted, snapshot, producers_sender, poke);
         let shared = Arc::new(shared);
         let farewell = Farewell(shared.clone());
         Self {
@@ -265,12 +273,12 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> Worker<T, R
     pub fn handler<Args: 'static>(
         self,
         handler: impl Handler<T, R, C, Args>,
-    ) -> Worker<T, R, C, Ready<T, R, C>> {
+    ) -> ReadyWorker<T, R, C> {
         self.service(HandlerService::new(handler))
     }
 
     /// Handles messages by any Tower service that can be cloned. A panic is caught here, too.
-    pub fn service<S>(self, service: S) -> Worker<T, R, C, Ready<T, R, C>>
+    pub fn service<S>(self, service: S) -> ReadyWorker<T, R, C>
     where
         S: Service<ServiceRequest<T, R, C>, Response = Outcome> + Clone + Send + Sync + 'static,
         S::Error: Into<BoxError> + Send + Sync,
@@ -284,7 +292,7 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> Worker<T, R
     }
 
     /// Handles messages of several kinds, each by a handler of its own.
-    pub fn router(self, router: Router<R, C>) -> Worker<Bytes, R, C, Ready<Bytes, R, C>> {
+    pub fn router(self, router: Router<R, C>) -> ReadyWorker<Bytes, R, C> {
         let Self { mailbox, context, service, one, error_reply, group, others, ends } = self;
         let mailbox = mailbox.with_codec(Raw);
         Worker { mailbox, context, service, one, error_reply, group, others, ends }.service(router)
@@ -340,18 +348,27 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// that blocks its thread cannot be. 30 seconds unless said otherwise.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.one.stack.timeout = Some(timeout);
+        self.one.is_limited_by_lease = false;
         self
     }
 
     /// Lets a handler take as long as it wants.
     pub fn no_timeout(mut self) -> Self {
         self.one.stack.timeout = None;
+        self.one.is_limited_by_lease = false;
+        self
+    }
+
+    /// Lets a handler take as long as a lease runs, until it is said otherwise.
+    pub(crate) fn timeout_by_lease(mut self) -> Self {
+        self.one.is_limited_by_lease = true;
         self
     }
 
     /// The stack around the handler, in place of the timeout alone. It is shared by all workers.
     pub fn stack(mut self, options: ServiceStackOptions) -> Self {
         self.one.stack = options;
+        self.one.is_limited_by_lease = false;
         self
     }
 
@@ -533,6 +550,12 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
+    /// Receives and settles by this queue, which is the mailbox's own in another guise.
+    pub(crate) fn receive_from(mut self, queue: Arc<dyn Queue>) -> Self {
+        self.one.receive_from = Some(queue);
+        self
+    }
+
     /// Fails when it is run: something that is not the worker's own is out of range.
     pub(crate) fn refused(mut self, error: Error) -> Self {
         self.group.refused = Some(error);
@@ -550,7 +573,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     }
 }
 
-impl<T, R, C> Worker<T, R, C, Ready<T, R, C>>
+impl<T, R, C> ReadyWorker<T, R, C>
 where
     T: Send + Sync + 'static,
     R: 'static,
@@ -590,7 +613,7 @@ where
     /// # worker.control().stop(); worker.run().await?;
     /// # Ok(()) }
     /// ```
-    pub fn and<U, V, D>(mut self, other: Worker<U, V, D, Ready<U, V, D>>) -> Self
+    pub fn and<U, V, D>(mut self, other: ReadyWorker<U, V, D>) -> Self
     where
         U: Send + Sync + 'static,
         V: 'static,
@@ -654,20 +677,20 @@ where
     /// assert_eq!(stats.succeeded, 3);
     /// # Ok(()) }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`run`](Self::run); and [`Error::InvalidParameter`] where nothing but delayed messages is left
+    /// and the clock of the backend has stood still for 5 seconds, as that of a `FakeMailbox` does which
+    /// nobody advances: they would never be ready.
     pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
+        self.run_until_none(LOOK_EVERY, Counts::total).await
+    }
+
+    /// The queues of its mailboxes.
+    pub(crate) fn queues(&self) -> Vec<Arc<dyn Queue>> {
         let others = self.others.iter().map(|other| other.queue.clone());
-        let queues: Vec<_> = std::iter::once(self.mailbox.queue().clone()).chain(others).collect();
-        let stats = self.control().stats();
-        self.run_until(async move {
-            let mut look = tokio::time::interval(Duration::from_millis(20));
-            loop {
-                look.tick().await;
-                if stats.borrow().in_flight == 0 && are_empty(&queues).await {
-                    return;
-                }
-            }
-        })
-        .await
+        std::iter::once(self.mailbox.queue().clone()).chain(others).collect()
     }
 
     /// Works in a task of its own, and leaves signals alone.
@@ -708,7 +731,7 @@ where
                 queue: queue.name().clone(),
                 capabilities: queue.capabilities().clone(),
                 policy: options.policy(group.backoff, rules, !dead_letters.is_empty()),
-                prototype: build(&options.stack),
+                prototype: build(&options.stack()),
             });
             if let (Some(every), false) = (group.depth_every, dead_letters.is_empty()) {
                 beside.push(Box::pin(Dlq::watch_depth(dead_letters.clone(), every)));
@@ -716,6 +739,7 @@ where
             if let Some(age) = options.dead_letters.as_ref().and_then(DlqPolicy::retention) {
                 beside.push(Box::pin(Dlq::keep_retention(dead_letters.clone(), age)));
             }
+            let queue = options.receive_from.unwrap_or(queue);
             routes.push(Route { queue, visibility: options.visibility, wait, dead_letters });
         }
         let outlet = ends.shared.outlet();
@@ -754,16 +778,6 @@ where
     }
 }
 
-/// Whether none of the queues holds a message. One that cannot be asked may hold some.
-async fn are_empty(queues: &[Arc<dyn Queue>]) -> bool {
-    for queue in queues {
-        if !queue.counts().await.is_ok_and(|counts| counts.total() == 0) {
-            return false;
-        }
-    }
-    true
-}
-
 impl AnyMailbox {
     /// The rules for dead letters, and where they go.
     fn places(&self) -> Result<(Rules, Vec<Arc<dyn Queue>>)> {
@@ -798,6 +812,12 @@ impl AnyMailbox {
 }
 
 impl MailboxOptions {
+    /// The stack around the handler.
+    fn stack(&self) -> ServiceStackOptions {
+        let stack = self.stack.clone();
+        if self.is_limited_by_lease { stack.timeout(self.visibility) } else { stack }
+    }
+
     fn policy(&self, shed: Duration, rules: Rules, has_dead_letters: bool) -> Policy {
         Policy {
             max_deliveries: self.max_deliveries(),

@@ -2,13 +2,13 @@
 //!
 //!     cargo run --features anyhow --example dead_letter_policies
 //!
-//! A till that charges customers: what can never succeed is given up at once, what passes by itself is tried
-//! for as long as it takes, fraud goes to a queue of its own on another backend, and the rest has three
-//! attempts. Handlers return `anyhow::Result`, and the types of their errors are known all the same.
+//! A till that charges customers: errors of the bank say themselves whether they can ever succeed. Those that
+//! cannot are given up at once, those that pass by themselves are tried for as long as it takes, fraud goes to a
+//! queue of its own on another backend, and the rest has three attempts. Handlers return `anyhow::Result`, and the types of their errors are known all the same.
 
 use anyhow::Context as _;
 use pillarbox::prelude::*;
-use pillarbox::runtime::{Decision, FailedDelivery, FailureKind};
+use pillarbox::runtime::{Classify, Decision, ErrorClass, FailedDelivery, FailureKind};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -36,6 +36,15 @@ impl std::fmt::Display for BankError {
 
 impl std::error::Error for BankError {}
 
+impl Classify for BankError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::NoSuchAccount | Self::Fraud => ErrorClass::Permanent,
+            Self::Busy => ErrorClass::RateLimited { retry_after: Some(Duration::from_millis(2)) },
+        }
+    }
+}
+
 async fn charge(charge: Charge, Attempt(attempt): Attempt) -> anyhow::Result<()> {
     let answer = match &*charge.customer {
         "nobody" => Err(BankError::NoSuchAccount),
@@ -59,10 +68,10 @@ async fn main() -> anyhow::Result<()> {
 
     let policy = DlqPolicy::new() // to `charges-dlq`
         .max_delivery_count(3)
-        .include_where(|error: &BankError| matches!(error, BankError::NoSuchAccount))
-        .exclude_where(|error: &BankError| matches!(error, BankError::Busy))
-        .exclude_kind(FailureKind::Timeout)
-        .include_if(is_fraud)
+        .classify::<BankError>()
+        .include_permanent()
+        .exclude_retriable() // and so are timeouts, and connections that fail
+        .include_kind(FailureKind::Panic)
         .route_if(is_fraud, &fraud)
         // Anything the rules above cannot say: a trial customer is not worth a second attempt.
         .decide(|failed: &FailedDelivery<'_>| match failed.json::<Charge>() {

@@ -110,6 +110,7 @@ pub mod prelude {
     pub use pillarbox_runtime::{
         Attempt, Backoff, CallError, Client, Context, Control, DeadLetter, Dlq, DlqAction,
         DlqConsumer, DlqPolicy, Event, Heartbeat, LoopGroup, MainLoop, MainLoopRequest,
-        MainLoopResult, Metadata, Outcome, ProducerHandle, Replies, Router, Run, Worker, WorkerId,
+        MainLoopResult, Metadata, Outcome, ProducerHandle, ReadyWorker, Replies, Router, Run,
+        Worker, WorkerId,
     };
 }

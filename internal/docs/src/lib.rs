@@ -28,6 +28,7 @@ pages! {
     Redis "docs/redis.md"
     Sqlite "docs/sqlite.md"
     Sqs "docs/sqs.md"
+    Testing "docs/testing.md"
     Tutorial "docs/tutorial.md"
     Workers "docs/workers.md"
     WritingABackend "docs/writing-a-backend.md"

@@ -74,8 +74,9 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         Self { queue, codec, replies, backend: None, answered: None }
     }
 
-    /// The same, knowing the backend that it is on.
-    pub(crate) fn on(mut self, backend: Mailboxes) -> Self {
+    /// The same mailbox, knowing the backend that its queue is on: for one that was made of a queue alone, so
+    /// that its [neighbours](Self::backend) are found, such as the mailbox for its dead letters.
+    pub fn on(mut self, backend: Mailboxes) -> Self {
         self.backend = Some(backend);
         self
     }

@@ -4,20 +4,23 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use pillarbox_core::{BoxFuture, Mailbox, Mailboxes, Queue, Result, Timestamp};
+use pillarbox_core::{BoxFuture, Counts, Mailbox, Mailboxes, Queue, Result, Timestamp};
 use tokio::time::Instant;
 
 use super::dlq::time_of;
+use super::left::{FreshOnly, Left};
 use super::pass::{DEFAULT_MAX_REPLAYS, tell};
 use super::replay::send_back;
 use super::{DeadLetter, Dlq, metrics};
 use crate::backoff::Backoff;
 use crate::control::Control;
+use crate::lifecycle::LoopFailure;
 use crate::outcome::{BoxError, Failure, Outcome};
 use crate::request::Metadata;
 use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
-use crate::worker::{Ready, Running, Worker};
+use crate::until_empty::LOOK_EVERY;
+use crate::worker::{ReadyWorker, Running, Worker};
 
 /// What is to become of a dead letter, as its handler says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +33,7 @@ enum Act {
     Replay,
     Discard,
     Keep(Duration),
+    Leave,
 }
 
 impl DlqAction {
@@ -54,12 +58,23 @@ impl DlqAction {
         Self(Act::Keep(time))
     }
 
+    /// The dead letter stays where it is, ready at once: for `pillarbox dlq replay`, for a [`Dlq`] and for other
+    /// consumers. This consumer does not handle it again for as long as it runs; the next one does.
+    ///
+    /// For a handler that alerts, and leaves it to somebody else to decide. As long as nothing but left
+    /// letters is ready, the consumer receives none of them: it counts them once a second, and goes through
+    /// them when there are more. It remembers the last 100,000 that it has left.
+    pub const fn leave() -> Self {
+        Self(Act::Leave)
+    }
+
     const fn name(self) -> &'static str {
         match self.0 {
             Act::Done => "done",
             Act::Replay => "replay",
             Act::Discard => "discard",
             Act::Keep(_) => "keep",
+            Act::Leave => "leave",
         }
     }
 }
@@ -123,15 +138,16 @@ impl<O: Into<DlqAction>, E: Into<BoxError> + 'static> IntoDlqAction for std::res
 /// # Ok(()) }
 /// ```
 ///
-/// It is a [`Worker`] with other habits: one worker, leases of 5 minutes, and a handler that fails never
-/// makes a dead letter of a dead letter; it is given it again after an hour, for as long as it takes. A
-/// body that is not of type `T` is such a failure; with `DeadLetter<serde_json::Value>`, or
+/// It is a [`Worker`] with other habits: one worker, leases of 5 minutes, a handler that may take as long as
+/// [a lease runs](Self::visibility), and one that fails never makes a dead letter of a dead letter; it is
+/// given it again after an hour, for as long as it takes. A body that is not of type `T` is such a failure; with `DeadLetter<serde_json::Value>`, or
 /// `DeadLetter<Bytes>` and the codec [`Letters(Raw)`](super::Letters), there are none.
 #[must_use = "a consumer does nothing until it is run"]
 pub struct DlqConsumer<T, R = ()> {
     worker: Worker<DeadLetter<T>, R>,
     handler: Handle<T>,
     dlq: Dlq,
+    left: Arc<Left>,
     again_after: Duration,
     retain_for: Option<Duration>,
     max_replays: u32,
@@ -160,8 +176,12 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
         });
         Self {
             dlq: Dlq::of(&mailbox),
-            worker: Worker::new(mailbox).workers(1).visibility(Duration::from_secs(300)),
+            worker: Worker::new(mailbox)
+                .workers(1)
+                .visibility(Duration::from_secs(300))
+                .timeout_by_lease(),
             handler,
+            left: Arc::default(),
             again_after: Duration::from_secs(3600),
             retain_for: None,
             max_replays: DEFAULT_MAX_REPLAYS,
@@ -189,7 +209,10 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
         self
     }
 
-    /// How long the lease of a dead letter runs. 5 minutes unless said otherwise.
+    /// How long the lease of a dead letter runs, and with it how long the handler may take, unless
+    /// [`Worker::timeout`] or [`Worker::no_timeout`] says otherwise. Defaults to 5 minutes.
+    ///
+    /// A handler that takes longer has failed, and is given the dead letter [again](Self::again_after).
     pub fn visibility(self, visibility: Duration) -> Self {
         self.worker(|worker| worker.visibility(visibility))
     }
@@ -201,7 +224,8 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
     }
 
     /// Deletes dead letters that came to their queue longer ago than this, by the clock of the backend, instead
-    /// of handling them. For those that nobody receives, see [`DlqPolicy::retain_for`](super::DlqPolicy::retain_for).
+    /// of handling them. For those that nobody receives, and those that were [left](DlqAction::leave), see
+    /// [`DlqPolicy::retain_for`](super::DlqPolicy::retain_for).
     pub fn retain_for(mut self, age: Duration) -> Self {
         self.retain_for = Some(age);
         self
@@ -257,13 +281,49 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
         self.ready().run_until(stop).await
     }
 
-    /// Works until there is no dead letter left, kept ones included; see [`Worker::run_until_empty`].
+    /// Works until there is no dead letter but those that the handler has [left](DlqAction::leave), and
+    /// waits for those that it keeps; see [`Worker::run_until_empty`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Worker::run_until_empty`].
+    pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
+        let left = self.left.clone();
+        let remaining =
+            move |counts: &Counts| left.unknown(counts) + counts.in_flight + counts.delayed;
+        self.ready().run_until_none(LOOK_EVERY, remaining).await
+    }
+
+    /// Handles at most so many dead letters, one after the other, and ends; or earlier, when none is ready or
+    /// in anybody's hands but those that the handler has [left](DlqAction::leave). For jobs that run now and
+    /// then, and for tests.
+    ///
+    /// ```
+    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+    /// # use pillarbox_runtime::{DeadLetter, DlqAction, DlqConsumer, DlqPolicy, Outcome, Worker};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+    /// # let backend = Mailboxes::new(MemoryBackend::new());
+    /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;
+    /// # orders.send_batch(&[1, 2, 3]).await?.all()?;
+    /// # Worker::new(orders.clone()).dead_letters(DlqPolicy::new())
+    /// #     .handler(|_: u32| async { Outcome::reject("no") }).run_until_empty().await?;
+    /// // Replays some, and leaves the others to whoever looks after them.
+    /// let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq")?;
+    /// let consumer = DlqConsumer::new(dead.clone(), |letter: DeadLetter<u32>| async move {
+    ///     if letter.body == 2 { DlqAction::replay() } else { DlqAction::leave() }
+    /// });
+    /// consumer.run_iterations(100).await?;
+    /// assert_eq!((orders.counts().await?.ready, dead.counts().await?.ready), (1, 2));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
     /// Those of [`Worker::run`].
-    pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
-        self.ready().run_until_empty().await
+    pub async fn run_iterations(self, max_iterations: usize) -> Result<StatsSnapshot> {
+        let left = self.left.clone();
+        let remaining = move |counts: &Counts| left.unknown(counts) + counts.in_flight;
+        self.ready().run_iterations(max_iterations, remaining).await
     }
 
     /// Works in a task of its own, and leaves signals alone.
@@ -272,11 +332,12 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
     }
 
     /// The worker that does it.
-    fn ready(self) -> Worker<DeadLetter<T>, R, (), Ready<DeadLetter<T>, R, ()>> {
+    fn ready(self) -> ReadyWorker<DeadLetter<T>, R> {
         let queue = self.dlq.queue().clone();
         metrics::begin(queue.name());
         let depth = Dlq::watch_depth(vec![queue], self.depth_every.max(Duration::from_millis(100)));
-        let (handler, dlq) = (self.handler, self.dlq);
+        let (handler, dlq, left) = (self.handler, self.dlq, self.left);
+        let fresh = FreshOnly::new(dlq.queue().clone(), left.clone());
         let (retain_for, max_replays) = (self.retain_for, self.max_replays);
         let again_after = self.again_after;
         let time = Arc::new(BackendTime::new(dlq.queue().clone()));
@@ -286,8 +347,10 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
             .retry(Backoff::constant(again_after))
             .park_for(again_after)
             .beside(depth)
+            .receive_from(Arc::new(fresh))
             .handler(move |letter: DeadLetter<T>, about: Metadata| {
-                let duty = Duty { dlq: dlq.clone(), time: time.clone(), retain_for, max_replays };
+                let (dlq, left, time) = (dlq.clone(), left.clone(), time.clone());
+                let duty = Duty { dlq, left, time, retain_for, max_replays };
                 let handler = handler.clone();
                 async move { duty.handle(letter, &about, &*handler).await }
             })
@@ -328,6 +391,7 @@ impl BackendTime {
 /// What a consumer knows of its duty.
 struct Duty {
     dlq: Dlq,
+    left: Arc<Left>,
     time: Arc<BackendTime>,
     retain_for: Option<Duration>,
     max_replays: u32,
@@ -358,7 +422,7 @@ impl Duty {
             }
             (age, left) = (stored_for, most - stored_for);
         }
-        let begun = Instant::now();
+        let stopwatch = metrics::Stopwatch::start(queue);
         let action = handler(letter).await?;
         let outcome = match action.0 {
             Act::Done | Act::Discard => Outcome::done(),
@@ -368,12 +432,17 @@ impl Duty {
             }
             // No longer than it is kept at all.
             Act::Keep(time) => Outcome::release_for(time.min(left)),
+            Act::Leave => {
+                self.left.add(about.raw());
+                Outcome::release()
+            }
         };
-        metrics::processed(queue, begun.elapsed());
+        drop(stopwatch);
+        metrics::processed(queue);
         match action.0 {
             Act::Replay => metrics::replayed(queue),
             Act::Discard => metrics::discarded(queue),
-            Act::Done | Act::Keep(_) => {}
+            Act::Done | Act::Keep(_) | Act::Leave => {}
         }
         tell(queue, message_id, request_id, age, action.name());
         Ok(outcome)
@@ -419,7 +488,7 @@ impl<T: Send + Sync + 'static, R: 'static> Runnable for DlqConsumer<T, R> {
         Self::control(self)
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
         Box::new(self.ready()).run()
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use metrics::{Counter, counter, gauge, histogram};
 use pillarbox_core::QueueName;
+use tokio::time::Instant;
 
 pub(super) fn depth(queue: &QueueName, depth: u64) {
     gauge!("dlq.queue.depth", "queue" => queue.to_string()).set(depth as f64);
@@ -52,10 +53,28 @@ pub(super) fn discarded(queue: &QueueName) {
     all_discarded(queue).increment(1);
 }
 
-pub(super) fn processed(queue: &QueueName, took: Duration) {
+pub(super) fn processed(queue: &QueueName) {
     all_processed(queue).increment(1);
-    let millis = took.as_secs_f64() * 1e3;
-    histogram!("dlq.processing.duration_ms", "queue" => queue.to_string()).record(millis);
+}
+
+/// Measures how long a handler takes, until it is dropped: however the handler ends.
+#[derive(Debug)]
+pub(super) struct Stopwatch<'a> {
+    queue: &'a QueueName,
+    begun: Instant,
+}
+
+impl<'a> Stopwatch<'a> {
+    pub(super) fn start(queue: &'a QueueName) -> Self {
+        Self { queue, begun: Instant::now() }
+    }
+}
+
+impl Drop for Stopwatch<'_> {
+    fn drop(&mut self) {
+        let millis = self.begun.elapsed().as_secs_f64() * 1e3;
+        histogram!("dlq.processing.duration_ms", "queue" => self.queue.to_string()).record(millis);
+    }
 }
 
 pub(super) fn age(queue: &QueueName, age: Duration) {

@@ -3,14 +3,15 @@
 //! | to find | look at |
 //! |---|---|
 //! | when a failed message becomes a dead letter, and where it goes | [`DlqPolicy`] (`policy.rs`) |
-//! | what is known of an error | `class.rs` |
+//! | whether an error is worth another try | [`ErrorClass`], [`Classify`] (`class.rs`) |
 //! | what is stored | [`DeadLetter`] (`letter.rs`) |
 //! | looking, replaying, discarding, counting, health | [`Dlq`] (`dlq.rs`, `pass.rs`, `replay.rs`, `paging.rs`, `summary.rs`) |
-//! | a program that handles dead letters | [`DlqConsumer`] (`consumer.rs`) |
+//! | a program that handles dead letters | [`DlqConsumer`] (`consumer.rs`; `left.rs` for those that it leaves) |
 
 mod class;
 mod consumer;
 mod dlq;
+mod left;
 mod letter;
 mod metrics;
 mod paging;
@@ -19,7 +20,7 @@ mod policy;
 mod replay;
 mod summary;
 
-pub use class::ErrorClass;
+pub use class::{Classify, ErrorClass};
 pub use consumer::{DlqAction, DlqConsumer, IntoDlqAction};
 pub use dlq::{Dlq, DlqHealth, DlqLimits, DlqStatus, Found};
 pub use letter::{DeadLetter, Letters};

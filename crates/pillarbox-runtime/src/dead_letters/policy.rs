@@ -11,7 +11,8 @@ use pillarbox_core::{
     Error, Mailbox, Mailboxes, Queue, QueueName, QueueOptions, RawMessage, Result,
 };
 
-use super::{DeadLetter, ErrorClass};
+use super::DeadLetter;
+use super::class::{Classes, Classify, ErrorClass};
 use crate::outcome::{Failure, FailureKind};
 
 /// When a message that failed becomes a dead letter, and where it goes.
@@ -64,8 +65,11 @@ use crate::outcome::{Failure, FailureKind};
 /// 1. [`decide`](Self::decide), a function of the program's own;
 /// 2. what the handler [rejected](crate::Outcome::reject) is a dead letter;
 /// 3. what is [excluded](Self::exclude) is tried again, however often it has failed;
-/// 4. what is [included](Self::include) is a dead letter at once, and so is what cannot be decoded;
-/// 5. the rest is tried again until it was delivered [`max_delivery_count`](Self::max_delivery_count)
+/// 4. what is [included](Self::include) is a dead letter at once;
+/// 5. the class of the error, where [`exclude_retriable`](Self::exclude_retriable) or
+///    [`include_permanent`](Self::include_permanent) was said;
+/// 6. what cannot be decoded is a dead letter at once;
+/// 7. the rest is tried again until it was delivered [`max_delivery_count`](Self::max_delivery_count)
 ///    times.
 ///
 /// A message whose handler takes the whole process down never comes so far: see
@@ -108,6 +112,9 @@ pub(crate) struct Rules {
     decide: Option<Arc<dyn Decide>>,
     include: Vec<Test>,
     exclude: Vec<Test>,
+    include_permanent: bool,
+    exclude_retriable: bool,
+    classes: Classes,
     routes: Vec<(Test, Place)>,
     /// Of each place, whether it is on another backend than the source.
     elsewhere: Vec<bool>,
@@ -184,9 +191,31 @@ impl DlqPolicy {
         self
     }
 
-    /// Errors that are known to be [permanent](ErrorClass::Permanent) make a dead letter at once.
-    pub fn include_permanent(self) -> Self {
-        self.include_if(|failure| ErrorClass::of(failure) == ErrorClass::Permanent)
+    /// Errors that are known to be [permanent](ErrorClass::Permanent) make a dead letter at once, unless a rule
+    /// for their type, kind or text says otherwise.
+    pub const fn include_permanent(mut self) -> Self {
+        self.rules.include_permanent = true;
+        self
+    }
+
+    /// Errors that are known to be [retriable](ErrorClass::is_retriable) never make a dead letter, unless a
+    /// rule for their type, kind or text says otherwise: connections that fail, timeouts, limits. They are
+    /// tried again for as long as it takes.
+    pub const fn exclude_retriable(mut self) -> Self {
+        self.rules.exclude_retriable = true;
+        self
+    }
+
+    /// Lets errors of this type say their [class](Classify::class), also where a handler returns them in a
+    /// `Box<dyn Error>` or as `anyhow::Error`, or they are the cause of what it returns. [`Failure`] says what
+    /// can be told through those.
+    ///
+    /// What follows from a class is for [`include_permanent`](Self::include_permanent),
+    /// [`exclude_retriable`](Self::exclude_retriable) and [`decide`](Self::decide) to say; but an error that
+    /// is rate limited and is tried again waits for as long as it says.
+    pub fn classify<E: Classify>(mut self) -> Self {
+        self.rules.classes.add::<E>();
+        self.names::<E>()
     }
 
     /// Errors of this type never make a dead letter: they are tried again for as long as it takes, with
@@ -373,6 +402,7 @@ pub struct FailedDelivery<'a> {
     pub(crate) failure: &'a Failure,
     pub(crate) attempt: u32,
     pub(crate) max_delivery_count: u32,
+    pub(crate) classes: &'a Classes,
 }
 
 impl<'a> FailedDelivery<'a> {
@@ -389,6 +419,11 @@ impl<'a> FailedDelivery<'a> {
     /// Why it failed.
     pub const fn failure(&self) -> &'a Failure {
         self.failure
+    }
+
+    /// Whether it is worth another try, by what the policy [knows](DlqPolicy::classify) of its error.
+    pub fn class(&self) -> ErrorClass {
+        self.classes.of(self.failure)
     }
 
     /// Which attempt this was: the number of its deliveries, but for those that were nobody's failure.
@@ -418,8 +453,34 @@ impl Rules {
             FailureKind::Rejected => true,
             _ if fits(&self.exclude, failure) => false,
             _ if fits(&self.include, failure) => true,
-            FailureKind::Undecodable => true,
-            _ => failed.attempt >= failed.max_delivery_count,
+            kind => self.is_dead_by_class(failed).unwrap_or(
+                kind == FailureKind::Undecodable || failed.attempt >= failed.max_delivery_count,
+            ),
+        }
+    }
+
+    /// Whether the class of the error decides, and how.
+    fn is_dead_by_class(&self, failed: &FailedDelivery<'_>) -> Option<bool> {
+        if !self.include_permanent && !self.exclude_retriable {
+            return None;
+        }
+        match failed.class() {
+            ErrorClass::Permanent if self.include_permanent => Some(true),
+            class if class.is_retriable() && self.exclude_retriable => Some(false),
+            _ => None,
+        }
+    }
+
+    /// The types of errors that say their class.
+    pub(crate) const fn classes(&self) -> &Classes {
+        &self.classes
+    }
+
+    /// How long the error of a failure asks to wait before the next attempt, if it does.
+    pub(crate) fn retry_after(&self, failure: &Failure) -> Option<Duration> {
+        match self.classes.of(failure) {
+            ErrorClass::RateLimited { retry_after } => retry_after,
+            _ => None,
         }
     }
 
@@ -445,7 +506,7 @@ impl Rules {
 }
 
 /// A function of the program's own that panics must not cost the message.
-fn guarded<T>(function: impl FnOnce() -> T) -> Option<T> {
+pub(super) fn guarded<T>(function: impl FnOnce() -> T) -> Option<T> {
     std::panic::catch_unwind(AssertUnwindSafe(function)).ok()
 }
 
@@ -499,6 +560,8 @@ impl fmt::Debug for Rules {
             .field("decides", &self.decide.is_some())
             .field("include", &self.include.len())
             .field("exclude", &self.exclude.len())
+            .field("include_permanent", &self.include_permanent)
+            .field("exclude_retriable", &self.exclude_retriable)
             .field("routes", &routes)
             .finish_non_exhaustive()
     }
@@ -524,7 +587,8 @@ mod tests {
         let now = Timestamp::from_secs(0);
         let message = RawMessage::new(MessageId::new(), "{\"tenant\":\"trial\"}", now);
         let max_delivery_count = policy.max_delivery_count.unwrap_or(5);
-        let failed = FailedDelivery { message: &message, failure, attempt, max_delivery_count };
+        let (message, classes) = (&message, policy.rules.classes());
+        let failed = FailedDelivery { message, failure, attempt, max_delivery_count, classes };
         policy.rules.is_dead(&failed)
     }
 
@@ -567,6 +631,51 @@ mod tests {
         assert!(is_dead(&policy, &Failure::of("I am a teapot"), 1));
         let data = Failure::of(io::Error::from(io::ErrorKind::InvalidData));
         assert!(is_dead(&policy, &data, 1));
+    }
+
+    impl Classify for Invalid {
+        fn class(&self) -> ErrorClass {
+            match self.0 {
+                0 => ErrorClass::Permanent,
+                1 => ErrorClass::RateLimited { retry_after: Some(Duration::from_secs(7)) },
+                2 => ErrorClass::Retriable,
+                _ => ErrorClass::Ambiguous,
+            }
+        }
+    }
+
+    #[test]
+    fn the_class_of_an_error_decides_where_it_is_said_so_and_no_other_rule_does() {
+        let of = |n| Failure::of(Invalid(n));
+        let policy = DlqPolicy::new().classify::<Invalid>();
+        assert!(!is_dead(&policy, &of(0), 4) && is_dead(&policy, &of(2), 5), "the count decides");
+        let policy = policy.include_permanent().exclude_retriable();
+        assert!(is_dead(&policy, &of(0), 1));
+        assert!(!is_dead(&policy, &of(1), 99) && !is_dead(&policy, &of(2), 99));
+        assert!(!is_dead(&policy, &of(3), 4) && is_dead(&policy, &of(3), 5));
+        assert!(!is_dead(&policy, &Failure::new(FailureKind::Timeout, "late"), 99));
+        assert!(is_dead(&policy, &Failure::new(FailureKind::Undecodable, "?"), 1));
+        assert!(is_dead(&policy, &Failure::new(FailureKind::Rejected, "no"), 1));
+        // What is said of a type is said of it in particular.
+        let policy = policy.include_where(|error: &Invalid| error.0 == 2).exclude_if(|failure| {
+            failure.downcast_ref::<Invalid>().is_some_and(|error| error.0 == 0)
+        });
+        assert!(is_dead(&policy, &of(2), 1) && !is_dead(&policy, &of(0), 99));
+        // Of an error that was not named nothing is known.
+        let deaf = DlqPolicy::new().include_permanent().exclude_retriable();
+        assert!(!is_dead(&deaf, &of(0), 4) && is_dead(&deaf, &of(2), 5));
+    }
+
+    #[test]
+    fn a_function_that_decides_knows_the_class() {
+        let policy = DlqPolicy::new().classify::<Invalid>().decide(
+            |failed: &FailedDelivery<'_>| match failed.class() {
+                ErrorClass::Permanent => Decision::DeadLetter,
+                _ => Decision::Retry,
+            },
+        );
+        assert!(is_dead(&policy, &Failure::of(Invalid(0)), 1));
+        assert!(!is_dead(&policy, &Failure::of(Invalid(3)), 99));
     }
 
     #[test]

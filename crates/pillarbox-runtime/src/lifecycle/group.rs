@@ -31,7 +31,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Runs several loops in one process: [`Worker`](crate::Worker)s,
-/// [`DlqConsumer`](crate::DlqConsumer)s, whatever is [`Runnable`].
+/// [`DlqConsumer`](crate::DlqConsumer)s, [`Task`](super::Task)s of the program's own, whatever is [`Runnable`].
 ///
 /// ```
 /// use std::time::Duration;

@@ -3,6 +3,7 @@
 //! ```text
 //!              ┌─ supervisor ─ loop "orders"      (made anew when it fails)
 //!  LoopGroup ──┼─ supervisor ─ loop "orders-dlq"
+//!              ├─ supervisor ─ task "http"        (the program's own)
 //!              ├─ watchdog     (a thread: is one of them stuck? tells systemd)
 //!              └─ health       (a thread: /health/live, /health/ready, /metrics)
 //! ```
@@ -23,6 +24,7 @@ mod restart;
 mod roster;
 mod supervisor;
 mod systemd;
+mod task;
 mod watchdog;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,6 +38,7 @@ pub use health::{DeadLettersHealth, DlqDepth, GroupStatus, LoopHealth, LoopState
 pub(crate) use pulse::{Pulse, Slot};
 pub use report::{GroupError, GroupReport, LoopFailure, LoopReport};
 pub use restart::Restart;
+pub use task::{StopSignal, Task};
 pub use watchdog::Stuck;
 
 /// What is locked here is whole at all times, also where somebody panicked.

@@ -1,8 +1,10 @@
 //! How a group has ended.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use pillarbox_core::Error;
 
@@ -36,7 +38,7 @@ pub struct LoopReport {
     /// Why it failed at last, if it did.
     pub failure: Option<LoopFailure>,
     /// It did not end in time, or one of its handlers, which blocks its thread. What it held comes back when its
-    /// leases end.
+    /// leases end. A [task](super::Task) was cancelled.
     pub is_left_behind: bool,
 }
 
@@ -46,7 +48,10 @@ pub struct LoopReport {
 pub enum LoopFailure {
     /// It ended with an error.
     #[error(transparent)]
-    Error(Error),
+    Error(#[from] Error),
+    /// It is a [task](super::Task), and ended with this error.
+    #[error("it ended with an error: {0}")]
+    Task(#[source] Arc<dyn StdError + Send + Sync>),
     /// It panicked, and said this.
     #[error("it panicked: {0}")]
     Panic(String),

@@ -101,9 +101,9 @@ impl Supervisor {
     ) -> Result<StatsSnapshot, LoopFailure> {
         let runnable = next?;
         self.roster.begin(self.index, &runnable.control(), self.turn_within);
-        let mut task = Task(tokio::spawn(async move { runnable.run().await }));
+        let mut task = Spawned(tokio::spawn(async move { runnable.run().await }));
         match (&mut task.0).await {
-            Ok(ended) => ended.map_err(LoopFailure::Error),
+            Ok(ended) => ended,
             Err(error) if error.is_panic() => Err(panicked(&*error.into_panic())),
             // The Tokio runtime is being shut down.
             Err(_) => Err(LoopFailure::Error(Error::Closed { queue: None })),
@@ -116,9 +116,9 @@ fn panicked(payload: &(dyn std::any::Any + Send)) -> LoopFailure {
 }
 
 /// A task that ends at its next await when this is dropped.
-struct Task(JoinHandle<pillarbox_core::Result<StatsSnapshot>>);
+struct Spawned(JoinHandle<Result<StatsSnapshot, LoopFailure>>);
 
-impl Drop for Task {
+impl Drop for Spawned {
     fn drop(&mut self) {
         self.0.abort();
     }

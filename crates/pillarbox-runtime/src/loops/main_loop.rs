@@ -2,10 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use pillarbox_core::{BoxFuture, Mailbox, Result};
+use pillarbox_core::{BoxFuture, Counts, Mailbox, Result};
 use tower::Service;
 use tower::util::BoxCloneSyncService;
 
@@ -16,12 +15,12 @@ use super::run::{Live, LoopCall};
 use super::sweep;
 use crate::control::Control;
 use crate::dead_letters::DlqPolicy;
+use crate::lifecycle::LoopFailure;
 use crate::metrics;
-use crate::outcome::{BoxError, Outcome};
-use crate::request::ServiceRequest;
+use crate::outcome::BoxError;
 use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
-use crate::worker::{Ready, Running, Worker};
+use crate::worker::{ReadyWorker, Running, Worker};
 
 /// Answers the requests of a mailbox: each is given to an adapter, and what comes out is sent to where its
 /// sender wants it, and then the request is acknowledged.
@@ -68,12 +67,7 @@ pub struct MainLoop<U, O> {
 }
 
 /// The worker of a loop.
-type LoopWorker<U, O> = Worker<
-    MainLoopRequest<U>,
-    MainLoopResult<O>,
-    (),
-    Ready<MainLoopRequest<U>, MainLoopResult<O>, ()>,
->;
+type LoopWorker<U, O> = ReadyWorker<MainLoopRequest<U>, MainLoopResult<O>>;
 
 impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     /// Answers the requests of a mailbox by a function; see [`Adapter`].
@@ -259,34 +253,8 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     ///
     /// Those of [`Worker::run`].
     pub async fn run_iterations(self, max_iterations: usize) -> Result<StatsSnapshot> {
-        let begun = Arc::new(AtomicUsize::new(0));
-        let queue = self.requests.queue().clone();
-        let control = self.control();
-        if max_iterations == 0 {
-            control.stop();
-        }
-        let end = control.clone();
-        let gate = tower::layer::layer_fn(move |service| Gate {
-            service,
-            begun: begun.clone(),
-            max: max_iterations,
-            control: end.clone(),
-        });
-        let ready = self.worker(|worker| worker.workers(1).inbox(0)).ready().layer(gate);
-        let stats = control.stats();
-        ready
-            .run_until(async move {
-                let mut look = tokio::time::interval(Duration::from_millis(5));
-                loop {
-                    look.tick().await;
-                    let is_idle = stats.borrow().in_flight == 0;
-                    let left = queue.counts().await.map(|counts| counts.ready + counts.in_flight);
-                    if is_idle && left.is_ok_and(|left| left == 0) {
-                        return;
-                    }
-                }
-            })
-            .await
+        let remaining = |counts: &Counts| counts.ready + counts.in_flight;
+        self.ready().run_iterations(max_iterations, remaining).await
     }
 
     /// Works in a task of its own, and leaves signals alone.
@@ -312,47 +280,6 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     }
 }
 
-/// Lets so many deliveries through, and then stops the worker.
-#[derive(Clone)]
-struct Gate<S> {
-    service: S,
-    begun: Arc<AtomicUsize>,
-    max: usize,
-    control: Control,
-}
-
-impl<S, T, R, C> Service<ServiceRequest<T, R, C>> for Gate<S>
-where
-    S: Service<ServiceRequest<T, R, C>, Response = Outcome, Error = BoxError>,
-    S::Future: Send + 'static,
-{
-    type Response = Outcome;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, std::result::Result<Outcome, BoxError>>;
-
-    fn poll_ready(
-        &mut self,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<std::result::Result<(), BoxError>> {
-        self.service.poll_ready(context)
-    }
-
-    fn call(&mut self, request: ServiceRequest<T, R, C>) -> Self::Future {
-        let before = self.begun.fetch_add(1, Ordering::Relaxed);
-        if before >= self.max {
-            return Box::pin(async { Ok(Outcome::release()) });
-        }
-        let work = self.service.call(request);
-        let last = (before + 1 == self.max).then(|| self.control.clone());
-        Box::pin(async move {
-            let ended = work.await;
-            // Not before: a stop gives what is running no more time than a drain has.
-            last.iter().for_each(Control::stop);
-            ended
-        })
-    }
-}
-
 impl<U: Send + Sync + 'static, O: Send + 'static> Runnable for MainLoop<U, O> {
     fn name(&self) -> String {
         self.worker.group_name()
@@ -362,7 +289,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> Runnable for MainLoop<U, O> {
         Self::control(self)
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
         Box::new(self.ready()).run()
     }
 }

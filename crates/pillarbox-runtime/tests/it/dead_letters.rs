@@ -11,8 +11,9 @@ use pillarbox_core::{
     QueueOptions, Raw, Receive, SendOptions, Timestamp,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer, DlqLimits,
-    DlqPolicy, DlqStatus, Event, FailedDelivery, FailureKind, Letters, Outcome, Runnable, Worker,
+    Attempt, Backoff, BoxError, Classify, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer,
+    DlqLimits, DlqPolicy, DlqStatus, ErrorClass, Event, FailedDelivery, FailureKind, Letters,
+    Outcome, Runnable, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 
@@ -150,6 +151,63 @@ async fn errors_decide_by_their_type_and_go_to_places_of_their_own() {
     places.sort();
     assert_eq!(places[0], ("invalid".to_owned(), std::any::type_name::<Invalid>()));
     assert_eq!(places[2], ("panics".to_owned(), "panic"));
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Bank {
+    #[error("there is no such account")]
+    NoAccount,
+    #[error("too many requests")]
+    TooMany { retry_after: Option<Duration> },
+}
+
+impl Classify for Bank {
+    fn class(&self) -> ErrorClass {
+        match *self {
+            Self::NoAccount => ErrorClass::Permanent,
+            Self::TooMany { retry_after } => ErrorClass::RateLimited { retry_after },
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_says_its_class_and_how_long_to_wait() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    jobs.send_batch(&[0, 1]).await.unwrap().all().unwrap();
+    let policy = DlqPolicy::new()
+        .max_delivery_count(2)
+        .classify::<Bank>()
+        .include_permanent()
+        .exclude_retriable();
+    let start = tokio::time::Instant::now();
+    let times = Arc::new(Mutex::new(Vec::new()));
+    let noted = times.clone();
+    let stats = Worker::new(jobs)
+        .dead_letters(policy)
+        .retry(Backoff::constant(Duration::from_secs(60)))
+        .handler(move |order: u32, Attempt(attempt): Attempt| {
+            noted.lock().unwrap().push((order, start.elapsed().as_secs()));
+            async move {
+                // In a box, as `?` would have it.
+                let error = match (order, attempt) {
+                    (0, _) => Bank::NoAccount,
+                    (_, 1) => Bank::TooMany { retry_after: Some(Duration::from_secs(7)) },
+                    (_, 2 | 3) => Bank::TooMany { retry_after: None },
+                    _ => return Ok(()),
+                };
+                Err(BoxError::from(error))
+            }
+        })
+        .run_until_empty()
+        .await
+        .unwrap();
+    let mut times = times.lock().unwrap().clone();
+    times.sort_unstable();
+    assert_eq!(times, [(0, 0), (1, 0), (1, 7), (1, 67), (1, 127)]);
+    assert_eq!((stats.succeeded, stats.dead_lettered, stats.retried), (1, 1, 3));
+    let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
+    assert_eq!(letters(&dead).await[0].last_error_type, std::any::type_name::<Bank>());
 }
 
 #[tokio::test(start_paused = true)]
@@ -767,6 +825,147 @@ async fn a_consumer_replays_no_more_often_than_it_may() {
     assert_eq!(stats.dead_lettered, 2, "after each replay");
     consumer.stop().await.unwrap();
     assert_eq!(letters(&dead).await[0].replay_count, 2);
+}
+
+/// A consumer that leaves what it is given, and says which bodies it was given.
+fn leaving(
+    dead: &Mailbox<DeadLetter<u32>>,
+) -> (DlqConsumer<u32>, tokio::sync::mpsc::UnboundedReceiver<u32>) {
+    let (said, heard) = tokio::sync::mpsc::unbounded_channel();
+    let consumer = DlqConsumer::new(dead.clone(), move |letter: DeadLetter<u32>| {
+        said.send(letter.body).expect("somebody listens");
+        async { DlqAction::leave() }
+    });
+    (consumer, heard)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_consumer_leaves_is_ready_for_others_and_not_handled_again_by_it() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[0, 1, 2]).await;
+    let (consumer, mut heard) = leaving(&dead);
+    let running = consumer.start();
+    for body in 0..3 {
+        assert_eq!(heard.recv().await, Some(body));
+    }
+    tokio::time::sleep(DAY).await;
+    assert!(heard.try_recv().is_err(), "none is handled again");
+    let counts = dead.counts().await.unwrap();
+    assert_eq!((counts.ready, counts.in_flight, counts.delayed), (3, 0, 0));
+    // It does not take them again and again to find that out.
+    let deliveries = dead.peek(9).await.unwrap().into_iter().map(|one| one.message.delivery_count);
+    assert!(deliveries.max().unwrap() < 500, "a round is made every ten minutes");
+
+    // What comes later is handled soon, behind all that was left.
+    let begun = tokio::time::Instant::now();
+    graveyard(&backend, &[3]).await;
+    assert_eq!(heard.recv().await, Some(3));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+
+    // Others find them while it runs: those who look after them, and the next consumer.
+    assert_eq!(Dlq::of(&dead).replay().max(1).run().await.unwrap().done, 1);
+    assert_eq!(running.stop().await.unwrap().released, 4);
+    let (consumer, mut heard) = leaving(&dead);
+    consumer.run_until_empty().await.unwrap();
+    let mut told = Vec::new();
+    heard.recv_many(&mut told, 99).await;
+    told.sort_unstable();
+    let mut bodies: Vec<_> = letters(&dead).await.iter().map(|letter| letter.body).collect();
+    bodies.sort_unstable();
+    assert_eq!((told.len(), told), (3, bodies), "each of the others once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_leaves_some_ends_when_only_those_are_there() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[0, 1, 2, 3, 4, 5]).await;
+    let calls = Arc::new(AtomicU32::new(0));
+    let count = calls.clone();
+    let consumer = DlqConsumer::new(dead.clone(), move |letter: DeadLetter<u32>| {
+        let call = count.fetch_add(1, Ordering::SeqCst);
+        async move {
+            match letter.body {
+                0 | 1 => DlqAction::leave(),
+                2 => DlqAction::replay(),
+                // One that is kept is waited for.
+                3 if call < 6 => DlqAction::keep_for(Duration::from_secs(60)),
+                _ => DlqAction::done(),
+            }
+        }
+    });
+    let stats = consumer.worker(|worker| worker.workers(3)).run_until_empty().await.unwrap();
+    assert_eq!((calls.load(Ordering::SeqCst), stats.succeeded, stats.released), (7, 4, 3));
+    assert_eq!(dead.counts().await.unwrap().ready, 2);
+    let mut bodies: Vec<_> = letters(&dead).await.iter().map(|letter| letter.body).collect();
+    bodies.sort_unstable();
+    assert_eq!(bodies, [0, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_many_iterations_of_a_consumer_handle_so_many_dead_letters_and_end() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[0, 1, 2, 3, 4]).await;
+    let done = || DlqConsumer::new(dead.clone(), |_: DeadLetter<u32>| async {});
+    assert_eq!(done().run_iterations(2).await.unwrap().succeeded, 2);
+    assert_eq!(done().run_iterations(0).await.unwrap().processed, 0);
+    // Those that are left, kept or fail are not waited for.
+    let sort = |letter: DeadLetter<u32>| async move {
+        match letter.body {
+            2 => Ok(DlqAction::leave()),
+            3 => Ok(DlqAction::keep_for(DAY)),
+            _ => Err("the pager is off"),
+        }
+    };
+    let stats = DlqConsumer::new(dead.clone(), sort).run_iterations(10).await.unwrap();
+    assert_eq!((stats.processed, stats.released, stats.failed), (3, 2, 1));
+    let counts = dead.counts().await.unwrap();
+    assert_eq!((counts.ready, counts.delayed), (1, 2));
+    assert_eq!(done().run_iterations(10).await.unwrap().succeeded, 1);
+    assert_eq!(done().run_iterations(10).await.unwrap().processed, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_stopped_at_any_moment_has_nothing_in_hand_of_what_it_left() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[0, 1, 2]).await;
+    for steps in 0..60 {
+        let (consumer, _heard) = leaving(&dead);
+        let stop = async {
+            for _ in 0..steps {
+                tokio::task::yield_now().await;
+            }
+        };
+        consumer.run_until(stop).await.unwrap();
+        for _ in 0..5 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(dead.counts().await.unwrap().ready, 3, "after {steps} steps");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_of_dead_letters_may_take_as_long_as_its_lease_runs() {
+    let backend = backend();
+    let seconds = Duration::from_secs;
+    let takes = async |time: Duration, change: fn(DlqConsumer<u32>) -> DlqConsumer<u32>| {
+        let dead = graveyard(&backend, &[7]).await;
+        let consumer =
+            DlqConsumer::new(dead.clone(), move |_: DeadLetter<u32>| tokio::time::sleep(time));
+        let stats = change(consumer).run_iterations(1).await.unwrap();
+        dead.purge().await.unwrap();
+        (stats.succeeded, stats.timeouts)
+    };
+    assert_eq!(takes(seconds(299), |consumer| consumer).await, (1, 0));
+    assert_eq!(takes(seconds(301), |consumer| consumer).await, (0, 1));
+    let longer: fn(DlqConsumer<u32>) -> DlqConsumer<u32> =
+        |consumer| consumer.visibility(Duration::from_secs(900));
+    assert_eq!(takes(seconds(899), longer).await, (1, 0));
+    let unlimited: fn(DlqConsumer<u32>) -> DlqConsumer<u32> =
+        |consumer| consumer.worker(Worker::no_timeout).visibility(Duration::from_secs(60));
+    assert_eq!(takes(seconds(9000), unlimited).await, (1, 0));
+    let short: fn(DlqConsumer<u32>) -> DlqConsumer<u32> =
+        |consumer| consumer.worker(|worker| worker.timeout(Duration::from_secs(5)));
+    assert_eq!(takes(seconds(6), short).await, (0, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ use pillarbox_runtime::{
     Heartbeat, Letters, Metadata, Outcome, ProducerHandle, Replies, Router, ServiceRequest,
     ServiceStackOptions, StatsSnapshot, Worker, WorkerId,
 };
+use pillarbox_testing::{CollectingMailbox, FakeMailbox, Injected};
 use tokio::sync::mpsc;
 use tower::limit::RateLimitLayer;
 use tower::{Layer, Service, ServiceBuilder};
@@ -636,4 +637,88 @@ async fn an_unknown_kind_is_never_a_dead_letter_and_a_known_one_sends_its_like()
     assert_eq!((stats.succeeded, stats.dead_lettered), (4, 0), "{stats:?}");
     assert!(stats.parked > 90, "{stats:?}");
     assert_eq!(jobs.approximate_count().await.unwrap(), 1);
+}
+
+/// A handler as a program has them, called as a function.
+async fn announce(order: u32, about: Metadata, Context(shop): Context<Shop>) -> Outcome {
+    let tenant = about.attributes().get("tenant").unwrap_or("nobody");
+    match about.delivery_count() {
+        1 if order == 0 => Outcome::reject(format!("{tenant} orders nothing from {}", shop.name)),
+        _ => Outcome::done(),
+    }
+}
+
+#[tokio::test]
+async fn a_handler_can_be_called_as_the_function_that_it_is() {
+    let shop = || Context(Arc::new(Shop { name: "lamps" }));
+    let detached = Metadata::detached();
+    assert_eq!((detached.queue().as_str(), detached.unsettled()), ("detached", 0));
+    assert_ne!(detached.id(), Metadata::detached().id());
+    let rejected = Outcome::reject("nobody orders nothing from lamps");
+    assert_eq!(announce(0, detached, shop()).await, rejected);
+    let attributes = [("tenant", "acme")].into_iter().collect();
+    let injected = Injected::json(&0).delivered(1).attributes(attributes);
+    let about = Metadata::detached_from("orders".try_into().unwrap(), injected);
+    assert_eq!((about.queue().as_str(), about.delivery_count()), ("orders", 2));
+    assert!(announce(0, about, shop()).await.is_done());
+}
+
+#[tokio::test]
+async fn a_fake_is_a_source_with_dead_letters_by_default_or_in_another_double() {
+    let reject = |order: u32| async move { Outcome::reject(format!("{order} is not wanted")) };
+    let orders: FakeMailbox<u32> = FakeMailbox::named("orders");
+    orders.send(&7).await.unwrap();
+    let worker = Worker::new(orders.mailbox()).dead_letters(DlqPolicy::new()).handler(reject);
+    assert_eq!(worker.run_until_empty().await.unwrap().dead_lettered, 1);
+    let dead: Mailbox<DeadLetter<u32>> = orders.backend().mailbox("orders-dlq").unwrap();
+    let letter = dead.peek(1).await.unwrap().remove(0).body.unwrap();
+    assert_eq!((letter.body, &*letter.last_error), (7, "7 is not wanted"));
+
+    let dead: CollectingMailbox<DeadLetter<u32>> = CollectingMailbox::named("orders-dlq");
+    orders.send(&8).await.unwrap();
+    let worker = Worker::new(orders.mailbox()).dead_letters(DlqPolicy::to(&dead)).handler(reject);
+    worker.run_until_empty().await.unwrap();
+    assert_eq!(dead.sent().iter().map(|letter| letter.body).collect::<Vec<_>>(), [8]);
+
+    // The defaults have names of their own, too.
+    let (source, dead) = (FakeMailbox::<u32>::new(), CollectingMailbox::<DeadLetter<u32>>::new());
+    source.send(&9).await.unwrap();
+    let worker = Worker::new(source.mailbox()).dead_letters(DlqPolicy::to(&dead)).handler(reject);
+    worker.run_until_empty().await.unwrap();
+    assert_eq!(dead.sent().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_stands_still_is_told_where_a_message_waits_for_it() {
+    let orders: FakeMailbox<u32> = FakeMailbox::named("orders");
+    orders.send(&7).await.unwrap();
+    let worker = || {
+        Worker::new(orders.mailbox()).handler(|_: u32, Attempt(attempt): Attempt| async move {
+            if attempt == 1 { Err("not yet") } else { Ok(()) }
+        })
+    };
+    let error = worker().run_until_empty().await.unwrap_err();
+    assert!(matches!(error, pillarbox_core::Error::InvalidParameter { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("'orders'") && text.contains("1 delayed message waits"), "{text}");
+    assert!(text.contains("FakeMailbox::advance"), "{text}");
+    // Whoever moves it gets what is waited for.
+    orders.advance(Duration::from_secs(60));
+    assert_eq!(worker().run_until_empty().await.unwrap().succeeded, 1);
+}
+
+#[tokio::test]
+async fn a_clock_may_be_moved_while_a_worker_runs_until_its_mailbox_is_empty() {
+    let orders: FakeMailbox<u32> = FakeMailbox::named("orders");
+    orders.send(&7).await.unwrap();
+    let worker = Worker::new(orders.mailbox()).handler(|_: u32, Attempt(n): Attempt| async move {
+        if n < 3 { Err("not yet") } else { Ok(()) }
+    });
+    let mut events = worker.control().events();
+    let running = tokio::spawn(worker.run_until_empty());
+    for _ in 0..2 {
+        events.wait_for(|event| matches!(event, Event::Retried { .. })).await.unwrap();
+        orders.advance(Duration::from_secs(120));
+    }
+    assert_eq!(running.await.unwrap().unwrap().succeeded, 1);
 }

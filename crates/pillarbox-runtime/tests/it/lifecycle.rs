@@ -11,7 +11,8 @@ use pillarbox_core::{
 };
 use pillarbox_runtime::{
     Backoff, Control, DeadLetter, DlqConsumer, DlqLimits, Event, GroupError, GroupStatus,
-    LoopFailure, LoopGroup, LoopState, Restart, Runnable, State, StatsSnapshot, Stuck, Worker,
+    LoopFailure, LoopGroup, LoopState, Restart, Runnable, State, StatsSnapshot, StopSignal, Stuck,
+    Task, Worker,
 };
 use pillarbox_testing::process::Child;
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
@@ -76,10 +77,10 @@ impl Runnable for Told {
         self.control.clone()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
         Box::pin(async move {
             match self.act {
-                Act::Fail => Err(Error::Closed { queue: None }),
+                Act::Fail => Err(Error::Closed { queue: None }.into()),
                 Act::Panic => panic!("all is lost"),
                 Act::Endless => std::future::pending().await,
             }
@@ -253,7 +254,7 @@ impl Runnable for Late {
         self.inner.control()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot>> {
+    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
         Box::pin(async move {
             drop(self.gate.acquire_many(4).await);
             Box::new(self.inner).run().await
@@ -423,6 +424,177 @@ async fn a_second_stop_cancels_what_is_running() {
     control.stop_now();
     running.join().await.unwrap();
     assert_eq!((start.elapsed(), jobs.counts().await.unwrap().ready), (Duration::ZERO, 1));
+}
+
+/// Waits until the member of this name is in this state.
+async fn reaches(running: &pillarbox_runtime::RunningGroup, name: &str, state: State) {
+    let mut stats = running.control().control_of(name).expect("a member").stats();
+    stats.wait_for(|stats| stats.state == state).await.expect("it lives");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_of_the_program_is_a_member_that_is_shown_and_told_to_stop_and_drained() {
+    let jobs = mailbox(&backend(), "orders");
+    let serve = async |stop: StopSignal| {
+        stop.await;
+        // It has connections to finish.
+        tokio::time::sleep(5 * SECOND).await;
+        Ok::<(), std::io::Error>(())
+    };
+    let group = LoopGroup::new().add(working(&jobs, SECOND)).add(Task::new("http", serve));
+    assert_eq!(group.control().names(), ["orders", "http"]);
+    let running = group.start().unwrap();
+    reaches(&running, "http", State::Running).await;
+    let mut stats = running.control().control_of("orders").unwrap().stats();
+    stats.wait_for(|stats| stats.mailboxes[0].answered_at.is_some()).await.unwrap();
+    let readiness = running.control().readiness().await;
+    assert_eq!((readiness.status, &readiness.reasons[..]), (GroupStatus::Healthy, &[][..]));
+    let http = &readiness.loops[1];
+    assert_eq!((&*http.name, http.state, http.restarts), ("http", LoopState::Running, 0));
+
+    let start = Instant::now();
+    let mut events = running.control().control_of("http").unwrap().events();
+    let report = running.stop().await.unwrap();
+    assert_eq!(start.elapsed(), 5 * SECOND);
+    let http = report.get("http").unwrap();
+    assert_eq!((http.stats.state, http.is_left_behind), (State::Stopped, false));
+    events.wait_for(|event| matches!(event, Event::Drained)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_is_not_begun_where_a_stop_was_asked_for_before() {
+    let never = async |_: StopSignal| -> std::io::Result<()> { unreachable!("it is to stop") };
+    let group = LoopGroup::new().add(Task::new("http", never));
+    group.control().stop();
+    assert_eq!(group.run().await.unwrap().loops[0].stats.state, State::Stopped);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_fails_or_panics_is_made_anew_by_the_rules_of_loops() {
+    let begun = Arc::new(AtomicU32::new(0));
+    let count = begun.clone();
+    let make = move || {
+        let life = count.fetch_add(1, Ordering::SeqCst);
+        Task::new("http", move |stop: StopSignal| async move {
+            match life {
+                0 => return Err("the port is taken"),
+                1 => panic!("all is lost"),
+                _ => stop.await,
+            }
+            Ok(())
+        })
+    };
+    let running = LoopGroup::new().add_with("http", make).start().unwrap();
+    tokio::time::sleep(SECOND / 2).await;
+    let readiness = running.control().readiness().await;
+    assert_eq!(readiness.loops[0].state, LoopState::Restarting);
+    let said = "loop 'http' is being restarted: it ended with an error: the port is taken";
+    assert_eq!(readiness.reasons, [said]);
+    while begun.load(Ordering::SeqCst) < 3 {
+        tokio::time::sleep(SECOND).await;
+    }
+    reaches(&running, "http", State::Running).await;
+    let report = running.stop().await.unwrap();
+    assert_eq!((begun.load(Ordering::SeqCst), report.loops[0].restarts), (3, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_can_be_run_once_and_fails_ends_the_group_by_its_error() {
+    let jobs = mailbox(&backend(), "orders");
+    let taken = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+    let group = LoopGroup::new()
+        .add(working(&jobs, SECOND))
+        .add(Task::new("http", |_: StopSignal| async move { Err(taken) }));
+    let error = group.run().await.unwrap_err();
+    let GroupError::Failed { name, cause: LoopFailure::Task(cause), .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(name, "http");
+    let cause = cause.downcast_ref::<std::io::Error>().unwrap();
+    assert_eq!(cause.kind(), std::io::ErrorKind::AddrInUse);
+    assert!(error.to_string().starts_with("the loop 'http' failed: it ended with an error: "));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_ends_well_is_not_made_anew_and_leaves_the_others_running() {
+    let jobs = mailbox(&backend(), "orders");
+    let own = jobs.clone();
+    let once = async |_: StopSignal| Ok::<(), std::io::Error>(());
+    let running = LoopGroup::new()
+        .add_with("orders", move || working(&own, SECOND))
+        .add_with("once", move || Task::new("once", once))
+        .start()
+        .unwrap();
+    jobs.send(&1).await.unwrap();
+    tokio::task::yield_now().await;
+    let mut stats = running.control().control_of("orders").unwrap().stats();
+    stats.wait_for(|stats| stats.succeeded == 1).await.unwrap();
+    assert_eq!(running.control().readiness().await.reasons, ["loop 'once' is stopped"]);
+    let report = running.stop().await.unwrap();
+    assert_eq!(report.get("once").unwrap().restarts, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_does_not_stop_is_cancelled_at_the_deadline_and_named() {
+    let dropped = Arc::new(Semaphore::new(0));
+    let deaf = |dropped: &Arc<Semaphore>| {
+        let guard = Dropped(dropped.clone());
+        Task::new("deaf", move |_: StopSignal| async move {
+            let _guard = guard;
+            std::future::pending::<std::io::Result<()>>().await
+        })
+    };
+    let jobs = mailbox(&backend(), "orders");
+    let group = LoopGroup::new().add(working(&jobs, SECOND)).add(deaf(&dropped));
+    let running = group.drain_for(7 * SECOND).start().unwrap();
+    reaches(&running, "deaf", State::Running).await;
+    let start = Instant::now();
+    let error = running.stop().await.unwrap_err();
+    assert_eq!((start.elapsed(), dropped.available_permits()), (7 * SECOND, 1));
+    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time, and was left behind");
+    assert!(!error.report().unwrap().get("orders").unwrap().is_left_behind);
+
+    // Where it was never asked to end in its own time, it is not its fault.
+    let running = LoopGroup::new().add(deaf(&dropped)).start().unwrap();
+    reaches(&running, "deaf", State::Running).await;
+    running.control().stop_now();
+    assert!(!running.join().await.unwrap().loops[0].is_left_behind);
+    assert_eq!(dropped.available_permits(), 2);
+}
+
+/// Says that it was dropped.
+struct Dropped(Arc<Semaphore>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.add_permits(1);
+    }
+}
+
+#[test]
+fn a_task_that_waits_is_not_stuck_and_one_that_blocks_its_thread_is() {
+    on_threads(async {
+        let (release, released) = mpsc::channel::<()>();
+        let (hook, mut told) = tokio::sync::mpsc::channel(10);
+        let running = LoopGroup::new()
+            .add(Task::new("idle", async |stop: StopSignal| {
+                stop.await;
+                Ok::<(), std::io::Error>(())
+            }))
+            .add(Task::new("blocked", |stop: StopSignal| async move {
+                released.recv().unwrap_or_default();
+                stop.await;
+                Ok::<(), std::io::Error>(())
+            }))
+            .watchdog(SECOND)
+            .on_stuck(move |stuck| hook.try_send(stuck.clone()).unwrap())
+            .start()
+            .unwrap();
+        let stuck = told.recv().await.unwrap();
+        assert!(stuck.to_string().starts_with("loop 'blocked' has done nothing for"), "{stuck}");
+        drop(release);
+        running.stop().await.unwrap();
+    });
 }
 
 #[tokio::test(start_paused = true)]

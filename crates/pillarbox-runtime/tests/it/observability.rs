@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metrics_util::debugging::DebuggingRecorder;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Receive, SendOptions,
 };
@@ -52,6 +52,52 @@ fn the_table_of_metrics_is_complete() {
     });
     let documented: BTreeMap<String, BTreeSet<String>> = documented.collect();
     assert_eq!(documented, recorded);
+}
+
+#[test]
+fn how_long_a_handler_of_dead_letters_took_is_recorded_however_it_ended() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let backend = backend();
+            let jobs: Mailbox<u32> = backend.mailbox("jobs").expect("a mailbox");
+            jobs.send_batch(&[1, 2, 3, 4]).await.expect("sent").all().expect("sent");
+            let reject = |_: u32| async { Outcome::reject("no") };
+            let worker = Worker::new(jobs).dead_letters(DlqPolicy::new()).handler(reject);
+            worker.run_until_empty().await.expect("all is done");
+            let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("jobs-dlq").expect("a mailbox");
+            let consumer = DlqConsumer::new(dead, |letter: DeadLetter<u32>| async move {
+                tokio::time::sleep(Duration::from_secs(letter.body.into())).await;
+                match letter.body {
+                    1 => Ok(()),
+                    2 => Err("the pager is off"),
+                    3 => panic!("no pager"),
+                    _ => std::future::pending().await,
+                }
+            });
+            consumer.run_iterations(4).await.expect("all is done");
+        });
+    });
+    let mut took = Vec::new();
+    let mut processed = None;
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        match (key.key().name(), value) {
+            ("dlq.processing.duration_ms", DebugValue::Histogram(values)) => {
+                took.extend(values.into_iter().map(|millis| millis.into_inner().round()));
+            }
+            ("dlq.messages.processed", DebugValue::Counter(count)) => processed = Some(count),
+            _ => {}
+        }
+    }
+    took.sort_by(f64::total_cmp);
+    assert_eq!(took, [1e3, 2e3, 3e3, 300e3]);
+    assert_eq!(processed, Some(1), "those that failed come again");
 }
 
 /// What makes each of the metrics move.

@@ -19,7 +19,8 @@ use pillarbox_core::{
 };
 use pillarbox_runtime::{
     Attempt, Backoff, BoxError, Context, Control, DeadLetter, Dlq, DlqAction, DlqConsumer,
-    DlqPolicy, Heartbeat, Metadata, Outcome, ProducerHandle, State, StatsSnapshot, Worker,
+    DlqPolicy, Heartbeat, Metadata, Outcome, ProducerHandle, ReadyWorker, State, StatsSnapshot,
+    Worker,
 };
 use pillarbox_testing::process::setting;
 use pillarbox_testing::{FaultQueue, Faults};
@@ -373,7 +374,7 @@ fn configure(
     dead: &Arc<FaultQueue>,
     stage: &Stage,
     random: &mut StdRng,
-) -> Worker<u32, (), Stage, pillarbox_runtime::Ready<u32, (), Stage>> {
+) -> ReadyWorker<u32, (), Stage> {
     let mailbox: Mailbox<u32> = Mailbox::new(jobs.clone(), Json, NoReplies);
     let letters: Mailbox<DeadLetter<u32>> = Mailbox::new(dead.clone(), Json, NoReplies);
     let mut worker = Worker::new(mailbox)

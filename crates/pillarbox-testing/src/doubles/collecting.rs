@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use pillarbox_core::{Codec, Json, Mailbox, NoReplies};
+use pillarbox_core::{Codec, Json, Mailbox};
 
 use super::fake::FakeMailbox;
 
@@ -29,9 +29,20 @@ impl<T: 'static, R: 'static> CollectingMailbox<T, R>
 where
     Json: Codec<T>,
 {
-    /// Makes an empty mailbox.
+    /// Makes an empty mailbox called `collecting`.
     pub fn new() -> Self {
-        Self { fake: FakeMailbox::with_replies(NoReplies) }
+        Self::named("collecting")
+    }
+
+    /// Makes an empty mailbox of this name, such as the one that dead letters are expected in:
+    /// `DlqPolicy::to(&collecting)`.
+    ///
+    /// # Panics
+    ///
+    /// When that is no [name](pillarbox_core::QueueName) for a queue.
+    #[track_caller]
+    pub fn named(name: &str) -> Self {
+        Self { fake: FakeMailbox::named(name) }
     }
 
     /// The bodies sent so far, in order.

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    Attributes, BoxFuture, Capabilities, Clock, Codec, Counts, Cursor, Delivery, Error, Json,
-    Mailbox, MailboxResolver, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies,
-    Outgoing, PeekPage, Queue, QueueName, QueueOptions, RawMessage, Receipt, Receive, Result, Sent,
-    Settle, SettleAction, Timestamp,
+    Attributes, Backend, BoxFuture, Capabilities, Clock, Codec, Counts, Cursor, Delivery,
+    Diagnosis, Error, Json, Mailbox, MailboxResolver, Mailboxes, ManualClock, MemoryBackend,
+    MessageId, NoReplies, Outgoing, PeekPage, Queue, QueueName, QueueOptions, RawMessage, Receipt,
+    Receive, Result, Sent, Settle, SettleAction, Timestamp,
 };
 use tokio::sync::Notify;
 
@@ -37,11 +37,15 @@ use tokio::sync::Notify;
 /// assert!(matches!(mailbox.send(&8).await, Err(Error::Connection { .. })));
 /// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
 /// ```
+///
+/// It is on a [backend](Self::backend) of its own, where its neighbours are found, such as the mailbox that the dead
+/// letters of a worker go to.
 #[derive(Debug)]
 pub struct FakeMailbox<T: 'static, R: 'static = ()> {
     mailbox: Mailbox<T, R>,
-    queue: Arc<FakeQueue>,
+    queue: FakeQueue,
     clock: ManualClock,
+    backend: Mailboxes,
 }
 
 impl<T: 'static, R: 'static> FakeMailbox<T, R>
@@ -54,22 +58,59 @@ where
     }
 }
 
-impl<T: 'static, R: 'static> FakeMailbox<T, R> {
-    /// Makes an empty mailbox that finds reply mailboxes by `replies`.
-    pub fn with_replies(replies: impl MailboxResolver<R>) -> Self
-    where
-        Json: Codec<T>,
-    {
-        let clock = ManualClock::new();
-        let backend = Mailboxes::new(MemoryBackend::with_clock(Arc::new(clock.clone())));
-        let inner = backend.queue("fake", QueueOptions::new()).expect("a good name");
-        let queue = Arc::new(FakeQueue { inner, state: Mutex::default(), broken: Notify::new() });
-        Self { mailbox: Mailbox::new(queue.clone(), Json, replies), queue, clock }
+impl<T: 'static, R: 'static> FakeMailbox<T, R>
+where
+    Json: Codec<T>,
+{
+    /// Makes an empty mailbox of this name, whose messages cannot be replied to.
+    ///
+    /// # Panics
+    ///
+    /// When that is no [name](QueueName) for a queue.
+    #[track_caller]
+    pub fn named(name: &str) -> Self {
+        Self::make(name, NoReplies)
     }
 
+    /// Makes an empty mailbox called `fake` that finds reply mailboxes by `replies`.
+    pub fn with_replies(replies: impl MailboxResolver<R>) -> Self {
+        Self::make("fake", replies)
+    }
+
+    #[track_caller]
+    fn make(name: &str, replies: impl MailboxResolver<R>) -> Self {
+        let clock = ManualClock::new();
+        let memory = MemoryBackend::with_clock(Arc::new(clock.clone()));
+        let name = QueueName::new(name).unwrap_or_else(|error| panic!("{error}"));
+        let backend = FakeBackend { memory, name, shared: Arc::default() };
+        let queue = backend.fake(QueueOptions::new()).expect("a backend that is open");
+        let backend = Mailboxes::new(backend);
+        let mailbox = Mailbox::new(Arc::new(queue.clone()), Json, replies).on(backend.clone());
+        Self { mailbox, queue, clock, backend }
+    }
+}
+
+impl<T: 'static, R: 'static> FakeMailbox<T, R> {
     /// A handle for the code under test.
     pub fn mailbox(&self) -> Mailbox<T, R> {
         self.mailbox.clone()
+    }
+
+    /// The backend that the mailbox is on, with the same clock. A mailbox of the same name that is opened
+    /// there is another handle of the fake; all others are plain ones in memory.
+    ///
+    /// ```
+    /// use pillarbox_core::Mailbox;
+    /// use pillarbox_testing::FakeMailbox;
+    ///
+    /// # pillarbox_testing::block_on(async {
+    /// let orders: FakeMailbox<u32> = FakeMailbox::named("orders");
+    /// let packed: Mailbox<u32> = orders.backend().mailbox("packed")?;
+    /// assert_eq!(packed.counts().await?.total(), 0);
+    /// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
+    /// ```
+    pub fn backend(&self) -> &Mailboxes {
+        &self.backend
     }
 
     /// The clock of the mailbox.
@@ -99,7 +140,7 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R> {
     /// that wait fail at once.
     pub fn set_connection_error(&self, cause: impl Into<String>) {
         self.queue.lock().connection_error = Some(cause.into());
-        self.queue.broken.notify_waiters();
+        self.queue.shared.broken.notify_waiters();
     }
 
     /// Ends [`set_connection_error`](Self::set_connection_error).
@@ -147,7 +188,8 @@ impl<T: 'static, R: 'static> Deref for FakeMailbox<T, R> {
     }
 }
 
-/// A message with a past, for [`FakeMailbox::inject`].
+/// A message with a past, for [`FakeMailbox::inject`]; or, as a [`RawMessage`], for `Metadata::detached_from` of the
+/// runtime.
 ///
 /// ```
 /// use pillarbox_core::Receive;
@@ -176,6 +218,14 @@ struct Past {
     deliveries: u32,
     unsettled: u32,
     uncounted: u32,
+}
+
+impl Past {
+    fn add_to(self, message: &mut RawMessage) {
+        message.delivery_count = message.delivery_count.saturating_add(self.deliveries);
+        message.unsettled = message.unsettled.saturating_add(self.unsettled);
+        message.uncounted = message.uncounted.saturating_add(self.uncounted);
+    }
 }
 
 impl Injected {
@@ -248,9 +298,71 @@ fn now<T>(call: BoxFuture<'_, T>) -> T {
     }
 }
 
+impl From<Injected> for RawMessage {
+    /// The message as a receive would deliver it.
+    fn from(injected: Injected) -> Self {
+        let Injected { outgoing, past } = injected;
+        let enqueued_at = outgoing.enqueued_at.unwrap_or_else(Timestamp::now);
+        let mut message = Self::new(outgoing.id, outgoing.body, enqueued_at);
+        message.attributes = outgoing.attributes;
+        message.reply_to = outgoing.reply_to;
+        message.delivery_count = 1;
+        past.add_to(&mut message);
+        message
+    }
+}
+
+/// Memory, with one queue that fails as it is told.
 #[derive(Debug)]
+struct FakeBackend {
+    memory: MemoryBackend,
+    /// Of the queue that fails.
+    name: QueueName,
+    shared: Arc<Shared>,
+}
+
+impl FakeBackend {
+    fn fake(&self, options: QueueOptions) -> Result<FakeQueue> {
+        let inner = self.memory.queue(&self.name, options)?;
+        Ok(FakeQueue { inner, shared: self.shared.clone() })
+    }
+}
+
+impl Backend for FakeBackend {
+    fn capabilities(&self) -> &Capabilities {
+        self.memory.capabilities()
+    }
+
+    fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>> {
+        if *name == self.name {
+            return Ok(Arc::new(self.fake(options)?));
+        }
+        self.memory.queue(name, options)
+    }
+
+    fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
+        self.memory.queues()
+    }
+
+    fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>> {
+        self.memory.diagnose(repair)
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.memory.close()
+    }
+}
+
+/// A handle of the queue that fails as it is told.
+#[derive(Debug, Clone)]
 struct FakeQueue {
     inner: Arc<dyn Queue>,
+    shared: Arc<Shared>,
+}
+
+/// What all handles of it share.
+#[derive(Debug, Default)]
+struct Shared {
     state: Mutex<State>,
     /// Tells receives that wait of a connection error.
     broken: Notify,
@@ -265,15 +377,12 @@ struct State {
 
 impl FakeQueue {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts the deliveries that an injected message is said to have had.
     fn add_past(&self, message: &mut RawMessage) {
-        let past = self.lock().pasts.get(&message.id).copied().unwrap_or_default();
-        message.delivery_count = message.delivery_count.saturating_add(past.deliveries);
-        message.unsettled = message.unsettled.saturating_add(past.unsettled);
-        message.uncounted = message.uncounted.saturating_add(past.uncounted);
+        self.lock().pasts.get(&message.id).copied().unwrap_or_default().add_to(message);
     }
 
     fn check(&self, action: &'static str) -> Result<()> {
@@ -306,7 +415,7 @@ impl Queue for FakeQueue {
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
         Box::pin(async move {
-            let mut broken = std::pin::pin!(self.broken.notified());
+            let mut broken = std::pin::pin!(self.shared.broken.notified());
             broken.as_mut().enable();
             self.check("receive")?;
             let mut deliveries = tokio::select! {
@@ -402,6 +511,40 @@ mod tests {
         fake.send_with(&7, options).await.unwrap();
         let batch = fake.receive(Receive::one()).await.unwrap();
         assert_eq!(batch.messages()[0].delivery_count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_fake_has_a_name_and_neighbours_and_other_handles_of_it_are_fakes_too() {
+        let fake: FakeMailbox<u32> = FakeMailbox::named("orders");
+        assert_eq!(fake.name().as_str(), "orders");
+        let other: Mailbox<u32> = fake.backend().mailbox("orders").unwrap();
+        other.send(&7).await.unwrap();
+        assert_eq!(fake.sent_messages().len(), 1);
+        let neighbour: Mailbox<u32> = fake.backend().mailbox("orders-dlq").unwrap();
+        fake.set_connection_error("the server is down");
+        assert!(other.send(&8).await.is_err());
+        neighbour.send(&9).await.unwrap();
+        fake.clear_connection_error();
+        let names = fake.backend().queues().await.unwrap();
+        assert_eq!(
+            names.iter().map(QueueName::as_str).collect::<Vec<_>>(),
+            ["orders", "orders-dlq"]
+        );
+        assert!(fake.mailbox().backend().unwrap().is_same(fake.backend()));
+        // One clock for all of them.
+        let later = pillarbox_core::SendOptions::new().delay(Duration::from_secs(60));
+        neighbour.send_with(&10, later).await.unwrap();
+        fake.advance(Duration::from_secs(60));
+        assert_eq!(neighbour.counts().await.unwrap().ready, 2);
+    }
+
+    #[test]
+    fn an_injected_message_is_a_raw_one_with_a_past() {
+        let id = MessageId::new();
+        let injected = Injected::json(&7).id(id).delivered(2).unsettled(1).reply_to("answers");
+        let message = RawMessage::from(injected);
+        assert_eq!((message.id, &*message.body, message.delivery_count), (id, &b"7"[..], 3));
+        assert_eq!((message.unsettled, message.reply_to.as_deref()), (1, Some("answers")));
     }
 
     #[tokio::test]

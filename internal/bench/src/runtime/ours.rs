@@ -5,13 +5,13 @@
 //! stats, and metrics, events and spans are there for whoever listens, which here is nobody.
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{Context, Ready, StatsSnapshot, Worker};
+use pillarbox_runtime::{Context, ReadyWorker, StatsSnapshot, Worker};
 
 use super::load::{Job, Seen, Stopwatch, Took, WORKERS, fill};
 use crate::measure::{Result, expect_eq};
 
 /// Workers that only count.
-pub(super) type Counting = Worker<Job, (), Seen, Ready<Job, (), Seen>>;
+pub(super) type Counting = ReadyWorker<Job, (), Seen>;
 
 /// Workers on a mailbox, which count the jobs they are given.
 pub(super) fn workers(mailbox: &Mailbox<Job>, inbox: usize, seen: &Seen) -> Counting {
