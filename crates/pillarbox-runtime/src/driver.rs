@@ -28,6 +28,7 @@ use crate::dispatcher::{
 };
 use crate::event::{self, About};
 use crate::inbox::{Common, ErrorReply, Served, WorkerResult, WorkerTask, yield_behind_others};
+use crate::log::{self, CONTROL, DELIVERIES};
 use crate::metrics::{GroupMetrics, QueueMetrics};
 use crate::outbox::{Outbox, Sender};
 use crate::producer::ProducerMsg;
@@ -126,11 +127,20 @@ pub(crate) struct Driver {
 
 /// A dead letter that is being stored.
 struct Grave {
+    message_id: MessageId,
+    worker_id: Option<usize>,
     letter: LetterNote,
     /// What is to be told to the sender of its message.
     reply: Option<ErrorReply>,
     /// How often that has failed.
     failures: u32,
+}
+
+impl Grave {
+    /// The message, and the worker that had it at last.
+    const fn who(&self) -> (MessageId, Option<usize>) {
+        (self.message_id, self.worker_id)
+    }
 }
 
 /// The end of a call.
@@ -192,6 +202,8 @@ impl Driver {
 
     /// Runs until a stop is complete, and says how it ended.
     pub(crate) async fn run(mut self) -> Result<StatsSnapshot> {
+        let (group, workers) = (&*self.settings.group, self.dispatcher.active_workers());
+        tracing::info!(target: CONTROL, group, workers, "started");
         loop {
             self.common.shared.pulse.turn();
             let now = Instant::now();
@@ -305,7 +317,14 @@ impl Driver {
             Answer::Fetched { source, answer } => {
                 self.fetches[source] = None;
                 match &answer {
-                    Ok(_) => self.fetch_succeeded(source),
+                    Ok(deliveries) => {
+                        self.fetch_succeeded(source);
+                        if !deliveries.is_empty() {
+                            let (queue, messages) =
+                                (self.routes[source].queue.name(), deliveries.len());
+                            tracing::debug!(target: DELIVERIES, %queue, messages, "messages were received");
+                        }
+                    }
                     Err(error) => self.fetch_failed(source, error),
                 }
                 self.events.push_back(Event::Fetched { source, answer });
@@ -314,7 +333,7 @@ impl Driver {
                 match &answer {
                     Ok(answers) => {
                         self.tally.answered(source, Instant::now());
-                        self.log_refusals(source, answers);
+                        self.log_refusals(source, lane, answers);
                     }
                     Err(error) => {
                         let call = if lane == LaneKind::Settles { "settle" } else { "extend" };
@@ -358,8 +377,16 @@ impl Driver {
         match answer {
             Ok(_) => self.reply(key),
             Err(error) => {
-                tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
-                self.graves.remove(&key);
+                let grave = self.graves.remove(&key);
+                let (message_id, worker_id) = grave.as_ref().map(Grave::who).unzip();
+                tracing::error!(
+                    target: DELIVERIES,
+                    queue = %queue.name(),
+                    message_id = message_id.map(tracing::field::display),
+                    worker_id = worker_id.flatten(),
+                    %error,
+                    "cannot store a dead letter"
+                );
                 self.events.push_back(Event::Buried { key, answer: Err(error) });
             }
         }
@@ -389,7 +416,8 @@ impl Driver {
                 }));
                 return;
             }
-            tracing::warn!(queue = %queue.name(), %error, "no error reply was sent");
+            let (message_id, worker_id) = grave.who();
+            tracing::warn!(target: DELIVERIES, queue = %queue.name(), %message_id, worker_id, %error, "no error reply was sent");
         }
         self.complete(key);
     }
@@ -420,11 +448,20 @@ impl Driver {
     }
 
     /// Says why single settles failed, other than that they came too late, which is told anyway.
-    fn log_refusals(&self, source: usize, answers: &[Result<()>]) {
+    fn log_refusals(&self, source: usize, lane: LaneKind, answers: &[Result<()>]) {
         let is_news = |error: &&Error| !matches!(error, Error::ReceiptHandleExpired { .. });
-        if let Some(error) = answers.iter().filter_map(|answer| answer.as_ref().err()).find(is_news)
-        {
-            tracing::warn!(queue = %self.routes[source].queue.name(), %error, "a settle was refused");
+        let news = answers.iter().map(|answer| answer.as_ref().err().filter(is_news));
+        if let Some((entry, error)) = news.enumerate().find_map(|(n, error)| Some((n, error?))) {
+            let queue = self.routes[source].queue.name();
+            let (message_id, worker_id) = self.dispatcher.settling(source, lane, entry).unzip();
+            tracing::warn!(
+                target: DELIVERIES,
+                %queue,
+                message_id = message_id.map(tracing::field::display),
+                worker_id = worker_id.flatten(),
+                %error,
+                "a settle was refused"
+            );
         }
     }
 
@@ -460,7 +497,8 @@ impl Driver {
             Ok((task, ())) => task,
             // A worker catches every panic of what it runs. This one got out all the same.
             Err(error) => {
-                tracing::error!(%error, "a worker ended by itself and is replaced");
+                let (group, worker_id) = (&*self.settings.group, self.tasks.get(&error.id()));
+                tracing::error!(target: CONTROL, group, worker_id, %error, "a worker ended by itself and is replaced");
                 error.id()
             }
         };
@@ -496,6 +534,8 @@ impl Driver {
             Action::Retire { worker } => {
                 // It ends when it has emptied its inbox.
                 self.inboxes[worker] = None;
+                let group = &*self.settings.group;
+                tracing::debug!(target: CONTROL, group, worker_id = worker, "a worker retires");
             }
             Action::Finish => {}
         }
@@ -503,9 +543,9 @@ impl Driver {
 
     /// Has a dead letter stored.
     fn bury(&mut self, burial: Burial) {
-        let Burial { key, source, worker, message, failure, route } = burial;
+        let Burial { key, source, worker: worker_id, message, failure, route } = burial;
         let Route { queue, dead_letters, .. } = &self.routes[source];
-        let worker = self.settings.name_of(worker);
+        let worker = self.settings.name_of(worker_id);
         let Served { policy, prototype, .. } = &self.common.served[source];
         let mut letter =
             DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
@@ -514,17 +554,23 @@ impl Driver {
         }
         match (dead_letters.get(route), letter.outgoing(message.id)) {
             (Some(dead_letters), Ok(outgoing)) => {
-                let reply = prototype.error_reply(&message, &letter);
+                let reply = prototype.error_reply(&message, &letter).unwrap_or_else(|error| {
+                    let (queue, message_id) = (queue.name(), message.id);
+                    tracing::warn!(target: DELIVERIES, %queue, %message_id, worker_id, error = %error, "no error reply can be sent");
+                    None
+                });
                 let DeadLetter { message_id, request_id, .. } = letter;
                 let letter = LetterNote { message_id, request_id };
-                self.graves.insert(key, Grave { letter, reply, failures: 0 });
+                let grave = Grave { message_id: message.id, worker_id, letter, reply, failures: 0 };
+                self.graves.insert(key, grave);
                 self.outbox.push(dead_letters.clone(), outgoing, Sender::Grave(key));
             }
             // Not asked for where there is no place for dead letters, and all can be written.
             (_, written) => {
                 let error = written.err().map_or_else(|| "no place".to_owned(), |e| e.to_string());
-                tracing::error!(queue = %queue.name(), error, "cannot write a dead letter");
-                let answer = Err(Error::invalid(Some(queue.name()), "dead letter", error, "JSON"));
+                let (queue, message_id) = (queue.name(), message.id);
+                tracing::error!(target: DELIVERIES, %queue, %message_id, worker_id, error, "cannot write a dead letter");
+                let answer = Err(Error::invalid(Some(queue), "dead letter", error, "JSON"));
                 self.events.push_back(Event::Buried { key, answer });
             }
         }
@@ -549,13 +595,17 @@ impl Driver {
     }
 
     fn assign(&mut self, worker: usize, assigned: Assigned) {
-        let key = assigned.key;
+        let Assigned { key, source, attempt, .. } = assigned;
+        let message_id = assigned.message.id;
         let sent = match &self.inboxes[worker] {
             // There is room: the dispatcher asks for no more than the inboxes hold.
             Some(inbox) => inbox.try_send(assigned).is_ok(),
             None => false,
         };
-        if !sent {
+        if sent {
+            let queue = self.routes[source].queue.name();
+            tracing::debug!(target: DELIVERIES, %queue, %message_id, attempt, worker_id = worker, "a message was dispatched");
+        } else {
             self.events.push_back(Event::Returned { key, worker });
         }
     }
@@ -570,6 +620,8 @@ impl Driver {
         self.inboxes[worker] = Some(sender);
         let task = self.workers.spawn(task.run());
         self.tasks.insert(task.id(), worker);
+        let group = &*self.settings.group;
+        tracing::debug!(target: CONTROL, group, worker_id = worker, "a worker starts");
     }
 
     /// Makes the calls that send.
@@ -612,7 +664,7 @@ impl Driver {
             tally.add(&note);
             queue_metrics[note.source].add(&note);
             let route = &routes[note.source];
-            log(&note, route.queue.name());
+            log::delivery(&note, route.queue.name());
             if is_heard && let Some(event) = public(note, route) {
                 common.shared.emit(|| event);
             }
@@ -626,11 +678,26 @@ impl Driver {
         self.is_dirty = true;
         // At once: somebody may wait for it.
         self.published_at = None;
+        let (group, shared) = (&*self.settings.group, &self.common.shared);
         match (before, mode) {
-            (_, Mode::Paused) => self.common.shared.emit(|| event::Event::Paused),
-            (Mode::Paused, Mode::Running) => self.common.shared.emit(|| event::Event::Resumed),
-            (Mode::Running | Mode::Paused, _) => self.common.shared.emit(|| event::Event::Draining),
+            (_, Mode::Paused) => {
+                tracing::info!(target: CONTROL, group, "paused: nothing is received");
+                shared.emit(|| event::Event::Paused);
+            }
+            (Mode::Paused, Mode::Running) => {
+                tracing::info!(target: CONTROL, group, "resumed: messages are received again");
+                shared.emit(|| event::Event::Resumed);
+            }
+            (Mode::Running | Mode::Paused, _) => {
+                let in_flight = self.dispatcher.in_flight();
+                tracing::info!(target: CONTROL, group, in_flight, "draining: what is running is finished");
+                shared.emit(|| event::Event::Draining);
+            }
             _ => {}
+        }
+        if let Mode::Cancelling { .. } = mode {
+            let in_flight = self.dispatcher.in_flight();
+            tracing::info!(target: CONTROL, group, in_flight, "cancelling: what is still running is given back");
         }
     }
 
@@ -669,7 +736,8 @@ impl Driver {
         if tokio::time::timeout(JOIN_FOR, join).await.is_err() {
             // A handler that blocks its thread cannot be stopped. Its message comes back when its lease
             // ends, and not before.
-            tracing::error!("a handler does not end; it is left behind");
+            let group = &*self.settings.group;
+            tracing::error!(target: CONTROL, group, "a handler does not end; it is left behind");
             self.common.shared.pulse.leave_behind();
             self.workers.abort_all();
         }
@@ -687,12 +755,16 @@ impl Driver {
             }
         };
         if tokio::time::timeout_at(after(limit), send).await.is_err() {
-            tracing::warn!("not all could be sent before the end; who wanted to is told");
+            let group = &*self.settings.group;
+            tracing::warn!(target: CONTROL, group, "not all could be sent before the end; who wanted to is told");
         }
         let now = Instant::now();
         (self.is_dirty, self.published_at) = (true, None);
         self.publish(now);
         let snapshot = self.common.shared.stats.borrow().clone();
+        let StatsSnapshot { processed, succeeded, failed, .. } = snapshot;
+        let group = &*self.settings.group;
+        tracing::info!(target: CONTROL, group, processed, succeeded, failed, "stopped");
         self.common.shared.say_drained();
         match self.dispatcher.closed() {
             Some(error) => Err(error.clone()),
@@ -712,40 +784,6 @@ async fn in_time<T>(
         let cause = format!("there was no answer within {limit:?}");
         Err(Error::connection(Some(queue.name()), action, cause))
     })
-}
-
-/// What is logged of single messages has a target of its own, so that a program that expects failures can
-/// leave it out.
-pub(crate) const DELIVERIES: &str = "pillarbox_runtime::deliveries";
-
-fn log(note: &Note, queue: &pillarbox_core::QueueName) {
-    let (message_id, attempt) = (note.id, note.attempt);
-    match &note.what {
-        What::Failed { failure, then } => {
-            let terminal = is_terminal(failure.kind, then);
-            let (kind, error) = (failure.kind.as_str(), &*failure.text);
-            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, kind, error, terminal, "a handler failed");
-        }
-        What::DeadLettered { failure, letter: LetterNote { message_id, request_id }, .. } => {
-            tracing::warn!(
-                target: DELIVERIES,
-                source_mailbox = %queue,
-                %message_id,
-                request_id = request_id.map(tracing::field::display),
-                delivery_count = note.delivery_count,
-                error_type = failure.type_name,
-                error_message = &*failure.text,
-                "a message was dead-lettered"
-            );
-        }
-        What::LeaseLost => {
-            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, "a lease was lost; somebody else may have the message");
-        }
-        What::Unsettled => {
-            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, "it is not known whether a message was settled");
-        }
-        _ => {}
-    }
 }
 
 /// What listeners are told of a note.

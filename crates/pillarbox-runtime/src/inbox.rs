@@ -20,6 +20,7 @@ use crate::dispatcher::{Assigned, Finished, Key, Verdict};
 use crate::event::{About, Event};
 use crate::lease::Heartbeat;
 use crate::lifecycle::Slot;
+use crate::log::DELIVERIES;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::policy::Policy;
 use crate::producer::{Outlet, ProducerHandle};
@@ -159,7 +160,12 @@ impl WorkerTask {
         };
         let start = Instant::now();
         // Before the span is entered, which is when tracing systems want to know.
-        join_trace(&span, trace.as_ref(), attempt, &self.common.outlet);
+        if let Some(trace) = &trace
+            && !join_trace(&span, trace, attempt, &self.common.outlet)
+        {
+            tracing::error!(target: DELIVERIES, %queue, message_id = %message.id, worker_id = self.id, "the tracer panicked; a span is without its trace");
+        }
+        tracing::debug!(target: DELIVERIES, %queue, message_id = %message.id, attempt, worker_id = self.id, "a handler starts");
         // Whatever panics here, a layer or a codec, the worker goes on with a service that is sound.
         let serve = &mut self.serves[source];
         let guarded = AssertUnwindSafe(async { serve.serve(call).await });
@@ -188,18 +194,13 @@ impl WorkerTask {
     }
 }
 
-/// Says to the span of a delivery where it belongs.
-fn join_trace(span: &tracing::Span, trace: Option<&TraceContext>, attempt: u32, outlet: &Outlet) {
-    let Some(trace) = trace else { return };
+/// Says to the span of a delivery where it belongs. False if the tracer panicked.
+fn join_trace(span: &tracing::Span, trace: &TraceContext, attempt: u32, outlet: &Outlet) -> bool {
     span.record("trace_id", trace.trace_id());
-    if let Some(tracer) = &outlet.tracer {
-        let kinship = if attempt <= 1 { Kinship::Child(trace) } else { Kinship::Link(trace) };
-        // Tracing never keeps a message from being handled.
-        let joined = std::panic::catch_unwind(AssertUnwindSafe(|| tracer.join(span, kinship)));
-        if joined.is_err() {
-            tracing::error!("the tracer panicked; a span is without its trace");
-        }
-    }
+    let Some(tracer) = &outlet.tracer else { return true };
+    let kinship = if attempt <= 1 { Kinship::Child(trace) } else { Kinship::Link(trace) };
+    // Tracing never keeps a message from being handled.
+    std::panic::catch_unwind(AssertUnwindSafe(|| tracer.join(span, kinship))).is_ok()
 }
 
 /// Says in its span how a delivery ended.
@@ -253,7 +254,11 @@ pub(crate) trait Serve: Send + Sync {
     fn serve(&mut self, call: Call) -> BoxFuture<'_, Result<Outcome, BoxError>>;
 
     /// What the sender of a message is told when it has become a dead letter, and where.
-    fn error_reply(&self, message: &RawMessage, letter: &DeadLetter) -> Option<ErrorReply>;
+    fn error_reply(
+        &self,
+        message: &RawMessage,
+        letter: &DeadLetter,
+    ) -> Result<Option<ErrorReply>, BoxError>;
 
     /// The same for another worker.
     fn another(&self) -> Box<dyn Serve>;
@@ -324,18 +329,17 @@ where
         Box::pin(async move { self.service.ready().await?.call(request).await })
     }
 
-    fn error_reply(&self, message: &RawMessage, letter: &DeadLetter) -> Option<ErrorReply> {
-        let make = self.error_reply.as_ref()?;
-        message.reply_to.as_ref()?;
+    fn error_reply(
+        &self,
+        message: &RawMessage,
+        letter: &DeadLetter,
+    ) -> Result<Option<ErrorReply>, BoxError> {
+        let (Some(make), Some(_)) = (&self.error_reply, &message.reply_to) else { return Ok(None) };
         // All of it is the program's own: what makes the reply, what finds the mailbox, and the codec.
         let made = || self.try_error_reply(make, message, letter);
         std::panic::catch_unwind(AssertUnwindSafe(made))
             .unwrap_or_else(|payload| Err(Failure::panic(&*payload).into()))
-            .inspect_err(|error| {
-                let (message_id, queue) = (message.id, &letter.source_mailbox);
-                tracing::warn!(%queue, %message_id, error = %error, "no error reply can be sent");
-            })
-            .ok()
+            .map(Some)
     }
 
     fn another(&self) -> Box<dyn Serve> {

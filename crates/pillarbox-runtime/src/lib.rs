@@ -34,6 +34,7 @@ mod handler;
 mod inbox;
 mod lease;
 mod lifecycle;
+mod log;
 mod loops;
 mod metrics;
 mod outbox;

@@ -11,8 +11,8 @@ use pillarbox_core::{
 };
 use pillarbox_runtime::{
     Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Kinship, LoopGroup,
-    MainLoop, MainLoopRequest, MainLoopResult, Outcome, ProducerHandle, ServiceStackOptions,
-    TraceContext, Tracer, Worker,
+    MainLoop, MainLoopRequest, MainLoopResult, Metadata, Outcome, ProducerHandle,
+    ServiceStackOptions, TraceContext, Tracer, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tracing::field::{Field, Visit};
@@ -162,12 +162,162 @@ async fn what_becomes_of_a_dead_letter_is_logged_with_all_that_one_looks_for() {
         found("WARN message=a message was dead-lettered"),
         format!(
             "WARN message=a message was dead-lettered source_mailbox=jobs message_id={id} \
-             request_id={request} delivery_count=1 error_type=\"rejected\" error_message=\"no good\""
+             request_id={request} delivery_count=1 worker_id=0 error_type=\"rejected\" error_message=\"no good\""
         )
     );
     let replayed = found("INFO message=processing a dead letter");
     let expected = format!("queue=jobs-dlq message_id={id} request_id={request} age_seconds=");
     assert!(replayed.contains(&expected) && replayed.ends_with("action=\"replay\""), "{replayed}");
+}
+
+/// Everything that is logged: the target, the level and the text of a line, and which fields it had at least once.
+#[derive(Debug, Clone, Default)]
+struct Lines(Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>);
+
+/// The text of a line and the names of its other fields.
+#[derive(Default)]
+struct Line {
+    text: String,
+    fields: BTreeSet<String>,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        match field.name() {
+            "message" => self.text = format!("{value:?}"),
+            name => drop(self.fields.insert(name.to_owned())),
+        }
+    }
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("pillarbox_runtime")
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let (target, level) = (event.metadata().target(), event.metadata().level());
+        let key = format!("{target} {} {}", level.as_str().to_lowercase(), line.text);
+        self.0.lock().expect("lines").entry(key).or_default().extend(line.fields);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// The tables of log lines, in the form of [`Lines`].
+fn documented_lines() -> BTreeMap<String, BTreeSet<String>> {
+    let docs = include_str!("../../../docs/operations.md");
+    let logs = docs.split("## Logs").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let mut lines = BTreeMap::new();
+    for table in logs.expect("a section about logs").split("\nOf `").skip(1) {
+        let target = table.split('`').next().expect("a target");
+        for row in table.lines().filter(|line| line.starts_with("| ")).skip(1) {
+            let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let fields = cells[2].split(", ").map(|field| field.trim_matches('`').to_owned());
+            lines.insert(format!("{target} {} {}", cells[0], cells[1]), fields.collect());
+        }
+    }
+    lines
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_turn_in_the_life_of_a_worker_is_logged_as_the_tables_say() {
+    let lines = Lines::default();
+    let _guard = tracing::subscriber::set_default(lines.clone());
+    a_life_with_every_turn().await;
+    let mut logged = lines.0.lock().unwrap().clone();
+    // What fails on the way to a queue is about the queue, and has no table.
+    logged.retain(|line, _| !line.starts_with("pillarbox_runtime::driver"));
+    assert_eq!(logged, documented_lines());
+    for (line, fields) in &logged {
+        let is_about_one =
+            line.starts_with("pillarbox_runtime::deliveries") && !line.contains("messages");
+        assert!(
+            !is_about_one || (fields.contains("message_id") && fields.contains("worker_id")),
+            "{line}"
+        );
+    }
+}
+
+/// Pauses, resumes, and stops in both ways, with messages that come to every end there is.
+async fn a_life_with_every_turn() {
+    let backend = backend();
+    let queue = backend.queue("jobs", QueueOptions::new()).expect("a queue");
+    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    let jobs: Mailbox<serde_json::Value> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let dead: Mailbox<DeadLetter<serde_json::Value>> = backend.mailbox("dead").expect("a mailbox");
+    let work = |job: serde_json::Value, about: Metadata| async move {
+        let is_first = about.delivery_count() == 1;
+        match job["do"].as_str() {
+            Some("fail") if is_first => return Outcome::retry(),
+            Some("reject") => return Outcome::reject("no"),
+            Some("release") if is_first => return Outcome::release_for(Duration::from_secs(1)),
+            Some("hang") => std::future::pending().await,
+            Some("slow") => tokio::time::sleep(Duration::from_secs(5)).await,
+            _ => {}
+        }
+        Outcome::done()
+    };
+    let send = async |what: &str| {
+        let request_id = "0193b1f4-0000-7000-8000-000000000000";
+        let job = serde_json::json!({ "do": what, "request_id": request_id });
+        jobs.send(&job).await.expect("sent");
+    };
+    let worker = Worker::new(jobs.clone())
+        .workers(1)
+        .no_timeout()
+        .dead_letters(DlqPolicy::to(&dead))
+        .retry(Backoff::none())
+        .handler(work);
+    let running = worker.start();
+    let (control, mut events) = (running.control().clone(), running.control().events());
+    let mut until = async |name: &str| {
+        events.wait_for(|event| event.name() == name).await.expect(name);
+    };
+    for (what, end) in
+        [("fail", "succeeded"), ("reject", "dead_lettered"), ("release", "succeeded")]
+    {
+        send(what).await;
+        until(end).await;
+    }
+    control.pause();
+    until("paused").await;
+    control.resume();
+    until("resumed").await;
+    // No answer to its acknowledgement, for longer than its lease runs.
+    (0..30).for_each(|_| faulty.next(Operation::Settle, Fault::FailBefore));
+    send("done").await;
+    until("unsettled").await;
+    until("succeeded").await;
+    send("hang").await;
+    until("started").await;
+    jobs.purge().await.expect("purged");
+    until("lease_lost").await;
+    // One that was received and not begun goes back, and the one that hangs is cancelled.
+    send("done").await;
+    until("received").await;
+    control.stop_now();
+    running.join().await.expect("stopped");
+
+    // Without a place for dead letters, and with a limit.
+    jobs.purge().await.expect("purged");
+    send("reject").await;
+    send("slow").await;
+    send("slow").await;
+    let worker = Worker::new(jobs.clone())
+        .stack(ServiceStackOptions::none().load_shed(true).concurrency_limit(1))
+        .handler(work);
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.parked == 1 && stats.shed > 0).await.expect("running");
+    running.control().stop_now();
+    running.join().await.expect("stopped");
 }
 
 #[derive(Debug, Clone, Default)]
