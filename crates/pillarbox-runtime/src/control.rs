@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pillarbox_core::{Mailbox, MessageId, Result, SendOptions};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::event::{Event, EventBus, Events};
 use crate::lifecycle::Pulse;
@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) stats: watch::Sender<StatsSnapshot>,
     pub(crate) bus: EventBus,
     pub(crate) producers: mpsc::Sender<ProducerMsg>,
+    /// Room for messages of producers that wait to be sent. See [`Outlet`].
+    pub(crate) producer_room: Arc<Semaphore>,
     pub(crate) tracer: OnceLock<Arc<dyn Tracer>>,
     pub(crate) is_stopping: AtomicBool,
     /// The last event was told.
@@ -161,7 +163,12 @@ impl Shared {
     }
 
     pub(crate) fn outlet(&self) -> Outlet {
-        Outlet { sender: self.producers.clone(), tracer: self.tracer.get().cloned(), trace: None }
+        Outlet {
+            sender: self.producers.clone(),
+            room: self.producer_room.clone(),
+            tracer: self.tracer.get().cloned(),
+            trace: None,
+        }
     }
 
     /// Tells the last event, once.

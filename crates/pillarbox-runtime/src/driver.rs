@@ -37,8 +37,6 @@ use crate::stats::{StatsSnapshot, Tally, is_terminal};
 
 /// How often a snapshot is published at most.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
-/// How many messages may wait to be sent before producers have to wait.
-const MOST_UNSENT: usize = 1024;
 /// How long the driver waits for something to happen, where nobody watches it.
 const LONGEST_TURN: Duration = Duration::from_secs(3600);
 /// How often it is tried to tell the sender of a message that it has become a dead letter.
@@ -253,7 +251,7 @@ impl Driver {
             any = true;
             self.answer(answer);
         }
-        if !self.producers_closed && self.outbox.len() < MOST_UNSENT {
+        if !self.producers_closed {
             any |= self.take_in_producers(context);
         }
         while let Poll::Ready(Some(ended)) = self.workers.poll_join_next_with_id(context) {
@@ -273,6 +271,7 @@ impl Driver {
         if any { Poll::Ready(()) } else { Poll::Pending }
     }
 
+    /// Takes over what producers ask for, of which there is no more than they have room for.
     fn take_in_producers(&mut self, context: &mut Context<'_>) -> bool {
         let mut any = false;
         let mut asked = Vec::new();
@@ -741,6 +740,8 @@ impl Driver {
             self.common.shared.pulse.leave_behind();
             self.workers.abort_all();
         }
+        // Who waits for room hears of the end; what has its place is sent.
+        self.common.shared.producer_room.close();
         self.producers.close();
         while let Some(asked) = self.producers.recv().await {
             self.outbox.take_over(asked);

@@ -10,7 +10,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use pillarbox_core::{
     BoxFuture, Error, Mailbox, Mailboxes, MessageId, Queue, QueueName, Raw, Receive, Result,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
@@ -146,6 +146,7 @@ struct GroupOptions {
     name: Option<String>,
     inbox: usize,
     results: usize,
+    producers: usize,
     backoff: Duration,
     call_timeout: Duration,
     depth_every: Option<Duration>,
@@ -170,6 +171,7 @@ struct Farewell(Arc<Shared>);
 
 impl Drop for Farewell {
     fn drop(&mut self) {
+        self.0.producer_room.close();
         self.0.say_drained();
     }
 }
@@ -181,9 +183,6 @@ struct AnyMailbox {
     options: MailboxOptions,
     build: Build<Box<dyn Serve>>,
 }
-
-/// How many messages may wait to be taken over from producers.
-const PRODUCER_BUFFER: usize = 128;
 
 impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
     /// Workers for a mailbox. Next comes [`handler`](Worker::handler), or before it
@@ -207,6 +206,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             name: None,
             inbox: 1,
             results: 128,
+            producers: 128,
             backoff: Duration::from_millis(50),
             call_timeout: Duration::from_secs(10),
             depth_every: None,
@@ -215,7 +215,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             refused: None,
             on_shutdown: Vec::new(),
         };
-        let (producers_sender, producers) = mpsc::channel(PRODUCER_BUFFER);
+        let (producers_sender, producers) = mpsc::channel(MOST_WAITING);
         let (poke, pokes) = mpsc::channel(1);
         let drain = Duration::from_secs(30);
         let wanted = Wanted { is_paused: false, stop: None, workers: 4, drain };
@@ -226,6 +226,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             stats: watch::Sender::new(snapshot),
             bus: EventBus::new(),
             producers: producers_sender,
+            producer_room: Arc::new(Semaphore::new(0)),
             tracer: OnceLock::new(),
             is_stopping: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -311,6 +312,14 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// otherwise.
     pub fn result_buffer(mut self, messages: usize) -> Self {
         self.group.results = messages;
+        self
+    }
+
+    /// Number of messages of [producers](crate::ProducerHandle) that may wait to be sent; a send beyond that
+    /// waits until there is room. Defaults to 128. A message waits while the call before it, to the same queue, is
+    /// under way; then all that wait for that queue go in one call, up to what its backend takes.
+    pub fn producer_buffer(mut self, messages: usize) -> Self {
+        self.group.producers = messages;
         self
     }
 
@@ -683,6 +692,7 @@ where
         // What was asked for before the start counts: a pause, a stop, a number of workers.
         let wanted = *ends.shared.wanted.borrow();
         group.check(wanted.workers, &mailboxes)?;
+        ends.shared.producer_room.add_permits(group.producers);
         let places = mailboxes.iter().map(AnyMailbox::places).collect::<Result<Vec<_>>>()?;
         let queues =
             mailboxes.iter().map(|mailbox| (mailbox.queue.name().clone(), mailbox.options.poll));
@@ -851,6 +861,7 @@ impl GroupOptions {
         number("workers", workers, 1, MOST_WORKERS)?;
         number("inbox", self.inbox, 0, MOST_WAITING)?;
         number("result_buffer", self.results, 1, MOST_WAITING)?;
+        number("producer_buffer", self.producers, 1, MOST_WAITING)?;
         at_least(None, "dequeue_backoff", self.backoff, 1)?;
         at_least(None, "call_timeout", self.call_timeout, 10)?;
         if let Some(every) = self.depth_every {
