@@ -14,7 +14,8 @@ use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use pillarbox_core::clock::{after, later};
 use pillarbox_core::{
-    BoxFuture, Counts, Delivery, Error, MessageId, Queue, Receive, Result, Sent, Settle, Timestamp,
+    BoxFuture, Counts, Delivery, Error, MessageId, Queue, QueueName, Receive, Result, Sent, Settle,
+    Timestamp,
 };
 use tokio::sync::mpsc;
 use tokio::task::{Id, JoinError, JoinSet};
@@ -125,9 +126,11 @@ pub(crate) struct Driver {
 
 /// A dead letter that is being stored.
 struct Grave {
-    message_id: MessageId,
-    worker_id: Option<usize>,
+    source: usize,
+    about: About,
     letter: LetterNote,
+    /// The dead letter itself, and where it is, if the program's hooks want to hear of it.
+    told: Option<(DeadLetter, QueueName)>,
     /// What is to be told to the sender of its message.
     reply: Option<ErrorReply>,
     /// How often that has failed.
@@ -136,19 +139,40 @@ struct Grave {
 
 impl Grave {
     /// The message, and the worker that had it at last.
-    const fn who(&self) -> (MessageId, Option<usize>) {
-        (self.message_id, self.worker_id)
+    fn who(&self) -> (MessageId, Option<usize>) {
+        (self.about.message_id, self.about.worker_id.map(|id| id.0))
     }
 }
 
 /// The end of a call.
 enum Answer {
-    Fetched { source: usize, answer: Result<Vec<Delivery>> },
+    Fetched {
+        source: usize,
+        answer: Result<Vec<Delivery>>,
+    },
     Aborted,
-    Settled { source: usize, lane: LaneKind, answer: Result<Vec<Result<()>>> },
-    Sent { queue: Arc<dyn Queue>, senders: Vec<Sender>, answer: Result<Vec<Result<Sent>>> },
-    Counted { source: usize, answer: Result<Counts> },
-    ReplyDue { key: Key },
+    Settled {
+        source: usize,
+        lane: LaneKind,
+        answer: Result<Vec<Result<()>>>,
+    },
+    Sent {
+        queue: Arc<dyn Queue>,
+        senders: Vec<Sender>,
+        answer: Result<Vec<Result<Sent>>>,
+    },
+    Counted {
+        source: usize,
+        answer: Result<Counts>,
+    },
+    ReplyDue {
+        key: Key,
+    },
+    /// The program's hooks know of a dead letter.
+    HooksTold {
+        key: Key,
+        letter: LetterNote,
+    },
 }
 
 impl Driver {
@@ -359,6 +383,9 @@ impl Driver {
                 }
             }
             Answer::ReplyDue { key } => self.reply(key),
+            Answer::HooksTold { key, letter } => {
+                self.events.push_back(Event::Buried { key, answer: Ok(letter) });
+            }
             Answer::Counted { source, answer } => {
                 self.counting[source] = false;
                 if let Ok(counts) = answer {
@@ -421,11 +448,20 @@ impl Driver {
         self.complete(key);
     }
 
-    /// A dead letter is stored, and its sender was told.
+    /// A dead letter is stored, and its sender was told. The program's hooks are told next, and the message is
+    /// acknowledged after that.
     fn complete(&mut self, key: Key) {
-        if let Some(Grave { letter, .. }) = self.graves.remove(&key) {
+        let Some(grave) = self.graves.remove(&key) else { return };
+        let Grave { source, about, letter, told, .. } = grave;
+        let Some((dead, to)) = told else {
             self.events.push_back(Event::Buried { key, answer: Ok(letter) });
-        }
+            return;
+        };
+        let told = self.common.served[source].hooks.clone().dead_lettered(about, dead, to);
+        self.calls.push(Box::pin(async move {
+            told.await;
+            Answer::HooksTold { key, letter }
+        }));
     }
 
     /// Shows whether settles and extensions go well. Where all workers are busy, nothing else is asked of the
@@ -542,10 +578,10 @@ impl Driver {
 
     /// Has a dead letter stored.
     fn bury(&mut self, burial: Burial) {
-        let Burial { key, source, worker: worker_id, message, failure, route } = burial;
+        let Burial { key, source, worker: worker_id, message, attempt, failure, route } = burial;
         let Route { queue, dead_letters, .. } = &self.routes[source];
         let worker = self.settings.name_of(worker_id);
-        let Served { policy, prototype, .. } = &self.common.served[source];
+        let Served { policy, hooks, prototype, .. } = &self.common.served[source];
         let mut letter =
             DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
         if policy.rules.is_elsewhere(route) {
@@ -559,8 +595,11 @@ impl Driver {
                     None
                 });
                 let DeadLetter { message_id, request_id, .. } = letter;
+                let told = hooks.want(&letter).then(|| (letter, dead_letters.name().clone()));
                 let letter = LetterNote { message_id, request_id };
-                let grave = Grave { message_id: message.id, worker_id, letter, reply, failures: 0 };
+                let mut about = About::new(queue.name().clone(), message.id, attempt);
+                about.worker_id = worker_id.map(WorkerId);
+                let grave = Grave { source, about, letter, told, reply, failures: 0 };
                 self.graves.insert(key, grave);
                 self.outbox.push(dead_letters.clone(), outgoing, Sender::Grave(key));
             }

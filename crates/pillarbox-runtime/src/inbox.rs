@@ -18,6 +18,7 @@ use crate::control::Shared;
 use crate::dead_letters::DeadLetter;
 use crate::dispatcher::{Assigned, Finished, Key, Verdict};
 use crate::event::{About, Event};
+use crate::hooks::{FailedAttempt, Hooks};
 use crate::lease::Heartbeat;
 use crate::lifecycle::Slot;
 use crate::log::DELIVERIES;
@@ -60,6 +61,7 @@ pub(crate) struct Served {
     pub(crate) queue: QueueName,
     pub(crate) capabilities: Capabilities,
     pub(crate) policy: Policy,
+    pub(crate) hooks: Hooks,
     /// Each worker has a service of its own, made after this one.
     pub(crate) prototype: Box<dyn Serve>,
 }
@@ -124,7 +126,7 @@ impl WorkerTask {
             let verdict = Verdict::TooLate;
             return WorkerResult::Finished(Finished { key, source, worker, verdict, took: None });
         }
-        let Served { queue, capabilities, policy, prototype } = &self.common.served[source];
+        let Served { queue, capabilities, policy, hooks, prototype } = &self.common.served[source];
         self.common.shared.emit(|| {
             Event::Started(About {
                 queue: queue.clone(),
@@ -190,6 +192,13 @@ impl WorkerTask {
             }
         };
         record(&span, &verdict);
+        if let Verdict::Failed { failure, then } = &verdict
+            && hooks.has_on_failure()
+        {
+            let mut about = About::new(queue.clone(), message.id, attempt);
+            about.worker_id = Some(WorkerId(self.id));
+            hooks.failed(FailedAttempt::new(about, failure, then)).await;
+        }
         WorkerResult::Finished(Finished { key, source, worker, verdict, took })
     }
 }

@@ -326,6 +326,7 @@ async fn options_out_of_range_are_refused_before_any_message_is_touched() {
         worker().dequeue_backoff(Duration::ZERO),
         worker().depth_every(Duration::ZERO),
         worker().quarantine_after(0),
+        worker().on_dead_letter(|_, _| {}),
         worker().park_for(Duration::ZERO),
         worker().dead_letters(DlqPolicy::to(&same)),
         worker().dead_letters(DlqPolicy::new().max_delivery_count(0)),

@@ -1,4 +1,4 @@
-//! Spans, trace contexts, metrics.
+//! Spans, logs, hooks, trace contexts, metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use metrics_util::debugging::DebuggingRecorder;
 use pillarbox_core::{
-    Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Receive, SendOptions,
+    Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, Receive,
+    SendOptions, Settle,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Kinship, LoopGroup,
-    MainLoop, MainLoopRequest, MainLoopResult, Metadata, Outcome, ProducerHandle,
+    Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, FailureKind, Kinship,
+    LoopGroup, MainLoop, MainLoopRequest, MainLoopResult, Metadata, Outcome, ProducerHandle,
     ServiceStackOptions, TraceContext, Tracer, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
@@ -318,6 +319,188 @@ async fn a_life_with_every_turn() {
     stats.wait_for(|stats| stats.parked == 1 && stats.shed > 0).await.expect("running");
     running.control().stop_now();
     running.join().await.expect("stopped");
+}
+
+const LEASE: Duration = Duration::from_secs(30);
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_hears_of_every_failure_however_slow_a_listener_to_events_is() {
+    const MESSAGES: u32 = 10_000;
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let bodies: Vec<_> = (0..MESSAGES).collect();
+    let ids: BTreeSet<_> =
+        jobs.send_batch(&bodies).await.unwrap().all().unwrap().into_iter().collect();
+    let heard: Arc<Mutex<Vec<_>>> = Arc::default();
+    let hook = heard.clone();
+    let worker = Worker::new(jobs)
+        .inbox(64)
+        .retry(Backoff::none())
+        .on_failure(move |failed| hook.lock().expect("heard").push(failed.about.message_id))
+        .handler(|_: u32, Attempt(attempt): Attempt| async move {
+            if attempt == 1 { Err("once more") } else { Ok(()) }
+        });
+    let mut events = worker.control().events();
+    worker.run_until_empty().await.unwrap();
+    let heard = heard.lock().unwrap();
+    assert_eq!(
+        (heard.len(), heard.iter().copied().collect::<BTreeSet<_>>()),
+        (MESSAGES as usize, ids)
+    );
+    events.next().await.unwrap();
+    assert!(events.missed() > u64::from(MESSAGES), "{}", events.missed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_waits_for_its_hook_and_keeps_its_lease() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send(&1).await.unwrap();
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+    let once = Mutex::new(Some((begun, may_go_on)));
+    let worker = Worker::new(jobs.clone())
+        .visibility(LEASE)
+        .dead_letters(DlqPolicy::new())
+        .on_dead_letter(move |_, _| {
+            let (begun, may_go_on) =
+                once.lock().expect("a lock").take().expect("it is called once");
+            begun.send(()).expect("somebody waits");
+            may_go_on.recv().expect("a word");
+        })
+        .handler(|_: u32| async { Outcome::reject("no") });
+    let running = worker.start();
+    has_begun.await.unwrap();
+    for _ in 0..9 {
+        tokio::time::advance(LEASE / 3).await;
+        // The dispatcher and the queue have their turns.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(
+        jobs.counts().await.unwrap().in_flight,
+        1,
+        "its lease ended long ago, unless extended"
+    );
+    go_on.send(()).unwrap();
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.dead_lettered, stats.leases_lost), (1, 0));
+    assert_eq!(jobs.approximate_count().await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_that_panics_is_logged_and_changes_nothing() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let id = jobs.send(&1).await.unwrap();
+    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+    let [failed, dead] = [heard.clone(), heard.clone()];
+    let stats = Worker::new(jobs)
+        .workers(1)
+        .dead_letters(DlqPolicy::new().max_delivery_count(2))
+        .retry(Backoff::none())
+        .on_failure(|_| panic!("a hook that panics"))
+        .on_failure(move |one| {
+            failed.lock().expect("heard").push(format!("{} {}", one.about.attempt, one.terminal))
+        })
+        .on_dead_letter(|_, _| panic!("a hook that panics"))
+        .on_dead_letter(move |letter, to| {
+            dead.lock().expect("heard").push(format!("{} to {to}", letter.last_error));
+        })
+        .handler(|_: u32| async { Err::<(), _>("no") })
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!((stats.failed, stats.retried, stats.dead_lettered, stats.unsettled), (2, 1, 1, 0));
+    assert_eq!(*heard.lock().unwrap(), ["1 false", "2 true", "no to jobs-dlq"]);
+    let log = log.0.lock().unwrap();
+    let panicked = log.iter().filter(|line| line.contains("panicked")).collect::<Vec<_>>();
+    let line = |hook, attempt| {
+        format!(
+            "ERROR message=the hook {hook} panicked queue=jobs message_id={id} attempt={attempt} \
+             worker_id=0 error=\"a hook that panics\""
+        )
+    };
+    let [first, second] = [1, 2].map(|attempt| line("on_failure", attempt));
+    assert_eq!(panicked, [&first, &second, &line("on_dead_letter", 2)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hooks_hear_of_dead_letters_on_every_path() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let queue = jobs.queue().clone();
+    let mut expected = BTreeMap::new();
+    // One takes its process down whenever it is started.
+    let quarantined = jobs.send(&0).await.unwrap();
+    for _ in 0..3 {
+        let lease = Duration::from_secs(1);
+        let delivery = queue.receive(Receive::one().visibility(lease)).await.unwrap().remove(0);
+        queue
+            .settle(vec![Settle::start(delivery.receipt, lease)])
+            .await
+            .unwrap()
+            .remove(0)
+            .unwrap();
+        tokio::time::sleep(lease).await;
+    }
+    expected.insert(quarantined, ("quarantined", 1));
+    expected.insert(jobs.send(&1).await.unwrap(), ("rejected", 1));
+    expected.insert(jobs.send(&2).await.unwrap(), ("error", 2));
+    let text: Mailbox<String> = backend.mailbox("jobs").unwrap();
+    expected.insert(text.send(&"no number".to_owned()).await.unwrap(), ("undecodable", 1));
+
+    type Heard = Arc<Mutex<Vec<(MessageId, &'static str)>>>;
+    let (failed, dead): (Heard, Heard) = Default::default();
+    let [on_failed, on_dead] = [failed.clone(), dead.clone()];
+    Worker::new(jobs)
+        .dead_letters(DlqPolicy::new().max_delivery_count(2))
+        .retry(Backoff::none())
+        .on_failure(move |one| {
+            assert_eq!(one.about.queue.as_str(), "jobs");
+            assert_eq!(one.about.worker_id.is_none(), one.kind == FailureKind::Quarantined);
+            assert!(!one.error.is_empty() && !one.error_type.is_empty());
+            on_failed.lock().expect("heard").push((one.about.message_id, one.kind.as_str()));
+        })
+        .on_dead_letter(move |letter, to| {
+            assert_eq!((letter.source_mailbox.as_str(), to.as_str()), ("jobs", "jobs-dlq"));
+            on_dead.lock().expect("heard").push((letter.message_id, letter.failure.as_str()));
+        })
+        .handler(|n: u32| async move { if n == 1 { Ok(Outcome::reject("no")) } else { Err("no") } })
+        .run_until_empty()
+        .await
+        .unwrap();
+    let mut times: BTreeMap<_, (&str, usize)> = BTreeMap::new();
+    for (id, kind) in failed.lock().unwrap().iter() {
+        let (_, times) = times.entry(*id).or_insert((*kind, 0));
+        *times += 1;
+    }
+    assert_eq!(times, expected);
+    let dead: BTreeMap<_, _> = dead.lock().unwrap().iter().copied().collect();
+    let kinds: BTreeMap<_, _> = expected.into_iter().map(|(id, (kind, _))| (id, kind)).collect();
+    assert_eq!(dead, kinds);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hooks_hear_of_the_requests_of_a_main_loop() {
+    let backend = backend();
+    let requests: Mailbox<MainLoopRequest<u32>, MainLoopResult<u32>> =
+        backend.mailbox("requests").unwrap();
+    requests.send(&MainLoopRequest::new(7)).await.unwrap();
+    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+    let [failed, dead] = [heard.clone(), heard.clone()];
+    MainLoop::new(requests, |_: u32| async { Err::<u32, _>("no") })
+        .dead_letters(DlqPolicy::new().max_delivery_count(1))
+        .worker(|worker| {
+            worker
+                .on_failure(move |one| failed.lock().expect("heard").push(one.error.to_string()))
+                .on_dead_letter(move |_, to| dead.lock().expect("heard").push(to.to_string()))
+        })
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!(*heard.lock().unwrap(), ["no", "requests-dlq"]);
 }
 
 #[derive(Debug, Clone, Default)]
