@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pillarbox_core::{Mailbox, MessageId, Result, SendOptions};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::event::{Event, EventBus, Events};
 use crate::lifecycle::Pulse;
@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) stats: watch::Sender<StatsSnapshot>,
     pub(crate) bus: EventBus,
     pub(crate) producers: mpsc::Sender<ProducerMsg>,
+    /// Room for messages of producers that wait to be sent. See [`Outlet`].
+    pub(crate) producer_room: Arc<Semaphore>,
     pub(crate) tracer: OnceLock<Arc<dyn Tracer>>,
     pub(crate) is_stopping: AtomicBool,
     /// The last event was told.
@@ -163,6 +165,7 @@ impl Shared {
             stats: watch::Sender::new(stats),
             bus: EventBus::new(),
             producers,
+            producer_room: Arc::new(Semaphore::new(0)),
             tracer: OnceLock::new(),
             is_stopping: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -187,7 +190,12 @@ impl Shared {
     }
 
     pub(crate) fn outlet(&self) -> Outlet {
-        Outlet { sender: self.producers.clone(), tracer: self.tracer.get().cloned(), trace: None }
+        Outlet {
+            sender: self.producers.clone(),
+            room: self.producer_room.clone(),
+            tracer: self.tracer.get().cloned(),
+            trace: None,
+        }
     }
 
     pub(crate) fn say_state(&self, state: State) {
@@ -208,6 +216,7 @@ pub(crate) struct Farewell(pub(crate) Arc<Shared>);
 
 impl Drop for Farewell {
     fn drop(&mut self) {
+        self.0.producer_room.close();
         self.0.say_drained();
     }
 }

@@ -14,7 +14,8 @@ use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use pillarbox_core::clock::{after, later};
 use pillarbox_core::{
-    BoxFuture, Counts, Delivery, Error, MessageId, Queue, Receive, Result, Sent, Settle, Timestamp,
+    BoxFuture, Counts, Delivery, Error, MessageId, Queue, QueueName, Receive, Result, Sent, Settle,
+    Timestamp,
 };
 use tokio::sync::mpsc;
 use tokio::task::{Id, JoinError, JoinSet};
@@ -28,6 +29,7 @@ use crate::dispatcher::{
 };
 use crate::event::{self, About};
 use crate::inbox::{Common, ErrorReply, Served, WorkerResult, WorkerTask, yield_behind_others};
+use crate::log::{self, CONTROL, DELIVERIES};
 use crate::metrics::{GroupMetrics, QueueMetrics};
 use crate::outbox::{Outbox, Sender};
 use crate::producer::ProducerMsg;
@@ -36,8 +38,6 @@ use crate::stats::{StatsSnapshot, Tally, is_terminal};
 
 /// How often a snapshot is published at most.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
-/// How many messages may wait to be sent before producers have to wait.
-const MOST_UNSENT: usize = 1024;
 /// How long the driver waits for something to happen, where nobody watches it.
 const LONGEST_TURN: Duration = Duration::from_secs(3600);
 /// How often it is tried to tell the sender of a message that it has become a dead letter.
@@ -126,21 +126,53 @@ pub(crate) struct Driver {
 
 /// A dead letter that is being stored.
 struct Grave {
+    source: usize,
+    about: About,
     letter: LetterNote,
+    /// The dead letter itself, and where it is, if the program's hooks want to hear of it.
+    told: Option<(DeadLetter, QueueName)>,
     /// What is to be told to the sender of its message.
     reply: Option<ErrorReply>,
     /// How often that has failed.
     failures: u32,
 }
 
+impl Grave {
+    /// The message, and the worker that had it at last.
+    fn who(&self) -> (MessageId, Option<usize>) {
+        (self.about.message_id, self.about.worker_id.map(|id| id.0))
+    }
+}
+
 /// The end of a call.
 enum Answer {
-    Fetched { source: usize, answer: Result<Vec<Delivery>> },
+    Fetched {
+        source: usize,
+        answer: Result<Vec<Delivery>>,
+    },
     Aborted,
-    Settled { source: usize, lane: LaneKind, answer: Result<Vec<Result<()>>> },
-    Sent { queue: Arc<dyn Queue>, senders: Vec<Sender>, answer: Result<Vec<Result<Sent>>> },
-    Counted { source: usize, answer: Result<Counts> },
-    ReplyDue { key: Key },
+    Settled {
+        source: usize,
+        lane: LaneKind,
+        answer: Result<Vec<Result<()>>>,
+    },
+    Sent {
+        queue: Arc<dyn Queue>,
+        senders: Vec<Sender>,
+        answer: Result<Vec<Result<Sent>>>,
+    },
+    Counted {
+        source: usize,
+        answer: Result<Counts>,
+    },
+    ReplyDue {
+        key: Key,
+    },
+    /// The program's hooks know of a dead letter.
+    HooksTold {
+        key: Key,
+        letter: LetterNote,
+    },
 }
 
 impl Driver {
@@ -192,6 +224,8 @@ impl Driver {
 
     /// Runs until a stop is complete, and says how it ended.
     pub(crate) async fn run(mut self) -> Result<StatsSnapshot> {
+        let (group, workers) = (&*self.settings.group, self.dispatcher.active_workers());
+        tracing::info!(target: CONTROL, group, workers, "started");
         loop {
             self.common.shared.pulse.turn();
             let now = Instant::now();
@@ -241,7 +275,7 @@ impl Driver {
             any = true;
             self.answer(answer);
         }
-        if !self.producers_closed && self.outbox.len() < MOST_UNSENT {
+        if !self.producers_closed {
             any |= self.take_in_producers(context);
         }
         while let Poll::Ready(Some(ended)) = self.workers.poll_join_next_with_id(context) {
@@ -261,6 +295,7 @@ impl Driver {
         if any { Poll::Ready(()) } else { Poll::Pending }
     }
 
+    /// Takes over what producers ask for, of which there is no more than they have room for.
     fn take_in_producers(&mut self, context: &mut Context<'_>) -> bool {
         let mut any = false;
         let mut asked = Vec::new();
@@ -305,7 +340,14 @@ impl Driver {
             Answer::Fetched { source, answer } => {
                 self.fetches[source] = None;
                 match &answer {
-                    Ok(_) => self.fetch_succeeded(source),
+                    Ok(deliveries) => {
+                        self.fetch_succeeded(source);
+                        if !deliveries.is_empty() {
+                            let (queue, messages) =
+                                (self.routes[source].queue.name(), deliveries.len());
+                            tracing::debug!(target: DELIVERIES, %queue, messages, "messages were received");
+                        }
+                    }
                     Err(error) => self.fetch_failed(source, error),
                 }
                 self.events.push_back(Event::Fetched { source, answer });
@@ -314,7 +356,7 @@ impl Driver {
                 match &answer {
                     Ok(answers) => {
                         self.tally.answered(source, Instant::now());
-                        self.log_refusals(source, answers);
+                        self.log_refusals(source, lane, answers);
                     }
                     Err(error) => {
                         let call = if lane == LaneKind::Settles { "settle" } else { "extend" };
@@ -341,6 +383,9 @@ impl Driver {
                 }
             }
             Answer::ReplyDue { key } => self.reply(key),
+            Answer::HooksTold { key, letter } => {
+                self.events.push_back(Event::Buried { key, answer: Ok(letter) });
+            }
             Answer::Counted { source, answer } => {
                 self.counting[source] = false;
                 if let Ok(counts) = answer {
@@ -358,8 +403,16 @@ impl Driver {
         match answer {
             Ok(_) => self.reply(key),
             Err(error) => {
-                tracing::error!(queue = %queue.name(), %error, "cannot store a dead letter");
-                self.graves.remove(&key);
+                let grave = self.graves.remove(&key);
+                let (message_id, worker_id) = grave.as_ref().map(Grave::who).unzip();
+                tracing::error!(
+                    target: DELIVERIES,
+                    queue = %queue.name(),
+                    message_id = message_id.map(tracing::field::display),
+                    worker_id = worker_id.flatten(),
+                    %error,
+                    "cannot store a dead letter"
+                );
                 self.events.push_back(Event::Buried { key, answer: Err(error) });
             }
         }
@@ -389,16 +442,26 @@ impl Driver {
                 }));
                 return;
             }
-            tracing::warn!(queue = %queue.name(), %error, "no error reply was sent");
+            let (message_id, worker_id) = grave.who();
+            tracing::warn!(target: DELIVERIES, queue = %queue.name(), %message_id, worker_id, %error, "no error reply was sent");
         }
         self.complete(key);
     }
 
-    /// A dead letter is stored, and its sender was told.
+    /// A dead letter is stored, and its sender was told. The program's hooks are told next, and the message is
+    /// acknowledged after that.
     fn complete(&mut self, key: Key) {
-        if let Some(Grave { letter, .. }) = self.graves.remove(&key) {
+        let Some(grave) = self.graves.remove(&key) else { return };
+        let Grave { source, about, letter, told, .. } = grave;
+        let Some((dead, to)) = told else {
             self.events.push_back(Event::Buried { key, answer: Ok(letter) });
-        }
+            return;
+        };
+        let told = self.common.served[source].hooks.clone().dead_lettered(about, dead, to);
+        self.calls.push(Box::pin(async move {
+            told.await;
+            Answer::HooksTold { key, letter }
+        }));
     }
 
     /// Shows whether settles and extensions go well. Where all workers are busy, nothing else is asked of the
@@ -420,11 +483,20 @@ impl Driver {
     }
 
     /// Says why single settles failed, other than that they came too late, which is told anyway.
-    fn log_refusals(&self, source: usize, answers: &[Result<()>]) {
+    fn log_refusals(&self, source: usize, lane: LaneKind, answers: &[Result<()>]) {
         let is_news = |error: &&Error| !matches!(error, Error::ReceiptHandleExpired { .. });
-        if let Some(error) = answers.iter().filter_map(|answer| answer.as_ref().err()).find(is_news)
-        {
-            tracing::warn!(queue = %self.routes[source].queue.name(), %error, "a settle was refused");
+        let news = answers.iter().map(|answer| answer.as_ref().err().filter(is_news));
+        if let Some((entry, error)) = news.enumerate().find_map(|(n, error)| Some((n, error?))) {
+            let queue = self.routes[source].queue.name();
+            let (message_id, worker_id) = self.dispatcher.settling(source, lane, entry).unzip();
+            tracing::warn!(
+                target: DELIVERIES,
+                %queue,
+                message_id = message_id.map(tracing::field::display),
+                worker_id = worker_id.flatten(),
+                %error,
+                "a settle was refused"
+            );
         }
     }
 
@@ -460,7 +532,8 @@ impl Driver {
             Ok((task, ())) => task,
             // A worker catches every panic of what it runs. This one got out all the same.
             Err(error) => {
-                tracing::error!(%error, "a worker ended by itself and is replaced");
+                let (group, worker_id) = (&*self.settings.group, self.tasks.get(&error.id()));
+                tracing::error!(target: CONTROL, group, worker_id, %error, "a worker ended by itself and is replaced");
                 error.id()
             }
         };
@@ -496,6 +569,8 @@ impl Driver {
             Action::Retire { worker } => {
                 // It ends when it has emptied its inbox.
                 self.inboxes[worker] = None;
+                let group = &*self.settings.group;
+                tracing::debug!(target: CONTROL, group, worker_id = worker, "a worker retires");
             }
             Action::Finish => {}
         }
@@ -503,10 +578,10 @@ impl Driver {
 
     /// Has a dead letter stored.
     fn bury(&mut self, burial: Burial) {
-        let Burial { key, source, worker, message, failure, route } = burial;
+        let Burial { key, source, worker: worker_id, message, attempt, failure, route } = burial;
         let Route { queue, dead_letters, .. } = &self.routes[source];
-        let worker = self.settings.name_of(worker);
-        let Served { policy, prototype, .. } = &self.common.served[source];
+        let worker = self.settings.name_of(worker_id);
+        let Served { policy, hooks, prototype, .. } = &self.common.served[source];
         let mut letter =
             DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
         if policy.rules.is_elsewhere(route) {
@@ -514,17 +589,26 @@ impl Driver {
         }
         match (dead_letters.get(route), letter.outgoing(message.id)) {
             (Some(dead_letters), Ok(outgoing)) => {
-                let reply = prototype.error_reply(&message, &letter);
+                let reply = prototype.error_reply(&message, &letter).unwrap_or_else(|error| {
+                    let (queue, message_id) = (queue.name(), message.id);
+                    tracing::warn!(target: DELIVERIES, %queue, %message_id, worker_id, error = %error, "no error reply can be sent");
+                    None
+                });
                 let DeadLetter { message_id, request_id, .. } = letter;
+                let told = hooks.want(&letter).then(|| (letter, dead_letters.name().clone()));
                 let letter = LetterNote { message_id, request_id };
-                self.graves.insert(key, Grave { letter, reply, failures: 0 });
+                let mut about = About::new(queue.name().clone(), message.id, attempt);
+                about.worker_id = worker_id.map(WorkerId);
+                let grave = Grave { source, about, letter, told, reply, failures: 0 };
+                self.graves.insert(key, grave);
                 self.outbox.push(dead_letters.clone(), outgoing, Sender::Grave(key));
             }
             // Not asked for where there is no place for dead letters, and all can be written.
             (_, written) => {
                 let error = written.err().map_or_else(|| "no place".to_owned(), |e| e.to_string());
-                tracing::error!(queue = %queue.name(), error, "cannot write a dead letter");
-                let answer = Err(Error::invalid(Some(queue.name()), "dead letter", error, "JSON"));
+                let (queue, message_id) = (queue.name(), message.id);
+                tracing::error!(target: DELIVERIES, %queue, %message_id, worker_id, error, "cannot write a dead letter");
+                let answer = Err(Error::invalid(Some(queue), "dead letter", error, "JSON"));
                 self.events.push_back(Event::Buried { key, answer });
             }
         }
@@ -549,13 +633,17 @@ impl Driver {
     }
 
     fn assign(&mut self, worker: usize, assigned: Assigned) {
-        let key = assigned.key;
+        let Assigned { key, source, attempt, .. } = assigned;
+        let message_id = assigned.message.id;
         let sent = match &self.inboxes[worker] {
             // There is room: the dispatcher asks for no more than the inboxes hold.
             Some(inbox) => inbox.try_send(assigned).is_ok(),
             None => false,
         };
-        if !sent {
+        if sent {
+            let queue = self.routes[source].queue.name();
+            tracing::debug!(target: DELIVERIES, %queue, %message_id, attempt, worker_id = worker, "a message was dispatched");
+        } else {
             self.events.push_back(Event::Returned { key, worker });
         }
     }
@@ -570,6 +658,8 @@ impl Driver {
         self.inboxes[worker] = Some(sender);
         let task = self.workers.spawn(task.run());
         self.tasks.insert(task.id(), worker);
+        let group = &*self.settings.group;
+        tracing::debug!(target: CONTROL, group, worker_id = worker, "a worker starts");
     }
 
     /// Makes the calls that send.
@@ -612,7 +702,7 @@ impl Driver {
             tally.add(&note);
             queue_metrics[note.source].add(&note);
             let route = &routes[note.source];
-            log(&note, route.queue.name());
+            log::delivery(&note, route.queue.name());
             if is_heard && let Some(event) = public(note, route) {
                 common.shared.emit(|| event);
             }
@@ -626,11 +716,26 @@ impl Driver {
         self.is_dirty = true;
         // At once: somebody may wait for it.
         self.published_at = None;
+        let (group, shared) = (&*self.settings.group, &self.common.shared);
         match (before, mode) {
-            (_, Mode::Paused) => self.common.shared.emit(|| event::Event::Paused),
-            (Mode::Paused, Mode::Running) => self.common.shared.emit(|| event::Event::Resumed),
-            (Mode::Running | Mode::Paused, _) => self.common.shared.emit(|| event::Event::Draining),
+            (_, Mode::Paused) => {
+                tracing::info!(target: CONTROL, group, "paused: nothing is received");
+                shared.emit(|| event::Event::Paused);
+            }
+            (Mode::Paused, Mode::Running) => {
+                tracing::info!(target: CONTROL, group, "resumed: messages are received again");
+                shared.emit(|| event::Event::Resumed);
+            }
+            (Mode::Running | Mode::Paused, _) => {
+                let in_flight = self.dispatcher.in_flight();
+                tracing::info!(target: CONTROL, group, in_flight, "draining: what is running is finished");
+                shared.emit(|| event::Event::Draining);
+            }
             _ => {}
+        }
+        if let Mode::Cancelling { .. } = mode {
+            let in_flight = self.dispatcher.in_flight();
+            tracing::info!(target: CONTROL, group, in_flight, "cancelling: what is still running is given back");
         }
     }
 
@@ -669,10 +774,13 @@ impl Driver {
         if tokio::time::timeout(JOIN_FOR, join).await.is_err() {
             // A handler that blocks its thread cannot be stopped. Its message comes back when its lease
             // ends, and not before.
-            tracing::error!("a handler does not end; it is left behind");
+            let group = &*self.settings.group;
+            tracing::error!(target: CONTROL, group, "a handler does not end; it is left behind");
             self.common.shared.pulse.leave_behind();
             self.workers.abort_all();
         }
+        // Who waits for room hears of the end; what has its place is sent.
+        self.common.shared.producer_room.close();
         self.producers.close();
         while let Some(asked) = self.producers.recv().await {
             self.outbox.take_over(asked);
@@ -687,12 +795,16 @@ impl Driver {
             }
         };
         if tokio::time::timeout_at(after(limit), send).await.is_err() {
-            tracing::warn!("not all could be sent before the end; who wanted to is told");
+            let group = &*self.settings.group;
+            tracing::warn!(target: CONTROL, group, "not all could be sent before the end; who wanted to is told");
         }
         let now = Instant::now();
         (self.is_dirty, self.published_at) = (true, None);
         self.publish(now);
         let snapshot = self.common.shared.stats.borrow().clone();
+        let StatsSnapshot { processed, succeeded, failed, .. } = snapshot;
+        let group = &*self.settings.group;
+        tracing::info!(target: CONTROL, group, processed, succeeded, failed, "stopped");
         self.common.shared.say_drained();
         match self.dispatcher.closed() {
             Some(error) => Err(error.clone()),
@@ -712,40 +824,6 @@ async fn in_time<T>(
         let cause = format!("there was no answer within {limit:?}");
         Err(Error::connection(Some(queue.name()), action, cause))
     })
-}
-
-/// What is logged of single messages has a target of its own, so that a program that expects failures can
-/// leave it out.
-pub(crate) const DELIVERIES: &str = "pillarbox_runtime::deliveries";
-
-fn log(note: &Note, queue: &pillarbox_core::QueueName) {
-    let (message_id, attempt) = (note.id, note.attempt);
-    match &note.what {
-        What::Failed { failure, then } => {
-            let terminal = is_terminal(failure.kind, then);
-            let (kind, error) = (failure.kind.as_str(), &*failure.text);
-            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, kind, error, terminal, "a handler failed");
-        }
-        What::DeadLettered { failure, letter: LetterNote { message_id, request_id }, .. } => {
-            tracing::warn!(
-                target: DELIVERIES,
-                source_mailbox = %queue,
-                %message_id,
-                request_id = request_id.map(tracing::field::display),
-                delivery_count = note.delivery_count,
-                error_type = failure.type_name,
-                error_message = &*failure.text,
-                "a message was dead-lettered"
-            );
-        }
-        What::LeaseLost => {
-            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, "a lease was lost; somebody else may have the message");
-        }
-        What::Unsettled => {
-            tracing::warn!(target: DELIVERIES, %queue, %message_id, attempt, "it is not known whether a message was settled");
-        }
-        _ => {}
-    }
 }
 
 /// What listeners are told of a note.

@@ -18,8 +18,10 @@ use crate::control::Shared;
 use crate::dead_letters::DeadLetter;
 use crate::dispatcher::{Assigned, Finished, Key, Verdict};
 use crate::event::{About, Event};
+use crate::hooks::{FailedAttempt, Hooks};
 use crate::lease::Heartbeat;
 use crate::lifecycle::Slot;
+use crate::log::DELIVERIES;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::policy::Policy;
 use crate::producer::{Outlet, ProducerHandle};
@@ -59,6 +61,7 @@ pub(crate) struct Served {
     pub(crate) queue: QueueName,
     pub(crate) capabilities: Capabilities,
     pub(crate) policy: Policy,
+    pub(crate) hooks: Hooks,
     /// Each worker has a service of its own, made after this one.
     pub(crate) prototype: Box<dyn Serve>,
 }
@@ -123,7 +126,7 @@ impl WorkerTask {
             let verdict = Verdict::TooLate;
             return WorkerResult::Finished(Finished { key, source, worker, verdict, took: None });
         }
-        let Served { queue, capabilities, policy, prototype } = &self.common.served[source];
+        let Served { queue, capabilities, policy, hooks, prototype } = &self.common.served[source];
         self.common.shared.emit(|| {
             Event::Started(About {
                 queue: queue.clone(),
@@ -159,7 +162,12 @@ impl WorkerTask {
         };
         let start = Instant::now();
         // Before the span is entered, which is when tracing systems want to know.
-        join_trace(&span, trace.as_ref(), attempt, &self.common.outlet);
+        if let Some(trace) = &trace
+            && !join_trace(&span, trace, attempt, &self.common.outlet)
+        {
+            tracing::error!(target: DELIVERIES, %queue, message_id = %message.id, worker_id = self.id, "the tracer panicked; a span is without its trace");
+        }
+        tracing::debug!(target: DELIVERIES, %queue, message_id = %message.id, attempt, worker_id = self.id, "a handler starts");
         // Whatever panics here, a layer or a codec, the worker goes on with a service that is sound.
         let serve = &mut self.serves[source];
         let guarded = AssertUnwindSafe(async { serve.serve(call).await });
@@ -184,22 +192,24 @@ impl WorkerTask {
             }
         };
         record(&span, &verdict);
+        if let Verdict::Failed { failure, then } = &verdict
+            && hooks.has_on_failure()
+        {
+            let mut about = About::new(queue.clone(), message.id, attempt);
+            about.worker_id = Some(WorkerId(self.id));
+            hooks.failed(FailedAttempt::new(about, failure, then)).await;
+        }
         WorkerResult::Finished(Finished { key, source, worker, verdict, took })
     }
 }
 
-/// Says to the span of a delivery where it belongs.
-fn join_trace(span: &tracing::Span, trace: Option<&TraceContext>, attempt: u32, outlet: &Outlet) {
-    let Some(trace) = trace else { return };
+/// Says to the span of a delivery where it belongs. False if the tracer panicked.
+fn join_trace(span: &tracing::Span, trace: &TraceContext, attempt: u32, outlet: &Outlet) -> bool {
     span.record("trace_id", trace.trace_id());
-    if let Some(tracer) = &outlet.tracer {
-        let kinship = if attempt <= 1 { Kinship::Child(trace) } else { Kinship::Link(trace) };
-        // Tracing never keeps a message from being handled.
-        let joined = std::panic::catch_unwind(AssertUnwindSafe(|| tracer.join(span, kinship)));
-        if joined.is_err() {
-            tracing::error!("the tracer panicked; a span is without its trace");
-        }
-    }
+    let Some(tracer) = &outlet.tracer else { return true };
+    let kinship = if attempt <= 1 { Kinship::Child(trace) } else { Kinship::Link(trace) };
+    // Tracing never keeps a message from being handled.
+    std::panic::catch_unwind(AssertUnwindSafe(|| tracer.join(span, kinship))).is_ok()
 }
 
 /// Says in its span how a delivery ended.
@@ -253,7 +263,11 @@ pub(crate) trait Serve: Send + Sync {
     fn serve(&mut self, call: Call) -> BoxFuture<'_, Result<Outcome, BoxError>>;
 
     /// What the sender of a message is told when it has become a dead letter, and where.
-    fn error_reply(&self, message: &RawMessage, letter: &DeadLetter) -> Option<ErrorReply>;
+    fn error_reply(
+        &self,
+        message: &RawMessage,
+        letter: &DeadLetter,
+    ) -> Result<Option<ErrorReply>, BoxError>;
 
     /// The same for another worker.
     fn another(&self) -> Box<dyn Serve>;
@@ -324,18 +338,17 @@ where
         Box::pin(async move { self.service.ready().await?.call(request).await })
     }
 
-    fn error_reply(&self, message: &RawMessage, letter: &DeadLetter) -> Option<ErrorReply> {
-        let make = self.error_reply.as_ref()?;
-        message.reply_to.as_ref()?;
+    fn error_reply(
+        &self,
+        message: &RawMessage,
+        letter: &DeadLetter,
+    ) -> Result<Option<ErrorReply>, BoxError> {
+        let (Some(make), Some(_)) = (&self.error_reply, &message.reply_to) else { return Ok(None) };
         // All of it is the program's own: what makes the reply, what finds the mailbox, and the codec.
         let made = || self.try_error_reply(make, message, letter);
         std::panic::catch_unwind(AssertUnwindSafe(made))
             .unwrap_or_else(|payload| Err(Failure::panic(&*payload).into()))
-            .inspect_err(|error| {
-                let (message_id, queue) = (message.id, &letter.source_mailbox);
-                tracing::warn!(%queue, %message_id, error = %error, "no error reply can be sent");
-            })
-            .ok()
+            .map(Some)
     }
 
     fn another(&self) -> Box<dyn Serve> {

@@ -12,6 +12,7 @@
 //! | what a handler may ask for and return | [`Handler`], [`FromRequest`], [`Outcome`] |
 //! | several kinds of message in a mailbox | [`Router`] |
 //! | pausing, stopping, statistics, events | [`Control`], [`StatsSnapshot`], [`Event`] |
+//! | hearing of every failure and dead letter | [`Worker::on_failure`], [`Worker::on_dead_letter`] |
 //! | long work | [`Heartbeat`] |
 //! | middleware | [`Worker::layer`], [`ServiceRequest`], [`build_service_stack`] |
 //! | retries | [`Backoff`] |
@@ -31,9 +32,11 @@ mod dispatcher;
 mod driver;
 mod event;
 mod handler;
+mod hooks;
 mod inbox;
 mod lease;
 mod lifecycle;
+mod log;
 mod loops;
 mod metrics;
 mod outbox;
@@ -62,6 +65,7 @@ pub use dead_letters::{
 };
 pub use event::{About, Event, Events};
 pub use handler::{FromRequest, Handler, HandlerService, Parts};
+pub use hooks::FailedAttempt;
 pub use lease::Heartbeat;
 #[cfg(feature = "health")]
 pub use lifecycle::PrometheusHandle;

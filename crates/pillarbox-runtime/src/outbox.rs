@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pillarbox_core::{MessageId, Outgoing, Queue, Result};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::dispatcher::Key;
 use crate::producer::ProducerMsg;
@@ -26,8 +26,18 @@ pub(crate) struct Outbox {
 #[derive(Debug)]
 struct Lane {
     queue: Arc<dyn Queue>,
-    pending: Vec<(Outgoing, Sender)>,
+    pending: Vec<Pending>,
     is_busy: bool,
+}
+
+/// A message that waits to be sent.
+#[derive(Debug)]
+struct Pending {
+    message: Outgoing,
+    sender: Sender,
+    /// The place of a producer's message, which is free once a call takes the message. Dead letters have none:
+    /// there are no more of them than deliveries that are held.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// A call that stores messages.
@@ -40,18 +50,23 @@ pub(crate) struct Send {
 
 impl Outbox {
     pub(crate) fn push(&mut self, queue: Arc<dyn Queue>, message: Outgoing, sender: Sender) {
+        self.add(queue, Pending { message, sender, _place: None });
+    }
+
+    /// What a producer asks for.
+    pub(crate) fn take_over(&mut self, asked: ProducerMsg) {
+        let ProducerMsg { queue, message, answer, place } = asked;
+        let sender = Sender::Producer(answer);
+        self.add(queue, Pending { message, sender, _place: Some(place) });
+    }
+
+    fn add(&mut self, queue: Arc<dyn Queue>, pending: Pending) {
         let known = self.lanes.iter().position(|lane| Arc::ptr_eq(&lane.queue, &queue));
         let lane = known.unwrap_or_else(|| {
             self.lanes.push(Lane { queue, pending: Vec::new(), is_busy: false });
             self.lanes.len() - 1
         });
-        self.lanes[lane].pending.push((message, sender));
-    }
-
-    /// What a producer asks for.
-    pub(crate) fn take_over(&mut self, asked: ProducerMsg) {
-        let ProducerMsg { queue, message, answer } = asked;
-        self.push(queue, message, Sender::Producer(answer));
+        self.lanes[lane].pending.push(pending);
     }
 
     /// A call that can be made now.
@@ -59,7 +74,9 @@ impl Outbox {
         let lane = self.lanes.iter_mut().find(|lane| !lane.is_busy && !lane.pending.is_empty())?;
         lane.is_busy = true;
         let most = lane.pending.len().min(lane.queue.capabilities().max_batch);
-        let (messages, senders) = lane.pending.drain(..most).unzip();
+        let taken = lane.pending.drain(..most);
+        let (messages, senders) =
+            taken.map(|Pending { message, sender, .. }| (message, sender)).unzip();
         Some(Send { queue: lane.queue.clone(), messages, senders })
     }
 
@@ -71,11 +88,6 @@ impl Outbox {
                 self.lanes.swap_remove(place);
             }
         }
-    }
-
-    /// How many wait to be sent.
-    pub(crate) fn len(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.pending.len()).sum()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

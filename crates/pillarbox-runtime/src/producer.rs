@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use pillarbox_core::{Error, Mailbox, MessageId, Outgoing, Queue, Result, SendOptions};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::trace::{TraceContext, Tracer};
 
@@ -12,7 +12,9 @@ use crate::trace::{TraceContext, Tracer};
 ///
 /// Handlers take one as an argument; others get theirs from [`Control`](crate::Control). A send is
 /// answered when the backend has stored the message. Messages that a handler sends belong to the trace
-/// of the message that it handles.
+/// of the message that it handles. Where as many messages wait to be sent as
+/// [`producer_buffer`](crate::Worker::producer_buffer) allows, a send waits until there is room; and before
+/// the worker runs, until it does.
 ///
 /// ```
 /// use pillarbox_runtime::ProducerHandle;
@@ -35,6 +37,9 @@ pub struct ProducerHandle<T> {
 #[derive(Clone)]
 pub(crate) struct Outlet {
     pub(crate) sender: mpsc::Sender<ProducerMsg>,
+    /// A permit for each message that may wait to be sent. None before the workers run; closed once they have
+    /// ended.
+    pub(crate) room: Arc<Semaphore>,
     pub(crate) tracer: Option<Arc<dyn Tracer>>,
     /// The trace of the message that is being handled.
     pub(crate) trace: Option<TraceContext>,
@@ -45,6 +50,8 @@ pub(crate) struct ProducerMsg {
     pub(crate) queue: Arc<dyn Queue>,
     pub(crate) message: Outgoing,
     pub(crate) answer: oneshot::Sender<Result<MessageId>>,
+    /// Its place among those that wait to be sent.
+    pub(crate) place: OwnedSemaphorePermit,
 }
 
 impl<T: 'static> ProducerHandle<T> {
@@ -107,8 +114,10 @@ impl Outlet {
             context.add_to(&mut message.attributes);
         }
         let closed = Error::Closed { queue: Some(queue.name().clone()) };
+        let Ok(place) = self.room.clone().acquire_owned().await else { return Err(closed) };
         let (answer, answered) = oneshot::channel();
-        if self.sender.send(ProducerMsg { queue, message, answer }).await.is_err() {
+        // There is room: the channel holds as many as there can be permits.
+        if self.sender.try_send(ProducerMsg { queue, message, answer, place }).is_err() {
             return Err(closed);
         }
         answered.await.unwrap_or(Err(closed))

@@ -21,6 +21,7 @@ use crate::dead_letters::{DeadLetter, Dlq, DlqPolicy, Rules};
 use crate::dispatcher::{Dispatcher, Quarantine, STAGGER, Settings, SourceSettings};
 use crate::driver::{Driver, DriverSettings, Route};
 use crate::handler::{Handler, HandlerService};
+use crate::hooks::{FailedAttempt, Hooks};
 use crate::inbox::{Common, MakeErrorReply, Serve, Served, Typed};
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::policy::{Policy, fit_delay};
@@ -164,6 +165,7 @@ struct MailboxOptions {
     quarantine: Option<u32>,
     while_beating: bool,
     cancel_lost: bool,
+    hooks: Hooks,
 }
 
 /// What is said of the workers.
@@ -171,6 +173,7 @@ struct GroupOptions {
     name: Option<String>,
     inbox: usize,
     results: usize,
+    producers: usize,
     backoff: Duration,
     call_timeout: Duration,
     depth_every: Option<Duration>,
@@ -198,9 +201,6 @@ struct AnyMailbox {
     build: Build<Box<dyn Serve>>,
 }
 
-/// How many messages may wait to be taken over from producers.
-const PRODUCER_BUFFER: usize = 128;
-
 impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
     /// Workers for a mailbox. Next comes [`handler`](Worker::handler), or before it
     /// [`context`](Worker::context).
@@ -220,11 +220,13 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             quarantine: None,
             while_beating: false,
             cancel_lost: false,
+            hooks: Hooks::default(),
         };
         let group = GroupOptions {
             name: None,
             inbox: 1,
             results: 128,
+            producers: 128,
             backoff: Duration::from_millis(50),
             call_timeout: Duration::from_secs(10),
             depth_every: None,
@@ -233,7 +235,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             refused: None,
             on_shutdown: Vec::new(),
         };
-        let (producers_sender, producers) = mpsc::channel(PRODUCER_BUFFER);
+        let (producers_sender, producers) = mpsc::channel(MOST_WAITING);
         let (poke, pokes) = mpsc::channel(1);
         let drain = Duration::from_secs(30);
         let wanted = Wanted { is_paused: false, stop: None, workers: 4, drain };
@@ -319,6 +321,14 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// otherwise.
     pub fn result_buffer(mut self, messages: usize) -> Self {
         self.group.results = messages;
+        self
+    }
+
+    /// Number of messages of [producers](crate::ProducerHandle) that may wait to be sent; a send beyond that
+    /// waits until there is room. Defaults to 128. A message waits while the call before it, to the same queue, is
+    /// under way; then all that wait for that queue go in one call, up to what its backend takes.
+    pub fn producer_buffer(mut self, messages: usize) -> Self {
+        self.group.producers = messages;
         self
     }
 
@@ -421,6 +431,53 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     pub fn error_reply(mut self, reply: impl Fn(&DeadLetter) -> R + Send + Sync + 'static) -> Self {
         self.error_reply = Some(Arc::new(move |letter| (None, reply(letter))));
         self.one.has_error_reply = true;
+        self
+    }
+
+    /// Calls a function for each attempt that fails, before its message is settled. Several are called in order.
+    ///
+    /// Unlike [events](Control::events), none is missed: the message waits until the function has returned, and
+    /// its lease is extended meanwhile. So a function that takes long, or blocks, delays its message and the worker
+    /// that has it; it is called on a thread of its own. One that panics changes nothing, and is logged.
+    ///
+    /// A process that ends before the message is settled has called it and does so again when the message has
+    /// failed again: each failure is told at least once. A message that is [quarantined](Self::quarantine_after) is told
+    /// of with its dead letter, for no handler has run. What a [`MainLoop`](crate::MainLoop) answers with an error, without dead letters,
+    /// is no failure of its worker.
+    ///
+    /// ```
+    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
+    /// # use pillarbox_runtime::{DlqPolicy, Worker};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
+    /// # let jobs: Mailbox<u32> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
+    /// # jobs.send(&7).await?;
+    /// let (pager, pages) = std::sync::mpsc::channel();
+    /// Worker::new(jobs)
+    ///     .dead_letters(DlqPolicy::new().max_delivery_count(1))
+    ///     .on_failure(|failed| eprintln!("{}: {}", failed.about.message_id, failed.error))
+    ///     .on_dead_letter(move |letter, to| drop(pager.send(format!("{to}: {}", letter.last_error))))
+    ///     .handler(|_: u32| async { Err::<(), _>("out of paper") })
+    ///     .run_until_empty()
+    ///     .await?;
+    /// assert_eq!(pages.recv().unwrap(), "jobs-dlq: out of paper");
+    /// # Ok(()) }
+    /// ```
+    pub fn on_failure(mut self, hook: impl Fn(&FailedAttempt) + Send + Sync + 'static) -> Self {
+        self.one.hooks.add_on_failure(hook);
+        self
+    }
+
+    /// Calls a function for each dead letter, with the queue that it is in: once it is stored and its sender
+    /// was told, and before its message is acknowledged. Several are called in order.
+    ///
+    /// The same holds as for [`on_failure`](Self::on_failure): none is missed, the message waits for it, a panic changes
+    /// nothing. A process that ends before the message is acknowledged calls it again, for the same dead letter. Of no use
+    /// without [`dead_letters`](Self::dead_letters), and refused.
+    pub fn on_dead_letter(
+        mut self,
+        hook: impl Fn(&DeadLetter, &QueueName) + Send + Sync + 'static,
+    ) -> Self {
+        self.one.hooks.add_on_dead_letter(hook);
         self
     }
 
@@ -706,6 +763,7 @@ where
         // What was asked for before the start counts: a pause, a stop, a number of workers.
         let wanted = *ends.shared.wanted.borrow();
         group.check(wanted.workers, &mailboxes)?;
+        ends.shared.producer_room.add_permits(group.producers);
         let places = mailboxes.iter().map(AnyMailbox::places).collect::<Result<Vec<_>>>()?;
         let queues =
             mailboxes.iter().map(|mailbox| (mailbox.queue.name().clone(), mailbox.options.poll));
@@ -731,6 +789,7 @@ where
                 queue: queue.name().clone(),
                 capabilities: queue.capabilities().clone(),
                 policy: options.policy(group.backoff, rules, !dead_letters.is_empty()),
+                hooks: options.hooks.clone(),
                 prototype: build(&options.stack()),
             });
             if let (Some(every), false) = (group.depth_every, dead_letters.is_empty()) {
@@ -871,6 +930,7 @@ impl GroupOptions {
         number("workers", workers, 1, MOST_WORKERS)?;
         number("inbox", self.inbox, 0, MOST_WAITING)?;
         number("result_buffer", self.results, 1, MOST_WAITING)?;
+        number("producer_buffer", self.producers, 1, MOST_WAITING)?;
         at_least(None, "dequeue_backoff", self.backoff, 1)?;
         at_least(None, "call_timeout", self.call_timeout, 10)?;
         if let Some(every) = self.depth_every {
@@ -897,6 +957,15 @@ impl GroupOptions {
             if options.has_error_reply && options.dead_letters.is_none() {
                 let allowed = "with dead_letters, for it answers what became a dead letter";
                 return Err(Error::invalid(name, "error_reply", "without dead_letters", allowed));
+            }
+            if options.hooks.has_on_dead_letter() && options.dead_letters.is_none() {
+                let allowed = "with dead_letters, for it hears of those";
+                return Err(Error::invalid(
+                    name,
+                    "on_dead_letter",
+                    "without dead_letters",
+                    allowed,
+                ));
             }
             if options.quarantine == Some(0) {
                 return Err(Error::invalid(name, "quarantine_after", "0", "at least 1"));

@@ -35,6 +35,7 @@ impl Dispatcher {
             source: held.source,
             worker: held.worker,
             message: held.message.clone(),
+            attempt: held.attempt,
             failure: failure.clone(),
             route: *route,
         }));

@@ -68,6 +68,11 @@ impl Lane {
         self.under_way = Some((entries, now));
     }
 
+    /// Which delivery an entry of the call under way is about.
+    pub(super) fn under_way(&self, entry: usize) -> Option<Key> {
+        self.under_way.as_ref()?.0.get(entry).map(|entry| entry.key)
+    }
+
     /// What the call was about that has ended.
     pub(super) fn answered(&mut self) -> (Vec<Entry>, Instant) {
         self.under_way.take().expect("an answer belongs to a call")

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::clock::later;
-use pillarbox_core::{Delivery, Error, RawMessage, Receipt, Result};
+use pillarbox_core::{Delivery, Error, MessageId, RawMessage, Receipt, Result};
 use tokio::time::Instant;
 
 pub(crate) use self::held::Key;
@@ -182,6 +182,17 @@ impl Dispatcher {
     /// How many workers there shall be.
     pub(crate) fn active_workers(&self) -> usize {
         self.seats.iter().filter(|seat| seat.is_active()).count()
+    }
+
+    /// The message that an entry of the call under way is about, and the worker that had it at last.
+    pub(crate) fn settling(
+        &self,
+        source: usize,
+        lane: LaneKind,
+        entry: usize,
+    ) -> Option<(MessageId, Option<usize>)> {
+        let held = self.held.get(self.sources[source].under_way(lane, entry)?)?;
+        Some((held.message.id, held.worker))
     }
 
     /// Why all came to an end by itself, if it did.

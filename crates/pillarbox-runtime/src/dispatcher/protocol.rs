@@ -127,6 +127,8 @@ pub(crate) struct Burial {
     pub(crate) source: usize,
     pub(crate) worker: Option<usize>,
     pub(crate) message: Arc<RawMessage>,
+    /// Number of the attempt that failed.
+    pub(crate) attempt: u32,
     pub(crate) failure: FailureNote,
     /// Which of the places for dead letters it goes to.
     pub(crate) route: usize,

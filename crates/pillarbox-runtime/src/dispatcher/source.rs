@@ -82,6 +82,15 @@ impl Source {
         }
     }
 
+    /// Which delivery an entry of the call under way is about.
+    pub(super) fn under_way(&self, kind: LaneKind, entry: usize) -> Option<Key> {
+        let lane = match kind {
+            LaneKind::Settles => &self.settles,
+            LaneKind::Extensions => &self.extensions,
+        };
+        lane.under_way(entry)
+    }
+
     /// Lets time come to now. A time that has come is not waited for again.
     pub(super) fn pass(&mut self, now: Instant) {
         self.retry_at = self.retry_at.filter(|at| *at > now);

@@ -28,8 +28,8 @@ use uuid::Uuid;
 use super::message::{MainLoopRequest, MainLoopResult, RemoteError, RemoteErrorKind};
 use super::run::{About, Live, LoopCall, Run};
 use crate::dead_letters::{DeadLetter, cut, replays};
-use crate::driver::DELIVERIES;
 use crate::handler::Parts;
+use crate::log::DELIVERIES;
 use crate::metrics;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::request::ServiceRequest;
@@ -125,12 +125,13 @@ impl Rules {
             }
         };
         let (queue, message_id) = (parts.metadata.queue(), parts.metadata.id());
+        let worker_id = parts.worker_id.0;
         match &outcome {
             Ok(_) => metrics::answered(queue, "output"),
             Err(error) => {
                 let (kind, error) = (error.kind.as_str(), &*error.text);
                 metrics::answered(queue, kind);
-                tracing::warn!(target: DELIVERIES, %queue, %message_id, %request_id, kind, error, "a request failed");
+                tracing::warn!(target: DELIVERIES, %queue, %message_id, worker_id, %request_id, kind, error, "a request failed");
             }
         }
         let completed_at = Timestamp::now();
@@ -218,9 +219,9 @@ async fn reply<U: 'static, O: 'static>(
     result: MainLoopResult<O>,
 ) -> Result<Outcome, BoxError> {
     let (queue, message_id) = (parts.metadata.queue(), parts.metadata.id());
-    let request_id = result.request_id;
+    let (request_id, worker_id) = (result.request_id, parts.worker_id.0);
     let unanswered = |error: &Error| {
-        tracing::warn!(%queue, %message_id, %request_id, %error, "a request was not answered");
+        tracing::warn!(target: DELIVERIES, %queue, %message_id, worker_id, %request_id, %error, "a request was not answered");
         Ok(Outcome::done())
     };
     let mailbox = match parts.replies().mailbox() {
@@ -253,7 +254,7 @@ async fn reply<U: 'static, O: 'static>(
             }
             Err(error) if attempt == ATTEMPTS => return Err(error.into()),
             Err(error) => {
-                tracing::debug!(%queue, %message_id, %request_id, %error, "an answer is sent again");
+                tracing::debug!(target: DELIVERIES, %queue, %message_id, worker_id, %request_id, %error, "an answer is sent again");
                 tokio::time::sleep(pause).await;
                 (pause, attempt) = (pause * 2, attempt + 1);
             }

@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use pillarbox_core::{
-    Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Raw, Receive,
-    SendOptions,
+    Error, Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, Raw,
+    Receive, SendOptions,
 };
 use pillarbox_runtime::{
-    Context, DeadLetter, DlqPolicy, Event, ProducerHandle, State, Worker, WorkerId,
+    Context, DeadLetter, DlqPolicy, Event, ProducerHandle, Running, State, Worker, WorkerId,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 fn backend() -> Mailboxes {
@@ -320,9 +321,12 @@ async fn options_out_of_range_are_refused_before_any_message_is_touched() {
         worker().workers(0),
         worker().inbox(usize::MAX),
         worker().result_buffer(0),
+        worker().producer_buffer(0),
+        worker().producer_buffer(usize::MAX),
         worker().dequeue_backoff(Duration::ZERO),
         worker().depth_every(Duration::ZERO),
         worker().quarantine_after(0),
+        worker().on_dead_letter(|_, _| {}),
         worker().park_for(Duration::ZERO),
         worker().dead_letters(DlqPolicy::to(&same)),
         worker().dead_letters(DlqPolicy::new().max_delivery_count(0)),
@@ -377,6 +381,87 @@ async fn producers_send_through_the_dispatcher_until_the_end() {
     pending.await.unwrap().unwrap();
     assert_eq!(jobs.approximate_count().await.unwrap(), 1);
     assert!(matches!(producer.send(&0).await, Err(Error::Closed { .. })));
+}
+
+/// Sends a number in a task of its own.
+type Sending = Box<dyn Fn(u32) -> JoinHandle<pillarbox_core::Result<MessageId>>>;
+
+/// Workers with room for three messages of producers, a queue whose next sends take that long, and what sends to it.
+fn three_may_wait(calls: &[Duration]) -> (Running, Mailbox<u32>, Sending) {
+    let (faulty, others) = faulty(Faults::none(), 0);
+    calls.iter().for_each(|time| faulty.next(Operation::Send, Fault::Delay(*time)));
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").expect("a mailbox");
+    let worker = Worker::new(jobs).producer_buffer(3).handler(|_: u32| async {});
+    let producer = worker.control().producer(&others);
+    let send = move |body| {
+        let producer = producer.clone();
+        tokio::spawn(async move { producer.send(&body).await })
+    };
+    (worker.start(), others, Box::new(send))
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_messages_of_producers_wait_to_be_sent_than_there_is_room_for() {
+    let second = Duration::from_secs(1);
+    let (running, others, send) = three_may_wait(&[5 * second]);
+    let first = send(0);
+    tokio::time::sleep(second).await;
+    let rest: Vec<_> = (1..=10).map(&send).collect();
+    tokio::time::sleep(second).await;
+    // What waits to be sent is sent although nobody waits for its answer; what waits for room is not.
+    rest.iter().for_each(JoinHandle::abort);
+    first.await.unwrap().unwrap();
+    send(11).await.unwrap().unwrap();
+    let stored: Vec<_> =
+        others.peek(20).await.unwrap().into_iter().map(|it| it.body.unwrap()).collect();
+    assert_eq!(stored, [0, 1, 2, 3, 11]);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_buffer_makes_producers_wait_and_loses_nothing() {
+    let second = Duration::from_secs(1);
+    let (running, others, send) = three_may_wait(&[5 * second, second, second]);
+    let sends: Vec<_> = (0..50).map(&send).collect();
+    let mut ids = std::collections::HashSet::new();
+    for sent in sends {
+        ids.insert(sent.await.unwrap().unwrap());
+    }
+    assert_eq!((ids.len(), others.approximate_count().await.unwrap()), (50, 50));
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_answers_every_producer() {
+    let second = Duration::from_secs(1);
+    let (running, others, send) = three_may_wait(&[5 * second]);
+    let first = send(0);
+    tokio::time::sleep(second).await;
+    let rest: Vec<_> = (1..=10).map(&send).collect();
+    tokio::time::sleep(second).await;
+    running.stop().await.unwrap();
+    first.await.unwrap().unwrap();
+    let mut answers = Vec::new();
+    for sent in rest {
+        answers.push(sent.await.unwrap());
+    }
+    let (stored, refused) = answers.split_at(3);
+    assert!(stored.iter().all(Result::is_ok), "{stored:?}");
+    assert!(
+        refused.iter().all(|answer| matches!(answer, Err(Error::Closed { .. }))),
+        "{refused:?}"
+    );
+    assert_eq!(others.approximate_count().await.unwrap(), 4);
+
+    // Nor does anybody wait for workers that never run.
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
+    let producer = worker.control().producer(&jobs);
+    let sent = tokio::spawn(async move { producer.send(&0).await });
+    tokio::time::sleep(second).await;
+    assert!(!sent.is_finished());
+    drop(worker);
+    assert!(matches!(sent.await.unwrap(), Err(Error::Closed { .. })));
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 //! call of a queue has its effect: exactly one dead letter of each message, and none lost.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pillarbox_core::{
@@ -21,6 +22,14 @@ struct Stage {
     jobs: Mailbox<u32, String>,
     dead: Mailbox<DeadLetter<u32>>,
     replies: Mailbox<String>,
+    /// What the hooks of workers were told, in whatever process.
+    told: Arc<Mutex<Told>>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    failed: Vec<MessageId>,
+    dead: Vec<MessageId>,
 }
 
 impl Stage {
@@ -30,6 +39,7 @@ impl Stage {
             jobs: backend.builder("jobs").allow_reply_to("replies").open().expect("a mailbox"),
             dead: backend.mailbox("jobs-dlq").expect("a mailbox"),
             replies: backend.mailbox("replies").expect("a mailbox"),
+            told: Arc::default(),
             backend,
         }
     }
@@ -47,6 +57,7 @@ impl Stage {
             jobs: Mailbox::new(over("jobs"), Json, resolver),
             dead: Mailbox::new(over("jobs-dlq"), Json, NoReplies),
             replies,
+            told: self.told.clone(),
         }
     }
 
@@ -61,12 +72,29 @@ impl Stage {
 
     /// Fails every message.
     async fn work(&self) {
+        let (failed, dead) = (self.told.clone(), self.told.clone());
         let worker = Worker::new(self.jobs.clone())
+            .on_failure(move |one| failed.lock().expect("told").failed.push(one.about.message_id))
+            .on_dead_letter(move |one, _| dead.lock().expect("told").dead.push(one.message_id))
             .visibility(LEASE)
             .dead_letters(DlqPolicy::to(&self.dead))
             .error_reply(|letter| format!("{}: {}", letter.body.escape_ascii(), letter.last_error))
             .handler(|_: u32| async { Outcome::reject("no") });
         worker.run_until_empty().await.expect("all is done");
+    }
+
+    /// What has become a dead letter was told as a failure, what was told as a dead letter is one, and what was
+    /// acknowledged was told as one. So a crash repeats what was told, and leaves nothing out.
+    async fn has_told_before_it_settled(&self, sent: &BTreeSet<MessageId>) {
+        let letters: BTreeSet<_> = self.letters().await.iter().map(|one| one.message_id).collect();
+        let left: BTreeSet<_> = self.messages().await.into_iter().collect();
+        let gone: BTreeSet<_> = sent.difference(&left).copied().collect();
+        let told = self.told.lock().expect("told");
+        let [failed, dead] =
+            [&told.failed, &told.dead].map(|ids| ids.iter().copied().collect::<BTreeSet<_>>());
+        assert!(failed.is_superset(&letters), "{told:?}, dead letters {letters:?}");
+        assert!(letters.is_superset(&dead), "{told:?}, dead letters {letters:?}");
+        assert!(dead.is_superset(&gone), "{told:?}, gone {gone:?}");
     }
 
     async fn letters(&self) -> Vec<DeadLetter<u32>> {
@@ -104,8 +132,10 @@ async fn a_crash_between_any_two_steps_of_dead_lettering_makes_one_dead_letter_a
     let steps = at_every_step(async |stage, crash| {
         let sent = stage.send().await;
         let is_done = crash.run(stage.ending(&crash).work()).await.is_some();
+        stage.has_told_before_it_settled(&sent).await;
         tokio::time::sleep(LEASE).await;
         stage.work().await;
+        stage.has_told_before_it_settled(&sent).await;
         let letters = stage.letters().await;
         let ids: BTreeSet<_> = letters.iter().map(|letter| letter.message_id).collect();
         assert_eq!((ids, letters.len()), (sent, MESSAGES as usize), "{crash:?}");
@@ -116,7 +146,7 @@ async fn a_crash_between_any_two_steps_of_dead_lettering_makes_one_dead_letter_a
         is_done
     })
     .await;
-    assert!(steps >= 4, "receive, store, tell, acknowledge: {steps}");
+    assert!(steps >= 4, "receive, store, tell the sender, acknowledge: {steps}");
     println!("{steps} steps");
 }
 

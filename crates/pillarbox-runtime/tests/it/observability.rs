@@ -1,4 +1,4 @@
-//! Spans, trace contexts, metrics.
+//! Spans, logs, hooks, trace contexts, metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use pillarbox_core::{
-    Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Receive, SendOptions,
+    Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, Receive,
+    SendOptions, Settle,
 };
 use pillarbox_runtime::{
-    Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Kinship, LoopGroup,
-    MainLoop, MainLoopRequest, MainLoopResult, Outcome, ProducerHandle, ServiceStackOptions,
-    TraceContext, Tracer, Worker,
+    Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, FailureKind, Kinship,
+    LoopGroup, MainLoop, MainLoopRequest, MainLoopResult, Metadata, Outcome, ProducerHandle,
+    ServiceStackOptions, TraceContext, Tracer, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tracing::field::{Field, Visit};
@@ -208,12 +209,344 @@ async fn what_becomes_of_a_dead_letter_is_logged_with_all_that_one_looks_for() {
         found("WARN message=a message was dead-lettered"),
         format!(
             "WARN message=a message was dead-lettered source_mailbox=jobs message_id={id} \
-             request_id={request} delivery_count=1 error_type=\"rejected\" error_message=\"no good\""
+             request_id={request} delivery_count=1 worker_id=0 error_type=\"rejected\" error_message=\"no good\""
         )
     );
     let replayed = found("INFO message=processing a dead letter");
     let expected = format!("queue=jobs-dlq message_id={id} request_id={request} age_seconds=");
     assert!(replayed.contains(&expected) && replayed.ends_with("action=\"replay\""), "{replayed}");
+}
+
+/// Everything that is logged: the target, the level and the text of a line, and which fields it had at least once.
+#[derive(Debug, Clone, Default)]
+struct Lines(Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>);
+
+/// The text of a line and the names of its other fields.
+#[derive(Default)]
+struct Line {
+    text: String,
+    fields: BTreeSet<String>,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        match field.name() {
+            "message" => self.text = format!("{value:?}"),
+            name => drop(self.fields.insert(name.to_owned())),
+        }
+    }
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("pillarbox_runtime")
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let (target, level) = (event.metadata().target(), event.metadata().level());
+        let key = format!("{target} {} {}", level.as_str().to_lowercase(), line.text);
+        self.0.lock().expect("lines").entry(key).or_default().extend(line.fields);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// The tables of log lines, in the form of [`Lines`].
+fn documented_lines() -> BTreeMap<String, BTreeSet<String>> {
+    let docs = include_str!("../../../docs/operations.md");
+    let logs = docs.split("## Logs").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let mut lines = BTreeMap::new();
+    for table in logs.expect("a section about logs").split("\nOf `").skip(1) {
+        let target = table.split('`').next().expect("a target");
+        for row in table.lines().filter(|line| line.starts_with("| ")).skip(1) {
+            let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let fields = cells[2].split(", ").map(|field| field.trim_matches('`').to_owned());
+            lines.insert(format!("{target} {} {}", cells[0], cells[1]), fields.collect());
+        }
+    }
+    lines
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_turn_in_the_life_of_a_worker_is_logged_as_the_tables_say() {
+    let lines = Lines::default();
+    let _guard = tracing::subscriber::set_default(lines.clone());
+    a_life_with_every_turn().await;
+    let mut logged = lines.0.lock().unwrap().clone();
+    // What fails on the way to a queue is about the queue, and has no table.
+    logged.retain(|line, _| !line.starts_with("pillarbox_runtime::driver"));
+    assert_eq!(logged, documented_lines());
+    for (line, fields) in &logged {
+        let is_about_one =
+            line.starts_with("pillarbox_runtime::deliveries") && !line.contains("messages");
+        assert!(
+            !is_about_one || (fields.contains("message_id") && fields.contains("worker_id")),
+            "{line}"
+        );
+    }
+}
+
+/// Pauses, resumes, and stops in both ways, with messages that come to every end there is.
+async fn a_life_with_every_turn() {
+    let backend = backend();
+    let queue = backend.queue("jobs", QueueOptions::new()).expect("a queue");
+    let faulty = FaultQueue::new(queue, Faults::none(), 0);
+    let jobs: Mailbox<serde_json::Value> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let dead: Mailbox<DeadLetter<serde_json::Value>> = backend.mailbox("dead").expect("a mailbox");
+    let work = |job: serde_json::Value, about: Metadata| async move {
+        let is_first = about.delivery_count() == 1;
+        match job["do"].as_str() {
+            Some("fail") if is_first => return Outcome::retry(),
+            Some("reject") => return Outcome::reject("no"),
+            Some("release") if is_first => return Outcome::release_for(Duration::from_secs(1)),
+            Some("hang") => std::future::pending().await,
+            Some("slow") => tokio::time::sleep(Duration::from_secs(5)).await,
+            _ => {}
+        }
+        Outcome::done()
+    };
+    let send = async |what: &str| {
+        let request_id = "0193b1f4-0000-7000-8000-000000000000";
+        let job = serde_json::json!({ "do": what, "request_id": request_id });
+        jobs.send(&job).await.expect("sent");
+    };
+    let worker = Worker::new(jobs.clone())
+        .workers(1)
+        .no_timeout()
+        .dead_letters(DlqPolicy::to(&dead))
+        .retry(Backoff::none())
+        .handler(work);
+    let running = worker.start();
+    let (control, mut events) = (running.control().clone(), running.control().events());
+    let mut until = async |name: &str| {
+        events.wait_for(|event| event.name() == name).await.expect(name);
+    };
+    for (what, end) in
+        [("fail", "succeeded"), ("reject", "dead_lettered"), ("release", "succeeded")]
+    {
+        send(what).await;
+        until(end).await;
+    }
+    control.pause();
+    until("paused").await;
+    control.resume();
+    until("resumed").await;
+    // No answer to its acknowledgement, for longer than its lease runs.
+    (0..30).for_each(|_| faulty.next(Operation::Settle, Fault::FailBefore));
+    send("done").await;
+    until("unsettled").await;
+    until("succeeded").await;
+    send("hang").await;
+    until("started").await;
+    jobs.purge().await.expect("purged");
+    until("lease_lost").await;
+    // One that was received and not begun goes back, and the one that hangs is cancelled.
+    send("done").await;
+    until("received").await;
+    control.stop_now();
+    running.join().await.expect("stopped");
+
+    // Without a place for dead letters, and with a limit.
+    jobs.purge().await.expect("purged");
+    send("reject").await;
+    send("slow").await;
+    send("slow").await;
+    let worker = Worker::new(jobs.clone())
+        .stack(ServiceStackOptions::none().load_shed(true).concurrency_limit(1))
+        .handler(work);
+    let running = worker.start();
+    let mut stats = running.control().stats();
+    stats.wait_for(|stats| stats.parked == 1 && stats.shed > 0).await.expect("running");
+    running.control().stop_now();
+    running.join().await.expect("stopped");
+}
+
+const LEASE: Duration = Duration::from_secs(30);
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_hears_of_every_failure_however_slow_a_listener_to_events_is() {
+    const MESSAGES: u32 = 10_000;
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let bodies: Vec<_> = (0..MESSAGES).collect();
+    let ids: BTreeSet<_> =
+        jobs.send_batch(&bodies).await.unwrap().all().unwrap().into_iter().collect();
+    let heard: Arc<Mutex<Vec<_>>> = Arc::default();
+    let hook = heard.clone();
+    let worker = Worker::new(jobs)
+        .inbox(64)
+        .retry(Backoff::none())
+        .on_failure(move |failed| hook.lock().expect("heard").push(failed.about.message_id))
+        .handler(|_: u32, Attempt(attempt): Attempt| async move {
+            if attempt == 1 { Err("once more") } else { Ok(()) }
+        });
+    let mut events = worker.control().events();
+    worker.run_until_empty().await.unwrap();
+    let heard = heard.lock().unwrap();
+    assert_eq!(
+        (heard.len(), heard.iter().copied().collect::<BTreeSet<_>>()),
+        (MESSAGES as usize, ids)
+    );
+    events.next().await.unwrap();
+    assert!(events.missed() > u64::from(MESSAGES), "{}", events.missed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_waits_for_its_hook_and_keeps_its_lease() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send(&1).await.unwrap();
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+    let once = Mutex::new(Some((begun, may_go_on)));
+    let worker = Worker::new(jobs.clone())
+        .visibility(LEASE)
+        .dead_letters(DlqPolicy::new())
+        .on_dead_letter(move |_, _| {
+            let (begun, may_go_on) =
+                once.lock().expect("a lock").take().expect("it is called once");
+            begun.send(()).expect("somebody waits");
+            may_go_on.recv().expect("a word");
+        })
+        .handler(|_: u32| async { Outcome::reject("no") });
+    let running = worker.start();
+    has_begun.await.unwrap();
+    for _ in 0..9 {
+        tokio::time::advance(LEASE / 3).await;
+        // The dispatcher and the queue have their turns.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(
+        jobs.counts().await.unwrap().in_flight,
+        1,
+        "its lease ended long ago, unless extended"
+    );
+    go_on.send(()).unwrap();
+    let stats = running.stop().await.unwrap();
+    assert_eq!((stats.dead_lettered, stats.leases_lost), (1, 0));
+    assert_eq!(jobs.approximate_count().await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_that_panics_is_logged_and_changes_nothing() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let id = jobs.send(&1).await.unwrap();
+    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+    let [failed, dead] = [heard.clone(), heard.clone()];
+    let stats = Worker::new(jobs)
+        .workers(1)
+        .dead_letters(DlqPolicy::new().max_delivery_count(2))
+        .retry(Backoff::none())
+        .on_failure(|_| panic!("a hook that panics"))
+        .on_failure(move |one| {
+            failed.lock().expect("heard").push(format!("{} {}", one.about.attempt, one.terminal))
+        })
+        .on_dead_letter(|_, _| panic!("a hook that panics"))
+        .on_dead_letter(move |letter, to| {
+            dead.lock().expect("heard").push(format!("{} to {to}", letter.last_error));
+        })
+        .handler(|_: u32| async { Err::<(), _>("no") })
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!((stats.failed, stats.retried, stats.dead_lettered, stats.unsettled), (2, 1, 1, 0));
+    assert_eq!(*heard.lock().unwrap(), ["1 false", "2 true", "no to jobs-dlq"]);
+    let log = log.0.lock().unwrap();
+    let panicked = log.iter().filter(|line| line.contains("panicked")).collect::<Vec<_>>();
+    let line = |hook, attempt| {
+        format!(
+            "ERROR message=the hook {hook} panicked queue=jobs message_id={id} attempt={attempt} \
+             worker_id=0 error=\"a hook that panics\""
+        )
+    };
+    let [first, second] = [1, 2].map(|attempt| line("on_failure", attempt));
+    assert_eq!(panicked, [&first, &second, &line("on_dead_letter", 2)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hooks_hear_of_dead_letters_on_every_path() {
+    let backend = backend();
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let queue = jobs.queue().clone();
+    let mut expected = BTreeMap::new();
+    // One takes its process down whenever it is started.
+    let quarantined = jobs.send(&0).await.unwrap();
+    for _ in 0..3 {
+        let lease = Duration::from_secs(1);
+        let delivery = queue.receive(Receive::one().visibility(lease)).await.unwrap().remove(0);
+        queue
+            .settle(vec![Settle::start(delivery.receipt, lease)])
+            .await
+            .unwrap()
+            .remove(0)
+            .unwrap();
+        tokio::time::sleep(lease).await;
+    }
+    expected.insert(quarantined, ("quarantined", 1));
+    expected.insert(jobs.send(&1).await.unwrap(), ("rejected", 1));
+    expected.insert(jobs.send(&2).await.unwrap(), ("error", 2));
+    let text: Mailbox<String> = backend.mailbox("jobs").unwrap();
+    expected.insert(text.send(&"no number".to_owned()).await.unwrap(), ("undecodable", 1));
+
+    type Heard = Arc<Mutex<Vec<(MessageId, &'static str)>>>;
+    let (failed, dead): (Heard, Heard) = Default::default();
+    let [on_failed, on_dead] = [failed.clone(), dead.clone()];
+    Worker::new(jobs)
+        .dead_letters(DlqPolicy::new().max_delivery_count(2))
+        .retry(Backoff::none())
+        .on_failure(move |one| {
+            assert_eq!(one.about.queue.as_str(), "jobs");
+            assert_eq!(one.about.worker_id.is_none(), one.kind == FailureKind::Quarantined);
+            assert!(!one.error.is_empty() && !one.error_type.is_empty());
+            on_failed.lock().expect("heard").push((one.about.message_id, one.kind.as_str()));
+        })
+        .on_dead_letter(move |letter, to| {
+            assert_eq!((letter.source_mailbox.as_str(), to.as_str()), ("jobs", "jobs-dlq"));
+            on_dead.lock().expect("heard").push((letter.message_id, letter.failure.as_str()));
+        })
+        .handler(|n: u32| async move { if n == 1 { Ok(Outcome::reject("no")) } else { Err("no") } })
+        .run_until_empty()
+        .await
+        .unwrap();
+    let mut times: BTreeMap<_, (&str, usize)> = BTreeMap::new();
+    for (id, kind) in failed.lock().unwrap().iter() {
+        let (_, times) = times.entry(*id).or_insert((*kind, 0));
+        *times += 1;
+    }
+    assert_eq!(times, expected);
+    let dead: BTreeMap<_, _> = dead.lock().unwrap().iter().copied().collect();
+    let kinds: BTreeMap<_, _> = expected.into_iter().map(|(id, (kind, _))| (id, kind)).collect();
+    assert_eq!(dead, kinds);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hooks_hear_of_the_requests_of_a_main_loop() {
+    let backend = backend();
+    let requests: Mailbox<MainLoopRequest<u32>, MainLoopResult<u32>> =
+        backend.mailbox("requests").unwrap();
+    requests.send(&MainLoopRequest::new(7)).await.unwrap();
+    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+    let [failed, dead] = [heard.clone(), heard.clone()];
+    MainLoop::new(requests, |_: u32| async { Err::<u32, _>("no") })
+        .dead_letters(DlqPolicy::new().max_delivery_count(1))
+        .worker(|worker| {
+            worker
+                .on_failure(move |one| failed.lock().expect("heard").push(one.error.to_string()))
+                .on_dead_letter(move |_, to| dead.lock().expect("heard").push(to.to_string()))
+        })
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!(*heard.lock().unwrap(), ["no", "requests-dlq"]);
 }
 
 #[derive(Debug, Clone, Default)]
