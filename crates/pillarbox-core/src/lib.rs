@@ -45,8 +45,8 @@ pub use error::{Cause, Error, Result};
 pub use gate::Gate;
 pub use id::MessageId;
 pub use mailbox::{
-    Batch, BatchResults, Factory, Mailbox, MailboxBuilder, MailboxResolver, Mailboxes, Message,
-    NoReplies, Peek, Registry, RegistryThenFactory, Undecodable,
+    Batch, BatchResults, Factory, Leased, Mailbox, MailboxBuilder, MailboxResolver, Mailboxes,
+    Message, NoReplies, Peek, Registry, RegistryThenFactory, Undecodable,
 };
 pub use memory::MemoryBackend;
 pub use name::QueueName;

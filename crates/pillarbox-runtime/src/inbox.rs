@@ -5,10 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::FutureExt;
-use pillarbox_core::{
-    BoxFuture, Capabilities, Mailbox, MessageId, Outgoing, Queue, QueueName, RawMessage,
-    SendOptions,
-};
+use pillarbox_core::{BoxFuture, Mailbox, MessageId, Outgoing, Queue, RawMessage, SendOptions};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tower::{Service, ServiceExt};
@@ -22,12 +19,16 @@ use crate::hooks::{FailedAttempt, Hooks};
 use crate::lease::Heartbeat;
 use crate::lifecycle::Slot;
 use crate::log::DELIVERIES;
-use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
+use crate::outcome::{BoxError, Failure, FailureKind, Outcome, Verb};
 use crate::policy::Policy;
 use crate::producer::{Outlet, ProducerHandle};
 use crate::request::{Context, Metadata, Received, ServiceRequest, WorkerId};
 use crate::stack::ServiceStack;
 use crate::trace::{Kinship, TraceContext};
+
+/// Why a handler has failed that says it has settled its message and has not.
+const NOT_ACKNOWLEDGED: &str =
+    "the handler said settled() and has acknowledged its message in no transaction";
 
 /// What a worker has to say to the dispatcher.
 #[derive(Debug)]
@@ -58,8 +59,7 @@ pub(crate) struct Common {
 
 /// What workers know of a mailbox.
 pub(crate) struct Served {
-    pub(crate) queue: QueueName,
-    pub(crate) capabilities: Capabilities,
+    pub(crate) queue: Arc<dyn Queue>,
     pub(crate) policy: Policy,
     pub(crate) hooks: Hooks,
     /// Each worker has a service of its own, made after this one.
@@ -112,7 +112,7 @@ impl WorkerTask {
     }
 
     async fn work(&mut self, assigned: Assigned) -> WorkerResult {
-        let Assigned { key, source, message, lease, attempt, is_to_record } = assigned;
+        let Assigned { key, source, message, receipt, lease, attempt, is_to_record } = assigned;
         let worker = self.id;
         if is_to_record {
             // If nobody listens any more, nobody will run it either.
@@ -126,7 +126,8 @@ impl WorkerTask {
             let verdict = Verdict::TooLate;
             return WorkerResult::Finished(Finished { key, source, worker, verdict, took: None });
         }
-        let Served { queue, capabilities, policy, hooks, prototype } = &self.common.served[source];
+        let Served { queue: served, policy, hooks, prototype } = &self.common.served[source];
+        let queue = served.name();
         self.common.shared.emit(|| {
             Event::Started(About {
                 queue: queue.clone(),
@@ -154,7 +155,7 @@ impl WorkerTask {
         );
         let trace = TraceContext::of(&message.attributes);
         let call = Call {
-            metadata: Metadata::new(message.clone(), queue.clone()),
+            metadata: Metadata::new(message.clone(), served.clone(), receipt, lease.clone()),
             heartbeat: Heartbeat(lease.clone()),
             outlet: Outlet { trace: trace.clone(), ..self.common.outlet.clone() },
             attempt,
@@ -178,7 +179,15 @@ impl WorkerTask {
             () = lease.cancelled() => None,
         };
         let took = Some(start.elapsed());
-        let judge = |end| policy.judge(end, &message, attempt, capabilities);
+        // What the handler has left behind, in other tasks or threads, acknowledges nothing from here on.
+        let is_acknowledged = lease.close();
+        let judge = |end| match end {
+            Ok(Outcome(Verb::Settled)) if !is_acknowledged => {
+                let failure = Failure::new(FailureKind::Error, NOT_ACKNOWLEDGED);
+                policy.judge(Err(failure.into()), &message, attempt, served.capabilities())
+            }
+            end => policy.judge(end, &message, attempt, served.capabilities()),
+        };
         let verdict = match ended {
             Some(Ok(end)) => judge(end),
             Some(Err(payload)) => {
@@ -225,7 +234,7 @@ fn record(span: &tracing::Span, verdict: &Verdict) {
         }
         Verdict::Released { .. } => drop(span.record("outcome", "released")),
         Verdict::Shed { .. } => drop(span.record("outcome", "shed")),
-        Verdict::Done => drop(span.record("outcome", "done")),
+        Verdict::Done | Verdict::Settled => drop(span.record("outcome", "done")),
         Verdict::TooLate => {}
     }
 }

@@ -64,7 +64,7 @@ pub(crate) struct Lease {
     seen: AtomicU32,
     /// Who has it: nobody yet, a handler, or again the dispatcher.
     holder: AtomicU8,
-    /// Which of lost, cancelled and started it is. It only rises.
+    /// Which of lost, cancelled, started, acknowledged and closed it is. It only rises.
     state: AtomicU8,
     changed: Notify,
 }
@@ -76,6 +76,10 @@ const TAKEN_BACK: u8 = 2;
 const LOST: u8 = 1;
 const CANCELLED: u8 = 2;
 const STARTED: u8 = 4;
+/// The handler acknowledges the delivery in a transaction of its own, which may be committed or not.
+const ACKNOWLEDGED: u8 = 8;
+/// The handler has ended, and nothing that it has left behind may acknowledge any more.
+const CLOSED: u8 = 16;
 
 impl Lease {
     /// A worker takes it up, unless it was taken back.
@@ -134,6 +138,23 @@ impl Lease {
         self.state.load(Ordering::Acquire) & (LOST | CANCELLED) == 0
     }
 
+    /// Notes that the handler acknowledges the delivery in a transaction of its own. Refused once it is
+    /// [closed](Self::close).
+    pub(crate) fn acknowledge(&self) -> bool {
+        let unless_closed = |state| (state & CLOSED == 0).then_some(state | ACKNOWLEDGED);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, unless_closed).is_ok()
+    }
+
+    /// Whether the handler has acknowledged the delivery in a transaction of its own, be it committed or not.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        self.state.load(Ordering::Acquire) & ACKNOWLEDGED != 0
+    }
+
+    /// Lets nothing acknowledge any more, for the handler has ended, and says whether it did before that.
+    pub(crate) fn close(&self) -> bool {
+        self.state.fetch_or(CLOSED, Ordering::AcqRel) & ACKNOWLEDGED != 0
+    }
+
     fn raise(&self, bit: u8) {
         self.state.fetch_or(bit, Ordering::Release);
         self.changed.notify_waiters();
@@ -180,6 +201,16 @@ mod tests {
         assert!(!lease.take_back() && !lease.begin());
         let lease = Lease::default();
         assert!(lease.take_back() && !lease.begin() && !lease.has_begun());
+    }
+
+    #[test]
+    fn a_delivery_is_acknowledged_before_it_is_closed_or_not_at_all() {
+        let lease = Lease::default();
+        assert!(!lease.is_acknowledged() && lease.acknowledge() && lease.is_acknowledged());
+        assert!(lease.acknowledge(), "the first transaction may have been rolled back");
+        assert!(lease.close() && !lease.acknowledge() && lease.is_acknowledged());
+        let lease = Lease::default();
+        assert!(!lease.close() && !lease.acknowledge() && !lease.is_acknowledged());
     }
 
     #[test]

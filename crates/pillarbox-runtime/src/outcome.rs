@@ -22,6 +22,7 @@ pub(crate) enum Verb {
     Retry { delay: Option<Duration>, reason: Option<Box<str>> },
     Reject { reason: Box<str> },
     Release { delay: Duration },
+    Settled,
 }
 
 impl Outcome {
@@ -58,19 +59,55 @@ impl Outcome {
         Self(Verb::Release { delay })
     }
 
+    /// The work is done, and the handler has acknowledged the message itself, by its
+    /// [`Metadata`](crate::Metadata), in a transaction of its own that is committed: nothing more is settled. If the transaction
+    /// was rolled back after all, the message comes back when its lease ends. Who has acknowledged nothing has failed.
+    ///
+    /// ```
+    /// use std::path::PathBuf;
+    /// use pillarbox_core::{Mailbox, Mailboxes};
+    /// use pillarbox_runtime::{BoxError, Context, Metadata, Outcome, Worker};
+    /// use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
+    /// use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction};
+    ///
+    /// async fn book(amount: i64, about: Metadata, Context(file): Context<PathBuf>) -> Result<Outcome, BoxError> {
+    ///     let mut bank = Connection::open(&*file)?;
+    ///     let both = bank.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    ///     both.execute("UPDATE account SET balance = balance + ?1", [amount])?;
+    ///     transaction::acknowledge(&both, &about)?;
+    ///     both.commit()?;
+    ///     Ok(Outcome::settled())
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), BoxError> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let file = directory.path().join("bank.db");
+    /// let backend = Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&file)).await?);
+    /// # let bank = Connection::open(&file)?;
+    /// # bank.execute_batch("CREATE TABLE account (balance INTEGER); INSERT INTO account VALUES (0)")?;
+    /// let payments: Mailbox<i64> = backend.mailbox("payments")?;
+    /// payments.send(&100).await?;
+    /// Worker::new(payments).context(file).handler(book).run_until_empty().await?;
+    /// # assert_eq!(bank.query_row("SELECT balance FROM account", [], |row| row.get::<_, i64>(0))?, 100);
+    /// # Ok(()) }
+    /// ```
+    pub const fn settled() -> Self {
+        Self(Verb::Settled)
+    }
+
     /// Says why, where the outcome is a retry or a rejection.
     pub fn because(mut self, why: impl Into<Box<str>>) -> Self {
         match &mut self.0 {
             Verb::Retry { reason, .. } => *reason = Some(why.into()),
             Verb::Reject { reason } => *reason = why.into(),
-            Verb::Done | Verb::Release { .. } => {}
+            Verb::Done | Verb::Release { .. } | Verb::Settled => {}
         }
         self
     }
 
     /// Whether the work is done.
     pub const fn is_done(&self) -> bool {
-        matches!(self.0, Verb::Done)
+        matches!(self.0, Verb::Done | Verb::Settled)
     }
 }
 

@@ -36,6 +36,7 @@ impl Policy {
     ) -> Verdict {
         let verdict = match end {
             Ok(Outcome(Verb::Done)) => Verdict::Done,
+            Ok(Outcome(Verb::Settled)) => Verdict::Settled,
             Ok(Outcome(Verb::Release { delay })) => Verdict::Released { delay },
             Ok(Outcome(Verb::Retry { delay, reason })) => {
                 let text = reason.unwrap_or_else(|| "the handler asked for a retry".into());

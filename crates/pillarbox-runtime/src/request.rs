@@ -5,10 +5,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pillarbox_core::{Attributes, Mailbox, MessageId, QueueName, RawMessage, Result, Timestamp};
+use pillarbox_core::{
+    Attributes, Backend, Capabilities, Leased, Mailbox, MemoryBackend, MessageId, Nonce, Queue,
+    QueueName, QueueOptions, RawMessage, Receipt, Result, Timestamp,
+};
 
 use crate::dead_letters::original_id;
-use crate::lease::Heartbeat;
+use crate::lease::{Heartbeat, Lease};
 use crate::producer::ProducerHandle;
 use crate::trace::TraceContext;
 
@@ -44,7 +47,8 @@ impl<T: Clone, R, C> Clone for ServiceRequest<T, R, C> {
 }
 
 /// A message as a handler sees it. The right to settle it stays with the dispatcher, which does what the
-/// [`Outcome`](crate::Outcome) says.
+/// [`Outcome`](crate::Outcome) says; unless the handler acknowledges it in a transaction of its own, by its
+/// [`Metadata`].
 pub struct Received<T, R = ()> {
     /// The body.
     pub body: T,
@@ -98,15 +102,26 @@ impl<T: fmt::Debug, R> fmt::Debug for Received<T, R> {
 }
 
 /// Everything about a message but its body. Cheap to clone.
-#[derive(Debug, Clone)]
+///
+/// By it, a handler can acknowledge the message in a transaction of its own, where the backend can do that
+/// ([`Leased`]): `pillarbox_sqlite::transaction::acknowledge(&transaction, &metadata)`. It then returns
+/// [`Outcome::settled`](crate::Outcome::settled). Once the handler has ended, that is refused.
+#[derive(Clone)]
 pub struct Metadata {
     message: Arc<RawMessage>,
-    queue: QueueName,
+    queue: Arc<dyn Queue>,
+    receipt: Receipt,
+    lease: Arc<Lease>,
 }
 
 impl Metadata {
-    pub(crate) const fn new(message: Arc<RawMessage>, queue: QueueName) -> Self {
-        Self { message, queue }
+    pub(crate) const fn new(
+        message: Arc<RawMessage>,
+        queue: Arc<dyn Queue>,
+        receipt: Receipt,
+        lease: Arc<Lease>,
+    ) -> Self {
+        Self { message, queue, receipt, lease }
     }
 
     /// That of a message that is in no queue, to test a handler with: one with a new id and an empty body,
@@ -147,7 +162,12 @@ impl Metadata {
     /// # Ok(()) }
     /// ```
     pub fn detached_from(queue: QueueName, message: impl Into<RawMessage>) -> Self {
-        Self::new(Arc::new(message.into()), queue)
+        let message = message.into();
+        let receipt = Receipt::new(message.id, Nonce::random());
+        let queue = MemoryBackend::new().queue(&queue, QueueOptions::new());
+        // A queue in memory takes every name, and is not closed.
+        let queue = queue.expect("a new queue in memory");
+        Self::new(Arc::new(message), queue, receipt, Arc::default())
     }
 
     /// The identity of the message, the same at every delivery.
@@ -162,8 +182,8 @@ impl Metadata {
     }
 
     /// The queue that it came from.
-    pub const fn queue(&self) -> &QueueName {
-        &self.queue
+    pub fn queue(&self) -> &QueueName {
+        self.queue.name()
     }
 
     /// How often it was delivered, this time included: 1 at first.
@@ -206,6 +226,33 @@ impl Metadata {
     /// The message as the queue holds it, with the undecoded body.
     pub fn raw(&self) -> &RawMessage {
         &self.message
+    }
+}
+
+impl Leased for Metadata {
+    fn queue_name(&self) -> &QueueName {
+        self.queue.name()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.queue.capabilities()
+    }
+
+    fn receipt(&self) -> &Receipt {
+        &self.receipt
+    }
+
+    fn acknowledging(&self) -> bool {
+        self.lease.acknowledge()
+    }
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metadata")
+            .field("message", &self.message)
+            .field("queue", self.queue())
+            .finish_non_exhaustive()
     }
 }
 

@@ -231,7 +231,7 @@ impl Tally {
         one.processed += 1;
         all.processed += 1;
         match verdict {
-            Verdict::Done => one.succeeded += 1,
+            Verdict::Done | Verdict::Settled => one.succeeded += 1,
             Verdict::Failed { then, .. } if *then != Then::Release => {
                 one.failed += 1;
                 all.failed += 1;

@@ -786,8 +786,7 @@ where
             let wait =
                 queue.capabilities().max_wait.map_or(options.poll, |most| options.poll.min(most));
             served.push(Served {
-                queue: queue.name().clone(),
-                capabilities: queue.capabilities().clone(),
+                queue: queue.clone(),
                 policy: options.policy(group.backoff, rules, !dead_letters.is_empty()),
                 hooks: options.hooks.clone(),
                 prototype: build(&options.stack()),

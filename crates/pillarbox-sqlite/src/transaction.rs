@@ -36,6 +36,32 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # In the handler of a worker
+//!
+//! A handler of a `Worker` has no [`Message`](pillarbox_core::Message); it passes its `Metadata`, which is a [`Leased`] delivery, too:
+//!
+//! ```
+//! use pillarbox_core::Leased;
+//! use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
+//! use pillarbox_sqlite::transaction;
+//!
+//! type Error = Box<dyn std::error::Error + Send + Sync>;
+//!
+//! /// Marks an order as paid and acknowledges the message that says so: both, or neither.
+//! fn pay(shop: &mut Connection, order: u64, delivery: &impl Leased) -> Result<(), Error> {
+//!     let both = shop.transaction_with_behavior(TransactionBehavior::Immediate)?;
+//!     both.execute("UPDATE orders SET paid = 1 WHERE id = ?1", [order])?;
+//!     transaction::acknowledge(&both, delivery)?;
+//!     Ok(both.commit()?)
+//! }
+//! ```
+//!
+//! The handler calls `pay(&mut shop, order, &metadata)?` and returns `Outcome::settled()`: nothing more is settled. From the
+//! acknowledgement on, the transaction decides. If it is committed, the message is done, whatever the handler says or
+//! however it fails after that; if it is rolled back, what the handler says counts, but for `settled()`, after which the
+//! message comes back when its lease ends. Once the handler has ended, what it has left behind cannot acknowledge any
+//! more.
+//!
 //! # What to bear in mind
 //!
 //! * The connection must be to the file that the mailbox is in. It is not checked: to another file
@@ -43,7 +69,8 @@
 //! * Begin with [`TransactionBehavior::Immediate`]: a deferred transaction that has read before it
 //!   writes fails with `SQLITE_BUSY` when somebody else has written in between.
 //! * Do not await a mailbox while the transaction is open. The mailbox waits for the transaction,
-//!   and if the transaction waits for the mailbox, both fail after a minute.
+//!   and if the transaction waits for the mailbox, both fail after a minute. Nor send by the producer of a handler; the
+//!   extension of its lease waits as well, by itself.
 //! * What a commit survives is decided by `PRAGMA synchronous` of the connection that commits.
 //! * A transaction that is long keeps every sender and receiver waiting.
 //! * `max_size` is a limit of the mailbox handle and is not checked here; nor is whether the handle
@@ -53,8 +80,8 @@
 
 use pillarbox_core::lease::Stale;
 use pillarbox_core::{
-    Capabilities, Error, Mailbox, Message, MessageId, Outgoing, QueueName, Result, SendOptions,
-    Sent, Settle, Timestamp,
+    Capabilities, Error, Leased, Mailbox, MessageId, Outgoing, QueueName, Receipt, Result,
+    SendOptions, Sent, Settle, SettleAction, Timestamp,
 };
 use rusqlite::Transaction;
 
@@ -81,17 +108,23 @@ pub fn send<T: 'static, R: 'static>(
 
 /// Acknowledges a delivery when, and if, the transaction commits.
 ///
-/// Fails with [`Error::ReceiptHandleExpired`] where the lease has ended. Roll back then: somebody
-/// else has the message, and will do the work. The message is borrowed, not consumed, for a
-/// transaction that is rolled back leaves it to be settled.
-pub fn acknowledge<T, R: 'static>(
-    transaction: &Transaction<'_>,
-    message: &Message<T, R>,
-) -> Result<()> {
-    check_backend(message.queue_name(), message.capabilities())?;
-    let settle = Settle::acknowledge(message.receipt().clone());
-    let mut results = settle_all(transaction, message.queue_name(), &[settle])?;
-    results.pop().unwrap_or(Ok(()))
+/// The delivery is a [`Message`](pillarbox_core::Message), which is borrowed, not consumed, for a transaction that is
+/// rolled back leaves it to be settled; or the `Metadata` of a worker's handler
+/// ([above](self#in-the-handler-of-a-worker)).
+///
+/// Fails with [`Error::ReceiptHandleExpired`] where the lease has ended, and leaves the transaction as it was. Roll back
+/// then: somebody else has the message, and will do the work.
+pub fn acknowledge(transaction: &Transaction<'_>, delivery: &impl Leased) -> Result<()> {
+    let (queue, receipt) = (delivery.queue_name(), delivery.receipt());
+    check_backend(queue, delivery.capabilities())?;
+    let settle = |store: &mut Store<'_>| {
+        store.settle(queue, receipt, SettleAction::Acknowledge).map_err(Failure::from)
+    };
+    // The acknowledgement is written by now, so that nobody else writes until the transaction has ended.
+    with_store(transaction, queue, "settle", settle, |settled| match settled {
+        Ok(()) if delivery.acknowledging() => Ok(()),
+        _ => Err(stale(queue, receipt)),
+    })
 }
 
 /// Sends messages to a queue as bytes, and says of each whether it will be stored.
@@ -102,7 +135,7 @@ pub fn send_all(
     queue: &QueueName,
     batch: &[Outgoing],
 ) -> Result<Vec<Result<Sent>>> {
-    with_store(transaction, queue, "send", |store| {
+    let send = |store: &mut Store<'_>| {
         let mut results = Vec::with_capacity(batch.len());
         for message in batch {
             results.push(match IN_FILE.check_outgoing(queue, message) {
@@ -117,7 +150,8 @@ pub fn send_all(
             });
         }
         Ok(results)
-    })
+    };
+    with_store(transaction, queue, "send", send, Ok)
 }
 
 /// Settles deliveries of a queue, and says of each how it will go.
@@ -128,41 +162,51 @@ pub fn settle_all(
     queue: &QueueName,
     batch: &[Settle],
 ) -> Result<Vec<Result<()>>> {
-    with_store(transaction, queue, "settle", |store| {
+    let settle = |store: &mut Store<'_>| {
         let mut results = Vec::with_capacity(batch.len());
         for settle in batch {
             results.push(match IN_FILE.check_settle(queue, settle) {
-                Ok(()) => store.settle(queue, &settle.receipt, settle.action)?.map_err(|Stale| {
-                    let (queue, receipt) = (queue.clone(), settle.receipt.clone());
-                    Error::ReceiptHandleExpired { queue, receipt }
-                }),
+                Ok(()) => store
+                    .settle(queue, &settle.receipt, settle.action)?
+                    .map_err(|Stale| stale(queue, &settle.receipt)),
                 Err(error) => Err(error),
             });
         }
         Ok(results)
-    })
+    };
+    with_store(transaction, queue, "settle", settle, Ok)
 }
 
-fn with_store<T>(
+fn stale(queue: &QueueName, receipt: &Receipt) -> Error {
+    Error::ReceiptHandleExpired { queue: queue.clone(), receipt: receipt.clone() }
+}
+
+/// Does something with the queues of a file, writes it, and makes an answer of what came out. An error leaves the
+/// transaction as it was.
+fn with_store<T, U>(
     transaction: &Transaction<'_>,
     queue: &QueueName,
     action: &'static str,
     run: impl FnOnce(&mut Store<'_>) -> Result<T, Failure>,
-) -> Result<T> {
+    answer: impl FnOnce(T) -> Result<U>,
+) -> Result<U> {
     let mut store = Store::new(transaction);
     let failed = |failure| in_transaction(failure).during(action, Some(queue));
     let sql = |sql| transaction.execute_batch(sql).map_err(Failure::from);
     sql("SAVEPOINT pillarbox").map_err(failed)?;
-    let done = store.begin(Timestamp::now()).and_then(|()| {
+    let written = store.begin(Timestamp::now()).and_then(|()| {
         let result = run(&mut store)?;
         store.flush()?;
-        sql("RELEASE pillarbox")?;
         Ok(result)
     });
-    done.map_err(|failure| {
+    let answer = written.map_err(failed).and_then(answer);
+    let kept = answer.and_then(|answer| {
+        sql("RELEASE pillarbox").map_err(failed)?;
+        Ok(answer)
+    });
+    kept.inspect_err(|_| {
         // Where SQLite has rolled back the whole transaction, there is nothing to go back to.
         let _ = sql("ROLLBACK TO pillarbox; RELEASE pillarbox");
-        failed(failure)
     })
 }
 

@@ -1,11 +1,12 @@
 //! Business data and messages in one transaction: an order and the message that asks for its
-//! invoice are both there, or neither is.
+//! invoice are both there, or neither is; and so are the invoice and the acknowledgement of its message.
 //!
 //! `cargo run -p pillarbox --example transaction [FILE]`
 
-use std::error::Error;
+use std::sync::{Arc, Mutex};
 
 use pillarbox::prelude::*;
+use pillarbox::runtime::BoxError;
 use pillarbox::sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox::sqlite::transaction;
 use serde::{Deserialize, Serialize};
@@ -15,8 +16,24 @@ struct Invoice {
     order: i64,
 }
 
+/// Marks the order and acknowledges the message, both or neither. Should its lease have ended, the
+/// acknowledgement fails, and dropping the transaction rolls it back.
+async fn write(
+    Invoice { order }: Invoice,
+    about: Metadata,
+    Context(shop): Context<Mutex<Connection>>,
+) -> Result<Outcome, BoxError> {
+    let mut shop = shop.lock().map_err(|_| "a handler panicked")?;
+    let both = shop.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    both.execute("UPDATE orders SET invoiced = 1 WHERE id = ?1", [order])?;
+    transaction::acknowledge(&both, &about)?;
+    both.commit()?;
+    println!("order {order}: invoiced, and its message is gone");
+    Ok(Outcome::settled())
+}
+
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> Result<(), BoxError> {
     let directory = tempfile::tempdir()?;
     let default = directory.path().join("shop.db").display().to_string();
     let file = std::env::args().nth(1).unwrap_or(default);
@@ -25,6 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let backend = pillarbox::open(&format!("sqlite:{file}")).await?;
     let invoices: Mailbox<Invoice> = backend.mailbox("invoices")?;
     let mut shop = Connection::open(&file)?;
+    shop.busy_timeout(Duration::from_secs(10))?;
     shop.execute_batch(
         "PRAGMA synchronous = FULL;
          CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, item TEXT, invoiced INTEGER)",
@@ -44,24 +62,20 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    // The worker marks the order and acknowledges the message, both or neither. Should its lease
-    // have ended, the acknowledgement fails, and dropping the transaction rolls it back.
-    for message in invoices.receive(Receive::up_to(10)).await? {
-        let order = message.body().order;
-        let both = shop.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        both.execute("UPDATE orders SET invoiced = 1 WHERE id = ?1", [order])?;
-        transaction::acknowledge(&both, &message)?;
-        both.commit()?;
-        println!("order {order}: invoiced, and its message is gone");
-    }
+    let shop = Arc::new(Mutex::new(shop));
+    Worker::new(invoices.clone())
+        .context_arc(shop.clone())
+        .handler(write)
+        .run_until_empty()
+        .await?;
 
-    let open = "SELECT count(*) FROM orders WHERE invoiced = 0";
-    let open: i64 = shop.query_row(open, [], |row| row.get(0))?;
-    println!(
-        "{open} orders without an invoice, {} messages left",
-        invoices.approximate_count().await?
-    );
-    assert_eq!((open, invoices.approximate_count().await?), (0, 0));
+    let open: i64 = {
+        let shop = shop.lock().map_err(|_| "a handler panicked")?;
+        shop.query_row("SELECT count(*) FROM orders WHERE invoiced = 0", [], |row| row.get(0))?
+    };
+    let left = invoices.approximate_count().await?;
+    println!("{open} orders without an invoice, {left} messages left");
+    assert_eq!((open, left), (0, 0));
     backend.close().await;
     Ok(())
 }

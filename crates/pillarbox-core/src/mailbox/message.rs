@@ -171,6 +171,47 @@ impl<T, R: 'static> Message<T, R> {
     }
 }
 
+/// A delivery that a backend can acknowledge in a transaction of the program's own: a [`Message`], or what the
+/// handler of a worker knows of its delivery, its `Metadata`.
+///
+/// It is for backends that offer such a thing, as `pillarbox_sqlite::transaction::acknowledge` does; programs pass
+/// what they have.
+pub trait Leased {
+    /// The queue that it came from.
+    fn queue_name(&self) -> &QueueName;
+
+    /// What the backend that it came from can do.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// The receipt of this delivery.
+    fn receipt(&self) -> &Receipt;
+
+    /// Notes that the acknowledgement is part of a transaction which is not committed yet, and says whether it may
+    /// be. A backend asks at the last moment: the receipt was good, and the transaction holds whatever
+    /// keeps others from settling the delivery until it is committed or rolled back.
+    ///
+    /// False where a worker has taken the delivery back, because its handler has come to an end. The backend then takes
+    /// the acknowledgement out of the transaction and answers
+    /// [`ReceiptHandleExpired`](crate::Error::ReceiptHandleExpired).
+    fn acknowledging(&self) -> bool {
+        true
+    }
+}
+
+impl<T, R: 'static> Leased for Message<T, R> {
+    fn queue_name(&self) -> &QueueName {
+        self.queue.name()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.queue.capabilities()
+    }
+
+    fn receipt(&self) -> &Receipt {
+        &self.delivery.receipt
+    }
+}
+
 impl<T: fmt::Debug, R: 'static> fmt::Debug for Message<T, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Message")

@@ -8,7 +8,7 @@ mod results;
 
 pub use self::batch::{Batch, Undecodable};
 pub use self::mailboxes::{MailboxBuilder, Mailboxes};
-pub use self::message::Message;
+pub use self::message::{Leased, Message};
 pub use self::resolver::{Factory, MailboxResolver, NoReplies, Registry, RegistryThenFactory};
 pub use self::results::BatchResults;
 

@@ -24,7 +24,7 @@ impl Dispatcher {
 
     fn store(&mut self, key: Key) {
         let Some(held) = self.held.get(key) else { return };
-        if held.is_lost {
+        if held.is_lost() {
             // Somebody else has it, and may succeed.
             self.held.remove(key);
             return;

@@ -7,7 +7,7 @@ use pillarbox_core::{RawMessage, Receipt};
 use slab::Slab;
 use tokio::time::Instant;
 
-use super::{FailureNote, LetterNote};
+use super::{FailureNote, LetterNote, Verdict};
 use crate::lease::Lease;
 
 /// A delivery that is held. Keys are used again; the generation tells one use from another.
@@ -40,6 +40,21 @@ pub(super) enum Intent {
         route: usize,
         letter: LetterNote,
     },
+    /// Its handler has acknowledged it in a transaction and did not say that this is committed. It is asked for
+    /// by an extension, and if the delivery is still there, the verdict counts.
+    Confirm {
+        took: Duration,
+        verdict: Box<Verdict>,
+    },
+}
+
+/// What is known of the lease of a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeaseState {
+    Running,
+    Lost,
+    /// The transaction in which the handler has acknowledged the delivery is committed.
+    Acknowledged,
 }
 
 #[derive(Debug)]
@@ -56,7 +71,7 @@ pub(super) struct Held {
     /// When the lease ends, as far as is known here.
     pub(super) deadline: Instant,
     pub(super) worker: Option<usize>,
-    pub(super) is_lost: bool,
+    pub(super) lease_state: LeaseState,
 }
 
 /// Whether the queue knows that a handler has started on a delivery.
@@ -110,8 +125,12 @@ impl Held {
             start: if is_to_record { Start::ToRecord } else { Start::Unrecorded },
             deadline,
             worker: None,
-            is_lost: false,
+            lease_state: LeaseState::Running,
         }
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lease_state == LeaseState::Lost
     }
 
     pub(super) const fn is_settling(&self) -> bool {

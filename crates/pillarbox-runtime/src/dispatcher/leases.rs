@@ -3,7 +3,7 @@
 use pillarbox_core::SettleAction;
 use tokio::time::Instant;
 
-use super::held::Start;
+use super::held::{LeaseState, Start};
 use super::lane::Entry;
 use super::{Dispatcher, Key, LaneKind, What};
 
@@ -17,7 +17,7 @@ impl Dispatcher {
             let while_beating = self.sources[source].settings.while_beating;
             while let Some(key) = self.sources[source].due_renewal(now) {
                 let Some(held) = self.held.get(key) else { continue };
-                if held.is_lost || held.is_settling() {
+                if held.lease_state != LeaseState::Running || held.is_settling() {
                     continue;
                 }
                 let is_running = held.is_seated() && held.lease.has_begun();
@@ -44,7 +44,7 @@ impl Dispatcher {
     /// Has the queue know that a handler starts on a delivery. The worker waits for it.
     pub(super) fn record_start(&mut self, key: Key) {
         let Some(held) = self.held.get_mut(key) else { return };
-        if held.is_lost || held.is_settling() {
+        if held.is_lost() || held.is_settling() {
             return;
         }
         held.start = Start::Recording;
@@ -58,9 +58,13 @@ impl Dispatcher {
         let Some(source) = self.held.get(key).map(|held| held.source) else { return };
         let cancels = self.sources[source].settings.cancel_lost;
         let Some(held) = self.held.get_mut(key) else { return };
-        if std::mem::replace(&mut held.is_lost, true) {
+        // One that its handler acknowledges is in the hands of a transaction, and it is told at its end what became
+        // of it.
+        let is_in_transaction = held.is_seated() && held.lease.is_acknowledged();
+        if is_in_transaction || held.lease_state != LeaseState::Running {
             return;
         }
+        held.lease_state = LeaseState::Lost;
         held.lease.lose();
         if cancels {
             held.lease.cancel();

@@ -46,7 +46,7 @@ use pillarbox_core::{Delivery, Error, MessageId, RawMessage, Receipt, Result};
 use tokio::time::Instant;
 
 pub(crate) use self::held::Key;
-use self::held::{Held, Intent, Place, Table};
+use self::held::{Held, Intent, LeaseState, Place, Table};
 pub(crate) use self::protocol::{
     Action, Assigned, Burial, Event, FailureNote, Finished, LaneKind, LetterNote, Note, Then,
     Verdict, What,
@@ -303,7 +303,7 @@ impl Dispatcher {
         self.note(key, What::Shed);
         let Some(held) = self.held.get_mut(key) else { return };
         held.place = Place::Backlog;
-        if held.is_lost || self.mode.is_ending() {
+        if held.is_lost() || self.mode.is_ending() {
             self.give_back(key);
         } else {
             // All rest for as long, so that the first to come is the first to go.
@@ -333,33 +333,48 @@ impl Dispatcher {
     fn finished(&mut self, finished: Finished, now: Instant) {
         let Finished { key, worker, verdict, took, .. } = finished;
         self.leave(worker);
-        if self.held.get(key).is_none() {
-            // It was given up: the drain was over before its handler was.
-            return;
-        }
+        // It may have been given up: the drain was over before its handler was.
+        let Some(held) = self.held.get(key) else { return };
+        let (lease_state, is_acknowledged) = (held.lease_state, held.lease.is_acknowledged());
         if !matches!(verdict, Verdict::Shed { .. } | Verdict::TooLate) {
             self.clear(key);
         }
-        match verdict {
-            Verdict::Done => {
-                let took = took.unwrap_or_default();
-                self.settle(key, Intent::Succeed { took });
+        if let Verdict::Failed { failure, then } = &verdict {
+            self.note(key, What::Failed { failure: failure.clone(), then: then.clone() });
+        }
+        let took = took.unwrap_or_default();
+        match lease_state {
+            LeaseState::Acknowledged => self.acknowledged(key, took),
+            // Whatever it says, the message may be gone; and a dead letter of a message that is done must not be.
+            LeaseState::Running if is_acknowledged && verdict != Verdict::Settled => {
+                // There may be no place for it here by the time of the answer.
+                let verdict = match verdict {
+                    Verdict::Shed { .. } => Verdict::Released { delay: Duration::ZERO },
+                    other => other,
+                };
+                self.settle(key, Intent::Confirm { took, verdict: Box::new(verdict) });
             }
+            _ => self.conclude(key, verdict, took, now),
+        }
+    }
+
+    /// Does what the end of a handler asks for.
+    fn conclude(&mut self, key: Key, verdict: Verdict, took: Duration, now: Instant) {
+        match verdict {
+            Verdict::Done => self.settle(key, Intent::Succeed { took }),
+            Verdict::Settled => self.acknowledged(key, took),
             Verdict::Released { delay } => self.settle(key, Intent::Release { delay }),
             Verdict::Shed { delay } => self.rest(key, later(now, delay)),
             Verdict::TooLate => self.never_run(key),
-            Verdict::Failed { failure, then } => {
-                self.note(key, What::Failed { failure: failure.clone(), then: then.clone() });
-                match then {
-                    Then::Retry { delay } => self.settle(key, Intent::Retry { delay }),
-                    Then::Park { delay } => {
-                        let is_spared = failure.kind == FailureKind::UnknownKind;
-                        self.settle(key, Intent::Park { delay, is_spared });
-                    }
-                    Then::Release => self.settle(key, Intent::Release { delay: Duration::ZERO }),
-                    Then::Bury { route } => self.bury(key, failure, route),
+            Verdict::Failed { failure, then } => match then {
+                Then::Retry { delay } => self.settle(key, Intent::Retry { delay }),
+                Then::Park { delay } => {
+                    let is_spared = failure.kind == FailureKind::UnknownKind;
+                    self.settle(key, Intent::Park { delay, is_spared });
                 }
-            }
+                Then::Release => self.settle(key, Intent::Release { delay: Duration::ZERO }),
+                Then::Bury { route } => self.bury(key, failure, route),
+            },
         }
     }
 
@@ -368,7 +383,7 @@ impl Dispatcher {
     fn give_back(&mut self, key: Key) {
         let is_ending = self.mode.is_ending();
         let Some(held) = self.held.get_mut(key) else { return };
-        if held.is_lost {
+        if held.is_lost() {
             self.held.remove(key);
         } else if is_ending {
             self.settle(key, Intent::Return);

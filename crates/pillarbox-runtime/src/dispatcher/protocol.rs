@@ -49,6 +49,8 @@ pub(crate) struct Finished {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Done,
+    /// Its handler has acknowledged it in a transaction of its own.
+    Settled,
     Failed {
         failure: FailureNote,
         then: Then,
@@ -147,6 +149,7 @@ pub(crate) struct Assigned {
     pub(crate) key: Key,
     pub(crate) source: usize,
     pub(crate) message: Arc<RawMessage>,
+    pub(crate) receipt: Receipt,
     pub(crate) lease: Arc<Lease>,
     /// Number of this attempt at the work.
     pub(crate) attempt: u32,

@@ -80,6 +80,7 @@ impl Dispatcher {
             key,
             source: held.source,
             message: held.message.clone(),
+            receipt: held.receipt.clone(),
             lease: held.lease.clone(),
             attempt: held.attempt,
             is_to_record: held.start == Start::ToRecord,

@@ -1,11 +1,12 @@
 //! Settling: acknowledgements and nacks on their way to the queue, and what comes back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::{Error, Result, SettleAction};
 use tokio::time::Instant;
 
-use super::held::{Intent, Place, Start};
+use super::held::{Intent, LeaseState, Place, Start};
 use super::lane::Entry;
 use super::{Action, Dispatcher, Key, LaneKind, What};
 use crate::answers::each;
@@ -22,11 +23,17 @@ impl Dispatcher {
             Intent::Retry { delay } | Intent::Park { delay, .. } => {
                 SettleAction::Nack { delay: *delay }
             }
+            Intent::Confirm { .. } => {
+                SettleAction::Extend { timeout: self.sources[held.source].settings.visibility }
+            }
         };
-        if held.is_lost && action != SettleAction::Acknowledge {
+        match held.lease_state {
             // Somebody else has it; there is nothing to give back.
-            self.held.remove(key);
-            return;
+            LeaseState::Lost if action != SettleAction::Acknowledge => {
+                return self.held.remove(key);
+            }
+            LeaseState::Acknowledged => return self.acknowledged(key, Duration::ZERO),
+            LeaseState::Running | LeaseState::Lost => {}
         }
         held.place = Place::Settling { intent };
         let (source, entry) = (held.source, Entry::new(key, action, held.deadline));
@@ -76,8 +83,8 @@ impl Dispatcher {
         let answers = each(answer, entries.len(), None, "settle");
         for (entry, answer) in entries.into_iter().zip(answers) {
             match answer {
-                Ok(()) => self.accepted(entry, called_at, now),
-                Err(Error::ReceiptHandleExpired { .. }) => self.refused(entry),
+                Ok(()) => self.accepted(entry, kind, called_at, now),
+                Err(Error::ReceiptHandleExpired { .. }) => self.refused(entry, kind, now),
                 Err(error) if error.is_transient() => failed.push(entry.again()),
                 Err(_) if kind == LaneKind::Settles => self.give_up(entry.key),
                 // What cannot be recorded as started is not run.
@@ -90,7 +97,7 @@ impl Dispatcher {
         self.sources[source].lane(kind).failed(failed, backoff, lease, now);
     }
 
-    pub(super) fn accepted(&mut self, entry: Entry, called_at: Instant, now: Instant) {
+    fn accepted(&mut self, entry: Entry, kind: LaneKind, called_at: Instant, now: Instant) {
         if let Some(timeout) = entry.action.timeout() {
             let Some(held) = self.held.get_mut(entry.key) else { return };
             // From when it was asked for: the backend cannot have counted from earlier.
@@ -108,6 +115,9 @@ impl Dispatcher {
             let (source, deadline) = (held.source, held.deadline);
             self.sources[source].renew_later(entry.key, now, deadline);
             self.note(entry.key, What::Extended);
+            if kind == LaneKind::Settles {
+                self.rolled_back(entry.key, now);
+            }
             return;
         }
         let Some(held) = self.held.get(entry.key) else { return };
@@ -125,6 +135,7 @@ impl Dispatcher {
             Intent::Bury { failure, route, letter } => {
                 What::DeadLettered { failure, route, letter }
             }
+            Intent::Confirm { .. } => return,
         };
         // Where the backend does not count them, this process does.
         if !is_exact && matches!(entry.action, SettleAction::Release { .. }) {
@@ -135,23 +146,53 @@ impl Dispatcher {
     }
 
     /// The receipt is worth nothing any more.
-    pub(super) fn refused(&mut self, entry: Entry) {
+    fn refused(&mut self, entry: Entry, kind: LaneKind, now: Instant) {
         let is_extension = entry.action.timeout().is_some();
-        let Some(held) = self.held.get(entry.key) else { return };
-        if is_extension && held.is_settling() {
+        let Some(held) = self.held.get_mut(entry.key) else { return };
+        if kind == LaneKind::Extensions && held.is_settling() {
             // It was settled while the extension was under way.
             return;
         }
         if entry.is_ambiguous && !is_extension {
             // An earlier call failed after it had done its work.
             let now = held.deadline;
-            self.accepted(entry, now, now);
+            self.accepted(entry, kind, now, now);
+            return;
+        }
+        // Its lease cannot have ended by itself: the transaction of its handler was committed.
+        if held.lease.is_acknowledged() && now < held.deadline {
+            match held.place {
+                Place::Settling { intent: Intent::Confirm { took, .. } } => {
+                    self.acknowledged(entry.key, took);
+                }
+                Place::Settling { .. } => self.acknowledged(entry.key, Duration::ZERO),
+                _ => held.lease_state = LeaseState::Acknowledged,
+            }
             return;
         }
         self.lose(entry.key);
-        if !is_extension {
+        if kind == LaneKind::Settles {
             self.held.remove(entry.key);
         }
+    }
+
+    /// Its handler has acknowledged it, in a transaction that is committed.
+    pub(super) fn acknowledged(&mut self, key: Key, took: Duration) {
+        self.note(key, What::Succeeded { took });
+        self.held.remove(key);
+    }
+
+    /// The delivery is still there, so the transaction in which its handler acknowledged it was rolled back: what
+    /// the handler said counts.
+    fn rolled_back(&mut self, key: Key, now: Instant) {
+        let Some(held) = self.held.get_mut(key) else { return };
+        let Place::Settling { intent: Intent::Confirm { took, verdict } } = &held.place else {
+            return;
+        };
+        let (took, verdict) = (*took, (**verdict).clone());
+        // Nothing speaks of the acknowledgement any more.
+        held.lease = Arc::default();
+        self.conclude(key, verdict, took, now);
     }
 
     fn is_recording(&self, entry: &Entry) -> bool {

@@ -1133,6 +1133,136 @@ fn what_is_done_has_time_to_be_settled_at_the_end() {
     assert_eq!(bench.names(), ["received", "received", "unsettled", "succeeded"]);
 }
 
+/// A delivery that its handler has acknowledged in a transaction.
+fn in_transaction(settings: SourceSettings) -> (Bench, Arc<Lease>) {
+    let mut bench = Bench::new(1, 0, &[settings]);
+    bench.deliver(0, 1);
+    let lease = bench.assigned[0].1.lease.clone();
+    assert!(lease.begin() && lease.acknowledge());
+    (bench, lease)
+}
+
+/// Every end of a handler but that it has settled its message itself, and what becomes of it.
+fn other_ends() -> [(Verdict, &'static str); 7] {
+    let delay = Duration::ZERO;
+    [
+        (Verdict::Done, "succeeded"),
+        (Verdict::Released { delay }, "released"),
+        (failed(Then::Retry { delay }), "retried"),
+        (failed(Then::Park { delay }), "parked"),
+        (failed(Then::Release), "released"),
+        (failed(Then::Bury { route: 0 }), "dead-lettered"),
+        // There is no place for it here any more.
+        (Verdict::Shed { delay: BACKOFF }, "released"),
+    ]
+}
+
+#[test]
+fn a_delivery_that_its_handler_has_settled_is_not_settled_again() {
+    let (mut bench, _) = in_transaction(settings());
+    bench.finish(Verdict::Settled);
+    assert!(bench.calls.is_empty() && bench.buried.is_empty());
+    assert_eq!((bench.names(), bench.dispatcher.in_flight()), (vec!["received", "succeeded"], 0));
+}
+
+#[test]
+fn an_extension_that_comes_after_the_handlers_own_acknowledgement_tells_of_no_loss() {
+    for (verdict, _) in other_ends().into_iter().chain([(Verdict::Settled, "")]) {
+        let is_failure = matches!(verdict, Verdict::Failed { .. });
+        let cancelling = SourceSettings { cancel_lost: true, ..settings() };
+        let (mut bench, lease) = in_transaction(cancelling);
+        bench.pass(LEASE / 3);
+        bench.answer(Err(expired()));
+        assert!(!lease.is_lost() && lease.cancelled().now_or_never().is_none());
+        // It is known to be gone, so nothing is extended, and nothing is asked when the handler ends, however late.
+        bench.pass(3 * LEASE);
+        assert!(bench.calls.is_empty() && !lease.is_lost());
+        bench.finish(verdict);
+        assert!(bench.calls.is_empty() && bench.buried.is_empty());
+        let names: &[_] = if is_failure {
+            &["received", "failed", "succeeded"]
+        } else {
+            &["received", "succeeded"]
+        };
+        assert_eq!((bench.names(), bench.dispatcher.in_flight()), (names.to_vec(), 0));
+    }
+}
+
+#[test]
+fn who_has_acknowledged_and_not_settled_is_asked_for_and_is_done_if_it_was_committed() {
+    for (verdict, _) in other_ends() {
+        let (mut bench, _) = in_transaction(settings());
+        bench.finish(verdict);
+        assert!(bench.buried.is_empty(), "no dead letter of a message that may be done");
+        assert_eq!(bench.calls[0].2, [SettleAction::Extend { timeout: LEASE }]);
+        bench.answer(Err(expired()));
+        assert!(bench.calls.is_empty() && bench.buried.is_empty());
+        assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some("succeeded"), 0));
+        assert!(!bench.names().contains(&"lost"));
+    }
+}
+
+#[test]
+fn a_transaction_that_was_rolled_back_leaves_the_verdict_as_it_is() {
+    for (verdict, end) in other_ends() {
+        let (mut bench, _) = in_transaction(settings());
+        bench.finish(verdict);
+        bench.answer(Ok(()));
+        while let Some(key) = bench.buried.pop_front() {
+            bench.pass(LEASE / 3);
+            assert_eq!(bench.calls.len(), 1, "its lease is extended while it is buried");
+            bench.answer(Ok(()));
+            bench.event(Event::Buried { key, answer: Ok(letter()) });
+        }
+        assert!(!matches!(bench.calls[0].2[..], [SettleAction::Extend { .. }]));
+        bench.answer(Ok(()));
+        assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some(end), 0));
+    }
+}
+
+#[test]
+fn whether_a_transaction_was_committed_is_asked_until_the_lease_is_over() {
+    let (mut bench, _) = in_transaction(settings());
+    bench.finish(failed(Then::Bury { route: 0 }));
+    let until = bench.now + LEASE;
+    while bench.now < until {
+        bench.answer(Err(broken()));
+        bench.pass(Duration::from_millis(1500));
+    }
+    assert!(bench.buried.is_empty());
+    assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some("unsettled"), 0));
+
+    // A receipt that is refused when the lease may have ended by itself proves nothing.
+    let (mut bench, lease) = in_transaction(settings());
+    bench.finish(failed(Then::Bury { route: 0 }));
+    bench.pass(LEASE);
+    bench.answer(Err(expired()));
+    assert!(lease.is_lost() && bench.buried.is_empty());
+    assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some("lost"), 0));
+}
+
+#[test]
+fn a_transaction_that_outlasts_its_lease_is_not_disturbed() {
+    let cancelling = SourceSettings { cancel_lost: true, ..settings() };
+    let (mut bench, lease) = in_transaction(cancelling);
+    bench.pass(LEASE / 3);
+    // Extensions wait for the transaction, and time out.
+    while bench.now < lease_end(&bench) {
+        if !bench.calls.is_empty() {
+            bench.answer(Err(broken()));
+        }
+        bench.pass(Duration::from_millis(1500));
+    }
+    assert!(!lease.is_lost() && lease.cancelled().now_or_never().is_none());
+    bench.finish(Verdict::Settled);
+    assert_eq!(bench.names(), ["received", "succeeded"]);
+}
+
+/// When the only lease ends.
+fn lease_end(bench: &Bench) -> Instant {
+    bench.dispatcher.held.iter().map(|(_, held)| held.deadline).next().expect("a lease")
+}
+
 /// Whatever comes in whatever order: places are never exceeded, and at the end nothing is held.
 #[test]
 fn random_events_never_break_the_invariants() {
@@ -1195,7 +1325,13 @@ fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
             }
         }
         4..8 if !bench.assigned.is_empty() => {
+            // Some are acknowledged in a transaction, which is committed or not.
+            let lease = bench.assigned[0].1.lease.clone();
+            let is_acknowledged = random.random_range(0..4) == 0
+                && (lease.begin() || lease.has_begun())
+                && lease.acknowledge();
             let verdict = match random.random_range(0..6) {
+                4 if is_acknowledged => Verdict::Settled,
                 5 => Verdict::Shed { delay: BACKOFF },
                 0 => failed(Then::Bury { route: 0 }),
                 1 => failed(Then::Retry { delay: Duration::ZERO }),

@@ -1,14 +1,20 @@
-//! Leases are kept, from the moment a message is received until it is settled; and who loses one is told.
+//! Leases are kept, from the moment a message is received until it is settled, be it by a transaction of the handler's
+//! own; and who loses one is told.
 
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pillarbox_core::{Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions};
 use pillarbox_runtime::{
-    Attempt, Context, Event, FailureKind, Heartbeat, Metadata, Worker, WorkerId,
+    Attempt, Backoff, BoxError, Context, DeadLetter, DlqPolicy, Event, FailureKind, Heartbeat,
+    Metadata, Outcome, Worker, WorkerId,
 };
+use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
+use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction, verify};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+use tempfile::TempDir;
 use tokio::sync::{Semaphore, mpsc};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -229,4 +235,202 @@ async fn in_beat_mode_only_progress_keeps_a_lease() {
     }
     let stats = running.stop().await.unwrap();
     assert_eq!((stats.leases_lost, stats.succeeded), (1, 2));
+}
+
+/// A file with a queue and a table of the handler's own.
+struct Bank {
+    file: PathBuf,
+    backend: Mailboxes,
+    jobs: Mailbox<u32>,
+    dead: Mailbox<DeadLetter<u32>>,
+    _directory: TempDir,
+}
+
+impl Bank {
+    async fn open() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("bank.db");
+        let backend = SqliteBackend::open(SqliteOptions::new(&file)).await.expect("a backend");
+        let backend = Mailboxes::new(backend);
+        let jobs = backend.mailbox("jobs").expect("a mailbox");
+        let dead = backend.mailbox("jobs-dlq").expect("a mailbox");
+        let bank = Connection::open(&file).expect("a connection");
+        bank.execute_batch("CREATE TABLE booked (job INTEGER)").expect("a table");
+        Self { file, backend, jobs, dead, _directory: directory }
+    }
+
+    /// The jobs that were booked, in order.
+    fn booked(&self) -> Vec<u32> {
+        let bank = Connection::open(&self.file).expect("a connection");
+        let mut rows = bank.prepare("SELECT job FROM booked ORDER BY job").expect("a statement");
+        let rows = rows.query_map([], |row| row.get(0)).expect("rows");
+        rows.collect::<Result<_, _>>().expect("numbers")
+    }
+
+    /// What was booked, and how many messages and dead letters there are, once all is over and the file is sound.
+    async fn end(self) -> (Vec<u32>, u64, u64) {
+        let left = self.jobs.approximate_count().await.expect("counted");
+        let dead = self.dead.approximate_count().await.expect("counted");
+        let booked = self.booked();
+        self.backend.close().await;
+        assert_eq!(verify(&self.file).expect("verified"), [""; 0]);
+        (booked, left, dead)
+    }
+}
+
+/// Books a job and acknowledges its message, in one transaction.
+fn book(file: &Path, job: u32, about: &Metadata, commits: bool) -> Result<(), BoxError> {
+    let mut bank = Connection::open(file)?;
+    bank.busy_timeout(Duration::from_secs(30))?;
+    let both = bank.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    both.execute("INSERT INTO booked VALUES (?1)", [job])?;
+    transaction::acknowledge(&both, about)?;
+    if commits { both.commit() } else { both.rollback() }?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_does_its_work_and_acknowledges_in_one_transaction() {
+    let bank = Bank::open().await;
+    let jobs: Vec<_> = (0..30).collect();
+    bank.jobs.send_batch(&jobs).await.unwrap().all().unwrap();
+    let worker = Worker::new(bank.jobs.clone()).context(bank.file.clone()).handler(
+        |job: u32, about: Metadata, Context(file): Context<PathBuf>| async move {
+            book(&file, job, &about, true)?;
+            // To say that it is done says the same, and costs a call.
+            Ok::<_, BoxError>(if job.is_multiple_of(2) {
+                Outcome::settled()
+            } else {
+                Outcome::done()
+            })
+        },
+    );
+    let stats = worker.run_until_empty().await.unwrap();
+    assert_eq!((stats.succeeded, stats.failed, stats.leases_lost, stats.unsettled), (30, 0, 0, 0));
+    assert_eq!(bank.end().await, (jobs, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_is_rolled_back_leaves_its_message() {
+    let bank = Bank::open().await;
+    bank.jobs.send_batch(&[0, 1, 2]).await.unwrap().all().unwrap();
+    let worker = Worker::new(bank.jobs.clone())
+        .context(bank.file.clone())
+        .visibility(Duration::from_secs(1))
+        .retry(Backoff::none())
+        .handler(|job: u32, about: Metadata, Context(file): Context<PathBuf>| async move {
+            let is_first = about.delivery_count() == 1;
+            book(&file, job, &about, !is_first)?;
+            match job {
+                // Tried again, like by any error.
+                0 if is_first => Err("rolled back".into()),
+                // Comes back when its lease ends: there is nothing that anybody else knows of.
+                1 if is_first => Ok(Outcome::settled()),
+                // Done is done.
+                2 => Ok(Outcome::done()),
+                _ => Ok::<_, BoxError>(Outcome::settled()),
+            }
+        });
+    let stats = worker.run_until_empty().await.unwrap();
+    assert_eq!((stats.failed, stats.retried, stats.leases_lost), (1, 1, 0));
+    assert_eq!(bank.end().await, (vec![0, 1], 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fails_after_its_commit_is_done_and_makes_no_dead_letter() {
+    let bank = Bank::open().await;
+    bank.jobs.send_batch(&[0, 1, 2, 3, 4, 5]).await.unwrap().all().unwrap();
+    let worker = Worker::new(bank.jobs.clone())
+        .context(bank.file.clone())
+        .dead_letters(DlqPolicy::new().max_delivery_count(1))
+        .timeout(Duration::from_millis(300))
+        .handler(|job: u32, about: Metadata, Context(file): Context<PathBuf>| async move {
+            book(&file, job, &about, job != 5)?;
+            match job {
+                0 => panic!("after the commit"),
+                1 => std::future::pending().await,
+                2 => return Ok(Outcome::reject("after the commit")),
+                3 => return Ok(Outcome::release()),
+                _ => {}
+            }
+            Err::<Outcome, BoxError>("after the commit, but for one".into())
+        });
+    let stats = worker.run_until_empty().await.unwrap();
+    assert_eq!((stats.panics, stats.timeouts, stats.failed), (1, 1, 5));
+    assert_eq!((stats.succeeded, stats.dead_lettered, stats.released), (5, 1, 0));
+    assert_eq!((stats.leases_lost, stats.unsettled), (0, 0));
+    assert_eq!(bank.dead.peek(9).await.unwrap()[0].body.as_ref().unwrap().body, 5);
+    assert_eq!(bank.end().await, (vec![0, 1, 2, 3, 4], 0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_goes_on_after_its_commit_has_lost_no_lease() {
+    let bank = Bank::open().await;
+    bank.jobs.send(&0).await.unwrap();
+    let lease = Duration::from_millis(300);
+    let worker = Worker::new(bank.jobs.clone())
+        .context(bank.file.clone())
+        .visibility(lease)
+        .cancel_when_lost()
+        .handler(
+            move |job: u32,
+                  about: Metadata,
+                  heartbeat: Heartbeat,
+                  Context(file): Context<PathBuf>| async move {
+                book(&file, job, &about, true)?;
+                // Several extensions are due meanwhile, and refused.
+                let lost = tokio::time::timeout(4 * lease, heartbeat.lost()).await;
+                assert!(lost.is_err(), "it is not lost, it is acknowledged");
+                Ok::<_, BoxError>(Outcome::settled())
+            },
+        );
+    let stats = worker.run_until_empty().await.unwrap();
+    assert_eq!((stats.succeeded, stats.failed, stats.leases_lost), (1, 0, 0));
+    assert_eq!(bank.end().await, (vec![0], 0, 0));
+}
+
+/// What a handler starts and does not wait for may come to its transaction at any time: also while the message is on
+/// its way to the dead letters, under a lease that still runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_handler_has_left_behind_cannot_acknowledge() {
+    let bank = Bank::open().await;
+    bank.jobs.send(&7).await.unwrap();
+    let left_behind: Arc<Mutex<Option<Metadata>>> = Arc::default();
+    let (kept, file) = (left_behind.clone(), bank.file.clone());
+    let answer: Arc<Mutex<Option<String>>> = Arc::default();
+    let answered = answer.clone();
+    let worker = Worker::new(bank.jobs.clone())
+        .context_arc(left_behind)
+        .dead_letters(DlqPolicy::new().max_delivery_count(1))
+        .on_dead_letter(move |_, _| {
+            let about = kept.lock().expect("a lock").take().expect("what the handler left behind");
+            let error = book(&file, 7, &about, true).expect_err("the handler has ended");
+            *answered.lock().expect("a lock") = Some(error.to_string());
+        })
+        .handler(
+            |_: u32, about: Metadata, Context(left): Context<Mutex<Option<Metadata>>>| async move {
+                assert!(!format!("{about:?}").contains("eceipt"), "{about:?}");
+                *left.lock().expect("a lock") = Some(about);
+                Err::<(), _>("no")
+            },
+        );
+    worker.run_until_empty().await.unwrap();
+    let answer = answer.lock().unwrap().take().expect("an answer");
+    assert!(answer.contains("no longer valid"), "{answer}");
+    assert_eq!(bank.end().await, (vec![], 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_says_settled_and_has_acknowledged_nothing_has_failed() {
+    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    jobs.send(&1).await.unwrap();
+    let worker =
+        Worker::new(jobs.clone()).max_retries(0).handler(|_: u32| async { Outcome::settled() });
+    let mut events = worker.control().events();
+    let running = worker.start();
+    let failed = events.wait_for(|event| event.name() == "failed").await.unwrap();
+    let Event::Failed { error, terminal: true, .. } = failed else { panic!("{failed:?}") };
+    assert!(error.contains("has acknowledged its message in no transaction"), "{error}");
+    running.stop().await.unwrap();
+    assert_eq!(jobs.approximate_count().await.unwrap(), 1, "nothing was deleted");
 }

@@ -387,7 +387,7 @@ async fn a_hook_hears_of_every_failure_however_slow_a_listener_to_events_is() {
         });
     let mut events = worker.control().events();
     worker.run_until_empty().await.unwrap();
-    let heard = heard.lock().unwrap();
+    let heard = std::mem::take(&mut *heard.lock().unwrap());
     assert_eq!(
         (heard.len(), heard.iter().copied().collect::<BTreeSet<_>>()),
         (MESSAGES as usize, ids)
@@ -448,7 +448,7 @@ async fn a_hook_that_panics_is_logged_and_changes_nothing() {
         .retry(Backoff::none())
         .on_failure(|_| panic!("a hook that panics"))
         .on_failure(move |one| {
-            failed.lock().expect("heard").push(format!("{} {}", one.about.attempt, one.terminal))
+            failed.lock().expect("heard").push(format!("{} {}", one.about.attempt, one.terminal));
         })
         .on_dead_letter(|_, _| panic!("a hook that panics"))
         .on_dead_letter(move |letter, to| {

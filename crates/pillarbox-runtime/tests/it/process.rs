@@ -447,6 +447,71 @@ fn a_signal_ends_a_process_that_has_left_a_handler_behind(place: Place) {
     });
 }
 
+/// A place for what is booked.
+fn open_books(place: &Place) {
+    let bank = Connection::open(place.file("queues.db")).expect("a connection");
+    bank.execute_batch("CREATE TABLE booked (number INTEGER)").expect("a table");
+}
+
+/// The numbers of the orders that were booked, by number.
+fn booked(place: &Place) -> Vec<u64> {
+    let bank = Connection::open(place.file("queues.db")).expect("a connection");
+    let mut rows = bank.prepare("SELECT number FROM booked ORDER BY number").expect("a statement");
+    let rows = rows.query_map([], |row| row.get::<_, i64>(0)).expect("rows");
+    rows.map(|number| number.expect("a number") as u64).collect()
+}
+
+#[test]
+fn kill_9_around_the_commit_of_a_handlers_own_transaction_does_the_work_once() {
+    let place = Place::sqlite();
+    on_threads(async {
+        let office = Office::at(&place).await;
+        open_books(&place);
+        for commits in [false, true] {
+            let number = u64::from(commits);
+            office.send([Order { number, act: Act::BookAndHold { commits } }]).await;
+            let worker = employ(&place, &ALONE);
+            worker.wait_for(&format!("holding {number}."), 0);
+            worker.kill();
+            // Both, or neither.
+            let left = office.left().await.contains(&number);
+            assert_eq!((booked(&place).contains(&number), left), (commits, !commits));
+        }
+        office.send([Order { number: 2, act: Act::Book }]).await;
+        let worker = employ(&place, &ALONE);
+        office.is_done().await;
+        dismiss(worker, "TERM");
+        assert_eq!(booked(&place), [0, 1, 2]);
+    });
+}
+
+#[test]
+fn kill_9_under_load_repeats_nothing_that_is_in_one_transaction_with_its_acknowledgement() {
+    const ORDERS: u64 = 400;
+    const KILLS: usize = 4;
+    let place = Place::sqlite();
+    on_threads(async {
+        let office = Office::at(&place).await;
+        open_books(&place);
+        office.send((0..ORDERS).map(|number| Order { number, act: Act::Book })).await;
+        for kill in 1..=KILLS {
+            let worker = employ(&place, &TERMS);
+            let (end, before) = (Instant::now() + PATIENCE, booked(&place).len());
+            while booked(&place).len() < before + 50 {
+                assert!(Instant::now() < end, "only {} at kill {kill}", booked(&place).len());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            worker.kill();
+        }
+        assert!(!office.left().await.is_empty(), "killed too late");
+        let last = employ(&place, &TERMS);
+        office.is_done().await;
+        let (said, _) = dismiss(last, "TERM");
+        assert!(said.contains(&"stats leases_lost=0".to_owned()), "{:?}", said.last());
+        assert_eq!(booked(&place), (0..ORDERS).collect::<Vec<_>>(), "each once");
+    });
+}
+
 /// Starts a process again whenever it ends, as a supervisor would, and says how they ended.
 async fn restart_until_done(office: &Office, place: &Place, terms: &Terms) -> Vec<ExitStatus> {
     let end = Instant::now() + PATIENCE;

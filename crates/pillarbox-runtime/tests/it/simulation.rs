@@ -1,5 +1,6 @@
 //! The runtime in a simulated world: the memory backend under paused time, a queue that fails by a seed,
-//! handlers that fail, panic, hang and are slow, and somebody who pauses, stops, kills and restarts.
+//! handlers that fail, panic, hang and are slow or acknowledge in transactions of their own, and somebody who pauses,
+//! stops, kills and restarts.
 //!
 //! Everything random comes from the seed, so a failure can be repeated:
 //!
@@ -15,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pillarbox_core::{
-    Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, Queue, QueueOptions, RawMessage,
+    Json, Leased, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, Queue, QueueOptions,
+    RawMessage, Settle,
 };
 use pillarbox_runtime::{
     Attempt, Backoff, BoxError, Context, Control, DeadLetter, Dlq, DlqAction, DlqConsumer,
@@ -61,7 +63,7 @@ fn no_message_is_lost_whatever_fails() {
     println!("{seeds} seeds: {totals:?}");
     // A simulation in which nothing goes wrong shows nothing.
     if seeds >= 100 {
-        let Totals { succeeded, dead, runs, replays, faults, lost, restarts } = totals;
+        let Totals { succeeded, dead, runs, replays, faults, lost, restarts, committed } = totals;
         for (what, count) in [
             ("succeeded", succeeded),
             ("dead letters", dead),
@@ -70,6 +72,7 @@ fn no_message_is_lost_whatever_fails() {
             ("faults", faults),
             ("lost leases", lost),
             ("restarts", restarts),
+            ("commits", committed),
         ] {
             assert!(count > seeds / 10, "{what}: only {count}");
         }
@@ -95,6 +98,7 @@ struct Totals {
     faults: u64,
     lost: u64,
     restarts: u64,
+    committed: u64,
 }
 
 impl Totals {
@@ -106,6 +110,7 @@ impl Totals {
         self.faults += one.faults;
         self.lost += one.lost;
         self.restarts += one.restarts;
+        self.committed += one.committed;
     }
 }
 
@@ -116,6 +121,10 @@ struct World {
     running: BTreeMap<MessageId, Vec<(u64, Heartbeat)>>,
     succeeded: BTreeSet<MessageId>,
     sent: BTreeSet<MessageId>,
+    /// Those that a handler has acknowledged in a transaction that was committed.
+    committed: BTreeSet<MessageId>,
+    /// Number of runs of each message.
+    runs_of: BTreeMap<MessageId, u32>,
     runs: u64,
     /// How many of them were of replays.
     replays: u64,
@@ -127,6 +136,8 @@ struct Stage {
     world: Arc<Mutex<World>>,
     luck: Arc<Mutex<StdRng>>,
     visibility: Duration,
+    /// The queue itself, for transactions of handlers.
+    queue: Arc<dyn Queue>,
 }
 
 impl Stage {
@@ -144,6 +155,11 @@ impl Stage {
         world.runs += 1;
         world.replays += u64::from(id != about.original_id());
         let run = world.runs;
+        *world.runs_of.entry(id).or_default() += 1;
+        // A replay may be sent again under the same id.
+        if world.committed.contains(&id) && id == about.original_id() {
+            world.wrong = Some(format!("{id} runs again after it was acknowledged"));
+        }
         let others = world.running.entry(id).or_default();
         if others.iter().any(|(_, other)| !other.is_lost()) {
             world.wrong = Some(format!("two handlers run {id}, and the first holds its lease"));
@@ -151,6 +167,26 @@ impl Stage {
             others.push((run, heartbeat.clone()));
         }
         Presence { stage: self.clone(), id, run }
+    }
+
+    /// Acknowledges in a transaction, and commits it or not. Fails where the lease has ended.
+    async fn transact(&self, about: &Metadata, commits: bool) -> Result<(), BoxError> {
+        let receipt = about.receipt().clone();
+        // The queue answers at once, so that nobody comes in between.
+        let settle = match commits {
+            true => Settle::acknowledge(receipt),
+            false => Settle::extend(receipt, self.visibility),
+        };
+        self.queue.settle(vec![settle]).await?.remove(0)?;
+        assert!(about.acknowledging(), "its handler runs");
+        if commits {
+            let mut world = self.world();
+            world.committed.insert(about.id());
+            // The message is gone; one that is sent again under its id is another.
+            world.running.remove(&about.id());
+            world.succeeded.insert(about.original_id());
+        }
+        Ok(())
     }
 }
 
@@ -179,7 +215,7 @@ async fn handle(
 ) -> Result<Outcome, BoxError> {
     let _presence = stage.enter(&about, &heartbeat);
     let some_time = stage.visibility.mul_f64(f64::from(stage.draw(1_000)) / 500.0);
-    match stage.draw(20) {
+    match stage.draw(26) {
         0 => return Err("failed at once".into()),
         1 => panic!("a handler that panics"),
         2 => {
@@ -201,6 +237,34 @@ async fn handle(
             }
         }
         9..12 => tokio::time::sleep(some_time).await,
+        12 => {
+            stage.transact(&about, true).await?;
+            return Ok(Outcome::settled());
+        }
+        13 => {
+            stage.transact(&about, true).await?;
+            tokio::time::sleep(some_time).await;
+            if heartbeat.is_lost() {
+                stage.world().wrong = Some("a lease that was acknowledged is lost".to_owned());
+            }
+        }
+        14 => {
+            stage.transact(&about, true).await?;
+            return Err("failed after its commit".into());
+        }
+        15 => {
+            stage.transact(&about, true).await?;
+            tokio::time::sleep(some_time).await;
+            panic!("a handler that panics after its commit");
+        }
+        16 => {
+            stage.transact(&about, false).await?;
+            return Err("rolled back".into());
+        }
+        17 => {
+            stage.transact(&about, false).await?;
+            return Ok(Outcome::settled());
+        }
         _ => {}
     }
     stage.world().succeeded.insert(about.original_id());
@@ -243,6 +307,7 @@ async fn live(seed: u64) -> Result<Totals, String> {
         world: Arc::default(),
         luck: Arc::new(Mutex::new(StdRng::seed_from_u64(seed + 2))),
         visibility,
+        queue: jobs.clone(),
     };
     let sender: Mailbox<u32> = Mailbox::new(jobs.clone(), Json, NoReplies);
     let mut totals = Totals::default();
@@ -450,6 +515,13 @@ async fn check_all(
         }
     }
     let world = stage.world();
+    for id in &world.committed {
+        let is_first_life = buried.get(id).is_some_and(|lives| lives.contains(&0));
+        // An earlier delivery may have been on its way to the dead letters when its lease ended.
+        if is_first_life && world.runs_of[id] == 1 {
+            return Err(format!("a dead letter of {id}, which was acknowledged"));
+        }
+    }
     for id in &world.sent {
         let ends = [queued.contains(id), buried.contains_key(id), world.succeeded.contains(id)];
         if !ends.contains(&true) {
@@ -458,6 +530,7 @@ async fn check_all(
     }
     totals.succeeded = world.succeeded.len() as u64;
     totals.dead = buried.len() as u64;
+    totals.committed = world.committed.len() as u64;
     (totals.runs, totals.replays) = (world.runs, world.replays);
     Ok(())
 }

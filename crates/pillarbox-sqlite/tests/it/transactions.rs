@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use pillarbox_core::{
-    Error, Mailbox, Mailboxes, MemoryBackend, Outgoing, QueueName, Receive, SendOptions, Settle,
+    Capabilities, Error, Leased, Mailbox, Mailboxes, MemoryBackend, Message, Outgoing, QueueName,
+    Receipt, Receive, SendOptions, Settle,
 };
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction, verify};
@@ -34,6 +35,52 @@ async fn a_transaction_that_is_rolled_back_has_sent_and_settled_nothing() {
     let late = message.acknowledge().await;
     assert!(matches!(late, Err(Error::ReceiptHandleExpired { .. })), "{late:?}");
     assert_eq!(jobs.approximate_count().await.unwrap(), 0);
+    assert_eq!(verify(&file).unwrap(), [""; 0]);
+}
+
+/// A delivery that whoever holds it has taken back.
+struct TakenBack<'a>(&'a Message<u32>);
+
+impl Leased for TakenBack<'_> {
+    fn queue_name(&self) -> &QueueName {
+        self.0.queue_name()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+
+    fn receipt(&self) -> &Receipt {
+        self.0.receipt()
+    }
+
+    fn acknowledging(&self) -> bool {
+        false
+    }
+}
+
+#[tokio::test]
+async fn a_delivery_that_was_taken_back_is_no_part_of_the_transaction() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("shop.db");
+    let backend = open(&file).await;
+    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    jobs.send(&1).await.unwrap();
+    let message = jobs.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
+    let mut shop = Connection::open(&file).unwrap();
+
+    let both = shop.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    transaction::send(&both, &jobs, &2, SendOptions::new()).unwrap();
+    let late = transaction::acknowledge(&both, &TakenBack(&message));
+    assert!(matches!(late, Err(Error::ReceiptHandleExpired { .. })), "{late:?}");
+    both.commit().unwrap();
+    let counts = jobs.counts().await.unwrap();
+    assert_eq!(
+        (counts.ready, counts.in_flight),
+        (1, 1),
+        "the rest is committed, and it is not acknowledged"
+    );
+    message.acknowledge().await.unwrap();
     assert_eq!(verify(&file).unwrap(), [""; 0]);
 }
 

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{Context, DlqPolicy, Event, Heartbeat, Outcome, Worker};
+use pillarbox_runtime::{Context, DlqPolicy, Event, Heartbeat, Metadata, Outcome, Worker};
+use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
+use pillarbox_sqlite::transaction;
 use pillarbox_testing::process::{Child, told};
 pub(crate) use pillarbox_testing::process::{end_with_the_parent, say};
 use pillarbox_testing::{block_on, on_threads};
@@ -41,6 +43,10 @@ pub(crate) enum Act {
     Abort,
     /// Says that it makes no sense.
     Reject,
+    /// Has its effect in the file of the queue, in one transaction with the acknowledgement.
+    Book,
+    /// The same, but stops for ever at its first delivery: before it commits, or after that.
+    BookAndHold { commits: bool },
 }
 
 /// How the worker is set up. Leases are short, so that tests are.
@@ -117,6 +123,7 @@ fn work() {
 async fn carry_out(
     order: Order,
     heartbeat: Heartbeat,
+    about: Metadata,
     Context(effects): Context<PathBuf>,
 ) -> Outcome {
     let Order { number, act } = order;
@@ -135,6 +142,10 @@ async fn carry_out(
         Act::Block(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
         Act::Abort => std::process::abort(),
         Act::Reject => return Outcome::reject("it makes no sense"),
+        Act::Book | Act::BookAndHold { .. } => {
+            book(&effects.with_file_name("queues.db"), order, &about);
+            return Outcome::settled();
+        }
     }
     Outcome::done()
 }
@@ -143,6 +154,27 @@ async fn carry_out(
 fn record(effects: &Path, number: u64) {
     let file = OpenOptions::new().create(true).append(true).open(effects);
     file.expect("a file").write_all(format!("{number}\n").as_bytes()).expect("written");
+}
+
+/// Has an effect that outlives the process and acknowledges its order, both or neither.
+fn book(file: &Path, Order { number, act }: Order, about: &Metadata) {
+    let hold = |commits| {
+        let is_here = matches!(act, Act::BookAndHold { commits: when } if when == commits);
+        if is_here && about.delivery_count() == 1 {
+            say(&format!("holding {number}."));
+            loop {
+                std::thread::park();
+            }
+        }
+    };
+    let mut bank = Connection::open(file).expect("a connection");
+    bank.busy_timeout(Duration::from_secs(30)).expect("set");
+    let both = bank.transaction_with_behavior(TransactionBehavior::Immediate).expect("a lock");
+    both.execute("INSERT INTO booked VALUES (?1)", [number as i64]).expect("inserted");
+    transaction::acknowledge(&both, about).expect("its lease runs");
+    hold(false);
+    both.commit().expect("committed");
+    hold(true);
 }
 
 /// The numbers of the orders that were carried out, in that order.
