@@ -25,7 +25,6 @@ CONSTANTS
     MaxDeliveries,  \* how often a message is delivered, over all of its lives
     MaxHeld,        \* how many deliveries a client holds at a time, settled and expired ones included
     SendBatch, ReceiveBatch, SettleBatch,
-    Losses,         \* whether answers are lost on their way to a client
     Releases,       \* whether a client takes back deliveries that nobody has seen
     Purges,         \* whether somebody purges
     Wraps           \* whether receipts begin again after MaxDeliveries, for liveness
@@ -172,20 +171,15 @@ Entry(held, what) == [m |-> held.m, r |-> held.r, kind |-> what.kind, time |-> w
 
 SettleBatches(c) == Lists({Entry(h, k) : h \in holds[c], k \in Kinds}, SettleBatch)
 
-\* Whether a client may hold on to the receipts of a batch, and whether it may let go of them. One that is
-\* answered does so where it has settled, and may do either where it has extended.
-Keeps(batch) ==
-    IF Losses \/ \E i \in DOMAIN batch : batch[i].kind \in {"extend", "start"} THEN BOOLEAN ELSE {FALSE}
-
 ReleaseBatches(c) ==
     {b \in Lists(holds[c], ReceiveBatch) : \A i, j \in DOMAIN b : i /= j => b[i] /= b[j]}
 
 Next ==
     \/ \E batch \in SendBatches : SendAct(batch)
-    \/ \E tells \in {{c} : c \in Clients} \cup IF Losses THEN {{}} ELSE {}, max \in 1..ReceiveBatch, lease \in Leases :
+    \/ \E tells \in {{}} \cup {{c} : c \in Clients}, max \in 1..ReceiveBatch, lease \in Leases :
             ReceiveAct(tells, max, lease)
     \/ \E max \in 1..ReceiveBatch : ReceiveFailsAct(max)
-    \/ \E c \in Clients : \E batch \in SettleBatches(c) : \E keeps \in Keeps(batch) :
+    \/ \E c \in Clients : \E batch \in SettleBatches(c), keeps \in BOOLEAN :
             SettleAct(c, batch, keeps)
     \/ Releases /\ \E c \in Clients : \E batch \in ReleaseBatches(c) : ReleaseAct(c, batch)
     \/ Purges /\ PurgeAct
