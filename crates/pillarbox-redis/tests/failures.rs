@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{
-    Diagnosis, Error, Mailboxes, MessageState, Outgoing, Queue, Receive, Repair, Settle, Severity,
-    Timestamp,
+    Diagnosis, Error, Mailboxes, MessageState, Outgoing, Queue, QueueOptions, Receive, Repair,
+    Settle, Severity, Timestamp,
 };
 use pillarbox_redis::{RedisBackend, RedisOptions, redis};
 use pillarbox_testing::server::{Flavour, RedisServer, RedisServerBuilder};
@@ -1232,6 +1232,12 @@ async fn a_server_that_throws_keys_away_is_warned_of() {
     assert_eq!(diagnosis.findings, [], "keys without a time to live stay");
     assert!(!log.text().contains("WARN"), "{}", log.text());
 
+    let backend = open(&volatile.url()).await;
+    let brief = QueueOptions::new().default_ttl(Duration::from_secs(60));
+    let brief = backend.queue("brief", brief).expect("opened");
+    send(&brief, "x").await.expect("sent");
+    let other = open(&volatile.url()).await.diagnose(false).await.expect("a diagnosis");
+    assert!(texts(&other).contains("volatile-lru"), "a queue has one: {other:?}");
     let url = format!("{}?default_ttl=60", volatile.url());
     let diagnosis = open(&url).await.diagnose(false).await.expect("a diagnosis");
     assert!(texts(&diagnosis).contains("volatile-lru"), "{diagnosis:?}");

@@ -10,10 +10,12 @@ use pillarbox_core::{
     Error, Factory, Json, Mailbox, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies,
     QueueOptions, Raw, Receive, SendOptions, Timestamp,
 };
+use pillarbox_redis::{RedisBackend, RedisOptions};
 use pillarbox_runtime::{
     Attempt, Backoff, BoxError, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer, DlqLimits,
     DlqPolicy, DlqStatus, Event, FailedDelivery, FailureKind, Letters, Outcome, Runnable, Worker,
 };
+use pillarbox_testing::server::RedisServer;
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -390,6 +392,35 @@ async fn a_message_that_fails_again_while_it_is_being_replayed_has_a_dead_letter
     assert_eq!((report.done, report.failed_again), (1, 1), "it does not go round and round");
     let left = letters(&dead).await;
     assert_eq!((left.len(), left[0].replay_count), (1, 1));
+}
+
+/// Source and dead letters are on one backend, though each has a time to live of its own.
+#[tokio::test]
+async fn dead_letters_may_be_kept_longer_than_what_they_came_from() {
+    let server = RedisServer::start();
+    let options = RedisOptions::from_url(&server.url()).unwrap();
+    let backend = Mailboxes::new(RedisBackend::open(options).await.unwrap());
+    let jobs: Mailbox<u32> = backend.builder("requests").default_ttl(3 * DAY).open().unwrap();
+    let dead = backend.builder("requests-dlq").default_ttl(30 * DAY);
+    let dead: Mailbox<DeadLetter<u32>> = dead.open().unwrap();
+    jobs.send(&7).await.unwrap();
+    Worker::new(jobs.clone())
+        .dead_letters(DlqPolicy::to(&dead))
+        .handler(|_: u32| async { Outcome::reject("no") })
+        .run_until_empty()
+        .await
+        .unwrap();
+    assert_eq!(letters(&dead).await[0].source_backend, None, "it is not elsewhere");
+
+    let days = |queue: &str| {
+        let left = server.command(&["PTTL", &format!("{{queue:{queue}}}:meta")]);
+        left.parse::<f64>().unwrap() / 86_400_000.0
+    };
+    assert!((2.9..=3.0).contains(&days("requests")), "{}", days("requests"));
+    assert!((29.9..=30.0).contains(&days("requests-dlq")), "{}", days("requests-dlq"));
+    let report = Dlq::of(&dead).replay().run().await.unwrap();
+    assert_eq!((report.done, jobs.approximate_count().await.unwrap()), (1, 1));
+    assert!((2.9..=3.0).contains(&days("requests")), "also where a replay sent");
 }
 
 #[tokio::test(start_paused = true)]

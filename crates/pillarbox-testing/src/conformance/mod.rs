@@ -84,6 +84,8 @@ macro_rules! __conformance_rules {
                 a_full_queue_stores_nothing_more
                 an_acknowledgement_makes_room_in_a_full_queue
                 racing_senders_do_not_overfill_a_queue
+                a_time_to_live_that_the_backend_cannot_keep_is_refused
+                a_queue_that_nobody_uses_is_deleted_after_its_time_to_live
             }
             receiving {
                 an_empty_queue_answers_at_once
