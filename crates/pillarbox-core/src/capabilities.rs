@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::options::Receive;
-use crate::queue::{Outgoing, Redrive, Settle, SettleAction, of_length};
+use crate::queue::{Outgoing, QueueOptions, Redrive, Settle, SettleAction, of_length};
 use crate::{Attributes, QueueName};
 
 /// What a backend can do, and within which limits.
@@ -63,12 +63,21 @@ pub struct Capabilities {
     /// [`unsettled`](crate::RawMessage::unsettled) and [`uncounted`](crate::RawMessage::uncounted) are
     /// always 0.
     pub counts_unsettled: bool,
+    /// A message says when it was first delivered. Where not,
+    /// [`first_received_at`](crate::RawMessage::first_received_at) is always `None`.
+    pub tells_first_received: bool,
     /// `max_size` is kept to the message: a send is refused if and only if the queue holds so many.
     pub bounded: bool,
     /// The most partitions that a queue can be spread over. 1: every queue is kept whole.
     pub max_partitions: u32,
+    /// The backend can delete a queue that nobody uses, after a time that whoever opens it
+    /// [names](QueueOptions::default_ttl).
+    pub default_ttl: bool,
     /// Messages can be looked at without being delivered.
     pub peek: bool,
+    /// Sends and settles can join a transaction of the caller's own, in the database that holds the queue:
+    /// its other changes and these happen together or not at all.
+    pub transactions: bool,
     /// Waiting time between two purges.
     pub purge_cooldown: Option<Duration>,
     /// The backend itself can move messages that were delivered too often to another queue: see
@@ -105,9 +114,12 @@ impl Capabilities {
             strict_receipts: true,
             exact_counts: true,
             counts_unsettled: true,
+            tells_first_received: true,
             bounded: true,
             max_partitions: 1,
+            default_ttl: false,
             peek: true,
+            transactions: false,
             purge_cooldown: None,
             redrive: false,
         }
@@ -141,6 +153,28 @@ impl Capabilities {
         if name.is_extended() && !self.extended_names {
             let allowed = format!("no ':' and no '/' on {}", self.backend);
             return Err(Error::invalid(None, "queue name", format!("'{name}'"), allowed));
+        }
+        Ok(())
+    }
+
+    /// Refuses to open a queue in a way that the backend cannot do. A number of partitions that is more
+    /// than it has is not refused here: a backend that keeps every queue whole takes any.
+    pub fn check_options(&self, queue: &QueueName, options: &QueueOptions) -> Result<()> {
+        if options.partitions == Some(0) {
+            return Err(Error::invalid(Some(queue), "partitions", "0", "at least 1"));
+        }
+        let Some(time) = options.default_ttl else { return Ok(()) };
+        let refuse = |allowed: String| {
+            Err(Error::invalid(Some(queue), "default_ttl", format!("{time:?}"), allowed))
+        };
+        if time.is_zero() {
+            return refuse("more than 0, or none at all".to_owned());
+        }
+        if !self.default_ttl && self.max_partitions == 1 {
+            return refuse(format!("none: {} deletes no queue for not being used", self.backend));
+        }
+        if !self.default_ttl || options.partitions.is_some_and(|partitions| partitions > 1) {
+            return refuse("none where a queue is spread over partitions".to_owned());
         }
         Ok(())
     }
@@ -404,6 +438,24 @@ mod tests {
         says(caps.check_settle(&queue, &Settle::nack(receipt.clone(), late)), "delay");
         says(caps.check_settle(&queue, &Settle::extend(receipt.clone(), late)), "timeout");
         assert!(caps.check_settle(&queue, &Settle::acknowledge(receipt)).is_ok());
+    }
+
+    #[test]
+    fn a_time_to_live_is_refused_where_a_queue_cannot_have_one() {
+        let queue: QueueName = "q".parse().unwrap();
+        let day = QueueOptions::new().default_ttl(Duration::from_secs(86_400));
+        let none = QueueOptions::new().default_ttl(Duration::ZERO);
+        let mut caps = narrow();
+        says(caps.check_options(&queue, &day), "none: narrow deletes no queue");
+        says(caps.check_options(&queue, &none), "more than 0");
+        caps.max_partitions = 10;
+        says(caps.check_options(&queue, &day), "none where a queue is spread");
+        caps.default_ttl = true;
+        assert!(caps.check_options(&queue, &day).is_ok());
+        assert!(caps.check_options(&queue, &day.partitions(1)).is_ok());
+        says(caps.check_options(&queue, &day.partitions(2)), "none where a queue is spread");
+        says(caps.check_options(&queue, &QueueOptions::new().partitions(0)), "at least 1");
+        assert!(caps.check_options(&queue, &QueueOptions::new().partitions(99)).is_ok());
     }
 
     #[test]

@@ -77,7 +77,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Opens a queue, which comes into being when first used.
     ///
     /// Touches no network and no disk: opening is cheap, and failing to reach a server is told
-    /// by the first operation.
+    /// by the first operation. [`Mailboxes`](crate::Mailboxes) has checked the name and the options
+    /// against the capabilities.
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>>;
 
     /// Opens the queue that a reply address names: by its name, unless the backend knows addresses of
@@ -195,12 +196,15 @@ pub struct QueueOptions {
     /// The least number of parts that the queue is spread over, where the backend can do that. `None`:
     /// as many as it has.
     pub partitions: Option<u32>,
+    /// Time without use after which the backend deletes the queue with its messages. `None`: what the
+    /// backend was opened with, which is never unless it says so.
+    pub default_ttl: Option<Duration>,
 }
 
 impl QueueOptions {
     /// The defaults.
     pub const fn new() -> Self {
-        Self { max_size: None, partitions: None }
+        Self { max_size: None, partitions: None, default_ttl: None }
     }
 
     /// Refuses sends that would make the queue hold more than `max_size` messages.
@@ -219,6 +223,20 @@ impl QueueOptions {
     /// and keeps it whole: order is then kept for all.
     pub const fn partitions(mut self, partitions: u32) -> Self {
         self.partitions = Some(partitions);
+        self
+    }
+
+    /// Has the backend delete the queue, **with all its messages**, when nothing was sent, received or
+    /// settled for this long. Defaults to what the backend was opened with.
+    ///
+    /// It belongs to the queue: all handles that this backend has of the queue keep to it, also those
+    /// that do not name one. Of several that differ, the longest counts, until the last handle of the
+    /// queue is gone. Use through another backend handle or process renews it only if that names one, too.
+    ///
+    /// Refused, and never ignored, where the backend cannot do it
+    /// ([`Capabilities::default_ttl`]), and together with [`partitions`](Self::partitions).
+    pub const fn default_ttl(mut self, time: Duration) -> Self {
+        self.default_ttl = Some(time);
         self
     }
 }
@@ -256,9 +274,9 @@ impl Outgoing {
         Self::with_id(MessageId::new(), body)
     }
 
-    /// Which messages it keeps its order with: in a queue that is spread over partitions, messages of
-    /// one group are in the same one. It is the value of the attribute [`Outgoing::GROUP`], so it
-    /// goes wherever the message goes.
+    /// Group of the message: in a queue that is spread over partitions, messages of one group are in the same
+    /// one. It is the value of the attribute [`Outgoing::GROUP`], so it goes wherever the message goes.
+    /// [`SendOptions::group`](crate::SendOptions::group) says what it does on which backend.
     pub fn group(&self) -> Option<&str> {
         self.attributes.get(Self::GROUP)
     }
@@ -333,7 +351,8 @@ pub struct RawMessage {
     /// [started](SettleAction::Start). Always 0 where the backend does not
     /// [count them](crate::Capabilities::counts_unsettled).
     pub uncounted: u32,
-    /// When it was first delivered, where the backend tells.
+    /// When it was first delivered, by the backend's clock. `None` before that, and always where the
+    /// backend does not [tell](crate::Capabilities::tells_first_received).
     pub first_received_at: Option<Timestamp>,
 }
 

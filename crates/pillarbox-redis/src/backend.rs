@@ -31,7 +31,9 @@ pub(crate) static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
     let mut capabilities = Capabilities::full("redis");
     capabilities.durable = true;
     capabilities.max_body = Some(MAX_BODY);
+    capabilities.tells_first_received = false;
     capabilities.max_partitions = MAX_PARTITIONS;
+    capabilities.default_ttl = true;
     capabilities
 });
 
@@ -41,6 +43,8 @@ pub(crate) static SPREAD_CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(||
     capabilities.fifo = false;
     // Each partition takes its share.
     capabilities.bounded = false;
+    // Its keys are not used together, and some would be deleted.
+    capabilities.default_ttl = false;
     capabilities
 });
 
@@ -150,7 +154,8 @@ impl RedisBackend {
 
     /// A queue that is spread has keys that are not used together, some of which would be deleted.
     fn check_no_ttl(&self, queue: &QueueName, partitions: u32) -> Result<()> {
-        if partitions > 1 && self.engine.link.usage.default_ttl.is_some() {
+        let ttl = self.engine.named_ttl(queue).or(self.engine.link.usage.default_ttl);
+        if partitions > 1 && ttl.is_some() {
             let allowed = "1 where there is a default_ttl";
             return Err(Error::invalid(Some(queue), "partitions", partitions.to_string(), allowed));
         }
@@ -188,10 +193,9 @@ impl Backend for RedisBackend {
         self.engine.gate.check(name)?;
         if let Some(partitions) = options.partitions {
             CAPABILITIES.check_partitions(name, partitions)?;
-            self.check_no_ttl(name, partitions)?;
         }
         let gate = Gate::child(&self.engine.gate);
-        Ok(Arc::new(RedisQueue::new(self.engine.open_hub(name), options, gate)))
+        Ok(Arc::new(RedisQueue::new(self.engine.open_hub(name, &options)?, options, gate)))
     }
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {

@@ -317,8 +317,9 @@ pub(crate) async fn diagnose(
     diagnosis
         .findings
         .extend(failures.iter().map(|(_, failure)| unreachable(&failure.to_string())));
+    let has_ttl = has_ttl(engine, &servers, &queues).await;
     for server in &servers {
-        diagnosis.findings.extend(server.eviction(link.usage.default_ttl.is_some()));
+        diagnosis.findings.extend(server.eviction(has_ttl));
         diagnosis.findings.extend(server.fullness());
         let has_others = link.servers.has_failover();
         diagnosis.findings.extend(server.replication(link.usage.durability, has_others));
@@ -346,6 +347,9 @@ pub(crate) async fn diagnose(
     }
     for queue in queues.iter().chain(&unlisted) {
         let hub = Hub::new(queue.clone(), engine.clone());
+        if let Some(ttl) = engine.named_ttl(queue) {
+            hub.state.name_ttl(ttl);
+        }
         if repair && unlisted.contains(queue) {
             engine.list(queue).await?;
         }
@@ -360,6 +364,29 @@ pub(crate) async fn diagnose(
         }
     }
     Ok(diagnosis)
+}
+
+/// Whether a queue has a time to live, as far as it matters to one of the servers: whoever opens a queue
+/// may name one, so the keys are looked at.
+async fn has_ttl(engine: &Engine, servers: &[Server], queues: &[QueueName]) -> bool {
+    if engine.link.usage.default_ttl.is_some() {
+        return true;
+    }
+    let matters =
+        |server: &Server| server.eviction(true).is_some() && server.eviction(false).is_none();
+    if !servers.iter().any(matters) {
+        return false;
+    }
+    for queue in queues {
+        let keys = Keys::new(queue, 0);
+        let mut command = redis::cmd("PTTL");
+        command.arg(&keys.meta);
+        let left = engine.link.ask(&engine.gate, Route::Slot(keys.slot), &command).await;
+        if left.and_then(|mut left| left.integer()).is_ok_and(|left| left >= 0) {
+            return true;
+        }
+    }
+    false
 }
 
 /// What cannot be looked at.

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use pillarbox_core::{Gate, Nonce, QueueName};
+use pillarbox_core::{Error, Gate, Nonce, QueueName, QueueOptions};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -50,6 +50,8 @@ struct Registered {
     /// How many handles are open. Counted here, under the lock: of two handles that go at once,
     /// exactly one is the last.
     handles: usize,
+    /// Whether a handle was opened to spread the queue.
+    wants_partitions: bool,
 }
 
 /// How often a partition is asked anew by those who wait, in case a wake-up was lost, or a sender may not
@@ -105,15 +107,47 @@ impl Engine {
     }
 
     /// What all handles of a queue share, for one more handle.
-    pub(crate) fn open_hub(self: &Arc<Self>, name: &QueueName) -> Arc<Hub> {
+    ///
+    /// Refuses a handle that wants a time to live beside one that wants partitions: keys of a queue that is
+    /// spread are not used together, and the server would delete some of them.
+    pub(crate) fn open_hub(
+        self: &Arc<Self>,
+        name: &QueueName,
+        options: &QueueOptions,
+    ) -> Result<Arc<Hub>, Error> {
         let mut hubs = self.hubs();
+        let open = hubs.get(name);
+        let partitions = options.partitions.unwrap_or(1).max(self.link.usage.partitions);
+        let ttl = options.default_ttl.or(self.link.usage.default_ttl);
+        let ttl = ttl.or_else(|| open?.hub.state.named_ttl());
+        if partitions > 1 && ttl.is_some() {
+            let allowed = "1 where there is a default_ttl";
+            return Err(Error::invalid(Some(name), "partitions", partitions.to_string(), allowed));
+        }
+        let is_spread =
+            |open: &Registered| open.wants_partitions || open.hub.state.known_layout().held_in > 1;
+        if let Some(ttl) = options.default_ttl
+            && open.is_some_and(is_spread)
+        {
+            let allowed = "none where a queue is spread over partitions";
+            return Err(Error::invalid(Some(name), "default_ttl", format!("{ttl:?}"), allowed));
+        }
         let make = || {
             let hub = Arc::new(Hub::new(name.clone(), self.clone()));
-            Registered { hub, handles: 0 }
+            Registered { hub, handles: 0, wants_partitions: false }
         };
         let registered = hubs.entry(name.clone()).or_insert_with(make);
         registered.handles += 1;
-        registered.hub.clone()
+        registered.wants_partitions |= partitions > 1;
+        if let Some(ttl) = options.default_ttl {
+            registered.hub.state.name_ttl(ttl);
+        }
+        Ok(registered.hub.clone())
+    }
+
+    /// Longest `default_ttl` that an open handle of a queue has named.
+    pub(crate) fn named_ttl(&self, queue: &QueueName) -> Option<Duration> {
+        self.hubs().get(queue)?.hub.state.named_ttl()
     }
 
     /// One handle less. With the last one, the queue may be forgotten.

@@ -115,8 +115,8 @@ const A_MOMENT: Duration = Duration::from_millis(1);
 /// More than anybody waits for.
 const A_DAY: Duration = Duration::from_secs(86_400);
 
-/// What Redis can count in milliseconds, and then some.
-const A_CENTURY: Duration = Duration::from_secs(36_525 * 86_400);
+/// A century: Redis cannot count much more in milliseconds.
+pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(36_525 * 86_400);
 
 impl Usage {
     /// How long the server remembers what a call has answered: longer than it is made again.
@@ -130,7 +130,7 @@ impl Usage {
         let waits = self.durability.map(|durability| durability.timeout);
         self.retry_for <= A_DAY
             && (A_MOMENT..=A_DAY).contains(&self.response_timeout)
-            && self.default_ttl.is_none_or(|ttl| !ttl.is_zero() && ttl <= A_CENTURY)
+            && self.default_ttl.is_none_or(|ttl| !ttl.is_zero() && ttl <= LONGEST_TTL)
             && waits.is_none_or(|timeout| (A_MOMENT..=A_DAY).contains(&timeout))
             && (1..=MAX_PARTITIONS).contains(&self.partitions)
     }
@@ -161,7 +161,7 @@ impl Usage {
             ("response_timeout", _, Some(time), _) => {
                 self.response_timeout = time.clamp(A_MOMENT, A_DAY);
             }
-            ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time.min(A_CENTURY)),
+            ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time.min(LONGEST_TTL)),
             ("coalesce", _, _, Ok(coalesce)) => self.coalesce = coalesce,
             _ => return false,
         }
@@ -363,9 +363,10 @@ impl RedisOptions {
     }
 
     /// Lets the server delete a queue, **with all its messages**, when nothing was sent, received or
-    /// settled for so long. Never, unless told otherwise, or told zero.
+    /// settled for this long, unless whoever opens the queue
+    /// [names](pillarbox_core::QueueOptions::default_ttl) another time. Defaults to never; so does zero.
     pub fn default_ttl(mut self, time: Duration) -> Self {
-        self.usage.default_ttl = Some(time.min(A_CENTURY)).filter(|time| !time.is_zero());
+        self.usage.default_ttl = Some(time.min(LONGEST_TTL)).filter(|time| !time.is_zero());
         self
     }
 
@@ -585,9 +586,12 @@ mod tests {
     fn times_beyond_reason_are_cut_short() {
         let huge = read("redis://h?retry_for=1e18&response_timeout=1e18&default_ttl=1e18").usage;
         assert_eq!((huge.retry_for, huge.response_timeout), (A_DAY, A_DAY));
-        assert_eq!(huge.default_ttl, Some(A_CENTURY));
+        assert_eq!(huge.default_ttl, Some(LONGEST_TTL));
         let options = read("redis://h").retry_for(Duration::MAX).default_ttl(Duration::MAX);
-        assert_eq!((options.usage.retry_for, options.usage.default_ttl), (A_DAY, Some(A_CENTURY)));
+        assert_eq!(
+            (options.usage.retry_for, options.usage.default_ttl),
+            (A_DAY, Some(LONGEST_TTL))
+        );
     }
 
     #[test]

@@ -311,7 +311,7 @@ impl Partition {
         arguments: impl Fn(&mut Cmd),
     ) -> Result<Reply, Failure> {
         let Engine { link, gate, .. } = &**self.engine();
-        let ttl = link.usage.default_ttl.map_or(0, |ttl| ttl.as_millis().max(1));
+        let ttl = self.queue.ttl();
         let route = Route::Slot(self.keys.slot);
         let reply = link.run(gate, route, script, caller.is_unsure, |command, again| {
             let Keys { pending, invisible, data, meta, .. } = &self.keys;
@@ -319,7 +319,7 @@ impl Partition {
             let keys = if again { &keys[..] } else { &keys[..5] };
             command.arg(keys.len()).arg(keys);
             command.arg(format!("{:012}", caller.number));
-            command.arg(remembered.as_millis() as u64).arg(ttl as u64);
+            command.arg(remembered.as_millis() as u64).arg(ttl);
             arguments(command);
         });
         match reply.await {

@@ -41,12 +41,20 @@ impl RedisQueue {
 
     /// How the queue is spread, which is as far as this handle wants it at least.
     async fn layout(&self, action: &'static str) -> Result<Layout> {
-        self.hub.state.layout(self.least()).await.map_err(self.failed(action))
+        self.layout_of(self.least()).await.map_err(self.failed(action))
     }
 
     /// How the queue is spread, and left so: who looks changes nothing.
     async fn layout_as_it_is(&self, action: &'static str) -> Result<Layout> {
-        self.hub.state.layout(1).await.map_err(self.failed(action))
+        self.layout_of(1).await.map_err(self.failed(action))
+    }
+
+    /// How the queue is spread, over so many partitions at least. Fails where others have spread a queue
+    /// that is to have a time to live here.
+    async fn layout_of(&self, least: Number) -> Result<Layout, Failure> {
+        let layout = self.hub.state.layout(least).await?;
+        let ttl = self.options.default_ttl.or(self.hub.engine().link.usage.default_ttl);
+        if layout.held_in > 1 && ttl.is_some() { Err(Failure::Mortal) } else { Ok(layout) }
     }
 
     /// How many partitions this handle wants there to be.
@@ -67,7 +75,7 @@ impl RedisQueue {
     async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
         let max_size = self.options.max_size;
-        let stored = match self.hub.state.layout(self.least()).await {
+        let stored = match self.layout_of(self.least()).await {
             Ok(layout) => self.hub.send(batch, max_size, layout).await,
             Err(failure) => ids.iter().map(|_| Err(failure.clone())).collect(),
         };

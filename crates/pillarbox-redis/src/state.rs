@@ -1,7 +1,7 @@
 //! What this process knows of one queue, whichever partition.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::format::Keys;
 use crate::layout::{Layout, Number};
 use crate::line::Line;
+use crate::options::LONGEST_TTL;
 use crate::reply::Words;
 use crate::scripts::{self, Script};
 use crate::servers::Route;
@@ -48,6 +49,8 @@ pub(crate) struct QueueState {
     narrowed: Mutex<Option<Instant>>,
     /// How many partitions those who wait have been counted for. Changed under the line's lock.
     waited_at: AtomicUsize,
+    /// Longest `default_ttl` that a handle has named, in milliseconds. 0: none has.
+    named_ttl: AtomicU64,
 }
 
 /// Whether the queue is on the list of queues.
@@ -92,7 +95,29 @@ impl QueueState {
             listed: Mutex::default(),
             narrowed: Mutex::default(),
             waited_at: AtomicUsize::new(0),
+            named_ttl: AtomicU64::new(0),
         }
+    }
+
+    /// Keeps the queue for this long without use, at least.
+    pub(crate) fn name_ttl(&self, ttl: Duration) {
+        self.named_ttl.fetch_max(ttl_millis(ttl), Ordering::Relaxed);
+    }
+
+    /// Longest `default_ttl` that a handle has named.
+    pub(crate) fn named_ttl(&self) -> Option<Duration> {
+        let millis = self.named_ttl.load(Ordering::Relaxed);
+        (millis > 0).then(|| Duration::from_millis(millis))
+    }
+
+    /// Milliseconds without use after which the server deletes the queue. 0: never. A queue that is
+    /// spread has keys that are not used together, and so has none.
+    pub(crate) fn ttl(&self) -> u64 {
+        if self.known_layout().held_in > 1 {
+            return 0;
+        }
+        let ttl = self.named_ttl().or(self.engine.link.usage.default_ttl);
+        ttl.map_or(0, ttl_millis)
     }
 
     /// The receivers that wait. Held for moments, never across an await.
@@ -140,7 +165,7 @@ impl QueueState {
         let Some(_learning) = Learning::begin(&self.is_learning) else { return Ok(layout) };
         match timeout(LAYOUT_WITHIN, self.learn_layout(least)).await {
             Ok(Ok(layout)) => Ok(layout),
-            Ok(Err(failure @ (Failure::Layout { .. } | Failure::Mortal))) => Err(failure),
+            Ok(Err(failure @ Failure::Layout { .. })) => Err(failure),
             Ok(Err(_)) | Err(_) => {
                 self.note().read = Some(Instant::now());
                 Ok(layout)
@@ -200,9 +225,6 @@ impl QueueState {
             Some(text) => Layout::read(&text)
                 .ok_or_else(|| Failure::Layout { key: Keys::new(&self.name, 0).partitions() })?,
         };
-        if layout.held_in > 1 && self.engine.link.usage.default_ttl.is_some() {
-            return Err(Failure::Mortal);
-        }
         let mut note = self.note();
         // An answer may be overtaken by a later one, if both were asked for at the same time. Otherwise it is
         // true whatever its version: the key may have been deleted, and made anew by a clock that was set back.
@@ -278,6 +300,12 @@ impl QueueState {
     fn listed(&self) -> MutexGuard<'_, Listed> {
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A time to live as scripts take it.
+fn ttl_millis(ttl: Duration) -> u64 {
+    let millis = ttl.min(LONGEST_TTL).as_millis().max(1);
+    u64::try_from(millis).unwrap_or(u64::MAX)
 }
 
 /// Somebody reads the layout anew.

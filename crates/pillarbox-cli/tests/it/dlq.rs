@@ -22,7 +22,7 @@ fn letter(number: u32, days: i64, with: &Value) -> Value {
     let mut letter = json!({
         "message_id": id(number), "source_mailbox": "orders", "delivery_count": 5,
         "last_error": "?", "last_error_type": "shop::Error", "failure": "error", "error_chain": [],
-        "dead_lettered_at": time(-age), "first_received_at": time(-age - HOUR / 2),
+        "dead_lettered_at": time(-age), "sent_at": time(-age - HOUR), "first_received_at": time(-age - HOUR / 2),
         "request_id": null, "reply_to": null, "trace_id": null, "worker": "orders/1@host:4711",
         "replay_count": 0, "replayed_at": null, "attributes": {}, "body_encoding": "json", "body": {},
     });
@@ -108,6 +108,41 @@ fn listed(place: &Place, filter: &str) -> Vec<u32> {
     let list = lines(&place.ok(&format!("dlq list orders-dlq --json {filter}")));
     let number = |line: &Value| line["message_id"].as_str().map(|id| numbers[id]);
     list.iter().filter_map(number).collect()
+}
+
+/// Keeps the first dead letter that is ready from others for so long.
+fn keep_first(place: &Place, time: &str) {
+    let received = lines(&place.ok("receive orders-dlq --json"));
+    let receipt = received[0]["receipt"].as_str().unwrap().to_owned();
+    place.ok(&format!("nack orders-dlq {receipt} --delay {time}"));
+}
+
+#[test]
+fn dead_letters_that_are_delayed_are_waited_for_if_they_are_ready_in_time() {
+    let place = Place::new();
+    let letters = (1..=3).map(|number| (id(100 + number), letter(number, 1, &json!({}))));
+    load(&place, "orders-dlq", letters);
+    keep_first(&place, "30m");
+    keep_first(&place, "2h");
+    let run = |line: &str| lines(&place.ok(&format!("dlq {line} --json"))).remove(0);
+    let says = |run: &Value, deed: &str, done: u32, others: u32| {
+        assert_eq!((&run[deed], &run["in_flight_or_delayed"]), (&json!(done), &json!(others)));
+    };
+    says(&run("replay orders-dlq --dry-run"), "replayed", 1, 2);
+    says(&run("replay orders-dlq --dry-run --delayed=20m"), "replayed", 1, 2);
+    says(&run("discard orders-dlq --dry-run --delayed"), "discarded", 2, 1);
+    says(&run("replay orders-dlq --dry-run --delayed=3h"), "replayed", 3, 0);
+
+    keep_first(&place, "1s");
+    says(&run("replay orders-dlq --yes --delayed=20s"), "replayed", 1, 2);
+    let sent = dumped(&place, "dump orders");
+    assert_eq!(sent.into_keys().collect::<Vec<_>>(), [id(3)]);
+    assert_eq!(listed(&place, ""), [1, 2]);
+    says(&run("discard orders-dlq --yes --delayed=20s"), "discarded", 0, 2);
+
+    // The time is not taken for the next word.
+    let refused = place.run("dlq replay orders-dlq --yes --delayed 20s");
+    assert_eq!(refused.code, 2, "{refused:?}");
 }
 
 #[test]
@@ -681,7 +716,7 @@ fn a_body_that_is_nested_deeply_is_shown_as_text() {
     for number in [1, 2] {
         let run = limited(&format!("dlq show orders-dlq {}", id(number)));
         assert_eq!(run.code, 0, "{}", run.stderr);
-        assert!(run.stdout.contains("body           195.3 KiB\n"), "{}", &run.stdout[..2000]);
+        assert!(run.stdout.contains("body            195.3 KiB\n"), "{}", &run.stdout[..2000]);
         assert!(run.stdout.ends_with(&format!("  {deep}\n")));
         let run = limited(&format!("dlq show orders-dlq {} --body", id(number)));
         assert_eq!((run.code, run.stdout == deep), (0, true));

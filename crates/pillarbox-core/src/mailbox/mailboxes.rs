@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::resolver::{Addresses, Checked};
 use super::{Factory, Mailbox, NoReplies};
@@ -74,9 +75,7 @@ impl Mailboxes {
     ) -> Result<Arc<dyn Queue>> {
         let name = name.try_into().map_err(Into::into)?;
         self.capabilities().check_name(&name)?;
-        if options.partitions == Some(0) {
-            return Err(Error::invalid(Some(&name), "partitions", "0", "at least 1"));
-        }
+        self.capabilities().check_options(&name, &options)?;
         self.backend.queue(&name, options)
     }
 
@@ -287,6 +286,24 @@ where
     /// Refuses sends that would make the queue hold more than `max_size` messages.
     pub fn max_size(mut self, max_size: u64) -> Self {
         self.options.max_size = Some(max_size);
+        self
+    }
+
+    /// Has the backend delete the queue, **with all its messages**, when nobody has used it for this
+    /// long, where it can ([`Capabilities::default_ttl`]). Defaults to what the backend was opened
+    /// with. See [`QueueOptions::default_ttl`].
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use pillarbox_core::{Mailbox, Mailboxes, Result};
+    /// # fn f(backend: Mailboxes) -> Result<()> {
+    /// const DAY: Duration = Duration::from_secs(24 * 3600);
+    /// let requests: Mailbox<u32> = backend.builder("requests").default_ttl(3 * DAY).open()?;
+    /// let dead: Mailbox<String> = backend.builder("requests-dlq").default_ttl(30 * DAY).open()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn default_ttl(mut self, time: Duration) -> Self {
+        self.options.default_ttl = Some(time);
         self
     }
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{
-    Diagnosis, Error, Mailboxes, MessageState, Outgoing, Queue, Receive, Repair, Settle, Severity,
-    Timestamp,
+    Diagnosis, Error, Mailboxes, MessageState, Outgoing, Queue, QueueOptions, Receive, Repair,
+    Settle, Severity, Timestamp,
 };
 use pillarbox_redis::{RedisBackend, RedisOptions, redis};
 use pillarbox_testing::server::{Flavour, RedisServer, RedisServerBuilder};
@@ -886,7 +886,10 @@ async fn out_of_memory(flavour: Flavour) {
 async fn refused_at(url: &str, secret: &str) -> String {
     let error = RedisBackend::open(RedisOptions::from_url(url).expect("options")).await;
     let error = error.expect_err("refused");
-    assert!(!format!("{error:?} {error}").contains(secret), "a password is told: {error:?}");
+    assert!(
+        !format!("{error:#?} {error:?} {error}").contains(secret),
+        "a password is told: {error:?}"
+    );
     refusal::<()>(Err(error))
 }
 
@@ -1230,6 +1233,12 @@ async fn a_server_that_throws_keys_away_is_warned_of() {
     assert_eq!(diagnosis.findings, [], "keys without a time to live stay");
     assert!(!log.text().contains("WARN"), "{}", log.text());
 
+    let backend = open(&volatile.url()).await;
+    let brief = QueueOptions::new().default_ttl(Duration::from_secs(60));
+    let brief = backend.queue("brief", brief).expect("opened");
+    send(&brief, "x").await.expect("sent");
+    let other = open(&volatile.url()).await.diagnose(false).await.expect("a diagnosis");
+    assert!(texts(&other).contains("volatile-lru"), "a queue has one: {other:?}");
     let url = format!("{}?default_ttl=60", volatile.url());
     let diagnosis = open(&url).await.diagnose(false).await.expect("a diagnosis");
     assert!(texts(&diagnosis).contains("volatile-lru"), "{diagnosis:?}");
@@ -1299,7 +1308,7 @@ async fn no_password_is_ever_told() {
             Ok(options) => RedisBackend::open(options).await.expect_err("refused"),
             Err(error) => error,
         };
-        said += &format!("{error} {error:?}");
+        said += &format!("{error} {error:?} {error:#?}");
     }
     backend.close().await;
     drop((queue, backend));

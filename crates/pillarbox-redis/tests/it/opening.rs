@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox_core::{Mailboxes, Queue, Receive};
+use pillarbox_core::{Mailboxes, Queue, QueueOptions, Receive};
 use pillarbox_redis::{RedisBackend, RedisOptions, redis};
 use pillarbox_testing::server::RedisServer;
 
@@ -397,6 +397,69 @@ async fn a_time_to_live_is_renewed_by_use_and_ends_a_queue_that_is_not_used() {
     send(&brief, "lost").await.expect("sent");
     eventually("it is gone", async || left(&server, "brief") == [-2; 4]).await;
     assert_eq!(counts(&brief).await, (0, 0, 0, 0));
+}
+
+/// A queue that is opened with a time to live, in seconds.
+fn mortal(backend: &Mailboxes, name: &str, seconds: u64) -> Arc<dyn Queue> {
+    let options = QueueOptions::new().default_ttl(Duration::from_secs(seconds));
+    backend.queue(name, options).expect("opened")
+}
+
+/// All keys that are there have between 9 tenths and all of so many seconds left.
+#[track_caller]
+fn assert_lives(server: &RedisServer, queue: &str, seconds: i64) {
+    let left = left(server, queue);
+    assert_lives_as_one(&left);
+    assert!((seconds * 900..=seconds * 1000).contains(&left[3]), "{left:?}");
+}
+
+#[tokio::test]
+async fn each_queue_may_have_a_time_to_live_of_its_own() {
+    const DAY: u64 = 86_400;
+    let server = RedisServer::start();
+    let backend = open(&format!("{}?default_ttl=1000", server.url())).await;
+    let requests = mortal(&backend, "requests", 3 * DAY);
+    let dead = mortal(&backend, "requests-dlq", 30 * DAY);
+    let usual = queue(&backend, "usual");
+    for queue in [&requests, &dead, &usual] {
+        send(queue, "x").await.expect("sent");
+    }
+    assert_lives(&server, "requests", 3 * DAY as i64);
+    assert_lives(&server, "requests-dlq", 30 * DAY as i64);
+    assert_lives(&server, "usual", 1000);
+
+    let endless = mortal(&backend, "endless", u64::MAX);
+    send(&endless, "x").await.expect("sent");
+    assert!(left(&server, "endless")[3] > 100 * 365 * 86_400_000);
+}
+
+#[tokio::test]
+async fn the_longest_time_to_live_that_a_handle_names_is_that_of_the_queue() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let silent = queue(&backend, "q");
+    send(&silent, "x").await.expect("sent");
+    assert_eq!(left(&server, "q")[3], -1);
+
+    // Also for handles that name none, so that a queue in use is never deleted for how it is used.
+    let brief = mortal(&backend, "q", 1000);
+    send(&silent, "x").await.expect("sent");
+    assert_lives(&server, "q", 1000);
+    let long = mortal(&backend, "q", 5000);
+    let briefest = mortal(&backend, "q", 10);
+    for (n, queue) in [&brief, &long, &briefest, &silent].into_iter().enumerate() {
+        server.command(&["PEXPIRE", "{queue:q}:meta", "60000"]);
+        send(queue, &n.to_string()).await.expect("sent");
+        assert_lives(&server, "q", 5000);
+    }
+    // Until the last of them is gone. Another backend knows nothing of it, and renews nothing.
+    drop((silent, brief, long));
+    send(&briefest, "x").await.expect("sent");
+    assert_lives(&server, "q", 5000);
+    drop(briefest);
+    let briefest = mortal(&backend, "q", 10);
+    send(&briefest, "x").await.expect("sent");
+    assert_lives(&server, "q", 10);
 }
 
 #[tokio::test]

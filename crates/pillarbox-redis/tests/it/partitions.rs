@@ -494,9 +494,59 @@ async fn what_cannot_be_is_refused() {
     backend.set_partitions("spread", 3).await.expect("spread");
     let text = send(&queue(&mortal, "spread"), "x").await.expect_err("refused").to_string();
     assert!(text.contains("default_ttl"), "{text}");
+    let text = send(&mortal_queue(&backend, "spread"), "x").await.expect_err("refused").to_string();
+    assert!(text.contains("default_ttl"), "{text}");
     server.command(&["SET", "{queue:q}:partitions", "12 apples"]);
     let text = send(&queue(&backend, "q"), "x").await.expect_err("refused").to_string();
     assert!(text.contains("{queue:q}:partitions") || text.contains("of another type"), "{text}");
+}
+
+fn mortal_queue(backend: &Mailboxes, name: &str) -> Arc<dyn Queue> {
+    let options = QueueOptions::new().default_ttl(Duration::from_secs(1000));
+    backend.queue(name, options).expect("opened")
+}
+
+/// Whoever comes second is refused, and whoever was there goes on.
+#[tokio::test]
+async fn a_queue_has_no_time_to_live_together_with_partitions() {
+    let server = RedisServer::start();
+    let backend = open(&server.url()).await;
+    let ttl = QueueOptions::new().default_ttl(Duration::from_secs(1000));
+    let spread = QueueOptions::new().partitions(3);
+    let refused = |name: &str, options: QueueOptions| {
+        let error = backend.queue(name, options).expect_err("refused");
+        assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
+        assert!(error.to_string().contains("partitions"), "{error}");
+    };
+    refused("q", ttl.partitions(3));
+
+    let mortal = backend.queue("mortal", ttl.partitions(1)).expect("opened");
+    refused("mortal", spread);
+    let error = backend.set_partitions("mortal", 3).await.expect_err("refused");
+    assert!(error.to_string().contains("default_ttl"), "{error}");
+    send(&mortal, "x").await.expect("sent");
+    assert!(server.command(&["PTTL", "{queue:mortal}:meta"]).parse::<i64>().expect("a number") > 0);
+
+    let wide = backend.queue("wide", spread).expect("opened");
+    refused("wide", ttl);
+    send(&wide, "x").await.expect("sent");
+    backend.set_partitions("known", 3).await.expect("spread");
+    let known = queue(&backend, "known");
+    send(&known, "x").await.expect("sent");
+    refused("known", ttl);
+
+    // One that comes before it is known that others have spread the queue fails, and by itself.
+    backend.set_partitions("late", 3).await.expect("spread");
+    let (late, silent) = (mortal_queue(&backend, "late"), queue(&backend, "late"));
+    assert!(send(&late, "x").await.is_err());
+    send(&silent, "x").await.expect("sent");
+    let keys = server.command(&["KEYS", "{queue:late*"]);
+    // What is remembered of calls goes by itself.
+    for key in keys.lines().filter(|key| !key.contains("call")) {
+        assert_eq!(server.command(&["PTTL", key]), "-1", "{key}");
+    }
+    let everywhere = open(&format!("{}?partitions=3", server.url())).await;
+    assert!(everywhere.queue("q", ttl).is_err());
 }
 
 #[tokio::test]

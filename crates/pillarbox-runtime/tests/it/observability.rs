@@ -259,7 +259,7 @@ impl tracing::Subscriber for Lines {
 
 /// The tables of log lines, in the form of [`Lines`].
 fn documented_lines() -> BTreeMap<String, BTreeSet<String>> {
-    let docs = include_str!("../../../docs/operations.md");
+    let docs = include_str!("../../../../docs/operations.md");
     let logs = docs.split("## Logs").nth(1).and_then(|rest| rest.split("\n## ").next());
     let mut lines = BTreeMap::new();
     for table in logs.expect("a section about logs").split("\nOf `").skip(1) {

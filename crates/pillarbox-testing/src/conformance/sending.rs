@@ -336,3 +336,27 @@ pub async fn racing_senders_do_not_overfill_a_queue(s: &Subject) {
     let stored = senders.join_all().await.into_iter().filter(|ok| *ok).count();
     assert_eq!((stored, queue.states().await), (5, (5, 0, 0)));
 }
+
+/// By its capability, before anything is stored; and none that has no length is kept anywhere.
+pub async fn a_time_to_live_that_the_backend_cannot_keep_is_refused(s: &Subject) {
+    let open = |time| s.backend().queue(s.fresh_name(), QueueOptions::new().default_ttl(time));
+    assert_invalid(open(Duration::ZERO));
+    if s.capabilities().default_ttl {
+        open(LONG).expect("opened");
+    } else {
+        assert_invalid(open(LONG));
+    }
+}
+
+/// With its messages, and without those of its neighbour.
+pub async fn a_queue_that_nobody_uses_is_deleted_after_its_time_to_live(s: &Subject) {
+    needs!(s: default_ttl);
+    let kept = s.queue();
+    kept.put("x").await;
+    let brief = s.queue_with(QueueOptions::new().default_ttl(s.ticks(3)));
+    brief.put("x").await;
+    s.pass(5).await;
+    assert_eq!((brief.states().await, kept.states().await), ((0, 0, 0), (1, 0, 0)));
+    brief.put("y").await;
+    assert_eq!(bodies(&brief.take(1, LONG).await), ["y"], "it can be used again");
+}

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pillarbox_core::{
     Capabilities, Codec, Diagnosis, Error, Json, Partitions, QueueName, Redrive, Result,
@@ -185,6 +186,13 @@ where
     /// Refuses sends that would make the queue hold more than `max_size` messages.
     pub fn max_size(mut self, max_size: u64) -> Self {
         self.builder = self.builder.max_size(max_size);
+        self
+    }
+
+    /// Has the backend delete the queue, with its messages, when nobody has used it for this time. See
+    /// [`pillarbox::MailboxBuilder::default_ttl`](crate::MailboxBuilder::default_ttl).
+    pub fn default_ttl(mut self, time: Duration) -> Self {
+        self.builder = self.builder.default_ttl(time);
         self
     }
 

@@ -22,6 +22,9 @@ const ROWS: &[Row] = &[
         "counts deliveries that nobody settled, and that were no attempt (`counts_unsettled`)",
         |can| yes(can.counts_unsettled),
     ),
+    ("tells when a message was first delivered (`tells_first_received`)", |can| {
+        yes(can.tells_first_received)
+    }),
     ("`max_size` is kept to the message (`bounded`)", |can| yes(can.bounded)),
     ("messages in one send or settle (`max_batch`)", |can| thousands(can.max_batch)),
     ("messages in one receive (`max_receive`)", |can| thousands(can.max_receive)),
@@ -38,6 +41,8 @@ const ROWS: &[Row] = &[
     ("names with `.` (`dotted_names`)", |can| yes(can.dotted_names)),
     ("names with `:` and `/` (`extended_names`)", |can| yes(can.extended_names)),
     ("partitions of a queue (`max_partitions`)", |can| thousands(can.max_partitions as usize)),
+    ("deletes a queue that nobody uses (`default_ttl`)", |can| yes(can.default_ttl)),
+    ("sends and settles in your own transaction (`transactions`)", |can| yes(can.transactions)),
     ("purges (`purge_cooldown`)", |can| match can.purge_cooldown {
         Some(pause) => format!("once in {}", time(pause)),
         None => "any time".to_owned(),

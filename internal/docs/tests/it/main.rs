@@ -5,6 +5,7 @@
 mod backends;
 mod common;
 mod console;
+mod failing;
 mod features;
 mod operations;
 mod pages;
