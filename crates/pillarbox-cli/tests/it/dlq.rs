@@ -117,6 +117,12 @@ fn keep_first(place: &Place, time: &str) {
     place.ok(&format!("nack orders-dlq {receipt} --delay {time}"));
 }
 
+/// A pass says that it has done so many, and has not looked at so many.
+#[track_caller]
+fn says(run: &Value, deed: &str, done: u32, others: u32) {
+    assert_eq!((&run[deed], &run["in_flight_or_delayed"]), (&json!(done), &json!(others)), "{run}");
+}
+
 #[test]
 fn dead_letters_that_are_delayed_are_waited_for_if_they_are_ready_in_time() {
     let place = Place::new();
@@ -125,9 +131,6 @@ fn dead_letters_that_are_delayed_are_waited_for_if_they_are_ready_in_time() {
     keep_first(&place, "30m");
     keep_first(&place, "2h");
     let run = |line: &str| lines(&place.ok(&format!("dlq {line} --json"))).remove(0);
-    let says = |run: &Value, deed: &str, done: u32, others: u32| {
-        assert_eq!((&run[deed], &run["in_flight_or_delayed"]), (&json!(done), &json!(others)));
-    };
     says(&run("replay orders-dlq --dry-run"), "replayed", 1, 2);
     says(&run("replay orders-dlq --dry-run --delayed=20m"), "replayed", 1, 2);
     says(&run("discard orders-dlq --dry-run --delayed"), "discarded", 2, 1);

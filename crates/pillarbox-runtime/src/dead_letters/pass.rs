@@ -36,6 +36,9 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 const MOST_HELD: usize = 500_000;
 /// How often nothing has to come from a backend whose counts lag, until nothing is left.
 const LAGGING_LOOKS: u32 = 4;
+/// How much longer than until the last delayed one is ready it waits: a receive that times out in that moment may
+/// have it, and gives it back a moment later.
+const GRACE: Duration = Duration::from_secs(1);
 /// Of how many that could not be replayed it is told why.
 const REASONS: usize = 10;
 
@@ -97,8 +100,8 @@ pub struct Report {
     /// Number of delayed ones that it has waited for, or still does, because it was
     /// [told to](Pass::delayed). They are among those above.
     pub awaited: u64,
-    /// Time until the last of them is ready, while it waits for it. `None` before and after.
-    pub ready_in: Option<Duration>,
+    /// Time for which it still waits at most, while it waits for them. `None` before and after.
+    pub waiting: Option<Duration>,
 }
 
 /// A pass that could not come to its end.
@@ -184,7 +187,7 @@ impl Pass {
     /// [keeps](super::DlqAction::keep_for), or has failed on. It waits for them, and takes each as it comes.
     /// Defaults to leaving what is delayed.
     ///
-    /// It ends when the last of those that are meant is ready; on a backend that cannot be looked into
+    /// It ends a second after the last of those that are meant is ready; on a backend that cannot be looked into
     /// ([`peek`](pillarbox_core::Capabilities::peek)), after all of this time if anything is in flight or
     /// delayed when it begins. Until then it keeps those that are not meant from others. A consumer that
     /// receives them at the same time may come first: stop it before.
@@ -287,7 +290,7 @@ impl Pass {
             walk.run(stop.as_mut()).await
         };
         let given_back = walk.held.give_back().await;
-        let report = Report { ready_in: None, ..walk.report };
+        let report = Report { waiting: None, ..walk.report };
         match ended.and(given_back) {
             Ok(()) => Ok(report),
             Err(error) => Err(PassFailed { report, error }),
@@ -354,16 +357,13 @@ impl Walk {
         // With more than can be held, it ends when it has seen as many as there were, and waits for none: what
         // went back would come again and again.
         while !(self.is_enough() || self.held.is_windowed && seen >= before.ready) {
-            let wait = match self.wait(awaited) {
-                Some(wait) => {
-                    empty = 0;
-                    wait
-                }
-                None if empty == looks => break,
-                None => patience,
-            };
-            let request =
-                Receive::up_to(self.batch(paging.next())).visibility(self.pass.lease).wait(wait);
+            let waits = self.wait(awaited);
+            if waits.is_none() && empty == looks {
+                break;
+            }
+            let request = Receive::up_to(self.batch(paging.next()))
+                .visibility(self.pass.lease)
+                .wait(waits.unwrap_or(patience));
             let held = &mut self.held;
             let receive = async {
                 held.keep_until(may_begin).await?;
@@ -375,7 +375,7 @@ impl Walk {
                 deliveries = receive => deliveries?,
             };
             if deliveries.is_empty() {
-                empty += 1;
+                empty = if waits.is_some() { 0 } else { empty + 1 };
                 continue;
             }
             empty = 0;
@@ -397,7 +397,7 @@ impl Walk {
         Ok(())
     }
 
-    /// When the last of those is ready that are delayed and waited for. `None` where there are none.
+    /// Until when those are waited for that are delayed. `None` where there are none.
     async fn awaited(&mut self, before: Counts) -> Result<Option<Instant>> {
         let Some(within) = self.pass.delayed else { return Ok(None) };
         let (dlq, now) = (self.pass.dlq.clone(), before.counted_at.unwrap_or_else(Timestamp::now));
@@ -428,15 +428,14 @@ impl Walk {
             ControlFlow::Continue(())
         })
         .await?;
-        Ok(last.map(|left| later(counted, left)))
+        Ok(last.map(|left| later(counted, left.saturating_add(GRACE))))
     }
 
-    /// How long the next receive waits for those that are delayed, which is told. `None` once the last of them
-    /// is ready.
+    /// How long the next receive waits for those that are delayed, which is told. `None` once that is over.
     fn wait(&mut self, awaited: Option<Instant>) -> Option<Duration> {
         let left = awaited.map(|until| until.saturating_duration_since(Instant::now()));
-        self.report.ready_in = left.filter(|left| !left.is_zero());
-        let left = self.report.ready_in?;
+        self.report.waiting = left.filter(|left| !left.is_zero());
+        let left = self.report.waiting?;
         (self.pass.progress)(&self.report);
         // No longer than until the leases of those that are held must be extended.
         let wait = left.min(self.held.extend_in());

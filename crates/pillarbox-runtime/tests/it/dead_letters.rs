@@ -486,11 +486,11 @@ async fn dead_letters_may_be_kept_longer_than_what_they_came_from() {
 
 /// Keeps the dead letters of some orders from others, each for so many minutes. The others stay ready.
 async fn keep(dead: &Mailbox<DeadLetter<u32>>, minutes: &[(u32, u64)]) {
-    let batch = dead.receive(Receive::up_to(100)).await.unwrap();
+    let batch = dead.receive(Receive::up_to(100)).await.expect("dead letters");
     for letter in batch {
         let order = letter.body().body;
         let minutes = minutes.iter().find(|(of, _)| *of == order).map_or(0, |(_, time)| *time);
-        letter.nack(Duration::from_secs(60 * minutes)).await.unwrap();
+        letter.nack(Duration::from_secs(60 * minutes)).await.expect("kept");
     }
 }
 
@@ -507,22 +507,22 @@ async fn a_pass_may_wait_for_dead_letters_that_are_delayed() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let waits = told.clone();
     let pass = Dlq::of(&dead).replay().delayed(HOUR).progress(move |report| {
-        waits.lock().unwrap().push((report.done, report.awaited, report.ready_in));
+        waits.lock().unwrap().push((report.done, report.awaited, report.waiting));
     });
     let report = pass.run().await.unwrap();
     assert_eq!((report.done, report.unseen, report.awaited), (4, 1, 3));
-    assert_eq!(report.ready_in, None);
-    assert_eq!(begun.elapsed().as_secs(), 50 * 60, "it ends with the last of them");
+    assert_eq!(report.waiting, None);
+    assert_eq!(begun.elapsed().as_secs(), 50 * 60 + 1, "it ends with the last of them");
     assert_eq!(letters(&dead).await[0].body, 5);
     assert_eq!(jobs.approximate_count().await.unwrap(), 4);
-    let told = told.lock().unwrap();
-    let before = |time: u64| Some(Duration::from_secs(60 * time));
+    let told = told.lock().unwrap().clone();
+    let before = |time: u64| Some(Duration::from_secs(60 * time + 1));
     assert!(told.contains(&(1, 3, before(50))) && told.contains(&(2, 3, before(40))), "{told:?}");
 
-    // Which is not there any more, if it was told otherwise.
+    // A discard waits as a replay does.
     assert_eq!(Dlq::of(&dead).discard().run().await.unwrap().done, 0);
     assert_eq!(Dlq::of(&dead).discard().delayed(HOUR).run().await.unwrap().done, 1);
-    assert_eq!(begun.elapsed().as_secs(), 90 * 60);
+    assert_eq!(begun.elapsed().as_secs(), 90 * 60 + 1);
     let begun = Instant::now();
     assert_eq!(Dlq::of(&dead).discard().delayed(HOUR).run().await.unwrap().done, 0);
     assert!(begun.elapsed().is_zero(), "there is nothing to wait for");
@@ -564,7 +564,7 @@ async fn a_pass_that_waits_can_be_stopped_and_gives_back_what_it_held() {
     let dlq = Dlq::of(&dead);
     let pass = dlq.replay().delayed(HOUR).matching(|letter| letter.body[..] != b"1"[..]);
     let report = pass.run_until(tokio::time::sleep(HOUR / 3)).await.unwrap();
-    assert_eq!((report.done, report.left, report.ready_in), (1, 1, None));
+    assert_eq!((report.done, report.left, report.waiting), (1, 1, None));
     let counts = dead.counts().await.unwrap();
     assert_eq!((counts.ready, counts.in_flight, counts.delayed), (1, 0, 1));
     let report = dlq.replay().delayed(HOUR).run().await.unwrap();

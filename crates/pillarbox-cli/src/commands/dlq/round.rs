@@ -276,7 +276,7 @@ impl Round {
             let left = report.left + report.exhausted + report.unreadable + report.refused;
             let seen = if is_counted { done } else { done + left + report.unacknowledged };
             progress.add(seen - before);
-            progress.say(match report.ready_in {
+            progress.say(match report.waiting {
                 Some(left) => format!("{done} {past}, waiting up to {}", time::show(left)),
                 None => format!("{done} {past}"),
             });
