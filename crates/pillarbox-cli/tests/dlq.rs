@@ -23,7 +23,7 @@ fn letter(number: u32, days: i64, with: &Value) -> Value {
     let mut letter = json!({
         "message_id": id(number), "source_mailbox": "orders", "delivery_count": 5,
         "last_error": "?", "last_error_type": "shop::Error", "failure": "error", "error_chain": [],
-        "dead_lettered_at": time(-age), "first_received_at": time(-age - HOUR / 2),
+        "dead_lettered_at": time(-age), "sent_at": time(-age - HOUR), "first_received_at": time(-age - HOUR / 2),
         "request_id": null, "reply_to": null, "trace_id": null, "worker": "orders/1@host:4711",
         "replay_count": 0, "replayed_at": null, "attributes": {}, "body_encoding": "json", "body": {},
     });
@@ -682,7 +682,7 @@ fn a_body_that_is_nested_deeply_is_shown_as_text() {
     for number in [1, 2] {
         let run = limited(&format!("dlq show orders-dlq {}", id(number)));
         assert_eq!(run.code, 0, "{}", run.stderr);
-        assert!(run.stdout.contains("body           195.3 KiB\n"), "{}", &run.stdout[..2000]);
+        assert!(run.stdout.contains("body            195.3 KiB\n"), "{}", &run.stdout[..2000]);
         assert!(run.stdout.ends_with(&format!("  {deep}\n")));
         let run = limited(&format!("dlq show orders-dlq {} --body", id(number)));
         assert_eq!((run.code, run.stdout == deep), (0, true));

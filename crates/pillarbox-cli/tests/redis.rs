@@ -131,7 +131,7 @@ async fn dead_letters_are_looked_after_on_a_server() {
     let first = scene.ok("dlq list orders-dlq --json -n 1");
     let id = first.split("\"message_id\":\"").nth(1).and_then(|rest| rest.get(..36));
     let shown = scene.ok(&format!("dlq show orders-dlq {}", id.expect("an id")));
-    assert!(shown.contains("attribute      tenant=acme\n"), "{shown}");
+    assert!(shown.contains("attribute       tenant=acme\n"), "{shown}");
     let dry = scene.ok("dlq replay orders-dlq --dry-run --json-path $.n<5");
     assert!(
         dry.ends_with("5 messages would be replayed to their queues; 15 left (not matching)\n")

@@ -63,6 +63,9 @@ pub struct Capabilities {
     /// [`unsettled`](crate::RawMessage::unsettled) and [`uncounted`](crate::RawMessage::uncounted) are
     /// always 0.
     pub counts_unsettled: bool,
+    /// A message says when it was first delivered. Where not,
+    /// [`first_received_at`](crate::RawMessage::first_received_at) is always `None`.
+    pub tells_first_received: bool,
     /// `max_size` is kept to the message: a send is refused if and only if the queue holds so many.
     pub bounded: bool,
     /// The most partitions that a queue can be spread over. 1: every queue is kept whole.
@@ -108,6 +111,7 @@ impl Capabilities {
             strict_receipts: true,
             exact_counts: true,
             counts_unsettled: true,
+            tells_first_received: true,
             bounded: true,
             max_partitions: 1,
             default_ttl: false,

@@ -351,7 +351,8 @@ pub struct RawMessage {
     /// [started](SettleAction::Start). Always 0 where the backend does not
     /// [count them](crate::Capabilities::counts_unsettled).
     pub uncounted: u32,
-    /// When it was first delivered, where the backend tells.
+    /// When it was first delivered, by the backend's clock. `None` before that, and always where the
+    /// backend does not [tell](crate::Capabilities::tells_first_received).
     pub first_received_at: Option<Timestamp>,
 }
 

@@ -24,6 +24,9 @@ const ROWS: &[Row] = &[
         "counts deliveries that nobody settled, and that were no attempt (`counts_unsettled`)",
         |can| yes(can.counts_unsettled),
     ),
+    ("tells when a message was first delivered (`tells_first_received`)", |can| {
+        yes(can.tells_first_received)
+    }),
     ("`max_size` is kept to the message (`bounded`)", |can| yes(can.bounded)),
     ("messages in one send or settle (`max_batch`)", |can| thousands(can.max_batch)),
     ("messages in one receive (`max_receive`)", |can| thousands(can.max_receive)),

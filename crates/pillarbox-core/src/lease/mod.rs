@@ -183,6 +183,7 @@ impl Ledger {
             let entry = &mut self.entries[key];
             entry.state = State::InFlight { due, nonce, is_started: false };
             entry.message.delivery_count = entry.message.delivery_count.saturating_add(1);
+            entry.message.first_received_at.get_or_insert(self.now);
             deliveries.push(Delivery {
                 receipt: Receipt::new(entry.message.id, nonce),
                 message: entry.message.clone(),

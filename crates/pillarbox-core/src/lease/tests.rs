@@ -60,6 +60,18 @@ fn release(delay: u64) -> SettleAction {
 }
 
 #[test]
+fn the_time_of_the_first_delivery_stays() {
+    let mut ledger = holding(&["a"]);
+    assert_eq!(ledger.peek(at(0), 0, 1)[0].message.first_received_at, None);
+    let first = receive(&mut ledger, 1, 1, 30).remove(0);
+    settle(&mut ledger, 2, &first, nack(0)).unwrap();
+    let second = receive(&mut ledger, 3, 1, 30).remove(0);
+    for delivery in [first, second] {
+        assert_eq!(delivery.message.first_received_at, Some(at(1)));
+    }
+}
+
+#[test]
 fn messages_are_delivered_in_the_order_sent() {
     let mut ledger = holding(&["a", "b", "c"]);
     assert_eq!(bodies(&receive(&mut ledger, 1, 2, 30)), ["a", "b"]);

@@ -83,7 +83,8 @@ impl<T, R: 'static> Message<T, R> {
         self.delivery.message.uncounted
     }
 
-    /// When it was first delivered, where the backend tells.
+    /// When it was first delivered, by the backend's clock, where that
+    /// [tells](crate::Capabilities::tells_first_received).
     pub fn first_received_at(&self) -> Option<Timestamp> {
         self.delivery.message.first_received_at
     }

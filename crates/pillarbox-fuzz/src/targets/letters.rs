@@ -19,6 +19,7 @@ pub(super) const LETTER: &[&str] = &[
     "\"failure\":\"panic\"",
     "\"error_chain\":[\"a\",\"b\"]",
     "\"dead_lettered_at\":\"2026-11-16T10:00:00Z\"",
+    "\"sent_at\":\"2026-11-16T08:00:00Z\"",
     "\"first_received_at\":\"2026-11-16T09:00:00Z\"",
     "\"request_id\":\"0193b1f4-0000-7000-8000-000000000001\"",
     "\"reply_to\":null",

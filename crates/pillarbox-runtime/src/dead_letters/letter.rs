@@ -83,8 +83,11 @@ pub struct DeadLetter<T = Bytes> {
     pub error_chain: Vec<String>,
     /// When it became a dead letter, by the clock of the worker.
     pub dead_lettered_at: Timestamp,
-    /// The earliest moment at which it can have been delivered: when it was sent, by the clock of its
-    /// backend. Queues do not note when a message was first received.
+    /// When it was first sent, by the clock of its backend. A replay keeps it.
+    pub sent_at: Timestamp,
+    /// When it was first delivered, by the clock of its backend, where that
+    /// [tells](pillarbox_core::Capabilities::tells_first_received); since the last replay, if there was one.
+    /// Elsewhere [`sent_at`](Self::sent_at), the earliest moment at which that can have been.
     pub first_received_at: Timestamp,
     /// The request that it is about: the attribute `pillarbox.request_id`, or else the field `request_id`
     /// of a JSON body, if that is a UUID.
@@ -131,7 +134,8 @@ impl DeadLetter {
             failure: failure.kind,
             error_chain: failure.causes.iter().take(MOST_CAUSES).map(|text| cut(text)).collect(),
             dead_lettered_at: now,
-            first_received_at: message.enqueued_at,
+            sent_at: message.enqueued_at,
+            first_received_at: message.first_received_at.unwrap_or(message.enqueued_at),
             request_id: request_id(message),
             reply_to: message.reply_to.as_deref().map(str::to_owned),
             trace_id: TraceContext::of(&message.attributes)
@@ -156,9 +160,8 @@ impl DeadLetter {
     /// it was sent and how often it was replayed: the same at every delivery of this message, and of no
     /// other, for an id may be in several queues, and may be used again.
     pub(crate) fn outgoing(&self, of: MessageId) -> Result<Outgoing, CodecError> {
-        let Self { source_mailbox, first_received_at, replay_count, .. } = self;
-        let mut key =
-            format!("dead letter of {of} in {source_mailbox} at {}", first_received_at.as_nanos());
+        let Self { source_mailbox, sent_at, replay_count, .. } = self;
+        let mut key = format!("dead letter of {of} in {source_mailbox} at {}", sent_at.as_nanos());
         if *replay_count > 0 {
             let _ = write!(key, ", replay {replay_count}");
         }
@@ -183,7 +186,7 @@ impl DeadLetter {
         message.attributes.insert(REPLAYED_AT, now.to_string());
         message.attributes.insert(ORIGINAL_ID, self.message_id.to_string());
         message.reply_to = self.reply_to.as_deref().map(Into::into);
-        message.enqueued_at = Some(self.first_received_at);
+        message.enqueued_at = Some(self.sent_at);
         message
     }
 }
@@ -214,6 +217,7 @@ impl<T> DeadLetter<T> {
             failure: self.failure,
             error_chain: self.error_chain,
             dead_lettered_at: self.dead_lettered_at,
+            sent_at: self.sent_at,
             first_received_at: self.first_received_at,
             request_id: self.request_id,
             reply_to: self.reply_to,
@@ -236,6 +240,7 @@ impl<T> DeadLetter<T> {
             failure: self.failure.as_str(),
             error_chain: &self.error_chain,
             dead_lettered_at: self.dead_lettered_at,
+            sent_at: self.sent_at,
             first_received_at: self.first_received_at,
             request_id: self.request_id.map(|id| id.to_string()),
             reply_to: self.reply_to.as_deref(),
@@ -295,6 +300,7 @@ struct Written<'a> {
     failure: &'a str,
     error_chain: &'a [String],
     dead_lettered_at: Timestamp,
+    sent_at: Timestamp,
     first_received_at: Timestamp,
     request_id: Option<String>,
     reply_to: Option<&'a str>,
@@ -325,6 +331,8 @@ struct Read {
     #[serde(default)]
     error_chain: Vec<String>,
     dead_lettered_at: Timestamp,
+    /// Letters of before this was written have it as the time of the first delivery.
+    sent_at: Option<Timestamp>,
     first_received_at: Timestamp,
     request_id: Option<String>,
     reply_to: Option<String>,
@@ -358,6 +366,7 @@ impl Read {
             failure: FailureKind::named(&self.failure).unwrap_or(FailureKind::Error),
             error_chain: self.error_chain,
             dead_lettered_at: self.dead_lettered_at,
+            sent_at: self.sent_at.unwrap_or(self.first_received_at),
             first_received_at: self.first_received_at,
             request_id: self.request_id.and_then(|id| id.parse().ok()),
             reply_to: self.reply_to,
@@ -452,6 +461,7 @@ mod tests {
         let at = Timestamp::from_secs(1_700_000_000);
         let mut message = RawMessage::new(MessageId::from_key("m"), body.to_vec(), at);
         message.delivery_count = 5;
+        message.first_received_at = Some(at + Duration::from_secs(7));
         message.reply_to = Some("client".into());
         message.attributes.insert("tenant", "acme");
         message.attributes.insert(REPLAYS, "2");
@@ -520,6 +530,48 @@ mod tests {
         }
     }
 
+    /// What is in flight while workers are updated must not get a second dead letter under another id.
+    #[test]
+    fn the_id_of_a_letter_is_what_it_always_was() {
+        let of = MessageId::from_key("m");
+        let key = format!("dead letter of {of} in orders at 1700000000000000000");
+        let mut letter = letter(b"1");
+        let replayed = MessageId::from_key(&format!("{key}, replay 2"));
+        assert_eq!(letter.outgoing(of).unwrap().id, replayed);
+        letter.replay_count = 0;
+        assert_eq!(letter.outgoing(of).unwrap().id, MessageId::from_key(&key));
+    }
+
+    #[test]
+    fn the_time_of_the_first_delivery_is_the_time_of_sending_where_the_backend_does_not_tell_it() {
+        let told = letter(b"1");
+        let (sent, later) = (Timestamp::from_secs(1_700_000_000), Duration::from_secs(7));
+        assert_eq!((told.sent_at, told.first_received_at), (sent, sent + later));
+        let message = RawMessage::new(MessageId::new(), "1", sent);
+        let failure = FailureNote {
+            kind: FailureKind::Error,
+            type_name: "",
+            text: "".into(),
+            causes: [].into(),
+        };
+        let source = "orders".parse().unwrap();
+        let untold = DeadLetter::new(&source, &message, &failure, String::new(), sent);
+        assert_eq!((untold.sent_at, untold.first_received_at), (sent, sent));
+    }
+
+    #[test]
+    fn a_letter_of_before_there_was_a_time_of_sending_is_read_as_it_was() {
+        let letter = letter(b"1");
+        let text = String::from_utf8(Letters(Raw).encode(&letter).unwrap().to_vec()).unwrap();
+        let (before, rest) = text.split_once("\"sent_at\":").unwrap();
+        let old = format!("{before}{}", rest.split_once(',').unwrap().1);
+        let read: DeadLetter = Letters(Raw).decode(&old.into()).unwrap();
+        assert_eq!(read.sent_at, letter.first_received_at);
+        assert_eq!(read.first_received_at, letter.first_received_at);
+        let replayed = read.replay(MessageId::new(), Timestamp::now());
+        assert_eq!(replayed.enqueued_at, Some(letter.first_received_at));
+    }
+
     #[test]
     fn a_letter_has_one_id_for_each_life_of_a_message() {
         let (one, of) = (letter(b"1"), MessageId::from_key("m"));
@@ -528,10 +580,14 @@ mod tests {
         let mut others = vec![one.clone(), one.clone(), one.clone()];
         others[0].replay_count += 1;
         others[1].source_mailbox = "others".parse().unwrap();
-        others[2].first_received_at = Timestamp::from_secs(1);
+        others[2].sent_at = Timestamp::from_secs(1);
         for other in others {
             assert_ne!(id(&other, of), id(&one, of), "{other:?}");
         }
+        // Whenever it was received: that may not be known, or only since this worker was updated.
+        let mut later = one.clone();
+        later.first_received_at = Timestamp::from_secs(1);
+        assert_eq!(id(&later, of), id(&one, of));
         // Two messages that a handler has sent with the attributes of a replay.
         assert_ne!(id(&one, MessageId::from_key("other")), id(&one, of));
     }
@@ -551,7 +607,7 @@ mod tests {
         assert_eq!(replay.reply_to.as_deref(), Some("client"));
         assert_eq!(replay.attributes.get("tenant"), Some("acme"));
         assert_eq!(replay.attributes.get(REPLAYS), Some("3"));
-        assert_eq!(replay.enqueued_at, Some(letter.first_received_at));
+        assert_eq!(replay.enqueued_at, Some(letter.sent_at));
         assert_eq!(replay.delay, Duration::ZERO);
     }
 

@@ -97,6 +97,7 @@ macro_rules! __conformance_rules {
                 a_lease_of_no_time_delivers_and_is_over
                 a_message_left_alone_comes_back_when_its_lease_ends
                 delivery_count_starts_at_one_and_rises_by_one
+                the_time_of_the_first_delivery_is_told_by_every_delivery_or_by_none
                 a_started_delivery_that_nobody_settles_is_counted_as_such
                 a_delivery_that_expires_before_it_is_started_is_no_attempt
                 a_lease_that_ends_at_once_expires_like_any_other

@@ -133,6 +133,26 @@ pub async fn delivery_count_starts_at_one_and_rises_by_one(s: &Subject) {
     }
 }
 
+/// By the clock that stamps messages, and the same at every delivery.
+pub async fn the_time_of_the_first_delivery_is_told_by_every_delivery_or_by_none(s: &Subject) {
+    let queue = s.queue();
+    queue.put("x").await;
+    if s.capabilities().peek {
+        assert_eq!(only(queue.shown(1).await).message.first_received_at, None);
+    }
+    s.pass(1).await;
+    let first = queue.take_one(LONG).await;
+    queue.nack(&first.receipt, Duration::ZERO).await.expect("nacked");
+    s.pass(1).await;
+    let second = queue.take_one(LONG).await;
+    let told = first.message.first_received_at;
+    assert_eq!(told.is_some(), s.capabilities().tells_first_received);
+    assert_eq!(second.message.first_received_at, told);
+    if let Some(at) = told {
+        assert!(at >= first.message.enqueued_at, "{at} before {}", first.message.enqueued_at);
+    }
+}
+
 /// 0 at first, and one more for each lease of a started delivery that expires, of all that expire together.
 pub async fn a_started_delivery_that_nobody_settles_is_counted_as_such(s: &Subject) {
     needs!(s: counts_unsettled);

@@ -38,7 +38,7 @@ fn describe(out: &mut Out, found: &Found, letter: &DeadLetter) -> Result<()> {
     let when = |at: Timestamp| format!("{at} ({})", time::ago(at, now));
     let style = out.style();
     let mut field = |name: &str, value: &str| {
-        let name = format!("{name:<13}");
+        let name = format!("{name:<14}");
         match value {
             "" => out.parts(&[style.heading(name.trim_end())]),
             value => out.parts(&[style.heading(name), format!("  {value}").into()]),
@@ -52,7 +52,8 @@ fn describe(out: &mut Out, found: &Found, letter: &DeadLetter) -> Result<()> {
     };
     field("source", &source)?;
     field("dead-lettered", &when(letter.dead_lettered_at))?;
-    field("sent", &when(letter.first_received_at))?;
+    field("sent", &when(letter.sent_at))?;
+    field("first received", &when(letter.first_received_at))?;
     field("deliveries", &letter.delivery_count.to_string())?;
     let replays = match letter.replayed_at {
         Some(at) => format!("{}, the last at {}", letter.replay_count, when(at)),
