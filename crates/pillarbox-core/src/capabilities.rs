@@ -75,6 +75,9 @@ pub struct Capabilities {
     pub default_ttl: bool,
     /// Messages can be looked at without being delivered.
     pub peek: bool,
+    /// Sends and settles can join a transaction of the caller's own, in the database that holds the queue:
+    /// its other changes and these happen together or not at all.
+    pub transactions: bool,
     /// Waiting time between two purges.
     pub purge_cooldown: Option<Duration>,
     /// The backend itself can move messages that were delivered too often to another queue: see
@@ -116,6 +119,7 @@ impl Capabilities {
             max_partitions: 1,
             default_ttl: false,
             peek: true,
+            transactions: false,
             purge_cooldown: None,
             redrive: false,
         }

@@ -44,6 +44,7 @@ const ROWS: &[Row] = &[
     ("names with `:` and `/` (`extended_names`)", |can| yes(can.extended_names)),
     ("partitions of a queue (`max_partitions`)", |can| thousands(can.max_partitions as usize)),
     ("deletes a queue that nobody uses (`default_ttl`)", |can| yes(can.default_ttl)),
+    ("sends and settles in your own transaction (`transactions`)", |can| yes(can.transactions)),
     ("purges (`purge_cooldown`)", |can| match can.purge_cooldown {
         Some(pause) => format!("once in {}", time(pause)),
         None => "any time".to_owned(),

@@ -166,11 +166,28 @@ fn with_store<T>(
     })
 }
 
+/// Refuses a mailbox that cannot join the transaction. One of another database may be able to join
+/// transactions as well, but not this one.
 fn check_backend(queue: &QueueName, capabilities: &Capabilities) -> Result<()> {
-    if capabilities == &IN_FILE {
+    if capabilities.transactions && capabilities.backend == IN_FILE.backend {
         return Ok(());
     }
     let place = if capabilities.durable { "" } else { " in memory" };
     let value = format!("one of the {} backend{place}", capabilities.backend);
     Err(Error::invalid(Some(queue), "mailbox", value, "one of the sqlite backend in a file"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mailbox_of_another_database_cannot_join_though_it_has_transactions() {
+        let queue = "jobs".parse().unwrap();
+        let mut other = Capabilities::full("postgres");
+        other.transactions = true;
+        let error = check_backend(&queue, &other).unwrap_err().to_string();
+        assert!(error.contains("one of the postgres backend"), "{error}");
+        assert!(check_backend(&queue, &IN_FILE).is_ok());
+    }
 }

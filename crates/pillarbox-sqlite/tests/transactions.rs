@@ -85,7 +85,8 @@ async fn every_option_and_action_works_inside_a_transaction() {
 async fn a_mailbox_that_is_not_in_the_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("shop.db");
-    let _backend = open(&file).await;
+    let backend = open(&file).await;
+    assert!(backend.capabilities().transactions);
     let mut shop = Connection::open(&file).unwrap();
     let both = shop.transaction().unwrap();
     let elsewhere = [
@@ -93,6 +94,7 @@ async fn a_mailbox_that_is_not_in_the_file_is_refused() {
         Mailboxes::new(SqliteBackend::open(SqliteOptions::in_memory()).await.unwrap()),
     ];
     for backend in elsewhere {
+        assert!(!backend.capabilities().transactions);
         let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
         let error = transaction::send(&both, &jobs, &1, SendOptions::new()).unwrap_err();
         assert!(error.to_string().contains("one of the sqlite backend in a file"), "{error}");
