@@ -18,7 +18,17 @@ pub type Cause = Arc<dyn StdError + Send + Sync + 'static>;
 ///
 /// The same on every backend. Each text says what was tried, on which queue and message, and
 /// where it helps, what to do about it.
-#[derive(Debug, Clone, thiserror::Error)]
+///
+/// `{:?}` is that text, too, with what caused it: a `main` that returns this error ends with a line that
+/// people can read. `{:#?}` shows the fields.
+///
+/// ```
+/// # use pillarbox_core::Error;
+/// let error = Error::connection(None, "open", "nobody listens there");
+/// assert_eq!(format!("{error:?}"), "cannot open: nobody listens there");
+/// assert!(format!("{error:#?}").starts_with("Connection {"));
+/// ```
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The receipt settles nothing any more: its deadline passed, or its message was settled,
@@ -128,6 +138,68 @@ pub enum Error {
         /// The queue, unless it is about the whole backend.
         queue: Option<QueueName>,
     },
+}
+
+crate::__error_debug!(enum Error {
+    ReceiptHandleExpired { queue, receipt },
+    MailboxFull { queue, id, max_size },
+    PurgeCooldown { queue, cooldown },
+    Serialization { queue, id, action, codec, cause },
+    Connection { queue, id, action, cause },
+    ReplyMailboxUnavailable { queue, id, cause },
+    InvalidParameter { queue, id, parameter, value, allowed },
+    Closed { queue },
+});
+
+/// Not part of the interface: `Debug` of an error as `main` prints it, which is its text with its causes;
+/// and its fields with `{:#?}`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __error_debug {
+    (enum $error:ident { $($variant:ident $({ $($field:ident),+ })? $(($cause:ident))?,)+ }) => {
+        impl ::std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                if !f.alternate() {
+                    return $crate::__fmt_error(self, f);
+                }
+                match self {
+                    $(Self::$variant $({ $($field),+ })? $(($cause))? => f
+                        .debug_struct(stringify!($variant))
+                        $($(.field(stringify!($field), $field))+)?
+                        $(.field(stringify!($cause), $cause))?
+                        .finish(),)+
+                }
+            }
+        }
+    };
+    (struct $error:ident { $($field:ident),* }) => {
+        impl ::std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                if !f.alternate() {
+                    return $crate::__fmt_error(self, f);
+                }
+                let Self { $($field),* } = self;
+                f.debug_struct(stringify!($error))$(.field(stringify!($field), $field))*.finish()
+            }
+        }
+    };
+}
+
+/// Not part of the interface: an error with what caused it, what caused that, and so on, each once. The text of
+/// an error often has that of its cause in it.
+#[doc(hidden)]
+pub fn __fmt_error(error: &(dyn StdError + 'static), f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    // One that is its own cause would never end.
+    const LONGEST_CHAIN: usize = 32;
+    let mut text = error.to_string();
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    for cause in causes.take(LONGEST_CHAIN).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    f.write_str(&text)
 }
 
 impl Error {
@@ -321,8 +393,38 @@ mod tests {
     fn an_error_does_not_tell_the_secret_of_a_receipt() {
         let nonce = Nonce::random();
         let receipt = Receipt::new(MessageId::new(), nonce);
-        let text = Error::ReceiptHandleExpired { queue: queue(), receipt }.to_string();
-        assert!(!text.contains(&nonce.to_string()), "{text}");
+        let error = Error::ReceiptHandleExpired { queue: queue(), receipt };
+        for text in [error.to_string(), format!("{error:?}"), format!("{error:#?}")] {
+            assert!(!text.contains(&nonce.to_string()), "{text}");
+        }
+    }
+
+    /// An error that says what caused it, or leaves that to whoever asks.
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Link {
+        text: &'static str,
+        #[source]
+        cause: Option<Box<Link>>,
+    }
+
+    #[test]
+    fn an_error_is_shown_as_its_text_with_each_cause_once_and_with_its_fields_where_asked() {
+        let chain = ["the server is down: no answer", "no answer", "cable cut"];
+        let mut cause = None;
+        for text in chain.into_iter().rev() {
+            cause = Some(Box::new(Link { text, cause }));
+        }
+        let error = Error::connection(Some(&queue()), "send", cause.unwrap());
+        let text = "cannot send on queue 'orders': the server is down: no answer";
+        assert_eq!(error.to_string(), text);
+        assert_eq!(format!("{error:?}"), format!("{text}: cable cut"));
+        let fields = format!("{error:#?}");
+        for part in ["Connection {", "action: \"send\"", "queue: Some(", "text: \"cable cut\""] {
+            assert!(fields.contains(part), "{part} in {fields}");
+        }
+        let closed: Result<()> = Err(Error::Closed { queue: None });
+        assert_eq!(format!("{closed:?}"), "Err(the mailbox was closed)");
     }
 
     #[test]

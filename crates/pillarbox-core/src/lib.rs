@@ -39,6 +39,8 @@ pub use codec::MessagePack;
 pub use codec::{Codec, Json, Raw};
 pub use counts::Counts;
 pub use diagnosis::{Diagnosis, Fact, Finding, Repair, Severity};
+#[doc(hidden)]
+pub use error::__fmt_error;
 pub use error::{Cause, Error, Result};
 pub use gate::Gate;
 pub use id::MessageId;

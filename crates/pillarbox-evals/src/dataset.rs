@@ -269,7 +269,6 @@ pub struct BadLine {
 }
 
 /// Why there is no dataset.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum DatasetError {
     /// It cannot be read.
@@ -296,6 +295,12 @@ pub enum DatasetError {
         path: Option<PathBuf>,
     },
 }
+
+pillarbox_core::__error_debug!(enum DatasetError {
+    Unreadable { path, error },
+    Bad { path, lines, of, unit },
+    Empty { path },
+});
 
 /// How many bad lines are shown; all of them are there.
 const SHOWN: usize = 20;

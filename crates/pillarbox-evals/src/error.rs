@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::DatasetError;
 
 /// Why something of an eval run could not be done. What was done before stays done: the run can be gone on with.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum EvalError {
     /// The dataset is none.
@@ -42,6 +42,14 @@ pub enum EvalError {
     #[error("{0}")]
     Invalid(String),
 }
+
+pillarbox_core::__error_debug!(enum EvalError {
+    Dataset(error),
+    Backend(error),
+    Unsent { sent, left, error },
+    File { what, path, error },
+    Invalid(text),
+});
 
 impl EvalError {
     /// For `map_err`: what was tried with which file.

@@ -888,7 +888,10 @@ async fn out_of_memory(flavour: Flavour) {
 async fn refused_at(url: &str, secret: &str) -> String {
     let error = RedisBackend::open(RedisOptions::from_url(url).expect("options")).await;
     let error = error.expect_err("refused");
-    assert!(!format!("{error:?} {error}").contains(secret), "a password is told: {error:?}");
+    assert!(
+        !format!("{error:#?} {error:?} {error}").contains(secret),
+        "a password is told: {error:?}"
+    );
     refusal::<()>(Err(error))
 }
 
@@ -1307,7 +1310,7 @@ async fn no_password_is_ever_told() {
             Ok(options) => RedisBackend::open(options).await.expect_err("refused"),
             Err(error) => error,
         };
-        said += &format!("{error} {error:?}");
+        said += &format!("{error} {error:?} {error:#?}");
     }
     backend.close().await;
     drop((queue, backend));

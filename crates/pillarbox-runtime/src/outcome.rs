@@ -132,12 +132,13 @@ where
 /// | `anyhow::Error`, with the feature `anyhow` | exact, also of what is under a `context` | the same |
 /// | `anyhow::Error` without it, `eyre::Report` and the like | what is under a context only | that of the report |
 /// | `String`, `&str` | never | that of the text |
-#[derive(Debug)]
 pub struct Failure {
     kind: FailureKind,
     type_name: &'static str,
     error: Carried,
 }
+
+pillarbox_core::__error_debug!(struct Failure { kind, type_name, error });
 
 /// The error of a failure, as it came.
 #[derive(Debug)]

@@ -97,11 +97,15 @@ impl TraceContext {
 }
 
 /// The text is no `traceparent`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a traceparent is VERSION-TRACE-SPAN-FLAGS in 2, 32, 16 and 2 lower-case hexadecimal digits"
 )]
 pub struct InvalidTraceparent;
+
+pillarbox_core::__error_debug!(
+    struct InvalidTraceparent {}
+);
 
 impl FromStr for TraceContext {
     type Err = InvalidTraceparent;

@@ -93,7 +93,7 @@ pub struct Report {
 }
 
 /// A pass that could not come to its end.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{error} (after {} were done)", report.done)]
 #[non_exhaustive]
 pub struct PassFailed {
@@ -103,6 +103,8 @@ pub struct PassFailed {
     #[source]
     pub error: Error,
 }
+
+pillarbox_core::__error_debug!(struct PassFailed { report, error });
 
 impl From<PassFailed> for Error {
     fn from(failed: PassFailed) -> Self {

@@ -41,7 +41,7 @@ pub struct LoopReport {
 }
 
 /// Why a loop failed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoopFailure {
     /// It ended with an error.
@@ -52,8 +52,15 @@ pub enum LoopFailure {
     Panic(String),
 }
 
+pillarbox_core::__error_debug!(
+    enum LoopFailure {
+        Error(error),
+        Panic(text),
+    }
+);
+
 /// Why a group of loops did not end well.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
     /// An option is out of range, and nothing was begun: [`Error::InvalidParameter`].
@@ -92,6 +99,14 @@ pub enum GroupError {
         report: Box<GroupReport>,
     },
 }
+
+pillarbox_core::__error_debug!(enum GroupError {
+    Invalid(error),
+    ShutDown,
+    Listen { address, cause },
+    Failed { name, cause, report },
+    LeftBehind { report },
+});
 
 impl GroupError {
     /// How each loop has ended, where they had begun.

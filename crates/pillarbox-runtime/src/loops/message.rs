@@ -238,7 +238,7 @@ impl<O> MainLoopResult<O> {
 }
 
 /// What went wrong where a request was worked on.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 #[non_exhaustive]
 pub struct RemoteError {
@@ -249,6 +249,8 @@ pub struct RemoteError {
     /// The name of its type, as far as it is known there.
     pub error_type: Option<String>,
 }
+
+pillarbox_core::__error_debug!(struct RemoteError { text, kind, error_type });
 
 impl RemoteError {
     /// An error of this kind.

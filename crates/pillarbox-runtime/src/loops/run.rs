@@ -196,10 +196,12 @@ impl Live {
 }
 
 /// The loop has nothing of this type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the loop has no resource of type `{type_name}`: register one by `MainLoop::resource`")]
 #[non_exhaustive]
 pub struct NotRegistered {
     /// The name of the type.
     pub type_name: &'static str,
 }
+
+pillarbox_core::__error_debug!(struct NotRegistered { type_name });

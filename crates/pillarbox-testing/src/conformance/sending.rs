@@ -339,7 +339,7 @@ pub async fn racing_senders_do_not_overfill_a_queue(s: &Subject) {
 
 /// By its capability, before anything is stored; and none that has no length is kept anywhere.
 pub async fn a_time_to_live_that_the_backend_cannot_keep_is_refused(s: &Subject) {
-    let open = |time| s.backend().queue(&s.fresh_name(), QueueOptions::new().default_ttl(time));
+    let open = |time| s.backend().queue(s.fresh_name(), QueueOptions::new().default_ttl(time));
     assert_invalid(open(Duration::ZERO));
     if s.capabilities().default_ttl {
         open(LONG).expect("opened");

@@ -67,7 +67,7 @@ struct Inner<U, O> {
 }
 
 /// Why a call has no output.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum CallError {
     /// It was answered with an error.
     #[error("request {request_id} failed: {error}")]
@@ -97,6 +97,12 @@ pub enum CallError {
         error: Error,
     },
 }
+
+pillarbox_core::__error_debug!(enum CallError {
+    Remote { request_id, error },
+    Timeout { request_id, after },
+    Backend { request_id, error },
+});
 
 impl CallError {
     /// The request.

@@ -1,0 +1,55 @@
+//! What the user of a program sees whose `main` returns an error: a line to read, and no struct.
+
+use std::process::{Command, Output};
+
+use pillarbox_testing::server::RedisServer;
+
+fn run(how: &str, what: &str) -> String {
+    let program = env!("CARGO_BIN_EXE_failing");
+    let Output { status, stderr, .. } =
+        Command::new(program).args([how, what]).output().expect("the program runs");
+    assert_eq!(status.code(), Some(1), "{how} {what}");
+    String::from_utf8(stderr).expect("text")
+}
+
+#[test]
+fn a_main_that_fails_says_why_in_a_line() {
+    let wrong = "Error: invalid backend URL: unknown scheme \"mongodb\"; allowed: sqlite: ";
+    for how in ["open", "boxed"] {
+        let said = run(how, "mongodb://localhost");
+        assert!(said.starts_with(wrong) && said.lines().count() == 1, "{said}");
+        assert_eq!(
+            run(how, "sqlite:/no/such/place/jobs.db"),
+            "Error: cannot open: /no/such/place is not there: create the directory first\n"
+        );
+    }
+}
+
+#[test]
+fn so_it_does_with_every_other_error_of_ours() {
+    let said = run("call", "");
+    let (before, after) = (&said[..15], &said[51..]);
+    assert_eq!((before, after), ("Error: request ", " was not answered within 10ms\n"));
+    assert_eq!(
+        run("group", ""),
+        "Error: the loop 'jobs' failed: the mailbox on queue 'jobs' was closed\n"
+    );
+    assert_eq!(
+        run("pass", ""),
+        "Error: invalid visibility on queue 'jobs-dlq': 0ns; allowed: at least 1 s (after 0 were done)\n"
+    );
+    assert_eq!(
+        run("eval", "/no/such.jsonl"),
+        "Error: /no/such.jsonl: cannot read the samples: No such file or directory (os error 2)\n"
+    );
+}
+
+#[test]
+fn no_password_is_shown() {
+    let server = RedisServer::builder().password("hunter2").start();
+    let url = server.url().replace("hunter2", "swordfish");
+    assert!(url.contains("swordfish"), "{url}");
+    let said = run("open", &url);
+    assert!(said.starts_with("Error: cannot open: "), "{said}");
+    assert!(!said.contains("swordfish") && !said.contains("hunter2"), "{said}");
+}
