@@ -170,7 +170,8 @@ pub(crate) struct Send {
     /// An attribute; may be given several times.
     #[arg(long = "attr", value_name = "NAME=VALUE", value_parser = attribute)]
     pub(crate) attributes: Vec<(String, String)>,
-    /// The group: in a queue that is spread over partitions, messages of one group keep their order.
+    /// The group: messages of one group keep their order in a queue that is spread over partitions, and on
+    /// FIFO queues of SQS.
     #[arg(long, value_name = "TEXT")]
     pub(crate) group: Option<String>,
     /// What it is known by if it is sent again, in place of its id: on FIFO queues of SQS.

@@ -63,8 +63,18 @@ impl SendOptions {
         self
     }
 
-    /// Has the message keep its order with others of the same group, also where the queue is spread
-    /// over partitions. See [`Outgoing::group`](crate::Outgoing::group).
+    /// Names the group of the message, which keeps its order with others of the same group where the queue as
+    /// a whole has none. What it does depends on the backend:
+    ///
+    /// | queue | messages of one group |
+    /// |---|---|
+    /// | Redis, [spread over partitions](crate::QueueOptions::partitions) | are in the same partition, and so are delivered in the order in which they became ready |
+    /// | SQS FIFO | are a message group of SQS: delivered in the order of sending, and none while an earlier one of the group is in flight |
+    /// | any other | as all others: a queue of memory, SQLite or Redis that is whole delivers all messages in the order in which they became ready, an SQS standard queue promises no order |
+    ///
+    /// Except on SQS FIFO queues, it does not keep two workers from handling messages of a group at the
+    /// same time, and a message that is given back lines up behind the others. It is the value of the
+    /// attribute [`Outgoing::GROUP`](crate::Outgoing::GROUP), so it goes wherever the message goes.
     pub fn group(self, group: impl Into<String>) -> Self {
         self.attribute(crate::Outgoing::GROUP, group)
     }

@@ -274,9 +274,9 @@ impl Outgoing {
         Self::with_id(MessageId::new(), body)
     }
 
-    /// Which messages it keeps its order with: in a queue that is spread over partitions, messages of
-    /// one group are in the same one. It is the value of the attribute [`Outgoing::GROUP`], so it
-    /// goes wherever the message goes.
+    /// Group of the message: in a queue that is spread over partitions, messages of one group are in the same
+    /// one. It is the value of the attribute [`Outgoing::GROUP`], so it goes wherever the message goes.
+    /// [`SendOptions::group`](crate::SendOptions::group) says what it does on which backend.
     pub fn group(&self) -> Option<&str> {
         self.attributes.get(Self::GROUP)
     }
