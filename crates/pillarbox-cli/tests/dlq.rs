@@ -111,6 +111,44 @@ fn listed(place: &Place, filter: &str) -> Vec<u32> {
     list.iter().filter_map(number).collect()
 }
 
+/// Keeps the first dead letter that is ready from others for so long.
+fn keep_first(place: &Place, time: &str) {
+    let received = lines(&place.ok("receive orders-dlq --json"));
+    let receipt = received[0]["receipt"].as_str().unwrap().to_owned();
+    place.ok(&format!("nack orders-dlq {receipt} --delay {time}"));
+}
+
+/// A pass says that it has done so many, and has not looked at so many.
+#[track_caller]
+fn says(run: &Value, deed: &str, done: u32, others: u32) {
+    assert_eq!((&run[deed], &run["in_flight_or_delayed"]), (&json!(done), &json!(others)), "{run}");
+}
+
+#[test]
+fn dead_letters_that_are_delayed_are_waited_for_if_they_are_ready_in_time() {
+    let place = Place::new();
+    let letters = (1..=3).map(|number| (id(100 + number), letter(number, 1, &json!({}))));
+    load(&place, "orders-dlq", letters);
+    keep_first(&place, "30m");
+    keep_first(&place, "2h");
+    let run = |line: &str| lines(&place.ok(&format!("dlq {line} --json"))).remove(0);
+    says(&run("replay orders-dlq --dry-run"), "replayed", 1, 2);
+    says(&run("replay orders-dlq --dry-run --delayed=20m"), "replayed", 1, 2);
+    says(&run("discard orders-dlq --dry-run --delayed"), "discarded", 2, 1);
+    says(&run("replay orders-dlq --dry-run --delayed=3h"), "replayed", 3, 0);
+
+    keep_first(&place, "1s");
+    says(&run("replay orders-dlq --yes --delayed=20s"), "replayed", 1, 2);
+    let sent = dumped(&place, "dump orders");
+    assert_eq!(sent.into_keys().collect::<Vec<_>>(), [id(3)]);
+    assert_eq!(listed(&place, ""), [1, 2]);
+    says(&run("discard orders-dlq --yes --delayed=20s"), "discarded", 0, 2);
+
+    // The time is not taken for the next word.
+    let refused = place.run("dlq replay orders-dlq --yes --delayed 20s");
+    assert_eq!(refused.code, 2, "{refused:?}");
+}
+
 #[test]
 fn dead_letters_are_listed() {
     let place = with_letters();

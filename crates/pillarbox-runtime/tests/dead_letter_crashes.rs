@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, RawMessage,
-    SendOptions,
+    Receive, SendOptions,
 };
 use pillarbox_runtime::{DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Outcome, Worker};
 
@@ -150,6 +150,37 @@ async fn a_crash_between_any_two_steps_of_a_replay_loses_no_message_and_doubles_
     })
     .await;
     assert!(steps >= 4, "receive, send, acknowledge, give back: {steps}");
+    println!("{steps} steps");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_between_any_two_steps_of_a_replay_that_waits_loses_no_message_and_doubles_none() {
+    const TIME: Duration = Duration::from_secs(60);
+    let steps = at_every_step(async |stage, crash| {
+        let sent = stage.send().await;
+        stage.work().await;
+        // Each is delayed for a minute longer than the one before it.
+        for (minutes, letter) in
+            (0..).zip(stage.dead.receive(Receive::up_to(100)).await.expect("dead letters"))
+        {
+            letter.nack(TIME * minutes).await.expect("delayed");
+        }
+        let replay = async |stage: &Stage| {
+            let dlq = Dlq::of(&stage.dead).replay_to(&stage.jobs);
+            dlq.replay().delayed(TIME * MESSAGES).run().await.expect("replayed")
+        };
+        let ending = stage.ending(&crash);
+        let is_done = crash.run(replay(&ending)).await.is_some();
+        tokio::time::sleep(2 * TIME).await;
+        replay(&stage).await;
+        assert!(stage.letters().await.is_empty(), "{crash:?}");
+        let messages = stage.messages().await;
+        assert_eq!(messages.len(), MESSAGES as usize, "{crash:?}");
+        assert_eq!(messages.into_iter().collect::<BTreeSet<_>>(), sent, "{crash:?}");
+        is_done
+    })
+    .await;
+    assert!(steps >= 3 * MESSAGES as usize, "receive, send, acknowledge, of each: {steps}");
     println!("{steps} steps");
 }
 

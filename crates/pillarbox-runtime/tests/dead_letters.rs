@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    Error, Factory, Json, Mailbox, Mailboxes, ManualClock, MemoryBackend, MessageId, NoReplies,
-    QueueOptions, Raw, Receive, SendOptions, Timestamp,
+    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Factory, Json, Mailbox, Mailboxes,
+    ManualClock, MemoryBackend, MessageId, NoReplies, Outgoing, PeekPage, Queue, QueueName,
+    QueueOptions, Raw, Receive, Result, SendOptions, Sent, Settle, Timestamp,
 };
 use pillarbox_redis::{RedisBackend, RedisOptions};
 use pillarbox_runtime::{
@@ -17,6 +18,8 @@ use pillarbox_runtime::{
 };
 use pillarbox_testing::server::RedisServer;
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+
+use tokio::time::Instant;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -421,6 +424,175 @@ async fn dead_letters_may_be_kept_longer_than_what_they_came_from() {
     let report = Dlq::of(&dead).replay().run().await.unwrap();
     assert_eq!((report.done, jobs.approximate_count().await.unwrap()), (1, 1));
     assert!((2.9..=3.0).contains(&days("requests")), "also where a replay sent");
+}
+
+/// Keeps the dead letters of some orders from others, each for so many minutes. The others stay ready.
+async fn keep(dead: &Mailbox<DeadLetter<u32>>, minutes: &[(u32, u64)]) {
+    let batch = dead.receive(Receive::up_to(100)).await.expect("dead letters");
+    for letter in batch {
+        let order = letter.body().body;
+        let minutes = minutes.iter().find(|(of, _)| *of == order).map_or(0, |(_, time)| *time);
+        letter.nack(Duration::from_secs(60 * minutes)).await.expect("kept");
+    }
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_may_wait_for_dead_letters_that_are_delayed() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[1, 2, 3, 4, 5]).await;
+    let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
+    keep(&dead, &[(2, 10), (3, 50), (4, 50), (5, 90)]).await;
+
+    let begun = Instant::now();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let waits = told.clone();
+    let pass = Dlq::of(&dead).replay().delayed(HOUR).progress(move |report| {
+        waits.lock().unwrap().push((report.done, report.awaited, report.waiting));
+    });
+    let report = pass.run().await.unwrap();
+    assert_eq!((report.done, report.unseen, report.awaited), (4, 1, 3));
+    assert_eq!(report.waiting, None);
+    assert_eq!(begun.elapsed().as_secs(), 50 * 60 + 1, "it ends with the last of them");
+    assert_eq!(letters(&dead).await[0].body, 5);
+    assert_eq!(jobs.approximate_count().await.unwrap(), 4);
+    let told = told.lock().unwrap().clone();
+    let before = |time: u64| Some(Duration::from_secs(60 * time + 1));
+    assert!(told.contains(&(1, 3, before(50))) && told.contains(&(2, 3, before(40))), "{told:?}");
+
+    // A discard waits as a replay does.
+    assert_eq!(Dlq::of(&dead).discard().run().await.unwrap().done, 0);
+    assert_eq!(Dlq::of(&dead).discard().delayed(HOUR).run().await.unwrap().done, 1);
+    assert_eq!(begun.elapsed().as_secs(), 90 * 60 + 1);
+    let begun = Instant::now();
+    assert_eq!(Dlq::of(&dead).discard().delayed(HOUR).run().await.unwrap().done, 0);
+    assert!(begun.elapsed().is_zero(), "there is nothing to wait for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_waits_for_none_that_it_would_leave() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[1, 2, 3, 4]).await;
+    let (first, ids): (Vec<_>, Vec<_>) =
+        letters(&dead).await.iter().map(|letter| (letter.body, letter.message_id)).unzip();
+    assert_eq!(first, [1, 2, 3, 4]);
+    keep(&dead, &[(2, 10), (3, 20), (4, 30)]).await;
+    let waited = async |pass: pillarbox_runtime::Pass| {
+        let begun = Instant::now();
+        let report = pass.delayed(HOUR).run().await.unwrap();
+        (report.done, report.left, begun.elapsed().as_secs() / 60)
+    };
+    let dlq = Dlq::of(&dead);
+    assert_eq!(waited(dlq.replay().max_replays(0)).await, (0, 0, 0));
+    assert_eq!(
+        waited(dlq.replay().matching(|letter| letter.body[..] == b"9"[..])).await,
+        (0, 1, 0)
+    );
+    assert_eq!(waited(dlq.replay().ids([ids[1]])).await, (1, 1, 10));
+    // One that is named and not meant comes before one that is.
+    let pass = dlq.replay().ids([ids[2], ids[3]]).matching(|letter| letter.body[..] == b"4"[..]);
+    assert_eq!(waited(pass).await, (1, 2, 20));
+    assert_eq!(waited(dlq.discard().max(1)).await, (1, 0, 0));
+    assert_eq!(letters(&dead).await.len(), 1);
+    assert_eq!(dead.peek(9).await.unwrap()[0].message.unsettled, 0, "no lease ended meanwhile");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_that_waits_can_be_stopped_and_gives_back_what_it_held() {
+    let backend = backend();
+    let dead = graveyard(&backend, &[1, 2, 3]).await;
+    keep(&dead, &[(2, 10), (3, 30)]).await;
+    let dlq = Dlq::of(&dead);
+    let pass = dlq.replay().delayed(HOUR).matching(|letter| letter.body[..] != b"1"[..]);
+    let report = pass.run_until(tokio::time::sleep(HOUR / 3)).await.unwrap();
+    assert_eq!((report.done, report.left, report.waiting), (1, 1, None));
+    let counts = dead.counts().await.unwrap();
+    assert_eq!((counts.ready, counts.in_flight, counts.delayed), (1, 0, 1));
+    let report = dlq.replay().delayed(HOUR).run().await.unwrap();
+    assert_eq!((report.done, report.unseen), (2, 0));
+}
+
+/// Of a queue that cannot be looked into it is not known what is delayed, or for how long.
+#[tokio::test(start_paused = true)]
+async fn a_pass_waits_as_long_as_it_was_told_where_it_cannot_look() {
+    let inner = backend();
+    let dead = graveyard(&inner, &[1, 2]).await;
+    keep(&dead, &[(2, 10)]).await;
+    let jobs: Mailbox<u32> = inner.mailbox("orders").unwrap();
+    let blind = Blind::over(dead.queue());
+    let blind: Mailbox<DeadLetter<u32>> = Mailbox::new(blind, Json, NoReplies);
+    let dlq = Dlq::of(&blind).replay_to(&jobs);
+    let begun = Instant::now();
+    let report = dlq.replay().delayed(HOUR / 4).run().await.unwrap();
+    assert_eq!((report.done, report.unseen), (2, 0));
+    assert_eq!(begun.elapsed().as_secs() / 60, 15);
+    let begun = Instant::now();
+    assert_eq!(dlq.replay().delayed(HOUR).run().await.unwrap().done, 0);
+    assert!(begun.elapsed().is_zero(), "there is nothing to wait for");
+}
+
+/// A queue with the limits of one that cannot be looked into.
+#[derive(Debug)]
+struct Blind {
+    inner: Arc<dyn Queue>,
+    capabilities: Capabilities,
+}
+
+impl Blind {
+    fn over(inner: &Arc<dyn Queue>) -> Arc<dyn Queue> {
+        let mut capabilities = inner.capabilities().clone();
+        capabilities.peek = false;
+        capabilities.sub_second = false;
+        capabilities.max_wait = Some(Duration::from_secs(20));
+        Arc::new(Self { inner: inner.clone(), capabilities })
+    }
+}
+
+impl Queue for Blind {
+    fn name(&self) -> &QueueName {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
+        self.inner.send(batch)
+    }
+
+    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
+        if let Err(error) = self.capabilities.check_receive(self.name(), &request) {
+            return Box::pin(async { Err(error) });
+        }
+        self.inner.receive(request)
+    }
+
+    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
+        self.inner.settle(batch)
+    }
+
+    fn peek(&self, max: usize, _: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
+        let refused = self.capabilities.check_peek(self.name(), max);
+        Box::pin(async { refused.map(|()| PeekPage::new(Vec::new(), None)) })
+    }
+
+    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
+        self.inner.counts()
+    }
+
+    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
+        self.inner.purge()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed()
+    }
 }
 
 #[tokio::test(start_paused = true)]

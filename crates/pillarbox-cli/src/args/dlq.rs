@@ -137,6 +137,11 @@ pub(crate) struct DlqReplay {
     /// No more than so many in a time, evenly: 50/s, 3000/m or 100/h.
     #[arg(long)]
     pub(crate) rate: Option<Rate>,
+    /// Wait for dead letters that are delayed, if they become ready within this time: those that a consumer
+    /// keeps, or has failed on. Defaults to 1h if no time is given.
+    #[arg(long, value_name = "DURATION", value_parser = duration, num_args = 0..=1,
+          require_equals = true, default_missing_value = "1h")]
+    pub(crate) delayed: Option<Duration>,
     /// Only say what would be replayed, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -160,7 +165,7 @@ pub(crate) struct DlqReplay {
 #[derive(Debug, Args)]
 #[command(after_help = format!(
     "What cannot be read as a dead letter is never deleted by it; `peek` shows such messages, and `purge` \
-    deletes all there are. Dead letters that are in flight or delayed stay.\n\n{JSON_PATHS}"
+    deletes all there are. Dead letters that are in flight stay, and so do those that are delayed, unless --delayed waits for them.\n\n{JSON_PATHS}"
 ))]
 pub(crate) struct DlqDiscard {
     /// The queue of dead letters.
@@ -168,6 +173,11 @@ pub(crate) struct DlqDiscard {
     /// The most to delete; all if not given.
     #[arg(long, short = 'n', value_parser = at_least_one)]
     pub(crate) max: Option<usize>,
+    /// Wait for dead letters that are delayed, if they become ready within this time: those that a consumer
+    /// keeps, or has failed on. Defaults to 1h if no time is given.
+    #[arg(long, value_name = "DURATION", value_parser = duration, num_args = 0..=1,
+          require_equals = true, default_missing_value = "1h")]
+    pub(crate) delayed: Option<Duration>,
     /// Only say what would be deleted, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,

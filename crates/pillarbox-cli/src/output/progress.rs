@@ -38,6 +38,13 @@ impl Progress {
         self.bar.inc(number);
     }
 
+    /// Expects so many more than before, and no more than `most` in all.
+    pub(crate) fn expect_more(&self, number: u64, most: u64) {
+        if let Some(total) = self.bar.length().filter(|_| number > 0) {
+            self.bar.set_length(total.saturating_add(number).min(most));
+        }
+    }
+
     /// Says what is going on.
     pub(crate) fn say(&self, text: impl AsRef<str>) {
         self.bar.set_message(text::printable(text.as_ref()).into_owned());

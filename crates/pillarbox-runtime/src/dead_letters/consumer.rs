@@ -48,8 +48,8 @@ impl DlqAction {
         Self(Act::Discard)
     }
 
-    /// The dead letter stays, and comes again after this time. Until then it cannot be replayed or
-    /// discarded by others either, only be looked at.
+    /// The dead letter stays, and comes again after this time. Until then others can only look at it, or
+    /// [wait](super::Pass::delayed) until they can replay or discard it.
     pub const fn keep_for(time: Duration) -> Self {
         Self(Act::Keep(time))
     }

@@ -101,7 +101,8 @@ pub struct Found {
     pub id: MessageId,
     /// The dead letter; or why it is none that can be read.
     pub letter: std::result::Result<DeadLetter, String>,
-    /// Whether it can be replayed and discarded now: only what is ready can.
+    /// Whether it can be replayed and discarded now: only what is ready can. A pass may
+    /// [wait](Pass::delayed) for what is delayed.
     pub state: MessageState,
     /// How often it was delivered itself, to consumers of dead letters.
     pub delivery_count: u32,

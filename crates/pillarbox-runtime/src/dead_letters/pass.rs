@@ -4,6 +4,8 @@
 //! that are not meant are kept under their leases, with nothing but their receipts in memory, and are given
 //! back in their order at the end. Whatever ends in between, their leases end by themselves.
 //!
+//! What is delayed cannot be received, and is left, unless the pass is told to wait until it is ready.
+//!
 //! A message is replayed by sending it, and then acknowledging its dead letter (see `replay.rs`).
 
 use std::collections::{HashSet, VecDeque};
@@ -14,8 +16,8 @@ use std::time::Duration;
 
 use pillarbox_core::clock::{after, later};
 use pillarbox_core::{
-    Delivery, Error, MessageId, MessageState, Queue, QueueName, RawMessage, Receipt, Receive,
-    Result, Settle, Timestamp,
+    Counts, Delivery, Error, MessageId, MessageState, Queue, QueueName, Receipt, Receive, Result,
+    Settle, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -34,6 +36,9 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 const MOST_HELD: usize = 500_000;
 /// How often nothing has to come from a backend whose counts lag, until nothing is left.
 const LAGGING_LOOKS: u32 = 4;
+/// How much longer than until the last delayed one is ready it waits: a receive that times out in that moment may
+/// have it, and gives it back a moment later.
+const GRACE: Duration = Duration::from_secs(1);
 /// Of how many that could not be replayed it is told why.
 const REASONS: usize = 10;
 
@@ -61,6 +66,8 @@ pub struct Pass {
     /// No more than so many in so long.
     rate: Option<(u32, Duration)>,
     max_replays: u32,
+    /// Those that are ready within this time are waited for.
+    delayed: Option<Duration>,
     lease: Duration,
     progress: Box<dyn FnMut(&Report) + Send>,
 }
@@ -90,6 +97,11 @@ pub struct Report {
     /// How many were not looked at, for they were in flight or delayed when it began, or when it ended: others
     /// have them, or keep them.
     pub unseen: u64,
+    /// Number of delayed ones that it has waited for, or still does, because it was
+    /// [told to](Pass::delayed). They are among those above.
+    pub awaited: u64,
+    /// Time for which it still waits at most, while it waits for them. `None` before and after.
+    pub waiting: Option<Duration>,
 }
 
 /// A pass that could not come to its end.
@@ -123,12 +135,14 @@ impl Pass {
             max: None,
             rate: None,
             max_replays: DEFAULT_MAX_REPLAYS,
+            delayed: None,
             lease: LEASE,
             progress: Box::new(|_| {}),
         }
     }
 
-    /// Which dead letters are meant. All unless said otherwise; said twice, both must agree.
+    /// Which dead letters are meant. All unless said otherwise; said twice, both must agree. It may be
+    /// asked of a dead letter more than once.
     pub fn matching(
         mut self,
         mut is_meant: impl FnMut(&DeadLetter) -> bool + Send + 'static,
@@ -169,6 +183,30 @@ impl Pass {
         self
     }
 
+    /// Takes dead letters that are delayed, too, if they become ready within this time: those that a consumer
+    /// [keeps](super::DlqAction::keep_for), or has failed on. It waits for them, and takes each as it comes.
+    /// Defaults to leaving what is delayed.
+    ///
+    /// It ends a second after the last of those that are meant is ready; on a backend that cannot be looked into
+    /// ([`peek`](pillarbox_core::Capabilities::peek)), after all of this time if anything is in flight or
+    /// delayed when it begins. Until then it keeps those that are not meant from others. A consumer that
+    /// receives them at the same time may come first: stop it before.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use pillarbox_core::{Mailboxes, MemoryBackend};
+    /// # use pillarbox_runtime::Dlq;
+    /// # async fn f(backend: Mailboxes) -> Result<(), Box<dyn std::error::Error>> {
+    /// let hour = Duration::from_secs(3600);
+    /// let report = Dlq::open(&backend, "orders-dlq")?.replay().delayed(hour).run().await?;
+    /// println!("{} replayed, {} left to whoever has them", report.done, report.unseen);
+    /// # Ok(()) }
+    /// ```
+    pub fn delayed(mut self, within: Duration) -> Self {
+        self.delayed = Some(within);
+        self
+    }
+
     /// How long dead letters are kept from others while it looks at them: if it is killed, they come back
     /// after at most so long. Extended as long as it takes. 2 minutes unless said otherwise.
     pub fn visibility(mut self, lease: Duration) -> Self {
@@ -182,11 +220,23 @@ impl Pass {
         self
     }
 
-    fn means(&mut self, message: &RawMessage, letter: &DeadLetter, now: Option<Timestamp>) -> bool {
-        let age = now.map_or(Duration::ZERO, |now| now.since(message.enqueued_at));
+    /// Whether the dead letter of this id, which came to its queue then, is meant.
+    fn means(
+        &mut self,
+        id: MessageId,
+        enqueued_at: Timestamp,
+        letter: &DeadLetter,
+        now: Option<Timestamp>,
+    ) -> bool {
+        let age = now.map_or(Duration::ZERO, |now| now.since(enqueued_at));
         self.older_than.is_none_or(|least| age >= least)
-            && (self.ids.is_empty() || is_named(&self.ids, message.id, letter))
+            && (self.ids.is_empty() || is_named(&self.ids, id, letter))
             && (self.is_meant)(letter)
+    }
+
+    /// Whether a dead letter was replayed too often to be replayed by this pass.
+    fn is_exhausted(&self, letter: &DeadLetter) -> bool {
+        self.task == Task::Replay && letter.replay_count >= self.max_replays
     }
 
     /// The time between two of them.
@@ -240,7 +290,7 @@ impl Pass {
             walk.run(stop.as_mut()).await
         };
         let given_back = walk.held.give_back().await;
-        let report = walk.report;
+        let report = Report { waiting: None, ..walk.report };
         match ended.and(given_back) {
             Ok(()) => Ok(report),
             Err(error) => Err(PassFailed { report, error }),
@@ -291,8 +341,12 @@ impl Walk {
         if self.pass.older_than.is_some() {
             self.now = time_of(&*queue, before)?;
         }
+        let awaited = self.awaited(before).await?;
         if !self.pass.ids.is_empty() && capabilities.peek {
-            self.named = Some(count_named(&self.pass.dlq, &self.pass.ids).await?);
+            // Those that are delayed for longer than it waits never come; then it ends as without this number.
+            let counts_delayed = awaited.is_some();
+            let named = count_named(&self.pass.dlq, &self.pass.ids, counts_delayed);
+            self.named = Some(named.await?);
         }
         let patience =
             if capabilities.exact_counts { Duration::ZERO } else { Duration::from_secs(1) };
@@ -300,11 +354,16 @@ impl Walk {
         let mut paging = Paging::new(capabilities.max_receive.min(capabilities.max_batch));
         let (mut seen, mut empty) = (0, 0);
         let mut may_begin = Instant::now();
-        while empty < looks && !self.is_enough() && !(self.held.is_windowed && seen >= before.ready)
-        {
+        // With more than can be held, it ends when it has seen as many as there were, and waits for none: what
+        // went back would come again and again.
+        while !(self.is_enough() || self.held.is_windowed && seen >= before.ready) {
+            let waits = self.wait(awaited);
+            if waits.is_none() && empty == looks {
+                break;
+            }
             let request = Receive::up_to(self.batch(paging.next()))
                 .visibility(self.pass.lease)
-                .wait(patience);
+                .wait(waits.unwrap_or(patience));
             let held = &mut self.held;
             let receive = async {
                 held.keep_until(may_begin).await?;
@@ -316,7 +375,7 @@ impl Walk {
                 deliveries = receive => deliveries?,
             };
             if deliveries.is_empty() {
-                empty += 1;
+                empty = if waits.is_some() { 0 } else { empty + 1 };
                 continue;
             }
             empty = 0;
@@ -336,6 +395,52 @@ impl Walk {
         let others = (after.in_flight + after.delayed).saturating_sub(self.held.len() as u64);
         self.report.unseen = self.report.unseen.max(others);
         Ok(())
+    }
+
+    /// Until when those are waited for that are delayed. `None` where there are none.
+    async fn awaited(&mut self, before: Counts) -> Result<Option<Instant>> {
+        let Some(within) = self.pass.delayed else { return Ok(None) };
+        let (dlq, now) = (self.pass.dlq.clone(), before.counted_at.unwrap_or_else(Timestamp::now));
+        // From when the answer is here: what is worked out from it is never ahead of the backend's clock.
+        let counted = Instant::now();
+        if !dlq.queue().capabilities().peek {
+            self.report.awaited = std::mem::take(&mut self.report.unseen);
+            return Ok((self.report.awaited > 0).then(|| later(counted, within)));
+        }
+        // What is delayed and not waited for is counted at the end.
+        self.report.unseen = before.in_flight;
+        let mut last = None;
+        dlq.look(|found| {
+            let MessageState::Delayed { until } = found.state else {
+                return ControlFlow::Continue(());
+            };
+            let left = until.since(now);
+            if left <= within
+                && let Ok(letter) = &found.letter
+                && self.pass.means(found.id, found.enqueued_at, letter, self.now)
+                && !self.pass.is_exhausted(letter)
+                && (self.pass.task == Task::Discard
+                    || dlq.target().check(letter, dlq.name()).is_ok())
+            {
+                self.report.awaited += 1;
+                last = last.max(Some(left));
+            }
+            ControlFlow::Continue(())
+        })
+        .await?;
+        Ok(last.map(|left| later(counted, left.saturating_add(GRACE))))
+    }
+
+    /// How long the next receive waits for those that are delayed, which is told. `None` once that is over.
+    fn wait(&mut self, awaited: Option<Instant>) -> Option<Duration> {
+        let left = awaited.map(|until| until.saturating_duration_since(Instant::now()));
+        self.report.waiting = left.filter(|left| !left.is_zero());
+        let left = self.report.waiting?;
+        (self.pass.progress)(&self.report);
+        // No longer than until the leases of those that are held must be extended.
+        let wait = left.min(self.held.extend_in());
+        let capabilities = self.pass.dlq.queue().capabilities();
+        Some(capabilities.round_up(wait).min(capabilities.max_wait.unwrap_or(Duration::MAX)))
     }
 
     /// How many were sent, or deleted.
@@ -370,7 +475,9 @@ impl Walk {
             }
             match letter {
                 Err(_) => self.report.unreadable += 1,
-                Ok(letter) if !self.pass.means(&message, &letter, self.now) => {
+                Ok(letter)
+                    if !self.pass.means(message.id, message.enqueued_at, &letter, self.now) =>
+                {
                     self.report.left += 1;
                 }
                 // Replayed by this very pass: it would go round and round.
@@ -379,12 +486,7 @@ impl Walk {
                 {
                     self.report.failed_again += 1;
                 }
-                Ok(letter)
-                    if self.pass.task == Task::Replay
-                        && letter.replay_count >= self.pass.max_replays =>
-                {
-                    self.report.exhausted += 1;
-                }
+                Ok(letter) if self.pass.is_exhausted(&letter) => self.report.exhausted += 1,
                 Ok(letter) if self.pass.task == Task::Replay && self.refuses(&letter) => {}
                 Ok(letter) => {
                     meant.push(Meant { id: message.id, letter, receipt });
@@ -507,14 +609,18 @@ fn is_named(ids: &HashSet<MessageId>, id: MessageId, letter: &DeadLetter) -> boo
     [id, letter.message_id].iter().any(|id| ids.contains(id))
 }
 
-/// How many of those that are named are ready. It is looked for them first, so that all others need not be
-/// received: a message may have several dead letters.
-async fn count_named(dlq: &Dlq, ids: &HashSet<MessageId>) -> Result<u64> {
+/// How many of those that are named are ready, or delayed if those count, too. It is looked for them first, so
+/// that all others need not be received: a message may have several dead letters.
+async fn count_named(dlq: &Dlq, ids: &HashSet<MessageId>, counts_delayed: bool) -> Result<u64> {
     let mut named = 0;
     let count = |found: Found| {
-        let is_ready = found.state == MessageState::Ready;
+        let may_come = match found.state {
+            MessageState::Ready => true,
+            MessageState::Delayed { .. } => counts_delayed,
+            MessageState::InFlight { .. } => false,
+        };
         let is_named = found.letter.is_ok_and(|letter| is_named(ids, found.id, &letter));
-        named += u64::from(is_ready && is_named);
+        named += u64::from(may_come && is_named);
         ControlFlow::Continue(())
     };
     dlq.look(count).await?;
@@ -580,6 +686,11 @@ impl Held {
 
     fn push(&mut self, receipt: Receipt) {
         self.receipts.push_back(receipt);
+    }
+
+    /// Time until the leases of all must be extended.
+    fn extend_in(&self) -> Duration {
+        self.extend_at.saturating_duration_since(Instant::now())
     }
 
     /// Waits until then, and extends leases meanwhile, so that none ends: each was begun, or extended, less

@@ -12,14 +12,14 @@ use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 
 pub(super) async fn run(context: &mut Context, args: args::DlqDiscard) -> Result<()> {
-    let args::DlqDiscard { queue, max, dry_run, yes, filters } = args;
+    let args::DlqDiscard { queue, max, delayed, dry_run, yes, filters } = args;
     let asks = !yes && !dry_run;
     if asks {
         must_be_there("discard; say --yes")?;
     }
     let filter = Filter::new(filters, Timestamp::now());
     let max = max.map(|max| max as u64);
-    let round = Round { queue, filter, max, deed: Deed::Discard };
+    let round = Round { queue, filter, max, delayed, deed: Deed::Discard };
     using(context.open_existing().await?, async |backend| {
         let dlq = Dlq::open(backend, &round.queue)?;
         if dry_run {

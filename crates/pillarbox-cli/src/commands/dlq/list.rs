@@ -80,7 +80,8 @@ pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()
         }
         if held > 0 {
             context.out.note(&format!(
-                "{held} of these in flight or delayed: `replay` and `discard` leave them"
+                "{held} of these in flight or delayed: `replay` and `discard` leave them, unless --delayed \
+                 waits for those that are delayed"
             ));
         }
         if !all && unreadable > 0 {

@@ -24,7 +24,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqReplay) -> Result<
     let (to, to_url) = (args.to.clone(), args.to_url.clone());
     let deed = Deed::Replay { max_replays: args.max_replays, to, to_url };
     let max = args.max.map(|max| max as u64);
-    let round = Round { queue: args.queue.clone(), filter, max, deed };
+    let round = Round { queue: args.queue.clone(), filter, max, delayed: args.delayed, deed };
     using(context.open_existing().await?, async |backend| {
         let Some(url) = args.to_url.as_ref().filter(|_| !args.dry_run) else {
             return replay(context, backend, None, &round, &args, asks).await;

@@ -2,6 +2,7 @@
 //! in common.
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use pillarbox::runtime::{DeadLetter, Dlq, DlqPolicy, Pass, PassFailed, Report, Summary};
 use pillarbox::{Mailboxes, MessageState, QueueName, QueueOptions, Timestamp};
@@ -12,7 +13,7 @@ use super::{Group, beyond, groups};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
-use crate::output::{Progress, text};
+use crate::output::{Progress, text, time};
 use crate::url::BackendUrl;
 
 /// How many messages are looked at to see whether a queue holds dead letters at all.
@@ -25,6 +26,8 @@ pub(super) struct Round {
     pub(super) queue: QueueName,
     pub(super) filter: Filter,
     pub(super) max: Option<u64>,
+    /// Those that are delayed and ready within this time are waited for.
+    pub(super) delayed: Option<Duration>,
     pub(super) deed: Deed,
 }
 
@@ -101,7 +104,7 @@ impl Round {
         dlq: &Dlq,
     ) -> Result<()> {
         let now = Timestamp::now();
-        let (tally, summary) = self.plan(dlq).await?;
+        let (tally, summary) = self.plan(backend, dlq).await?;
         if context.out.is_json() {
             let mut line = self.line(&tally, true);
             line.errors = Some(Group::all(&summary, TOP, now));
@@ -120,10 +123,11 @@ impl Round {
     /// How many would be replayed or discarded, as far as it can be known.
     pub(super) async fn expected(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<u64> {
         if backend.capabilities().peek {
-            return Ok(self.plan(dlq).await?.0.report.done);
+            return Ok(self.plan(backend, dlq).await?.0.report.done);
         }
-        let ready = backend.queue(&self.queue, QueueOptions::new())?.counts().await?.ready;
-        Ok(self.max.map_or(ready, |max| ready.min(max)))
+        let counts = backend.queue(&self.queue, QueueOptions::new())?.counts().await?;
+        let there = if self.delayed.is_some() { counts.total() } else { counts.ready };
+        Ok(self.max.map_or(there, |max| there.min(max)))
     }
 
     /// What to ask before so many are gone from where they are.
@@ -142,12 +146,25 @@ impl Round {
         }
     }
 
-    async fn plan(&self, dlq: &Dlq) -> Result<(Tally, Summary)> {
+    /// Whether it is there to be replayed or discarded, now or when it was waited for.
+    fn is_seen(&self, state: MessageState, now: Timestamp) -> bool {
+        match state {
+            MessageState::Ready => true,
+            MessageState::Delayed { until } => {
+                self.delayed.is_some_and(|within| until.since(now) <= within)
+            }
+            MessageState::InFlight { .. } => false,
+        }
+    }
+
+    async fn plan(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<(Tally, Summary)> {
         let (mut report, mut beyond_max) = (Report::default(), 0);
         let mut summary = Summary::default();
+        let counts = backend.queue(&self.queue, QueueOptions::new())?.counts().await?;
+        let now = counts.counted_at.unwrap_or_else(Timestamp::now);
         dlq.look(|found| {
             match &found.letter {
-                _ if found.state != MessageState::Ready => report.unseen += 1,
+                _ if !self.is_seen(found.state, now) => report.unseen += 1,
                 Err(_) => report.unreadable += 1,
                 Ok(letter) if !self.filter.means(found.id, letter) => report.left += 1,
                 Ok(letter) if self.deed.is_exhausted(letter.replay_count) => report.exhausted += 1,
@@ -208,6 +225,9 @@ impl Round {
         if let Some(max) = self.max {
             pass = pass.max(max);
         }
+        if let Some(within) = self.delayed {
+            pass = pass.delayed(within);
+        }
         if let Deed::Replay { max_replays, .. } = &self.deed {
             pass = pass.max_replays(*max_replays);
         }
@@ -243,16 +263,23 @@ impl Round {
 
     /// Moves a bar by what a pass tells.
     fn follow(&self, progress: Progress) -> impl FnMut(&Report) + Send + 'static {
+        let max = self.max.unwrap_or(u64::MAX);
         let is_counted = self.max.is_some();
         let past = self.deed.past();
-        let mut before = 0;
+        let (mut before, mut awaited) = (0, 0);
         move |report| {
+            // Only the pass knows how many it waits for.
+            progress.expect_more(report.awaited.saturating_sub(awaited), max);
+            awaited = report.awaited;
             // What has failed again is not among those that were there.
             let done = report.done;
             let left = report.left + report.exhausted + report.unreadable + report.refused;
             let seen = if is_counted { done } else { done + left + report.unacknowledged };
             progress.add(seen - before);
-            progress.say(format!("{done} {past}"));
+            progress.say(match report.waiting {
+                Some(left) => format!("{done} {past}, waiting up to {}", time::show(left)),
+                None => format!("{done} {past}"),
+            });
             before = seen;
         }
     }
