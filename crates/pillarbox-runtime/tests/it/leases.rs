@@ -367,7 +367,7 @@ async fn what_fails_after_its_commit_is_done_and_makes_no_dead_letter() {
 async fn a_handler_that_goes_on_after_its_commit_has_lost_no_lease() {
     let bank = Bank::open().await;
     bank.jobs.send(&0).await.unwrap();
-    let lease = Duration::from_millis(300);
+    let lease = Duration::from_secs(1);
     let worker = Worker::new(bank.jobs.clone())
         .context(bank.file.clone())
         .visibility(lease)
@@ -378,8 +378,8 @@ async fn a_handler_that_goes_on_after_its_commit_has_lost_no_lease() {
                   heartbeat: Heartbeat,
                   Context(file): Context<PathBuf>| async move {
                 book(&file, job, &about, true)?;
-                // Several extensions are due meanwhile, and refused.
-                let lost = tokio::time::timeout(4 * lease, heartbeat.lost()).await;
+                // An extension is due meanwhile, and refused; and the lease would have ended.
+                let lost = tokio::time::timeout(lease.mul_f64(1.5), heartbeat.lost()).await;
                 assert!(lost.is_err(), "it is not lost, it is acknowledged");
                 Ok::<_, BoxError>(Outcome::settled())
             },

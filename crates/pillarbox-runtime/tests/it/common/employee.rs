@@ -143,8 +143,11 @@ async fn carry_out(
         Act::Abort => std::process::abort(),
         Act::Reject => return Outcome::reject("it makes no sense"),
         Act::Book | Act::BookAndHold { .. } => {
-            book(&effects.with_file_name("queues.db"), order, &about);
-            return Outcome::settled();
+            return match book(&effects.with_file_name("queues.db"), order, &about) {
+                Ok(()) => Outcome::settled(),
+                // The machine stood still for longer than the lease runs.
+                Err(_) => Outcome::retry_after(Duration::ZERO),
+            };
         }
     }
     Outcome::done()
@@ -157,7 +160,7 @@ fn record(effects: &Path, number: u64) {
 }
 
 /// Has an effect that outlives the process and acknowledges its order, both or neither.
-fn book(file: &Path, Order { number, act }: Order, about: &Metadata) {
+fn book(file: &Path, Order { number, act }: Order, about: &Metadata) -> pillarbox_core::Result<()> {
     let hold = |commits| {
         let is_here = matches!(act, Act::BookAndHold { commits: when } if when == commits);
         if is_here && about.delivery_count() == 1 {
@@ -171,10 +174,11 @@ fn book(file: &Path, Order { number, act }: Order, about: &Metadata) {
     bank.busy_timeout(Duration::from_secs(30)).expect("set");
     let both = bank.transaction_with_behavior(TransactionBehavior::Immediate).expect("a lock");
     both.execute("INSERT INTO booked VALUES (?1)", [number as i64]).expect("inserted");
-    transaction::acknowledge(&both, about).expect("its lease runs");
+    transaction::acknowledge(&both, about)?;
     hold(false);
     both.commit().expect("committed");
     hold(true);
+    Ok(())
 }
 
 /// The numbers of the orders that were carried out, in that order.
