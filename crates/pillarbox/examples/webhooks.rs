@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, io};
 
-use axum::Router as App;
+use axum::Router;
 use axum::extract::{Path as UrlPath, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
@@ -74,7 +74,7 @@ impl Events {
         connection.busy_timeout(Duration::from_secs(10))?;
         connection.execute_batch(
             "PRAGMA synchronous = FULL;
-             CREATE TABLE events (id TEXT PRIMARY KEY, payload TEXT NOT NULL,
+             CREATE TABLE IF NOT EXISTS events (id TEXT PRIMARY KEY, payload TEXT NOT NULL,
                  deliveries INTEGER NOT NULL DEFAULT 0, dead INTEGER NOT NULL DEFAULT 0) STRICT",
         )?;
         Ok(Self(Arc::new(Mutex::new(connection))))
@@ -136,6 +136,11 @@ impl Events {
     }
 }
 
+/// Opens the queues in the file of the events, which may have been there before them.
+async fn queues(file: &Path) -> pillarbox::Result<Mailboxes> {
+    pillarbox::open(&format!("sqlite:{}?adopt=true", file.display())).await
+}
+
 /// What the HTTP API works with.
 #[derive(Clone)]
 struct Api {
@@ -143,8 +148,8 @@ struct Api {
     deliveries: Mailbox<Delivery>,
 }
 
-fn api(api: Api) -> App {
-    App::new().route("/events", post(accept)).with_state(api)
+fn api(api: Api) -> Router {
+    Router::new().route("/events", post(accept)).with_state(api)
 }
 
 /// `POST /events`: answers with the id of the event once it is on the disk, and its message with it.
@@ -184,8 +189,8 @@ async fn deliver(
     Ok(Outcome::settled())
 }
 
-/// What a receiver refuses is a dead letter at once, a limit of its is waited for however long it takes,
-/// and the rest is tried five times.
+/// What a receiver refuses is a dead letter at once, a receiver that limits its rate is
+/// waited for however long it takes, and the rest is tried five times.
 fn rules(policy: DlqPolicy) -> DlqPolicy {
     policy
         .classify::<DeliveryError>()
@@ -272,7 +277,7 @@ impl Receiver {
     async fn start(&self) -> io::Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}/hooks/", listener.local_addr()?);
-        let app = App::new().route("/hooks/{hook}", post(receive)).with_state(self.clone());
+        let app = Router::new().route("/hooks/{hook}", post(receive)).with_state(self.clone());
         tokio::spawn(async move { axum::serve(listener, app).await });
         Ok(url)
     }
@@ -327,7 +332,7 @@ async fn submit(api: SocketAddr, to: &str, n: usize) -> Result<(), BoxError> {
 async fn main() -> Result<(), BoxError> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("webhooks.db");
-    let backend = pillarbox::open(&format!("sqlite:{}", file.display())).await?;
+    let backend = queues(&file).await?;
     let deliveries: Mailbox<Delivery> = backend.mailbox("deliveries")?;
     let events = Events::open(&file)?;
 
@@ -368,6 +373,8 @@ async fn main() -> Result<(), BoxError> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use pillarbox_testing::{CollectingMailbox, FakeMailbox};
     use tempfile::TempDir;
 
@@ -388,6 +395,10 @@ mod tests {
             let receiver = Receiver::default();
             let url = receiver.start().await.unwrap();
             Self { directory, events, receiver, url }
+        }
+
+        fn file(&self) -> PathBuf {
+            self.directory.path().join("webhooks.db")
         }
 
         fn to(&self, hook: &str) -> Delivery {
@@ -476,8 +487,7 @@ mod tests {
     #[tokio::test]
     async fn an_event_is_stored_with_its_message_and_marked_with_its_acknowledgement() {
         let bench = Bench::new().await;
-        let file = bench.directory.path().join("webhooks.db");
-        let backend = pillarbox::open(&format!("sqlite:{}", file.display())).await.unwrap();
+        let backend = queues(&bench.file()).await.unwrap();
         let deliveries: Mailbox<Delivery> = backend.mailbox("deliveries").unwrap();
         let api = Api { events: bench.events.clone(), deliveries: deliveries.clone() };
         for hook in ["flaky", "gone"] {
