@@ -14,6 +14,7 @@ const PARTS: &[(&str, &str)] = &[
     ("due", include_str!("../scripts/due.lua")),
     ("expired", include_str!("../scripts/expired.lua")),
     ("give_back", include_str!("../scripts/give_back.lua")),
+    ("lasting", include_str!("../scripts/lasting.lua")),
     ("live", include_str!("../scripts/live.lua")),
     ("next_due", include_str!("../scripts/next_due.lua")),
     ("promote", include_str!("../scripts/promote.lua")),

@@ -252,7 +252,8 @@ impl QueueState {
         let Engine { link, gate, .. } = &*self.engine;
         let keys = Keys::new(&self.name, 0);
         let reply = link.run(gate, Route::Slot(keys.slot), script, false, |command, _| {
-            command.arg(1).arg(keys.partitions()).arg(arguments);
+            command.arg(5).arg(keys.partitions()).arg(&keys.types().map(|(key, _)| key));
+            command.arg(arguments);
         });
         Ok(reply.await?.words())
     }

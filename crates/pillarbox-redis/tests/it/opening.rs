@@ -452,7 +452,7 @@ async fn the_longest_time_to_live_that_a_handle_names_is_that_of_the_queue() {
         send(queue, &n.to_string()).await.expect("sent");
         assert_lives(&server, "q", 5000);
     }
-    // Until the last of them is gone. Another backend knows nothing of it, and renews nothing.
+    // Until the last of them is gone.
     drop((silent, brief, long));
     send(&briefest, "x").await.expect("sent");
     assert_lives(&server, "q", 5000);
@@ -460,6 +460,32 @@ async fn the_longest_time_to_live_that_a_handle_names_is_that_of_the_queue() {
     let briefest = mortal(&backend, "q", 10);
     send(&briefest, "x").await.expect("sent");
     assert_lives(&server, "q", 10);
+}
+
+/// The time that a program has named must not end a queue that another one uses: whoever names none makes it last.
+#[tokio::test]
+async fn a_queue_lasts_once_a_program_that_names_no_time_to_live_uses_it() {
+    let server = RedisServer::start();
+    let (owner, other) = (open(&server.url()).await, open(&server.url()).await);
+    let (brief, plain) = (mortal(&owner, "q", 1000), queue(&other, "q"));
+    let held = async || {
+        send_later(&brief, "later", Duration::from_secs(60)).await.expect("sent");
+        send(&brief, "held").await.expect("sent");
+        let held = take(&brief).await;
+        assert_lives(&server, "q", 1000);
+        held
+    };
+    let held_first = held().await;
+    send(&plain, "x").await.expect("sent");
+    assert_eq!(left(&server, "q"), [-1; 4], "after a send");
+    let _ = held().await;
+    let taken = take(&plain).await;
+    assert!(left(&server, "q").iter().all(|left| *left < 0), "after a receive");
+    send(&brief, "x").await.expect("sent");
+    assert_lives(&server, "q", 1000);
+    acknowledge(&plain, &taken).await.expect("acknowledged");
+    assert_eq!(left(&server, "q"), [-1; 4], "after an acknowledgement");
+    drop(held_first);
 }
 
 #[tokio::test]

@@ -549,6 +549,28 @@ async fn a_queue_has_no_time_to_live_together_with_partitions() {
     assert!(everywhere.queue("q", ttl).is_err());
 }
 
+/// Another program spreads a queue that has a time to live: from then on nothing of it expires.
+#[tokio::test]
+async fn a_queue_that_is_spread_loses_its_time_to_live() {
+    let server = RedisServer::start();
+    let (owner, other) = (open(&server.url()).await, open(&server.url()).await);
+    let lasts = |name: &str| {
+        ["pending", "invisible", "data", "meta"]
+            .map(|key| server.command(&["PTTL", &format!("{{queue:{name}}}:{key}")]))
+            .iter()
+            .all(|left| ["-1", "-2"].contains(&left.as_str()))
+    };
+    for name in ["by-a-program", "by-a-person"] {
+        send(&mortal_queue(&owner, name), "x").await.expect("sent");
+        assert!(!lasts(name), "{name}");
+    }
+    let spread = other.queue("by-a-program", QueueOptions::new().partitions(4)).expect("opened");
+    assert_eq!(spread.counts().await.expect("counted").ready, 1);
+    send(&spread, "y").await.expect("sent");
+    other.set_partitions("by-a-person", 4).await.expect("spread");
+    assert!(lasts("by-a-program") && lasts("by-a-person"));
+}
+
 #[tokio::test]
 async fn a_queue_that_was_spread_by_a_program_leaves_nothing_behind() {
     let server = RedisServer::start();
