@@ -171,7 +171,7 @@ impl Capabilities {
             return refuse("more than 0, or none at all".to_owned());
         }
         if !self.default_ttl && self.max_partitions == 1 {
-            return refuse(format!("none: {} deletes no queue for not being used", self.backend));
+            return refuse(format!("none: {} cannot delete unused queues", self.backend));
         }
         if !self.default_ttl || options.partitions.is_some_and(|partitions| partitions > 1) {
             return refuse("none where a queue is spread over partitions".to_owned());
@@ -340,6 +340,12 @@ impl Capabilities {
         }
     }
 
+    /// The longest wait of a [receive](crate::Receive::wait) that the backend takes, up to this one, in
+    /// [whole seconds](Self::round_up) where it must be.
+    pub fn fit_wait(&self, wait: Duration) -> Duration {
+        self.round_up(wait).min(self.max_wait.unwrap_or(Duration::MAX))
+    }
+
     fn check_duration(
         &self,
         queue: &QueueName,
@@ -446,7 +452,7 @@ mod tests {
         let day = QueueOptions::new().default_ttl(Duration::from_secs(86_400));
         let none = QueueOptions::new().default_ttl(Duration::ZERO);
         let mut caps = narrow();
-        says(caps.check_options(&queue, &day), "none: narrow deletes no queue");
+        says(caps.check_options(&queue, &day), "none: narrow cannot delete unused queues");
         says(caps.check_options(&queue, &none), "more than 0");
         caps.max_partitions = 10;
         says(caps.check_options(&queue, &day), "none where a queue is spread");

@@ -27,8 +27,8 @@ use crate::stack::ServiceStack;
 use crate::trace::{Kinship, TraceContext};
 
 /// Why a handler has failed that says it has settled its message and has not.
-const NOT_ACKNOWLEDGED: &str =
-    "the handler said settled() and has acknowledged its message in no transaction";
+const NOT_ACKNOWLEDGED: &str = "the handler returned Outcome::settled() but acknowledged its message in no transaction: call \
+     transaction::acknowledge first, or return Outcome::done()";
 
 /// What a worker has to say to the dispatcher.
 #[derive(Debug)]

@@ -168,13 +168,21 @@ where
             return Box::pin(async { Ok(Outcome::release()) });
         }
         let work = self.service.call(request);
-        let last = (before + 1 == self.max).then(|| self.control.clone());
+        let last = (before + 1 == self.max).then(|| StopWhenDropped(self.control.clone()));
         Box::pin(async move {
-            let ended = work.await;
-            // Not before: a stop gives what is running no more time than a drain has.
-            last.iter().for_each(Control::stop);
-            ended
+            // Not before the work is over, or is cancelled: a stop gives what is running no more time than a drain has.
+            let _last = last;
+            work.await
         })
+    }
+}
+
+/// Stops the worker when the last of the messages is over, however it ends.
+struct StopWhenDropped(Control);
+
+impl Drop for StopWhenDropped {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }
 

@@ -19,7 +19,7 @@ use crate::outcome::{Failure, FailureKind};
 pub enum ErrorClass {
     /// It may pass by itself: the network, a limit, a time that ran out.
     Retriable,
-    /// Somebody asks for fewer calls. It is [retriable](Self::is_retriable).
+    /// The callee limits the rate of calls. It is [retriable](Self::is_retriable).
     RateLimited {
         /// How long to wait before the next attempt, in place of the backoff, if that was said.
         retry_after: Option<Duration>,

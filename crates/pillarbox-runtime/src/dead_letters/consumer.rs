@@ -338,6 +338,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
         let depth = Dlq::watch_depth(vec![queue], self.depth_every.max(Duration::from_millis(100)));
         let (handler, dlq, left) = (self.handler, self.dlq, self.left);
         let fresh = FreshOnly::new(dlq.queue().clone(), left.clone());
+        let last = left.clone();
         let (retain_for, max_replays) = (self.retain_for, self.max_replays);
         let again_after = self.again_after;
         let time = Arc::new(BackendTime::new(dlq.queue().clone()));
@@ -348,6 +349,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
             .park_for(again_after)
             .beside(depth)
             .receive_from(Arc::new(fresh))
+            .on_shutdown(move || async move { last.released().await })
             .handler(move |letter: DeadLetter<T>, about: Metadata| {
                 let (dlq, left, time) = (dlq.clone(), left.clone(), time.clone());
                 let duty = Duty { dlq, left, time, retain_for, max_replays };

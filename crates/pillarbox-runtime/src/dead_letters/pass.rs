@@ -141,8 +141,8 @@ impl Pass {
         }
     }
 
-    /// Which dead letters are meant. All unless said otherwise; said twice, both must agree. It may be
-    /// asked of a dead letter more than once.
+    /// Selects the dead letters. Defaults to all. Several calls must all agree. The function may be called more
+    /// than once for a dead letter.
     pub fn matching(
         mut self,
         mut is_meant: impl FnMut(&DeadLetter) -> bool + Send + 'static,
@@ -439,8 +439,7 @@ impl Walk {
         (self.pass.progress)(&self.report);
         // No longer than until the leases of those that are held must be extended.
         let wait = left.min(self.held.extend_in());
-        let capabilities = self.pass.dlq.queue().capabilities();
-        Some(capabilities.round_up(wait).min(capabilities.max_wait.unwrap_or(Duration::MAX)))
+        Some(self.pass.dlq.queue().capabilities().fit_wait(wait))
     }
 
     /// How many were sent, or deleted.

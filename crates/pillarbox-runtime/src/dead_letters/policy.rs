@@ -395,7 +395,10 @@ impl<F: Fn(&FailedDelivery<'_>) -> Decision + Send + Sync + 'static> Decide for 
     }
 }
 
-/// A delivery whose handler failed.
+/// A delivery whose handler failed, for a policy to decide what becomes of it.
+///
+/// What was decided is reported to [`Worker::on_failure`](crate::Worker::on_failure), in a
+/// [`FailedAttempt`](crate::FailedAttempt).
 #[derive(Debug)]
 pub struct FailedDelivery<'a> {
     pub(crate) message: &'a RawMessage,

@@ -5,7 +5,7 @@
 //! Everything random comes from the seed, so a failure can be repeated:
 //!
 //! ```console
-//! $ PILLARBOX_SEED=4711 cargo nextest run -p pillarbox-runtime --test simulation --no-capture
+//! $ PILLARBOX_SEED=4711 cargo nextest run -p pillarbox-runtime --test it simulation:: --no-capture
 //! ```
 //!
 //! `make simulate` runs many more seeds.
@@ -82,7 +82,7 @@ fn no_message_is_lost_whatever_fails() {
 fn fail(seed: u64, wrong: &str) -> ! {
     eprintln!("seed {seed}: {wrong}");
     eprintln!(
-        "to repeat it: PILLARBOX_SEED={seed} cargo nextest run -p pillarbox-runtime --test simulation --no-capture"
+        "to repeat it: PILLARBOX_SEED={seed} cargo nextest run -p pillarbox-runtime --test it simulation:: --no-capture"
     );
     // From whatever thread this is, the test fails.
     std::process::exit(1);
