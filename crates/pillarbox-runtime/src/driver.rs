@@ -796,7 +796,7 @@ impl Driver {
         };
         if tokio::time::timeout_at(after(limit), send).await.is_err() {
             let group = &*self.settings.group;
-            tracing::warn!(target: CONTROL, group, "not all could be sent before the end; who wanted to is told");
+            tracing::warn!(target: CONTROL, group, "some messages were not sent before the end; their senders get an error");
         }
         let now = Instant::now();
         (self.is_dirty, self.published_at) = (true, None);

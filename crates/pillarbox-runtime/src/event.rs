@@ -9,7 +9,7 @@ use tokio::sync::broadcast;
 use crate::outcome::FailureKind;
 use crate::request::WorkerId;
 
-/// Something that happened. Told once, to all who listen, and acknowledged by nobody: who is slow misses some.
+/// An event of a worker. Sent once to each listener; a slow listener misses some.
 /// [`Worker::on_failure`](crate::Worker::on_failure) and [`on_dead_letter`](crate::Worker::on_dead_letter) miss none.
 #[derive(Debug, Clone)]
 #[non_exhaustive]

@@ -1,4 +1,4 @@
-//! Functions of the program that hear of every failure and of every dead letter.
+//! Functions of the program, called for every failure and every dead letter.
 //!
 //! The [bus](crate::event) never waits for a listener, who may miss something; a message waits for its hooks. They
 //! run on threads that may be blocked, so that a slow one delays its message and nothing else, and its lease is
@@ -17,7 +17,10 @@ use crate::log::DELIVERIES;
 use crate::outcome::{FailureKind, panic_text};
 use crate::stats::is_terminal;
 
-/// An attempt at a message that failed, as [`Worker::on_failure`](crate::Worker::on_failure) tells of it.
+/// An attempt at a message that failed, as [`Worker::on_failure`](crate::Worker::on_failure) reports it.
+///
+/// It says what was decided. What a policy for dead letters decides by is a
+/// [`FailedDelivery`](crate::FailedDelivery).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FailedAttempt {
@@ -30,6 +33,9 @@ pub struct FailedAttempt {
     /// The type of that error, such as `shop::OutOfStock`; for a failure that no handler returned, its kind.
     pub error_type: &'static str,
     /// It will not be tried again by itself: it becomes a dead letter, or is parked.
+    ///
+    /// A handler that committed its acknowledgement in a transaction and then failed may be reported as terminal,
+    /// although its message is done and no dead letter follows.
     pub terminal: bool,
 }
 
@@ -81,7 +87,7 @@ impl Hooks {
         call_all("on_failure", &about, hooks, move |hook| hook(&attempt)).await;
     }
 
-    /// Whether somebody wants to hear of a dead letter.
+    /// Whether a hook is to be called for a dead letter.
     pub(crate) fn want(&self, letter: &DeadLetter) -> bool {
         self.has_on_dead_letter() || (self.has_on_failure() && is_quarantined(letter))
     }

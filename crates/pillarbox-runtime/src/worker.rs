@@ -441,9 +441,15 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// that has it; it is called on a thread of its own. One that panics changes nothing, and is logged.
     ///
     /// A process that ends before the message is settled has called it and does so again when the message has
-    /// failed again: each failure is told at least once. A message that is [quarantined](Self::quarantine_after) is told
-    /// of with its dead letter, for no handler has run. What a [`MainLoop`](crate::MainLoop) answers with an error, without dead letters,
+    /// failed again: each failure is reported at least once. A message that is [quarantined](Self::quarantine_after) is
+    /// reported with its dead letter, for no handler has run. What a [`MainLoop`](crate::MainLoop) answers with an error, without dead letters,
     /// is no failure of its worker.
+    ///
+    /// A handler that committed its acknowledgement in a transaction and then failed may be reported as
+    /// [terminal](FailedAttempt::terminal), although its message is done and no dead letter follows.
+    ///
+    /// The function gets a [`FailedAttempt`], which says what was decided. To decide it is for
+    /// [`DlqPolicy::decide`], which gets a [`FailedDelivery`](crate::FailedDelivery).
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
@@ -467,8 +473,8 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
-    /// Calls a function for each dead letter, with the queue that it is in: once it is stored and its sender
-    /// was told, and before its message is acknowledged. Several are called in order.
+    /// Calls a function for each dead letter, with the queue that it is in: once it is stored and the error
+    /// reply was sent, and before its message is acknowledged. Several are called in order.
     ///
     /// The same holds as for [`on_failure`](Self::on_failure): none is missed, the message waits for it, a panic changes
     /// nothing. A process that ends before the message is acknowledged calls it again, for the same dead letter. Of no use
@@ -607,7 +613,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
-    /// Receives and settles by this queue, which is the mailbox's own in another guise.
+    /// Receives from and settles on this wrapper of the mailbox's queue.
     pub(crate) fn receive_from(mut self, queue: Arc<dyn Queue>) -> Self {
         self.one.receive_from = Some(queue);
         self
@@ -958,7 +964,7 @@ impl GroupOptions {
                 return Err(Error::invalid(name, "error_reply", "without dead_letters", allowed));
             }
             if options.hooks.has_on_dead_letter() && options.dead_letters.is_none() {
-                let allowed = "with dead_letters, for it hears of those";
+                let allowed = "only with Worker::dead_letters";
                 return Err(Error::invalid(
                     name,
                     "on_dead_letter",

@@ -75,7 +75,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     }
 
     /// The same mailbox, knowing the backend that its queue is on: for one that was made of a queue alone, so
-    /// that its [neighbours](Self::backend) are found, such as the mailbox for its dead letters.
+    /// that [other mailboxes of the backend](Self::backend) are found, such as the mailbox for its dead letters.
     pub fn on(mut self, backend: Mailboxes) -> Self {
         self.backend = Some(backend);
         self
@@ -115,7 +115,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         }
     }
 
-    /// The backend that it was opened on, to find its neighbours. `None` for one that was made of a
+    /// The backend that it was opened on, to find other mailboxes of the backend. `None` for one that was made of a
     /// [`Queue`] alone.
     pub const fn backend(&self) -> Option<&Mailboxes> {
         self.backend.as_ref()

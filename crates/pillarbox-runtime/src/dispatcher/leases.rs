@@ -58,8 +58,7 @@ impl Dispatcher {
         let Some(source) = self.held.get(key).map(|held| held.source) else { return };
         let cancels = self.sources[source].settings.cancel_lost;
         let Some(held) = self.held.get_mut(key) else { return };
-        // One that its handler acknowledges is in the hands of a transaction, and it is told at its end what became
-        // of it.
+        // A transaction decides; the outcome is known when it ends.
         let is_in_transaction = held.is_seated() && held.lease.is_acknowledged();
         if is_in_transaction || held.lease_state != LeaseState::Running {
             return;

@@ -37,7 +37,7 @@ use crate::stats::{State, StatsSnapshot};
 /// let group = LoopGroup::new()
 ///     // When it fails, the group ends.
 ///     .add(Task::new("outbox", outbox))
-///     // Made by a function, it is made anew when it fails.
+///     // Made by a function, it is restarted when it fails.
 ///     .add_with("second outbox", || Task::new("second outbox", outbox));
 /// # group.control().stop();
 /// group.run().await?;
@@ -46,8 +46,8 @@ use crate::stats::{State, StatsSnapshot};
 ///
 /// The group treats it as a loop:
 ///
-/// * It fails by an error or a panic, and is made anew by the same [rules](super::Restart).
-/// * One that returns `Ok` has ended: the others go on, it is not made anew, and the group is not
+/// * It fails by an error or a panic, and is restarted by the same [rules](super::Restart).
+/// * One that returns `Ok` has ended: the others go on, it is not restarted, and the group is not
 ///   [ready](super::GroupControl::readiness) any more, as with a loop that was stopped.
 /// * It runs in a task of Tokio's. At a stop its [`StopSignal`] ends, and it has as long as the group
 ///   [drains](super::LoopGroup::drain_for) to return. Then it is cancelled at its next await, and the
@@ -106,7 +106,7 @@ impl Task {
                         }
                         Stop::Now => {
                             if stop.is_some() {
-                                tracing::warn!(task = name, "a task was told to stop and did not; it is cancelled");
+                                tracing::warn!(task = name, "a task did not stop in time and is cancelled");
                                 shared.pulse.leave_behind();
                             }
                             break;

@@ -38,8 +38,8 @@ use tokio::sync::Notify;
 /// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
 /// ```
 ///
-/// It is on a [backend](Self::backend) of its own, where its neighbours are found, such as the mailbox that the dead
-/// letters of a worker go to.
+/// It is on a [backend](Self::backend) of its own, where other mailboxes of the backend are found, such as the
+/// mailbox that the dead letters of a worker go to.
 #[derive(Debug)]
 pub struct FakeMailbox<T: 'static, R: 'static = ()> {
     mailbox: Mailbox<T, R>,

@@ -63,8 +63,8 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         Mailbox::new(self.mailbox.with_codec(codec), self.engine.clone())
     }
 
-    /// The backend that it was opened on, to find its neighbours. `None` for a mailbox for replies that is on
-    /// another one.
+    /// The backend that it was opened on, to find other mailboxes of the backend. `None` for a mailbox for
+    /// replies that is on another one.
     pub fn backend(&self) -> Option<Mailboxes> {
         let backend = self.mailbox.backend()?;
         backend.is_same(&self.engine.backend).then(|| Mailboxes::new(self.engine.clone()))

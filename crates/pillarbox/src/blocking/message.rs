@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    Attributes, BatchResults, Capabilities, Delivery, Error, MessageId, QueueName, Receipt, Result,
-    Settle, Timestamp,
+    Attributes, BatchResults, Capabilities, Delivery, Error, Leased, MessageId, QueueName, Receipt,
+    Result, Settle, Timestamp,
 };
 
 use super::engine::Engine;
@@ -152,6 +152,20 @@ impl<T, R: 'static> Message<T, R> {
     {
         let queue = self.queue_name().clone();
         self.engine.wait(Some(&queue), settle(self.message))
+    }
+}
+
+impl<T, R: 'static> Leased for Message<T, R> {
+    fn queue_name(&self) -> &QueueName {
+        Leased::queue_name(&self.message)
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        Leased::capabilities(&self.message)
+    }
+
+    fn receipt(&self) -> &Receipt {
+        Leased::receipt(&self.message)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Fails as its first argument says, with an error that `main` returns: `tests/failing.rs` looks at what its
+//! Fails as its first argument says, with an error that `main` returns: `tests/it/failing.rs` looks at what its
 //! user then sees.
 
 use std::error::Error;
