@@ -64,6 +64,8 @@ if size == 0 then
     end
     if KEYS[6] then
       -- @renew
+    else
+      -- @live
     end
     return answer
   end

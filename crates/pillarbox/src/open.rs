@@ -83,9 +83,10 @@ enum Missing {
 async fn open_as(url: &str, missing: Missing) -> Result<Mailboxes> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok(Mailboxes::new(MemoryBackend::new())),
-        Some(("memory", name)) if name.starts_with('/') => {
-            let allowed = "memory: or memory:NAME, without slashes";
-            Err(Error::invalid(None, "backend URL", format!("\"memory:{name}\""), allowed))
+        Some(("memory", name)) if name.starts_with('/') || name.contains('?') => {
+            let allowed = "memory: or memory:NAME, without slashes and options";
+            let name = name.split('?').next().unwrap_or_default();
+            Err(Error::invalid(None, "backend URL", format!("\"memory:{name}...\""), allowed))
         }
         Some(("memory", name)) => Ok(Mailboxes::new(MemoryBackend::named(name))),
         Some(("sqlite", _)) => open_sqlite(url, missing).await,
@@ -182,9 +183,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_memory_url_with_slashes_is_refused() {
-        let error = open("memory://jobs").await.unwrap_err();
-        assert!(error.to_string().contains("without slashes"), "{error}");
+    async fn a_memory_url_with_slashes_or_options_is_refused() {
+        for url in ["memory://jobs", "memory:?default_ttl=60", "memory:jobs?default_ttl=60"] {
+            let error = open(url).await.unwrap_err().to_string();
+            assert!(error.contains("without slashes and options"), "{error}");
+        }
     }
 
     #[cfg(not(feature = "sqs"))]

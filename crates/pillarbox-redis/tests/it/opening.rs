@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillarbox_core::{Mailboxes, Queue, QueueOptions, Receive};
+use pillarbox_core::{Mailboxes, MessageId, Outgoing, Queue, QueueOptions, Receive};
 use pillarbox_redis::{RedisBackend, RedisOptions, redis};
 use pillarbox_testing::server::RedisServer;
 
@@ -486,6 +486,18 @@ async fn a_queue_lasts_once_a_program_that_names_no_time_to_live_uses_it() {
     acknowledge(&plain, &taken).await.expect("acknowledged");
     assert_eq!(left(&server, "q"), [-1; 4], "after an acknowledgement");
     drop(held_first);
+
+    // A message that is there already is answered for as well.
+    let same = Outgoing::with_id(MessageId::from_key("same"), "x");
+    let send_it = async |queue: &Arc<dyn Queue>| {
+        queue.send(vec![same.clone()]).await.expect("sent").remove(0).expect("sent")
+    };
+    assert!(send_it(&brief).await.is_new);
+    assert_lives(&server, "q", 1000);
+    assert!(!send_it(&plain).await.is_new);
+    assert_eq!(left(&server, "q"), [-1; 4], "after a send that stored nothing");
+    assert!(!send_it(&brief).await.is_new);
+    assert_lives(&server, "q", 1000);
 }
 
 #[tokio::test]
