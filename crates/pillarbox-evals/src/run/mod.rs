@@ -644,7 +644,8 @@ impl About {
         // 2026-11-17T08:15:00.123Z: the digits up to the seconds.
         let text = created_at.to_string();
         let time: String = text.chars().take(19).filter(|c| !matches!(c, '-' | ':')).collect();
-        let run_id = format!("{time}-{}", &unique[unique.len() - 6..]);
+        // Of the random digits: the last four are the same for ids that a thread makes one after the other.
+        let run_id = format!("{time}-{}", &unique[22..28]);
         Self {
             format: FORMAT,
             run_id,
@@ -740,4 +741,20 @@ fn parse<T: serde::de::DeserializeOwned>(line: &str, what: &str) -> Result<T> {
     serde_json::from_str(line).map_err(|error| {
         EvalError::Invalid(format!("a {what} cannot be read as it should be: {error}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Two runs with one id would take each other's results.
+    #[test]
+    fn runs_that_are_created_in_the_same_second_have_ids_of_their_own() {
+        let suffix = |run_id: String| run_id.rsplit('-').next().map(str::to_owned);
+        let ids: BTreeSet<_> = (0..10_000).map(|_| suffix(About::new().run_id)).collect();
+        // Of 10,000 that are random, some three are the same.
+        assert!(ids.len() > 9_900, "{}", ids.len());
+    }
 }
