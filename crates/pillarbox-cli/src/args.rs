@@ -453,9 +453,9 @@ pub(crate) struct Demo {
     /// How many workers to run.
     #[arg(long, default_value_t = 4, value_parser = at_least_one)]
     pub(crate) workers: usize,
-    /// How many times a task that failed is tried again before it becomes a dead letter.
-    #[arg(long, default_value_t = 2)]
-    pub(crate) max_retries: u32,
+    /// Number of deliveries after which a task that fails becomes a dead letter.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_deliveries: u32,
     /// Chooses which tasks fail: the same number, the same failures.
     #[arg(long, default_value_t = 7)]
     pub(crate) seed: u64,

@@ -24,6 +24,8 @@ mod error;
 pub mod events;
 mod gate;
 mod id;
+#[doc(hidden)]
+pub mod internal;
 pub mod lease;
 mod mailbox;
 mod memory;

@@ -107,6 +107,12 @@ where
         Self { inner: self.inner.dead_letters(policy) }
     }
 
+    /// Sets the number of deliveries after which a sample that fails becomes a
+    /// [dead letter](Self::dead_letters). Defaults to 5.
+    pub fn max_deliveries(self, deliveries: u32) -> Self {
+        Self { inner: self.inner.max_deliveries(deliveries) }
+    }
+
     /// How many samples are worked on at the same time. 4 unless said otherwise.
     pub fn workers(self, workers: usize) -> Self {
         Self { inner: self.inner.workers(workers) }
@@ -124,8 +130,8 @@ where
     }
 
     /// Lets them take as long as they want.
-    pub fn no_timeout(self) -> Self {
-        Self { inner: self.inner.no_timeout() }
+    pub fn without_timeout(self) -> Self {
+        Self { inner: self.inner.without_timeout() }
     }
 
     /// Changes the worker beneath; see [`MainLoop::worker`].

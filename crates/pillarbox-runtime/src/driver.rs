@@ -855,7 +855,7 @@ fn public(note: Note, route: &Route) -> Option<event::Event> {
             error: failure.text,
         },
         What::LeaseLost => Event::LeaseLost(about),
-        What::Unsettled => Event::Unsettled(about),
+        What::Unconfirmed => Event::Unconfirmed(about),
         What::Extended | What::Shed => return None,
     })
 }

@@ -74,7 +74,7 @@ pub enum Event {
     /// The lease of a delivery ended before it was settled: somebody else may have the message.
     LeaseLost(About),
     /// It is not known whether a message was settled. If not, it comes back when its lease ends.
-    Unsettled(About),
+    Unconfirmed(About),
     /// A queue could not be received from; it is tried again. Told of each attempt.
     ReceiveFailed {
         /// The queue.
@@ -133,7 +133,7 @@ impl Event {
             | Self::Parked { about, .. }
             | Self::DeadLettered { about, .. }
             | Self::LeaseLost(about)
-            | Self::Unsettled(about) => Some(about),
+            | Self::Unconfirmed(about) => Some(about),
             Self::ReceiveFailed { .. }
             | Self::Recovered { .. }
             | Self::Paused
@@ -156,7 +156,7 @@ impl Event {
             Self::Parked { .. } => "parked",
             Self::DeadLettered { .. } => "dead_lettered",
             Self::LeaseLost(_) => "lease_lost",
-            Self::Unsettled(_) => "unsettled",
+            Self::Unconfirmed(_) => "unconfirmed",
             Self::ReceiveFailed { .. } => "receive_failed",
             Self::Recovered { .. } => "recovered",
             Self::Paused => "paused",

@@ -53,7 +53,7 @@ pub(crate) fn delivery(note: &Note, queue: &QueueName) {
             );
         }
         What::LeaseLost => line!(warn, "a lease was lost; somebody else may have the message"),
-        What::Unsettled => line!(warn, "it is not known whether a message was settled"),
+        What::Unconfirmed => line!(warn, "it is not known whether a message was settled"),
         What::Received | What::Extended => {}
     }
 }

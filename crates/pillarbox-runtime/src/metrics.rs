@@ -41,7 +41,7 @@ pub(crate) struct QueueMetrics {
     returned: Counter,
     parked: Counter,
     dead_lettered: Counter,
-    unsettled: Counter,
+    unconfirmed: Counter,
     extended: Counter,
     lost: Counter,
     /// How many messages there are, once they are counted.
@@ -67,7 +67,7 @@ impl QueueMetrics {
             returned: settled("returned"),
             parked: settled("parked"),
             dead_lettered: settled("dead_lettered"),
-            unsettled: settled("unsettled"),
+            unconfirmed: settled("unconfirmed"),
             extended: counter!("pillarbox.leases.extended", "queue" => name.clone()),
             lost: counter!("pillarbox.leases.lost", "queue" => name.clone()),
             levels: None,
@@ -97,7 +97,7 @@ impl QueueMetrics {
                 self.buried(*route, failure.type_name);
             }
             What::LeaseLost => self.lost.increment(1),
-            What::Unsettled => self.unsettled.increment(1),
+            What::Unconfirmed => self.unconfirmed.increment(1),
             What::Extended => self.extended.increment(1),
             What::Shed => self.failed(FailureKind::Overloaded),
             What::Failed { failure, .. } => self.failed(failure.kind),

@@ -66,8 +66,8 @@ impl Policy {
         attempt: u32,
         delay: Option<Duration>,
     ) -> Verdict {
-        let (max_delivery_count, classes) = (self.max_deliveries, self.rules.classes());
-        let failed = FailedDelivery { message, failure, attempt, max_delivery_count, classes };
+        let (max_deliveries, classes) = (self.max_deliveries, self.rules.classes());
+        let failed = FailedDelivery { message, failure, attempt, max_deliveries, classes };
         let then = match failure.kind() {
             FailureKind::Overloaded => return Verdict::Shed { delay: self.shed },
             // Somebody else may know it: a newer version, while all are being replaced.

@@ -48,8 +48,8 @@ pub struct StatsSnapshot {
     pub parked: u64,
     /// Leases that were lost.
     pub leases_lost: u64,
-    /// Messages of which it is not known whether they were settled.
-    pub unsettled: u64,
+    /// Number of messages whose settlement the backend did not confirm.
+    pub unconfirmed: u64,
     /// Handlers that panicked.
     pub panics: u64,
     /// Handlers that took too long.
@@ -153,7 +153,7 @@ impl StatsSnapshot {
             returned: 0,
             parked: 0,
             leases_lost: 0,
-            unsettled: 0,
+            unconfirmed: 0,
             panics: 0,
             timeouts: 0,
             shed: 0,
@@ -206,7 +206,7 @@ impl Tally {
             What::Parked { .. } => all.parked += 1,
             What::DeadLettered { .. } => all.dead_lettered += 1,
             What::LeaseLost => all.leases_lost += 1,
-            What::Unsettled => all.unsettled += 1,
+            What::Unconfirmed => all.unconfirmed += 1,
             What::Failed { failure, then } => {
                 all.terminal_failures += u64::from(is_terminal(failure.kind, then));
                 match failure.kind {

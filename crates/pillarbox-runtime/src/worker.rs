@@ -76,7 +76,7 @@ use crate::until_empty::LOOK_EVERY;
 ///     .workers(8)
 ///     .timeout(Duration::from_secs(60))
 ///     .retry(Backoff::exponential(Duration::from_secs(1), Duration::from_secs(600)).jitter(0.5))
-///     .max_retries(5)
+///     .max_deliveries(6)
 ///     .dead_letters(DlqPolicy::new())
 ///     .on_shutdown(|| async { println!("all done") });
 /// # worker.control().stop();
@@ -156,7 +156,7 @@ struct MailboxOptions {
     is_limited_by_lease: bool,
     /// Where messages are received, if not from the mailbox itself.
     receive_from: Option<Arc<dyn Queue>>,
-    max_retries: Option<u32>,
+    max_deliveries: u32,
     backoff: Backoff,
     park: Duration,
     dead_letters: Option<DlqPolicy>,
@@ -202,6 +202,9 @@ struct AnyMailbox {
 }
 
 impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
+    /// The number of deliveries after which a message that fails is not tried again.
+    const DEFAULT_MAX_DELIVERIES: u32 = 5;
+
     /// Workers for a mailbox. Next comes [`handler`](Worker::handler), or before it
     /// [`context`](Worker::context).
     pub fn new(mailbox: Mailbox<T, R>) -> Self {
@@ -212,7 +215,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             stack: ServiceStackOptions::worker(),
             is_limited_by_lease: false,
             receive_from: None,
-            max_retries: None,
+            max_deliveries: Self::DEFAULT_MAX_DELIVERIES,
             backoff: Backoff::default(),
             park: Duration::from_secs(900),
             dead_letters: None,
@@ -363,7 +366,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     }
 
     /// Lets a handler take as long as it wants.
-    pub fn no_timeout(mut self) -> Self {
+    pub fn without_timeout(mut self) -> Self {
         self.one.stack.timeout = None;
         self.one.is_limited_by_lease = false;
         self
@@ -382,11 +385,11 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
-    /// How often a message that fails is tried again. After that it becomes a
-    /// [dead letter](Self::dead_letters), or is [parked](Self::park_for). 3 times unless said otherwise; with
-    /// dead letters it is their [policy](DlqPolicy::max_delivery_count) that says, if this does not.
-    pub fn max_retries(mut self, retries: u32) -> Self {
-        self.one.max_retries = Some(retries);
+    /// Sets the number of deliveries after which a message that fails is not tried again: it becomes a
+    /// [dead letter](Self::dead_letters) or is [parked](Self::park_for). Deliveries that were no attempt, such
+    /// as released ones, do not count. Defaults to 5.
+    pub fn max_deliveries(mut self, deliveries: u32) -> Self {
+        self.one.max_deliveries = deliveries;
         self
     }
 
@@ -459,7 +462,8 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// # jobs.send(&7).await?;
     /// let (pager, pages) = std::sync::mpsc::channel();
     /// Worker::new(jobs)
-    ///     .dead_letters(DlqPolicy::new().max_delivery_count(1))
+    ///     .max_deliveries(1)
+    ///     .dead_letters(DlqPolicy::new())
     ///     .on_failure(|failed| eprintln!("{}: {}", failed.about.message_id, failed.error))
     ///     .on_dead_letter(move |letter, to| drop(pager.send(format!("{to}: {}", letter.last_error))))
     ///     .handler(|_: u32| async { Err::<(), _>("out of paper") })
@@ -855,9 +859,7 @@ impl AnyMailbox {
         let (capabilities, options) = (self.queue.capabilities(), &self.options);
         let quarantined = Failure::new(FailureKind::Quarantined, "quarantined");
         let quarantine = Quarantine {
-            after: options
-                .quarantine
-                .unwrap_or_else(|| Quarantine::usual(options.max_deliveries())),
+            after: options.quarantine.unwrap_or_else(|| Quarantine::usual(options.max_deliveries)),
             route: has_dead_letters.then(|| rules.route_of(&quarantined)),
             is_exact: capabilities.counts_unsettled,
             stagger: fit_delay(STAGGER, capabilities),
@@ -884,38 +886,12 @@ impl MailboxOptions {
 
     fn policy(&self, shed: Duration, rules: Rules, has_dead_letters: bool) -> Policy {
         Policy {
-            max_deliveries: self.max_deliveries(),
+            max_deliveries: self.max_deliveries,
             backoff: self.backoff.clone(),
             park: self.park,
             shed,
             has_dead_letters,
             rules,
-        }
-    }
-
-    /// After how many deliveries a message that fails is not tried again.
-    fn max_deliveries(&self) -> u32 {
-        let by_policy = self.dead_letters.as_ref().and_then(DlqPolicy::max_deliveries);
-        let by_retries = || self.max_retries.map(|retries| retries.saturating_add(1));
-        by_policy.or_else(by_retries).unwrap_or(match &self.dead_letters {
-            Some(_) => DlqPolicy::MAX_DELIVERY_COUNT,
-            None => 4,
-        })
-    }
-
-    fn check_deliveries(&self, queue: &QueueName) -> Result<()> {
-        let deliveries = self.dead_letters.as_ref().and_then(DlqPolicy::max_deliveries);
-        if deliveries == Some(0) {
-            return Err(Error::invalid(Some(queue), "max_delivery_count", "0", "at least 1"));
-        }
-        match (deliveries, self.max_retries) {
-            (Some(deliveries), Some(retries)) if deliveries != retries.saturating_add(1) => {
-                let value = format!("{retries}, and max_delivery_count is {deliveries}");
-                let allowed =
-                    "one of the two, for a message is delivered once more than it is retried";
-                Err(Error::invalid(Some(queue), "max_retries", value, allowed))
-            }
-            _ => Ok(()),
         }
     }
 }
@@ -955,7 +931,9 @@ impl GroupOptions {
             at_least(name, "visibility", options.visibility, 10)?;
             at_least(name, "poll", options.poll, 100)?;
             at_least(name, "park_for", options.park, 100)?;
-            options.check_deliveries(queue.name())?;
+            if options.max_deliveries == 0 {
+                return Err(Error::invalid(name, "max_deliveries", "0", "at least 1"));
+            }
             if options.weight == 0 {
                 return Err(Error::invalid(name, "weight", "0", "at least 1"));
             }

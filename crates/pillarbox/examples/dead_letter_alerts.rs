@@ -22,7 +22,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let workers = Worker::new(emails)
         .retry(Backoff::none())
         .timeout(Duration::from_millis(50))
-        .dead_letters(DlqPolicy::new().max_delivery_count(2))
+        .max_deliveries(2)
+        .dead_letters(DlqPolicy::new())
         .handler(move |to: String| {
             let server = server.clone();
             async move {

@@ -67,7 +67,6 @@ async fn main() -> anyhow::Result<()> {
     }
 
     let policy = DlqPolicy::new() // to `charges-dlq`
-        .max_delivery_count(3)
         .classify::<BankError>()
         .include_permanent()
         .exclude_retriable() // and so are timeouts, and connections that fail
@@ -80,6 +79,7 @@ async fn main() -> anyhow::Result<()> {
         });
     let stats = Worker::new(charges)
         .retry(Backoff::constant(Duration::from_millis(1)))
+        .max_deliveries(3)
         .dead_letters(policy)
         .handler(charge)
         .run_until_empty()

@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let running = Worker::new(jobs)
         .handler(work)
         .workers(3)
-        .no_timeout()
+        .without_timeout()
         .drain_for(Duration::from_millis(800))
         .on_shutdown(|| async {
             println!("hook      the workers have ended: write the last metrics");

@@ -113,7 +113,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let counts = jobs.counts().await?;
     println!("left      {} ready, {} in flight", counts.ready, counts.in_flight);
     assert_eq!(stats.succeeded + counts.ready, JOBS, "nothing is lost");
-    assert_eq!((counts.in_flight, counts.delayed, stats.unsettled), (0, 0, 0));
+    assert_eq!((counts.in_flight, counts.delayed, stats.unconfirmed), (0, 0, 0));
     assert!(stats.succeeded < JOBS, "it was stopped while much was to be done");
     backend.close().await;
     Ok(())

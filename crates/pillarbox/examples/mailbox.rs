@@ -72,7 +72,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .handler(work)
         .workers(4)
         .retry(Backoff::constant(Duration::from_millis(100) * factor).jitter(0.5))
-        .max_retries(2)
+        .max_deliveries(3)
         .dead_letters(DlqPolicy::new());
 
     // Tells how it goes, and says stop when no task is left.

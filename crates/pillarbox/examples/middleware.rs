@@ -126,7 +126,7 @@ async fn main() -> pillarbox::Result<()> {
         .stack(ServiceStackOptions::none().timeout(Duration::from_millis(500)).concurrency_limit(3))
         .layer(stopwatch.clone())
         .layer(RateLimitLayer::new(10, Duration::from_millis(200)))
-        .max_retries(0)
+        .max_deliveries(1)
         .dead_letters(DlqPolicy::new());
 
     let start = Instant::now();

@@ -19,7 +19,8 @@ async fn work(url: &str) -> pillarbox::Result<()> {
     Worker::new(jobs)
         // Short, so that this example is.
         .visibility(Duration::from_millis(500))
-        .dead_letters(DlqPolicy::new().max_delivery_count(5))
+        .max_deliveries(5)
+        .dead_letters(DlqPolicy::new())
         .handler(|job: String| async move {
             tokio::time::sleep(Duration::from_millis(20)).await;
             if job == "poison" {

@@ -48,8 +48,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     orders.send_batch(&all).await?.all()?;
 
     // At night.
-    let policy = DlqPolicy::new().max_delivery_count(2).names::<DivisionByZero>();
-    let worker = Worker::new(orders.clone()).retry(Backoff::none()).dead_letters(policy);
+    let policy = DlqPolicy::new().names::<DivisionByZero>();
+    let worker =
+        Worker::new(orders.clone()).max_deliveries(2).retry(Backoff::none()).dead_letters(policy);
     let night = worker.handler(broken).run_until_empty().await?;
     println!("at night: {} succeeded, {} dead letters", night.succeeded, night.dead_lettered);
 

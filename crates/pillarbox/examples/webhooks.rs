@@ -189,14 +189,13 @@ async fn deliver(
     Ok(Outcome::settled())
 }
 
-/// What a receiver refuses is a dead letter at once, a receiver that limits its rate is
-/// waited for however long it takes, and the rest is tried five times.
+/// What a receiver refuses becomes a dead letter at once. A receiver that limits its rate is retried without
+/// a limit.
 fn rules(policy: DlqPolicy) -> DlqPolicy {
     policy
         .classify::<DeliveryError>()
         .include_permanent()
         .exclude_where(|error: &DeliveryError| matches!(error, DeliveryError::TooMany { .. }))
-        .max_delivery_count(5)
 }
 
 fn worker(
@@ -209,6 +208,7 @@ fn worker(
         .context(events)
         .workers(8)
         .retry(Backoff::exponential(Duration::from_millis(50), Duration::from_secs(1)).jitter(0.5))
+        .max_deliveries(5)
         .dead_letters(rules(policy))
         .on_failure(|failed| {
             let again = if failed.terminal { "given up" } else { "again later" };

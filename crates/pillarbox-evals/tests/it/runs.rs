@@ -190,7 +190,8 @@ async fn a_sample_that_died_shows_as_such_and_lives_again_when_it_is_replayed() 
         async move { if fails { Err("broken") } else { Ok(n * n) } }
     };
     let running = EvalLoop::of::<i64, _, _>(adapter, exact_match, requests.clone())
-        .dead_letters(DlqPolicy::new().max_delivery_count(2))
+        .max_deliveries(2)
+        .dead_letters(DlqPolicy::new())
         .worker(|worker| worker.retry(Backoff::constant(Duration::from_millis(1))))
         .start();
     let mut run = EvalRun::in_memory();

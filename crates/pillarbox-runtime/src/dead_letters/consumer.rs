@@ -210,7 +210,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
     }
 
     /// How long the lease of a dead letter runs, and with it how long the handler may take, unless
-    /// [`Worker::timeout`] or [`Worker::no_timeout`] says otherwise. Defaults to 5 minutes.
+    /// [`Worker::timeout`] or [`Worker::without_timeout`] says otherwise. Defaults to 5 minutes.
     ///
     /// A handler that takes longer has failed, and is given the dead letter [again](Self::again_after).
     pub fn visibility(self, visibility: Duration) -> Self {
@@ -344,7 +344,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
         let time = Arc::new(BackendTime::new(dlq.queue().clone()));
         self.worker
             .no_dead_letters()
-            .max_retries(u32::MAX - 1)
+            .max_deliveries(u32::MAX)
             .retry(Backoff::constant(again_after))
             .park_for(again_after)
             .beside(depth)

@@ -44,7 +44,6 @@ use crate::outcome::{Failure, FailureKind};
 /// let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("dead-orders")?;
 /// let fraud: Mailbox<DeadLetter<u32>> = elsewhere.mailbox("fraud")?;
 /// let policy = DlqPolicy::to(&dead)
-///     .max_delivery_count(3)
 ///     // At once: trying again is pointless.
 ///     .include_where(|error: &OrderError| matches!(error, OrderError::NoCustomer))
 ///     .include::<Fraud>()
@@ -53,7 +52,7 @@ use crate::outcome::{Failure, FailureKind};
 ///     .exclude_kind(FailureKind::Timeout)
 ///     // Some go elsewhere, even to another backend.
 ///     .route::<Fraud>(&fraud);
-/// let worker = Worker::new(orders).dead_letters(policy).handler(|order: u32| async move {
+/// let worker = Worker::new(orders).max_deliveries(3).dead_letters(policy).handler(|order: u32| async move {
 ///     if order == 0 { Err(OrderError::NoCustomer) } else { Ok(()) }
 /// });
 /// # drop(worker);
@@ -69,8 +68,8 @@ use crate::outcome::{Failure, FailureKind};
 /// 5. the class of the error, where [`exclude_retriable`](Self::exclude_retriable) or
 ///    [`include_permanent`](Self::include_permanent) was said;
 /// 6. what cannot be decoded is a dead letter at once;
-/// 7. the rest is tried again until it was delivered [`max_delivery_count`](Self::max_delivery_count)
-///    times.
+/// 7. the rest is tried again until it was delivered
+///    [`max_deliveries`](crate::Worker::max_deliveries) times.
 ///
 /// A message whose handler takes the whole process down never comes so far: see
 /// [`Worker::quarantine_after`](crate::Worker::quarantine_after).
@@ -78,7 +77,6 @@ use crate::outcome::{Failure, FailureKind};
 #[must_use = "a policy does nothing until a worker has it"]
 pub struct DlqPolicy {
     to: Option<Place>,
-    max_delivery_count: Option<u32>,
     retain_for: Option<Duration>,
     rules: Rules,
 }
@@ -123,9 +121,6 @@ pub(crate) struct Rules {
 }
 
 impl DlqPolicy {
-    /// After how many deliveries a message is a dead letter, unless it is said otherwise.
-    pub const MAX_DELIVERY_COUNT: u32 = 5;
-
     /// Dead letters go to `{source}-dlq` on the backend of the source.
     pub fn new() -> Self {
         Self::default()
@@ -155,14 +150,6 @@ impl DlqPolicy {
     /// Whether a queue is called as those are that dead letters go to [by default](Self::default_name).
     pub fn is_default_name(name: &QueueName) -> bool {
         name.as_str().strip_suffix(".fifo").unwrap_or(name.as_str()).ends_with("-dlq")
-    }
-
-    /// After how many deliveries a message that fails is a dead letter: 5 unless said otherwise, or one
-    /// more than [`max_retries`](crate::Worker::max_retries) where the worker says that. Deliveries that
-    /// were nobody's failure, as far as this process knows, do not count.
-    pub const fn max_delivery_count(mut self, deliveries: u32) -> Self {
-        self.max_delivery_count = Some(deliveries);
-        self
     }
 
     /// Errors of this type make a dead letter at once, whatever the count. The type is that of the error
@@ -296,10 +283,6 @@ impl DlqPolicy {
         self
     }
 
-    pub(crate) const fn max_deliveries(&self) -> Option<u32> {
-        self.max_delivery_count
-    }
-
     pub(crate) const fn retention(&self) -> Option<Duration> {
         self.retain_for
     }
@@ -404,7 +387,7 @@ pub struct FailedDelivery<'a> {
     pub(crate) message: &'a RawMessage,
     pub(crate) failure: &'a Failure,
     pub(crate) attempt: u32,
-    pub(crate) max_delivery_count: u32,
+    pub(crate) max_deliveries: u32,
     pub(crate) classes: &'a Classes,
 }
 
@@ -434,9 +417,9 @@ impl<'a> FailedDelivery<'a> {
         self.attempt
     }
 
-    /// After how many it would be a dead letter.
-    pub const fn max_delivery_count(&self) -> u32 {
-        self.max_delivery_count
+    /// The number of attempts after which the message becomes a dead letter.
+    pub const fn max_deliveries(&self) -> u32 {
+        self.max_deliveries
     }
 }
 
@@ -457,7 +440,7 @@ impl Rules {
             _ if fits(&self.exclude, failure) => false,
             _ if fits(&self.include, failure) => true,
             kind => self.is_dead_by_class(failed).unwrap_or(
-                kind == FailureKind::Undecodable || failed.attempt >= failed.max_delivery_count,
+                kind == FailureKind::Undecodable || failed.attempt >= failed.max_deliveries,
             ),
         }
     }
@@ -549,7 +532,6 @@ impl fmt::Debug for DlqPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DlqPolicy")
             .field("to", &self.to.as_ref().map(|place| place.queue.name()))
-            .field("max_delivery_count", &self.max_delivery_count)
             .field("retain_for", &self.retain_for)
             .field("rules", &self.rules)
             .finish()
@@ -589,9 +571,8 @@ mod tests {
     fn is_dead(policy: &DlqPolicy, failure: &Failure, attempt: u32) -> bool {
         let now = Timestamp::from_secs(0);
         let message = RawMessage::new(MessageId::new(), "{\"tenant\":\"trial\"}", now);
-        let max_delivery_count = policy.max_delivery_count.unwrap_or(5);
         let (message, classes) = (&message, policy.rules.classes());
-        let failed = FailedDelivery { message, failure, attempt, max_delivery_count, classes };
+        let failed = FailedDelivery { message, failure, attempt, max_deliveries: 5, classes };
         policy.rules.is_dead(&failed)
     }
 
@@ -604,8 +585,6 @@ mod tests {
         assert!(!is_dead(&policy, &Failure::of(Limited), 5_000));
         let boxed: BoxError = Box::new(Invalid(1));
         assert!(is_dead(&policy, &Failure::of(boxed), 1));
-        let twice = DlqPolicy::new().max_delivery_count(2);
-        assert!(!is_dead(&twice, &other, 1) && is_dead(&twice, &other, 2));
     }
 
     #[test]

@@ -197,6 +197,6 @@ pub(crate) enum What {
     /// Somebody else has the message by now.
     LeaseLost,
     /// It is not known whether the message was settled: it comes back when its lease ends, if it was not.
-    Unsettled,
+    Unconfirmed,
     Extended,
 }

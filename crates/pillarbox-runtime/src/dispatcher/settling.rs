@@ -227,7 +227,7 @@ impl Dispatcher {
 
     /// It is not known whether it was settled, and will not be known.
     pub(super) fn give_up(&mut self, key: Key) {
-        self.note(key, What::Unsettled);
+        self.note(key, What::Unconfirmed);
         self.held.remove(key);
     }
 }

@@ -180,7 +180,7 @@ impl Bench {
                 What::Parked { .. } => "parked",
                 What::DeadLettered { .. } => "dead-lettered",
                 What::LeaseLost => "lost",
-                What::Unsettled => "unsettled",
+                What::Unconfirmed => "unconfirmed",
                 What::Extended => "extended",
             })
             .collect()
@@ -813,7 +813,7 @@ fn a_settle_that_failed_may_have_had_its_effect() {
         bench.answer(Err(broken()));
         bench.pass(Duration::from_secs(5));
     }
-    assert_eq!(bench.names().last(), Some(&"unsettled"), "until the lease is over");
+    assert_eq!(bench.names().last(), Some(&"unconfirmed"), "until the lease is over");
     assert_eq!(bench.dispatcher.in_flight(), 0);
 }
 
@@ -968,7 +968,7 @@ fn a_drain_has_an_end() {
     bench.answer(Ok(()));
     bench.pass(GRACE);
     assert!(bench.is_over, "one does not let go");
-    assert_eq!(bench.names().last(), Some(&"unsettled"));
+    assert_eq!(bench.names().last(), Some(&"unconfirmed"));
     // Its late result changes nothing.
     bench.finish(Verdict::Done);
     assert!(bench.calls.is_empty());
@@ -1130,7 +1130,7 @@ fn what_is_done_has_time_to_be_settled_at_the_end() {
     assert_eq!(bench.dispatcher.in_flight(), 1);
     bench.answer(Ok(()));
     assert!(bench.is_over);
-    assert_eq!(bench.names(), ["received", "received", "unsettled", "succeeded"]);
+    assert_eq!(bench.names(), ["received", "received", "unconfirmed", "succeeded"]);
 }
 
 /// A delivery that its handler has acknowledged in a transaction.
@@ -1230,7 +1230,7 @@ fn whether_a_transaction_was_committed_is_asked_until_the_lease_is_over() {
         bench.pass(Duration::from_millis(1500));
     }
     assert!(bench.buried.is_empty());
-    assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some("unsettled"), 0));
+    assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some("unconfirmed"), 0));
 
     // A receipt that is refused when the lease may have ended by itself proves nothing.
     let (mut bench, lease) = in_transaction(settings());

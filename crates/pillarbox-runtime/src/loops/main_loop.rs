@@ -153,6 +153,12 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         self.worker(|worker| worker.dead_letters(policy))
     }
 
+    /// Sets the number of deliveries after which a request that fails becomes a
+    /// [dead letter](Self::dead_letters). Defaults to 5.
+    pub fn max_deliveries(self, deliveries: u32) -> Self {
+        self.worker(|worker| worker.max_deliveries(deliveries))
+    }
+
     /// How many requests are worked on at the same time. 4 unless said otherwise.
     pub fn workers(self, workers: usize) -> Self {
         self.worker(|worker| worker.workers(workers))
@@ -172,7 +178,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     }
 
     /// Lets the adapter take as long as the request allows.
-    pub fn no_timeout(mut self) -> Self {
+    pub fn without_timeout(mut self) -> Self {
         self.timeout = None;
         self
     }
@@ -269,7 +275,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         let answers_failures = !worker.has_dead_letters();
         let rules = Arc::new(Rules { live, timeout, answers_failures });
         let worker = worker
-            .no_timeout()
+            .without_timeout()
             .error_reply_with_id(dead_lettered)
             .service(Answering { adapter, rules });
         match keep_replies_for.map(|time| (time, sweep::check(time))) {

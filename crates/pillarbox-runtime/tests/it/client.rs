@@ -285,7 +285,8 @@ async fn the_end_of_a_dead_letter_is_the_answer_to_its_call() {
     let (_, requests) = open();
     let running = MainLoop::new(requests.clone(), |_: u64| async { Err::<u64, _>("never") })
         .worker(|worker| worker.retry(pillarbox_runtime::Backoff::constant(SECOND)))
-        .dead_letters(DlqPolicy::new().max_delivery_count(3))
+        .max_deliveries(3)
+        .dead_letters(DlqPolicy::new())
         .start();
     let client = Client::new(&requests).unwrap();
     let failed = client.call(&MainLoopRequest::new(2), 60 * SECOND).await.unwrap_err();

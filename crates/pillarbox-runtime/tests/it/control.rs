@@ -130,7 +130,7 @@ async fn a_drain_that_takes_too_long_is_cut_short_and_its_messages_go_back() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 2).await;
     let worker = Worker::new(jobs.clone())
-        .no_timeout()
+        .without_timeout()
         .drain_for(Duration::from_secs(7))
         .handler(|_: u32| async { std::future::pending::<()>().await });
     let control = worker.control();
@@ -142,7 +142,7 @@ async fn a_drain_that_takes_too_long_is_cut_short_and_its_messages_go_back() {
     let start = Instant::now();
     let stats = running.stop().await.unwrap();
     assert_eq!(start.elapsed().as_secs(), 7);
-    assert_eq!((stats.released, stats.in_flight, stats.unsettled), (2, 0, 0));
+    assert_eq!((stats.released, stats.in_flight, stats.unconfirmed), (2, 0, 0));
     assert_eq!(jobs.counts().await.unwrap().ready, 2);
     control.stop();
     control.pause();
@@ -153,7 +153,7 @@ async fn a_second_stop_ends_a_drain() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 1).await;
     let worker = Worker::new(jobs.clone())
-        .no_timeout()
+        .without_timeout()
         .handler(|_: u32| async { std::future::pending::<()>().await });
     let control = worker.control();
     let mut events = control.events();
@@ -329,8 +329,8 @@ async fn options_out_of_range_are_refused_before_any_message_is_touched() {
         worker().on_dead_letter(|_, _| {}),
         worker().park_for(Duration::ZERO),
         worker().dead_letters(DlqPolicy::to(&same)),
-        worker().dead_letters(DlqPolicy::new().max_delivery_count(0)),
-        worker().dead_letters(DlqPolicy::new().max_delivery_count(7)).max_retries(2),
+        worker().max_deliveries(0).dead_letters(DlqPolicy::new()),
+        worker().max_deliveries(0),
         worker().stack(pillarbox_runtime::ServiceStackOptions::none().concurrency_limit(0)),
         worker().stack(pillarbox_runtime::ServiceStackOptions::none().buffer(usize::MAX)),
     ] {
@@ -474,7 +474,7 @@ async fn run_until_stops_when_its_future_ends_and_a_drop_stops_now() {
 
     send(&jobs, 1).await;
     let worker = Worker::new(jobs.clone())
-        .no_timeout()
+        .without_timeout()
         .handler(|_: u32| async { std::future::pending::<()>().await });
     let mut events = worker.control().events();
     let running = worker.start();
@@ -556,7 +556,7 @@ async fn times_without_end_are_taken() {
         .depth_every(Duration::MAX)
         .park_for(Duration::MAX)
         .retry(pillarbox_runtime::Backoff::constant(Duration::MAX))
-        .max_retries(1)
+        .max_deliveries(2)
         .handler(|job: u32| async move { if job == 1 { Err("no") } else { Ok(()) } });
     let running = worker.start();
     let mut stats = running.control().stats();
@@ -602,7 +602,7 @@ async fn workers_that_are_busy_for_long_are_ready_all_the_same() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 20).await;
     let worker = Worker::new(jobs)
-        .no_timeout()
+        .without_timeout()
         .handler(|_: u32| async { tokio::time::sleep(Duration::from_secs(600)).await });
     let running = worker.start();
     let stats = running.control().stats();

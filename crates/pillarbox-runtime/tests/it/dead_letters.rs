@@ -78,7 +78,8 @@ async fn a_dead_letter_has_all_that_is_known() {
     Worker::new(jobs)
         .name("tills")
         .retry(Backoff::none())
-        .dead_letters(DlqPolicy::new().max_delivery_count(3))
+        .max_deliveries(3)
+        .dead_letters(DlqPolicy::new())
         .handler(|_: serde_json::Value| async {
             Err::<(), _>(Charge(io::Error::new(io::ErrorKind::TimedOut, "the bank is silent")))
         })
@@ -117,13 +118,15 @@ async fn errors_decide_by_their_type_and_go_to_places_of_their_own() {
     let limited = Arc::new(AtomicU32::new(0));
     let count = limited.clone();
     let policy = DlqPolicy::to(&dead)
-        .max_delivery_count(2)
         .include::<Invalid>()
         .exclude::<Limited>()
         .route::<Invalid>(&invalid)
         .route_kind(FailureKind::Panic, &panics);
-    let worker = Worker::new(jobs.clone()).retry(Backoff::none()).dead_letters(policy).handler(
-        move |order: u32| {
+    let worker = Worker::new(jobs.clone())
+        .max_deliveries(2)
+        .retry(Backoff::none())
+        .dead_letters(policy)
+        .handler(move |order: u32| {
             let count = count.clone();
             async move {
                 match order {
@@ -134,8 +137,7 @@ async fn errors_decide_by_their_type_and_go_to_places_of_their_own() {
                     _ => Err("some other".into()),
                 }
             }
-        },
-    );
+        });
     let mut events = worker.control().events();
     let stats = worker.run_until_empty().await.unwrap();
     assert_eq!((stats.succeeded, stats.dead_lettered), (1, 3));
@@ -180,15 +182,12 @@ async fn an_error_says_its_class_and_how_long_to_wait() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     jobs.send_batch(&[0, 1]).await.unwrap().all().unwrap();
-    let policy = DlqPolicy::new()
-        .max_delivery_count(2)
-        .classify::<Bank>()
-        .include_permanent()
-        .exclude_retriable();
+    let policy = DlqPolicy::new().classify::<Bank>().include_permanent().exclude_retriable();
     let start = tokio::time::Instant::now();
     let times = Arc::new(Mutex::new(Vec::new()));
     let noted = times.clone();
     let stats = Worker::new(jobs)
+        .max_deliveries(2)
         .dead_letters(policy)
         .retry(Backoff::constant(Duration::from_secs(60)))
         .handler(move |order: u32, Attempt(attempt): Attempt| {
@@ -814,7 +813,7 @@ async fn one_death_of_a_process_makes_no_dead_letter_however_few_attempts_there_
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     jobs.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
-    let worker = || Worker::new(jobs.clone()).dead_letters(DlqPolicy::new().max_delivery_count(1));
+    let worker = || Worker::new(jobs.clone()).max_deliveries(1).dead_letters(DlqPolicy::new());
     let hangs = worker().handler(|_: u32| std::future::pending::<()>());
     let life = hangs.run_until(std::future::pending());
     assert!(tokio::time::timeout(Duration::from_secs(5), life).await.is_err(), "it is killed");
@@ -831,8 +830,10 @@ async fn a_message_that_no_handler_has_seen_is_never_dead_lettered() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     jobs.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
-    let policy = DlqPolicy::new().max_delivery_count(3);
-    let worker = || Worker::new(jobs.clone()).workers(1).inbox(3).dead_letters(policy.clone());
+    let worker = || {
+        let worker = Worker::new(jobs.clone()).workers(1).inbox(3);
+        worker.max_deliveries(3).dead_letters(DlqPolicy::new())
+    };
     let runs = Arc::new(Mutex::new(Vec::new()));
     for _life in 0..6 {
         let runs = runs.clone();
@@ -877,7 +878,7 @@ async fn releases_use_up_no_attempt_of_a_process_that_did_not_see_them() {
     }
     let attempts = Arc::new(Mutex::new(Vec::new()));
     let worker =
-        Worker::new(jobs.clone()).dead_letters(DlqPolicy::new().max_delivery_count(3)).handler({
+        Worker::new(jobs.clone()).max_deliveries(3).dead_letters(DlqPolicy::new()).handler({
             let attempts = attempts.clone();
             move |_: u32, Attempt(attempt): Attempt| {
                 attempts.lock().unwrap().push(attempt);
@@ -1022,7 +1023,7 @@ async fn a_consumer_that_fails_never_makes_a_dead_letter_of_a_dead_letter() {
     // Whatever is said of the worker beneath.
     let fails = fails.worker(|worker| {
         let other: Mailbox<DeadLetter<u32>> = backend.mailbox("dead-dead").unwrap();
-        worker.dead_letters(DlqPolicy::to(&other).max_delivery_count(1))
+        worker.max_deliveries(1).dead_letters(DlqPolicy::to(&other))
     });
     let cannot_read = DlqConsumer::new(text, |_: DeadLetter<String>| async {});
     fails.run_until(tokio::time::sleep(2 * DAY)).await.unwrap();
@@ -1184,7 +1185,7 @@ async fn a_handler_of_dead_letters_may_take_as_long_as_its_lease_runs() {
         |consumer| consumer.visibility(Duration::from_secs(900));
     assert_eq!(takes(seconds(899), longer).await, (1, 0));
     let unlimited: fn(DlqConsumer<u32>) -> DlqConsumer<u32> =
-        |consumer| consumer.worker(Worker::no_timeout).visibility(Duration::from_secs(60));
+        |consumer| consumer.worker(Worker::without_timeout).visibility(Duration::from_secs(60));
     assert_eq!(takes(seconds(9000), unlimited).await, (1, 0));
     let short: fn(DlqConsumer<u32>) -> DlqConsumer<u32> =
         |consumer| consumer.worker(|worker| worker.timeout(Duration::from_secs(5)));

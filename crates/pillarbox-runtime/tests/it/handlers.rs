@@ -195,7 +195,7 @@ async fn without_a_place_for_dead_letters_messages_are_parked_and_never_lost() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send(&7).await.unwrap();
     let worker = Worker::new(jobs.clone())
-        .max_retries(0)
+        .max_deliveries(1)
         .park_for(Duration::from_secs(3600))
         .handler(|_: u32, Attempt(attempt): Attempt| async move {
             if attempt < 3 { Err("no") } else { Ok(()) }
@@ -267,7 +267,7 @@ async fn what_a_limit_refuses_comes_back_and_is_no_dead_letter() {
     let most = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
     let worker = Worker::new(jobs)
         .context(most.clone())
-        .max_retries(0)
+        .max_deliveries(1)
         .dead_letters(DlqPolicy::to(&dead))
         .stack(ServiceStackOptions::none().load_shed(true).concurrency_limit(1))
         .handler(|_: u32, Context(most): Context<Arc<(AtomicUsize, AtomicUsize)>>| async move {
@@ -559,7 +559,7 @@ async fn a_decoder_that_panics_costs_one_message_and_no_worker() {
             jobs.send_with(&Fragile(n), SendOptions::new().kind("fragile")).await.unwrap();
         }
         let worker = Worker::new(jobs)
-            .max_retries(0)
+            .max_deliveries(1)
             .dead_letters(DlqPolicy::to(&dead))
             .stack(ServiceStackOptions::default().buffer(8).concurrency_limit(4));
         let stats = if is_routed {

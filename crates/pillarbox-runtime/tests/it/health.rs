@@ -403,7 +403,7 @@ fn a_loop_that_is_stuck_is_not_live_and_says_so_though_every_thread_is_blocked()
     let id = runtime.block_on(jobs.send(&1)).unwrap();
     let entered = runtime.enter();
     let running = LoopGroup::new()
-        .add(Worker::new(jobs).no_timeout().handler(move |_: u32| {
+        .add(Worker::new(jobs).without_timeout().handler(move |_: u32| {
             let released = released.clone();
             async move { released.lock().unwrap().recv().unwrap_or_default() }
         }))

@@ -34,7 +34,7 @@ fn faulty(faults: Faults, seed: u64) -> (Arc<FaultQueue>, Mailbox<u32>) {
 async fn a_lease_is_kept_in_a_handler_and_in_an_inbox() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
-    let worker = Worker::new(jobs.clone()).workers(1).no_timeout().handler(
+    let worker = Worker::new(jobs.clone()).workers(1).without_timeout().handler(
         |_: u32, Attempt(attempt): Attempt| async move {
             assert_eq!(attempt, 1);
             tokio::time::sleep(10 * LEASE).await;
@@ -139,7 +139,7 @@ async fn a_handler_whose_lease_is_lost_can_be_cancelled() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send(&1).await.unwrap();
     let worker = Worker::new(jobs.clone())
-        .no_timeout()
+        .without_timeout()
         .cancel_when_lost()
         .handler(|_: u32| async { std::future::pending::<()>().await });
     let mut events = worker.control().events();
@@ -166,7 +166,7 @@ async fn a_late_acknowledgement_is_refused_and_told() {
     let gate = Arc::new(Semaphore::new(0));
     let runs = Arc::new(AtomicUsize::new(0));
     let worker =
-        Worker::new(jobs.clone()).no_timeout().context((gate.clone(), runs.clone())).handler(
+        Worker::new(jobs.clone()).without_timeout().context((gate.clone(), runs.clone())).handler(
             |_: u32, Context(shared): Context<(Arc<Semaphore>, Arc<AtomicUsize>)>| async move {
                 if shared.1.fetch_add(1, Ordering::SeqCst) == 0 {
                     shared.0.acquire().await.unwrap().forget();
@@ -191,7 +191,7 @@ async fn an_extension_that_fails_now_and_then_loses_nothing() {
     let faults = Faults::none().fail_before(0.3).fail_after(0.3).only(&[Operation::Settle]);
     let (faulty, jobs) = faulty(faults, 7);
     jobs.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
-    let worker = Worker::new(jobs.clone()).no_timeout().handler(
+    let worker = Worker::new(jobs.clone()).without_timeout().handler(
         |_: u32, Attempt(attempt): Attempt, WorkerId(_): WorkerId| async move {
             assert_eq!(attempt, 1);
             tokio::time::sleep(20 * LEASE).await;
@@ -213,7 +213,7 @@ async fn in_beat_mode_only_progress_keeps_a_lease() {
     let worker = Worker::new(jobs.clone())
         .workers(2)
         .inbox(0)
-        .no_timeout()
+        .without_timeout()
         .extend_while_beating()
         .cancel_when_lost()
         .handler(|job: u32, heartbeat: Heartbeat, metadata: Metadata| async move {
@@ -306,7 +306,10 @@ async fn a_handler_does_its_work_and_acknowledges_in_one_transaction() {
         },
     );
     let stats = worker.run_until_empty().await.unwrap();
-    assert_eq!((stats.succeeded, stats.failed, stats.leases_lost, stats.unsettled), (30, 0, 0, 0));
+    assert_eq!(
+        (stats.succeeded, stats.failed, stats.leases_lost, stats.unconfirmed),
+        (30, 0, 0, 0)
+    );
     assert_eq!(bank.end().await, (jobs, 0, 0));
 }
 
@@ -342,7 +345,8 @@ async fn what_fails_after_its_commit_is_done_and_makes_no_dead_letter() {
     bank.jobs.send_batch(&[0, 1, 2, 3, 4, 5]).await.unwrap().all().unwrap();
     let worker = Worker::new(bank.jobs.clone())
         .context(bank.file.clone())
-        .dead_letters(DlqPolicy::new().max_delivery_count(1))
+        .max_deliveries(1)
+        .dead_letters(DlqPolicy::new())
         .timeout(Duration::from_millis(300))
         .handler(|job: u32, about: Metadata, Context(file): Context<PathBuf>| async move {
             book(&file, job, &about, job != 5)?;
@@ -358,7 +362,7 @@ async fn what_fails_after_its_commit_is_done_and_makes_no_dead_letter() {
     let stats = worker.run_until_empty().await.unwrap();
     assert_eq!((stats.panics, stats.timeouts, stats.failed), (1, 1, 5));
     assert_eq!((stats.succeeded, stats.dead_lettered, stats.released), (5, 1, 0));
-    assert_eq!((stats.leases_lost, stats.unsettled), (0, 0));
+    assert_eq!((stats.leases_lost, stats.unconfirmed), (0, 0));
     assert_eq!(bank.dead.peek(9).await.unwrap()[0].body.as_ref().unwrap().body, 5);
     assert_eq!(bank.end().await, (vec![0, 1, 2, 3, 4], 0, 1));
 }
@@ -401,7 +405,8 @@ async fn what_a_handler_has_left_behind_cannot_acknowledge() {
     let answered = answer.clone();
     let worker = Worker::new(bank.jobs.clone())
         .context_arc(left_behind)
-        .dead_letters(DlqPolicy::new().max_delivery_count(1))
+        .max_deliveries(1)
+        .dead_letters(DlqPolicy::new())
         .on_dead_letter(move |_, _| {
             let about = kept.lock().expect("a lock").take().expect("what the handler left behind");
             let error = book(&file, 7, &about, true).expect_err("the handler has ended");
@@ -425,7 +430,7 @@ async fn who_says_settled_and_has_acknowledged_nothing_has_failed() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send(&1).await.unwrap();
     let worker =
-        Worker::new(jobs.clone()).max_retries(0).handler(|_: u32| async { Outcome::settled() });
+        Worker::new(jobs.clone()).max_deliveries(1).handler(|_: u32| async { Outcome::settled() });
     let mut events = worker.control().events();
     let running = worker.start();
     let failed = events.wait_for(|event| event.name() == "failed").await.unwrap();

@@ -44,7 +44,7 @@ fn mailbox(backend: &Mailboxes, name: &str) -> Mailbox<u32> {
 /// A loop whose handlers take so long.
 fn working(mailbox: &Mailbox<u32>, takes: Duration) -> impl Runnable + use<> {
     Worker::new(mailbox.clone())
-        .no_timeout()
+        .without_timeout()
         .handler(move |_: u32| async move { tokio::time::sleep(takes).await })
 }
 
@@ -145,7 +145,7 @@ async fn a_group_runs_until_a_future_ends() {
 async fn a_handle_that_is_dropped_stops_all_loops_now() {
     let jobs = mailbox(&backend(), "orders");
     jobs.send(&1).await.unwrap();
-    let worker = Worker::new(jobs.clone()).no_timeout();
+    let worker = Worker::new(jobs.clone()).without_timeout();
     let worker = worker.handler(|_: u32| async { std::future::pending::<()>().await });
     let mut events = worker.control().events();
     let running = LoopGroup::new().add(worker).start().unwrap();
@@ -374,7 +374,7 @@ async fn after_the_deadline_of_a_stop_everything_is_cancelled_and_given_back() {
     let mut events = Vec::new();
     for jobs in [&orders, &reports] {
         jobs.send(&1).await.unwrap();
-        let worker = Worker::new(jobs.clone()).no_timeout().drain_for(3600 * SECOND);
+        let worker = Worker::new(jobs.clone()).without_timeout().drain_for(3600 * SECOND);
         let worker = worker.handler(|_: u32| async { std::future::pending::<()>().await });
         events.push(worker.control().events());
         group = group.add(worker);
@@ -636,7 +636,7 @@ async fn a_queue_that_is_lost_while_all_workers_are_busy_is_told() {
     let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
     jobs.send(&1).await.unwrap();
     let gate = Arc::new(Semaphore::new(0));
-    let worker = Worker::new(jobs).workers(1).inbox(0).no_timeout().handler({
+    let worker = Worker::new(jobs).workers(1).inbox(0).without_timeout().handler({
         let gate = gate.clone();
         move |_: u32| {
             let gate = gate.clone();
@@ -683,7 +683,7 @@ fn a_handler_that_blocks_its_thread_is_noticed_and_named() {
         let id = jobs.send(&1).await.unwrap();
         let (hook, mut told) = tokio::sync::mpsc::channel(10);
         let running = LoopGroup::new()
-            .add(Worker::new(jobs).no_timeout().handler(move |_: u32| {
+            .add(Worker::new(jobs).without_timeout().handler(move |_: u32| {
                 let released = released.clone();
                 async move { released.lock().unwrap().recv().unwrap_or_default() }
             }))
@@ -745,7 +745,7 @@ fn a_loop_whose_every_thread_is_blocked_is_noticed() {
     let running = {
         let _entered = runtime.enter();
         LoopGroup::new()
-            .add(Worker::new(jobs).no_timeout().handler(move |_: u32| {
+            .add(Worker::new(jobs).without_timeout().handler(move |_: u32| {
                 let released = released.clone();
                 async move { released.lock().unwrap().recv().unwrap_or_default() }
             }))
@@ -772,7 +772,7 @@ fn a_loop_that_is_idle_or_paused_or_beats_is_not_stuck() {
         let group = LoopGroup::new()
             .add(working(&mailbox(&backend, "idle"), SECOND))
             .add(working(&mailbox(&backend, "paused"), SECOND))
-            .add(Worker::new(long.clone()).no_timeout().handler(
+            .add(Worker::new(long.clone()).without_timeout().handler(
                 |_: u32, heartbeat: pillarbox_runtime::Heartbeat| async move {
                     for _ in 0..300 {
                         heartbeat.beat();

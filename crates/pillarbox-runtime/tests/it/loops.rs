@@ -148,7 +148,7 @@ async fn a_request_that_is_worked_on_twice_is_answered_once() {
         broken.next(Operation::Settle, Fault::FailBefore);
     }
     let running = first.start();
-    events.wait_for(|event| matches!(event, Event::LeaseLost(_) | Event::Unsettled(_))).await;
+    events.wait_for(|event| matches!(event, Event::LeaseLost(_) | Event::Unconfirmed(_))).await;
     running.control().stop_now();
     running.join().await.unwrap();
     assert_eq!(office.left().await, 1, "the request is still there");
@@ -359,7 +359,8 @@ async fn with_dead_letters_a_failure_is_tried_again_and_only_the_end_is_the_answ
         }
     })
     .worker(|worker| worker.retry(Backoff::constant(SECOND)))
-    .dead_letters(DlqPolicy::new().max_delivery_count(4))
+    .max_deliveries(4)
+    .dead_letters(DlqPolicy::new())
     .run_until_empty()
     .await
     .unwrap();

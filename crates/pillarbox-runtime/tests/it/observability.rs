@@ -318,7 +318,7 @@ async fn a_life_with_every_turn() {
     };
     let worker = Worker::new(jobs.clone())
         .workers(1)
-        .no_timeout()
+        .without_timeout()
         .dead_letters(DlqPolicy::to(&dead))
         .retry(Backoff::none())
         .handler(work);
@@ -340,7 +340,7 @@ async fn a_life_with_every_turn() {
     // No answer to its acknowledgement, for longer than its lease runs.
     (0..30).for_each(|_| faulty.next(Operation::Settle, Fault::FailBefore));
     send("done").await;
-    until("unsettled").await;
+    until("unconfirmed").await;
     until("succeeded").await;
     send("hang").await;
     until("started").await;
@@ -444,7 +444,8 @@ async fn a_hook_that_panics_is_logged_and_changes_nothing() {
     let [failed, dead] = [heard.clone(), heard.clone()];
     let stats = Worker::new(jobs)
         .workers(1)
-        .dead_letters(DlqPolicy::new().max_delivery_count(2))
+        .max_deliveries(2)
+        .dead_letters(DlqPolicy::new())
         .retry(Backoff::none())
         .on_failure(|_| panic!("a hook that panics"))
         .on_failure(move |one| {
@@ -458,7 +459,7 @@ async fn a_hook_that_panics_is_logged_and_changes_nothing() {
         .run_until_empty()
         .await
         .unwrap();
-    assert_eq!((stats.failed, stats.retried, stats.dead_lettered, stats.unsettled), (2, 1, 1, 0));
+    assert_eq!((stats.failed, stats.retried, stats.dead_lettered, stats.unconfirmed), (2, 1, 1, 0));
     assert_eq!(*heard.lock().unwrap(), ["1 false", "2 true", "no to jobs-dlq"]);
     let log = log.0.lock().unwrap();
     let panicked = log.iter().filter(|line| line.contains("panicked")).collect::<Vec<_>>();
@@ -501,7 +502,8 @@ async fn hooks_hear_of_dead_letters_on_every_path() {
     let (failed, dead): (Heard, Heard) = Default::default();
     let [on_failed, on_dead] = [failed.clone(), dead.clone()];
     Worker::new(jobs)
-        .dead_letters(DlqPolicy::new().max_delivery_count(2))
+        .max_deliveries(2)
+        .dead_letters(DlqPolicy::new())
         .retry(Backoff::none())
         .on_failure(move |one| {
             assert_eq!(one.about.queue.as_str(), "jobs");
@@ -537,7 +539,8 @@ async fn hooks_hear_of_the_requests_of_a_main_loop() {
     let heard: Arc<Mutex<Vec<String>>> = Arc::default();
     let [failed, dead] = [heard.clone(), heard.clone()];
     MainLoop::new(requests, |_: u32| async { Err::<u32, _>("no") })
-        .dead_letters(DlqPolicy::new().max_delivery_count(1))
+        .max_deliveries(1)
+        .dead_letters(DlqPolicy::new())
         .worker(|worker| {
             worker
                 .on_failure(move |one| failed.lock().expect("heard").push(one.error.to_string()))

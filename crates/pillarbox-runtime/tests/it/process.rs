@@ -257,7 +257,7 @@ fn an_outage_is_survived_without_a_restart(mut place: Place) {
              at work again after {pauses:?}, stopped in {took:?}",
             place.name(),
             count("event lease_lost"),
-            count("event unsettled"),
+            count("event unconfirmed"),
             count("event receive_failed"),
         );
     });

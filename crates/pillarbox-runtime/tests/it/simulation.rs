@@ -451,7 +451,7 @@ fn configure(
         .poll(Duration::from_secs(random.random_range(1..20)))
         .timeout(stage.visibility.mul_f64(random.random_range(0.2..4.0)))
         .retry(Backoff::exponential(Duration::from_millis(100), Duration::from_secs(5)))
-        .max_retries(random.random_range(0..4))
+        .max_deliveries(random.random_range(1..5))
         .park_for(Duration::from_secs(10))
         .drain_for(DRAIN)
         .call_timeout(CALL_TIMEOUT);

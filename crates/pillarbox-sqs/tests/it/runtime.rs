@@ -24,8 +24,8 @@ fn dead_letters_of_our_own_policy_are_kept_and_replayed() {
         let backend = open(&server, "&poll=1").await;
         let jobs: Mailbox<u32> = backend.mailbox("jobs").expect("opened");
         jobs.send_batch(&(0..12).collect::<Vec<_>>()).await.expect("sent").all().expect("stored");
-        let policy = DlqPolicy::new().max_delivery_count(2);
-        let worker = Worker::new(jobs.clone()).retry(Backoff::none()).dead_letters(policy);
+        let worker = Worker::new(jobs.clone()).max_deliveries(2).retry(Backoff::none());
+        let worker = worker.dead_letters(DlqPolicy::new());
         let stats = worker.handler(divide).run_until_empty().await.expect("it runs");
         assert_eq!((stats.succeeded, stats.dead_lettered), (11, 1));
 
@@ -48,8 +48,7 @@ fn a_dead_letter_of_a_fifo_queue_is_replayed_at_once_and_arrives() {
         let jobs: Mailbox<u32> = backend.mailbox("jobs.fifo").expect("opened");
         let options = SendOptions::new().deduplication("invoice-4711").group("invoices");
         jobs.send_with(&0, options).await.expect("sent");
-        let policy = DlqPolicy::new().max_delivery_count(1);
-        let worker = Worker::new(jobs.clone()).dead_letters(policy);
+        let worker = Worker::new(jobs.clone()).max_deliveries(1).dead_letters(DlqPolicy::new());
         let stats = worker.handler(divide).run_until_empty().await.expect("it runs");
         assert_eq!(stats.dead_lettered, 1);
 

@@ -50,6 +50,6 @@ fn check(stats: &StatsSnapshot, jobs: u64) -> Result<()> {
     expect_eq("jobs succeeded, by the stats", stats.succeeded, jobs)?;
     expect_eq("jobs returned, by the stats", stats.returned, 0)?;
     expect_eq("leases lost, by the stats", stats.leases_lost, 0)?;
-    expect_eq("jobs unsettled, by the stats", stats.unsettled, 0)?;
+    expect_eq("jobs unsettled, by the stats", stats.unconfirmed, 0)?;
     expect_eq("jobs in flight, by the stats", stats.in_flight, 0)
 }

@@ -24,7 +24,8 @@ async fn main() -> pillarbox::Result<()> {
     let stats = Worker::new(orders)
         .handler(pack)
         .retry(Backoff::constant(Duration::from_millis(200)))
-        .dead_letters(DlqPolicy::new().max_delivery_count(3))
+        .max_deliveries(3)
+        .dead_letters(DlqPolicy::new())
         .run_until_empty()
         .await?;
     println!("{} packed, {} given up", stats.succeeded, stats.terminal_failures);

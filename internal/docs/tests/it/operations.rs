@@ -198,7 +198,7 @@ async fn a_group_tells_its_metrics_by_these_names() {
         "dlq_messages_sent_total{queue=\"orders-dlq\",source=\"orders\",error_type=\"rejected\"} 1",
         "pillarbox_messages_settled_total{queue=\"orders\",outcome=\"dead_lettered\"} 1",
         // All are there from the start, so that `increase` sees the first of each.
-        "pillarbox_messages_settled_total{queue=\"orders\",outcome=\"unsettled\"} 0",
+        "pillarbox_messages_settled_total{queue=\"orders\",outcome=\"unconfirmed\"} 0",
         "pillarbox_leases_lost_total{queue=\"orders\"} 0",
         "pillarbox_handler_failures_total{queue=\"orders\",kind=\"panic\"} 0",
         "pillarbox_calls_failed_total{queue=\"orders\",call=\"receive\"} 0",

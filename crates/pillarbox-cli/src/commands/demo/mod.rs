@@ -98,7 +98,7 @@ async fn perform(
         // A task takes longer than it takes to fetch one, so none need wait beside a worker.
         .inbox(0)
         .retry(Backoff::linear(step, Duration::MAX))
-        .max_retries(args.max_retries)
+        .max_deliveries(args.max_deliveries)
         .dead_letters(DlqPolicy::new())
         .depth_every(Duration::from_secs(1));
     let heard = Heard {

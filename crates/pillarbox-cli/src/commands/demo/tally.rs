@@ -34,7 +34,7 @@ pub(crate) enum What {
     /// The lease ended first: the work is done once more.
     Lost,
     /// It was done, but the backend did not answer; if it does not know of it, it is done once more.
-    Unsettled,
+    Unconfirmed,
 }
 
 /// Which tasks there are, and how often what happened.
@@ -84,7 +84,7 @@ impl Tally {
                 What::Dead { error: error.clone() }
             }
             Event::LeaseLost(_) => What::Lost,
-            Event::Unsettled(_) => What::Unsettled,
+            Event::Unconfirmed(_) => What::Unconfirmed,
             _ => return None,
         };
         let WorkerId(worker) = about.worker_id?;

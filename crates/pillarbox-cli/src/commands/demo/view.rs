@@ -130,8 +130,8 @@ fn describe(what: &What, attempt: u32, style: Style) -> [Part; 2] {
             (style.bad("dead letter"), format!(" after attempt {attempt}: {error}"))
         }
         What::Lost => (style.warn("lost"), format!(" attempt {attempt}: its lease ended")),
-        What::Unsettled => {
-            (style.warn("unsettled"), format!(" attempt {attempt}: the backend did not answer"))
+        What::Unconfirmed => {
+            (style.warn("unconfirmed"), format!(" attempt {attempt}: the backend did not answer"))
         }
     };
     [what, more.into()]

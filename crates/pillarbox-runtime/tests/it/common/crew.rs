@@ -93,7 +93,7 @@ pub(crate) fn serve() {
 
 fn worker(backend: &Mailboxes, queue: &'static str, terms: &Terms) -> impl Runnable + use<> {
     let mailbox: Mailbox<Duty> = backend.mailbox(queue).expect("a mailbox");
-    Worker::new(mailbox).context(queue).workers(terms.workers).no_timeout().handler(carry_out)
+    Worker::new(mailbox).context(queue).workers(terms.workers).without_timeout().handler(carry_out)
 }
 
 async fn carry_out(

@@ -95,9 +95,9 @@ fn work() {
             .inbox(terms.inbox)
             .result_buffer(terms.results)
             .visibility(terms.visibility)
-            .no_timeout();
+            .without_timeout();
         if let Some(retries) = terms.retries {
-            worker = worker.dead_letters(DlqPolicy::new().max_delivery_count(retries + 1));
+            worker = worker.max_deliveries(retries + 1).dead_letters(DlqPolicy::new());
         }
         let worker = worker.handler(carry_out);
         let mut events = worker.control().events();

@@ -1,0 +1,11 @@
+//! Helpers that the crates of this workspace share. Not part of the public API: they change without notice.
+
+mod batch_sizer;
+mod emptiness;
+mod lock;
+mod retry_delay;
+
+pub use batch_sizer::BatchSizer;
+pub use emptiness::Emptiness;
+pub use lock::{Locked, lock};
+pub use retry_delay::RetryDelay;
