@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Outgoing, PeekPage, Queue, QueueName,
-    Receive, Result, Sent, Settle,
+    BoxFuture, Counts, Cursor, Delivery, Error, Outgoing, PeekPage, Queue, Receive, Result, Sent,
+    Settle,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+
+use crate::forward_queue;
 
 /// What can go wrong with one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -218,13 +220,7 @@ impl FaultQueue {
 }
 
 impl Queue for FaultQueue {
-    fn name(&self) -> &QueueName {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
+    forward_queue!(inner: name capabilities close is_closed);
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(self.call(Operation::Send, "send", move |queue| queue.send(batch)))
@@ -248,14 +244,6 @@ impl Queue for FaultQueue {
 
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
         Box::pin(self.call(Operation::Purge, "purge", move |queue| queue.purge()))
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.inner.is_closed()
     }
 }
 

@@ -6,6 +6,7 @@
 //! | see what was sent | [`CollectingMailbox`] |
 //! | expire receipts, fail calls and move the clock by hand | [`FakeMailbox`] |
 //! | make a queue fail now and then, by a seed | [`FaultQueue`] |
+//! | write a queue that wraps another one | [`forward_queue!`] |
 //! | show that a backend keeps the contract | [`conformance!`] |
 //! | compare a backend with the ledger over random commands | [`property`] |
 //! | use a queue from many tasks at once and check what happened | [`stress`], [`history`] |
@@ -20,6 +21,7 @@ pub mod campaign;
 pub mod conformance;
 mod doubles;
 pub mod fault;
+mod forward;
 pub mod history;
 pub mod process;
 pub mod property;
@@ -30,3 +32,6 @@ mod subject;
 pub use doubles::{CollectingMailbox, FakeMailbox, Injected, NullMailbox};
 pub use fault::{Fault, FaultQueue, Faults, Operation};
 pub use subject::{Expected, Subject, block_on, on_threads};
+
+#[doc(hidden)]
+pub use pillarbox_core as __core;

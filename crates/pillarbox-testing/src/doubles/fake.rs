@@ -14,6 +14,8 @@ use pillarbox_core::{
 };
 use tokio::sync::Notify;
 
+use crate::forward_queue;
+
 /// A working mailbox in memory, with everything that can go wrong in the hands of the test.
 ///
 /// Its clock stands still until [`advance`](Self::advance) moves it: leases, delays and long
@@ -394,13 +396,7 @@ impl FakeQueue {
 }
 
 impl Queue for FakeQueue {
-    fn name(&self) -> &QueueName {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
+    forward_queue!(inner: name capabilities close is_closed);
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
@@ -468,14 +464,6 @@ impl Queue for FakeQueue {
             self.lock().pasts.clear();
             self.inner.purge().await
         })
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.inner.is_closed()
     }
 }
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use pillarbox_core::{
-    Attributes, Backend, BoxFuture, Capabilities, Counts, Cursor, Delivery, Diagnosis, Mailboxes,
-    MemoryBackend, MessageId, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result,
-    Sent, Settle, SettleAction,
+    Attributes, Backend, BoxFuture, Capabilities, Counts, Delivery, Diagnosis, Mailboxes,
+    MemoryBackend, MessageId, Outgoing, Queue, QueueName, QueueOptions, Receive, Result, Sent,
+    Settle, SettleAction,
 };
+use pillarbox_testing::forward_queue;
 
 /// Ways to break a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,13 +72,7 @@ impl Backend for BrokenBackend {
 }
 
 impl Queue for BrokenQueue {
-    fn name(&self) -> &QueueName {
-        self.0.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.0.capabilities()
-    }
+    forward_queue!(0: name capabilities peek purge close is_closed);
 
     fn send(&self, mut batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
@@ -159,10 +154,6 @@ impl Queue for BrokenQueue {
         })
     }
 
-    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
-        self.0.peek(max, after)
-    }
-
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
         Box::pin(async move {
             let counts = self.0.counts().await?;
@@ -171,17 +162,5 @@ impl Queue for BrokenQueue {
                 _ => Ok(counts),
             }
         })
-    }
-
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        self.0.purge()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.0.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.0.is_closed()
     }
 }
