@@ -1,4 +1,4 @@
-//! Queues that are broken on purpose, to see that the tests notice.
+//! Queues that are broken on purpose, which the tests must detect.
 
 use std::sync::Arc;
 
@@ -12,21 +12,21 @@ use pillarbox_testing::forward_queue;
 /// Ways to break a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Breakage {
-    /// Says yes to every acknowledgement.
+    /// Accepts every acknowledgement.
     AcceptsStale,
-    /// Sends the same message under a new id, so that repeating it makes a second one.
+    /// Stores a repeated id under a new one.
     ForgetsIds,
-    /// Says that it stored what it had already.
+    /// Reports a duplicate as stored.
     CallsAllNew,
-    /// Acknowledges where it should nack.
+    /// Acknowledges instead of a nack.
     LosesNacked,
     /// Delivers in the reverse order within a batch.
     Reverses,
     /// Reports one delivery too few from the second on.
     ResetsCount,
-    /// Takes a nack for a delivery that nobody has settled.
+    /// Counts a nacked delivery as unsettled.
     TakesNacksForUnsettled,
-    /// Counts a release as an attempt.
+    /// Treats a release as a nack.
     CountsReleases,
     /// Forgets that a delivery was started.
     ForgetsStarts,
@@ -34,7 +34,7 @@ pub(crate) enum Breakage {
     DoesNotExtend,
     /// Forgets attributes and reply addresses from the second delivery on.
     ForgetsAttributes,
-    /// Says of all that was ever sent only what is still there.
+    /// Reports only present messages as ever sent.
     ForgetsSent,
 }
 
