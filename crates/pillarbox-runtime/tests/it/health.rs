@@ -13,8 +13,8 @@ use pillarbox_core::{
     NoReplies, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle,
 };
 use pillarbox_runtime::{
-    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopFailure, LoopGroup, Outcome,
-    Runnable, RunningGroup, State, StatsSnapshot, Worker,
+    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
+    RunningGroup, State, StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
