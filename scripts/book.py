@@ -36,9 +36,9 @@ class Page(html.parser.HTMLParser):
 
 def build():
     run = subprocess.run(["mdbook", "build", ROOT / "docs"], capture_output=True, text=True)
-    said = run.stdout + run.stderr
-    if run.returncode != 0 or re.search(r"\b(WARN|ERROR)\b", said):
-        sys.exit(said)
+    output = run.stdout + run.stderr
+    if run.returncode != 0 or re.search(r"\b(WARN|ERROR)\b", output):
+        sys.exit(output)
     for name in BESIDE:
         link = SITE / name
         if not link.is_symlink():
