@@ -16,7 +16,8 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::attributes::{ORIGINAL_ID, REPLAYED_AT, REPLAYS, original_id, replay_count, request_id};
-use crate::outcome::{FailureKind, FailureNote, truncate_error};
+use crate::dispatcher::FailureNote;
+use crate::outcome::{FailureKind, truncate_error};
 use crate::trace::TraceContext;
 
 /// Maximum number of causes that are stored, so that a dead letter never fails to be stored for their size.
@@ -31,7 +32,7 @@ const MAX_CAUSES: usize = 8;
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive};
-/// # use pillarbox_runtime::{DeadLetter, DlqPolicy, Outcome, Worker};
+/// # use pillarbox_runtime::{DeadLetter, DlqPolicy, Outcome, Runnable, Worker};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
 /// let orders: Mailbox<u32> = backend.mailbox("orders")?;
@@ -448,7 +449,8 @@ mod tests {
     fn the_text_is_readable() {
         let mut letter = letter(b"{\"n\": 1}");
         letter.last_error = "out of lamps".to_owned();
-        let text = String::from_utf8(DeadLetterCodec(Raw).encode(&letter).unwrap().to_vec()).unwrap();
+        let text =
+            String::from_utf8(DeadLetterCodec(Raw).encode(&letter).unwrap().to_vec()).unwrap();
         for part in [
             "{\"message_id\":\"",
             "\"source_mailbox\":\"orders\",\"delivery_count\":5,\"last_error\":\"out of lamps\"",
@@ -494,7 +496,8 @@ mod tests {
     #[test]
     fn a_letter_of_before_there_was_a_time_of_sending_is_read_as_it_was() {
         let letter = letter(b"1");
-        let text = String::from_utf8(DeadLetterCodec(Raw).encode(&letter).unwrap().to_vec()).unwrap();
+        let text =
+            String::from_utf8(DeadLetterCodec(Raw).encode(&letter).unwrap().to_vec()).unwrap();
         let (before, rest) = text.split_once("\"sent_at\":").unwrap();
         let old = format!("{before}{}", rest.split_once(',').unwrap().1);
         let read: DeadLetter = DeadLetterCodec(Raw).decode(&old.into()).unwrap();

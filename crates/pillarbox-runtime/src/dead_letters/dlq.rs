@@ -23,7 +23,7 @@ const MAX_BATCH: usize = 500;
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{Dlq, DlqPolicy, Outcome, Worker};
+/// # use pillarbox_runtime::{Dlq, DlqPolicy, Outcome, Runnable, Worker};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;
@@ -352,7 +352,8 @@ pub(super) fn record<'a>(
 pub(crate) fn backend_time(queue: &dyn Queue, counts: Counts) -> Result<Option<Timestamp>> {
     if counts.counted_at.is_none() && counts.total() > 0 {
         let value = format!("the time of backend '{}'", queue.capabilities().backend);
-        let allowed = "reported by Queue::counts (Counts::counted_at): without it nothing is expired";
+        let allowed =
+            "reported by Queue::counts (Counts::counted_at): without it nothing is expired";
         return Err(Error::invalid(Some(queue.name()), "age of dead letters", value, allowed));
     }
     Ok(counts.counted_at)

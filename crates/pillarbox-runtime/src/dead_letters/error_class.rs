@@ -93,7 +93,8 @@ impl Classifiers {
     pub(super) fn class_of(&self, failure: &Failure) -> ErrorClass {
         let of_error = || {
             let class = self.0.iter().find_map(|one| (one.of_failure)(failure));
-            class.or_else(|| failure.chain().find_map(|error| self.of_cause(error)))
+            class
+                .or_else(|| failure.chain().find_map(|error| self.of_cause(error)))
                 .unwrap_or(ErrorClass::Ambiguous)
         };
         match failure.kind() {
@@ -265,7 +266,11 @@ mod tests {
         assert_eq!(classes.class_of(&boxed(Bank::NoAccount)), ErrorClass::Permanent);
         assert_eq!(classes.class_of(&Failure::of(Charge(Bank::Busy))), BUSY);
         assert_eq!(classes.class_of(&boxed(Bank::Silent(denied()))), ErrorClass::Retriable);
-        assert_eq!(classes.class_of(&Failure::of(denied())), ErrorClass::Permanent, "a built-in type");
+        assert_eq!(
+            classes.class_of(&Failure::of(denied())),
+            ErrorClass::Permanent,
+            "a built-in type"
+        );
         assert_eq!(classes.class_of(&Failure::of(Bank::Odd)), ErrorClass::Ambiguous, "it panicked");
         assert_eq!(ErrorClass::of(&Failure::of(Bank::NoAccount)), ErrorClass::Ambiguous);
         assert!(BUSY.is_retriable() && !ErrorClass::Permanent.is_retriable());

@@ -70,7 +70,8 @@ pub(crate) async fn send_back<'a>(
     letters: impl IntoIterator<Item = (MessageId, &'a DeadLetter)>,
 ) -> Vec<Result<MessageId>> {
     let now = Timestamp::now();
-    let messages: Vec<_> = letters.into_iter().map(|(own, letter)| letter.replay(own, now)).collect();
+    let messages: Vec<_> =
+        letters.into_iter().map(|(own, letter)| letter.replay(own, now)).collect();
     let count = messages.len();
     let sent = each(target.send(messages).await, count, Some(target.name()), "send");
     sent.into_iter().map(|sent| sent.map(|sent| sent.id)).collect()

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use pillarbox_core::{Error, RawMessage};
 
-use super::error_class::{Classifiers, ErrorClass, catch_panic};
 use super::destination::Destination;
+use super::error_class::{Classifiers, ErrorClass, catch_panic};
 use crate::outcome::{Failure, FailureKind};
 
 /// Whether a rule applies to a failure.
@@ -186,7 +186,8 @@ impl Rules {
         if failure.kind() != FailureKind::Error {
             return failure.type_name();
         }
-        let named = self.named.iter().find(|(test, _)| catch_panic(|| test(failure)).unwrap_or(false));
+        let named =
+            self.named.iter().find(|(test, _)| catch_panic(|| test(failure)).unwrap_or(false));
         named.map_or_else(|| well_known(failure), |(_, name)| name)
     }
 }

@@ -14,8 +14,9 @@ use crate::outcome::{BoxError, Outcome};
 use crate::request::Metadata;
 
 /// A handler of dead letters.
-pub(super) type DynHandler<T> =
-    dyn Fn(DeadLetter<T>) -> BoxFuture<'static, std::result::Result<DlqAction, BoxError>> + Send + Sync;
+pub(super) type DynHandler<T> = dyn Fn(DeadLetter<T>) -> BoxFuture<'static, std::result::Result<DlqAction, BoxError>>
+    + Send
+    + Sync;
 
 /// The clock of a backend. It is asked once a minute; in between the monotonic clock of this process goes on.
 pub(super) struct BackendClock {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{BoxFuture, Counts, Mailbox, Mailboxes, Result};
+use pillarbox_core::{Error, Mailbox, Mailboxes, Result};
 
 pub use self::action::{DlqAction, IntoDlqAction};
 use self::handling::{BackendClock, DynHandler, Handling};
@@ -16,19 +16,17 @@ use self::skip_left::{LeftLetters, SkipLeftQueue};
 use crate::backoff::Backoff;
 use crate::control::Control;
 use crate::dead_letters::{DEFAULT_MAX_REPLAYS, DeadLetter, Dlq, metrics};
-use crate::lifecycle::LoopFailure;
 use crate::request::Metadata;
 use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
-use crate::until_empty::LOOK_EVERY;
-use crate::worker::{ReadyWorker, Running, Worker};
+use crate::worker::{ReadyWorker, Worker};
 
 /// Worker pool that handles dead letters: alerts, stores, replays or discards them.
 ///
 /// ```
 /// # use std::time::Duration;
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{DeadLetter, DlqAction, DlqConsumer, DlqPolicy, Outcome, Worker};
+/// # use pillarbox_runtime::{DeadLetter, DlqAction, DlqConsumer, DlqPolicy, Outcome, Runnable, Worker};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;
@@ -60,7 +58,7 @@ pub struct DlqConsumer<T, R = ()> {
     retry_after: Duration,
     retain_for: Option<Duration>,
     max_replays: u32,
-    depth_interval: Duration,
+    depth_every: Duration,
 }
 
 impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
@@ -76,18 +74,21 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
             let handled = handler(letter);
             Box::pin(async move { handled.await.into_dlq_action() })
         });
+        let left = Arc::<LeftLetters>::default();
+        let counted = left.clone();
         Self {
             dlq: Dlq::of(&mailbox),
             worker: Worker::new(mailbox)
+                .count_ready(move |counts| counted.possibly_new(counts))
                 .workers(1)
                 .visibility(Duration::from_secs(300))
                 .timeout_by_lease(),
             handler,
-            left: Arc::default(),
+            left,
             retry_after: Duration::from_secs(3600),
             retain_for: None,
             max_replays: DEFAULT_MAX_REPLAYS,
-            depth_interval: Duration::from_secs(30),
+            depth_every: Duration::from_secs(30),
         }
     }
 
@@ -154,89 +155,16 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
 
     /// Sets the interval at which dead letters are counted for the gauge `dlq.queue.depth`. Defaults to 30
     /// seconds.
-    pub fn depth_interval(mut self, interval: Duration) -> Self {
-        self.depth_interval = interval;
+    pub fn depth_every(mut self, interval: Duration) -> Self {
+        self.depth_every = interval;
         self
-    }
-
-    /// Controls it, also before it runs.
-    pub fn control(&self) -> Control {
-        self.worker.control()
-    }
-
-    /// Works until it is stopped; see [`Worker::run`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run(self) -> Result<StatsSnapshot> {
-        self.ready().run().await
-    }
-
-    /// Works until `stop` comes; see [`Worker::run_until`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<StatsSnapshot> {
-        self.ready().run_until(stop).await
-    }
-
-    /// Works until there is no dead letter but those that the handler has [left](DlqAction::leave), and
-    /// waits for those that it keeps; see [`Worker::run_until_empty`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run_until_empty`].
-    pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
-        let left = self.left.clone();
-        let remaining =
-            move |counts: &Counts| left.unknown(counts) + counts.in_flight + counts.delayed;
-        self.ready().run_until_none(LOOK_EVERY, remaining).await
-    }
-
-    /// Handles at most so many dead letters, one after the other, and ends; or earlier, when none is ready or
-    /// in anybody's hands but those that the handler has [left](DlqAction::leave). For jobs that run now and
-    /// then, and for tests.
-    ///
-    /// ```
-    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::{DeadLetter, DlqAction, DlqConsumer, DlqPolicy, Outcome, Worker};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
-    /// # let backend = Mailboxes::new(MemoryBackend::new());
-    /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;
-    /// # orders.send_batch(&[1, 2, 3]).await?.all()?;
-    /// # Worker::new(orders.clone()).dead_letters(DlqPolicy::new())
-    /// #     .handler(|_: u32| async { Outcome::reject("no") }).run_until_empty().await?;
-    /// // Replays some, and leaves the others to whoever looks after them.
-    /// let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq")?;
-    /// let consumer = DlqConsumer::new(dead.clone(), |letter: DeadLetter<u32>| async move {
-    ///     if letter.body == 2 { DlqAction::replay() } else { DlqAction::leave() }
-    /// });
-    /// consumer.run_iterations(100).await?;
-    /// assert_eq!((orders.counts().await?.ready, dead.counts().await?.ready), (1, 2));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_iterations(self, max_iterations: usize) -> Result<StatsSnapshot> {
-        let left = self.left.clone();
-        let remaining = move |counts: &Counts| left.unknown(counts) + counts.in_flight;
-        self.ready().run_iterations(max_iterations, remaining).await
-    }
-
-    /// Works in a task of its own, and leaves signals alone.
-    pub fn start(self) -> Running {
-        self.ready().start()
     }
 
     /// Builds the worker.
     fn ready(self) -> ReadyWorker<DeadLetter<T>, R> {
         let queue = self.dlq.queue().clone();
         metrics::register(queue.name());
-        let interval = self.depth_interval.max(Duration::from_millis(100));
+        let interval = self.depth_every.max(Duration::from_millis(100));
         let depth = Dlq::watch_depth(vec![queue.clone()], interval);
         let (handler, left) = (self.handler, self.left.clone());
         let skipping = SkipLeftQueue::new(queue.clone(), self.left.clone());
@@ -263,16 +191,18 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
 }
 
 impl<T: Send + Sync + 'static, R: 'static> Runnable for DlqConsumer<T, R> {
+    type Error = Error;
+
     fn name(&self) -> String {
         self.worker.group_name()
     }
 
     fn control(&self) -> Control {
-        Self::control(self)
+        self.worker.control()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
-        Box::new(self.ready()).run()
+    fn work(self) -> impl Future<Output = Result<StatsSnapshot>> + Send + 'static {
+        self.ready().work()
     }
 }
 

@@ -126,7 +126,8 @@ impl Idle {
 
     /// Whether it is time for another round, regardless of the counts.
     fn is_expired(&self, counts: &Counts, now: Instant) -> bool {
-        let interval = if counts.sent.is_some() { ROUND_INTERVAL } else { ROUND_INTERVAL_UNCOUNTED };
+        let interval =
+            if counts.sent.is_some() { ROUND_INTERVAL } else { ROUND_INTERVAL_UNCOUNTED };
         now - self.since >= interval
     }
 }
@@ -165,7 +166,8 @@ impl Rounds {
     fn end_round(&mut self, now: Instant) {
         self.rounds_without_new = if self.has_new { 0 } else { self.rounds_without_new + 1 };
         // If the order is not FIFO, one may be received twice before all have been received once.
-        let ready = if self.rounds_without_new < MAX_ROUNDS_WITHOUT_NEW { self.received } else { u64::MAX };
+        let ready =
+            if self.rounds_without_new < MAX_ROUNDS_WITHOUT_NEW { self.received } else { u64::MAX };
         // The number that was sent before the first round is not known, so another round follows at once.
         let count_at = if self.round == 0 { now } else { now + COUNT_INTERVAL };
         self.idle = Some(Idle { since: now, count_at, ready, sent: self.sent });
@@ -409,11 +411,12 @@ mod tests {
     #[test]
     fn the_oldest_is_evicted() {
         let mut rounds = Rounds::default();
-        let keys: Vec<_> =
-            (0..=MAX_REMEMBERED).map(|n| (MessageId::new(), Timestamp::from_secs(n as i64))).collect();
+        let keys: Vec<_> = (0..=MAX_REMEMBERED)
+            .map(|n| (MessageId::new(), Timestamp::from_secs(n as i64)))
+            .collect();
         keys.iter().for_each(|key| rounds.add(*key));
         let now = Instant::now();
         assert!(!rounds.record(keys[0], now) && rounds.record(keys[1], now));
-        assert_eq!(rounds.met.len(), MAX_REMEMBERED);
+        assert_eq!(rounds.last_round.len(), MAX_REMEMBERED);
     }
 }

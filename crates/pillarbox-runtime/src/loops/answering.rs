@@ -27,15 +27,13 @@ use uuid::Uuid;
 
 use super::message::{MainLoopRequest, MainLoopResult, RemoteError, RemoteErrorKind};
 use super::run::{About, Live, LoopCall, Run};
-use crate::dead_letters::{DeadLetter, cut, replays};
+use crate::attributes::{DEADLINE, replay_count};
+use crate::dead_letters::DeadLetter;
 use crate::handler::Parts;
 use crate::log::DELIVERIES;
 use crate::metrics;
-use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
+use crate::outcome::{BoxError, Failure, FailureKind, Outcome, truncate_error};
 use crate::request::ServiceRequest;
-
-/// The attribute that says when nobody waits for the answer any more, beside the request's own deadline.
-pub(super) const DEADLINE: &str = "pillarbox.deadline";
 
 /// How often an answer is tried to be stored before the request goes back.
 const ATTEMPTS: u32 = 4;
@@ -179,7 +177,7 @@ fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp
 
 /// Until when the sender waits, if it says so. Of a request that was replayed, somebody else wants it done.
 fn waited_for_until(attributes: &Attributes) -> Option<Timestamp> {
-    let until = attributes.get(DEADLINE).filter(|_| replays(attributes) == 0)?;
+    let until = attributes.get(DEADLINE).filter(|_| replay_count(attributes) == 0)?;
     until.parse().ok()
 }
 
@@ -190,7 +188,7 @@ fn remote(failure: &Failure) -> RemoteError {
         _ => RemoteErrorKind::Failed,
     };
     let error_type = Some(failure.type_name().to_owned());
-    RemoteError { text: cut(&failure.to_string()), kind, error_type }
+    RemoteError { text: truncate_error(&failure.to_string()), kind, error_type }
 }
 
 /// What the sender of a request is told when it has become a dead letter, and the id of that answer.
@@ -228,7 +226,7 @@ async fn reply<U: 'static, O: 'static>(
         Ok(mailbox) => mailbox,
         Err(error) => return unanswered(&error),
     };
-    let replays = replays(parts.metadata.attributes());
+    let replays = replay_count(parts.metadata.attributes());
     let id = reply_id(request_id, parts.metadata.original_id(), replays);
     let written = |result| mailbox.encode(&result, SendOptions::new().id(id));
     // What does not fit can still be told not to.

@@ -9,7 +9,7 @@ use serde::de::value::UnitDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-use crate::dead_letters::REQUEST_ID;
+use crate::attributes::REQUEST_ID;
 
 /// A request to a [`MainLoop`](super::MainLoop), as it lies in its mailbox.
 ///

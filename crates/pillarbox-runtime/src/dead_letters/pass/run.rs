@@ -209,7 +209,8 @@ impl PassRun {
                 }
                 // Replayed by this pass: it would be replayed again and again.
                 Ok(letter)
-                    if self.pass.action == PassAction::Replay && letter.replayed_at >= Some(self.began) =>
+                    if self.pass.action == PassAction::Replay
+                        && letter.replayed_at >= Some(self.began) =>
                 {
                     self.report.failed_again += 1;
                 }

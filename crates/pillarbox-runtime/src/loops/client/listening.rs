@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::super::message::MainLoopResult;
 use super::waiting::Waiting;
-use crate::dead_letters::request_id;
+use crate::attributes::request_id;
 use crate::outcome::Failure;
 
 /// How many answers are received at a time, at most.

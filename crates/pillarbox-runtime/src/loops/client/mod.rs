@@ -18,16 +18,16 @@ use uuid::Uuid;
 use self::listening::Listening;
 pub use self::submission::Submission;
 use self::waiting::{Enlisted, Waiter, Waiting};
-use super::answering::DEADLINE;
 use super::message::{MainLoopRequest, MainLoopResult, RemoteError};
 use super::sweep::new_address;
+use crate::attributes::DEADLINE;
 
 /// Asks a [`MainLoop`](super::MainLoop), and waits for its answers in a mailbox of its own. Cheap to clone.
 ///
 /// ```
 /// # use std::time::Duration;
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{CallError, Client, MainLoop, MainLoopRequest, MainLoopResult};
+/// # use pillarbox_runtime::{CallError, Client, MainLoop, MainLoopRequest, MainLoopResult, Runnable};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let roots: Mailbox<MainLoopRequest<f64>, MainLoopResult<f64>> = backend.mailbox("roots")?;
