@@ -34,11 +34,11 @@ mod dispatcher;
 mod dlq_consumer;
 mod driver;
 mod event;
+mod group;
 mod handler;
 mod hooks;
 mod inbox;
 mod lease;
-mod lifecycle;
 mod log;
 mod loops;
 mod metrics;
@@ -46,6 +46,7 @@ mod outbox;
 mod outcome;
 mod policy;
 mod producer;
+mod pulse;
 mod request;
 mod router;
 mod runnable;
@@ -69,15 +70,15 @@ pub use dead_letters::{
 };
 pub use dlq_consumer::{DlqAction, DlqConsumer, IntoDlqAction};
 pub use event::{About, Event, Events};
-pub use handler::{FromRequest, Handler, HandlerService, Parts};
-pub use hooks::FailedAttempt;
-pub use lease::Heartbeat;
 #[cfg(feature = "health")]
-pub use lifecycle::PrometheusHandle;
-pub use lifecycle::{
+pub use group::PrometheusHandle;
+pub use group::{
     DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopGroup,
     LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, StopSignal, Stuck, Task,
 };
+pub use handler::{FromRequest, Handler, HandlerService, Parts};
+pub use hooks::FailedAttempt;
+pub use lease::Heartbeat;
 pub use loops::{
     Adapter, AdapterService, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop,
     MainLoopRequest, MainLoopResult, NotRegistered, RemoteError, RemoteErrorKind, Resources, Run,

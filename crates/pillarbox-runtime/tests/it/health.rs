@@ -13,8 +13,8 @@ use pillarbox_core::{
     NoReplies, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle,
 };
 use pillarbox_runtime::{
-    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopFailure, LoopGroup, Outcome,
-    Runnable, RunningGroup, State, StatsSnapshot, Worker,
+    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
+    RunningGroup, State, StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
@@ -329,7 +329,7 @@ fn too_many_dead_letters_are_degraded_and_ready_and_many_probes_count_them_seldo
         let is_degraded = |answer: &Answer| answer.json()["status"] == "degraded";
         let answer = until(&running, "/health/ready", is_degraded).await;
         assert_eq!(answer.status, 200, "they are no reason to be out of service");
-        assert_eq!(answer.reasons(), ["'orders-dlq' holds 2 dead letters, and 2 are too many"]);
+        assert_eq!(answer.reasons(), ["'orders-dlq' holds 2 dead letters, and the limit is 2"]);
         let dlq = json!({ "name": "orders-dlq", "depth": 2, "threshold": 2 });
         assert_eq!(answer.json()["dlq"], dlq);
         assert_eq!(answer.json()["dead_letters"][0]["status"], "degraded");
