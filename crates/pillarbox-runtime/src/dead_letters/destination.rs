@@ -19,19 +19,14 @@ impl Destination {
     }
 
     /// Whether the source is on another backend. A mailbox that was made of a queue alone is on an unknown
-    /// backend, which counts as another one than any that is known.
+    /// backend, which is taken for the same.
     pub(super) fn is_on_other_backend(&self, source: Option<&Mailboxes>) -> bool {
-        match (&self.backend, source) {
-            (Some(own), Some(source)) => !own.is_same(source),
-            (own, source) => own.is_some() != source.is_some(),
-        }
+        self.backend.as_ref().zip(source).is_some_and(|(own, source)| !own.is_same(source))
     }
 
     /// Refuses the source itself, where dead letters would be received again.
     pub(super) fn check(&self, source: &dyn Queue, backend: Option<&Mailboxes>) -> Result<()> {
-        let is_known_to_differ =
-            self.backend.as_ref().zip(backend).is_some_and(|(own, source)| !own.is_same(source));
-        if source.name() != self.queue.name() || is_known_to_differ {
+        if source.name() != self.queue.name() || self.is_on_other_backend(backend) {
             return Ok(());
         }
         let value = format!("'{}', the source of the messages", source.name());

@@ -89,8 +89,8 @@ impl DlqPolicy {
 
     /// Creates a policy that sends dead letters to this mailbox, which may be on any backend. If it is not that
     /// of the source, a replay must name the backend of the source:
-    /// [`Dlq::sources_on`](super::Dlq::sources_on). A backend that was opened twice counts as two, and a mailbox
-    /// that was made of a [`Queue`] alone is on no known backend.
+    /// [`Dlq::sources_on`](super::Dlq::sources_on). A backend that was opened twice counts as two. A mailbox that was
+    /// made of a [`Queue`] alone is taken to be on the same backend.
     pub fn to<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
         Self { to: Some(Destination::of(mailbox)), ..Self::default() }
     }
