@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{Error, Mailbox, Mailboxes, Queue, QueueName, QueueOptions, Result};
+use pillarbox_core::{Error, Mailbox, Mailboxes, Queue, QueueOptions, Result};
 
 use super::dead_letter::DeadLetter;
 use super::destination::Destination;
@@ -93,24 +93,6 @@ impl DlqPolicy {
     /// made of a [`Queue`] alone is taken to be on the same backend.
     pub fn to<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
         Self { to: Some(Destination::of(mailbox)), ..Self::default() }
-    }
-
-    /// Returns the name of the mailbox that dead letters of a queue are sent to by default: `{source}-dlq`, and
-    /// `orders-dlq.fifo` for `orders.fifo`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidParameter`] if that is too long for a name.
-    pub fn default_name(source: &QueueName) -> Result<QueueName> {
-        match source.as_str().strip_suffix(".fifo") {
-            Some(stem) => format!("{stem}-dlq.fifo").parse(),
-            None => format!("{source}-dlq").parse(),
-        }
-    }
-
-    /// Whether a name is one that dead letters are sent to [by default](Self::default_name).
-    pub fn is_default_name(name: &QueueName) -> bool {
-        name.as_str().strip_suffix(".fifo").unwrap_or(name.as_str()).ends_with("-dlq")
     }
 
     /// Makes errors of this type dead letters at once. The type is that of the error that the handler returned,
@@ -253,7 +235,7 @@ impl DlqPolicy {
         let first = match (self.to, backend) {
             (Some(destination), _) => destination,
             (None, Some(backend)) => {
-                let name = Self::default_name(source.name())?;
+                let name = backend.dead_letter_name(source.name())?;
                 let queue = backend.queue(&name, QueueOptions::new())?;
                 Destination { queue, backend: Some(backend.clone()) }
             }

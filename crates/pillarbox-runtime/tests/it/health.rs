@@ -382,8 +382,7 @@ fn dead_letters_that_cannot_be_counted_in_time_are_degraded() {
         let answer = until(&running, "/health/ready", |answer| !has_counted(answer)).await;
         let dlq = json!({ "name": "orders-dlq", "depth": null, "threshold": 100 });
         assert_eq!(answer.json()["dlq"], dlq);
-        let reason =
-            "the dead letters in 'orders-dlq' cannot be counted: no answer within 2s";
+        let reason = "the dead letters in 'orders-dlq' cannot be counted: no answer within 2s";
         assert!(answer.reasons().contains(&reason.to_owned()), "{:?}", answer.reasons());
         let answer = until(&running, "/health/ready", has_counted).await;
         assert_eq!(answer.status, 200);
