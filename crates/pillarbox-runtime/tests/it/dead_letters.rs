@@ -13,8 +13,8 @@ use pillarbox_core::{
 };
 use pillarbox_redis::{RedisBackend, RedisOptions};
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Classify, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer,
-    DlqLimits, DlqPolicy, DlqStatus, ErrorClass, Event, FailedDelivery, FailureKind, Letters,
+    Attempt, Backoff, BoxError, Classify, DeadLetter, DeadLetterCodec, Decision, Dlq, DlqAction,
+    DlqConsumer, DlqLimits, DlqPolicy, DlqStatus, ErrorClass, Event, FailedDelivery, FailureKind,
     Outcome, Runnable, Worker,
 };
 use pillarbox_testing::server::RedisServer;
@@ -144,7 +144,10 @@ async fn errors_decide_by_their_type_and_go_to_places_of_their_own() {
     assert_eq!(limited.load(Ordering::SeqCst), 51, "excluded errors are tried for ever");
     let of = async |mailbox| -> Vec<_> {
         let letters: Vec<DeadLetter<u32>> = letters(mailbox).await;
-        letters.into_iter().map(|one| (one.body, one.delivery_count, one.last_error_type)).collect()
+        letters
+            .into_iter()
+            .map(|one| (one.body, one.delivery_count, one.info.last_error_type))
+            .collect()
     };
     assert_eq!(of(&invalid).await, [(0, 1, std::any::type_name::<Invalid>().to_owned())]);
     assert_eq!(of(&panics).await, [(2, 2, "panic".to_owned())]);
@@ -987,7 +990,7 @@ async fn a_consumer_does_what_its_handler_says() {
 async fn a_consumer_that_fails_never_makes_a_dead_letter_of_a_dead_letter() {
     let backend = backend();
     let dead = graveyard(&backend, &[7]).await;
-    let text: Mailbox<DeadLetter<String>> = dead.with_codec(Letters(Json));
+    let text: Mailbox<DeadLetter<String>> = dead.with_codec(DeadLetterCodec(Json));
     let calls = Arc::new(AtomicU32::new(0));
     let count = calls.clone();
     let fails = DlqConsumer::new(dead.clone(), move |_: DeadLetter<u32>| {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use pillarbox_core::{Codec, Json, MessageId, MessagePack, Raw, RawMessage, Timestamp};
 use pillarbox_evals::{EvalRequest, Scored};
-use pillarbox_runtime::{DeadLetter, Letters, MainLoopRequest, MainLoopResult};
+use pillarbox_runtime::{DeadLetter, DeadLetterCodec, MainLoopRequest, MainLoopResult};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -43,9 +43,10 @@ pub(super) fn letter(input: &[u8]) {
     match DeadLetter::read(&raw) {
         Ok(letter) => {
             record_outcome(letter.failure.as_str());
-            let written = Letters(Raw).encode(&letter).expect("a dead letter can be written");
+            let written =
+                DeadLetterCodec(Raw).encode(&letter).expect("a dead letter can be written");
             let again: DeadLetter =
-                Letters(Raw).decode(&written).expect("what was written can be read");
+                DeadLetterCodec(Raw).decode(&written).expect("what was written can be read");
             assert_eq!(again, letter, "a dead letter survives");
             let _ = letter.age(Timestamp::MAX);
         }

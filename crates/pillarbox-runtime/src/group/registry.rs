@@ -1,81 +1,79 @@
-//! The loops of a group, as all see them who have to do with them: those who control the group, the
-//! supervisors, the watchdog, the probes.
+//! The shared state of a group: its loops, as seen by controls, supervisors, the watchdog and health probes.
 
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use pillarbox_core::internal::{Locked, lock};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::checks::Checks;
-use super::health::{DeadLettersHealth, Phase, Readiness, Seen, Terms, readiness};
-use super::lock;
+use super::dead_letter_checks::DeadLetterChecks;
+use super::health::{DeadLettersHealth, LoopStatus, Phase, Readiness, ReadinessOptions, readiness};
 use super::report::{GroupReport, LoopReport};
+use super::stuck::{LoopProgress, Stuck};
 use super::systemd::Systemd;
-use super::watchdog::{Sight, Stuck};
 use crate::control::{Control, Stop};
 use crate::runnable::LoopFailure;
 use crate::stats::{MailboxStats, StatsSnapshot};
 
-/// How long ago mailboxes may have answered, unless said otherwise.
+/// Maximum time since the last answer of a mailbox, by default.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// See the [module](self). What is locked is held for moments, and never across a call of somebody's code.
+/// The loops of a group. Locks are held briefly, and never while code of the program runs.
 #[derive(Debug)]
-pub(super) struct Roster {
-    entries: Mutex<Vec<Entry>>,
-    /// It only rises.
-    wanted: watch::Sender<Option<Stop>>,
+pub(super) struct Registry {
+    entries: Mutex<Vec<LoopEntry>>,
+    /// Only ever raised: from none to graceful to now.
+    requested_stop: watch::Sender<Option<Stop>>,
     stuck: Mutex<Vec<Stuck>>,
-    terms: Mutex<Terms>,
-    pub(super) checks: Checks,
-    /// Where health is told.
+    options: Mutex<ReadinessOptions>,
+    pub(super) dead_letters: DeadLetterChecks,
+    /// The address of the health server.
     #[cfg(feature = "health")]
     pub(super) address: OnceLock<std::net::SocketAddr>,
     systemd: OnceLock<Systemd>,
 }
 
-/// A loop.
 #[derive(Debug)]
-struct Entry {
+struct LoopEntry {
     name: String,
-    /// That of its present life.
+    /// The control of the running instance; a restarted loop has a new one.
     control: Option<Control>,
     phase: Phase,
     restarts: u32,
     failure: Option<LoopFailure>,
-    /// What it said at its end.
-    last: Option<StatsSnapshot>,
+    /// The statistics at its end.
+    final_stats: Option<StatsSnapshot>,
     is_left_behind: bool,
 }
 
-impl Roster {
+impl Registry {
     pub(super) fn new() -> Self {
         Self {
             entries: Mutex::default(),
-            wanted: watch::Sender::new(None),
+            requested_stop: watch::Sender::new(None),
             stuck: Mutex::default(),
-            terms: Mutex::new(Terms { ready_within: READY_WITHIN, is_strict: false }),
-            checks: Checks::new(),
+            options: Mutex::new(ReadinessOptions { ready_within: READY_WITHIN, is_strict: false }),
+            dead_letters: DeadLetterChecks::new(),
             #[cfg(feature = "health")]
             address: OnceLock::new(),
             systemd: OnceLock::new(),
         }
     }
 
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn entries(&self) -> Locked<'_, Vec<LoopEntry>> {
         lock(&self.entries)
     }
 
-    /// Adds a loop that has not begun.
+    /// Adds a loop that is not started yet.
     pub(super) fn add(&self, name: String, control: Option<Control>) {
-        self.entries().push(Entry {
+        self.entries().push(LoopEntry {
             name,
             control,
             phase: Phase::Alive,
             restarts: 0,
             failure: None,
-            last: None,
+            final_stats: None,
             is_left_behind: false,
         });
     }
@@ -88,8 +86,8 @@ impl Roster {
         self.entries().iter().find(|entry| entry.name == name)?.control.clone()
     }
 
-    /// A loop begins its life, or its next one. What was asked of the group counts for it.
-    pub(super) fn begin(&self, index: usize, control: &Control, turn_within: Option<Duration>) {
+    /// Records that a loop was started or restarted. A stop that was requested before applies to it.
+    pub(super) fn started(&self, index: usize, control: &Control, turn_within: Option<Duration>) {
         if let Some(turn_within) = turn_within {
             control.pulse().watch(turn_within);
         }
@@ -97,20 +95,20 @@ impl Roster {
         let entry = &mut entries[index];
         (entry.phase, entry.failure) = (Phase::Alive, None);
         entry.control = Some(control.clone());
-        // Under the lock: a stop comes before or after, and not in between.
-        if let Some(stop) = *self.wanted.borrow() {
-            tell(control, stop);
+        // Under the lock, so that a concurrent stop is not missed.
+        if let Some(stop) = *self.requested_stop.borrow() {
+            request_stop(control, stop);
         }
     }
 
     pub(super) fn ended(&self, index: usize, stats: StatsSnapshot) {
         let entry = &mut self.entries()[index];
-        (entry.phase, entry.last) = (Phase::Ended, Some(stats));
+        (entry.phase, entry.final_stats) = (Phase::Ended, Some(stats));
         let has_left = |control: &Control| control.pulse().has_left_behind();
         entry.is_left_behind = entry.control.as_ref().is_some_and(has_left);
     }
 
-    /// A loop has failed, and is about to be made anew or not.
+    /// Records that a loop failed, and returns the number of its restarts.
     pub(super) fn failed(&self, index: usize, failure: LoopFailure, is_restarted: bool) -> u32 {
         let entry = &mut self.entries()[index];
         entry.failure = Some(failure);
@@ -119,7 +117,7 @@ impl Roster {
         entry.restarts
     }
 
-    /// Leaves those behind who have not ended, and names them.
+    /// Marks the loops that have not ended as left behind, and returns their names.
     pub(super) fn leave_behind(&self) -> Vec<String> {
         let mut entries = self.entries();
         let left = entries.iter_mut().filter(|entry| entry.phase == Phase::Alive);
@@ -130,38 +128,38 @@ impl Roster {
         .collect()
     }
 
-    /// Tells all loops to stop.
+    /// Stops all loops.
     pub(super) fn stop(&self, stop: Stop) {
-        // Before the loops hear of it: they may end at once.
+        // Before the loops are stopped, since they may end at once.
         if let (false, Some(systemd)) = (self.is_stopping(), self.systemd()) {
             systemd.send("STOPPING=1\nSTATUS=finishing what is running");
         }
         let entries = self.entries();
-        self.wanted.send_modify(|wanted| *wanted = (*wanted).max(Some(stop)));
+        self.requested_stop.send_modify(|requested| *requested = (*requested).max(Some(stop)));
         entries
             .iter()
             .filter_map(|entry| entry.control.as_ref())
-            .for_each(|control| tell(control, stop));
+            .for_each(|control| request_stop(control, stop));
     }
 
-    pub(super) fn wanted(&self) -> watch::Receiver<Option<Stop>> {
-        self.wanted.subscribe()
+    pub(super) fn requested_stop(&self) -> watch::Receiver<Option<Stop>> {
+        self.requested_stop.subscribe()
     }
 
     pub(super) fn is_stopping(&self) -> bool {
-        self.wanted.borrow().is_some()
+        self.requested_stop.borrow().is_some()
     }
 
     pub(super) fn set_ready_within(&self, within: Duration) {
-        lock(&self.terms).ready_within = within;
+        lock(&self.options).ready_within = within;
     }
 
-    pub(super) fn be_strict(&self) {
-        lock(&self.terms).is_strict = true;
+    pub(super) fn set_strict(&self) {
+        lock(&self.options).is_strict = true;
     }
 
-    pub(super) fn tell_systemd(&self, systemd: Systemd) {
-        // The first one counts; there is no other.
+    pub(super) fn set_systemd(&self, systemd: Systemd) {
+        // Set once, when the group starts.
         let _ = self.systemd.set(systemd);
     }
 
@@ -177,57 +175,57 @@ impl Roster {
         lock(&self.stuck).clone()
     }
 
-    /// Whether every mailbox of every loop has answered once.
+    /// Whether every mailbox of every loop has answered at least once.
     pub(super) fn have_all_polled(&self) -> bool {
-        let answers = |mailbox: &MailboxStats| mailbox.answered_at.is_some();
-        let has_polled = |entry: &Entry| match &entry.control {
-            Some(control) => control.stats().borrow().mailboxes.iter().all(answers),
+        let has_answered = |mailbox: &MailboxStats| mailbox.answered_at.is_some();
+        let has_polled = |entry: &LoopEntry| match &entry.control {
+            Some(control) => control.stats().borrow().mailboxes.iter().all(has_answered),
             None => false,
         };
-        let is_over = |entry: &Entry| entry.phase == Phase::Ended;
+        let is_over = |entry: &LoopEntry| entry.phase == Phase::Ended;
         self.entries().iter().all(|entry| is_over(entry) || has_polled(entry))
     }
 
-    /// Whether the group does its work, as those are told who are of the program.
+    /// Returns the readiness of the group, with full error texts.
     pub(super) async fn readiness(&self) -> Readiness {
-        self.readiness_for(|seen| seen, |queue| queue).await
+        self.readiness_with(|status| status, |queue| queue).await
     }
 
-    /// The same without what backends and networks say, which may name hosts.
+    /// Returns the readiness without the causes of errors, which may name hosts.
     #[cfg(feature = "health")]
-    pub(super) async fn readiness_for_strangers(&self) -> Readiness {
-        self.readiness_for(Seen::for_strangers, DeadLettersHealth::for_strangers).await
+    pub(super) async fn redacted_readiness(&self) -> Readiness {
+        self.readiness_with(LoopStatus::redacted, DeadLettersHealth::redacted).await
     }
 
-    async fn readiness_for(
+    async fn readiness_with(
         &self,
-        loops: impl Fn(Seen) -> Seen,
+        loops: impl Fn(LoopStatus) -> LoopStatus,
         queues: impl Fn(DeadLettersHealth) -> DeadLettersHealth,
     ) -> Readiness {
-        let dead_letters = self.checks.ask().await.into_iter().map(queues).collect();
-        let seen: Vec<_> = self.entries().iter().map(Entry::seen).map(loops).collect();
-        let terms = *lock(&self.terms);
-        readiness(&seen, dead_letters, self.is_stopping(), terms, Instant::now())
+        let dead_letters = self.dead_letters.health().await.into_iter().map(queues).collect();
+        let loops: Vec<_> = self.entries().iter().map(LoopEntry::status).map(loops).collect();
+        let options = *lock(&self.options);
+        readiness(&loops, dead_letters, self.is_stopping(), options, Instant::now())
     }
 
-    /// What a watchdog sees.
-    pub(super) fn sights(&self) -> Vec<Sight> {
-        self.entries().iter().map(Entry::sight).collect()
+    /// Returns the progress of each loop, for the watchdog.
+    pub(super) fn progress(&self) -> Vec<LoopProgress> {
+        self.entries().iter().map(LoopEntry::progress).collect()
     }
 
     pub(super) fn report(&self) -> GroupReport {
-        GroupReport { loops: self.entries().iter().map(Entry::report).collect() }
+        GroupReport { loops: self.entries().iter().map(LoopEntry::report).collect() }
     }
 }
 
-impl Entry {
+impl LoopEntry {
     fn stats(&self) -> Option<StatsSnapshot> {
-        let present = || self.control.as_ref().map(|control| control.stats().borrow().clone());
-        self.last.clone().or_else(present)
+        let current = || self.control.as_ref().map(|control| control.stats().borrow().clone());
+        self.final_stats.clone().or_else(current)
     }
 
-    fn seen(&self) -> Seen {
-        Seen {
+    fn status(&self) -> LoopStatus {
+        LoopStatus {
             name: self.name.clone(),
             phase: self.phase,
             restarts: self.restarts,
@@ -236,19 +234,19 @@ impl Entry {
         }
     }
 
-    fn sight(&self) -> Sight {
+    fn progress(&self) -> LoopProgress {
         let pulse = self.control.as_ref().map(Control::pulse);
-        // One that has ended is not stuck. What its handlers left behind is nobody's any more.
+        // A loop that has ended is not stuck, even if it left handlers behind.
         let pulse = pulse.filter(|_| self.phase == Phase::Alive);
         let work = pulse.map(|pulse| pulse.work()).unwrap_or_default();
-        let shown = work
+        let work = work
             .into_iter()
             .map(|work| work.map(|work| (work.number, work.lease.beats(), work.about)));
-        Sight {
+        LoopProgress {
             name: self.name.clone(),
-            life: self.restarts,
+            restarts: self.restarts,
             turns: pulse.and_then(|pulse| pulse.turns()),
-            work: shown.collect(),
+            work: work.collect(),
         }
     }
 
@@ -263,7 +261,7 @@ impl Entry {
     }
 }
 
-fn tell(control: &Control, stop: Stop) {
+fn request_stop(control: &Control, stop: Stop) {
     match stop {
         Stop::Graceful => control.stop(),
         Stop::Now => control.stop_now(),

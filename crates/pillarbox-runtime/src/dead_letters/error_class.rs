@@ -1,39 +1,39 @@
-//! Whether an error is worth another try.
+//! Classification of errors: whether a retry may succeed.
 
 use std::error::Error as StdError;
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use pillarbox_core::Error;
 
-use super::policy::guarded;
 use crate::outcome::{Failure, FailureKind};
 
-/// Whether an error is worth another try, as far as can be told.
+/// Whether a retry after an error may succeed.
 ///
-/// What follows from it, a [`DlqPolicy`](super::DlqPolicy) says:
+/// A [`DlqPolicy`](super::DlqPolicy) acts on it with
 /// [`include_permanent`](super::DlqPolicy::include_permanent) and
 /// [`exclude_retriable`](super::DlqPolicy::exclude_retriable).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorClass {
-    /// It may pass by itself: the network, a limit, a time that ran out.
+    /// The error may pass by itself, such as a network failure or a timeout.
     Retriable,
     /// The callee limits the rate of calls. It is [retriable](Self::is_retriable).
     RateLimited {
-        /// How long to wait before the next attempt, in place of the backoff, if that was said.
+        /// Delay before the next attempt, in place of the backoff, if the callee named one.
         retry_after: Option<Duration>,
     },
-    /// It will be the same the next time: what was asked for is wrong, or not allowed.
+    /// A retry would fail in the same way: the request is invalid or not allowed.
     Permanent,
-    /// It depends on what is meant: a panic, a body that another version may be able to read, something
-    /// that is not found and may come.
+    /// Not known: a panic, a body that another version may be able to decode, something that is not found
+    /// and may appear later.
     Ambiguous,
 }
 
-/// An error that says itself whether it is worth another try.
+/// An error that knows its own [class](ErrorClass).
 ///
-/// A [policy](super::DlqPolicy) asks errors of the types that were named to it by
+/// A [policy](super::DlqPolicy) uses it for the types that are registered by
 /// [`classify`](super::DlqPolicy::classify):
 ///
 /// ```
@@ -63,24 +63,24 @@ pub enum ErrorClass {
 /// let policy = DlqPolicy::new().classify::<BankError>().include_permanent().exclude_retriable();
 /// ```
 pub trait Classify: StdError + Send + Sync + 'static {
-    /// The class of this error. One that panics is [ambiguous](ErrorClass::Ambiguous).
+    /// Returns the class of this error. If it panics, the error is [ambiguous](ErrorClass::Ambiguous).
     fn class(&self) -> ErrorClass;
 }
 
-/// The types of a program's own errors that say their class.
+/// The registered error types that know their class.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Classes(Vec<Classifier>);
+pub(crate) struct Classifiers(Vec<Classifier>);
 
-/// Asks an error for its class, if it is of one type.
+/// Returns the class of an error if it is of one registered type.
 #[derive(Debug, Clone, Copy)]
 struct Classifier {
-    /// Of what a handler returned, which may be under a context of `anyhow`.
+    /// For the error that a handler returned, which may be under a context of `anyhow`.
     of_failure: fn(&Failure) -> Option<ErrorClass>,
-    /// Of what that was caused by.
+    /// For the causes of that error.
     of_cause: fn(&(dyn StdError + 'static)) -> Option<ErrorClass>,
 }
 
-impl Classes {
+impl Classifiers {
     pub(super) fn add<E: Classify>(&mut self) {
         self.0.push(Classifier {
             of_failure: |failure| failure.downcast_ref::<E>().map(E::class),
@@ -88,12 +88,13 @@ impl Classes {
         });
     }
 
-    /// Classifies a failure: by its kind, or by the outermost error that is of a known type, which has seen
-    /// the others.
-    pub(super) fn of(&self, failure: &Failure) -> ErrorClass {
+    /// Classifies a failure by its kind, or by the outermost error of a known type, since that one knows its
+    /// causes.
+    pub(super) fn class_of(&self, failure: &Failure) -> ErrorClass {
         let of_error = || {
-            let said = self.0.iter().find_map(|one| (one.of_failure)(failure));
-            said.or_else(|| failure.chain().find_map(|error| self.of_cause(error)))
+            let class = self.0.iter().find_map(|one| (one.of_failure)(failure));
+            class
+                .or_else(|| failure.chain().find_map(|error| self.of_cause(error)))
                 .unwrap_or(ErrorClass::Ambiguous)
         };
         match failure.kind() {
@@ -101,8 +102,8 @@ impl Classes {
                 ErrorClass::Retriable
             }
             FailureKind::Rejected => ErrorClass::Permanent,
-            // The program's own code runs here.
-            FailureKind::Error => guarded(of_error).unwrap_or(ErrorClass::Ambiguous),
+            // This calls code of the program.
+            FailureKind::Error => catch_panic(of_error).unwrap_or(ErrorClass::Ambiguous),
             FailureKind::Panic
             | FailureKind::Undecodable
             | FailureKind::UnknownKind
@@ -111,16 +112,16 @@ impl Classes {
     }
 
     fn of_cause(&self, error: &(dyn StdError + 'static)) -> Option<ErrorClass> {
-        let said = self.0.iter().find_map(|one| (one.of_cause)(error));
-        said.or_else(|| ErrorClass::of_error(error))
+        let class = self.0.iter().find_map(|one| (one.of_cause)(error));
+        class.or_else(|| ErrorClass::of_error(error))
     }
 }
 
 impl ErrorClass {
-    /// Classifies a failure: by its kind, and by its error and what that was caused by, as far as they are
-    /// of types that are known here: those of Pillarbox, [`io::Error`], `tokio::time::error::Elapsed` and
-    /// `serde_json::Error`. All others are [ambiguous](Self::Ambiguous). A policy knows
-    /// [more types](super::DlqPolicy::classify), and tells by [`FailedDelivery::class`](super::FailedDelivery::class).
+    /// Classifies a failure by its kind, or by its error and the causes of that, if they are of these types:
+    /// those of Pillarbox, [`io::Error`], `tokio::time::error::Elapsed` and `serde_json::Error`. All others are
+    /// [ambiguous](Self::Ambiguous). [`FailedDelivery::class`](super::FailedDelivery::class) also knows the
+    /// types that are [registered](super::DlqPolicy::classify) with a policy.
     ///
     /// ```
     /// use pillarbox_runtime::{ErrorClass, Failure};
@@ -129,15 +130,15 @@ impl ErrorClass {
     /// assert_eq!(ErrorClass::of(&Failure::of(reset)), ErrorClass::Retriable);
     /// ```
     pub fn of(failure: &Failure) -> Self {
-        Classes::default().of(failure)
+        Classifiers::default().class_of(failure)
     }
 
-    /// Whether it may pass by itself: retriable, or rate limited.
+    /// Whether a retry may succeed: retriable or rate limited.
     pub const fn is_retriable(self) -> bool {
         matches!(self, Self::Retriable | Self::RateLimited { .. })
     }
 
-    /// Classifies an error, if its type is known here.
+    /// Classifies an error of one of the built-in types.
     fn of_error(error: &(dyn StdError + 'static)) -> Option<Self> {
         if let Some(error) = error.downcast_ref::<Error>() {
             return Some(Self::of_mailbox(error));
@@ -148,7 +149,7 @@ impl ErrorClass {
         if error.is::<tokio::time::error::Elapsed>() {
             return Some(Self::Retriable);
         }
-        // Usually permanent, unless another version wrote it.
+        // Usually permanent, but another version may be able to decode it.
         let json = error.downcast_ref::<serde_json::Error>()?;
         Some(json.io_error_kind().map_or(Self::Ambiguous, Self::of_io))
     }
@@ -156,7 +157,7 @@ impl ErrorClass {
     fn of_mailbox(error: &Error) -> Self {
         match error {
             Error::InvalidParameter { .. } => Self::Permanent,
-            // Usually permanent, unless another version wrote it.
+            // Usually permanent, but another version may be able to decode it.
             Error::Serialization { .. } | Error::ReplyMailboxUnavailable { .. } => Self::Ambiguous,
             _ => Self::Retriable,
         }
@@ -186,6 +187,11 @@ impl ErrorClass {
     }
 }
 
+/// Calls a function of the program. `None` if it panics, which must not cost the message.
+pub(super) fn catch_panic<T>(function: impl FnOnce() -> T) -> Option<T> {
+    std::panic::catch_unwind(AssertUnwindSafe(function)).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,7 +202,7 @@ mod tests {
     struct Call(#[source] io::Error);
 
     #[test]
-    fn an_error_is_known_by_itself_or_by_its_cause() {
+    fn an_error_is_classified_by_its_own_type_or_by_its_cause() {
         let io = |kind| io::Error::from(kind);
         let invalid = Error::invalid(None, "weight", "0", "at least 1");
         let down = Error::connection(None, "send", "nobody answers");
@@ -239,7 +245,7 @@ mod tests {
             match self {
                 Self::NoAccount => ErrorClass::Permanent,
                 Self::Busy => BUSY,
-                // It knows better than its cause.
+                // Takes precedence over the class of its cause.
                 Self::Silent(_) => ErrorClass::Retriable,
                 Self::Odd => panic!("no idea"),
             }
@@ -251,32 +257,36 @@ mod tests {
     struct Charge(#[source] Bank);
 
     #[test]
-    fn an_error_of_the_program_says_its_class_also_in_a_box_and_as_a_cause() {
-        let mut classes = Classes::default();
+    fn a_registered_error_is_classified_also_in_a_box_and_as_a_cause() {
+        let mut classes = Classifiers::default();
         classes.add::<Bank>();
         let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
         let boxed = |error: Bank| Failure::of(BoxError::from(error));
-        assert_eq!(classes.of(&Failure::of(Bank::NoAccount)), ErrorClass::Permanent);
-        assert_eq!(classes.of(&boxed(Bank::NoAccount)), ErrorClass::Permanent);
-        assert_eq!(classes.of(&Failure::of(Charge(Bank::Busy))), BUSY);
-        assert_eq!(classes.of(&boxed(Bank::Silent(denied()))), ErrorClass::Retriable);
-        assert_eq!(classes.of(&Failure::of(denied())), ErrorClass::Permanent, "known here");
-        assert_eq!(classes.of(&Failure::of(Bank::Odd)), ErrorClass::Ambiguous, "it panicked");
+        assert_eq!(classes.class_of(&Failure::of(Bank::NoAccount)), ErrorClass::Permanent);
+        assert_eq!(classes.class_of(&boxed(Bank::NoAccount)), ErrorClass::Permanent);
+        assert_eq!(classes.class_of(&Failure::of(Charge(Bank::Busy))), BUSY);
+        assert_eq!(classes.class_of(&boxed(Bank::Silent(denied()))), ErrorClass::Retriable);
+        assert_eq!(
+            classes.class_of(&Failure::of(denied())),
+            ErrorClass::Permanent,
+            "a built-in type"
+        );
+        assert_eq!(classes.class_of(&Failure::of(Bank::Odd)), ErrorClass::Ambiguous, "it panicked");
         assert_eq!(ErrorClass::of(&Failure::of(Bank::NoAccount)), ErrorClass::Ambiguous);
         assert!(BUSY.is_retriable() && !ErrorClass::Permanent.is_retriable());
     }
 
     #[cfg(feature = "anyhow")]
     #[test]
-    fn an_error_of_the_program_says_its_class_through_anyhow() {
+    fn a_registered_error_is_classified_through_anyhow() {
         use anyhow::Context;
-        let mut classes = Classes::default();
+        let mut classes = Classifiers::default();
         classes.add::<Bank>();
         let failure = Failure::of(anyhow::Error::new(Bank::NoAccount));
-        assert_eq!(classes.of(&failure), ErrorClass::Permanent);
+        assert_eq!(classes.class_of(&failure), ErrorClass::Permanent);
         let told = Err::<(), _>(Charge(Bank::Busy)).context("order 7").unwrap_err();
-        assert_eq!(classes.of(&Failure::of(told)), BUSY);
+        assert_eq!(classes.class_of(&Failure::of(told)), BUSY);
         let as_context = anyhow::anyhow!("404").context(Bank::NoAccount);
-        assert_eq!(classes.of(&Failure::of(as_context)), ErrorClass::Permanent);
+        assert_eq!(classes.class_of(&Failure::of(as_context)), ErrorClass::Permanent);
     }
 }

@@ -1,4 +1,4 @@
-//! Running one loop until it has ended for good, and making it anew when it fails.
+//! Runs one loop until it ends, and restarts it when it fails.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use pillarbox_core::{BoxFuture, Error};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::registry::Registry;
 use super::restart::Restarts;
-use super::roster::Roster;
 use crate::control::Control;
 use crate::outcome::panic_text;
 use crate::runnable::{LoopFailure, Runnable};
@@ -34,19 +34,19 @@ impl<R: Runnable> Member for R {
     }
 }
 
-/// Makes a loop.
+/// Function that makes a loop.
 pub(super) type Make = Box<dyn FnMut() -> Box<dyn Member> + Send>;
 
-/// Where a loop comes from.
+/// The source of a loop.
 pub(super) enum Origin {
-    /// It is there, and can be run once.
+    /// A loop, which can be run once.
     Given(Option<Box<dyn Member>>),
-    /// It is made whenever it is to begin.
+    /// A function that makes the loop at each start.
     Made(Make),
 }
 
 impl Origin {
-    /// The loop, if there is one to be had.
+    /// Returns the loop for the next start, if there is one.
     fn next(&mut self) -> Option<Result<Box<dyn Member>, LoopFailure>> {
         match self {
             Self::Given(given) => given.take().map(Ok),
@@ -57,38 +57,38 @@ impl Origin {
         }
     }
 
-    const fn can_be_made_anew(&self) -> bool {
+    const fn can_restart(&self) -> bool {
         matches!(self, Self::Made(_))
     }
 }
 
-/// Sees to one loop.
+/// Supervises one loop.
 pub(super) struct Supervisor {
     pub(super) index: usize,
     pub(super) name: String,
     pub(super) origin: Origin,
     pub(super) restarts: Restarts,
     pub(super) turn_within: Option<Duration>,
-    pub(super) roster: Arc<Roster>,
+    pub(super) registry: Arc<Registry>,
 }
 
 impl Supervisor {
-    /// Runs the loop until it has ended for good. Says its name and why, if it failed.
+    /// Runs the loop until it ends or is not restarted any more. Returns its name and the failure if it failed.
     pub(super) async fn run(mut self) -> Result<(), (String, LoopFailure)> {
-        // There from the start, so that the first restart is seen.
+        // Registered at the start, so that the first restart is visible.
         let restarted = counter!("pillarbox.loops.restarted", "loop" => self.name.clone());
         while let Some(next) = self.origin.next() {
-            let failure = match self.live(next).await {
+            let failure = match self.run_once(next).await {
                 Ok(stats) => {
                     tracing::info!(loop_name = self.name, "a loop has ended");
-                    self.roster.ended(self.index, stats);
+                    self.registry.ended(self.index, stats);
                     return Ok(());
                 }
                 Err(failure) => failure,
             };
-            let may_restart = self.origin.can_be_made_anew() && !self.roster.is_stopping();
+            let may_restart = self.origin.can_restart() && !self.registry.is_stopping();
             let delay = if may_restart { self.restarts.failed(Instant::now()) } else { None };
-            let restarts = self.roster.failed(self.index, failure.clone(), delay.is_some());
+            let restarts = self.registry.failed(self.index, failure.clone(), delay.is_some());
             let Some(delay) = delay else {
                 tracing::error!(loop_name = self.name, error = %failure, restarts, "a loop failed");
                 return Err((self.name, failure));
@@ -98,28 +98,28 @@ impl Supervisor {
                 error = %failure,
                 restarts,
                 seconds = delay.as_secs_f64(),
-                "a loop failed, and is made anew"
+                "a loop failed and is restarted"
             );
             restarted.increment(1);
-            let mut wanted = self.roster.wanted();
+            let mut stop = self.registry.requested_stop();
             tokio::select! {
                 biased;
-                // Nobody wants it any more.
-                _ = wanted.wait_for(Option::is_some) => return Ok(()),
+                // The group is stopping.
+                _ = stop.wait_for(Option::is_some) => return Ok(()),
                 () = tokio::time::sleep(delay) => {}
             }
         }
         Ok(())
     }
 
-    /// One life of the loop, in a task of its own.
-    async fn live(
+    /// Runs the loop once, in a separate task.
+    async fn run_once(
         &mut self,
         next: Result<Box<dyn Member>, LoopFailure>,
     ) -> Result<StatsSnapshot, LoopFailure> {
         let member = next?;
-        self.roster.begin(self.index, &member.control(), self.turn_within);
-        let mut task = Spawned(tokio::spawn(member.work()));
+        self.registry.started(self.index, &member.control(), self.turn_within);
+        let mut task = AbortOnDrop(tokio::spawn(member.work()));
         match (&mut task.0).await {
             Ok(ended) => ended,
             Err(error) if error.is_panic() => Err(panicked(&*error.into_panic())),
@@ -133,10 +133,10 @@ fn panicked(payload: &(dyn std::any::Any + Send)) -> LoopFailure {
     LoopFailure::Panic(panic_text(payload).to_owned())
 }
 
-/// A task that ends at its next await when this is dropped.
-struct Spawned(JoinHandle<Result<StatsSnapshot, LoopFailure>>);
+/// Aborts a task on drop, which ends it at its next await.
+struct AbortOnDrop(JoinHandle<Result<StatsSnapshot, LoopFailure>>);
 
-impl Drop for Spawned {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }

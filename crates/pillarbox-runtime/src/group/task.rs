@@ -1,4 +1,4 @@
-//! Work of the program's own beside its loops, such as an HTTP server.
+//! Other work of a program that runs in a group, such as an HTTP server.
 
 use std::fmt;
 use std::pin::Pin;
@@ -14,8 +14,8 @@ use crate::outcome::BoxError;
 use crate::runnable::{LoopFailure, Runnable};
 use crate::stats::{State, StatsSnapshot};
 
-/// Work of the program's own that a [`LoopGroup`](super::LoopGroup) runs beside its loops: an HTTP server, the
-/// relay of an outbox, whatever is an async function of a [`StopSignal`].
+/// Other work of a program that a [`LoopGroup`](super::LoopGroup) runs beside its loops, such as an HTTP server
+/// or the relay of an outbox: any async function of a [`StopSignal`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,7 +36,7 @@ use crate::stats::{State, StatsSnapshot};
 /// let group = LoopGroup::new()
 ///     // When it fails, the group ends.
 ///     .add(Task::new("outbox", outbox))
-///     // Made by a function, it is restarted when it fails.
+///     // A task that is made by a function is restarted when it fails.
 ///     .add_with("second outbox", || Task::new("second outbox", outbox));
 /// # group.control().stop();
 /// group.run().await?;
@@ -45,15 +45,15 @@ use crate::stats::{State, StatsSnapshot};
 ///
 /// The group treats it as a loop:
 ///
-/// * It fails by an error or a panic, and is restarted by the same [rules](super::Restart).
-/// * One that returns `Ok` has ended: the others go on, it is not restarted, and the group is not
+/// * It fails by an error or a panic, and is restarted by the same [policy](super::Restart).
+/// * If it returns `Ok`, it has ended: the others go on, it is not restarted, and the group is not
 ///   [ready](super::GroupControl::readiness) any more, as with a loop that was stopped.
-/// * It runs in a task of Tokio's. At a stop its [`StopSignal`] ends, and it has as long as the group
-///   [drains](super::LoopGroup::drain_for) to return. Then it is cancelled at its next await, and the
-///   [report](super::LoopReport::is_left_behind) names it.
-/// * The watchdog notices one that blocks its thread. It cannot tell one that waits from one that is stuck.
+/// * It runs in a Tokio task. At a stop its [`StopSignal`] completes, and it has the
+///   [drain time](super::LoopGroup::drain_for) of the group to return. Then it is cancelled at its next await, and
+///   the [report](super::LoopReport::is_left_behind) says so.
+/// * The watchdog detects that it blocks its thread, but not that it waits forever.
 ///
-/// Its [`Control`] stops it, and tells its state; pauses and numbers of workers mean nothing to it.
+/// Its [`Control`] stops it and has its state; pausing and the number of workers have no effect.
 #[must_use = "a task does nothing until it is run"]
 pub struct Task {
     name: String,
@@ -65,7 +65,7 @@ pub struct Task {
 type Work = Box<dyn FnOnce(StopSignal) -> BoxFuture<'static, Result<(), BoxError>> + Send>;
 
 impl Task {
-    /// Makes a task of a function, under a name that no other member of its group has.
+    /// Creates a task of a function. The name must be unique within its group.
     pub fn new<F, E>(
         name: impl Into<String>,
         work: impl FnOnce(StopSignal) -> F + Send + 'static,
@@ -86,7 +86,7 @@ impl Task {
     async fn serve(self) -> Result<StatsSnapshot, LoopFailure> {
         let Self { name, work, shared, farewell } = self;
         let mut wanted = shared.wanted.subscribe();
-        // What was asked for before the start counts.
+        // A stop that was requested before the start applies.
         if wanted.borrow().stop.is_none() {
             shared.say_state(State::Running);
             let mut work = work(StopSignal::new(wanted.clone()));
@@ -122,14 +122,14 @@ impl Task {
     }
 }
 
-/// Waits until more of a stop is wanted than this.
+/// Waits until a more urgent stop than `than` is requested.
 async fn further_stop(wanted: &mut watch::Receiver<Wanted>, than: Option<Stop>) -> Stop {
     let further = wanted.wait_for(|wanted| wanted.stop > than).await;
-    // The sender outlives this: its task has it.
+    // The sender outlives this, since its task has it.
     further.ok().and_then(|wanted| wanted.stop).unwrap_or(Stop::Now)
 }
 
-/// Waits until a watchdog wants to see that the task is there. For ever where nobody watches.
+/// Waits until the next turn that the watchdog expects, forever if nobody watches.
 async fn turn(shared: &Shared) {
     match shared.pulse.turn_within() {
         Some(within) => tokio::time::sleep((within / 2).max(Duration::from_millis(1))).await,
@@ -159,7 +159,7 @@ impl fmt::Debug for Task {
     }
 }
 
-/// Tells a [`Task`] that it is to stop: a future that ends then, and at once from then on. Can be cloned.
+/// A future that completes when its [`Task`] is to stop, and at once from then on. Can be cloned.
 ///
 /// ```
 /// # use pillarbox_runtime::StopSignal;
@@ -174,9 +174,9 @@ impl fmt::Debug for Task {
 /// }
 /// ```
 ///
-/// It is what axum and others take for a graceful shutdown:
+/// axum and others take it for a graceful shutdown:
 /// `axum::serve(listener, app).with_graceful_shutdown(stop).await`.
-#[must_use = "it has to be awaited, or asked"]
+#[must_use = "it must be awaited or checked"]
 pub struct StopSignal {
     wanted: watch::Receiver<Wanted>,
     waiting: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
@@ -184,10 +184,10 @@ pub struct StopSignal {
 
 impl StopSignal {
     fn new(wanted: watch::Receiver<Wanted>) -> Self {
-        let mut heard = wanted.clone();
+        let mut receiver = wanted.clone();
         let waiting = Box::pin(async move {
-            // One that outlives its task has been told as well.
-            let _ = heard.wait_for(|wanted| wanted.stop.is_some()).await;
+            // It fails if the task is gone, which counts as a stop.
+            let _ = receiver.wait_for(|wanted| wanted.stop.is_some()).await;
         });
         Self { wanted, waiting }
     }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_signal_ends_for_each_who_has_it_and_stays_so() {
+    async fn a_signal_completes_for_all_its_clones_and_stays_so() {
         let shared = Shared::without_workers();
         let mut stop = StopSignal::new(shared.wanted.subscribe());
         let other = stop.clone();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_signal_that_outlives_its_task_has_ended() {
+    async fn a_signal_that_outlives_its_task_is_complete() {
         let shared = Shared::without_workers();
         let stop = StopSignal::new(shared.wanted.subscribe());
         drop(shared);

@@ -1,4 +1,4 @@
-//! Whether a group of loops does its work, pure: from what is known of each to a verdict with reasons.
+//! Readiness of a group, pure: derived from the state of each loop and queue of dead letters, with reasons.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,29 +9,29 @@ use tokio::time::Instant;
 use crate::dead_letters::{DlqHealth, DlqStatus};
 use crate::stats::{MailboxStats, State, StatsSnapshot};
 
-/// Whether a group of loops does its work. Written as JSON by `/health/ready`.
+/// Readiness of a group of loops. `/health/ready` returns it as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Readiness {
-    /// The verdict.
+    /// The status of the group.
     pub status: GroupStatus,
-    /// Why it is not healthy, each in a sentence. None if it is.
+    /// The reasons why the group is not healthy, one sentence each. Empty if it is.
     pub reasons: Vec<String>,
-    /// Each loop.
+    /// The health of each loop.
     pub loops: Vec<LoopHealth>,
-    /// The queue of dead letters that is looked at: of several, the first with too many, or else the first.
+    /// The first queue of dead letters that is degraded, else the first of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dlq: Option<DlqDepth>,
-    /// Each queue of dead letters that is looked at.
+    /// The health of each queue of dead letters.
     pub dead_letters: Vec<DeadLettersHealth>,
-    /// Whether one that is degraded is not ready.
+    /// Whether a degraded group is not ready.
     #[serde(skip)]
     is_strict: bool,
 }
 
 impl Readiness {
-    /// Whether it does its work, so that `/health/ready` answers 200. A group that is degraded does, unless
-    /// [said otherwise](super::LoopGroup::unready_when_degraded).
+    /// Whether the group is ready, so that `/health/ready` returns 200. A degraded group is, unless
+    /// [`unready_when_degraded`](super::LoopGroup::unready_when_degraded) is set.
     pub fn is_ready(&self) -> bool {
         match self.status {
             GroupStatus::Healthy => true,
@@ -41,72 +41,71 @@ impl Readiness {
     }
 }
 
-/// How many dead letters a queue holds.
+/// The number of dead letters in a queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct DlqDepth {
     /// The name of the queue.
     pub name: String,
-    /// How many there are. `None` where they could not be counted.
+    /// Number of dead letters. `None` if they could not be counted.
     pub depth: Option<u64>,
-    /// From how many on the group is degraded.
+    /// Number of dead letters from which the group is degraded.
     pub threshold: u64,
 }
 
-/// What a group of loops is at.
+/// The status of a group of loops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum GroupStatus {
-    /// Every loop works, and every mailbox answers.
+    /// Every loop runs, and every mailbox answers.
     Healthy,
-    /// The same, but somebody should look after the dead letters: there are too many, too old ones, or they
-    /// cannot be counted.
+    /// Every loop runs and every mailbox answers, but dead letters are too many, too old, or cannot be counted.
     Degraded,
-    /// Some mailboxes have not answered for the first time, and nothing is wrong.
+    /// Some mailboxes have not answered yet, and nothing has failed.
     Starting,
-    /// Something is wrong, or somebody has paused a loop.
+    /// A loop failed, is paused or has ended, or a mailbox does not answer.
     NotReady,
     /// Finishing what is running.
     Draining,
 }
 
-/// How a loop is.
+/// The health of a loop.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LoopHealth {
-    /// What it is called.
+    /// The name of the loop.
     pub name: String,
-    /// What it is at.
+    /// The state of the loop.
     pub state: LoopState,
-    /// Messages that it holds.
+    /// Number of messages that the loop has in flight.
     pub in_flight: usize,
-    /// How long ago its mailbox last answered: of several, the one that has been silent for longest.
+    /// Time since its mailbox last answered; of several mailboxes, the longest.
     pub polled_seconds_ago: Option<f64>,
-    /// How often it was made anew.
+    /// Number of restarts.
     pub restarts: u32,
-    /// Why its mailbox cannot be received from or settled with now, or why it failed.
+    /// Why the loop failed, or why calls to its mailbox fail now.
     pub error: Option<String>,
 }
 
-/// What a loop is at.
+/// The state of a loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LoopState {
-    /// Not begun.
+    /// Not started.
     Starting,
-    /// Fetching and working.
+    /// Receiving and handling messages.
     Running,
-    /// Not fetching.
+    /// Not receiving messages.
     Paused,
     /// Finishing what is running.
     Draining,
-    /// Over.
+    /// Ended.
     Stopped,
-    /// It failed, and is about to be made anew.
+    /// Failed, and about to be restarted.
     Restarting,
-    /// It failed, for good.
+    /// Failed, and not restarted.
     Failed,
 }
 
@@ -124,21 +123,21 @@ impl fmt::Display for LoopState {
     }
 }
 
-/// How a queue of dead letters is, or why that is not known.
+/// The health of a queue of dead letters, or why it is unknown.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum DeadLettersHealth {
-    /// It was counted.
+    /// The dead letters were counted.
     Known(DlqHealth),
-    /// It could not be.
+    /// The dead letters could not be counted.
     #[non_exhaustive]
     Unknown {
         /// The name of the queue.
         name: String,
-        /// From how many on it would be degraded.
+        /// Number of dead letters from which the queue is degraded.
         threshold: u64,
-        /// Why.
+        /// The error of the count.
         error: String,
     },
 }
@@ -155,9 +154,9 @@ impl DeadLettersHealth {
         }
     }
 
-    /// The same for those who are not told where things are.
+    /// Removes the causes of errors.
     #[cfg(feature = "health")]
-    pub(super) fn for_strangers(mut self) -> Self {
+    pub(super) fn redacted(mut self) -> Self {
         if let Self::Unknown { error, .. } = &mut self {
             *error = without_cause(error).to_owned();
         }
@@ -165,28 +164,27 @@ impl DeadLettersHealth {
     }
 }
 
-/// What an error says was tried, on which queue, without what the backend or the network said of it, which may
-/// name hosts and files: that comes behind the first colon.
+/// Returns an error text without its cause, which follows the first colon and may name hosts and files.
 #[cfg(feature = "health")]
 fn without_cause(error: &str) -> &str {
     error.split_once(": ").map_or(error, |(tried, _)| tried)
 }
 
-/// What is known of a loop.
+/// The known state of a loop.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(super) struct LoopStatus {
     pub(super) name: String,
     pub(super) phase: Phase,
     pub(super) restarts: u32,
     pub(super) failure: Option<String>,
-    /// What it says itself, if it is there.
+    /// Its own statistics, if it was started.
     pub(super) stats: Option<StatsSnapshot>,
 }
 
-impl Seen {
-    /// The same for those who are not told where things are.
+impl LoopStatus {
+    /// Removes the causes of errors.
     #[cfg(feature = "health")]
-    pub(super) fn for_strangers(mut self) -> Self {
+    pub(super) fn redacted(mut self) -> Self {
         self.failure = self.failure.map(|failure| without_cause(&failure).to_owned());
         for mailbox in self.stats.iter_mut().flat_map(|stats| &mut stats.mailboxes) {
             mailbox.last_error =
@@ -196,39 +194,39 @@ impl Seen {
     }
 }
 
-/// Where the group has a loop.
+/// The state of a loop from the view of its supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its own state counts.
+    /// Started: its own state counts.
     Alive,
     Restarting,
     Ended,
     Failed,
 }
 
-/// What an idle receive may take beyond the time for which it waits.
+/// Additional time that an idle receive may take beyond its wait.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// Judges what is known, at this moment.
+/// Derives the readiness of a group.
 pub(super) fn readiness(
-    loops: &[Seen],
+    loops: &[LoopStatus],
     dead_letters: Vec<DeadLettersHealth>,
     is_stopping: bool,
-    terms: Terms,
+    options: ReadinessOptions,
     now: Instant,
 ) -> Readiness {
     let mut reasons = Vec::new();
     let mut status = GroupStatus::Healthy;
-    let mut is_wrong = |what: GroupStatus, reason: String| {
-        status = status.or(what);
+    let mut report = |one: GroupStatus, reason: String| {
+        status = status.or(one);
         reasons.push(reason);
     };
-    let judge = |seen: &Seen| seen.judge(terms.ready_within, now, &mut is_wrong);
-    let shown = loops.iter().map(judge).collect();
+    let health = |one: &LoopStatus| one.health(options.ready_within, now, &mut report);
+    let loops = loops.iter().map(health).collect();
     let mut dlq = None;
     for queue in &dead_letters {
-        if let Some(reason) = judge_dead_letters(queue) {
-            is_wrong(GroupStatus::Degraded, reason);
+        if let Some(reason) = degraded_reason(queue) {
+            report(GroupStatus::Degraded, reason);
             dlq.get_or_insert_with(|| queue.depth());
         }
     }
@@ -237,26 +235,26 @@ pub(super) fn readiness(
         reasons.insert(0, "the group is stopping".to_owned());
     }
     let dlq = dlq.or_else(|| dead_letters.first().map(DeadLettersHealth::depth));
-    let is_strict = terms.is_strict;
-    Readiness { status, reasons, loops: shown, dlq, dead_letters, is_strict }
+    let is_strict = options.is_strict;
+    Readiness { status, reasons, loops, dlq, dead_letters, is_strict }
 }
 
-/// What is asked of a group that is ready.
+/// Conditions under which a group is ready.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
-    /// How long ago mailboxes may have answered.
+pub(super) struct ReadinessOptions {
+    /// Maximum time since the last answer of a mailbox.
     pub(super) ready_within: Duration,
-    /// One that is degraded is not ready.
+    /// Whether a degraded group is not ready.
     pub(super) is_strict: bool,
 }
 
 impl GroupStatus {
-    /// The one that counts for more: what is wrong more than what has not begun, and that more than dead letters.
+    /// Returns the more severe of two statuses.
     const fn or(self, other: Self) -> Self {
-        if other.weight() > self.weight() { other } else { self }
+        if other.severity() > self.severity() { other } else { self }
     }
 
-    const fn weight(self) -> u8 {
+    const fn severity(self) -> u8 {
         match self {
             Self::Healthy => 0,
             Self::Degraded => 1,
@@ -267,7 +265,7 @@ impl GroupStatus {
     }
 }
 
-impl Seen {
+impl LoopStatus {
     fn state(&self) -> LoopState {
         match (self.phase, self.stats.as_ref().map(|stats| stats.state)) {
             (Phase::Restarting, _) => LoopState::Restarting,
@@ -280,32 +278,33 @@ impl Seen {
         }
     }
 
-    fn judge(
+    /// Returns the health of the loop, and reports why it is not ready.
+    fn health(
         &self,
         ready_within: Duration,
         now: Instant,
-        is_wrong: &mut impl FnMut(GroupStatus, String),
+        report: &mut impl FnMut(GroupStatus, String),
     ) -> LoopHealth {
         let (name, state) = (&self.name, self.state());
         match (state, &self.failure) {
             (LoopState::Running, _) => {}
             (LoopState::Starting, _) => {
-                is_wrong(GroupStatus::Starting, format!("loop '{name}' is starting"));
+                report(GroupStatus::Starting, format!("loop '{name}' is starting"));
             }
             (LoopState::Restarting, Some(failure)) => {
                 let reason = format!("loop '{name}' is being restarted: {failure}");
-                is_wrong(GroupStatus::NotReady, reason);
+                report(GroupStatus::NotReady, reason);
             }
             (LoopState::Failed, Some(failure)) => {
-                is_wrong(GroupStatus::NotReady, format!("loop '{name}' failed: {failure}"));
+                report(GroupStatus::NotReady, format!("loop '{name}' failed: {failure}"));
             }
-            _ => is_wrong(GroupStatus::NotReady, format!("loop '{name}' is {state}")),
+            _ => report(GroupStatus::NotReady, format!("loop '{name}' is {state}")),
         }
         let mailboxes = self.stats.as_ref().map_or(&[][..], |stats| &stats.mailboxes);
         if state == LoopState::Running {
             for mailbox in mailboxes {
-                if let Some((what, reason)) = self.judge_mailbox(mailbox, ready_within, now) {
-                    is_wrong(what, reason);
+                if let Some((status, reason)) = self.check_mailbox(mailbox, ready_within, now) {
+                    report(status, reason);
                 }
             }
         }
@@ -324,7 +323,8 @@ impl Seen {
         }
     }
 
-    fn judge_mailbox(
+    /// Returns why a mailbox makes the loop not ready.
+    fn check_mailbox(
         &self,
         mailbox: &MailboxStats,
         ready_within: Duration,
@@ -336,23 +336,23 @@ impl Seen {
             return Some((GroupStatus::NotReady, reason));
         }
         let Some(answered) = mailbox.answered_at else {
-            let reason = format!("loop '{name}' has had no answer of queue '{queue}' yet");
+            let reason = format!("loop '{name}' has received no answer from queue '{queue}' yet");
             return Some((GroupStatus::Starting, reason));
         };
         let limit = ready_within.max(mailbox.poll.saturating_add(MARGIN));
         let silence = since(answered, now);
-        if silence <= limit || self.has_its_hands_full() {
+        if silence <= limit || self.is_at_capacity() {
             return None;
         }
         let reason = format!(
-            "loop '{name}' has had no answer of queue '{queue}' for {} s",
+            "loop '{name}' has received no answer from queue '{queue}' for {} s",
             silence.as_secs()
         );
         Some((GroupStatus::NotReady, reason))
     }
 
-    /// Whether it has no worker that could take another message: then it asks for none.
-    fn has_its_hands_full(&self) -> bool {
+    /// Whether all workers are busy, so that the loop receives no messages.
+    fn is_at_capacity(&self) -> bool {
         let full = |stats: &StatsSnapshot| {
             stats.active_workers > 0 && stats.in_flight >= stats.active_workers
         };
@@ -360,7 +360,8 @@ impl Seen {
     }
 }
 
-fn judge_dead_letters(queue: &DeadLettersHealth) -> Option<String> {
+/// Returns why a queue of dead letters degrades the group.
+fn degraded_reason(queue: &DeadLettersHealth) -> Option<String> {
     match queue {
         DeadLettersHealth::Unknown { name, error, .. } => {
             Some(format!("the dead letters in '{name}' cannot be counted: {error}"))
@@ -369,13 +370,11 @@ fn judge_dead_letters(queue: &DeadLettersHealth) -> Option<String> {
         DeadLettersHealth::Known(DlqHealth { name, depth, threshold, .. })
             if depth >= threshold =>
         {
-            Some(format!("'{name}' holds {depth} dead letters, and {threshold} are too many"))
+            Some(format!("'{name}' holds {depth} dead letters, and the limit is {threshold}"))
         }
         DeadLettersHealth::Known(DlqHealth { name, oldest_age_seconds, .. }) => {
             let age = oldest_age_seconds.unwrap_or_default();
-            Some(format!(
-                "the oldest dead letter in '{name}' has waited for {age:.0} s, which is too long"
-            ))
+            Some(format!("the oldest dead letter in '{name}' is {age:.0} s old, which is too old"))
         }
     }
 }
@@ -393,104 +392,126 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const TERMS: Terms = Terms { ready_within: Duration::from_secs(60), is_strict: false };
+    const OPTIONS: ReadinessOptions =
+        ReadinessOptions { ready_within: Duration::from_secs(60), is_strict: false };
 
-    /// A moment that has something before it.
+    /// A moment that others can be before.
     fn now() -> Instant {
         Instant::now() + 10_000 * SECOND
     }
 
-    /// A loop that runs, and whose mailbox answered so many seconds ago.
-    fn running(silence: u32, now: Instant) -> Seen {
+    /// A running loop whose mailbox answered this many seconds ago.
+    fn running(silence: u32, now: Instant) -> LoopStatus {
         let queue: QueueName = "orders".try_into().unwrap();
         let mut stats = StatsSnapshot::new(std::iter::once((queue, 20 * SECOND)));
         (stats.state, stats.active_workers) = (State::Running, 4);
         stats.mailboxes[0].answered_at = Some(now - silence * SECOND);
         let name = "orders".to_owned();
-        Seen { name, phase: Phase::Alive, restarts: 0, failure: None, stats: Some(stats) }
+        LoopStatus { name, phase: Phase::Alive, restarts: 0, failure: None, stats: Some(stats) }
     }
 
-    fn change(mut seen: Seen, change: impl FnOnce(&mut StatsSnapshot)) -> Seen {
-        change(seen.stats.as_mut().unwrap());
-        seen
+    fn change(mut status: LoopStatus, change: impl FnOnce(&mut StatsSnapshot)) -> LoopStatus {
+        change(status.stats.as_mut().unwrap());
+        status
     }
 
     #[track_caller]
-    fn judged(seen: Seen, now: Instant, status: GroupStatus, reasons: &[&str]) {
-        let verdict = readiness(&[seen], Vec::new(), false, TERMS, now);
-        assert_eq!(verdict.status, status);
-        assert_eq!(verdict.reasons, reasons);
+    fn assert_status(one: LoopStatus, now: Instant, status: GroupStatus, reasons: &[&str]) {
+        let result = readiness(&[one], Vec::new(), false, OPTIONS, now);
+        assert_eq!(result.status, status);
+        assert_eq!(result.reasons, reasons);
     }
 
     #[test]
     fn a_loop_that_runs_and_whose_mailbox_answers_is_ready() {
         let now = now();
-        judged(running(0, now), now, GroupStatus::Healthy, &[]);
-        judged(running(60, now), now, GroupStatus::Healthy, &[]);
-        let verdict = readiness(&[running(3, now)], Vec::new(), false, TERMS, now);
-        assert!(verdict.is_ready());
-        assert_eq!(verdict.loops[0].polled_seconds_ago, Some(3.0));
+        assert_status(running(0, now), now, GroupStatus::Healthy, &[]);
+        assert_status(running(60, now), now, GroupStatus::Healthy, &[]);
+        let result = readiness(&[running(3, now)], Vec::new(), false, OPTIONS, now);
+        assert!(result.is_ready());
+        assert_eq!(result.loops[0].polled_seconds_ago, Some(3.0));
     }
 
     #[test]
-    fn a_mailbox_that_has_been_silent_for_too_long_is_not() {
+    fn a_loop_whose_mailbox_has_not_answered_for_too_long_is_not_ready() {
         let now = now();
-        let silent = "loop 'orders' has had no answer of queue 'orders' for 61 s";
-        judged(running(61, now), now, GroupStatus::NotReady, &[silent]);
+        let silent = "loop 'orders' has received no answer from queue 'orders' for 61 s";
+        assert_status(running(61, now), now, GroupStatus::NotReady, &[silent]);
         // A receive may wait for longer than that.
-        let patient = change(running(61, now), |stats| stats.mailboxes[0].poll = 300 * SECOND);
-        judged(patient, now, GroupStatus::Healthy, &[]);
-        // Nobody asks for more than there are hands for.
+        let long_poll = change(running(61, now), |stats| stats.mailboxes[0].poll = 300 * SECOND);
+        assert_status(long_poll, now, GroupStatus::Healthy, &[]);
+        // A loop whose workers are all busy receives nothing.
         let busy = change(running(61, now), |stats| stats.in_flight = 4);
-        judged(busy, now, GroupStatus::Healthy, &[]);
+        assert_status(busy, now, GroupStatus::Healthy, &[]);
         let none = change(running(0, now), |stats| stats.mailboxes[0].answered_at = None);
-        let reason = "loop 'orders' has had no answer of queue 'orders' yet";
-        judged(none, now, GroupStatus::Starting, &[reason]);
+        let reason = "loop 'orders' has received no answer from queue 'orders' yet";
+        assert_status(none, now, GroupStatus::Starting, &[reason]);
     }
 
     #[test]
-    fn one_that_cannot_receive_is_not_ready_however_lately_it_could() {
+    fn a_loop_that_cannot_receive_is_not_ready_even_if_it_could_recently() {
         let now = now();
         let failing = change(running(1, now), |stats| {
             stats.mailboxes[0].last_error = Some(Arc::from("cannot receive: gone"));
         });
-        let verdict = readiness(std::slice::from_ref(&failing), Vec::new(), false, TERMS, now);
-        assert_eq!(verdict.loops[0].error.as_deref(), Some("cannot receive: gone"));
+        let result = readiness(std::slice::from_ref(&failing), Vec::new(), false, OPTIONS, now);
+        assert_eq!(result.loops[0].error.as_deref(), Some("cannot receive: gone"));
         let reason = "loop 'orders': cannot receive: gone";
-        judged(failing, now, GroupStatus::NotReady, &[reason]);
+        assert_status(failing, now, GroupStatus::NotReady, &[reason]);
     }
 
     #[test]
-    fn a_loop_that_does_not_run_is_not_ready_and_says_why() {
+    fn a_loop_that_does_not_run_is_not_ready_for_a_reason() {
         let now = now();
         let at = |state| change(running(0, now), |stats| stats.state = state);
-        judged(at(State::Starting), now, GroupStatus::Starting, &["loop 'orders' is starting"]);
-        judged(at(State::Paused), now, GroupStatus::NotReady, &["loop 'orders' is paused"]);
-        judged(at(State::Draining), now, GroupStatus::NotReady, &["loop 'orders' is draining"]);
-        judged(at(State::Stopped), now, GroupStatus::NotReady, &["loop 'orders' is stopped"]);
-        let unborn = Seen { stats: None, ..running(0, now) };
-        judged(unborn, now, GroupStatus::Starting, &["loop 'orders' is starting"]);
-        let failed = |phase| Seen { phase, failure: Some("no".to_owned()), ..running(0, now) };
+        assert_status(
+            at(State::Starting),
+            now,
+            GroupStatus::Starting,
+            &["loop 'orders' is starting"],
+        );
+        assert_status(at(State::Paused), now, GroupStatus::NotReady, &["loop 'orders' is paused"]);
+        assert_status(
+            at(State::Draining),
+            now,
+            GroupStatus::NotReady,
+            &["loop 'orders' is draining"],
+        );
+        assert_status(
+            at(State::Stopped),
+            now,
+            GroupStatus::NotReady,
+            &["loop 'orders' is stopped"],
+        );
+        let unstarted = LoopStatus { stats: None, ..running(0, now) };
+        assert_status(unstarted, now, GroupStatus::Starting, &["loop 'orders' is starting"]);
+        let failed =
+            |phase| LoopStatus { phase, failure: Some("no".to_owned()), ..running(0, now) };
         let reason = "loop 'orders' is being restarted: no";
-        judged(failed(Phase::Restarting), now, GroupStatus::NotReady, &[reason]);
-        judged(failed(Phase::Failed), now, GroupStatus::NotReady, &["loop 'orders' failed: no"]);
+        assert_status(failed(Phase::Restarting), now, GroupStatus::NotReady, &[reason]);
+        assert_status(
+            failed(Phase::Failed),
+            now,
+            GroupStatus::NotReady,
+            &["loop 'orders' failed: no"],
+        );
     }
 
     #[test]
-    fn what_is_wrong_counts_for_more_than_what_is_starting_and_a_stop_for_more_than_both() {
+    fn the_most_severe_status_counts() {
         let now = now();
         let starting = change(running(0, now), |stats| stats.state = State::Starting);
         let paused = change(running(0, now), |stats| stats.state = State::Paused);
         let loops = [starting.clone(), paused, starting];
-        let verdict = readiness(&loops, Vec::new(), false, TERMS, now);
-        assert_eq!((verdict.status, verdict.reasons.len()), (GroupStatus::NotReady, 3));
-        let verdict = readiness(&loops, Vec::new(), true, TERMS, now);
-        assert_eq!((verdict.status, verdict.reasons.len()), (GroupStatus::Draining, 4));
-        assert_eq!(verdict.reasons[0], "the group is stopping");
+        let result = readiness(&loops, Vec::new(), false, OPTIONS, now);
+        assert_eq!((result.status, result.reasons.len()), (GroupStatus::NotReady, 3));
+        let result = readiness(&loops, Vec::new(), true, OPTIONS, now);
+        assert_eq!((result.status, result.reasons.len()), (GroupStatus::Draining, 4));
+        assert_eq!(result.reasons[0], "the group is stopping");
     }
 
     #[test]
-    fn dead_letters_are_few_and_young_and_can_be_counted() {
+    fn too_many_old_or_uncountable_dead_letters_degrade_a_group() {
         let now = now();
         let letters = |status, depth, age| {
             DeadLettersHealth::Known(DlqHealth {
@@ -503,26 +524,23 @@ mod tests {
             })
         };
         let reasons = |queue| {
-            let verdict = readiness(&[running(0, now)], vec![queue], false, TERMS, now);
-            let is_degraded = verdict.status == GroupStatus::Degraded;
-            assert!(verdict.is_ready() && is_degraded != verdict.reasons.is_empty(), "{verdict:?}");
-            verdict.reasons
+            let result = readiness(&[running(0, now)], vec![queue], false, OPTIONS, now);
+            let is_degraded = result.status == GroupStatus::Degraded;
+            assert!(result.is_ready() && is_degraded != result.reasons.is_empty(), "{result:?}");
+            result.reasons
         };
         assert!(reasons(letters(DlqStatus::Healthy, 99, 1.0)).is_empty());
         let many = reasons(letters(DlqStatus::Degraded, 100, 1.0));
-        assert_eq!(many, ["'dead' holds 100 dead letters, and 100 are too many"]);
+        assert_eq!(many, ["'dead' holds 100 dead letters, and the limit is 100"]);
         let old = reasons(letters(DlqStatus::Degraded, 1, 61.0));
-        assert_eq!(
-            old,
-            ["the oldest dead letter in 'dead' has waited for 61 s, which is too long"]
-        );
+        assert_eq!(old, ["the oldest dead letter in 'dead' is 61 s old, which is too old"]);
         let (name, error) = ("dead".to_owned(), "gone".to_owned());
         let unknown = DeadLettersHealth::Unknown { name, threshold: 100, error };
         assert_eq!(reasons(unknown), ["the dead letters in 'dead' cannot be counted: gone"]);
     }
 
     #[test]
-    fn dead_letters_leave_a_group_ready_unless_it_is_said_that_they_do_not() {
+    fn a_degraded_group_is_ready_unless_it_is_strict() {
         let now = now();
         let queue = |name: &str, depth, threshold| {
             DeadLettersHealth::Known(DlqHealth {
@@ -535,53 +553,53 @@ mod tests {
             })
         };
         let queues = vec![queue("few", 1, 100), queue("many", 100, 100), queue("more", 300, 100)];
-        let judge = |loops: &[Seen], is_strict| {
-            readiness(loops, queues.clone(), false, Terms { is_strict, ..TERMS }, now)
+        let check = |loops: &[LoopStatus], is_strict| {
+            readiness(loops, queues.clone(), false, ReadinessOptions { is_strict, ..OPTIONS }, now)
         };
-        let verdict = judge(&[running(0, now)], false);
-        assert!(verdict.is_ready());
-        let written = serde_json::to_value(&verdict).unwrap();
+        let result = check(&[running(0, now)], false);
+        assert!(result.is_ready());
+        let written = serde_json::to_value(&result).unwrap();
         assert_eq!(written["status"], "degraded");
         let dlq = serde_json::json!({ "name": "many", "depth": 100, "threshold": 100 });
         assert_eq!(written["dlq"], dlq);
-        let strict = judge(&[running(0, now)], true);
+        let strict = check(&[running(0, now)], true);
         assert!(!strict.is_ready() && strict.status == GroupStatus::Degraded);
-        // What is wrong with a loop counts for more.
+        // The state of a loop is more severe.
         let paused = change(running(0, now), |stats| stats.state = State::Paused);
-        let verdict = judge(&[paused, running(0, now)], false);
-        assert!(!verdict.is_ready() && verdict.status == GroupStatus::NotReady);
+        let result = check(&[paused, running(0, now)], false);
+        assert!(!result.is_ready() && result.status == GroupStatus::NotReady);
     }
 
     #[test]
-    fn strangers_are_told_what_is_wrong_and_not_where() {
+    fn redacted_reasons_do_not_name_hosts() {
         let now = now();
         let error = "cannot receive from queue 'orders': redis://10.0.0.5:6379 refused";
         let failing = change(running(1, now), |stats| {
             stats.mailboxes[0].last_error = Some(Arc::from(error));
         });
-        let failed = Seen {
+        let failed = LoopStatus {
             phase: Phase::Failed,
             failure: Some("it panicked: no route to db.internal".to_owned()),
             ..running(0, now)
         };
         let (name, error) = ("dead".to_owned(), "cannot count queue 'dead': 10.0.0.5".to_owned());
         let unknown = DeadLettersHealth::Unknown { name, threshold: 100, error };
-        let loops = [failing.for_strangers(), failed.for_strangers()];
-        let told = readiness(&loops, vec![unknown.for_strangers()], false, TERMS, now);
+        let loops = [failing.redacted(), failed.redacted()];
+        let redacted = readiness(&loops, vec![unknown.redacted()], false, OPTIONS, now);
         assert_eq!(
-            told.reasons,
+            redacted.reasons,
             [
                 "loop 'orders': cannot receive from queue 'orders'",
                 "loop 'orders' failed: it panicked",
                 "the dead letters in 'dead' cannot be counted: cannot count queue 'dead'",
             ]
         );
-        let written = serde_json::to_string(&told).unwrap();
+        let written = serde_json::to_string(&redacted).unwrap();
         assert!(!written.contains("10.0.0.5") && !written.contains("internal"), "{written}");
     }
 
     #[test]
-    fn it_is_written_as_probes_and_people_read_it() {
+    fn readiness_is_serialized_for_probes() {
         let now = now();
         let known = DeadLettersHealth::Known(DlqHealth {
             status: DlqStatus::Healthy,
@@ -591,8 +609,8 @@ mod tests {
             oldest_age_seconds: Some(1.5),
             age_threshold_seconds: None,
         });
-        let verdict = readiness(&[running(2, now)], vec![known], false, TERMS, now);
-        let written = serde_json::to_value(&verdict).unwrap();
+        let result = readiness(&[running(2, now)], vec![known], false, OPTIONS, now);
+        let written = serde_json::to_value(&result).unwrap();
         let expected = serde_json::json!({
             "status": "healthy",
             "reasons": [],

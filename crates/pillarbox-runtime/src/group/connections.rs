@@ -1,4 +1,4 @@
-//! The connections of those who ask for health: not too many, and not for long.
+//! Limits on the connections of the health server: their number and their duration.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,16 +13,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::Timeout;
 
-/// How many connections may be open. One more closes the oldest: who asks is served, however many say nothing.
-const MOST: usize = 64;
-/// How long a connection may last, whatever it is used for.
-const LASTS: Duration = Duration::from_secs(10);
+/// Maximum number of open connections. One more closes the oldest, so that silent clients cannot block others.
+const MAX_CONNECTIONS: usize = 64;
+/// Maximum duration of a connection.
+const MAX_DURATION: Duration = Duration::from_secs(10);
 
-/// Accepts connections.
+/// A listener that limits its connections.
 #[derive(Debug)]
 pub(super) struct Connections {
     listener: TcpListener,
-    /// Those that may be open, the oldest first. One ends when it is dropped from here.
+    /// Connections that may be open, the oldest first. Dropping a sender closes its connection.
     open: VecDeque<oneshot::Sender<()>>,
 }
 
@@ -39,12 +39,12 @@ impl Listener for Connections {
     async fn accept(&mut self) -> (Connection, SocketAddr) {
         let (stream, address) = Listener::accept(&mut self.listener).await;
         self.open.retain(|one| !one.is_closed());
-        if self.open.len() >= MOST {
+        if self.open.len() >= MAX_CONNECTIONS {
             self.open.pop_front();
         }
         let (open, closed) = oneshot::channel();
         self.open.push_back(open);
-        let end = Some(Box::pin(tokio::time::timeout(LASTS, closed)));
+        let end = Some(Box::pin(tokio::time::timeout(MAX_DURATION, closed)));
         (Connection { stream, end }, address)
     }
 
@@ -53,16 +53,16 @@ impl Listener for Connections {
     }
 }
 
-/// A connection that fails when its time is over.
+/// A connection that fails once it is closed or has lasted too long.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
-    /// `None` once it has come.
+    /// `None` once the connection has ended.
     end: Option<Pin<Box<Timeout<oneshot::Receiver<()>>>>>,
 }
 
 impl Connection {
-    /// Its stream, if its time is not over. Wakes who asks when it is.
+    /// Returns the stream unless the connection has ended. Wakes the task when it ends.
     fn stream(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
         if let Some(end) = &mut self.end
             && end.as_mut().poll(context).is_ready()
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_says_nothing_ends_in_time() {
+    async fn a_silent_connection_is_closed_in_time() {
         let (mut connections, address) = listening().await;
         let _silent = std::net::TcpStream::connect(address).unwrap();
         let (mut connection, _) = connections.accept().await;
@@ -131,12 +131,12 @@ mod tests {
                 Pin::new(&mut connection).poll_read(context, &mut buffer)
             });
             let ended = read.await.unwrap_err();
-            assert_eq!((ended.kind(), start.elapsed()), (io::ErrorKind::TimedOut, LASTS));
+            assert_eq!((ended.kind(), start.elapsed()), (io::ErrorKind::TimedOut, MAX_DURATION));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_too_many_ends_the_oldest_that_is_open() {
+    async fn one_connection_too_many_closes_the_oldest() {
         let (mut connections, address) = listening().await;
         let start = Instant::now();
         let mut open = VecDeque::new();
@@ -144,7 +144,7 @@ mod tests {
             let client = std::net::TcpStream::connect(address).unwrap();
             (client, connections.accept().await.0)
         };
-        for _ in 0..MOST {
+        for _ in 0..MAX_CONNECTIONS {
             open.push_back(accept().await);
         }
         // In place of one that has ended.

@@ -1,6 +1,7 @@
-//! The envelope of a dead letter, and how it is written.
+//! The envelope of a dead letter and its stored form.
 
 use std::fmt::Write as _;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,29 +15,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use crate::attributes::{ORIGINAL_ID, REPLAYED_AT, REPLAYS, original_id, replay_count, request_id};
 use crate::dispatcher::FailureNote;
-use crate::outcome::FailureKind;
+use crate::outcome::{FailureKind, truncate_error};
 use crate::trace::TraceContext;
 
-/// The attribute of a message that was replayed: how often.
-const REPLAYS: &str = "pillarbox.replays";
-/// And when, the last time.
-const REPLAYED_AT: &str = "pillarbox.replayed_at";
-/// And under which id it was sent at first.
-const ORIGINAL_ID: &str = "pillarbox.original_id";
-/// The attribute that names the request that a message is about, where its body does not.
-pub(crate) const REQUEST_ID: &str = "pillarbox.request_id";
-/// Longer texts are cut: a dead letter must not fail for its reason.
-const LONGEST_ERROR: usize = 2_000;
-/// As do causes beyond this one.
-const MOST_CAUSES: usize = 8;
+/// Maximum number of causes that are stored, so that a dead letter never fails to be stored for their size.
+const MAX_CAUSES: usize = 8;
 
-/// A message that is not tried again, with what is known of why.
+/// A message that is not retried any more: its body, and the record of what happened to it
+/// ([`DeadLetterInfo`]), whose fields are reached through the dead letter: `letter.last_error`.
 ///
-/// It is stored as JSON that people can read, whatever the body is made of: see
-/// `docs/dead-letters.md` for the fields. A mailbox gives it with the body as a type of the program's own,
-/// `Mailbox<DeadLetter<Order>>`, if bodies are JSON; of any other codec by [`Letters`], with
-/// `Letters(Raw)` even of bytes that no codec can read.
+/// It is stored as readable JSON whatever the codec of the body; `docs/dead-letters.md` lists the fields. A
+/// `Mailbox<DeadLetter<Order>>` decodes JSON bodies into a type of the program. [`DeadLetterCodec`] does so
+/// for other codecs, and `DeadLetterCodec(Raw)` reads bodies that no codec can decode.
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive};
@@ -60,55 +52,75 @@ const MOST_CAUSES: usize = 8;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct DeadLetter<T = Bytes> {
-    /// The id that the message was first sent under. Each replay of it has an id of its own.
-    pub message_id: MessageId,
-    /// Its body.
+    /// The body of the message.
     pub body: T,
-    /// The queue that it came from.
+    /// Everything but the body.
+    pub info: DeadLetterInfo,
+}
+
+/// Everything about a [`DeadLetter`] except its body: which message it was, where it came from, and why it
+/// failed. Names and order of the fields are the stored format.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeadLetterInfo {
+    /// The id that the message was first sent under. Each replay has an id of its own.
+    pub message_id: MessageId,
+    /// The queue that the message came from.
     pub source_mailbox: QueueName,
-    /// What kind of backend that queue is on, where it is another than the dead letter's own, as far as the
-    /// worker knew: `sqlite`. Such a message is not replayed unless it is said where to
+    /// The kind of backend that the source queue is on, such as `sqlite`, if the dead letter went to another
+    /// backend. Such a message is replayed only to an explicit target
     /// ([`sources_on`](super::Dlq::sources_on)).
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub source_backend: Option<String>,
-    /// How often it was delivered.
+    /// Number of deliveries of the message.
+    #[serde(default)]
     pub delivery_count: u32,
-    /// Why it failed at last. Texts of more than 2,000 characters are cut.
+    /// The text of the last failure, truncated to 2,000 characters.
+    #[serde(default)]
     pub last_error: String,
-    /// The type of that error, such as `shop::OutOfStock`; for a failure that no handler returned, its
-    /// [kind](Self::failure). What is not known of it is told at [`Failure`](crate::Failure).
+    /// The type of the last error, such as `shop::OutOfStock`. For a failure that no handler returned, its
+    /// [kind](Self::failure). [`Failure`](crate::Failure) documents which types are known.
+    #[serde(default)]
     pub last_error_type: String,
-    /// What kind of failure it was.
+    /// The kind of the last failure.
+    #[serde(with = "failure_kind", default = "failure_kind::unknown")]
     pub failure: FailureKind,
-    /// What the error was caused by, what that was caused by, and so on.
+    /// The causes of the last error, the direct cause first.
+    #[serde(default)]
     pub error_chain: Vec<String>,
-    /// When it became a dead letter, by the clock of the worker.
+    /// When the message became a dead letter, by the clock of the worker.
     pub dead_lettered_at: Timestamp,
-    /// When it was first sent, by the clock of its backend. A replay keeps it.
+    /// When the message was first sent, by the clock of its backend. A replay keeps it.
+    #[serde(default = "not_stored")]
     pub sent_at: Timestamp,
-    /// When it was first delivered, by the clock of its backend, where that
-    /// [tells](pillarbox_core::Capabilities::tells_first_received); since the last replay, if there was one.
-    /// Elsewhere [`sent_at`](Self::sent_at), the earliest moment at which that can have been.
+    /// When the message was first delivered since it was sent or last replayed, by the clock of its backend.
+    /// Equals [`sent_at`](Self::sent_at) if the backend does not
+    /// [record](pillarbox_core::Capabilities::tells_first_received) it.
     pub first_received_at: Timestamp,
-    /// The request that it is about: the attribute `pillarbox.request_id`, or else the field `request_id`
-    /// of a JSON body, if that is a UUID.
+    /// The request that the message is about: the attribute `pillarbox.request_id`, else the field
+    /// `request_id` of a JSON body, if that is a UUID.
+    #[serde(default, deserialize_with = "uuid_if_valid")]
     pub request_id: Option<Uuid>,
-    /// Where its sender wants the answer.
+    /// The reply address of the message.
     pub reply_to: Option<String>,
-    /// The trace that it belongs to, in 32 hexadecimal digits.
+    /// The trace that the message belongs to, as 32 hexadecimal digits.
     pub trace_id: Option<String>,
-    /// The worker that had it at last: `orders/2@host:4711`, which is the name of the group, the number of
-    /// the worker, where one had it, the host and the process.
+    /// The worker that failed last, such as `orders/2@host:4711`: the name of the worker pool, the number of
+    /// the worker if one had the message, the host and the process id.
+    #[serde(default)]
     pub worker: String,
-    /// How often it was replayed before.
+    /// Number of times that the message was replayed.
+    #[serde(default)]
     pub replay_count: u32,
-    /// When it was replayed the last time.
+    /// When the message was last replayed.
     pub replayed_at: Option<Timestamp>,
-    /// The attributes that it was sent with.
+    /// The attributes that the message was sent with.
+    #[serde(default)]
     pub attributes: Attributes,
 }
 
 impl DeadLetter {
-    /// The dead letter of a message.
+    /// Makes the dead letter of a message.
     pub(crate) fn new(
         source: &QueueName,
         message: &RawMessage,
@@ -123,16 +135,20 @@ impl DeadLetter {
         } else {
             message.attributes.clone()
         };
-        Self {
+        let info = DeadLetterInfo {
             message_id: original_id(message),
-            body: message.body.clone(),
             source_mailbox: source.clone(),
             source_backend: None,
             delivery_count: message.delivery_count,
-            last_error: cut(&failure.text),
+            last_error: truncate_error(&failure.text),
             last_error_type: failure.type_name.to_owned(),
             failure: failure.kind,
-            error_chain: failure.causes.iter().take(MOST_CAUSES).map(|text| cut(text)).collect(),
+            error_chain: failure
+                .causes
+                .iter()
+                .take(MAX_CAUSES)
+                .map(|text| truncate_error(text))
+                .collect(),
             dead_lettered_at: now,
             sent_at: message.enqueued_at,
             first_received_at: message.first_received_at.unwrap_or(message.enqueued_at),
@@ -141,46 +157,50 @@ impl DeadLetter {
             trace_id: TraceContext::of(&message.attributes)
                 .map(|trace| trace.trace_id().to_owned()),
             worker,
-            replay_count: replays(&message.attributes),
+            replay_count: replay_count(&message.attributes),
             replayed_at,
             attributes,
-        }
+        };
+        Self { body: message.body.clone(), info }
     }
 
     /// Reads a dead letter as its queue holds it.
     ///
     /// # Errors
     ///
-    /// Where it is none.
+    /// Fails if the message is not a dead letter.
     pub fn read(message: &RawMessage) -> Result<Self, CodecError> {
-        Letters(pillarbox_core::Raw).decode(&message.body)
+        DeadLetterCodec(pillarbox_core::Raw).decode(&message.body)
     }
 
-    /// The dead letter as a message, of the message of this id. Its own id comes from that, its queue, when
-    /// it was sent and how often it was replayed: the same at every delivery of this message, and of no
-    /// other, for an id may be in several queues, and may be used again.
+    /// Returns the dead letter as a message to send; `of` is the current id of the message in it.
+    ///
+    /// The id of the dead letter is derived from that id, the queue, the time of sending and the number of
+    /// replays. So it is the same at every delivery of this message, and differs from that of every other
+    /// message: an id may be in several queues, and may be used again.
     pub(crate) fn outgoing(&self, of: MessageId) -> Result<Outgoing, CodecError> {
-        let Self { source_mailbox, sent_at, replay_count, .. } = self;
+        let DeadLetterInfo { source_mailbox, sent_at, replay_count, .. } = &self.info;
         let mut key = format!("dead letter of {of} in {source_mailbox} at {}", sent_at.as_nanos());
         if *replay_count > 0 {
             let _ = write!(key, ", replay {replay_count}");
         }
-        let body = Letters(pillarbox_core::Raw).encode(self)?;
+        let body = DeadLetterCodec(pillarbox_core::Raw).encode(self)?;
         Ok(Outgoing::with_id(MessageId::from_key(&key), body))
     }
 
-    /// The message once more, to be sent to where it came from: with its body, attributes, reply address and
-    /// time of sending, and under an id that comes from the dead letter's `own`.
+    /// Returns the message to send to its source again, with its body, attributes, reply address and time of
+    /// sending, under an id derived from `own`, the id of the dead letter. So it has the same id each time
+    /// that it is sent from one dead letter.
     ///
-    /// Not under the id that it had: as long as the message of that id is not acknowledged, which is after
-    /// its dead letter is stored, sending it again would store nothing, and the acknowledgement would
-    /// delete it for good. Sent twice from one dead letter, it has the same id both times.
+    /// It must not have its original id: the message of that id is acknowledged only after its dead letter is
+    /// stored. Until then sending that id again would store nothing, and the acknowledgement would delete the
+    /// message for good.
     pub(crate) fn replay(&self, own: MessageId, now: Timestamp) -> Outgoing {
         let replays = self.replay_count.saturating_add(1);
         let id = MessageId::from_key(&format!("replay {replays} of dead letter {own}"));
         let mut message = Outgoing::with_id(id, self.body.clone());
         message.attributes = self.attributes.clone();
-        // It is not the message that it was: where that is remembered, it would be taken for it, and not stored.
+        // A backend that remembers the deduplication id of the original would not store the replay.
         message.attributes.remove(Outgoing::DEDUPLICATION);
         message.attributes.insert(REPLAYS, replays.to_string());
         message.attributes.insert(REPLAYED_AT, now.to_string());
@@ -192,233 +212,145 @@ impl DeadLetter {
 }
 
 impl<T> DeadLetter<T> {
-    /// How long it has been a dead letter, at this moment, by the clock of the worker that made it one. What is
-    /// deleted for its age goes by the clock of the backend instead: see
-    /// [`Dlq::expire`](super::Dlq::expire).
-    pub fn age(&self, now: Timestamp) -> Duration {
-        now.since(self.dead_lettered_at)
-    }
-
-    /// The same with another body.
+    /// Returns the dead letter with another body.
     pub fn with_body<U>(self, body: U) -> DeadLetter<U> {
         self.map(|_| body)
     }
 
-    /// The same with what a function makes of the body.
+    /// Returns the dead letter with the result of a function of its body.
     pub fn map<U>(self, body: impl FnOnce(T) -> U) -> DeadLetter<U> {
-        DeadLetter {
-            message_id: self.message_id,
-            body: body(self.body),
-            source_mailbox: self.source_mailbox,
-            source_backend: self.source_backend,
-            delivery_count: self.delivery_count,
-            last_error: self.last_error,
-            last_error_type: self.last_error_type,
-            failure: self.failure,
-            error_chain: self.error_chain,
-            dead_lettered_at: self.dead_lettered_at,
-            sent_at: self.sent_at,
-            first_received_at: self.first_received_at,
-            request_id: self.request_id,
-            reply_to: self.reply_to,
-            trace_id: self.trace_id,
-            worker: self.worker,
-            replay_count: self.replay_count,
-            replayed_at: self.replayed_at,
-            attributes: self.attributes,
-        }
-    }
-
-    fn written<'a>(&'a self, body: &'a ReadableBody) -> Written<'a> {
-        Written {
-            message_id: self.message_id,
-            source_mailbox: &self.source_mailbox,
-            source_backend: self.source_backend.as_deref(),
-            delivery_count: self.delivery_count,
-            last_error: &self.last_error,
-            last_error_type: &self.last_error_type,
-            failure: self.failure.as_str(),
-            error_chain: &self.error_chain,
-            dead_lettered_at: self.dead_lettered_at,
-            sent_at: self.sent_at,
-            first_received_at: self.first_received_at,
-            request_id: self.request_id.map(|id| id.to_string()),
-            reply_to: self.reply_to.as_deref(),
-            trace_id: self.trace_id.as_deref(),
-            worker: &self.worker,
-            replay_count: self.replay_count,
-            replayed_at: self.replayed_at,
-            attributes: &self.attributes,
-            body_encoding: body.encoding,
-            body: &body.value,
-        }
+        DeadLetter { body: body(self.body), info: self.info }
     }
 }
 
-/// How often a message of these attributes was replayed.
-pub(crate) fn replays(attributes: &Attributes) -> u32 {
-    attributes.get(REPLAYS).and_then(|text| text.parse().ok()).unwrap_or(0)
-}
-
-/// The id that a message was first sent under: its own, unless it was replayed.
-pub(crate) fn original_id(message: &RawMessage) -> MessageId {
-    let original = message.attributes.get(ORIGINAL_ID).and_then(|text| text.parse().ok());
-    original.unwrap_or(message.id)
-}
-
-/// The request that a message is about, if it says so.
-pub(crate) fn request_id(message: &RawMessage) -> Option<Uuid> {
-    #[derive(Deserialize)]
-    struct Request {
-        request_id: Option<String>,
+impl DeadLetterInfo {
+    /// Returns the time since the message became a dead letter, by the clock of the worker. Retention goes by
+    /// the clock of the backend instead: see [`Dlq::expire`](super::Dlq::expire).
+    pub fn age(&self, now: Timestamp) -> Duration {
+        now.since(self.dead_lettered_at)
     }
-    let attribute = message.attributes.get(REQUEST_ID).and_then(|text| text.parse().ok());
-    attribute.or_else(|| {
-        // Only an object has fields: anything else is not worth reading to its end.
-        let is_object = message.body.trim_ascii_start().starts_with(b"{");
-        let request: Request =
-            is_object.then(|| serde_json::from_slice(&message.body).ok()).flatten()?;
-        request.request_id?.parse().ok()
-    })
 }
 
-/// As much of a text as is kept.
-pub(crate) fn cut(text: &str) -> String {
-    text.chars().take(LONGEST_ERROR).collect()
+impl<T> Deref for DeadLetter<T> {
+    type Target = DeadLetterInfo;
+
+    fn deref(&self) -> &DeadLetterInfo {
+        &self.info
+    }
 }
 
-/// How a dead letter is written. Names and order are part of the format.
-#[derive(Serialize)]
-struct Written<'a> {
-    message_id: MessageId,
-    source_mailbox: &'a QueueName,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    source_backend: Option<&'a str>,
-    delivery_count: u32,
-    last_error: &'a str,
-    last_error_type: &'a str,
-    failure: &'a str,
-    error_chain: &'a [String],
-    dead_lettered_at: Timestamp,
-    sent_at: Timestamp,
-    first_received_at: Timestamp,
-    request_id: Option<String>,
-    reply_to: Option<&'a str>,
-    trace_id: Option<&'a str>,
-    worker: &'a str,
-    replay_count: u32,
-    replayed_at: Option<Timestamp>,
-    attributes: &'a Attributes,
-    body_encoding: BodyEncoding,
-    body: &'a RawValue,
+impl<T> DerefMut for DeadLetter<T> {
+    fn deref_mut(&mut self) -> &mut DeadLetterInfo {
+        &mut self.info
+    }
 }
 
-/// And how it is read: what may be missing is what was added since, or what nobody needs to replay it.
-#[derive(Deserialize)]
+/// The stored form of a dead letter. Fields that may be missing are newer than the format, or are not needed
+/// for a replay.
+#[derive(Serialize, Deserialize)]
 #[serde(expecting = "a dead letter")]
-struct Read {
-    message_id: MessageId,
-    source_mailbox: QueueName,
-    source_backend: Option<String>,
-    #[serde(default)]
-    delivery_count: u32,
-    #[serde(default)]
-    last_error: String,
-    #[serde(default)]
-    last_error_type: String,
-    #[serde(default)]
-    failure: String,
-    #[serde(default)]
-    error_chain: Vec<String>,
-    dead_lettered_at: Timestamp,
-    /// Letters of before this was written have it as the time of the first delivery.
-    sent_at: Option<Timestamp>,
-    first_received_at: Timestamp,
-    request_id: Option<String>,
-    reply_to: Option<String>,
-    trace_id: Option<String>,
-    #[serde(default)]
-    worker: String,
-    #[serde(default)]
-    replay_count: u32,
-    replayed_at: Option<Timestamp>,
-    #[serde(default)]
-    attributes: Attributes,
+struct Stored<I, B> {
+    #[serde(flatten)]
+    info: I,
     #[serde(default = "json")]
     body_encoding: BodyEncoding,
-    body: Box<RawValue>,
+    body: B,
 }
 
 const fn json() -> BodyEncoding {
     BodyEncoding::Json
 }
 
-impl Read {
-    fn letter(self) -> Result<DeadLetter, String> {
-        Ok(DeadLetter {
-            body: ReadableBody::read(self.body_encoding, &self.body)?,
-            message_id: self.message_id,
-            source_mailbox: self.source_mailbox,
-            source_backend: self.source_backend,
-            delivery_count: self.delivery_count,
-            last_error: self.last_error,
-            last_error_type: self.last_error_type,
-            failure: FailureKind::named(&self.failure).unwrap_or(FailureKind::Error),
-            error_chain: self.error_chain,
-            dead_lettered_at: self.dead_lettered_at,
-            sent_at: self.sent_at.unwrap_or(self.first_received_at),
-            first_received_at: self.first_received_at,
-            request_id: self.request_id.and_then(|id| id.parse().ok()),
-            reply_to: self.reply_to,
-            trace_id: self.trace_id,
-            worker: self.worker,
-            replay_count: self.replay_count,
-            replayed_at: self.replayed_at,
-            attributes: self.attributes,
-        })
+/// Stands for the time of sending of dead letters that were stored before there was such a field.
+const fn not_stored() -> Timestamp {
+    Timestamp::MIN
+}
+
+fn uuid_if_valid<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Option<Uuid>, D::Error> {
+    let text: Option<String> = Deserialize::deserialize(input)?;
+    Ok(text.and_then(|text| text.parse().ok()))
+}
+
+/// A kind of failure by its name. A name that is not known here counts as an error.
+mod failure_kind {
+    use super::{Deserialize, FailureKind};
+
+    pub(super) const fn unknown() -> FailureKind {
+        FailureKind::Error
+    }
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+    pub(super) fn serialize<S: serde::Serializer>(
+        kind: &FailureKind,
+        output: S,
+    ) -> Result<S::Ok, S::Error> {
+        output.serialize_str(kind.as_str())
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
+        input: D,
+    ) -> Result<FailureKind, D::Error> {
+        Ok(FailureKind::named(&String::deserialize(input)?).unwrap_or(unknown()))
     }
 }
 
-/// Dead letters of messages that this codec reads: `Letters(Raw)`, `Letters(MessagePack)`. For JSON, the
-/// codec `Json` does the same as `Letters(Json)`.
+impl<'a> Stored<&'a DeadLetterInfo, &'a RawValue> {
+    fn new(info: &'a DeadLetterInfo, body: &'a ReadableBody) -> Self {
+        Self { info, body_encoding: body.encoding, body: &body.value }
+    }
+}
+
+impl Stored<DeadLetterInfo, Box<RawValue>> {
+    fn into_dead_letter(self) -> Result<DeadLetter, String> {
+        let Self { mut info, body_encoding, body } = self;
+        if info.sent_at == not_stored() {
+            info.sent_at = info.first_received_at;
+        }
+        Ok(DeadLetter { body: ReadableBody::read(body_encoding, &body)?, info })
+    }
+}
+
+/// Codec of dead letters whose bodies have the codec `C`: `DeadLetterCodec(Raw)`,
+/// `DeadLetterCodec(MessagePack)`. The codec `Json` reads the same as `DeadLetterCodec(Json)`.
 ///
 /// ```
 /// use pillarbox_core::{Codec, Json, Raw};
-/// use pillarbox_runtime::{DeadLetter, Letters};
+/// use pillarbox_runtime::{DeadLetter, DeadLetterCodec};
 ///
 /// let text = br#"{"message_id":"0193b1f4-0000-7000-8000-000000000000","source_mailbox":"orders",
 ///     "dead_lettered_at":"2026-11-16T10:00:00Z","first_received_at":"2026-11-16T09:00:00Z",
 ///     "body_encoding":"text","body":"{\"n\": 7"}"#;
-/// let letter: DeadLetter = Letters(Raw).decode(&text[..].into()).unwrap();
+/// let letter: DeadLetter = DeadLetterCodec(Raw).decode(&text[..].into()).unwrap();
 /// assert_eq!(&letter.body[..], b"{\"n\": 7");
-/// assert!(Codec::<DeadLetter<serde_json::Value>>::decode(&Letters(Json), &text[..].into()).is_err());
+/// let json = DeadLetterCodec(Json);
+/// assert!(Codec::<DeadLetter<serde_json::Value>>::decode(&json, &text[..].into()).is_err());
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Letters<C>(pub C);
+pub struct DeadLetterCodec<C>(pub C);
 
-impl<T, C: Codec<T>> Codec<DeadLetter<T>> for Letters<C> {
+impl<T, C: Codec<T>> Codec<DeadLetter<T>> for DeadLetterCodec<C> {
     fn name(&self) -> &'static str {
         "dead letter"
     }
 
     fn encode(&self, letter: &DeadLetter<T>) -> Result<Bytes, CodecError> {
         let body = ReadableBody::exact(&self.0.encode(&letter.body)?);
-        Ok(serde_json::to_vec(&letter.written(&body))?.into())
+        Ok(serde_json::to_vec(&Stored::new(&letter.info, &body))?.into())
     }
 
     fn decode(&self, bytes: &Bytes) -> Result<DeadLetter<T>, CodecError> {
-        let read: Read = serde_json::from_slice(bytes)?;
-        let letter = read.letter()?;
+        let stored: Stored<_, _> = serde_json::from_slice(bytes)?;
+        let letter = stored.into_dead_letter()?;
         let body = self.0.decode(&letter.body).map_err(|error| {
             let codec = self.0.name();
-            format!("the body of the message in it is no {codec}: {error}")
+            format!("the body of the message in it is not valid {codec}: {error}")
         })?;
         Ok(letter.with_body(body))
     }
 }
 
-/// For mailboxes without answers.
-impl<C: Codec<()>> Codec<()> for Letters<C> {
+/// Lets it be the codec of a mailbox without replies.
+impl<C: Codec<()>> Codec<()> for DeadLetterCodec<C> {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -432,19 +364,20 @@ impl<C: Codec<()>> Codec<()> for Letters<C> {
     }
 }
 
-/// Within JSON only.
+/// For JSON only.
 impl<T: Serialize> Serialize for DeadLetter<T> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let body = serde_json::to_vec(&self.body).map_err(serde::ser::Error::custom)?;
-        self.written(&ReadableBody::exact(&body)).serialize(serializer)
+        Stored::new(&self.info, &ReadableBody::exact(&body)).serialize(serializer)
     }
 }
 
-/// Within JSON only.
+/// For JSON only.
 impl<'de, T: DeserializeOwned> Deserialize<'de> for DeadLetter<T> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use serde::de::Error;
-        let letter = Read::deserialize(deserializer)?.letter().map_err(D::Error::custom)?;
+        let stored: Stored<_, _> = Deserialize::deserialize(deserializer)?;
+        let letter = stored.into_dead_letter().map_err(D::Error::custom)?;
         let body = serde_json::from_slice(&letter.body)
             .map_err(|error| format!("the body of the message in it is not as expected: {error}"));
         Ok(letter.with_body(body.map_err(D::Error::custom)?))
@@ -483,8 +416,8 @@ mod tests {
     fn every_body_comes_back_to_the_byte_and_every_field_with_it() {
         for body in [&b"{\"n\": 1.10}"[..], b" [1]\n", b"text", b"", b"\xff\x00"] {
             let letter = letter(body);
-            let bytes = Letters(Raw).encode(&letter).unwrap();
-            let back: DeadLetter = Letters(Raw).decode(&bytes).unwrap();
+            let bytes = DeadLetterCodec(Raw).encode(&letter).unwrap();
+            let back: DeadLetter = DeadLetterCodec(Raw).decode(&bytes).unwrap();
             assert_eq!(back, letter);
             assert_eq!((back.replay_count, back.last_error.len()), (2, 2_000));
             assert_eq!(back.attributes.len(), 2, "{:?}", back.attributes);
@@ -496,15 +429,15 @@ mod tests {
     #[test]
     fn json_can_be_read_as_what_it_is_and_is_written_alike() {
         let raw = letter(b"{\"n\": 1}");
-        let bytes = Letters(Raw).encode(&raw).unwrap();
+        let bytes = DeadLetterCodec(Raw).encode(&raw).unwrap();
         let typed: DeadLetter<serde_json::Value> = Json.decode(&bytes).unwrap();
         assert_eq!(typed.body["n"], 1);
-        let same: DeadLetter<serde_json::Value> = Letters(Json).decode(&bytes).unwrap();
+        let same: DeadLetter<serde_json::Value> = DeadLetterCodec(Json).decode(&bytes).unwrap();
         assert_eq!(same, typed);
         let again: DeadLetter<serde_json::Value> =
             Json.decode(&Json.encode(&typed).unwrap()).unwrap();
         assert_eq!(again, typed);
-        let spaced = Letters(Raw).encode(&letter(b" {\"n\":\n 1}")).unwrap();
+        let spaced = DeadLetterCodec(Raw).encode(&letter(b" {\"n\":\n 1}")).unwrap();
         let typed: DeadLetter<serde_json::Value> = Json.decode(&spaced).unwrap();
         assert_eq!(typed.body["n"], 1);
         let other: Result<DeadLetter<u32>, _> = Json.decode(&bytes);
@@ -516,7 +449,8 @@ mod tests {
     fn the_text_is_readable() {
         let mut letter = letter(b"{\"n\": 1}");
         letter.last_error = "out of lamps".to_owned();
-        let text = String::from_utf8(Letters(Raw).encode(&letter).unwrap().to_vec()).unwrap();
+        let text =
+            String::from_utf8(DeadLetterCodec(Raw).encode(&letter).unwrap().to_vec()).unwrap();
         for part in [
             "{\"message_id\":\"",
             "\"source_mailbox\":\"orders\",\"delivery_count\":5,\"last_error\":\"out of lamps\"",
@@ -562,10 +496,11 @@ mod tests {
     #[test]
     fn a_letter_of_before_there_was_a_time_of_sending_is_read_as_it_was() {
         let letter = letter(b"1");
-        let text = String::from_utf8(Letters(Raw).encode(&letter).unwrap().to_vec()).unwrap();
+        let text =
+            String::from_utf8(DeadLetterCodec(Raw).encode(&letter).unwrap().to_vec()).unwrap();
         let (before, rest) = text.split_once("\"sent_at\":").unwrap();
         let old = format!("{before}{}", rest.split_once(',').unwrap().1);
-        let read: DeadLetter = Letters(Raw).decode(&old.into()).unwrap();
+        let read: DeadLetter = DeadLetterCodec(Raw).decode(&old.into()).unwrap();
         assert_eq!(read.sent_at, letter.first_received_at);
         assert_eq!(read.first_received_at, letter.first_received_at);
         let replayed = read.replay(MessageId::new(), Timestamp::now());
@@ -609,20 +544,5 @@ mod tests {
         assert_eq!(replay.attributes.get(REPLAYS), Some("3"));
         assert_eq!(replay.enqueued_at, Some(letter.sent_at));
         assert_eq!(replay.delay, Duration::ZERO);
-    }
-
-    #[test]
-    fn a_request_is_named_by_an_attribute_or_by_the_body() {
-        let id = "0193b1f4-0000-7000-8000-000000000000";
-        let now = Timestamp::from_secs(0);
-        let of = |body: &str| RawMessage::new(MessageId::new(), body.to_owned(), now);
-        let named = of(&format!("{{\"request_id\": \"{id}\", \"more\": [1]}}"));
-        assert_eq!(request_id(&named), Some(id.parse().unwrap()));
-        let mut by_attribute = of("no json");
-        by_attribute.attributes.insert(REQUEST_ID, id);
-        assert_eq!(request_id(&by_attribute), Some(id.parse().unwrap()));
-        for body in ["{\"request_id\": 7}", "{\"request_id\": \"seven\"}", "{}", "[]", ""] {
-            assert_eq!(request_id(&of(body)), None, "{body}");
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! How a group has ended.
+//! The results of a group.
 
 use std::fmt;
 use std::io;
@@ -9,75 +9,74 @@ use pillarbox_core::Error;
 use crate::runnable::LoopFailure;
 use crate::stats::StatsSnapshot;
 
-/// How a group of loops has ended, loop by loop.
+/// The result of a group of loops.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct GroupReport {
-    /// Each loop, in the order in which they were added.
+    /// The result of each loop, in the order in which they were added.
     pub loops: Vec<LoopReport>,
 }
 
 impl GroupReport {
-    /// How the loop of this name has ended.
+    /// Returns the result of the loop of this name.
     pub fn get(&self, name: &str) -> Option<&LoopReport> {
         self.loops.iter().find(|one| one.name == name)
     }
 }
 
-/// How a loop has ended.
+/// The result of a loop.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LoopReport {
-    /// What it is called.
+    /// The name of the loop.
     pub name: String,
-    /// What it has done since it was last begun.
+    /// The statistics since the loop was last started.
     pub stats: StatsSnapshot,
-    /// How often it was made anew.
+    /// Number of restarts.
     pub restarts: u32,
-    /// Why it failed at last, if it did.
+    /// The last failure of the loop.
     pub failure: Option<LoopFailure>,
-    /// It did not end in time, or one of its handlers, which blocks its thread. What it held comes back when its
-    /// leases end. A [task](super::Task) was cancelled.
+    /// Whether the loop, or a handler that blocks its thread, did not end in time. Its messages are delivered again
+    /// when their leases expire. A [task](super::Task) was cancelled.
     pub is_left_behind: bool,
 }
 
-/// Why a group of loops did not end well.
+/// The error of a group of loops.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// An option is out of range, and nothing was begun: [`Error::InvalidParameter`].
+    /// An option is invalid ([`Error::InvalidParameter`]). Nothing was started.
     #[error(transparent)]
     Invalid(Error),
-    /// The Tokio runtime in which the loops ran was shut down, and they with it. Only a
-    /// [handle](super::RunningGroup) outlives that.
+    /// The Tokio runtime in which the loops ran was shut down. Only a [handle](super::RunningGroup) outlives that.
     #[error("the Tokio runtime of the loops was shut down")]
     ShutDown,
-    /// Health cannot be told at this address, and nothing was begun.
+    /// The health server cannot listen on this address. Nothing was started.
     #[error("cannot listen on {address} for health probes: {cause}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why: most often somebody else listens there.
+        /// The cause, most often that the address is in use.
         #[source]
         cause: io::Error,
     },
-    /// A loop failed, and was not made anew. The others were drained.
+    /// A loop failed and was not restarted. The others were drained.
     #[error("the loop '{name}' failed: {cause}")]
     Failed {
-        /// The loop. Where several failed, the first.
+        /// The name of the first loop that failed.
         name: String,
-        /// Why.
+        /// The failure.
         #[source]
         cause: LoopFailure,
-        /// How all of them have ended.
+        /// The results of all loops.
         report: Box<GroupReport>,
     },
-    /// Some loops did not end, or some of their handlers, although they were told to and what they were at was
-    /// cancelled. A thread may be blocked for ever, and Tokio would wait for it: the program ends by
-    /// [`std::process::exit`], and not by returning from `main`.
-    #[error("{} did not end in time, and was left behind", Names(report))]
+    /// Some loops, or some of their handlers, did not end although they were cancelled. A thread may be blocked
+    /// forever, and Tokio would wait for it: end the program by [`std::process::exit`], not by returning from
+    /// `main`.
+    #[error("{} did not end in time and was left behind", LeftBehindNames(report))]
     LeftBehind {
-        /// How all of them have ended.
+        /// The results of all loops.
         report: Box<GroupReport>,
     },
 }
@@ -91,7 +90,7 @@ pillarbox_core::__error_debug!(enum GroupError {
 });
 
 impl GroupError {
-    /// How each loop has ended, where they had begun.
+    /// Returns the results of all loops, if they were started.
     pub fn report(&self) -> Option<&GroupReport> {
         match self {
             Self::Failed { report, .. } | Self::LeftBehind { report } => Some(report),
@@ -100,10 +99,10 @@ impl GroupError {
     }
 }
 
-/// The names of those that were left behind.
-struct Names<'a>(&'a GroupReport);
+/// The names of the loops that were left behind.
+struct LeftBehindNames<'a>(&'a GroupReport);
 
-impl fmt::Display for Names<'_> {
+impl fmt::Display for LeftBehindNames<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let left = self.0.loops.iter().filter(|one| one.is_left_behind);
         let names: Vec<_> = left.map(|one| format!("'{}'", one.name)).collect();

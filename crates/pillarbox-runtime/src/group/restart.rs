@@ -1,4 +1,4 @@
-//! Whether a loop that failed is made anew, pure.
+//! The restart policy of a group, pure.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 
-/// Whether a loop that failed is made anew, and when.
+/// Policy that decides whether and when a failed loop is restarted.
 ///
 /// ```
 /// use std::time::Duration;
 /// use pillarbox_runtime::{Backoff, Restart};
 ///
-/// let patient = Restart::on_failure()
+/// let policy = Restart::on_failure()
 ///     .at_most(20, Duration::from_secs(3600))
 ///     .backoff(Backoff::exponential(Duration::from_secs(1), Duration::from_secs(300)));
 /// ```
@@ -26,26 +26,26 @@ pub struct Restart {
 }
 
 impl Restart {
-    /// After each failure: at most 5 times within a minute, after 1, 2, 4, 8 and 16 seconds.
+    /// Restarts after each failure, at most 5 times within a minute, after 1, 2, 4, 8 and 16 seconds.
     pub const fn on_failure() -> Self {
         let backoff = Backoff::exponential(Duration::from_secs(1), Duration::from_secs(30));
         Self { at_most: 5, within: Duration::from_secs(60), backoff }
     }
 
-    /// Never: the first failure ends the group.
+    /// Never restarts: the first failure ends the group.
     pub const fn never() -> Self {
         Self::on_failure().at_most(0, Duration::from_secs(60))
     }
 
-    /// How often within this time. One failure more ends the group. 5 times within a minute unless said
-    /// otherwise.
+    /// Sets the maximum number of restarts within a time; one more failure ends the group. Defaults to 5 within a
+    /// minute.
     pub const fn at_most(mut self, times: u32, within: Duration) -> Self {
         (self.at_most, self.within) = (times, within);
         self
     }
 
-    /// How long to wait before, by the number of restarts within the time. From 1 second, twice as long
-    /// each time, up to 30 seconds unless said otherwise.
+    /// Sets the delay before a restart, by the number of restarts within the time. Defaults to 1 second, doubling
+    /// up to 30 seconds.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;
         self
@@ -63,24 +63,24 @@ impl Default for Restart {
 #[derive(Debug)]
 pub(super) struct Restarts {
     policy: Restart,
-    lately: VecDeque<Instant>,
+    recent: VecDeque<Instant>,
 }
 
 impl Restarts {
     pub(super) const fn new(policy: Restart) -> Self {
-        Self { policy, lately: VecDeque::new() }
+        Self { policy, recent: VecDeque::new() }
     }
 
-    /// The loop has failed. After how long it is made anew, if it is.
+    /// Records a failure, and returns the delay before the restart. `None` if the loop is not restarted.
     pub(super) fn failed(&mut self, now: Instant) -> Option<Duration> {
-        while self.lately.front().is_some_and(|at| now - *at >= self.policy.within) {
-            self.lately.pop_front();
+        while self.recent.front().is_some_and(|at| now - *at >= self.policy.within) {
+            self.recent.pop_front();
         }
-        if self.lately.len() >= self.policy.at_most as usize {
+        if self.recent.len() >= self.policy.at_most as usize {
             return None;
         }
-        self.lately.push_back(now);
-        Some(self.policy.backoff.delay(self.lately.len() as u32))
+        self.recent.push_back(now);
+        Some(self.policy.backoff.delay(self.recent.len() as u32))
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn what_fails_too_often_is_not_made_anew() {
+    fn a_loop_that_fails_too_often_is_not_restarted() {
         let start = Instant::now();
         let mut restarts = Restarts::new(Restart::on_failure());
         let mut after = |seconds| restarts.failed(start + seconds * SECOND).map(|d| d.as_secs());
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_run_for_long_is_forgiven() {
+    fn old_restarts_do_not_count() {
         let start = Instant::now();
         let mut restarts = Restarts::new(Restart::on_failure().at_most(2, 10 * SECOND));
         for round in 0..5 {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn never_is_never() {
+    fn the_policy_never_does_not_restart() {
         assert_eq!(Restarts::new(Restart::never()).failed(Instant::now()), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Health and metrics over HTTP, on a thread that no handler can block.
+//! The HTTP server for health and metrics, on a thread that no handler can block.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -19,55 +19,55 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::connections::Connections;
-use super::roster::Roster;
+use super::registry::Registry;
 
-/// How often the recorder tidies up.
-const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// How long answers that are under way at the end have.
-const LAST_ANSWERS: Duration = Duration::from_millis(500);
+/// Interval between runs of the upkeep of the metrics recorder.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// Time that responses in progress have to finish at the end.
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 
-/// The server, which ends when it is dropped.
+/// The server thread, which is stopped and joined on drop.
 #[derive(Debug)]
 pub(super) struct Server {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is told.
+/// The state that requests read.
 #[derive(Debug, Clone)]
-struct Told {
-    roster: Arc<Roster>,
+struct Source {
+    registry: Arc<Registry>,
     metrics: Option<PrometheusHandle>,
 }
 
 impl Server {
-    /// Listens at once, and answers from now on.
+    /// Binds the address and starts to serve.
     pub(super) fn start(
         address: SocketAddr,
-        roster: Arc<Roster>,
+        registry: Arc<Registry>,
         metrics: Option<PrometheusHandle>,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let bound = listener.local_addr()?;
-        // A runtime of its own: that of the loops may have every thread blocked.
+        // A separate runtime, since handlers may block every thread of the other one.
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let listener = {
             let _entered = runtime.enter();
             tokio::net::TcpListener::from_std(listener)?
         };
-        // One group, one address.
-        let _ = roster.address.set(bound);
+        // Set once, since a group has one server.
+        let _ = registry.address.set(bound);
         let (stop, stopped) = oneshot::channel();
         let serve = move || {
-            runtime.block_on(serve(listener, Told { roster, metrics }, stopped));
-            // Nobody waits for connections that are still open.
+            runtime.block_on(serve(listener, Source { registry, metrics }, stopped));
+            // Does not wait for open connections.
             runtime.shutdown_background();
         };
         let thread =
             std::thread::Builder::new().name("pillarbox-health".to_owned()).spawn(serve)?;
-        tracing::info!(address = %bound, "telling health");
+        tracing::info!(address = %bound, "serving health and metrics");
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -76,19 +76,19 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // It ends soon. A panic in it has been told.
+            // It ends soon. A panic in it was reported by the panic hook.
             let _ = thread.join();
         }
     }
 }
 
-async fn serve(listener: tokio::net::TcpListener, told: Told, stopped: oneshot::Receiver<()>) {
-    let metrics = told.metrics.clone();
+async fn serve(listener: tokio::net::TcpListener, source: Source, stopped: oneshot::Receiver<()>) {
+    let metrics = source.metrics.clone();
     let router = Router::new()
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
-        .route("/metrics", get(measured))
-        .with_state(told);
+        .route("/metrics", get(metrics_text))
+        .with_state(source);
     let (stop, stops) = oneshot::channel::<()>();
     let stops = async { drop(stops.await) };
     let router = router.into_make_service_with_connect_info::<Peer>();
@@ -96,16 +96,16 @@ async fn serve(listener: tokio::net::TcpListener, told: Told, stopped: oneshot::
     let mut serving = std::pin::pin!(serving.into_future());
     tokio::select! {
         _ = &mut serving => return,
-        () = keep_up(metrics) => return,
-        // Its sender is dropped.
+        () = run_upkeep(metrics) => return,
+        // The server was dropped.
         _ = stopped => drop(stop),
     }
-    let _ = tokio::time::timeout(LAST_ANSWERS, serving).await;
+    let _ = tokio::time::timeout(SHUTDOWN_GRACE, serving).await;
 }
 
-/// Lets the recorder tidy up now and then. Never ends.
-async fn keep_up(metrics: Option<PrometheusHandle>) {
-    let mut tick = tokio::time::interval(UPKEEP_EVERY);
+/// Runs the upkeep of the metrics recorder at an interval. Never returns.
+async fn run_upkeep(metrics: Option<PrometheusHandle>) {
+    let mut tick = tokio::time::interval(UPKEEP_INTERVAL);
     loop {
         tick.tick().await;
         if let Some(metrics) = &metrics {
@@ -114,33 +114,33 @@ async fn keep_up(metrics: Option<PrometheusHandle>) {
     }
 }
 
-/// Whether the process should go on.
+/// The body of `/health/live`.
 #[derive(Debug, Serialize)]
 struct Liveness {
     status: &'static str,
     reasons: Vec<String>,
 }
 
-async fn live(State(Told { roster, .. }): State<Told>) -> Response {
-    let reasons: Vec<_> = roster.stuck().iter().map(ToString::to_string).collect();
+async fn live(State(Source { registry, .. }): State<Source>) -> Response {
+    let reasons: Vec<_> = registry.stuck().iter().map(ToString::to_string).collect();
     let is_live = reasons.is_empty();
     json(is_live, &Liveness { status: if is_live { "live" } else { "stuck" }, reasons })
 }
 
 async fn ready(
-    State(Told { roster, .. }): State<Told>,
+    State(Source { registry, .. }): State<Source>,
     ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
     headers: HeaderMap,
 ) -> Response {
     let readiness = if is_local(peer, &headers) {
-        roster.readiness().await
+        registry.readiness().await
     } else {
-        roster.readiness_for_strangers().await
+        registry.redacted_readiness().await
     };
     json(readiness.is_ready(), &readiness)
 }
 
-/// Where a request came from.
+/// The address that a request came from.
 #[derive(Debug, Clone, Copy)]
 struct Peer(SocketAddr);
 
@@ -150,29 +150,29 @@ impl Connected<IncomingStream<'_, Connections>> for Peer {
     }
 }
 
-/// Whether somebody on this machine asks, and not a proxy here for somebody elsewhere.
+/// Whether a request came from this machine, and not through a proxy.
 fn is_local(peer: SocketAddr, headers: &HeaderMap) -> bool {
     let forwarded = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
     peer.ip().to_canonical().is_loopback()
         && !forwarded.iter().any(|name| headers.contains_key(*name))
 }
 
-async fn measured(State(Told { metrics, .. }): State<Told>) -> Response {
+async fn metrics_text(State(Source { metrics, .. }): State<Source>) -> Response {
     match metrics {
         Some(metrics) => {
             let kind = "text/plain; version=0.0.4; charset=utf-8";
             ([(CONTENT_TYPE, kind)], metrics.render()).into_response()
         }
         None => {
-            let text = "The program has installed a metrics recorder of its own. If it is one for Prometheus, \
-                        give its handle to LoopGroup::prometheus; its metrics are told here then.\n";
+            let text = "The program has installed its own metrics recorder. If it is one for Prometheus, pass its \
+                        handle to LoopGroup::prometheus, and its metrics are served here.\n";
             (StatusCode::NOT_FOUND, text).into_response()
         }
     }
 }
 
-fn json(is_well: bool, body: &impl Serialize) -> Response {
-    let status = if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+fn json(is_ok: bool, body: &impl Serialize) -> Response {
+    let status = if is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     match serde_json::to_string(body) {
         Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_asks_from_this_machine_without_a_proxy_is_local() {
+    fn a_request_is_local_only_from_this_machine_and_without_a_proxy() {
         let direct = HeaderMap::new();
         for (peer, expected) in [
             ("127.0.0.1:5000", true),

@@ -1,47 +1,41 @@
-//! The life of a process: several loops that begin, are watched, and end together.
+//! Groups of loops: several loops in one process that are started, watched and stopped together.
 //!
 //! ```text
-//!              ┌─ supervisor ─ loop "orders"      (made anew when it fails)
+//!              ┌─ supervisor ─ loop "orders"      (restarted when it fails)
 //!  LoopGroup ──┼─ supervisor ─ loop "orders-dlq"
-//!              ├─ supervisor ─ task "http"        (the program's own)
-//!              ├─ watchdog     (a thread: is one of them stuck? tells systemd)
+//!              ├─ supervisor ─ task "http"        (other work of the program)
+//!              ├─ watchdog     (a thread: detects stuck loops, notifies systemd)
 //!              └─ health       (a thread: /health/live, /health/ready, /metrics)
 //! ```
 
-mod checks;
 #[cfg(feature = "health")]
 mod connections;
 mod control;
-mod group;
+mod dead_letter_checks;
 mod health;
 #[cfg(feature = "health")]
 mod http;
+mod loop_group;
 #[cfg(feature = "health")]
 mod prometheus;
-mod pulse;
+mod registry;
 mod report;
 mod restart;
-mod roster;
+mod running;
+mod stuck;
 mod supervisor;
 mod systemd;
 mod task;
 mod watchdog;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 #[cfg(feature = "health")]
 pub use metrics_exporter_prometheus::PrometheusHandle;
 
 pub use control::GroupControl;
-pub use group::{LoopGroup, RunningGroup};
 pub use health::{DeadLettersHealth, DlqDepth, GroupStatus, LoopHealth, LoopState, Readiness};
-pub(crate) use pulse::{Pulse, Slot};
+pub use loop_group::LoopGroup;
 pub use report::{GroupError, GroupReport, LoopReport};
 pub use restart::Restart;
+pub use running::RunningGroup;
+pub use stuck::Stuck;
 pub use task::{StopSignal, Task};
-pub use watchdog::Stuck;
-
-/// What is locked here is whole at all times, also where somebody panicked.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
