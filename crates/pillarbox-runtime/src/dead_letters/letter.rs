@@ -86,7 +86,7 @@ pub struct DeadLetter<T = Bytes> {
     /// When it was first sent, by the clock of its backend. A replay keeps it.
     pub sent_at: Timestamp,
     /// When it was first delivered, by the clock of its backend, where that
-    /// [tells](pillarbox_core::Capabilities::tells_first_received); since the last replay, if there was one.
+    /// [tells](pillarbox_core::Capabilities::reports_first_received); since the last replay, if there was one.
     /// Elsewhere [`sent_at`](Self::sent_at), the earliest moment at which that can have been.
     pub first_received_at: Timestamp,
     /// The request that it is about: the attribute `pillarbox.request_id`, or else the field `request_id`
