@@ -23,8 +23,8 @@ pub type Cause = Arc<dyn StdError + Send + Sync + 'static>;
 ///
 /// ```
 /// # use pillarbox_core::Error;
-/// let error = Error::connection(None, "open", "nobody listens there");
-/// assert_eq!(format!("{error:?}"), "cannot open: nobody listens there");
+/// let error = Error::connection(None, "open", "connection refused");
+/// assert_eq!(format!("{error:?}"), "cannot open: connection refused");
 /// assert!(format!("{error:#?}").starts_with("Connection {"));
 /// ```
 #[derive(Clone, thiserror::Error)]

@@ -248,7 +248,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
 
     /// Deletes a message by the receipt of its delivery.
     ///
-    /// For receipts that were stored or came from another process. To settle a message at hand, call
+    /// For receipts that were stored or came from another process. To settle a received message, call
     /// [`Message::acknowledge`].
     pub async fn acknowledge(&self, receipt: &Receipt) -> Result<()> {
         settle_one(&*self.queue, Settle::acknowledge(receipt.clone())).await

@@ -151,7 +151,7 @@ fn wait_mode(queue: Option<&QueueName>) -> Result<WaitMode> {
         Ok(RuntimeFlavor::MultiThread) => Ok(WaitMode::BlockInPlace),
         _ => {
             let value = "it drives a current-thread Tokio runtime, which would be blocked until the call returns";
-            let allowed = "a thread of its own, or tokio::task::spawn_blocking; async code uses the mailboxes \
+            let allowed = "a separate thread, or tokio::task::spawn_blocking; async code uses the mailboxes \
                  of pillarbox::open, or as_async()";
             Err(Error::invalid(queue, "calling thread", value, allowed))
         }
