@@ -10,8 +10,8 @@ use pillarbox_core::{Counts, Mailbox, MessageId, Queue, Result, SendOptions};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::event::{Event, EventBus, Events};
-use crate::lifecycle::Pulse;
 use crate::producer::{Outlet, ProducerHandle, ProducerMsg};
+use crate::pulse::Pulse;
 use crate::stats::{State, StatsSnapshot};
 use crate::trace::Tracer;
 

@@ -26,17 +26,19 @@
 
 mod answers;
 mod attempt_limit;
+mod attributes;
 mod backoff;
 mod control;
 mod dead_letters;
 mod dispatcher;
+mod dlq_consumer;
 mod driver;
 mod event;
+mod group;
 mod handler;
 mod hooks;
 mod inbox;
 mod lease;
-mod lifecycle;
 mod log;
 mod loops;
 mod metrics;
@@ -44,6 +46,7 @@ mod outbox;
 mod outcome;
 mod policy;
 mod producer;
+mod pulse;
 mod request;
 mod router;
 mod runnable;
@@ -61,20 +64,21 @@ pub use tower;
 pub use backoff::Backoff;
 pub use control::Control;
 pub use dead_letters::{
-    Classify, DeadLetter, Decide, Decision, Dlq, DlqAction, DlqConsumer, DlqHealth, DlqLimits,
-    DlqPolicy, DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Found, IntoDlqAction, Letters,
-    Pass, PassFailed, Report, Summary,
+    Classify, DeadLetter, DeadLetterCodec, DeadLetterInfo, Decide, Decision, Dlq, DlqHealth,
+    DlqLimits, DlqPolicy, DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Pass, PassFailed,
+    PassReport, PeekedDeadLetter, Summary,
 };
+pub use dlq_consumer::{DlqAction, DlqConsumer, IntoDlqAction};
 pub use event::{About, Event, Events};
-pub use handler::{FromRequest, Handler, HandlerService, Parts};
-pub use hooks::FailedAttempt;
-pub use lease::Heartbeat;
 #[cfg(feature = "health")]
-pub use lifecycle::PrometheusHandle;
-pub use lifecycle::{
+pub use group::PrometheusHandle;
+pub use group::{
     DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopGroup,
     LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, StopSignal, Stuck, Task,
 };
+pub use handler::{FromRequest, Handler, HandlerService, Parts};
+pub use hooks::FailedAttempt;
+pub use lease::Heartbeat;
 pub use loops::{
     Adapter, AdapterService, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop,
     MainLoopRequest, MainLoopResult, NotRegistered, RemoteError, RemoteErrorKind, Resources, Run,

@@ -228,6 +228,11 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("the panic has no message")
 }
 
+/// Truncates the text of an error to what is stored of it, so that no dead letter or reply is too long.
+pub(crate) fn truncate_error(text: &str) -> String {
+    text.chars().take(2_000).collect()
+}
+
 /// How many causes of an error are told.
 const LONGEST_CHAIN: usize = 32;
 

@@ -177,7 +177,7 @@ async fn what_cannot_work_is_refused_before_anything_begins() {
     assert_eq!(none, "invalid loops: none; allowed: at least one: see LoopGroup::add");
     let group = LoopGroup::new().add(working(&jobs, SECOND)).add(working(&jobs, SECOND));
     let twice = refused(group);
-    assert!(twice.starts_with("invalid loops: two of the name 'orders'"), "{twice}");
+    assert!(twice.starts_with("invalid loops: two with the name 'orders'"), "{twice}");
     let group = LoopGroup::new().add(working(&jobs, SECOND)).watchdog(Duration::ZERO);
     assert!(refused(group).starts_with("invalid watchdog: 0ns"));
     assert_eq!(jobs.counts().await.unwrap().ready, 1);
@@ -434,7 +434,7 @@ async fn a_loop_that_does_not_end_is_left_behind_and_named() {
     let start = Instant::now();
     let error = running.stop().await.unwrap_err();
     assert_eq!(start.elapsed(), 12 * SECOND);
-    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time, and was left behind");
+    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time and was left behind");
     let report = error.report().unwrap();
     assert!(report.get("deaf").unwrap().is_left_behind);
     assert!(!report.get("orders").unwrap().is_left_behind);
@@ -582,7 +582,7 @@ async fn a_task_that_does_not_stop_is_cancelled_at_the_deadline_and_named() {
     let start = Instant::now();
     let error = running.stop().await.unwrap_err();
     assert_eq!((start.elapsed(), dropped.available_permits()), (7 * SECOND, 1));
-    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time, and was left behind");
+    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time and was left behind");
     assert!(!error.report().unwrap().get("orders").unwrap().is_left_behind);
 
     // Where it was never asked to end in its own time, it is not its fault.
@@ -907,7 +907,7 @@ fn a_process_ends_though_a_handler_that_blocks_its_thread_is_left_behind() {
         child.signal("TERM");
         let (status, said) = child.end_within(PATIENCE);
         assert_eq!(status.code(), Some(1), "{status}");
-        let failed = "failed the loop 'orders' did not end in time, and was left behind";
+        let failed = "failed the loop 'orders' did not end in time and was left behind";
         assert!(said.contains(&failed.to_owned()), "{said:?}");
         let counts = (orders.counts().await.unwrap(), reports.counts().await.unwrap());
         assert_eq!(

@@ -388,7 +388,7 @@ fn replay_meanwhile(
                 let consumer = DlqConsumer::new(letters, replay)
                     .replay_to(&target)
                     .visibility(lease)
-                    .again_after(Duration::from_secs(1))
+                    .retry_after(Duration::from_secs(1))
                     .max_replays(u32::MAX)
                     .worker(|worker| worker.call_timeout(CALL_TIMEOUT).without_signals());
                 let _ = consumer.run().await;

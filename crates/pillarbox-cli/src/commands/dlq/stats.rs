@@ -108,7 +108,7 @@ async fn found(backend: &Mailboxes) -> Result<Vec<QueueName>> {
 async fn look(dlq: &Dlq, filter: &Filter) -> Result<Seen> {
     let mut summary = Summary::default();
     let mut unreadable = Vec::new();
-    dlq.look(|found| {
+    dlq.peek(|found| {
         summary.add(&found, |letter| filter.means(found.id, letter));
         if found.letter.is_err() && unreadable.len() < NAMED {
             unreadable.push(found.id);
