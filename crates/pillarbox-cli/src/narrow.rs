@@ -28,7 +28,7 @@ impl Narrow {
         capabilities.max_body = Some(10);
         capabilities.sub_second = false;
         capabilities.exact_counts = false;
-        capabilities.tells_duplicates = false;
+        capabilities.reports_duplicates = false;
         capabilities.peek = false;
         Self { queue, capabilities, receives: AtomicU32::new(0) }
     }

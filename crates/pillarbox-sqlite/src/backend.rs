@@ -29,7 +29,7 @@ static IN_MEMORY: Capabilities = capabilities(false);
 const fn capabilities(durable: bool) -> Capabilities {
     let mut capabilities = Capabilities::full("sqlite");
     capabilities.durable = durable;
-    capabilities.tells_first_received = false;
+    capabilities.reports_first_received = false;
     // One in memory belongs to the connection of this backend alone.
     capabilities.transactions = durable;
     capabilities.max_body = Some(MAX_BODY);

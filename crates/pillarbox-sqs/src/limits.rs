@@ -59,7 +59,7 @@ impl Kind {
         capabilities.dotted_names = false;
         capabilities.fifo = false;
         capabilities.idempotent_send = false;
-        capabilities.tells_duplicates = false;
+        capabilities.reports_duplicates = false;
         capabilities.max_delivery = Some(Capabilities::MAX_VISIBILITY);
         capabilities.strict_receipts = false;
         capabilities.exact_counts = false;

@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use pillarbox_core::{
-    Delivery, Error, MessageId, Outgoing, QueueName, RawMessage, Receipt, Result, Timestamp,
+    Delivery, Error, MessageId, Outgoing, QueueName, RawMessage, Result, Timestamp,
 };
 
 use crate::attributes::{self, Malformed, is_text};
@@ -149,7 +149,7 @@ fn decode_body(text: String, encoding: Option<&str>) -> Bytes {
 
 /// A message that SQS has delivered. `None` for one without a receipt, with which nothing can be done.
 pub(crate) fn delivery(message: Message) -> Option<Delivery> {
-    let receipt = Receipt::foreign(message.receipt_handle.as_deref()?).ok()?;
+    let receipt = message.receipt_handle.as_deref()?.parse().ok()?;
     let system = message.attributes.unwrap_or_default();
     let mut attributes = attributes::decode(message.message_attributes);
     let theirs = message.message_id.unwrap_or_default();
