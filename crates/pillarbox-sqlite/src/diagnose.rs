@@ -4,14 +4,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use pillarbox_core::{Diagnosis, Finding, Repair, Severity, Timestamp};
-use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+use rusqlite::TransactionBehavior;
 
 use crate::checkpoint;
+use crate::connection::{BUSY_TIMEOUT, open_to_read, open_to_write};
+use crate::database_files::DatabaseFiles;
 use crate::failure::Failure;
-use crate::file::{BUSY_TIMEOUT, OpenFile, Pair, Patience, is_damage, open_to_read};
+use crate::failure::is_damage;
+use crate::file::OpenDatabase;
 use crate::options::{SqliteOptions, Synchronous};
 use crate::schema;
-use crate::verify::{self, Kind, Problem};
+use crate::verify::{self, Problem, ProblemKind};
+use crate::write_lock::LockWait;
 
 /// A log of which more than this cannot be moved into the file grows behind a reader.
 const LONG_LOG: u64 = 64 << 20;
@@ -128,13 +132,15 @@ pub(crate) fn in_memory() -> Diagnosis {
 
 /// Looks at a file from end to end, and repairs it if told to.
 pub(crate) fn diagnose(
-    pair: &Pair,
+    files: &DatabaseFiles,
     options: &SqliteOptions,
     repair: bool,
 ) -> Result<Diagnosis, Failure> {
-    let path = &pair.file.path;
-    let opened =
-        pair.check().and_then(|_| OpenFile::again(pair, options.permissions)).and_then(|file| {
+    let path = &files.database.path;
+    let opened = files
+        .check()
+        .and_then(|_| OpenDatabase::reopen(files, options.permissions))
+        .and_then(|file| {
             check_content(&file)?;
             Ok(file)
         });
@@ -146,18 +152,18 @@ pub(crate) fn diagnose(
             | Failure::LogGone(_)
             | Failure::Linked(_)
             | Failure::OtherDevice(_)
-            | Failure::CopiedOver(_)),
+            | Failure::Overwritten(_)),
         ) => return Ok(astray(path, options, &failure)),
         Err(failure) => return Err(failure),
     };
-    let mut found = verify::look(path)?;
+    let mut found = verify::find_problems(path)?;
     let mut remaining = found.clone();
     if repair {
         // What was in the way of other questions is put right first: one kind after the other.
         for _ in 0..3 {
             let Some(first) = remaining.first() else { break };
             repair_kind(&file, first.kind)?;
-            let now = verify::look(path)?;
+            let now = verify::find_problems(path)?;
             if now == remaining {
                 break;
             }
@@ -184,13 +190,13 @@ pub(crate) fn diagnose(
 
 /// Fails if another file was copied over this one. Where another program does not give up its turn,
 /// that is not looked at.
-fn check_content(file: &OpenFile) -> Result<(), Failure> {
-    let connection = open_to_read(&file.pair.file.path)?;
+fn check_content(file: &OpenDatabase) -> Result<(), Failure> {
+    let connection = open_to_read(&file.files.database.path)?;
     // It knows its log once it has read something.
     let _ = schema::content(&connection);
     let start = Instant::now();
-    match file.take_turn(&mut Patience::new(&|| start.elapsed() > BUSY_TIMEOUT)) {
-        Ok(_turn) => file.check_content(&connection),
+    match file.lock_for_writing(&mut LockWait::new(&|| start.elapsed() > BUSY_TIMEOUT)) {
+        Ok(_guard) => file.check_content(&connection),
         Err(Failure::Locked(_)) => Ok(()),
         Err(failure) => Err(failure),
     }
@@ -209,20 +215,20 @@ fn astray(path: &Path, options: &SqliteOptions, failure: &Failure) -> Diagnosis 
 }
 
 /// Repairs what can be, of problems of this kind.
-fn repair_kind(file: &OpenFile, kind: Kind) -> Result<(), Failure> {
-    let path = &file.pair.file.path;
+fn repair_kind(file: &OpenDatabase, kind: ProblemKind) -> Result<(), Failure> {
+    let path = &file.files.database.path;
     match kind {
         // An index can be made again from its table, unless that is damaged too.
-        Kind::Pages => change(file, "REINDEX").or_else(|failure| match &failure {
+        ProblemKind::Pages => change(file, "REINDEX").or_else(|failure| match &failure {
             Failure::Sqlite(error) if is_damage(error) => Ok(()),
             _ => Err(failure),
         }),
-        Kind::Missing => {
+        ProblemKind::Missing => {
             let missing = schema::missing(&open_to_read(path)?)?;
             let all: Vec<_> = missing.into_iter().map(|(_, sql)| sql).collect();
             change(file, &all.join(";\n"))
         }
-        Kind::Tables(_) => change(file, REPAIRS),
+        ProblemKind::Tables(_) => change(file, REPAIRS),
     }
 }
 
@@ -233,12 +239,12 @@ fn finding(path: &Path, problem: &Problem, repair: Repair) -> Finding {
              can be read: pillarbox dump QUEUE, or sqlite3 {} .recover | sqlite3 NEW",
             path.display()
         ),
-        (Kind::Pages, _) => {
+        (ProblemKind::Pages, _) => {
             "an index can be made again, and nothing else: restore the file from a \
                              backup if that does not help"
                 .to_owned()
         }
-        (Kind::Missing | Kind::Tables(_), _) => {
+        (ProblemKind::Missing | ProblemKind::Tables(_), _) => {
             "repairing makes the tables agree again and deletes no message".to_owned()
         }
     };
@@ -246,41 +252,30 @@ fn finding(path: &Path, problem: &Problem, repair: Repair) -> Finding {
 }
 
 /// Changes the file in one transaction, while no other process of ours writes.
-fn change(file: &OpenFile, sql: &str) -> Result<(), Failure> {
-    let mut patience = Patience::new(&|| false);
-    let turn = file.take_turn(&mut patience)?;
-    let mut connection = open_to_write(&file.pair.file.path)?;
-    patience.retry(|| {
+fn change(file: &OpenDatabase, sql: &str) -> Result<(), Failure> {
+    let mut wait = LockWait::new(&|| false);
+    let guard = file.lock_for_writing(&mut wait)?;
+    let mut connection = open_to_write(&file.files.database.path)?;
+    wait.retry(|| {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         transaction.execute_batch(sql)?;
         Ok(transaction.commit()?)
     })?;
-    drop(turn);
+    drop(guard);
     Ok(())
-}
-
-/// A connection that writes when it is told to, and to the log alone.
-fn open_to_write(path: &Path) -> Result<Connection, Failure> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
-    connection.execute_batch(
-        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 0",
-    )?;
-    Ok(connection)
 }
 
 /// How many pages of the log cannot be moved into the file, after an attempt to move them. A log that
 /// is only long, as after much was deleted, has none: its room is used again.
-fn stuck_pages(file: &OpenFile) -> Result<u64, Failure> {
-    let connection = open_to_write(&file.pair.file.path)?;
+fn stuck_pages(file: &OpenDatabase) -> Result<u64, Failure> {
+    let connection = open_to_write(&file.files.database.path)?;
     schema::content(&connection)?;
     let start = Instant::now();
     // Nobody of ours makes the log longer meanwhile.
-    let _turn = file.take_turn(&mut Patience::new(&|| start.elapsed() > BUSY_TIMEOUT))?;
+    let _guard = file.lock_for_writing(&mut LockWait::new(&|| start.elapsed() > BUSY_TIMEOUT))?;
     file.check_content(&connection)?;
-    file.while_moving(&connection, || checkpoint::move_pages(&connection));
-    let stuck = checkpoint::length(&connection).map_or(0, |(pages, moved)| pages - moved);
+    file.during_checkpoint(&connection, || checkpoint::checkpoint(&connection));
+    let stuck = checkpoint::log_pages(&connection).map_or(0, |(pages, moved)| pages - moved);
     Ok(stuck.unsigned_abs())
 }
 
@@ -316,8 +311,8 @@ fn basics(path: &Path, options: &SqliteOptions) -> Diagnosis {
 }
 
 /// Versions, sizes, settings, and what could be better.
-fn describe(file: &OpenFile, options: &SqliteOptions) -> Result<Diagnosis, Failure> {
-    let path = &file.pair.file.path;
+fn describe(file: &OpenDatabase, options: &SqliteOptions) -> Result<Diagnosis, Failure> {
+    let path = &file.files.database.path;
     let connection = open_to_read(path)?;
     // What cannot be read is not told; the findings say why.
     let number = |sql: &str| -> Result<u64, Failure> {
@@ -416,6 +411,8 @@ mod tests {
     };
     use std::time::Duration;
 
+    use rusqlite::Connection;
+
     use super::*;
     use crate::SqliteBackend;
 
@@ -473,7 +470,7 @@ mod tests {
             let path = directory.path().join("repair.db");
             file(&path).await;
             Connection::open(&path).unwrap().execute_batch(damage).unwrap();
-            assert!(!verify::look(&path).unwrap().is_empty(), "{damage}");
+            assert!(!verify::find_problems(&path).unwrap().is_empty(), "{damage}");
 
             let backend =
                 Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap());
@@ -508,7 +505,7 @@ mod tests {
             assert_eq!(bodies.len(), 10, "{damage}: {bodies:?}");
             drop(got);
             backend.close().await;
-            assert_eq!(verify::look(&path).unwrap(), [], "{damage}");
+            assert_eq!(verify::find_problems(&path).unwrap(), [], "{damage}");
         }
     }
 
@@ -648,7 +645,7 @@ mod tests {
         assert!(log > LONG_LOG, "{log}");
         assert_eq!(backend.diagnose(false).await.unwrap().findings, []);
         queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
-        assert_eq!(verify::look(&path).unwrap(), []);
+        assert_eq!(verify::find_problems(&path).unwrap(), []);
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use rusqlite::ffi::{SQLITE_IOERR_SHMSIZE, SQLITE_IOERR_SHORT_READ};
 /// Why the file could not be opened, read or written.
 ///
 /// It is the cause of an [`Error::Connection`]. Nothing was done, and the same call succeeds once the
-/// reason is gone; but for [`NotKept`](Self::NotKept) and [`Unconfirmed`](Self::Unconfirmed), with which it is
+/// reason is gone; but for [`SyncFailed`](Self::SyncFailed) and [`Unconfirmed`](Self::Unconfirmed), with which it is
 /// unknown whether it was done.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
@@ -70,14 +70,14 @@ pub(crate) enum Failure {
          go on with the other one, delete {path}-wal, which is the log of the former one, and what is in it",
         path = .0.display()
     )]
-    CopiedOver(PathBuf),
+    Overwritten(PathBuf),
     #[error("it is unknown whether this was done: {}", .0)]
     Unconfirmed(Arc<Failure>),
     #[error(
         "cannot open {}, which belongs to it: {}. Check that this user may write to it and to the \
          directory", .0.display(), .1
     )]
-    Beside(PathBuf, Arc<std::io::Error>),
+    CompanionFile(PathBuf, Arc<std::io::Error>),
     #[error(
         "{path} is not there, and its log {path}-wal is: the file was moved or deleted while a program used \
          it, and the log holds messages. Put the file back; or, if they may be lost, delete the log",
@@ -88,7 +88,7 @@ pub(crate) enum Failure {
         "{} has tables or views of other programs whose names begin with pillarbox; it was not touched. \
          Name another file", .0.display()
     )]
-    Clash(PathBuf),
+    NameClash(PathBuf),
     #[error(
         "the connection of this transaction is to a file without queues: connect to the file that the \
          mailbox is in"
@@ -98,7 +98,7 @@ pub(crate) enum Failure {
         "somebody else has written since this transaction began to read, or is writing. Roll it back, \
          and begin with TransactionBehavior::Immediate, which waits instead"
     )]
-    Upgrade,
+    LockUpgrade,
     #[error(
         "another program has kept the file locked for {} s; nothing was done. End its transaction, or \
          let it go on if it was stopped. If it is a transaction of this program: do not use a mailbox \
@@ -113,13 +113,13 @@ pub(crate) enum Failure {
         "the disk did not keep what was written; it is unknown whether this was done. Check the disk \
          and restart this program"
     )]
-    NotKept,
+    SyncFailed,
     #[error("the queue has used up all its places; drain it and it starts again")]
-    NoPlaceLeft,
+    PlacesExhausted,
     #[error("the file holds 262,143 queues, which is all it can")]
     TooManyQueues,
     #[error("the file was closed; if the program did not close it, a panic tells why")]
-    WriterGone,
+    WriterStopped,
 }
 
 impl Failure {
@@ -146,10 +146,10 @@ impl Failure {
 
     /// Whether it may be about one request of a batch, so that the others succeed by themselves: a
     /// body too large for the disk, a row that cannot be read.
-    pub(crate) fn may_concern_one(&self) -> bool {
+    pub(crate) fn may_concern_one_request(&self) -> bool {
         match self {
             Self::Sqlite(_) => !self.is_busy(),
-            Self::NoPlaceLeft | Self::TooManyQueues => true,
+            Self::PlacesExhausted | Self::TooManyQueues => true,
             _ => false,
         }
     }
@@ -168,12 +168,18 @@ impl From<rusqlite::Error> for Failure {
 /// What a failure inside a transaction of the caller's comes to.
 pub(crate) fn in_transaction(failure: Failure) -> Failure {
     match &failure {
-        Failure::Sqlite(_) if failure.is_busy() => Failure::Upgrade,
+        Failure::Sqlite(_) if failure.is_busy() => Failure::LockUpgrade,
         Failure::Sqlite(error) if error.to_string().contains("no such table: pillarbox_") => {
             Failure::NoQueues
         }
         _ => failure,
     }
+}
+
+/// Returns whether SQLite reports the file as damaged, or as no database.
+pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
+    let damage = [ErrorCode::NotADatabase, ErrorCode::DatabaseCorrupt];
+    error.sqlite_error_code().is_some_and(|code| damage.contains(&code))
 }
 
 /// Whether it is about what the file holds, and not about who may use it or whether there is room: a

@@ -18,7 +18,7 @@ pub(crate) fn salt(log: &File) -> Option<u64> {
 ///
 /// A checkpoint writes pages into the file, syncs it, and only then says so. Where it is ended before that, the
 /// file has changed and is as good as it was.
-pub(crate) fn belongs(path: &Path, log: &File, salt: u64, moved: u64) -> bool {
+pub(crate) fn matches_log(path: &Path, log: &File, salt: u64, moved: u64) -> bool {
     let compared = match Frames::read(log) {
         Ok(Some(frames)) if frames.header.salt == salt => {
             with_database(path, |database| frames.explain(database, log, moved))

@@ -25,7 +25,7 @@ pub(crate) enum Content {
     /// Tables of somebody else, and none of ours.
     Foreign,
     /// Tables of somebody else with names like ours.
-    Clash,
+    NameClash,
     /// Our tables, of this version, perhaps beside others.
     Ours(i64),
 }
@@ -39,7 +39,7 @@ pub(crate) fn content(connection: &Connection) -> Result<Content, Failure> {
     match (all, ours, alike) {
         (0, ..) => return Ok(Content::Nothing),
         (_, 0, 0) => return Ok(Content::Foreign),
-        (_, 0, _) => return Ok(Content::Clash),
+        (_, 0, _) => return Ok(Content::NameClash),
         _ => {}
     }
     let version = connection
@@ -75,7 +75,7 @@ fn migrate_by(connection: &mut Connection, steps: &[&str]) -> Result<(), Failure
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let version = match content(&transaction)? {
         Content::Ours(version) => version,
-        Content::Nothing | Content::Foreign | Content::Clash => 0,
+        Content::Nothing | Content::Foreign | Content::NameClash => 0,
     };
     let known = steps.len() as i64;
     if version > known {

@@ -1,4 +1,4 @@
-//! Sending and acknowledging inside a transaction of the caller's own.
+//! SendBatch and acknowledging inside a transaction of the caller's own.
 //!
 //! A program that keeps its data in the same file can change it and send, or change it and
 //! acknowledge, in one transaction: both happen, or neither does, whatever is killed when. There is

@@ -5,8 +5,8 @@ use std::path::Path;
 use pillarbox_core::Result;
 use rusqlite::Connection;
 
-use crate::failure::Failure;
-use crate::file::{is_damage, open_to_read};
+use crate::connection::open_to_read;
+use crate::failure::{Failure, is_damage};
 use crate::schema::{self, Content};
 
 /// What must not be found, and the question that finds it; and from which version of the schema on
@@ -146,20 +146,21 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
 /// Reads the whole file, and may be used while others use it; the write-ahead log grows meanwhile. No
 /// problem means an empty list.
 pub fn verify(path: impl AsRef<Path>) -> Result<Vec<String>> {
-    let problems = look(path.as_ref()).map_err(|failure| failure.during("verify", None))?;
+    let problems =
+        find_problems(path.as_ref()).map_err(|failure| failure.during("verify", None))?;
     Ok(problems.into_iter().map(|problem| problem.text).collect())
 }
 
 /// Something that must not be in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Problem {
-    pub(crate) kind: Kind,
+    pub(crate) kind: ProblemKind,
     pub(crate) text: String,
 }
 
 /// Where a problem is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ProblemKind {
     /// SQLite itself cannot make sense of the file.
     Pages,
     /// A table, an index or a view is not there.
@@ -170,7 +171,7 @@ pub(crate) enum Kind {
 
 /// Looks for problems. Where pages are damaged or something is missing, nothing is asked about
 /// tables: what they answer could not be believed.
-pub(crate) fn look(path: &Path) -> Result<Vec<Problem>, Failure> {
+pub(crate) fn find_problems(path: &Path) -> Result<Vec<Problem>, Failure> {
     let mut connection = open_to_read(path)?;
     // All questions are about the same moment.
     let snapshot = connection.transaction()?;
@@ -179,7 +180,10 @@ pub(crate) fn look(path: &Path) -> Result<Vec<Problem>, Failure> {
         checked => checked?,
     };
     if !damage.is_empty() {
-        return Ok(damage.into_iter().map(|text| Problem { kind: Kind::Pages, text }).collect());
+        return Ok(damage
+            .into_iter()
+            .map(|text| Problem { kind: ProblemKind::Pages, text })
+            .collect());
     }
     let version = match schema::content(&snapshot)? {
         Content::Ours(version @ 1..) => version,
@@ -191,7 +195,7 @@ pub(crate) fn look(path: &Path) -> Result<Vec<Problem>, Failure> {
         if !missing.is_empty() {
             let text = |name: String| format!("{name} is not there");
             let missing = missing.into_iter().map(|(name, _)| text(name));
-            return Ok(missing.map(|text| Problem { kind: Kind::Missing, text }).collect());
+            return Ok(missing.map(|text| Problem { kind: ProblemKind::Missing, text }).collect());
         }
     }
     let mut problems = Vec::new();
@@ -202,7 +206,7 @@ pub(crate) fn look(path: &Path) -> Result<Vec<Problem>, Failure> {
         let found: u64 = snapshot.query_row(question, [], |row| row.get(0))?;
         if found > 0 {
             let text = format!("{problem}: {found}");
-            problems.push(Problem { kind: Kind::Tables(number), text });
+            problems.push(Problem { kind: ProblemKind::Tables(number), text });
         }
     }
     Ok(problems)

@@ -30,7 +30,7 @@ impl Deliveries {
     }
 
     /// Where the last delivery never was.
-    pub(super) fn taken_back(self) -> Self {
+    pub(super) fn undone(self) -> Self {
         Self { count: self.count.saturating_sub(1), ..self }
     }
 
@@ -49,7 +49,7 @@ impl Deliveries {
     }
 
     /// Tells a message of them.
-    pub(super) fn tell(self, message: &mut RawMessage) {
+    pub(super) fn apply_to(self, message: &mut RawMessage) {
         message.delivery_count = self.count;
         message.unsettled = self.unsettled;
         message.uncounted = self.uncounted;

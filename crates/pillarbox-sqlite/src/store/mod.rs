@@ -2,7 +2,7 @@
 //!
 //! A [`Store`] knows nothing of threads, files or waiting. Whoever uses it begins a transaction,
 //! tells it the time ([`Store::begin`]), calls operations, calls [`Store::flush`] and commits; or
-//! rolls back and clears the [`Mirror`]. The writer thread does so for many callers at once, and
+//! rolls back and clears the [`Cache`]. The writer thread does so for many callers at once, and
 //! [`crate::transaction`] does so inside the caller's own transaction.
 //!
 //! # Where a message is
@@ -28,10 +28,10 @@
 //!    not; where a delivery is released, `uncounted` rises. So both together are never more than the
 //!    deliveries that have ended.
 
+mod cache;
 mod deliveries;
 mod key;
-mod line;
-mod mirror;
+mod ready;
 mod salvage;
 mod statements;
 mod sweep;
@@ -50,13 +50,13 @@ use rusqlite::types::{FromSqlError, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Result, Row, Statement, params};
 use uuid::Uuid;
 
+use self::cache::{Cache, Lease, QueueState, bucket_start};
 use self::deliveries::Deliveries;
 use self::key::{MAX_PLACE, MAX_QUEUE, QueueNumber};
-pub(crate) use self::line::PeekFrom;
-use self::line::{Line, Picked, pick_fresh, pick_merged};
-use self::mirror::{Lease, Mirror, QueueState, bucket_start};
+pub(crate) use self::ready::PeekFrom;
+use self::ready::{Picked, ReadyMessages, pick_fresh, pick_merged};
 use self::statements::{MANY, Statements};
-use self::sweep::{read_timer, requeue, sweep, tell_expiry};
+use self::sweep::{read_timer, requeue, sweep, write_expiry};
 use crate::failure::Failure;
 
 /// Room that sends leave for messages which become ready again.
@@ -67,7 +67,7 @@ const RECLAIM_ROWS: usize = 2000;
 /// The queues of a file, within a transaction.
 pub(crate) struct Store<'c> {
     statements: Statements<'c>,
-    mirror: Mirror,
+    cache: Cache,
     now: Timestamp,
 }
 
@@ -75,37 +75,37 @@ impl<'c> Store<'c> {
     pub(crate) fn new(connection: &'c Connection) -> Self {
         Self {
             statements: Statements::new(connection),
-            mirror: Mirror::default(),
+            cache: Cache::default(),
             now: Timestamp::MIN,
         }
     }
 
     /// Forgets what it knew: another connection has written, or a transaction was rolled back.
     pub(crate) fn clear(&mut self) {
-        self.mirror.clear();
+        self.cache.clear();
     }
 
     /// Takes the time of a transaction that has begun.
     pub(crate) fn begin(&mut self, now: Timestamp) -> Result<(), Failure> {
         self.now = now;
-        if !self.mirror.schema_checked {
+        if !self.cache.schema_checked {
             let version = self.statements.schema_version()?.query_row([], |row| row.get(0))?;
             crate::schema::check_current(version)?;
-            self.mirror.schema_checked = true;
+            self.cache.schema_checked = true;
         }
         Ok(())
     }
 
     /// Writes what the operations have left to be written once.
     pub(crate) fn flush(&mut self) -> Result<()> {
-        for queue in self.mirror.dirty() {
+        for queue in self.cache.dirty() {
             delete_acknowledged(&mut self.statements, queue)?;
             if queue.in_flight + queue.delayed == 0 && queue.next_due.is_some() {
                 self.statements.delete_all_buckets()?.execute([queue.number.0])?;
                 queue.expiry.clear();
                 queue.next_due = None;
             }
-            tell_expiry(&mut self.statements, queue)?;
+            write_expiry(&mut self.statements, queue)?;
             self.statements.update_queue()?.execute(params![
                 queue.number.0,
                 queue.next_place,
@@ -119,7 +119,7 @@ impl<'c> Store<'c> {
             ])?;
             queue.dirty = false;
         }
-        self.mirror.trim();
+        self.cache.trim();
         Ok(())
     }
 
@@ -147,7 +147,7 @@ impl<'c> Store<'c> {
                 }
             }
             if message.delay.is_zero() {
-                pending.push((queue.number.key(queue.take_place()), message));
+                pending.push((queue.number.key(queue.allocate_place()), message));
                 results.push(Ok(true));
                 if pending.len() == MANY {
                     store(statements, queue, &mut pending, &mut results, now)?;
@@ -204,10 +204,10 @@ impl<'c> Store<'c> {
             let due = now + visibility;
             for Picked { key, place, deliveries, mut message } in picked.by_ref().take(max) {
                 let (nonce, deliveries) = (Nonce::random(), deliveries.delivered());
-                deliveries.tell(&mut message);
+                deliveries.apply_to(&mut message);
                 let lease = Lease { key, nonce, due, deliveries, is_started: false, place };
                 leases.push((queue.set_timer(key, due), lease));
-                queue.remember(message.id, lease);
+                queue.remember_lease(message.id, lease);
                 let receipt = Receipt::new(message.id, nonce);
                 given.push(Delivery::new(message, receipt));
             }
@@ -241,7 +241,7 @@ impl<'c> Store<'c> {
                     if is_attempt { lease.deliveries } else { lease.deliveries.released() };
                 queue.in_flight -= 1;
                 if delay.is_zero() {
-                    let place = queue.take_place();
+                    let place = queue.allocate_place();
                     requeue(statements, queue, lease.key, place, deliveries)?;
                 } else {
                     let due = now + delay;
@@ -259,7 +259,7 @@ impl<'c> Store<'c> {
                 let (nonce, uncounted) = (lease.nonce.as_bytes(), lease.deliveries.uncounted);
                 let set = params![lease.key, due.as_nanos(), timer, nonce, uncounted, is_started];
                 statements.update_timer()?.execute(set)?;
-                queue.remember(id, Lease { due, is_started, ..lease });
+                queue.remember_lease(id, Lease { due, is_started, ..lease });
             }
         }
         Ok(Ok(()))
@@ -273,7 +273,7 @@ impl<'c> Store<'c> {
         let Some((_, lease)) = take_lease(statements, queue, receipt, now)? else {
             return Ok(());
         };
-        requeue(statements, queue, lease.key, lease.place, lease.deliveries.taken_back())?;
+        requeue(statements, queue, lease.key, lease.place, lease.deliveries.undone())?;
         queue.in_flight -= 1;
         queue.dirty = true;
         Ok(())
@@ -287,7 +287,7 @@ impl<'c> Store<'c> {
         };
         let counts = Counts::new(queue.ready(), queue.in_flight, queue.delayed);
         let counts = counts.with_sent(Some(queue.sent)).with_counted_at(Some(now));
-        let mut line = Line::new(statements, queue, 0, 1)?;
+        let mut line = ReadyMessages::new(statements, queue, 0, 1)?;
         let Some(next) = line.next() else { return Ok(counts) };
         let enqueued_at = statements.enqueued_at()?.query_row([next.key], |row| row.get(0))?;
         Ok(counts.with_oldest_age(Some(now.since(Timestamp::from_nanos(enqueued_at)))))
@@ -307,7 +307,7 @@ impl<'c> Store<'c> {
 
     /// When the next message of a queue becomes ready by time, as far as it is known.
     pub(crate) fn next_due(&self, name: &QueueName) -> Option<Timestamp> {
-        self.mirror.get(name)?.as_ref()?.next_due
+        self.cache.get(name)?.as_ref()?.next_due
     }
 
     /// Shows up to `max` messages: the ready ones in line, then the others by their time.
@@ -323,7 +323,7 @@ impl<'c> Store<'c> {
         let mut messages = Vec::new();
         let mut from = after.unwrap_or(PeekFrom::Place(0));
         if let PeekFrom::Place(place) = from {
-            let line = Line::new(statements, queue, place, max)?;
+            let line = ReadyMessages::new(statements, queue, place, max)?;
             for next in line {
                 let message = read_by_key(statements, next.key, next.deliveries)?;
                 messages.push(Peeked::new(message, MessageState::Ready));
@@ -369,9 +369,9 @@ impl<'c> Store<'c> {
         let (purged, sent) = (queue.total, queue.sent);
         if purged > 0 {
             statements.abandon_queue()?.execute([queue.number.0])?;
-            self.mirror.insert(name, None);
-            self.mirror.abandoned = Some(true);
-            match self.make_queue(name, sent) {
+            self.cache.insert(name, None);
+            self.cache.abandoned = Some(true);
+            match self.create_queue(name, sent) {
                 // Better to lose that count than to keep the messages.
                 Ok(()) | Err(Failure::TooManyQueues) => {}
                 Err(failure) => return Err(failure),
@@ -387,7 +387,7 @@ impl<'c> Store<'c> {
             delete_acknowledged(statements, queue)?;
             statements.delete_all_buckets()?.execute([queue.number.0])?;
             statements.delete_queue()?.execute([queue.number.0])?;
-            self.mirror.insert(name, None);
+            self.cache.insert(name, None);
         }
         Ok(())
     }
@@ -399,20 +399,20 @@ impl<'c> Store<'c> {
 
     /// Whether purged queues have rows left. Needs no transaction.
     pub(crate) fn has_garbage(&mut self) -> Result<bool> {
-        if let Some(known) = self.mirror.abandoned {
+        if let Some(known) = self.cache.abandoned {
             return Ok(known);
         }
         let found = self.statements.abandoned_queue()?.exists([])?;
-        self.mirror.abandoned = Some(found);
+        self.cache.abandoned = Some(found);
         Ok(found)
     }
 
     /// Deletes some rows of purged queues.
     pub(crate) fn reclaim(&mut self) -> Result<()> {
-        let Self { statements, mirror, .. } = self;
+        let Self { statements, cache, .. } = self;
         let number = statements.abandoned_queue()?.query_row([], |row| row.get(0)).optional()?;
         let Some(number) = number.map(QueueNumber) else {
-            mirror.abandoned = Some(false);
+            cache.abandoned = Some(false);
             return Ok(());
         };
         let rows = params![number.base(), number.last(), RECLAIM_ROWS];
@@ -445,12 +445,12 @@ impl<'c> Store<'c> {
         &mut self,
         name: &QueueName,
     ) -> Result<Option<(&mut Statements<'c>, &mut QueueState)>> {
-        if self.mirror.get(name).is_none() {
+        if self.cache.get(name).is_none() {
             let state = load(&mut self.statements, name)?;
-            self.mirror.insert(name, state);
+            self.cache.insert(name, state);
         }
-        let Self { statements, mirror, .. } = self;
-        Ok(mirror.get_mut(name).map(|queue| (statements, queue)))
+        let Self { statements, cache, .. } = self;
+        Ok(cache.get_mut(name).map(|queue| (statements, queue)))
     }
 
     /// A queue to send to, which comes into being where there is none.
@@ -459,23 +459,23 @@ impl<'c> Store<'c> {
         name: &QueueName,
     ) -> Result<(&mut Statements<'c>, &mut QueueState), Failure> {
         match self.queue(name)? {
-            None => self.make_queue(name, 0)?,
+            None => self.create_queue(name, 0)?,
             Some((_, queue)) if queue.next_place < MAX_PLACE - RESERVED_PLACES => {}
             // Five years have passed. An empty queue can start again under another number.
-            Some((_, queue)) if queue.total > 0 => return Err(Failure::NoPlaceLeft),
+            Some((_, queue)) if queue.total > 0 => return Err(Failure::PlacesExhausted),
             Some((_, queue)) => {
                 let sent = queue.sent;
                 self.forget(name)?;
-                self.make_queue(name, sent)?;
+                self.create_queue(name, sent)?;
             }
         }
-        let Self { statements, mirror, .. } = self;
-        let queue = mirror.get_mut(name).ok_or(Failure::NoPlaceLeft)?;
+        let Self { statements, cache, .. } = self;
+        let queue = cache.get_mut(name).ok_or(Failure::PlacesExhausted)?;
         Ok((statements, queue))
     }
 
     /// Makes an empty queue under a number that is free, of a name that has none.
-    fn make_queue(&mut self, name: &QueueName, sent: u64) -> Result<(), Failure> {
+    fn create_queue(&mut self, name: &QueueName, sent: u64) -> Result<(), Failure> {
         let statements = &mut self.statements;
         let mut number = statements.next_queue()?.query_row([], |row| row.get(0))?;
         if number > MAX_QUEUE {
@@ -486,7 +486,7 @@ impl<'c> Store<'c> {
         }
         statements.insert_queue()?.execute(params![number, name.as_str(), sent])?;
         let queue = QueueState { sent, ..QueueState::new(QueueNumber(number)) };
-        self.mirror.insert(name, Some(queue));
+        self.cache.insert(name, Some(queue));
         Ok(())
     }
 }
@@ -561,7 +561,7 @@ fn store_delayed(
     message: &Outgoing,
     now: Timestamp,
 ) -> Result<bool> {
-    let place = queue.take_place();
+    let place = queue.allocate_place();
     let key = queue.number.delayed_key(place);
     let (_, statement) = statements.insert_messages.most_of(1)?;
     bind_message(statement, 0, queue.number, key, message, now)?;
@@ -677,7 +677,7 @@ fn read_by_key(
     deliveries: Deliveries,
 ) -> Result<RawMessage> {
     let mut message = statements.message()?.query_row([key], read_message)?;
-    deliveries.tell(&mut message);
+    deliveries.apply_to(&mut message);
     Ok(message)
 }
 

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::deliveries::Deliveries;
 use super::key::QueueNumber;
-use super::line::PeekFrom;
+use super::ready::PeekFrom;
 use super::statements::Statements;
 use super::sweep::{Timer, read_timer};
 use super::{Store, read_message};
@@ -67,7 +67,7 @@ impl Store<'_> {
                 Some(timer) => (MessageState::Ready, timer.deliveries.expired(timer.is_started)),
                 None => (MessageState::Ready, again.get(&key).copied().unwrap_or(Deliveries::NONE)),
             };
-            deliveries.tell(&mut message);
+            deliveries.apply_to(&mut message);
             Peeked::new(message, state)
         });
         let next = next.map(|key| PeekFrom::Salvage(key).to_cursor());

@@ -3,8 +3,8 @@
 use pillarbox_core::Timestamp;
 use rusqlite::{Result, Row, params};
 
+use super::cache::{QueueState, bucket_of, bucket_start};
 use super::deliveries::Deliveries;
-use super::mirror::{QueueState, bucket_of, bucket_start};
 use super::statements::Statements;
 
 /// A row of `timer`.
@@ -34,7 +34,7 @@ pub(super) fn sweep(
     queue: &mut QueueState,
     now: Timestamp,
 ) -> Result<()> {
-    tell_expiry(statements, queue)?;
+    write_expiry(statements, queue)?;
     let number = queue.number;
     let this_bucket = bucket_of(now);
     let ranges: Vec<(i64, i64, i64)> = statements
@@ -58,7 +58,7 @@ pub(super) fn sweep(
     due.sort_unstable_by_key(|timer| (timer.due_at, timer.timer));
     due.dedup_by_key(|timer| timer.key);
     for timer in &due {
-        let place = queue.take_place();
+        let place = queue.allocate_place();
         let deliveries = if timer.delayed {
             queue.delayed -= 1;
             timer.deliveries
@@ -99,8 +99,8 @@ pub(super) fn requeue(
 }
 
 /// Writes where timers were set.
-pub(super) fn tell_expiry(statements: &mut Statements<'_>, queue: &mut QueueState) -> Result<()> {
-    if queue.told {
+pub(super) fn write_expiry(statements: &mut Statements<'_>, queue: &mut QueueState) -> Result<()> {
+    if queue.expiry_written {
         return Ok(());
     }
     for range in &queue.expiry {
@@ -109,6 +109,6 @@ pub(super) fn tell_expiry(statements: &mut Statements<'_>, queue: &mut QueueStat
     }
     // The last one is kept, to be made longer.
     queue.expiry.drain(..queue.expiry.len().saturating_sub(1));
-    queue.told = true;
+    queue.expiry_written = true;
     Ok(())
 }

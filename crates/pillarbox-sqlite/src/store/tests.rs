@@ -172,7 +172,7 @@ fn an_empty_queue_that_has_used_up_its_places_starts_again() {
     store.clear();
     at(&mut store, 2);
     let refused = try_send(&mut store, &Outgoing::new("late"));
-    assert!(matches!(refused, Err(Failure::NoPlaceLeft)), "{refused:?}");
+    assert!(matches!(refused, Err(Failure::PlacesExhausted)), "{refused:?}");
 
     let first = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
     store.settle(&queue(), &first.receipt, SettleAction::Acknowledge).unwrap().unwrap();

@@ -1,6 +1,6 @@
 //! What a connection knows of the file without asking it.
 //!
-//! The mirror is true as long as nobody else has written: who uses a [`Store`](super::Store)
+//! The cache is true as long as nobody else has written: who uses a [`Store`](super::Store)
 //! clears it when another connection has, and when a transaction is rolled back.
 
 use hashbrown::{HashMap, HashSet};
@@ -16,7 +16,7 @@ const MAX_LEASES: usize = 1 << 15;
 
 /// The queues that were looked at. `None`: there is no queue of that name.
 #[derive(Debug, Default)]
-pub(crate) struct Mirror {
+pub(crate) struct Cache {
     queues: HashMap<QueueName, Option<QueueState>>,
     /// Whether a purged queue waits for its rows to be deleted. `None`: not known.
     pub(super) abandoned: Option<bool>,
@@ -43,7 +43,7 @@ pub(super) struct QueueState {
     /// Where timers were set, as far as the file has not been told. The last one may be known to
     /// the file already and is kept to be made longer.
     pub(super) expiry: Vec<Expiry>,
-    pub(super) told: bool,
+    pub(super) expiry_written: bool,
     /// Leases that were given by this connection, as far as they are remembered.
     pub(super) leases: HashMap<MessageId, Lease>,
     /// Timers that ended up to here were swept: no lease that ends before runs.
@@ -86,7 +86,7 @@ pub(super) fn bucket_start(bucket: i64) -> Timestamp {
     Timestamp::from_nanos(bucket.saturating_mul(BUCKET_NANOS))
 }
 
-impl Mirror {
+impl Cache {
     pub(super) fn get(&self, name: &QueueName) -> Option<&Option<QueueState>> {
         self.queues.get(name)
     }
@@ -132,7 +132,7 @@ impl QueueState {
             next_due: None,
             dirty: false,
             expiry: Vec::new(),
-            told: false,
+            expiry_written: false,
             leases: HashMap::new(),
             swept: Timestamp::MIN,
             acknowledged: HashSet::new(),
@@ -146,7 +146,7 @@ impl QueueState {
     }
 
     /// Remembers a lease.
-    pub(super) fn remember(&mut self, id: MessageId, lease: Lease) {
+    pub(super) fn remember_lease(&mut self, id: MessageId, lease: Lease) {
         if self.leases.len() >= MAX_LEASES {
             self.leases.clear();
         }
@@ -175,7 +175,7 @@ impl QueueState {
     }
 
     /// The next place in line.
-    pub(super) fn take_place(&mut self) -> i64 {
+    pub(super) fn allocate_place(&mut self) -> i64 {
         self.next_place += 1;
         self.next_place - 1
     }
@@ -189,13 +189,13 @@ impl QueueState {
             Some(last) if last.bucket == bucket && (last.lo..=last.hi + 1).contains(&key) => {
                 if key > last.hi {
                     last.hi = key;
-                    self.told = false;
+                    self.expiry_written = false;
                 }
             }
             _ => {
-                if self.told {
+                if self.expiry_written {
                     self.expiry.clear();
-                    self.told = false;
+                    self.expiry_written = false;
                 }
                 self.expiry.push(Expiry { bucket, lo: key, hi: key });
             }
@@ -229,11 +229,11 @@ mod tests {
         let mut queue = QueueState::new(QueueNumber(1));
         let due = Timestamp::from_secs(100);
         queue.set_timer(5, due);
-        queue.told = true;
+        queue.expiry_written = true;
         queue.set_timer(5, due);
-        assert!(queue.told, "nothing new to tell");
+        assert!(queue.expiry_written, "nothing new to tell");
         queue.set_timer(6, due);
-        assert!(!queue.told);
+        assert!(!queue.expiry_written);
         assert_eq!(queue.expiry, [Expiry { bucket: 1000, lo: 5, hi: 6 }]);
     }
 }

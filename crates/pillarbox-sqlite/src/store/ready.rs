@@ -3,9 +3,9 @@
 use pillarbox_core::{Cursor, RawMessage};
 use rusqlite::{Result, params};
 
+use super::cache::QueueState;
 use super::deliveries::Deliveries;
 use super::key::{MAX_PLACE, place_of};
-use super::mirror::QueueState;
 use super::statements::Statements;
 use super::{read_by_key, read_message};
 
@@ -44,7 +44,7 @@ pub(super) fn pick_merged(
     queue: &mut QueueState,
     max: usize,
 ) -> Result<Vec<Picked>> {
-    let line = Line::new(statements, queue, 0, max)?;
+    let line = ReadyMessages::new(statements, queue, 0, max)?;
     let mut picked = Vec::with_capacity(max);
     let mut last_requeued = None;
     for next in line {
@@ -55,7 +55,7 @@ pub(super) fn pick_merged(
         } else {
             queue.cursor = next.place;
         }
-        let InLine { key, place, deliveries, .. } = next;
+        let ReadyEntry { key, place, deliveries, .. } = next;
         picked.push(Picked { key, place, deliveries, message });
     }
     if let Some(last) = last_requeued {
@@ -66,20 +66,20 @@ pub(super) fn pick_merged(
 }
 
 /// The ready messages in order, from both lines.
-pub(super) struct Line {
-    requeued: std::iter::Peekable<std::vec::IntoIter<InLine>>,
-    fresh: std::iter::Peekable<std::vec::IntoIter<InLine>>,
+pub(super) struct ReadyMessages {
+    requeued: std::iter::Peekable<std::vec::IntoIter<ReadyEntry>>,
+    fresh: std::iter::Peekable<std::vec::IntoIter<ReadyEntry>>,
     left: usize,
 }
 
-pub(super) struct InLine {
+pub(super) struct ReadyEntry {
     pub(super) place: i64,
     pub(super) key: i64,
     pub(super) deliveries: Deliveries,
     requeued: bool,
 }
 
-impl Line {
+impl ReadyMessages {
     /// Up to `max` messages after a place.
     pub(super) fn new(
         statements: &mut Statements<'_>,
@@ -93,7 +93,7 @@ impl Line {
             let range = params![number.key(after), last, max];
             let mut rows = statements.requeued()?.query(range)?;
             while let Some(row) = rows.next()? {
-                requeued.push(InLine {
+                requeued.push(ReadyEntry {
                     place: place_of(row.get(0)?),
                     key: row.get(1)?,
                     deliveries: Deliveries::read(row, 2)?,
@@ -108,7 +108,7 @@ impl Line {
             while let Some(row) = rows.next()? {
                 let key = row.get(0)?;
                 let (place, deliveries) = (place_of(key), Deliveries::NONE);
-                fresh.push(InLine { place, key, deliveries, requeued: false });
+                fresh.push(ReadyEntry { place, key, deliveries, requeued: false });
             }
         }
         let (requeued, fresh) = (requeued.into_iter().peekable(), fresh.into_iter().peekable());
@@ -116,10 +116,10 @@ impl Line {
     }
 }
 
-impl Iterator for Line {
-    type Item = InLine;
+impl Iterator for ReadyMessages {
+    type Item = ReadyEntry;
 
-    fn next(&mut self) -> Option<InLine> {
+    fn next(&mut self) -> Option<ReadyEntry> {
         self.left = self.left.checked_sub(1)?;
         let from_requeued = match (self.requeued.peek(), self.fresh.peek()) {
             (Some(requeued), Some(fresh)) => requeued.place < fresh.place,
