@@ -1,4 +1,4 @@
-//! The line of ready messages: those that were never delivered, and those that are ready again.
+//! Ready messages in order: those that were never delivered, and those that are ready again.
 
 use pillarbox_core::{Cursor, RawMessage};
 use rusqlite::{Result, params};
@@ -6,19 +6,19 @@ use rusqlite::{Result, params};
 use super::cache::QueueState;
 use super::deliveries::Deliveries;
 use super::key::{MAX_PLACE, place_of};
+use super::rows::{read_by_key, read_message};
 use super::statements::Statements;
-use super::{read_by_key, read_message};
 
 /// A message that is to be delivered.
 pub(super) struct Picked {
     pub(super) key: i64,
     pub(super) place: i64,
-    /// Those before this one.
+    /// The counts before this delivery.
     pub(super) deliveries: Deliveries,
     pub(super) message: RawMessage,
 }
 
-/// Takes the next messages where none is ready again: those past the cursor.
+/// Takes the next messages if none is ready again: those past the cursor.
 pub(super) fn pick_fresh(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,
@@ -38,18 +38,18 @@ pub(super) fn pick_fresh(
     Ok(picked)
 }
 
-/// Takes the next messages of both lines: those ready again, and those past the cursor.
+/// Takes the next messages, both of those ready again and of those past the cursor.
 pub(super) fn pick_merged(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,
     max: usize,
 ) -> Result<Vec<Picked>> {
-    let line = ReadyMessages::new(statements, queue, 0, max)?;
+    let ready = ReadyMessages::new(statements, queue, 0, max)?;
     let mut picked = Vec::with_capacity(max);
     let mut last_requeued = None;
-    for next in line {
+    for next in ready {
         let message = read_by_key(statements, next.key, next.deliveries)?;
-        if next.requeued {
+        if next.is_requeued {
             last_requeued = Some(next.place);
             queue.requeued -= 1;
         } else {
@@ -65,7 +65,7 @@ pub(super) fn pick_merged(
     Ok(picked)
 }
 
-/// The ready messages in order, from both lines.
+/// The ready messages of both kinds, merged in order.
 pub(super) struct ReadyMessages {
     requeued: std::iter::Peekable<std::vec::IntoIter<ReadyEntry>>,
     fresh: std::iter::Peekable<std::vec::IntoIter<ReadyEntry>>,
@@ -76,7 +76,7 @@ pub(super) struct ReadyEntry {
     pub(super) place: i64,
     pub(super) key: i64,
     pub(super) deliveries: Deliveries,
-    requeued: bool,
+    is_requeued: bool,
 }
 
 impl ReadyMessages {
@@ -97,7 +97,7 @@ impl ReadyMessages {
                     place: place_of(row.get(0)?),
                     key: row.get(1)?,
                     deliveries: Deliveries::read(row, 2)?,
-                    requeued: true,
+                    is_requeued: true,
                 });
             }
         }
@@ -108,7 +108,7 @@ impl ReadyMessages {
             while let Some(row) = rows.next()? {
                 let key = row.get(0)?;
                 let (place, deliveries) = (place_of(key), Deliveries::NONE);
-                fresh.push(ReadyEntry { place, key, deliveries, requeued: false });
+                fresh.push(ReadyEntry { place, key, deliveries, is_requeued: false });
             }
         }
         let (requeued, fresh) = (requeued.into_iter().peekable(), fresh.into_iter().peekable());
@@ -129,14 +129,14 @@ impl Iterator for ReadyMessages {
     }
 }
 
-/// Where a page of a peek begins: after this one.
+/// The message after which a page of a peek begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeekFrom {
-    /// A ready message, by its place in line.
+    /// A ready message, by its place.
     Place(i64),
-    /// Another one, by its time and its order among those of the same moment.
+    /// A message in flight or delayed, by its deadline and its order among those of the same moment.
     Timer(i64, i64),
-    /// Any one, by its key: the file is damaged, and what can be read is read.
+    /// A message in any state, by its key: the file is damaged, and the peek reads what can be read.
     Salvage(i64),
 }
 

@@ -45,7 +45,7 @@ async fn a_missing_directory_is_named_and_opening_works_once_it_is_there() {
     let (directory, _) = directory();
     let folder = directory.path().join("not/yet");
     let text = refusal(SqliteOptions::new(folder.join("jobs.db"))).await;
-    assert!(text.contains("not/yet is not there: create the directory first"), "{text}");
+    assert!(text.contains("not/yet does not exist: create the directory first"), "{text}");
     fs::create_dir_all(&folder).expect("made");
     open(folder.join("jobs.db")).await.close().await;
 }
