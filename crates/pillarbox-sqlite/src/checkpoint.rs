@@ -54,8 +54,8 @@ impl Checkpointer {
         self.has_warned &= !is_complete;
     }
 
-    /// Pauses writing until the readers that need old pages have ended; new ones do not need them while nobody
-    /// writes. Returns whether all pages were copied.
+    /// Pauses writing until the readers that need old pages have ended; new ones do not need them while nothing
+    /// is written. Returns whether all pages were copied.
     fn wait_for_readers(&mut self, connection: &Connection) -> bool {
         let end = Instant::now() + Self::PAUSE;
         // Not by SQLite's own wait, which waits for a lock that the next reader takes at once.

@@ -179,7 +179,7 @@ impl Engine {
                         storage.before_close(&connection);
                         drop(connection);
                     }
-                    // Fails only if nobody waits for the result any more.
+                    // Fails only if the caller is gone.
                     Err(failure) => drop(opened.send(Err(failure))),
                 }
             };

@@ -22,9 +22,9 @@ use crate::frames;
 
 /// How long to wait for another program to complete a checkpoint.
 const FOREIGN_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval of the looks at its progress.
+/// Interval at which its progress is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Length of the record, so that each overwrites the last one and needs no further room on the disk.
+/// Length of the record, so that each overwrites the last one and needs no further space on the disk.
 const RECORD_BYTES: usize = 128;
 
 /// Compares the database that this process has open with the checkpoint record.

@@ -35,7 +35,7 @@ pub(crate) enum Op {
     /// Replies for each message whether it was stored.
     Send(Call<SendBatch, Vec<Result<bool, Full>>>),
     Receive(Call<Receive, Vec<Delivery>, ReceiveReply>),
-    /// A receive that has waited. Never submitted; the writer makes it to reply.
+    /// A receive that has waited. Created by the writer to reply; never submitted.
     Waiter(Waiter),
     Settle(Call<Vec<Settle>, Vec<Result<(), Stale>>>),
     Peek(Call<(usize, Option<PeekFrom>), PeekPage>),
@@ -231,7 +231,7 @@ impl RequestQueue {
         }
     }
 
-    /// Waits for room, then pushes a request.
+    /// Waits for a permit, then pushes a request.
     pub(crate) async fn submit(&self, request: Request) -> Result<(), Failure> {
         match self.permits.acquire().await {
             Ok(permit) => permit.forget(),
@@ -241,7 +241,7 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// Pushes a request at once: for those that nobody waits for.
+    /// Pushes a request at once: for requests without a caller.
     pub(crate) fn push(&self, request: Request) {
         let mut state = self.state();
         if state.is_ended {

@@ -22,7 +22,7 @@ use crate::store::Store;
 use crate::sync::Syncer;
 use crate::write_lock::{LockWait, WriteGuard};
 
-/// Interval at which changes by other processes are looked for: a waiter has a message of another process after
+/// Interval at which changes by other processes are polled: a waiter has a message of another process after
 /// half of it on average, and each look costs about 50 µs of CPU time.
 const POLL_INTERVAL: Duration = Duration::from_millis(15);
 /// Delay after rows of purged queues could not be deleted.
@@ -102,7 +102,7 @@ impl<'c> Writer<'c> {
         }
         let checked = self.storage.check().and_then(|is_written| {
             if is_written {
-                // By whom is checked under the write lock.
+                // Under the write lock it is checked by whom.
                 return Ok(true);
             }
             self.refresh()?;
@@ -163,7 +163,7 @@ impl<'c> Writer<'c> {
                     self.waiters.entry(queue).or_default().push_front(waiter);
                 }
                 if batch.is_empty() {
-                    // There is nobody else to report it to.
+                    // The waiters are the only callers to report it to.
                     for waiter in self.waiters.drain().flat_map(|(_, waiters)| waiters) {
                         let _ = waiter.reply.send(Err(failure.clone()));
                     }

@@ -28,7 +28,7 @@ pub(super) fn read_timer(row: &Row<'_>) -> Result<Timer> {
     })
 }
 
-/// Makes the messages ready whose timers ended by `now`, after all that are ready.
+/// Requeues the messages whose timers ended by `now`, after all that are ready.
 pub(super) fn sweep(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,

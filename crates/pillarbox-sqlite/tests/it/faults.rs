@@ -29,7 +29,7 @@ async fn a_missing_directory_is_named_and_opening_works_once_it_exists() {
     let folder = directory.path().join("not/yet");
     let text = refusal(SqliteOptions::new(folder.join("jobs.db"))).await;
     assert_says(&text, &["not/yet does not exist: create the directory first"]);
-    fs::create_dir_all(&folder).expect("made");
+    fs::create_dir_all(&folder).expect("created");
     open(folder.join("jobs.db")).await.close().await;
 }
 

@@ -13,7 +13,7 @@ use crate::common::{one, only, open, queue, start_all};
 
 /// Runs the Python program, and returns the lines that it prints.
 fn boto3(server: &SqsServer, task: &str, queue: &str) -> Vec<Value> {
-    let python = sqs_python().expect("Python with boto3 is not here; `make setup` installs it");
+    let python = sqs_python().expect("Python with boto3 is not installed; run `make setup`");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interoperation.py");
     let output = Command::new(python)
         .arg(script)

@@ -101,7 +101,7 @@ fn a_message_costs_a_third_of_a_request_in_batches_of_ten() {
         assert_eq!((number("SendMessageBatch"), number("DeleteMessageBatch")), (10, 10));
         // One before and one after, which find nothing.
         assert_eq!(number("ReceiveMessage"), 10 + 2);
-        // Once, and then once more for the queue to be made.
+        // Once to find that the queue is missing, and once to create it.
         assert_eq!((number("GetQueueUrl"), number("CreateQueue")), (1, 1));
         assert_eq!(requests.total(), 34, "{:?}", requests.counts());
 
