@@ -3,6 +3,8 @@
 use pillarbox_core::{QueueName, Redrive, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::limits::FIFO_SUFFIX;
+
 /// A redrive policy: JSON in an attribute of the queue.
 #[derive(Debug, Serialize, Deserialize)]
 struct Policy {
@@ -42,14 +44,14 @@ pub(crate) fn write(target: String, deliveries: u32) -> String {
 /// Returns the name of the queue for dead letters of `source`. That of a FIFO queue is a FIFO queue:
 /// `orders.fifo` has `orders-dlq.fifo`.
 pub(crate) fn dead_letter_name(source: &QueueName) -> Result<QueueName> {
-    match source.as_str().strip_suffix(".fifo") {
-        Some(stem) => format!("{stem}-dlq.fifo").parse(),
+    match source.as_str().strip_suffix(FIFO_SUFFIX) {
+        Some(stem) => format!("{stem}-dlq{FIFO_SUFFIX}").parse(),
         None => format!("{source}-dlq").parse(),
     }
 }
 
 pub(crate) fn is_dead_letter_name(name: &QueueName) -> bool {
-    name.as_str().strip_suffix(".fifo").unwrap_or(name.as_str()).ends_with("-dlq")
+    name.as_str().strip_suffix(FIFO_SUFFIX).unwrap_or(name.as_str()).ends_with("-dlq")
 }
 
 #[cfg(test)]
