@@ -20,7 +20,7 @@ fn a_main_that_fails_says_why_in_a_line() {
         assert!(output.starts_with(wrong) && output.lines().count() == 1, "{output}");
         assert_eq!(
             run(how, "sqlite:/no/such/place/jobs.db"),
-            "Error: cannot open: /no/such/place is not there: create the directory first\n"
+            "Error: cannot open: /no/such/place does not exist: create the directory first\n"
         );
     }
 }

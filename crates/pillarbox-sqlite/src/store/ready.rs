@@ -1,24 +1,24 @@
-//! The line of ready messages: those that were never delivered, and those that are ready again.
+//! Ready messages in order: those that were never delivered, and those that are ready again.
 
 use pillarbox_core::{Cursor, RawMessage};
 use rusqlite::{Result, params};
 
+use super::cache::QueueState;
 use super::deliveries::Deliveries;
 use super::key::{MAX_PLACE, place_of};
-use super::mirror::QueueState;
+use super::rows::{read_by_key, read_message};
 use super::statements::Statements;
-use super::{read_by_key, read_message};
 
 /// A message that is to be delivered.
 pub(super) struct Picked {
     pub(super) key: i64,
     pub(super) place: i64,
-    /// Those before this one.
+    /// The counts before this delivery.
     pub(super) deliveries: Deliveries,
     pub(super) message: RawMessage,
 }
 
-/// Takes the next messages where none is ready again: those past the cursor.
+/// Takes the next messages if none is ready again: those past the cursor.
 pub(super) fn pick_fresh(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,
@@ -38,24 +38,24 @@ pub(super) fn pick_fresh(
     Ok(picked)
 }
 
-/// Takes the next messages of both lines: those ready again, and those past the cursor.
+/// Takes the next messages, both of those ready again and of those past the cursor.
 pub(super) fn pick_merged(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,
     max: usize,
 ) -> Result<Vec<Picked>> {
-    let line = Line::new(statements, queue, 0, max)?;
+    let ready = ReadyMessages::new(statements, queue, 0, max)?;
     let mut picked = Vec::with_capacity(max);
     let mut last_requeued = None;
-    for next in line {
+    for next in ready {
         let message = read_by_key(statements, next.key, next.deliveries)?;
-        if next.requeued {
+        if next.is_requeued {
             last_requeued = Some(next.place);
             queue.requeued -= 1;
         } else {
             queue.cursor = next.place;
         }
-        let InLine { key, place, deliveries, .. } = next;
+        let ReadyEntry { key, place, deliveries, .. } = next;
         picked.push(Picked { key, place, deliveries, message });
     }
     if let Some(last) = last_requeued {
@@ -65,21 +65,21 @@ pub(super) fn pick_merged(
     Ok(picked)
 }
 
-/// The ready messages in order, from both lines.
-pub(super) struct Line {
-    requeued: std::iter::Peekable<std::vec::IntoIter<InLine>>,
-    fresh: std::iter::Peekable<std::vec::IntoIter<InLine>>,
+/// The ready messages of both kinds, merged in order.
+pub(super) struct ReadyMessages {
+    requeued: std::iter::Peekable<std::vec::IntoIter<ReadyEntry>>,
+    fresh: std::iter::Peekable<std::vec::IntoIter<ReadyEntry>>,
     left: usize,
 }
 
-pub(super) struct InLine {
+pub(super) struct ReadyEntry {
     pub(super) place: i64,
     pub(super) key: i64,
     pub(super) deliveries: Deliveries,
-    requeued: bool,
+    is_requeued: bool,
 }
 
-impl Line {
+impl ReadyMessages {
     /// Up to `max` messages after a place.
     pub(super) fn new(
         statements: &mut Statements<'_>,
@@ -93,11 +93,11 @@ impl Line {
             let range = params![number.key(after), last, max];
             let mut rows = statements.requeued()?.query(range)?;
             while let Some(row) = rows.next()? {
-                requeued.push(InLine {
+                requeued.push(ReadyEntry {
                     place: place_of(row.get(0)?),
                     key: row.get(1)?,
                     deliveries: Deliveries::read(row, 2)?,
-                    requeued: true,
+                    is_requeued: true,
                 });
             }
         }
@@ -108,7 +108,7 @@ impl Line {
             while let Some(row) = rows.next()? {
                 let key = row.get(0)?;
                 let (place, deliveries) = (place_of(key), Deliveries::NONE);
-                fresh.push(InLine { place, key, deliveries, requeued: false });
+                fresh.push(ReadyEntry { place, key, deliveries, is_requeued: false });
             }
         }
         let (requeued, fresh) = (requeued.into_iter().peekable(), fresh.into_iter().peekable());
@@ -116,10 +116,10 @@ impl Line {
     }
 }
 
-impl Iterator for Line {
-    type Item = InLine;
+impl Iterator for ReadyMessages {
+    type Item = ReadyEntry;
 
-    fn next(&mut self) -> Option<InLine> {
+    fn next(&mut self) -> Option<ReadyEntry> {
         self.left = self.left.checked_sub(1)?;
         let from_requeued = match (self.requeued.peek(), self.fresh.peek()) {
             (Some(requeued), Some(fresh)) => requeued.place < fresh.place,
@@ -129,14 +129,14 @@ impl Iterator for Line {
     }
 }
 
-/// Where a page of a peek begins: after this one.
+/// The message after which a page of a peek begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeekFrom {
-    /// A ready message, by its place in line.
+    /// A ready message, by its place.
     Place(i64),
-    /// Another one, by its time and its order among those of the same moment.
+    /// A message in flight or delayed, by its deadline and its order among those of the same moment.
     Timer(i64, i64),
-    /// Any one, by its key: the file is damaged, and what can be read is read.
+    /// A message in any state, by its key: the file is damaged, and the peek reads what can be read.
     Salvage(i64),
 }
 

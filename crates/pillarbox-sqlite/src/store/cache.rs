@@ -1,7 +1,7 @@
-//! What a connection knows of the file without asking it.
+//! Queues and leases that a connection knows without a query.
 //!
-//! The mirror is true as long as nobody else has written: who uses a [`Store`](super::Store)
-//! clears it when another connection has, and when a transaction is rolled back.
+//! The cache is valid until another connection writes: the user of a [`Store`](super::Store) clears it then, and when
+//! a transaction is rolled back.
 
 use hashbrown::{HashMap, HashSet};
 use pillarbox_core::{MessageId, Nonce, QueueName, Timestamp};
@@ -9,22 +9,22 @@ use pillarbox_core::{MessageId, Nonce, QueueName, Timestamp};
 use super::deliveries::Deliveries;
 use super::key::QueueNumber;
 
-/// How many queues are remembered.
+/// Number of queues that are cached.
 const MAX_QUEUES: usize = 4096;
-/// How many leases of a queue are. Leases that ended stay until there is no more room for others.
+/// Number of leases of a queue that are cached. Those that have ended stay until the limit is reached.
 const MAX_LEASES: usize = 1 << 15;
 
-/// The queues that were looked at. `None`: there is no queue of that name.
+/// Cached queues. `None` if there is no queue of that name.
 #[derive(Debug, Default)]
-pub(crate) struct Mirror {
+pub(crate) struct Cache {
     queues: HashMap<QueueName, Option<QueueState>>,
-    /// Whether a purged queue waits for its rows to be deleted. `None`: not known.
-    pub(super) abandoned: Option<bool>,
-    /// Whether the schema is one that this program knows.
+    /// Whether rows of a purged queue are left to be deleted. `None` if unknown.
+    pub(super) has_purged_queue: Option<bool>,
+    /// Whether the version of the schema was checked.
     pub(super) schema_checked: bool,
 }
 
-/// A row of `pillarbox_queue`, and what is remembered beside it.
+/// A row of `pillarbox_queue`, and unwritten changes and leases of the queue.
 #[derive(Debug, Clone)]
 pub(super) struct QueueState {
     pub(super) number: QueueNumber,
@@ -36,32 +36,31 @@ pub(super) struct QueueState {
     pub(super) delayed: u64,
     pub(super) requeued: u64,
     pub(super) sent: u64,
-    /// No timer ends before this. `None`: there are no timers.
+    /// No timer ends before this. `None` if there are no timers.
     pub(super) next_due: Option<Timestamp>,
-    /// The row in the file is not like this.
+    /// Whether the row in the file is out of date.
     pub(super) dirty: bool,
-    /// Where timers were set, as far as the file has not been told. The last one may be known to
-    /// the file already and is kept to be made longer.
+    /// Ranges of timers that are not written yet. The last one may be written already, and is kept to be extended.
     pub(super) expiry: Vec<Expiry>,
-    pub(super) told: bool,
-    /// Leases that were given by this connection, as far as they are remembered.
+    pub(super) expiry_written: bool,
+    /// Leases that this connection has given, unless they were evicted.
     pub(super) leases: HashMap<MessageId, Lease>,
-    /// Timers that ended up to here were swept: no lease that ends before runs.
+    /// Timers up to this time were swept: a lease with an earlier deadline has expired.
     pub(super) swept: Timestamp,
-    /// Messages that were acknowledged and are to be deleted from the file.
+    /// Keys of acknowledged messages that are still to be deleted.
     pub(super) acknowledged: HashSet<i64>,
 }
 
-/// A delivery whose lease runs.
+/// A delivery whose lease has not ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lease {
     pub(super) key: i64,
     pub(super) nonce: Nonce,
     pub(super) due: Timestamp,
     pub(super) deliveries: Deliveries,
-    /// Whether the work on the message was started.
+    /// Whether the handler was started.
     pub(super) is_started: bool,
-    /// Where in line the message was.
+    /// Place from which the message was delivered.
     pub(super) place: i64,
 }
 
@@ -76,17 +75,17 @@ pub(super) struct Expiry {
 /// A tenth of a second.
 const BUCKET_NANOS: i64 = 100_000_000;
 
-/// The bucket of timers that end at `at`.
+/// Returns the bucket of timers that end at `at`.
 pub(super) fn bucket_of(at: Timestamp) -> i64 {
     at.as_nanos().div_euclid(BUCKET_NANOS)
 }
 
-/// When the first timer of a bucket may end.
+/// Returns when the first timer of a bucket may end.
 pub(super) fn bucket_start(bucket: i64) -> Timestamp {
     Timestamp::from_nanos(bucket.saturating_mul(BUCKET_NANOS))
 }
 
-impl Mirror {
+impl Cache {
     pub(super) fn get(&self, name: &QueueName) -> Option<&Option<QueueState>> {
         self.queues.get(name)
     }
@@ -99,17 +98,17 @@ impl Mirror {
         self.queues.insert(name.clone(), state);
     }
 
-    /// The queues whose rows in the file must be written.
+    /// Returns the queues whose rows must be written.
     pub(super) fn dirty(&mut self) -> impl Iterator<Item = &mut QueueState> {
         self.queues.values_mut().flatten().filter(|queue| queue.dirty)
     }
 
-    /// Forgets everything: somebody else has written, or a transaction was rolled back.
+    /// Removes everything: another connection has written, or a transaction was rolled back.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Forgets what is not worth keeping. Only where everything is written.
+    /// Evicts the queues if there are too many. Requires that all changes are written.
     pub(super) fn trim(&mut self) {
         if self.queues.len() > MAX_QUEUES {
             self.queues.clear();
@@ -132,7 +131,7 @@ impl QueueState {
             next_due: None,
             dirty: false,
             expiry: Vec::new(),
-            told: false,
+            expiry_written: false,
             leases: HashMap::new(),
             swept: Timestamp::MIN,
             acknowledged: HashSet::new(),
@@ -145,15 +144,15 @@ impl QueueState {
         self.sent += messages;
     }
 
-    /// Remembers a lease.
-    pub(super) fn remember(&mut self, id: MessageId, lease: Lease) {
+    /// Caches a lease.
+    pub(super) fn remember_lease(&mut self, id: MessageId, lease: Lease) {
         if self.leases.len() >= MAX_LEASES {
             self.leases.clear();
         }
         self.leases.insert(id, lease);
     }
 
-    /// Forgets a lease and gives it, if it is remembered, runs and has this nonce.
+    /// Removes a lease and returns it, if it is cached, has not expired and has this nonce.
     pub(super) fn take_lease(
         &mut self,
         id: MessageId,
@@ -169,18 +168,18 @@ impl QueueState {
         self.total.saturating_sub(self.in_flight + self.delayed)
     }
 
-    /// Of the ready ones, those that were never delivered and wait past the cursor.
+    /// Returns the number of ready messages that were never delivered, which are those past the cursor.
     pub(super) fn fresh(&self) -> u64 {
         self.ready().saturating_sub(self.requeued)
     }
 
-    /// The next place in line.
-    pub(super) fn take_place(&mut self) -> i64 {
+    /// Returns a new place, after all others.
+    pub(super) fn allocate_place(&mut self) -> i64 {
         self.next_place += 1;
         self.next_place - 1
     }
 
-    /// Notes that the message of `key` has a timer that ends at `due`, and gives its order among
+    /// Records that the message with `key` has a timer that ends at `due`, and returns the order of that timer among
     /// those of the same moment.
     pub(super) fn set_timer(&mut self, key: i64, due: Timestamp) -> i64 {
         self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
@@ -189,13 +188,13 @@ impl QueueState {
             Some(last) if last.bucket == bucket && (last.lo..=last.hi + 1).contains(&key) => {
                 if key > last.hi {
                     last.hi = key;
-                    self.told = false;
+                    self.expiry_written = false;
                 }
             }
             _ => {
-                if self.told {
+                if self.expiry_written {
                     self.expiry.clear();
-                    self.told = false;
+                    self.expiry_written = false;
                 }
                 self.expiry.push(Expiry { bucket, lo: key, hi: key });
             }
@@ -212,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timers_of_neighbours_share_a_range() {
+    fn timers_of_consecutive_keys_share_a_range() {
         let mut queue = QueueState::new(QueueNumber(1));
         let due = Timestamp::from_secs(100);
         for key in [5, 6, 7, 6, 9] {
@@ -225,15 +224,15 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_the_file_knows_can_be_made_longer() {
+    fn a_written_range_can_be_extended() {
         let mut queue = QueueState::new(QueueNumber(1));
         let due = Timestamp::from_secs(100);
         queue.set_timer(5, due);
-        queue.told = true;
+        queue.expiry_written = true;
         queue.set_timer(5, due);
-        assert!(queue.told, "nothing new to tell");
+        assert!(queue.expiry_written, "nothing new to write");
         queue.set_timer(6, due);
-        assert!(!queue.told);
+        assert!(!queue.expiry_written);
         assert_eq!(queue.expiry, [Expiry { bucket: 1000, lo: 5, hi: 6 }]);
     }
 }
