@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pillarbox_core::{BoxFuture, Result};
 use pillarbox_runtime::tower::util::BoxCloneSyncService;
@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::evaluator::{BoxEvaluator, Case, IntoEvaluator, Session};
 use crate::message::{EvalRequest, EvalRequests, Scored};
+use crate::steps::{StepRecorder, milliseconds};
 
 /// Gives samples to the adapter of a main loop, judges what comes out, and sends the score to whoever collects
 /// the run.
@@ -243,9 +244,9 @@ where
             let run = call.run.clone();
             let mut request = None;
             let call = call.map(|whole| request.insert(whole).sample.input.clone());
-            let begun = Instant::now();
+            let recorder = run.extensions().insert(StepRecorder::new());
             let output = adapter.oneshot(call).await?;
-            let latency = begun.elapsed();
+            let latency = recorder.elapsed();
             let EvalRequest { run_id, experiment, sample } =
                 request.ok_or("a call without a request")?;
             let written = serde_json::to_value(&output)
@@ -255,7 +256,7 @@ where
                 experiment,
                 session_id: run.session_id(),
                 latency: Some(latency),
-                steps: run.steps(),
+                steps: recorder.steps(),
                 resources: run.resources().clone(),
                 budget: run.budget().clone(),
             };
@@ -266,9 +267,4 @@ where
             Ok(Scored { score, output: written, latency_ms, steps })
         })
     }
-}
-
-/// To the microsecond.
-pub(crate) fn milliseconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
 }

@@ -31,6 +31,7 @@ mod report;
 mod result;
 mod run;
 mod score;
+mod steps;
 mod submit;
 
 pub use collect::{Collect, collect_outputs, collect_results};
@@ -50,4 +51,5 @@ pub use report::{
 pub use result::{EvalResult, Status};
 pub use run::{Again, EvalRun, FilePermissions, Progress, ScoredBy};
 pub use score::{IntoScore, Score};
+pub use steps::{RecordSteps, Step};
 pub use submit::{Submitted, submit_dataset, submit_experiments, submit_inputs};

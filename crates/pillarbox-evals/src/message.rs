@@ -1,12 +1,13 @@
 //! What travels between those who submit, those who work and those who collect.
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{MainLoopRequest, MainLoopResult, Step};
+use pillarbox_runtime::{MainLoopRequest, MainLoopResult};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::dataset::Sample;
 use crate::score::Score;
+use crate::steps::Step;
 
 /// The mailbox of an [`EvalLoop`](crate::EvalLoop): requests in the form of a main loop's, and its answers.
 pub type EvalRequests<I, E> = Mailbox<MainLoopRequest<EvalRequest<I, E>>, MainLoopResult<Scored>>;

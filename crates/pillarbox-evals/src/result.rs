@@ -1,13 +1,14 @@
 //! What became of a sample.
 
 use pillarbox_core::Timestamp;
-use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Step, Uuid};
+use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::message::Scored;
 use crate::run::slots::check_round;
 use crate::score::Score;
+use crate::steps::Step;
 
 /// What became of a sample, as it is collected and kept: one line of `results.jsonl`.
 ///

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::BoxFuture;
-use pillarbox_runtime::{BoxError, Budget, Resources, Step, Uuid};
+use pillarbox_runtime::{BoxError, Budget, Resources, Uuid};
 
 pub use ready::{contains, exact_match, numeric_close, regex};
 pub use subset::json_subset;
@@ -27,6 +27,7 @@ pub use values::{Number, Text};
 
 use crate::dataset::Sample;
 use crate::score::{IntoScore, Score};
+use crate::steps::Step;
 
 /// An output, and all that is known of how it came about.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ pub struct Session {
     pub session_id: Option<Uuid>,
     /// How long the adapter took. Unknown where outputs are judged by whoever collects them.
     pub latency: Option<Duration>,
-    /// What the adapter [said that it did](pillarbox_runtime::Run::step), in that order. None where outputs are
+    /// What the adapter [said that it did](crate::RecordSteps::step), in that order. None where outputs are
     /// judged by whoever collects them.
     pub steps: Vec<Step>,
     /// What it was to work with.

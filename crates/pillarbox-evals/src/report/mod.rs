@@ -14,7 +14,6 @@ mod statistics;
 mod table;
 
 use pillarbox_core::Timestamp;
-use pillarbox_runtime::Step;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -26,6 +25,7 @@ use crate::error::Result;
 use crate::result::Status;
 use crate::run::slots::Light;
 use crate::run::{EvalRun, ScoredBy};
+use crate::steps::Step;
 
 /// The most samples that are reported with all that is known of them.
 const MAX_FAILURES: usize = 1000;

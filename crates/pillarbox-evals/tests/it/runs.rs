@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
 use pillarbox_evals::{
-    Again, Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalRun, Experiment, Sample, Score,
-    ScoredBy, Session, Status, all_of, collect_outputs, collect_results, exact_match,
-    numeric_close, submit_dataset, submit_experiments, submit_inputs,
+    Again, Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalRun, Experiment, RecordSteps,
+    Sample, Score, ScoredBy, Session, Status, all_of, collect_outputs, collect_results,
+    exact_match, numeric_close, submit_dataset, submit_experiments, submit_inputs,
 };
 use pillarbox_runtime::{
     Backoff, Budget, Dlq, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind,
