@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use pillarbox::QueueName;
-use pillarbox::evals::{Again, Experiment};
+use pillarbox::evals::{Experiment, Resubmit};
 use serde_json::Value;
 
 use super::{Permissions, duration};
@@ -55,7 +55,7 @@ pub(crate) struct EvalSubmit {
     pub(crate) plain: bool,
     /// Send samples once more that were sent before.
     #[arg(long, value_name = "WHICH")]
-    pub(crate) again: Option<WhichAgain>,
+    pub(crate) again: Option<ResubmitArg>,
     /// Who may read the files of a new run.
     #[arg(long, value_name = "WHOM", default_value = "private")]
     pub(crate) permissions: Permissions,
@@ -63,7 +63,7 @@ pub(crate) struct EvalSubmit {
 
 /// Which samples are sent once more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WhichAgain {
+pub(crate) enum ResubmitArg {
     /// Those whose result has not come; if they are not lost, they are paid for twice.
     Missing,
     /// Those that are dead letters.
@@ -74,13 +74,13 @@ pub(crate) enum WhichAgain {
     NotPassed,
 }
 
-impl From<WhichAgain> for Again {
-    fn from(which: WhichAgain) -> Self {
+impl From<ResubmitArg> for Resubmit {
+    fn from(which: ResubmitArg) -> Self {
         match which {
-            WhichAgain::Missing => Self::Missing,
-            WhichAgain::Died => Self::Died,
-            WhichAgain::Unscored => Self::Unscored,
-            WhichAgain::NotPassed => Self::NotPassed,
+            ResubmitArg::Missing => Self::Missing,
+            ResubmitArg::Died => Self::Died,
+            ResubmitArg::Unscored => Self::Unscored,
+            ResubmitArg::NotPassed => Self::NotPassed,
         }
     }
 }

@@ -51,7 +51,7 @@ fn beside<T>(
 
 fn scoring(backend: &Mailboxes) -> pillarbox::runtime::Running {
     let requests: EvalRequests<Value, Value> = backend.mailbox("sums").unwrap();
-    EvalLoop::of(|input: Value, run: Run| async move { add(&input, &run) }, exact_match, requests)
+    EvalLoop::from_adapter(|input: Value, run: Run| async move { add(&input, &run) }, exact_match, requests)
         .start()
 }
 

@@ -30,7 +30,8 @@ fn report() -> EvalReport {
                 text
             })
         };
-        let running = EvalLoop::of::<String, _, _>(adapter, exact_match, requests.clone()).start();
+        let running =
+            EvalLoop::from_adapter::<String, _, _>(adapter, exact_match, requests.clone()).start();
         let dataset = Dataset::new((0..20).map(|n| {
             let text = format!("{n} <img src=x onerror=\"document.title = 'taken over'\">");
             Sample::new(format!("sample-{n}"), text.clone(), text)

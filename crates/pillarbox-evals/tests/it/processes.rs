@@ -65,7 +65,7 @@ fn working() {
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
-        EvalLoop::of(model, exact_match, requests(&backend))
+        EvalLoop::from_adapter(model, exact_match, requests(&backend))
             .resource(std::path::PathBuf::from(effects))
             .workers(2)
             .visibility(LEASE)

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
 use pillarbox_evals::{
-    Again, Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalRun, Experiment, RecordSteps,
-    Sample, Score, ScoredBy, Session, Status, all_of, collect_outputs, collect_results,
+    Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalRun, Experiment, RecordSteps,
+    Resubmit, Sample, Score, ScoredBy, Session, Status, all_of, collect_outputs, collect_results,
     exact_match, numeric_close, submit_dataset, submit_experiments, submit_inputs,
 };
 use pillarbox_runtime::{
@@ -42,7 +42,7 @@ fn squaring(requests: &EvalRequests<i64, i64>, paid: &Arc<AtomicUsize>) -> Runni
         paid.fetch_add(1, Ordering::Relaxed);
         async move { n * n }
     };
-    EvalLoop::of(adapter, exact_match, requests.clone()).start()
+    EvalLoop::from_adapter(adapter, exact_match, requests.clone()).start()
 }
 
 fn within() -> Collect {
@@ -56,7 +56,7 @@ async fn every_sample_of_every_experiment_is_scored_once() {
     // The variant is what the adapter finds in the resources of the request.
     let adapter =
         |n: i64, run: Run| async move { run.resources().get::<i64>("plus").unwrap_or(0) + n * n };
-    let running = EvalLoop::of(adapter, exact_match, requests.clone()).start();
+    let running = EvalLoop::from_adapter(adapter, exact_match, requests.clone()).start();
     let experiments = [Experiment::baseline(), Experiment::new("off").resource("plus", 1)];
     let mut run = EvalRun::in_memory();
     let submitted =
@@ -128,7 +128,8 @@ async fn an_evaluator_sees_how_the_output_came_about_and_a_report_shows_it() {
             more => Score::fail(format!("{more} searches")),
         }
     };
-    let running = EvalLoop::of(adapter, all_of((exact_match, once)), requests.clone()).start();
+    let running =
+        EvalLoop::from_adapter(adapter, all_of((exact_match, once)), requests.clone()).start();
     let dataset = Dataset::new((0..4).map(|n| Sample::new(n.to_string(), n, n))).unwrap();
     let experiment = Experiment::new("frugal").budget(Budget::new().limit("searches", 1));
     let mut run = EvalRun::in_memory();
@@ -158,7 +159,7 @@ async fn failures_are_reported_as_such_and_the_rest_is_not_held_up() {
         4 => Ok(Score::graded(7.0, 0.5)),
         _ => Ok(exact_match(output, expected)),
     };
-    let running = EvalLoop::of::<i64, _, _>(adapter, judge, requests.clone()).start();
+    let running = EvalLoop::from_adapter::<i64, _, _>(adapter, judge, requests.clone()).start();
     let dataset = Dataset::new((0..5).map(|n| Sample::new(n.to_string(), n, n))).unwrap();
     let mut run = EvalRun::in_memory();
     submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
@@ -189,7 +190,7 @@ async fn a_sample_that_died_shows_as_such_and_lives_again_when_it_is_replayed() 
         let fails = n == 3 && !looked.load(Ordering::Relaxed);
         async move { if fails { Err("broken") } else { Ok(n * n) } }
     };
-    let running = EvalLoop::of::<i64, _, _>(adapter, exact_match, requests.clone())
+    let running = EvalLoop::from_adapter::<i64, _, _>(adapter, exact_match, requests.clone())
         .max_deliveries(2)
         .dead_letters(DlqPolicy::new())
         .worker(|worker| worker.retry(Backoff::constant(Duration::from_millis(1))))
@@ -211,7 +212,7 @@ async fn a_sample_that_died_shows_as_such_and_lives_again_when_it_is_replayed() 
     // It is complete already: the new result comes to who asks once more.
     let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
     until(async || results.counts().await.unwrap().ready == 1).await;
-    let report = collect_results(&mut run, &requests, Collect::what_is_there()).await.unwrap();
+    let report = collect_results(&mut run, &requests, Collect::available()).await.unwrap();
     assert_eq!((report.passed, report.count(Status::Died)), (5, 0), "{report}");
     running.stop().await.unwrap();
 }
@@ -236,7 +237,7 @@ async fn what_was_collected_is_not_paid_for_again_by_whoever_goes_on() {
     let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
     let batch = results.receive(pillarbox_core::Receive::up_to(10)).await.unwrap();
     assert_eq!(batch.len(), 10);
-    let report = collect_results(&mut run, &requests, Collect::what_is_there()).await.unwrap();
+    let report = collect_results(&mut run, &requests, Collect::available()).await.unwrap();
     assert_eq!((report.total, report.count(Status::Missing)), (30, 10));
     assert!(!report.is_complete);
     drop(run);
@@ -289,7 +290,7 @@ async fn results_that_come_twice_count_once_and_strangers_not_at_all() {
     results.send(&serde_json::to_value(&stranger).unwrap()).await.unwrap();
     // One is held back until all others are there, so that all of them are looked at.
     let held = results.receive(pillarbox_core::Receive::one()).await.unwrap();
-    let report = collect_results(&mut run, &requests, Collect::what_is_there()).await.unwrap();
+    let report = collect_results(&mut run, &requests, Collect::available()).await.unwrap();
     for message in held {
         message.nack(Duration::ZERO).await.unwrap();
     }
@@ -310,14 +311,14 @@ async fn samples_can_be_submitted_again_and_the_later_result_counts() {
         let plus = i64::from(!looked.load(Ordering::Relaxed) && n < 3);
         async move { n * n + plus }
     };
-    let running = EvalLoop::of(adapter, exact_match, requests.clone()).start();
+    let running = EvalLoop::from_adapter(adapter, exact_match, requests.clone()).start();
     let mut run = EvalRun::in_memory();
     let dataset = squares(9);
     submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
     assert_eq!(collect_results(&mut run, &requests, within()).await.unwrap().passed, 6);
     is_mended.store(true, Ordering::Relaxed);
-    assert_eq!((run.again(Again::Died), run.again(Again::Missing)), (0, 0));
-    assert_eq!(run.again(Again::NotPassed), 3);
+    assert_eq!((run.resubmit(Resubmit::Died), run.resubmit(Resubmit::Missing)), (0, 0));
+    assert_eq!(run.resubmit(Resubmit::NotPassed), 3);
     let submitted =
         submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
     assert_eq!((submitted.sent, submitted.before), (3, 6));
@@ -544,13 +545,13 @@ async fn what_was_collected_is_not_sent_again_though_nobody_noted_that_it_was_se
     assert_eq!(paid.load(Ordering::Relaxed), 20);
 
     // The same for those that are sent once more.
-    run.again(Again::NotPassed);
+    run.resubmit(Resubmit::NotPassed);
     submit_dataset(&mut run, &requests, &squares(20), Experiment::baseline()).await.unwrap();
     until(async || results.counts().await.unwrap().ready == 2).await;
     drop(run);
     forget_what_was_sent(directory.path());
     let mut run = EvalRun::open(directory.path()).unwrap();
-    let report = collect_results(&mut run, &requests, Collect::what_is_there()).await.unwrap();
+    let report = collect_results(&mut run, &requests, Collect::available()).await.unwrap();
     assert_eq!((report.strays, report.is_complete), (0, true), "{report}");
     assert_eq!(run.results().map(Result::unwrap).filter(|result| result.round == 2).count(), 2);
     running.stop().await.unwrap();
@@ -572,21 +573,21 @@ async fn samples_that_are_on_their_way_are_not_sent_once_more() {
     let plain: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
         backend.mailbox("evals").unwrap();
     plain.send_batch(&filler).await.unwrap().all().unwrap();
-    assert_eq!(run.again(Again::NotPassed), 10);
+    assert_eq!(run.resubmit(Resubmit::NotPassed), 10);
     let error =
         submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap_err();
     assert!(matches!(error, EvalError::Unsent { sent: 6, left: 4, .. }), "{error}");
     plain.purge().await.unwrap();
     // The same once more: those that were sent have no result yet.
-    assert_eq!(run.again(Again::NotPassed), 4);
+    assert_eq!(run.resubmit(Resubmit::NotPassed), 4);
     let submitted =
         submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
     assert_eq!((submitted.sent, submitted.before), (4, 6));
-    assert_eq!(run.again(Again::NotPassed), 0);
+    assert_eq!(run.resubmit(Resubmit::NotPassed), 0);
     // Six are lost by that purge, and can be found out.
     assert!(!run.is_complete());
     assert_eq!(run.progress().awaited, 10);
-    assert_eq!(run.again(Again::Missing), 10);
+    assert_eq!(run.resubmit(Resubmit::Missing), 10);
 }
 
 #[tokio::test]
@@ -614,7 +615,7 @@ async fn an_answer_of_another_type_stays_where_it_is() {
         .await
         .unwrap();
     assert_eq!((report.passed, report.strays), (5, 0));
-    run.again(Again::NotPassed);
+    run.resubmit(Resubmit::NotPassed);
     running.stop().await.unwrap();
 }
 
@@ -684,7 +685,7 @@ async fn time_that_is_over_is_over_though_results_keep_coming() {
     });
     let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
     until(async || results.counts().await.unwrap().ready == 1).await;
-    let how = Collect::what_is_there().on_progress(move |_| _ = more.send(()));
+    let how = Collect::available().on_progress(move |_| _ = more.send(()));
     let report = collect_results(&mut run, &requests, how).await.unwrap();
     assert!(report.passed >= 1 && report.passed < total / 2, "{} of {total}", report.passed);
     coming.await.unwrap();
@@ -711,7 +712,7 @@ async fn a_collector_that_is_dropped_in_the_middle_loses_nothing() {
     let report = collect_results(&mut run, &requests, within()).await.unwrap();
     assert_eq!((report.total, report.passed, report.is_complete), (300, 270, true), "{report}");
     drop(run);
-    assert_eq!(EvalRun::look(directory.path()).unwrap().report().unwrap(), report);
+    assert_eq!(EvalRun::open_read_only(directory.path()).unwrap().report().unwrap(), report);
     assert_eq!(paid.load(Ordering::Relaxed), 300);
     running.stop().await.unwrap();
 }
@@ -747,7 +748,7 @@ async fn a_run_that_is_looked_at_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let mut run = EvalRun::create(directory.path()).unwrap();
     submit_dataset(&mut run, &requests, &squares(5), Experiment::baseline()).await.unwrap();
-    let mut look = EvalRun::look(directory.path()).unwrap();
+    let mut look = EvalRun::open_read_only(directory.path()).unwrap();
     assert_eq!((look.progress().sent, look.report().unwrap().total), (5, 5));
     let error = submit_dataset(&mut look, &requests, &squares(5), Experiment::baseline())
         .await

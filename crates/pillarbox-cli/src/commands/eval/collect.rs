@@ -31,7 +31,7 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Resul
     };
     if evaluator.is_some() {
         let names: Vec<_> = args.evaluators.iter().map(ToString::to_string).collect();
-        run.note_evaluator(&names.join(" and ")).map_err(failure)?;
+        run.record_evaluator(&names.join(" and ")).map_err(failure)?;
     }
     let requests = run.requests().unwrap_or_default().to_owned();
     let how = args.timeout.map_or_else(Collect::new, Collect::within).progress_bar();

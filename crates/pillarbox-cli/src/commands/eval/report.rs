@@ -17,7 +17,7 @@ pub(crate) fn run(context: &mut Context, args: &args::EvalReport) -> Result<()> 
         (None, None) => Format::Table,
         (None, Some(path)) => by_ending(path)?,
     };
-    let found = opened(&args.run, |path| EvalRun::look(path))?.report().map_err(failure)?;
+    let found = opened(&args.run, |path| EvalRun::open_read_only(path))?.report().map_err(failure)?;
     write(context, &found, format, args.output.as_deref(), args.permissions)?;
     check(context, &found, &args.limits)
 }

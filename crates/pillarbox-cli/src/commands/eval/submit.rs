@@ -72,7 +72,7 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
     };
     let is_plain = args.plain || run.requests().is_some() && run.scored_by() == ScoredBy::Collector;
     if let Some(which) = args.again {
-        run.again(which.into());
+        run.resubmit(which.into());
     }
     let interrupt = Interrupt::listen()?;
     let submitted = using(context.open_to_send().await?, async |backend| {
