@@ -118,8 +118,8 @@ fn a_run_is_submitted_collected_and_reported() {
     large 20 18 90.0% 69.9% to 97.2% 0.900 TIME TIME TIME
 
     large against small, 20 samples: 2 gained, 0 lost
-      pass rate   +10.0 points (95 %: -8.1 points to +29.4 points): may be chance
-      mean score  +0.100 (95 %: -0.044 to +0.244): may be chance
+      pass rate   +10.0 points (95 %: -8.1 points to +29.4 points): not significant
+      mean score  +0.100 (95 %: -0.044 to +0.244): not significant
 
     SAMPLE  EXPERIMENT  STATUS      SCORE  REASON
     sum-0   small       not passed   0.00  expected 2, got 3
@@ -237,7 +237,7 @@ fn mistakes_are_named_and_leave_nothing_behind() {
         (
             "eval submit run bad.jsonl --requests sums",
             2,
-            "2 of 3 lines are no samples:\n  line 2, column 12: missing field `expected`",
+            "2 of 3 lines are not valid samples:\n  line 2, column 12: missing field `expected`",
         ),
         ("eval submit run none.jsonl --requests sums", 2, "none.jsonl: cannot read the samples"),
         ("eval submit run", 1, "there is no run in run"),
