@@ -25,6 +25,7 @@
 //! `tracing` subscriber.
 
 mod answers;
+mod attempt_limit;
 mod backoff;
 mod control;
 mod dead_letters;
@@ -46,6 +47,7 @@ mod producer;
 mod request;
 mod router;
 mod runnable;
+mod running;
 mod signals;
 mod stack;
 mod stats;
@@ -70,9 +72,8 @@ pub use lease::Heartbeat;
 #[cfg(feature = "health")]
 pub use lifecycle::PrometheusHandle;
 pub use lifecycle::{
-    DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopFailure,
-    LoopGroup, LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, StopSignal,
-    Stuck, Task,
+    DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopGroup,
+    LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, StopSignal, Stuck, Task,
 };
 pub use loops::{
     Adapter, AdapterService, Budget, CallError, Client, Extensions, IntoOutput, LoopCall, MainLoop,
@@ -83,10 +84,11 @@ pub use outcome::{BoxError, Failure, FailureKind, IntoOutcome, Outcome};
 pub use producer::ProducerHandle;
 pub use request::{Attempt, Context, Metadata, Received, Replies, ServiceRequest, WorkerId};
 pub use router::Router;
-pub use runnable::Runnable;
+pub use runnable::{LoopFailure, Runnable};
+pub use running::Running;
 pub use stack::{ServiceStack, ServiceStackOptions, build_service_stack};
 pub use stats::{Latency, MailboxStats, State, StatsSnapshot, WorkerStats};
 pub use trace::{InvalidTraceparent, Kinship, TraceContext, Tracer};
 /// What requests are known by.
 pub use uuid::Uuid;
-pub use worker::{NoHandler, Ready, ReadyWorker, Running, Worker};
+pub use worker::{NoHandler, Ready, ReadyWorker, Worker};

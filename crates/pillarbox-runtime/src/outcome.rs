@@ -66,7 +66,7 @@ impl Outcome {
     /// ```
     /// use std::path::PathBuf;
     /// use pillarbox_core::{Mailbox, Mailboxes};
-    /// use pillarbox_runtime::{BoxError, Context, Metadata, Outcome, Worker};
+    /// use pillarbox_runtime::{BoxError, Context, Metadata, Outcome, Runnable, Worker};
     /// use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
     /// use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction};
     ///

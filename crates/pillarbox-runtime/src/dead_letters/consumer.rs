@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use pillarbox_core::{BoxFuture, Counts, Mailbox, Mailboxes, Queue, Result, Timestamp};
+use pillarbox_core::{BoxFuture, Error, Mailbox, Mailboxes, Queue, Result, Timestamp};
 use tokio::time::Instant;
 
 use super::dlq::time_of;
@@ -14,13 +14,11 @@ use super::replay::send_back;
 use super::{DeadLetter, Dlq, metrics};
 use crate::backoff::Backoff;
 use crate::control::Control;
-use crate::lifecycle::LoopFailure;
 use crate::outcome::{BoxError, Failure, Outcome};
 use crate::request::Metadata;
 use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
-use crate::until_empty::LOOK_EVERY;
-use crate::worker::{ReadyWorker, Running, Worker};
+use crate::worker::{ReadyWorker, Worker};
 
 /// What is to become of a dead letter, as its handler says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +117,7 @@ impl<O: Into<DlqAction>, E: Into<BoxError> + 'static> IntoDlqAction for std::res
 /// ```
 /// # use std::time::Duration;
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{DeadLetter, DlqAction, DlqConsumer, DlqPolicy, Outcome, Worker};
+/// # use pillarbox_runtime::{DeadLetter, DlqAction, DlqConsumer, DlqPolicy, Outcome, Runnable, Worker};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;
@@ -174,14 +172,17 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
             let handled = handler(letter);
             Box::pin(async move { handled.await.into_dlq_action() })
         });
+        let left = Arc::<Left>::default();
+        let known = left.clone();
         Self {
             dlq: Dlq::of(&mailbox),
             worker: Worker::new(mailbox)
+                .count_ready(move |counts| known.unknown(counts))
                 .workers(1)
                 .visibility(Duration::from_secs(300))
                 .timeout_by_lease(),
             handler,
-            left: Arc::default(),
+            left,
             again_after: Duration::from_secs(3600),
             retain_for: None,
             max_replays: DEFAULT_MAX_REPLAYS,
@@ -256,79 +257,6 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
     pub fn depth_every(mut self, interval: Duration) -> Self {
         self.depth_every = interval;
         self
-    }
-
-    /// Controls it, also before it runs.
-    pub fn control(&self) -> Control {
-        self.worker.control()
-    }
-
-    /// Works until it is stopped; see [`Worker::run`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run(self) -> Result<StatsSnapshot> {
-        self.ready().run().await
-    }
-
-    /// Works until `stop` comes; see [`Worker::run_until`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<StatsSnapshot> {
-        self.ready().run_until(stop).await
-    }
-
-    /// Works until there is no dead letter but those that the handler has [left](DlqAction::leave), and
-    /// waits for those that it keeps; see [`Worker::run_until_empty`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run_until_empty`].
-    pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
-        let left = self.left.clone();
-        let remaining =
-            move |counts: &Counts| left.unknown(counts) + counts.in_flight + counts.delayed;
-        self.ready().run_until_none(LOOK_EVERY, remaining).await
-    }
-
-    /// Handles at most so many dead letters, one after the other, and ends; or earlier, when none is ready or
-    /// in anybody's hands but those that the handler has [left](DlqAction::leave). For jobs that run now and
-    /// then, and for tests.
-    ///
-    /// ```
-    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::{DeadLetter, DlqAction, DlqConsumer, DlqPolicy, Outcome, Worker};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
-    /// # let backend = Mailboxes::new(MemoryBackend::new());
-    /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;
-    /// # orders.send_batch(&[1, 2, 3]).await?.all()?;
-    /// # Worker::new(orders.clone()).dead_letters(DlqPolicy::new())
-    /// #     .handler(|_: u32| async { Outcome::reject("no") }).run_until_empty().await?;
-    /// // Replays some, and leaves the others to whoever looks after them.
-    /// let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq")?;
-    /// let consumer = DlqConsumer::new(dead.clone(), |letter: DeadLetter<u32>| async move {
-    ///     if letter.body == 2 { DlqAction::replay() } else { DlqAction::leave() }
-    /// });
-    /// consumer.run_iterations(100).await?;
-    /// assert_eq!((orders.counts().await?.ready, dead.counts().await?.ready), (1, 2));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_iterations(self, max_iterations: usize) -> Result<StatsSnapshot> {
-        let left = self.left.clone();
-        let remaining = move |counts: &Counts| left.unknown(counts) + counts.in_flight;
-        self.ready().run_iterations(max_iterations, remaining).await
-    }
-
-    /// Works in a task of its own, and leaves signals alone.
-    pub fn start(self) -> Running {
-        self.ready().start()
     }
 
     /// The worker that does it.
@@ -482,16 +410,18 @@ impl Duty {
 }
 
 impl<T: Send + Sync + 'static, R: 'static> Runnable for DlqConsumer<T, R> {
+    type Error = Error;
+
     fn name(&self) -> String {
         self.worker.group_name()
     }
 
     fn control(&self) -> Control {
-        Self::control(self)
+        self.worker.control()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
-        Box::new(self.ready()).run()
+    fn work(self) -> impl Future<Output = Result<StatsSnapshot>> + Send + 'static {
+        self.ready().work()
     }
 }
 

@@ -20,7 +20,7 @@ use super::{DeadLetter, metrics};
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{Dlq, DlqPolicy, Outcome, Worker};
+/// # use pillarbox_runtime::{Dlq, DlqPolicy, Outcome, Runnable, Worker};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;

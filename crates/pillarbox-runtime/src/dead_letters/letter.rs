@@ -40,7 +40,7 @@ const MOST_CAUSES: usize = 8;
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive};
-/// # use pillarbox_runtime::{DeadLetter, DlqPolicy, Outcome, Worker};
+/// # use pillarbox_runtime::{DeadLetter, DlqPolicy, Outcome, Runnable, Worker};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
 /// let orders: Mailbox<u32> = backend.mailbox("orders")?;

@@ -7,9 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{
-    Error, Mailbox, Mailboxes, Queue, QueueName, QueueOptions, RawMessage, Result,
-};
+use pillarbox_core::{Error, Mailbox, Mailboxes, Queue, QueueOptions, RawMessage, Result};
 
 use super::DeadLetter;
 use super::class::{Classes, Classify, ErrorClass};
@@ -132,24 +130,6 @@ impl DlqPolicy {
     /// backend is known.
     pub fn to<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
         Self { to: Some(Place::of(mailbox)), ..Self::default() }
-    }
-
-    /// The name of the mailbox that dead letters of a queue go to by default: `{source}-dlq`, and `orders-dlq.fifo` of
-    /// `orders.fifo`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidParameter`] where that is too long for a name.
-    pub fn default_name(source: &QueueName) -> Result<QueueName> {
-        match source.as_str().strip_suffix(".fifo") {
-            Some(stem) => format!("{stem}-dlq.fifo").parse(),
-            None => format!("{source}-dlq").parse(),
-        }
-    }
-
-    /// Whether a queue is called as those are that dead letters go to [by default](Self::default_name).
-    pub fn is_default_name(name: &QueueName) -> bool {
-        name.as_str().strip_suffix(".fifo").unwrap_or(name.as_str()).ends_with("-dlq")
     }
 
     /// Errors of this type make a dead letter at once, whatever the count. The type is that of the error
@@ -296,7 +276,7 @@ impl DlqPolicy {
         let first = match (self.to, backend) {
             (Some(place), _) => place,
             (None, Some(backend)) => {
-                let name = Self::default_name(source.name())?;
+                let name = backend.dead_letter_name(source.name())?;
                 let queue = backend.queue(&name, QueueOptions::new())?;
                 Place { queue, backend: Some(backend.clone()) }
             }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::control::GroupControl;
-use super::report::{GroupError, GroupReport, LoopFailure};
+use super::report::{GroupError, GroupReport};
 use super::restart::{Restart, Restarts};
 use super::roster::Roster;
 use super::supervisor::{Origin, Supervisor};
@@ -22,7 +22,7 @@ use super::systemd::Systemd;
 use super::watchdog::{EXIT_CODE, Orders, Stuck, Watchdog};
 use crate::control::Stop;
 use crate::dead_letters::{DeadLetter, Dlq, DlqLimits};
-use crate::runnable::Runnable;
+use crate::runnable::{LoopFailure, Runnable};
 use crate::signals::Signals;
 
 /// How long loops have to end once what they are at was cancelled.
@@ -36,7 +36,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// ```
 /// use std::time::Duration;
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::{DeadLetter, DlqConsumer, DlqLimits, DlqPolicy, LoopGroup, Restart, Worker};
+/// use pillarbox_runtime::{DeadLetter, DlqConsumer, DlqLimits, DlqPolicy, LoopGroup, Restart, Runnable, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let backend = Mailboxes::new(MemoryBackend::new());

@@ -36,7 +36,7 @@ pub use control::GroupControl;
 pub use group::{LoopGroup, RunningGroup};
 pub use health::{DeadLettersHealth, DlqDepth, GroupStatus, LoopHealth, LoopState, Readiness};
 pub(crate) use pulse::{Pulse, Slot};
-pub use report::{GroupError, GroupReport, LoopFailure, LoopReport};
+pub use report::{GroupError, GroupReport, LoopReport};
 pub use restart::Restart;
 pub use task::{StopSignal, Task};
 pub use watchdog::Stuck;

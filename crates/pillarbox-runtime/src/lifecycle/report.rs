@@ -1,13 +1,12 @@
 //! How a group has ended.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use pillarbox_core::Error;
 
+use crate::runnable::LoopFailure;
 use crate::stats::StatsSnapshot;
 
 /// How a group of loops has ended, loop by loop.
@@ -41,29 +40,6 @@ pub struct LoopReport {
     /// leases end. A [task](super::Task) was cancelled.
     pub is_left_behind: bool,
 }
-
-/// Why a loop failed.
-#[derive(Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum LoopFailure {
-    /// It ended with an error.
-    #[error(transparent)]
-    Error(#[from] Error),
-    /// It is a [task](super::Task), and ended with this error.
-    #[error("it ended with an error: {0}")]
-    Task(#[source] Arc<dyn StdError + Send + Sync>),
-    /// It panicked, and said this.
-    #[error("it panicked: {0}")]
-    Panic(String),
-}
-
-pillarbox_core::__error_debug!(
-    enum LoopFailure {
-        Error(error),
-        Panic(text),
-        Task(error),
-    }
-);
 
 /// Why a group of loops did not end well.
 #[derive(thiserror::Error)]

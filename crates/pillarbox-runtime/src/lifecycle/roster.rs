@@ -10,10 +10,11 @@ use tokio::time::Instant;
 use super::checks::Checks;
 use super::health::{DeadLettersHealth, Phase, Readiness, Seen, Terms, readiness};
 use super::lock;
-use super::report::{GroupReport, LoopFailure, LoopReport};
+use super::report::{GroupReport, LoopReport};
 use super::systemd::Systemd;
 use super::watchdog::{Sight, Stuck};
 use crate::control::{Control, Stop};
+use crate::runnable::LoopFailure;
 use crate::stats::{MailboxStats, StatsSnapshot};
 
 /// How long ago mailboxes may have answered, unless said otherwise.

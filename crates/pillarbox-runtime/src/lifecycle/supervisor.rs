@@ -5,31 +5,49 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::counter;
-use pillarbox_core::Error;
+use pillarbox_core::{BoxFuture, Error};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::report::LoopFailure;
 use super::restart::Restarts;
 use super::roster::Roster;
+use crate::control::Control;
 use crate::outcome::panic_text;
-use crate::runnable::Runnable;
+use crate::runnable::{LoopFailure, Runnable};
 use crate::stats::StatsSnapshot;
 
+/// A [`Runnable`] of any type.
+pub(super) trait Member: Send {
+    fn control(&self) -> Control;
+
+    fn work(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>>;
+}
+
+impl<R: Runnable> Member for R {
+    fn control(&self) -> Control {
+        Runnable::control(self)
+    }
+
+    fn work(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
+        let work = Runnable::work(*self);
+        Box::pin(async move { work.await.map_err(Into::into) })
+    }
+}
+
 /// Makes a loop.
-pub(super) type Make = Box<dyn FnMut() -> Box<dyn Runnable> + Send>;
+pub(super) type Make = Box<dyn FnMut() -> Box<dyn Member> + Send>;
 
 /// Where a loop comes from.
 pub(super) enum Origin {
     /// It is there, and can be run once.
-    Given(Option<Box<dyn Runnable>>),
+    Given(Option<Box<dyn Member>>),
     /// It is made whenever it is to begin.
     Made(Make),
 }
 
 impl Origin {
     /// The loop, if there is one to be had.
-    fn next(&mut self) -> Option<Result<Box<dyn Runnable>, LoopFailure>> {
+    fn next(&mut self) -> Option<Result<Box<dyn Member>, LoopFailure>> {
         match self {
             Self::Given(given) => given.take().map(Ok),
             Self::Made(make) => {
@@ -97,11 +115,11 @@ impl Supervisor {
     /// One life of the loop, in a task of its own.
     async fn live(
         &mut self,
-        next: Result<Box<dyn Runnable>, LoopFailure>,
+        next: Result<Box<dyn Member>, LoopFailure>,
     ) -> Result<StatsSnapshot, LoopFailure> {
-        let runnable = next?;
-        self.roster.begin(self.index, &runnable.control(), self.turn_within);
-        let mut task = Spawned(tokio::spawn(async move { runnable.run().await }));
+        let member = next?;
+        self.roster.begin(self.index, &member.control(), self.turn_within);
+        let mut task = Spawned(tokio::spawn(member.work()));
         match (&mut task.0).await {
             Ok(ended) => ended,
             Err(error) if error.is_panic() => Err(panicked(&*error.into_panic())),

@@ -9,10 +9,9 @@ use std::time::Duration;
 use pillarbox_core::BoxFuture;
 use tokio::sync::watch;
 
-use super::report::LoopFailure;
 use crate::control::{Control, Farewell, Shared, Stop, Wanted};
 use crate::outcome::BoxError;
-use crate::runnable::Runnable;
+use crate::runnable::{LoopFailure, Runnable};
 use crate::stats::{State, StatsSnapshot};
 
 /// Work of the program's own that a [`LoopGroup`](super::LoopGroup) runs beside its loops: an HTTP server, the
@@ -84,7 +83,7 @@ impl Task {
         Self { name: name.into(), work, shared, farewell }
     }
 
-    async fn work(self) -> Result<StatsSnapshot, LoopFailure> {
+    async fn serve(self) -> Result<StatsSnapshot, LoopFailure> {
         let Self { name, work, shared, farewell } = self;
         let mut wanted = shared.wanted.subscribe();
         // What was asked for before the start counts.
@@ -139,6 +138,8 @@ async fn turn(shared: &Shared) {
 }
 
 impl Runnable for Task {
+    type Error = LoopFailure;
+
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -147,8 +148,8 @@ impl Runnable for Task {
         Control::new(self.shared.clone())
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
-        Box::pin((*self).work())
+    fn work(self) -> impl Future<Output = Result<StatsSnapshot, LoopFailure>> + Send + 'static {
+        self.serve()
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{BoxFuture, Counts, Mailbox, Result};
+use pillarbox_core::{Error, Mailbox, Result};
 use tower::Service;
 use tower::util::BoxCloneSyncService;
 
@@ -15,12 +15,11 @@ use super::run::{Live, LoopCall};
 use super::sweep;
 use crate::control::Control;
 use crate::dead_letters::DlqPolicy;
-use crate::lifecycle::LoopFailure;
 use crate::metrics;
 use crate::outcome::BoxError;
 use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
-use crate::worker::{ReadyWorker, Running, Worker};
+use crate::worker::{ReadyWorker, Worker};
 
 /// Answers the requests of a mailbox: each is given to an adapter, and what comes out is sent to where its
 /// sender wants it, and then the request is acknowledged.
@@ -28,7 +27,7 @@ use crate::worker::{ReadyWorker, Running, Worker};
 /// ```
 /// use std::time::Duration;
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::{Client, MainLoop, MainLoopRequest, MainLoopResult};
+/// use pillarbox_runtime::{Client, MainLoop, MainLoopRequest, MainLoopResult, Runnable};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
@@ -220,54 +219,6 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         self
     }
 
-    /// Controls it, also before it runs.
-    pub fn control(&self) -> Control {
-        self.worker.control()
-    }
-
-    /// Works until it is stopped; see [`Worker::run`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run(self) -> Result<StatsSnapshot> {
-        self.ready().run().await
-    }
-
-    /// Works until `stop` comes; see [`Worker::run_until`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<StatsSnapshot> {
-        self.ready().run_until(stop).await
-    }
-
-    /// Works until there is no request left, delayed ones included; see [`Worker::run_until_empty`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
-        self.ready().run_until_empty().await
-    }
-
-    /// Works on so many requests at most, one after the other, and ends, or earlier when none is ready or in
-    /// anybody's hands: for tests.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_iterations(self, max_iterations: usize) -> Result<StatsSnapshot> {
-        let remaining = |counts: &Counts| counts.ready + counts.in_flight;
-        self.ready().run_iterations(max_iterations, remaining).await
-    }
-
-    /// Works in a task of its own, and leaves signals alone.
-    pub fn start(self) -> Running {
-        self.ready().start()
-    }
-
     /// The worker that does it.
     fn ready(self) -> LoopWorker<U, O> {
         let Self { worker, requests, adapter, live, timeout, keep_replies_for } = self;
@@ -287,16 +238,18 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
 }
 
 impl<U: Send + Sync + 'static, O: Send + 'static> Runnable for MainLoop<U, O> {
+    type Error = Error;
+
     fn name(&self) -> String {
         self.worker.group_name()
     }
 
     fn control(&self) -> Control {
-        Self::control(self)
+        self.worker.control()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
-        Box::new(self.ready()).run()
+    fn work(self) -> impl Future<Output = Result<StatsSnapshot>> + Send + 'static {
+        self.ready().work()
     }
 }
 

@@ -8,7 +8,7 @@ use pillarbox_core::{
 };
 use pillarbox_runtime::{
     CallError, Client, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind,
-    Running, sweep_replies,
+    Runnable, Running, sweep_replies,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 

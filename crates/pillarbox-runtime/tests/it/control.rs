@@ -9,7 +9,8 @@ use pillarbox_core::{
     Receive, SendOptions,
 };
 use pillarbox_runtime::{
-    Context, DeadLetter, DlqPolicy, Event, ProducerHandle, Running, State, Worker, WorkerId,
+    Context, DeadLetter, DlqPolicy, Event, ProducerHandle, Runnable, Running, State, Worker,
+    WorkerId,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tokio::sync::Semaphore;

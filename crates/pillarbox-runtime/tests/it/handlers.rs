@@ -9,8 +9,8 @@ use bytes::Bytes;
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, MessageId, Raw, SendOptions};
 use pillarbox_runtime::{
     Attempt, Backoff, BoxError, Context, DeadLetter, DlqPolicy, Event, Failure, FailureKind,
-    Heartbeat, Letters, Metadata, Outcome, ProducerHandle, Replies, Router, ServiceRequest,
-    ServiceStackOptions, StatsSnapshot, Worker, WorkerId,
+    Heartbeat, Letters, Metadata, Outcome, ProducerHandle, Replies, Router, Runnable,
+    ServiceRequest, ServiceStackOptions, StatsSnapshot, Worker, WorkerId,
 };
 use pillarbox_testing::{CollectingMailbox, FakeMailbox, Injected};
 use tokio::sync::mpsc;

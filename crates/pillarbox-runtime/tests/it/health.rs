@@ -13,8 +13,8 @@ use pillarbox_core::{
     NoReplies, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle,
 };
 use pillarbox_runtime::{
-    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopFailure, LoopGroup, Outcome,
-    Runnable, RunningGroup, State, StatsSnapshot, Worker,
+    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
+    RunningGroup, State, StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
@@ -152,6 +152,8 @@ struct Late<L> {
 }
 
 impl<L: Runnable> Runnable for Late<L> {
+    type Error = L::Error;
+
     fn name(&self) -> String {
         self.inner.name()
     }
@@ -160,11 +162,9 @@ impl<L: Runnable> Runnable for Late<L> {
         self.inner.control()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
-        Box::pin(async move {
-            drop(self.gate.acquire().await);
-            Box::new(self.inner).run().await
-        })
+    async fn work(self) -> Result<StatsSnapshot, L::Error> {
+        drop(self.gate.acquire().await);
+        self.inner.work().await
     }
 }
 

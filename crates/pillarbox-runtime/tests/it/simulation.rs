@@ -21,8 +21,8 @@ use pillarbox_core::{
 };
 use pillarbox_runtime::{
     Attempt, Backoff, BoxError, Context, Control, DeadLetter, Dlq, DlqAction, DlqConsumer,
-    DlqPolicy, Heartbeat, Metadata, Outcome, ProducerHandle, ReadyWorker, State, StatsSnapshot,
-    Worker,
+    DlqPolicy, Heartbeat, Metadata, Outcome, ProducerHandle, ReadyWorker, Runnable, State,
+    StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::setting;
 use pillarbox_testing::{FaultQueue, Faults};

@@ -1,7 +1,7 @@
 //! Names of queues and of their keys, times, cursors and traces: what is one short text.
 
 use pillarbox_core::{QueueName, Timestamp};
-use pillarbox_runtime::{DlqPolicy, TraceContext};
+use pillarbox_runtime::TraceContext;
 
 use super::{refused, text};
 use crate::driver::saw;
@@ -61,13 +61,10 @@ fn name(text: &str) {
         Ok(name) => {
             assert_eq!(name.as_str(), text);
             assert!((1..=QueueName::MAX_LEN).contains(&text.len()));
-            match DlqPolicy::default_name(&name) {
-                Ok(dead) => {
+            match pillarbox_sqs::fuzzing::dead_letter_name(&name) {
+                Ok((dead, is_recognized)) => {
                     saw("dead letters");
-                    assert!(
-                        dead.as_str().len() <= QueueName::MAX_LEN
-                            && DlqPolicy::is_default_name(&dead)
-                    );
+                    assert!(dead.as_str().len() <= QueueName::MAX_LEN && is_recognized);
                     assert_ne!(dead, name);
                 }
                 Err(error) => refused(&error),

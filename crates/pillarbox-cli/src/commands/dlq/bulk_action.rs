@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{DeadLetter, Dlq, DlqPolicy, Pass, PassFailed, Report, Summary};
+use pillarbox::runtime::{DeadLetter, Dlq, Pass, PassFailed, Report, Summary};
 use pillarbox::{Mailboxes, MessageState, QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
 
@@ -202,7 +202,7 @@ impl BulkAction {
         }
         let queue = &self.queue;
         let known = backend.queues().await?;
-        let likely = DlqPolicy::default_name(queue).ok().filter(|name| known.contains(name));
+        let likely = backend.dead_letter_name(queue).ok().filter(|name| known.contains(name));
         let hint = likely.map(|name| format!("; did you mean '{name}'?")).unwrap_or_default();
         Err(Failure::Other(format!("'{queue}' has messages, but no dead letters{hint}")))
     }

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{Dlq, DlqPolicy, Summary};
+use pillarbox::runtime::{Dlq, Summary};
 use pillarbox::{Mailboxes, MessageId, QueueName, Timestamp};
 use serde::Serialize;
 
@@ -100,7 +100,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
 /// Returns the queues whose names are defaults for dead letters.
 async fn default_queues(backend: &Mailboxes) -> Result<Vec<QueueName>> {
     let mut queues = backend.queues().await?;
-    queues.retain(DlqPolicy::is_default_name);
+    queues.retain(|name| backend.is_dead_letter_name(name));
     queues.sort();
     Ok(queues)
 }

@@ -27,7 +27,7 @@ use super::sweep::new_address;
 /// ```
 /// # use std::time::Duration;
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{CallError, Client, MainLoop, MainLoopRequest, MainLoopResult};
+/// # use pillarbox_runtime::{CallError, Client, MainLoop, MainLoopRequest, MainLoopResult, Runnable};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let roots: Mailbox<MainLoopRequest<f64>, MainLoopResult<f64>> = backend.mailbox("roots")?;

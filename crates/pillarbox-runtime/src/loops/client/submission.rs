@@ -18,7 +18,7 @@ use super::waiting::{Answer, Enlisted, Waiting};
 /// ```
 /// # use std::time::Duration;
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{Client, MainLoop, MainLoopRequest, MainLoopResult};
+/// # use pillarbox_runtime::{Client, MainLoop, MainLoopRequest, MainLoopResult, Runnable};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let squares: Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>> = backend.mailbox("squares")?;
