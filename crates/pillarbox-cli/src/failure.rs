@@ -35,9 +35,9 @@ impl Failure {
             Self::Pillarbox(error) => Some(error.to_string()),
             Self::Usage(text) | Self::Other(text) => Some(text.clone()),
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
-            Self::Output(error) => {
-                Some(format!("cannot write to stdout: {error}. The command itself may have succeeded"))
-            }
+            Self::Output(error) => Some(format!(
+                "cannot write to stdout: {error}. The command itself may have succeeded"
+            )),
             Self::NothingReceived | Self::Interrupted | Self::Reported => None,
         }
     }

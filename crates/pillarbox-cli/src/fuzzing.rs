@@ -10,9 +10,9 @@ use serde_json::Value;
 use crate::args::{self, Cli, Command};
 use crate::commands::send;
 use crate::failure::{Failure, Result};
+use crate::input_lines;
 use crate::json_path::JsonPath;
 use crate::message_json::{self, Fidelity, MessageJson};
-use crate::input_lines;
 use crate::output::{text, time};
 use crate::url::BackendUrl;
 

@@ -28,7 +28,7 @@ impl Interrupt {
     }
 
     /// Returns whether there was an interrupt.
-    pub(crate) fn is_told(&self) -> bool {
+    pub(crate) fn is_interrupted(&self) -> bool {
         *self.received.borrow()
     }
 

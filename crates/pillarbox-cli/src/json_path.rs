@@ -156,7 +156,9 @@ impl Reader<'_> {
         let ends = |c: char| !(c.is_alphanumeric() || c == '_' || c == '-');
         let (name, rest) = self.rest.split_at(self.rest.find(ends).unwrap_or(self.rest.len()));
         if name.is_empty() {
-            return Err(self.expected("a name (a name with other characters is written [\"like this\"])"));
+            return Err(
+                self.expected("a name (a name with other characters is written [\"like this\"])")
+            );
         }
         self.rest = rest;
         Ok(name.to_owned())
@@ -190,7 +192,10 @@ impl Reader<'_> {
         match serde_json::from_str(text) {
             Ok(value) => Ok(value),
             Err(_) if !text.starts_with(['"', '[', '{']) => Ok(Value::String(text.to_owned())),
-            Err(error) => Err(format!("{text} is not valid JSON: {}", crate::message_json::describe_error(&error))),
+            Err(error) => Err(format!(
+                "{text} is not valid JSON: {}",
+                crate::message_json::describe_error(&error)
+            )),
         }
     }
 

@@ -111,7 +111,8 @@ pub(crate) fn parse(line: &str, now: Timestamp) -> Result<Outgoing, String> {
     if !line.trim_start().starts_with('{') {
         return Err("not an object with a `body`".to_owned());
     }
-    let input: MessageInput<'_> = serde_json::from_str(line).map_err(|error| describe_error(&error))?;
+    let input: MessageInput<'_> =
+        serde_json::from_str(line).map_err(|error| describe_error(&error))?;
     let encoding = input.body_encoding.unwrap_or(BodyEncoding::Json);
     let body = ReadableBody::read(encoding, input.body)?;
     let mut message = Outgoing::with_id(input.id.unwrap_or_else(MessageId::new), body);
@@ -166,7 +167,8 @@ mod tests {
             message.reply_to = Some("client-7".into());
             let until = Timestamp::from_secs(90);
             let peeked = Peeked::new(message.clone(), MessageState::Delayed { until });
-            let line = serde_json::to_string(&MessageJson::peeked(&queue, &peeked, Fidelity::Exact));
+            let line =
+                serde_json::to_string(&MessageJson::peeked(&queue, &peeked, Fidelity::Exact));
             let line = line.unwrap();
             assert!(!line.contains('\n'), "{line}");
 

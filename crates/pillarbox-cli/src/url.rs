@@ -107,7 +107,9 @@ fn from_environment(name: &str) -> Result<String, String> {
         Ok(url) if url.is_empty() => Err(format!("the environment variable {name} is empty")),
         Ok(url) => Ok(url),
         Err(VarError::NotPresent) => Err(format!("the environment variable {name} is not set")),
-        Err(VarError::NotUnicode(_)) => Err(format!("the environment variable {name} is not valid UTF-8")),
+        Err(VarError::NotUnicode(_)) => {
+            Err(format!("the environment variable {name} is not valid UTF-8"))
+        }
     }
 }
 

@@ -200,10 +200,8 @@ impl FromStr for Evaluator {
                     absolute: tolerance(absolute)?,
                 })
             }
-            _ => {
-                Err("expected exact_match, contains, regex, json_subset or numeric_close:0.01"
-                    .to_owned())
-            }
+            _ => Err("expected exact_match, contains, regex, json_subset or numeric_close:0.01"
+                .to_owned()),
         }
     }
 }

@@ -96,7 +96,7 @@ fn show(context: &mut Context, diagnosis: &Diagnosis) -> Result<()> {
         context.out.parts(&["  ".into(), name, format!("  {}", fact.value).into()])?;
     }
     context.out.line("")?;
-    context.out.parts(&[style.heading("Guarantee:"), format!(" {}", diagnosis.promise).into()])?;
+    context.out.parts(&[style.heading("Promise:"), format!(" {}", diagnosis.promise).into()])?;
     context.out.line("")?;
     for finding in &diagnosis.findings {
         let mark = match (finding.repair, finding.severity) {

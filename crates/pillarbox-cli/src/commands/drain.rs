@@ -42,7 +42,8 @@ async fn drain(
         return Err(Failure::Usage(text.to_owned()));
     }
     let progress = context.out.progress(queue.counts().await?.ready, "messages");
-    let mut sizer = BatchSizer::new(queue.capabilities().max_receive.min(queue.capabilities().max_batch));
+    let mut sizer =
+        BatchSizer::new(queue.capabilities().max_receive.min(queue.capabilities().max_batch));
     let mut emptiness = Emptiness::new(queue.capabilities());
     let max = args.max.unwrap_or(usize::MAX);
     let mut drained = 0;
@@ -54,7 +55,10 @@ async fn drain(
                 .visibility(args.visibility)
                 .wait(emptiness.wait());
             let deliveries = interrupt.or(queue.receive(request)).await??;
-            sizer.record(deliveries.len(), deliveries.iter().map(|one| one.message.body.len()).sum());
+            sizer.record(
+                deliveries.len(),
+                deliveries.iter().map(|one| one.message.body.len()).sum(),
+            );
             let (back, deliveries): (Vec<_>, Vec<_>) =
                 deliveries.into_iter().partition(|one| seen.contains(&one.message.id));
             returned.extend(back.into_iter().map(|one| (one.message.id, one.receipt)));
@@ -89,7 +93,9 @@ async fn drain(
     let (drained, left) = (drained as u64, left.total());
     if left > 0 {
         let (drained, left) = (text::count(drained, "message"), text::count(left, "message"));
-        context.out.note(&format!("{drained} drained; {left} still in the queue: see `pillarbox stats`"));
+        context
+            .out
+            .note(&format!("{drained} drained; {left} still in the queue: see `pillarbox stats`"));
     } else if drained == 0 {
         context.note_if_unknown(backend, &args.queue).await?;
     }

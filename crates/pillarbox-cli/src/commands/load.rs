@@ -20,14 +20,14 @@ use pillarbox::{MessageId, Outgoing, Queue, QueueName, QueueOptions, Timestamp};
 use pillarbox_core::internal::RetryDelay;
 use serde::Serialize;
 
-use super::duplicate::{RETRY_AFTER, Existing, find_by_id, set_deduplication};
+use super::duplicate::{Existing, RETRY_AFTER, find_by_id, set_deduplication};
 use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::input_lines::InputLines;
 use crate::interrupt::Interrupt;
 use crate::message_json;
-use crate::input_lines::InputLines;
 use crate::output::file::{Permissions, create};
 use crate::output::{Out, Progress, text};
 
@@ -123,7 +123,8 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
                 let left = std::mem::take(&mut loader.waiting);
                 return Err(save(failure, &args.queue, left, &mut lines, &interrupt).await);
             }
-            let again = format!("{loaded} messages were loaded; run the same command again to continue");
+            let again =
+                format!("{loaded} messages were loaded; run the same command again to continue");
             return Err(match failure {
                 Failure::Other(text) => Failure::Other(format!("{text}\n{again}")),
                 other => {

@@ -88,6 +88,7 @@ fn confirm(question: &str) -> Result<bool> {
         io::stdin().lock().read_line(&mut answer)?;
         Ok(answer)
     };
-    let answer = ask().map_err(|error| Failure::Other(format!("cannot ask for confirmation: {error}")))?;
+    let answer =
+        ask().map_err(|error| Failure::Other(format!("cannot ask for confirmation: {error}")))?;
     Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }

@@ -20,7 +20,7 @@ use pillarbox::{
 use pillarbox_core::internal::{BatchSizer, Emptiness};
 use serde::Serialize;
 
-use super::duplicate::{RETRY_AFTER, Existing, find_by_id, set_deduplication};
+use super::duplicate::{Existing, RETRY_AFTER, find_by_id, set_deduplication};
 use super::settle::settle;
 use super::with_backend;
 use crate::args;
@@ -58,7 +58,8 @@ struct MoveJson<'a> {
 
 pub(crate) async fn run(context: &mut Context, args: args::Move) -> Result<()> {
     if args.visibility < MIN_VISIBILITY {
-        let text = "leases would expire before messages are copied: --visibility must be at least 1s";
+        let text =
+            "leases would expire before messages are copied: --visibility must be at least 1s";
         return Err(Failure::Usage(text.to_owned()));
     }
     let interrupt = Interrupt::listen()?;
@@ -66,8 +67,10 @@ pub(crate) async fn run(context: &mut Context, args: args::Move) -> Result<()> {
         let target = interrupt.or(pillarbox::open(args.to_url.reveal())).await?;
         let target =
             target.map_err(|error| Failure::from(error).without_secrets_of(&args.to_url))?;
-        with_backend(target, async |target| move_all(context, source, target, &interrupt, &args).await)
-            .await
+        with_backend(target, async |target| {
+            move_all(context, source, target, &interrupt, &args).await
+        })
+        .await
     })
     .await
 }
@@ -256,7 +259,8 @@ impl<'a> Mover<'a> {
             return Ok(true);
         }
         let in_flight = counts.in_flight.saturating_sub(refused);
-        progress.set_message(format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
+        progress
+            .set_message(format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
         Ok(false)
     }
 
@@ -388,7 +392,8 @@ impl<'a> Mover<'a> {
                 Existing::Absent => again.push((index, &messages[index], false)),
                 Existing::Different => match existing(&renamed[&index]) {
                     Existing::Same => {
-                        outcomes[index] = Ok(CopyOutcome::Stored { is_renamed: true, is_new: false });
+                        outcomes[index] =
+                            Ok(CopyOutcome::Stored { is_renamed: true, is_new: false });
                     }
                     Existing::Absent => again.push((index, &renamed[&index], true)),
                     Existing::InFlight => outcomes[index] = Ok(CopyOutcome::InFlight),
@@ -529,7 +534,8 @@ mod tests {
         let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
         fill(&source, ["a", "far too long for it", "b", "c"].into_iter().cycle().take(60)).await;
         let args = args();
-        let mut mover = Mover::new(source.clone(), Arc::new(LimitedQueue::over(target.clone())), &args);
+        let mut mover =
+            Mover::new(source.clone(), Arc::new(LimitedQueue::over(target.clone())), &args);
         run(&mut mover).await.unwrap();
         assert_eq!((mover.moved, mover.refused.len(), mover.reasons.len()), (45, 15, MAX_REASONS));
         assert!(mover.reasons[0].to_string().contains("body"), "{}", mover.reasons[0]);
@@ -561,7 +567,9 @@ mod tests {
         let args = args::Move { visibility: Duration::ZERO, ..args() };
         for target in ["source", "target"] {
             let mut mover = Mover::new(source.clone(), queue(&backend, target), &args);
-            let Err(Failure::Usage(text)) = run(&mut mover).await else { panic!("the queue was moved") };
+            let Err(Failure::Usage(text)) = run(&mut mover).await else {
+                panic!("the queue was moved")
+            };
             assert!(text.contains("a longer --visibility"), "{text}");
             assert_eq!((mover.moved, source.counts().await.unwrap().total()), (0, 3));
         }

@@ -23,7 +23,11 @@ pub(crate) async fn run(context: &mut Context, args: args::Peek) -> Result<()> {
             let now = Timestamp::now();
             for peeked in &page.messages {
                 if context.out.is_json() {
-                    context.out.json(&MessageJson::peeked(&args.queue, peeked, Fidelity::Convenient))?;
+                    context.out.json(&MessageJson::peeked(
+                        &args.queue,
+                        peeked,
+                        Fidelity::Convenient,
+                    ))?;
                 } else {
                     table.row(cells(peeked, now));
                 }

@@ -14,9 +14,9 @@ use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::input_lines::InputLines;
 use crate::interrupt::Interrupt;
 use crate::message_json;
-use crate::input_lines::InputLines;
 
 #[derive(Serialize)]
 struct SendJson<'a> {
@@ -126,7 +126,8 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
             }
         };
         drop(progress);
-        let ids = if reported.is_ok() { "their ids are printed" } else { "not all ids are printed" };
+        let ids =
+            if reported.is_ok() { "their ids are printed" } else { "not all ids are printed" };
         let so_far = format!("{sent} messages were sent; {ids}");
         match (failure, reported) {
             (None, Ok(())) => Ok(()),

@@ -62,7 +62,9 @@ async fn run(context: &mut Context, name: &QueueName, settles: Vec<Settle>) -> R
 fn report(out: &mut Out, queue: &QueueName, settle: &Settle) -> Result<()> {
     let (action, text) = match settle.action {
         SettleAction::Acknowledge => ("acknowledge", "acknowledged".to_owned()),
-        SettleAction::Nack { delay } if delay.is_zero() => ("nack", "returned to the queue".to_owned()),
+        SettleAction::Nack { delay } if delay.is_zero() => {
+            ("nack", "returned to the queue".to_owned())
+        }
         SettleAction::Nack { delay } | SettleAction::Release { delay } => {
             ("nack", format!("returned to the queue, delayed by {}", time::show(delay)))
         }

@@ -17,7 +17,8 @@ pub(crate) fn preview(body: &[u8]) -> String {
             std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default()
         }
         Err(_) => {
-            let hex: Vec<_> = body.iter().take(MAX_BYTES).map(|byte| format!("{byte:02x}")).collect();
+            let hex: Vec<_> =
+                body.iter().take(MAX_BYTES).map(|byte| format!("{byte:02x}")).collect();
             let more = if body.len() > MAX_BYTES { " …" } else { "" };
             return format!("({}) {}{more}", bytes(body.len() as u64), hex.join(" "));
         }

@@ -96,7 +96,10 @@ mod tests {
         assert_eq!(parse("30").unwrap_err(), "the unit is missing: 30s, 30m or 30h?");
         for text in ["", "s", "1x", "-1s", "1.5s", "5 m", "1h30", "ü"] {
             let error = parse(text).unwrap_err();
-            assert!(error.contains("expected a duration") || error.contains("unit"), "{text}: {error}");
+            assert!(
+                error.contains("expected a duration") || error.contains("unit"),
+                "{text}: {error}"
+            );
         }
         assert_eq!(parse("99999999999999999999s").unwrap_err(), "too long");
         assert_eq!(parse("9999999999999999999d").unwrap_err(), "too long");

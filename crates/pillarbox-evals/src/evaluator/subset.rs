@@ -30,7 +30,9 @@ pub fn json_subset<O: Serialize, E: Serialize>(output: &O, expected: &E) -> Scor
             return Score::fail(format!("the output cannot be serialized to JSON: {error}"));
         }
         (_, Err(error)) => {
-            return Score::fail(format!("the expected value cannot be serialized to JSON: {error}"));
+            return Score::fail(format!(
+                "the expected value cannot be serialized to JSON: {error}"
+            ));
         }
     };
     let mut found = Matches::default();

@@ -88,8 +88,7 @@ async fn every_sample_of_every_experiment_is_scored_once() {
 }
 
 #[tokio::test]
-async fn a_main_loop_is_evaluated_with_its_resources_and_its_own_requests_are_not_touched()
- {
+async fn a_main_loop_is_evaluated_with_its_resources_and_its_own_requests_are_not_touched() {
     struct Model(i64);
     let backend = backend();
     let production: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
@@ -298,7 +297,10 @@ async fn duplicate_results_count_once_and_strays_not_at_all() {
     let lines = std::fs::read_to_string(directory.path().join("results.jsonl")).unwrap();
     assert_eq!(lines.lines().count(), 10);
     let strays = std::fs::read_to_string(directory.path().join("strays.jsonl")).unwrap();
-    assert!(strays.contains("\\\"hello\\\"") && strays.contains("does not belong to this run"), "{strays}");
+    assert!(
+        strays.contains("\\\"hello\\\"") && strays.contains("does not belong to this run"),
+        "{strays}"
+    );
 }
 
 #[tokio::test]

@@ -126,7 +126,9 @@ fn describe(state: &TaskState, attempt: u32, style: Style) -> [Part; 2] {
     let (label, details) = match state {
         TaskState::Started if attempt == 1 => ("running".into(), String::new()),
         TaskState::Started => ("running".into(), format!(", attempt {attempt}")),
-        TaskState::Succeeded { took } => (style.good("done"), format!(" in {}", time::measured(*took))),
+        TaskState::Succeeded { took } => {
+            (style.good("done"), format!(" in {}", time::measured(*took)))
+        }
         TaskState::Failed { error, retry_in } => (
             style.warn("failed"),
             format!(" attempt {attempt}: {error}; retry in {}", time::show(*retry_in)),
@@ -135,9 +137,10 @@ fn describe(state: &TaskState, attempt: u32, style: Style) -> [Part; 2] {
             (style.bad("dead letter"), format!(" after attempt {attempt}: {error}"))
         }
         TaskState::Lost => (style.warn("lost"), format!(" attempt {attempt}: its lease expired")),
-        TaskState::Unconfirmed => {
-            (style.warn("unconfirmed"), format!(" attempt {attempt}: the backend did not confirm it"))
-        }
+        TaskState::Unconfirmed => (
+            style.warn("unconfirmed"),
+            format!(" attempt {attempt}: the backend did not confirm it"),
+        ),
     };
     [label, details.into()]
 }

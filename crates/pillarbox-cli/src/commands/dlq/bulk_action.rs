@@ -166,7 +166,9 @@ impl BulkAction {
                 _ if !self.is_available(found.state, now) => report.unseen += 1,
                 Err(_) => report.unreadable += 1,
                 Ok(letter) if !self.filter.matches(found.id, letter) => report.left += 1,
-                Ok(letter) if self.action.is_exhausted(letter.replay_count) => report.exhausted += 1,
+                Ok(letter) if self.action.is_exhausted(letter.replay_count) => {
+                    report.exhausted += 1
+                }
                 Ok(letter) if self.action.is_refused(letter) => report.refused += 1,
                 Ok(_) if self.max.is_some_and(|max| report.done >= max) => beyond_max += 1,
                 Ok(_) => {
@@ -365,7 +367,12 @@ impl BulkAction {
     }
 
     /// Prints notes.
-    async fn print_notes(&self, context: &Context, backend: &Mailboxes, tally: &Tally) -> Result<()> {
+    async fn print_notes(
+        &self,
+        context: &Context,
+        backend: &Mailboxes,
+        tally: &Tally,
+    ) -> Result<()> {
         let number = tally.report.unreadable;
         if number > 0 {
             context.out.note(&unreadable_note(number, &self.queue));

@@ -3,8 +3,8 @@
 use pillarbox::Timestamp;
 use pillarbox::runtime::Dlq;
 
-use super::filter::Filter;
 use super::bulk_action::{Action, BulkAction};
+use super::filter::Filter;
 use crate::args;
 use crate::commands::{confirm, require_terminal, with_backend};
 use crate::context::Context;

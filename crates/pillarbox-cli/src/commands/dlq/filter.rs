@@ -54,7 +54,8 @@ impl Filter {
     /// Applies the filters to a pass.
     pub(super) fn apply(&self, pass: Pass) -> Pass {
         let filter = self.clone();
-        pass.ids(self.args.ids.iter().copied()).matching(move |letter| filter.matches_letter(letter))
+        pass.ids(self.args.ids.iter().copied())
+            .matching(move |letter| filter.matches_letter(letter))
     }
 
     fn matches_letter(&self, letter: &DeadLetter) -> bool {

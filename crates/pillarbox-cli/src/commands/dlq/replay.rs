@@ -3,8 +3,8 @@
 use pillarbox::runtime::Dlq;
 use pillarbox::{Mailbox, Mailboxes, Timestamp};
 
-use super::filter::Filter;
 use super::bulk_action::{Action, BulkAction};
+use super::filter::Filter;
 use crate::args;
 use crate::commands::{confirm, require_terminal, with_backend};
 use crate::context::Context;
@@ -13,7 +13,8 @@ use crate::interrupt::Interrupt;
 
 pub(super) async fn run(context: &mut Context, args: args::DlqReplay) -> Result<()> {
     if args.to.as_ref() == Some(&args.queue) {
-        let text = format!("'{}' is the queue of the dead letters: choose another queue", args.queue);
+        let text =
+            format!("'{}' is the queue of the dead letters: choose another queue", args.queue);
         return Err(Failure::Usage(text));
     }
     let filter = Filter::new(args.filters.clone(), Timestamp::now());

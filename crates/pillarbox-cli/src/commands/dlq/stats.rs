@@ -54,7 +54,9 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
         let queues = if is_overview { default_queues(backend).await? } else { queues };
         if queues.is_empty() {
             let url = context.url();
-            context.out.note(&format!("{url} has no queue that ends in {SUFFIX}; give the name of a queue"));
+            context.out.note(&format!(
+                "{url} has no queue that ends in {SUFFIX}; give the name of a queue"
+            ));
         }
         let mut overview =
             Table::new(&["QUEUE", ">LETTERS", ">OLDEST", ">NEWEST", ">TOP", "ERROR"]);
@@ -180,7 +182,12 @@ impl QueueSummary {
     }
 }
 
-fn show(context: &mut Context, queue_summary: &QueueSummary, top: usize, now: Timestamp) -> Result<()> {
+fn show(
+    context: &mut Context,
+    queue_summary: &QueueSummary,
+    top: usize,
+    now: Timestamp,
+) -> Result<()> {
     context.out.line(&queue_summary.totals(now))?;
     if queue_summary.summary.letters > 0 {
         context.out.table(&error_table(&queue_summary.summary, top, now))?;
@@ -209,7 +216,12 @@ struct Alarm {
 
 impl Alarm {
     /// Returns the problem of a queue, if it exceeds a limit. Invalid messages count if there is no filter.
-    fn problem(&self, queue_summary: &QueueSummary, filter: &Filter, now: Timestamp) -> Option<String> {
+    fn problem(
+        &self,
+        queue_summary: &QueueSummary,
+        filter: &Filter,
+        now: Timestamp,
+    ) -> Option<String> {
         let QueueSummary { queue, summary, .. } = queue_summary;
         let unreadable = if filter.is_all() { summary.unreadable } else { 0 };
         let depth = summary.letters + unreadable;

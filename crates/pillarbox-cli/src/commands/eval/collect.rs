@@ -23,7 +23,8 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Resul
             return Err(Failure::Usage(text.to_owned()));
         }
         (true, []) => {
-            let text = "the outputs of this run are scored while they are collected: add --evaluator";
+            let text =
+                "the outputs of this run are scored while they are collected: add --evaluator";
             return Err(Failure::Usage(text.to_owned()));
         }
         (true, [one]) => Some(evaluator(one)),

@@ -47,9 +47,8 @@ fn open_submitted(
     let run = open(directory).map_err(failure)?;
     if run.requests().is_none() {
         let directory = directory.display();
-        let text = format!(
-            "nothing was sent yet: run `pillarbox eval submit {directory} DATASET.jsonl`"
-        );
+        let text =
+            format!("nothing was sent yet: run `pillarbox eval submit {directory} DATASET.jsonl`");
         return Err(Failure::Other(text));
     }
     Ok(run)

@@ -17,7 +17,9 @@ pub(crate) fn run(context: &mut Context, args: &args::EvalReport) -> Result<()> 
         (None, None) => Format::Table,
         (None, Some(path)) => by_extension(path)?,
     };
-    let report = open_submitted(&args.run, |path| EvalRun::open_read_only(path))?.report().map_err(failure)?;
+    let report = open_submitted(&args.run, |path| EvalRun::open_read_only(path))?
+        .report()
+        .map_err(failure)?;
     write(context, &report, format, args.output.as_deref(), args.permissions)?;
     check(context, &report, &args.limits)
 }
@@ -30,9 +32,8 @@ fn by_extension(path: &Path) -> Result<Format> {
         Some("txt") => Ok(Format::Table),
         _ => {
             let path = path.display();
-            let text = format!(
-                "the format of {path} is unknown: add --format html, junit, json or table"
-            );
+            let text =
+                format!("the format of {path} is unknown: add --format html, junit, json or table");
             Err(Failure::Usage(text))
         }
     }
@@ -57,9 +58,9 @@ pub(super) fn write(
     };
     let text = match format {
         Format::Table => report.to_string(),
-        Format::Json => serde_json::to_string(report)
-            .map(|text| text + "\n")
-            .map_err(|error| Failure::Other(format!("the report cannot be serialized to JSON: {error}")))?,
+        Format::Json => serde_json::to_string(report).map(|text| text + "\n").map_err(|error| {
+            Failure::Other(format!("the report cannot be serialized to JSON: {error}"))
+        })?,
         Format::Junit => report.to_junit(),
         Format::Html => report.to_html(),
     };
@@ -80,9 +81,7 @@ pub(super) fn check(context: &Context, report: &EvalReport, limits: &args::Limit
             let rate = experiment.tally.pass_rate.unwrap_or(0.0);
             if rate < min {
                 let (name, rate, min) = (&experiment.name, rate * 100.0, min * 100.0);
-                reasons.push(format!(
-                    "the pass rate of {name} is {rate:.1}%, below {min:.1}%"
-                ));
+                reasons.push(format!("the pass rate of {name} is {rate:.1}%, below {min:.1}%"));
             }
         }
     }

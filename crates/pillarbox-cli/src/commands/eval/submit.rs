@@ -100,8 +100,15 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
     let results = run.address();
     if context.out.is_json() {
         let Submitted { sent, before, refused, total, .. } = submitted;
-        let line =
-            EvalSubmitJson { run_id: run.id(), requests: &requests, results, sent, before, refused, total };
+        let line = EvalSubmitJson {
+            run_id: run.id(),
+            requests: &requests,
+            results,
+            sent,
+            before,
+            refused,
+            total,
+        };
         return context.out.json(&line);
     }
     let samples =
@@ -111,10 +118,7 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
         text.push_str(&format!(", {} sent before", submitted.before));
     }
     if submitted.refused > 0 {
-        text.push_str(&format!(
-            ", {} rejected by the queue: see the report",
-            submitted.refused
-        ));
+        text.push_str(&format!(", {} rejected by the queue: see the report", submitted.refused));
     }
     context.out.line(&text)
 }

@@ -192,7 +192,9 @@ impl Model {
     }
 
     fn inspect(&mut self) -> Action {
-        let (Page::Queues, Some(row)) = (&self.page, self.selected_row()) else { return Action::None };
+        let (Page::Queues, Some(row)) = (&self.page, self.selected_row()) else {
+            return Action::None;
+        };
         let queue = row.name.clone();
         self.page = Page::Messages { queue: queue.clone(), messages: None, selected: 0 };
         Action::Inspect(queue)
@@ -228,7 +230,8 @@ impl Model {
                 (b.counts.oldest_age, &a.name).cmp(&(a.counts.oldest_age, &b.name))
             }),
         }
-        let index = selected_row.and_then(|name| self.rows.iter().position(|row| row.name == *name));
+        let index =
+            selected_row.and_then(|name| self.rows.iter().position(|row| row.name == *name));
         self.selected = index.unwrap_or(self.selected).min(self.rows.len().saturating_sub(1));
     }
 
