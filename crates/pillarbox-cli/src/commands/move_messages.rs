@@ -1,14 +1,13 @@
 //! `pillarbox move`: copy, then acknowledge.
 //!
-//! A message is at the source until it is at the destination, and at both for a moment. Whoever
-//! kills the command in that moment and runs it again sends the message a second time under the
-//! same id, which stores nothing; it is then acknowledged only if what is there is the same message
-//! and nobody holds it (see [`duplicate`](super::duplicate)). Of two commands that move a message in
-//! opposite directions, each holds its own copy while it looks at the other: both cannot see the
-//! other's copy unheld, so one of them leaves its own.
+//! A message stays at the source until it is at the destination, and is at both for a moment. If the command is killed
+//! in that moment and run again, it sends the message again with the same id, which stores nothing; the message is then
+//! acknowledged only if the existing one is the same and not in flight (see [`duplicate`](super::duplicate)). Of two
+//! commands that move a message in opposite directions, each has its own copy in flight while it looks at the other's:
+//! they cannot both see the other copy not in flight, so at least one of them keeps its own.
 //!
-//! Ids are per queue. Where the destination has another message of the same id, the copy gets an id of
-//! its own, made of where it comes from: the same one each time.
+//! Ids are per queue. If the destination has a different message with the same id, the copy gets a new id, which is
+//! derived from its origin and therefore the same in every run.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,63 +17,65 @@ use pillarbox::{
     Delivery, Error, Mailboxes, MessageId, Outgoing, Queue, QueueName, QueueOptions, Receipt,
     Receive, Settle, Timestamp,
 };
+use pillarbox_core::internal::{BatchSizer, Emptiness};
 use serde::Serialize;
 
-use super::duplicate::{RETRY_AFTER, There, look_for, store_anew};
+use super::duplicate::{Existing, RETRY_AFTER, find_by_id, set_deduplication};
 use super::settle::settle;
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
-use crate::emptiness::Emptiness;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::{Progress, text};
-use crate::pace::Pace;
 
-/// More at a time makes it no faster.
+/// Maximum size of a batch; larger ones are not faster.
 const MAX_BATCH: usize = 500;
-/// How long to wait for a message before looking whether the queue is empty.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a message that the target refuses is kept from coming back.
+/// Maximum wait for a message before checking whether the queue is empty.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Lease of a message that the target rejects, so that it is not received again.
 const REFUSED_LEASE: Duration = Duration::from_secs(600);
-/// A lease that is shorter does not last until its message is copied.
+/// Minimum lease: a shorter one would expire before its message is copied.
 const MIN_VISIBILITY: Duration = Duration::from_secs(1);
-/// How often a lease may end before it is known whether the queues differ.
-const UNDECIDED: u32 = 20;
-/// Of how many refused messages it is said why.
-const REASONS: usize = 10;
+/// Maximum number of leases that expire before it is known whether the queues differ.
+const MAX_UNDECIDED: u32 = 20;
+/// Maximum number of rejected messages whose reason is printed.
+const MAX_REASONS: usize = 10;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct MoveJson<'a> {
     queue: &'a QueueName,
     dest_queue: &'a QueueName,
     moved: u64,
-    /// Of those, how many have another id now.
+    /// Moved messages that have a new id.
     renamed: u64,
     refused: u64,
-    /// How many copies were made whose originals could not be acknowledged.
+    /// Copies whose originals could not be acknowledged.
     duplicates: u64,
-    /// Not known if the source does not answer.
+    /// `None` if the source is unreachable.
     left: Option<u64>,
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Move) -> Result<()> {
     if args.visibility < MIN_VISIBILITY {
-        let text = "leases end before messages are copied: say --visibility of at least 1s";
+        let text =
+            "leases would expire before messages are copied: --visibility must be at least 1s";
         return Err(Failure::Usage(text.to_owned()));
     }
     let interrupt = Interrupt::listen()?;
-    using(interrupt.or(context.open_existing()).await??, async |source| {
+    with_backend(interrupt.or(context.open_existing()).await??, async |source| {
         let target = interrupt.or(pillarbox::open(args.to_url.reveal())).await?;
         let target =
             target.map_err(|error| Failure::from(error).without_secrets_of(&args.to_url))?;
-        using(target, async |target| transfer(context, source, target, &interrupt, &args).await)
-            .await
+        with_backend(target, async |target| {
+            move_all(context, source, target, &interrupt, &args).await
+        })
+        .await
     })
     .await
 }
 
-async fn transfer(
+async fn move_all(
     context: &mut Context,
     source: &Mailboxes,
     target: &Mailboxes,
@@ -83,14 +84,14 @@ async fn transfer(
 ) -> Result<()> {
     if !target.capabilities().durable {
         return Err(Failure::Usage(format!(
-            "what is moved to {} would be gone when this command ends",
+            "messages moved to {} would be lost when this command ends",
             args.to_url
         )));
     }
     if !target.capabilities().idempotent_send {
         context.out.note(&format!(
-            "{} stores an id again that it holds: if this is interrupted, or a lease ends before its \
-             message is copied, a message is there twice",
+            "{} does not deduplicate by id: if this command is interrupted, or a lease expires before its \
+             message is copied, a message is duplicated",
             args.to_url
         ));
     }
@@ -110,47 +111,47 @@ async fn transfer(
     if let Err(failure @ Failure::Usage(_)) = result {
         return Err(failure);
     }
-    summarise(context, args, &mover).await?;
+    print_summary(context, args, &mover).await?;
     match result {
         Ok(()) if mover.refused.is_empty() && mover.duplicates() == 0 => Ok(()),
         Ok(()) => Err(Failure::Reported),
         Err(failure) => {
             context.out.note(
-                "no message was deleted before the destination had it; run the same command again to go on",
+                "no message was deleted before the destination had it; run the same command again to continue",
             );
             Err(failure)
         }
     }
 }
 
-async fn summarise(context: &mut Context, args: &args::Move, mover: &Mover<'_>) -> Result<()> {
+async fn print_summary(context: &mut Context, args: &args::Move, mover: &Mover<'_>) -> Result<()> {
     for error in &mover.reasons {
-        context.out.error(&format!("left where it was: {error}"));
+        context.out.error(&format!("not moved: {error}"));
     }
     let (moved, refused) = (mover.moved, mover.refused.len() as u64);
     if refused > mover.reasons.len() as u64 {
-        context.out.error(&format!("and others: {refused} messages were left where they were"));
+        context.out.error(&format!("{refused} messages in total were not moved"));
     }
     if mover.renamed > 0 {
         let messages = text::count(mover.renamed, "message");
         let queue = &args.to_queue;
         context.out.note(&format!(
-            "{messages} moved under a new id: '{queue}' has another message of the same id"
+            "{messages} moved with a new id: '{queue}' has a different message with the same id"
         ));
     }
     let duplicates = mover.duplicates();
     if duplicates > 0 {
         let messages = text::count(duplicates, "message");
         context.out.error(&format!(
-            "{messages} copied and not acknowledged here: their leases expired before that, and they may be \
-             handled twice. Move with a longer --visibility"
+            "{messages} copied but not acknowledged here, since their leases expired: they may be processed \
+             twice. Use a longer --visibility"
         ));
     }
-    // If the source does not answer, the reason is told after this.
+    // If the source is unreachable, the error is printed after this.
     let left = mover.source.counts().await.ok().map(|counts| counts.total());
     if context.out.is_json() {
         let (queue, dest_queue, renamed) = (&args.queue, &args.to_queue, mover.renamed);
-        let line = Line { queue, dest_queue, moved, renamed, refused, duplicates, left };
+        let line = MoveJson { queue, dest_queue, moved, renamed, refused, duplicates, left };
         return context.out.json(&line);
     }
     let left = match left {
@@ -166,21 +167,21 @@ struct Mover<'a> {
     source: Arc<dyn Queue>,
     target: Arc<dyn Queue>,
     args: &'a args::Move,
-    pace: Pace,
+    sizer: BatchSizer,
     emptiness: Emptiness,
     moved: u64,
     renamed: u64,
-    /// What was copied and could not be acknowledged, for its lease had expired.
+    /// Messages that were copied but could not be acknowledged, because their leases had expired.
     in_both: HashSet<MessageId>,
-    /// How many were copied again after that, for the first copy was gone.
+    /// Number of those that were copied again because the first copy was gone.
     copied_again: u64,
-    /// What the target does not take, with the receipt that keeps it from coming back.
+    /// Messages that the target rejects, with the receipt whose lease keeps them from being received again.
     refused: HashMap<MessageId, Receipt>,
-    /// Why, for the first of them.
+    /// Errors of the first of them.
     reasons: Vec<Error>,
-    /// Whether source and target are known not to be the same queue.
+    /// Whether source and target are known to be different queues.
     differ: bool,
-    /// How often that could not be told.
+    /// Number of times that this could not be determined.
     undecided: u32,
 }
 
@@ -189,7 +190,7 @@ impl<'a> Mover<'a> {
         let (from, to) = (source.capabilities(), target.capabilities());
         let limits = [MAX_BATCH, from.max_receive, from.max_batch, to.max_batch];
         Self {
-            pace: Pace::new(limits.into_iter().min().unwrap_or(1)),
+            sizer: BatchSizer::new(limits.into_iter().min().unwrap_or(1)),
             emptiness: Emptiness::new(from),
             source,
             target,
@@ -208,61 +209,62 @@ impl<'a> Mover<'a> {
     async fn run(&mut self, interrupt: &Interrupt, progress: &Progress) -> Result<()> {
         let mut waiting = false;
         while let Some(request) = self.next_request(waiting) {
-            if interrupt.is_told() {
+            if interrupt.is_interrupted() {
                 return Err(Failure::Interrupted);
             }
             let deliveries = interrupt.or(self.source.receive(request)).await??;
             let deliveries = self.hold_refused(deliveries).await?;
-            if self.emptiness.saw(deliveries.is_empty()) {
+            if self.emptiness.record(deliveries.is_empty()) {
                 if self.is_done(progress).await? {
                     return Ok(());
                 }
                 waiting = true;
             } else if !deliveries.is_empty() {
                 waiting = false;
-                progress.say("");
+                progress.set_message("");
                 let moved = self.moved;
                 let copied = self.copy(deliveries).await;
                 progress.add(self.moved - moved);
-                tracing::debug!(moved = self.moved, next = self.pace.next(), "moved a batch");
+                tracing::debug!(moved = self.moved, next = self.sizer.next_size(), "moved a batch");
                 copied?;
             }
         }
         Ok(())
     }
 
-    /// What to receive next. `None`: enough were moved.
+    /// Returns the next request, or `None` if enough messages were moved.
     fn next_request(&self, waiting: bool) -> Option<Receive> {
         let taken = self.moved + self.in_both.len() as u64;
         let wanted = self.args.max.map_or(u64::MAX, |max| max as u64).saturating_sub(taken);
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
-        // One to begin with, for if the queues are the same it is given back.
-        let max = if self.differ { self.pace.next_up_to(wanted) } else { wanted.min(1) };
-        let patience = self.emptiness.patience();
-        let wait = if waiting && !self.args.no_wait { LOOK_EVERY.max(patience) } else { patience };
+        // A single message at first: if the queues are the same it is released.
+        let max = if self.differ { self.sizer.next_size().min(wanted) } else { wanted.min(1) };
+        let wait = self.emptiness.wait();
+        let wait = if waiting && !self.args.no_wait { POLL_INTERVAL.max(wait) } else { wait };
         (max > 0).then(|| Receive::up_to(max).visibility(self.args.visibility).wait(wait))
     }
 
-    /// Whether there is nothing more to wait for, when nothing came.
+    /// Returns whether there is nothing left to wait for, after an empty receive.
     async fn is_done(&mut self, progress: &Progress) -> Result<bool> {
         if self.args.no_wait {
             return Ok(true);
         }
         if self.args.follow {
-            progress.say("waiting for messages");
+            progress.set_message("waiting for messages");
             return Ok(false);
         }
         let counts = self.source.counts().await?;
-        let held = self.refused.len() as u64;
-        if counts.total() <= held {
+        let refused = self.refused.len() as u64;
+        if counts.total() <= refused {
             return Ok(true);
         }
-        let in_flight = counts.in_flight.saturating_sub(held);
-        progress.say(format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
+        let in_flight = counts.in_flight.saturating_sub(refused);
+        progress
+            .set_message(format!("waiting for {in_flight} in flight, {} delayed", counts.delayed));
         Ok(false)
     }
 
-    /// Sets apart what is known to be refused, and keeps it from coming back for a while.
+    /// Filters out messages that are known to be rejected, and extends their leases.
     async fn hold_refused(&mut self, deliveries: Vec<Delivery>) -> Result<Vec<Delivery>> {
         let (known, new): (Vec<_>, Vec<_>) = deliveries
             .into_iter()
@@ -276,26 +278,26 @@ impl<'a> Mover<'a> {
         Ok(new)
     }
 
-    /// Sends what was received, and acknowledges what the target has taken.
+    /// Sends received messages, and acknowledges those that the target has taken.
     async fn copy(&mut self, deliveries: Vec<Delivery>) -> Result<()> {
         let bytes = deliveries.iter().map(|delivery| delivery.message.body.len()).sum();
-        self.pace.seen(deliveries.len(), bytes);
+        self.sizer.record(deliveries.len(), bytes);
         let receipts: Vec<Receipt> = deliveries.iter().map(|one| one.receipt.clone()).collect();
         if !self.differ {
-            match self.compare(&receipts[0]).await {
+            match self.check_different(&receipts[0]).await {
                 Ok(Some(())) => self.differ = true,
-                // The lease ended before anything could be told; the message comes again.
-                Ok(None) if self.undecided < UNDECIDED => {
+                // The lease expired before it could be determined; the message is received again.
+                Ok(None) if self.undecided < MAX_UNDECIDED => {
                     self.undecided += 1;
                     return Ok(());
                 }
                 Ok(None) => {
                     let text =
-                        "leases end before a message can be copied: say a longer --visibility";
+                        "leases expire before a message can be copied: use a longer --visibility";
                     return Err(Failure::Usage(text.to_owned()));
                 }
                 Err(failure) => {
-                    self.give_back(receipts).await;
+                    self.release(receipts).await;
                     return Err(failure);
                 }
             }
@@ -304,7 +306,7 @@ impl<'a> Mover<'a> {
         let outcomes = match self.store(&messages).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
-                self.give_back(receipts).await;
+                self.release(receipts).await;
                 return Err(error.into());
             }
         };
@@ -315,20 +317,20 @@ impl<'a> Mover<'a> {
         let mut reason = None;
         for ((receipt, message), outcome) in receipts.into_iter().zip(&messages).zip(outcomes) {
             match outcome {
-                Ok(Copied::There { is_renamed, is_new }) => {
+                Ok(CopyOutcome::Stored { is_renamed, is_new }) => {
                     self.renamed += u64::from(is_renamed);
                     self.copied_again += u64::from(is_new && self.in_both.contains(&message.id));
                     stored.push(Settle::acknowledge(receipt));
                     stored_ids.push(message.id);
                 }
-                Ok(Copied::InFlight) => {
+                Ok(CopyOutcome::InFlight) => {
                     let delay = self.source.capabilities().round_up(RETRY_AFTER);
                     others.push(Settle::release(receipt, delay));
                 }
                 Err(error @ Error::InvalidParameter { .. }) => {
                     others.push(Settle::extend(receipt.clone(), REFUSED_LEASE));
                     self.refused.insert(message.id, receipt);
-                    if self.reasons.len() < REASONS {
+                    if self.reasons.len() < MAX_REASONS {
                         self.reasons.push(error);
                     }
                 }
@@ -338,8 +340,8 @@ impl<'a> Mover<'a> {
                 }
             }
         }
-        self.give_back(failed).await;
-        // Until it is known to be acknowledged.
+        self.release(failed).await;
+        // Until the acknowledgement is confirmed.
         self.in_both.extend(&stored_ids);
         for (id, result) in stored_ids.iter().zip(settle(&self.source, stored).await?) {
             match result {
@@ -347,7 +349,7 @@ impl<'a> Mover<'a> {
                     self.in_both.remove(id);
                     self.moved += 1;
                 }
-                // The lease has expired meanwhile: the message comes again, unless somebody else has it.
+                // The lease has expired: the message is received again, unless another consumer has it.
                 Err(Error::ReceiptHandleExpired { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -356,48 +358,49 @@ impl<'a> Mover<'a> {
         reason.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// The number of messages that may be handled twice.
+    /// Returns the number of messages that may be processed twice.
     fn duplicates(&self) -> u64 {
         self.in_both.len() as u64 + self.copied_again
     }
 
-    /// Sends copies to the target, and says of each whether it is there.
+    /// Sends copies to the target, and returns the outcome of each.
     async fn store(
         &self,
         messages: &[Outgoing],
-    ) -> pillarbox::Result<Vec<pillarbox::Result<Copied>>> {
+    ) -> pillarbox::Result<Vec<pillarbox::Result<CopyOutcome>>> {
         let sent = self.target.send(messages.to_vec()).await?;
-        let copied = |is_new| Copied::There { is_renamed: false, is_new };
+        let copied = |is_new| CopyOutcome::Stored { is_renamed: false, is_new };
         let mut outcomes: Vec<_> =
             sent.into_iter().map(|sent| sent.map(|sent| copied(sent.is_new))).collect();
-        // What was not stored may be there for many reasons.
+        // A message that was not stored may exist for several reasons.
         let is_duplicate =
-            |place: &usize| matches!(&outcomes[*place], Ok(one) if *one == copied(false));
-        let places: Vec<_> = (0..messages.len()).filter(is_duplicate).collect();
-        if places.is_empty() {
+            |index: &usize| matches!(&outcomes[*index], Ok(one) if *one == copied(false));
+        let duplicates: Vec<_> = (0..messages.len()).filter(is_duplicate).collect();
+        if duplicates.is_empty() {
             return Ok(outcomes);
         }
         let renamed: HashMap<_, _> =
-            places.iter().map(|place| (*place, self.renamed(&messages[*place]))).collect();
-        let ids = places.iter().flat_map(|place| [messages[*place].id, renamed[place].id]);
-        let found = look_for(&self.target, &ids.collect()).await?;
-        let there = |message: &Outgoing| There::of(message, found.get(&message.id));
+            duplicates.iter().map(|index| (*index, self.renamed(&messages[*index]))).collect();
+        let ids = duplicates.iter().flat_map(|index| [messages[*index].id, renamed[index].id]);
+        let found = find_by_id(&self.target, &ids.collect()).await?;
+        let existing = |message: &Outgoing| Existing::compare(message, found.get(&message.id));
         let mut again = Vec::new();
-        for place in places {
-            match there(&messages[place]) {
-                There::Same => {}
-                There::InFlight => outcomes[place] = Ok(Copied::InFlight),
-                There::Nothing => again.push((place, &messages[place], false)),
-                There::Other => match there(&renamed[&place]) {
-                    There::Same => {
-                        outcomes[place] = Ok(Copied::There { is_renamed: true, is_new: false });
+        for index in duplicates {
+            match existing(&messages[index]) {
+                Existing::Same => {}
+                Existing::InFlight => outcomes[index] = Ok(CopyOutcome::InFlight),
+                Existing::Absent => again.push((index, &messages[index], false)),
+                Existing::Different => match existing(&renamed[&index]) {
+                    Existing::Same => {
+                        outcomes[index] =
+                            Ok(CopyOutcome::Stored { is_renamed: true, is_new: false });
                     }
-                    There::Nothing => again.push((place, &renamed[&place], true)),
-                    There::InFlight => outcomes[place] = Ok(Copied::InFlight),
-                    There::Other => {
-                        let (queue, id) = (self.target.name(), messages[place].id.to_string());
+                    Existing::Absent => again.push((index, &renamed[&index], true)),
+                    Existing::InFlight => outcomes[index] = Ok(CopyOutcome::InFlight),
+                    Existing::Different => {
+                        let (queue, id) = (self.target.name(), messages[index].id.to_string());
                         let allowed = "an id that no other message of the destination has";
-                        outcomes[place] = Err(Error::invalid(Some(queue), "id", id, allowed));
+                        outcomes[index] = Err(Error::invalid(Some(queue), "id", id, allowed));
                     }
                 },
             }
@@ -406,28 +409,28 @@ impl<'a> Mover<'a> {
             return Ok(outcomes);
         }
         let batch = again.iter().map(|(_, message, _)| (*message).clone()).collect();
-        for ((place, _, is_renamed), sent) in again.iter().zip(self.target.send(batch).await?) {
-            outcomes[*place] = sent.map(|sent| match sent.is_new {
-                true => Copied::There { is_renamed: *is_renamed, is_new: true },
-                // Somebody else was quicker: it is looked at when it comes again.
-                false => Copied::InFlight,
+        for ((index, _, is_renamed), sent) in again.iter().zip(self.target.send(batch).await?) {
+            outcomes[*index] = sent.map(|sent| match sent.is_new {
+                true => CopyOutcome::Stored { is_renamed: *is_renamed, is_new: true },
+                // Another sender was faster: it is looked at when the message is received again.
+                false => CopyOutcome::InFlight,
             });
         }
         Ok(outcomes)
     }
 
-    /// The same message, to be sent to the target.
+    /// Returns the message to send to the target.
     fn outgoing(&self, delivery: Delivery) -> Outgoing {
         let Delivery { message, receipt, .. } = delivery;
         let mut outgoing = Outgoing::with_id(message.id, message.body);
         outgoing.attributes = message.attributes;
         outgoing.reply_to = message.reply_to;
         outgoing.enqueued_at = Some(message.enqueued_at);
-        store_anew(&*self.target, &mut outgoing, &format!("move by {receipt}"));
+        set_deduplication(&*self.target, &mut outgoing, &format!("move by {receipt}"));
         outgoing
     }
 
-    /// The same message under an id that no message of the target has but itself.
+    /// Returns the message with a new id, which is unique and the same in every run.
     fn renamed(&self, message: &Outgoing) -> Outgoing {
         let (id, queue) = (message.id, self.source.name());
         let at = message.enqueued_at.map_or(0, Timestamp::as_nanos);
@@ -436,12 +439,12 @@ impl<'a> Mover<'a> {
         renamed
     }
 
-    /// Makes sure that a queue is not moved onto itself, where its messages would be found to be
-    /// already, and then be acknowledged. `None`: it cannot be told by this receipt.
+    /// Checks that source and target are different queues: otherwise every message would be found at the target, and
+    /// then be acknowledged. Returns `None` if this receipt cannot decide it.
     ///
-    /// Two URLs may lead to one place. But a receipt is valid in one queue of the world only: if the
-    /// target does not know it, and the source still does after that, they are not the same.
-    async fn compare(&self, receipt: &Receipt) -> Result<Option<()>> {
+    /// Different URLs may refer to the same queue. But a receipt is valid in a single queue only: if the target does
+    /// not know it, and the source still does after that, the queues are different.
+    async fn check_different(&self, receipt: &Receipt) -> Result<Option<()>> {
         let extend = || vec![Settle::extend(receipt.clone(), self.args.visibility)];
         let is_unknown = |error: &Error| {
             matches!(error, Error::ReceiptHandleExpired { .. } | Error::InvalidParameter { .. })
@@ -450,7 +453,7 @@ impl<'a> Mover<'a> {
             Some(Err(error)) if is_unknown(&error) => {}
             Some(Err(error)) => return Err(error.into()),
             Some(Ok(())) | None => {
-                let text = "the queue cannot be moved: this and the destination are the same queue";
+                let text = "source and destination are the same queue";
                 return Err(Failure::Usage(text.to_owned()));
             }
         }
@@ -462,22 +465,22 @@ impl<'a> Mover<'a> {
     }
 
     async fn release_refused(&self) {
-        self.give_back(self.refused.values().cloned().collect()).await;
+        self.release(self.refused.values().cloned().collect()).await;
     }
 
-    /// Makes messages ready again. Where that fails, their leases end by themselves.
-    async fn give_back(&self, receipts: Vec<Receipt>) {
+    /// Makes messages ready again. If that fails, their leases expire.
+    async fn release(&self, receipts: Vec<Receipt>) {
         let release = |receipt| Settle::release(receipt, Duration::ZERO);
         let _ = settle(&self.source, receipts.into_iter().map(release).collect()).await;
     }
 }
 
-/// What became of a copy.
+/// Outcome of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Copied {
-    /// It is at the target, under its own id or another one; stored now, or by an earlier run.
-    There { is_renamed: bool, is_new: bool },
-    /// The target has a message of its id that is in flight, or that has just come.
+enum CopyOutcome {
+    /// The target has it, with its own id or a new one, stored now or by an earlier run.
+    Stored { is_renamed: bool, is_new: bool },
+    /// The target has a message with its id that is in flight or was just stored.
     InFlight,
 }
 
@@ -487,7 +490,7 @@ mod tests {
     use pillarbox_testing::{FaultQueue, Faults};
 
     use super::*;
-    use crate::narrow::Narrow;
+    use crate::limited_queue::LimitedQueue;
 
     fn args() -> args::Move {
         args::Move {
@@ -526,14 +529,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_narrow_target_gets_what_it_takes_and_the_rest_stays() {
+    async fn a_limited_target_gets_the_messages_it_accepts_and_the_rest_stays() {
         let backend = MemoryBackend::new();
         let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
         fill(&source, ["a", "far too long for it", "b", "c"].into_iter().cycle().take(60)).await;
         let args = args();
-        let mut mover = Mover::new(source.clone(), Arc::new(Narrow::over(target.clone())), &args);
+        let mut mover =
+            Mover::new(source.clone(), Arc::new(LimitedQueue::over(target.clone())), &args);
         run(&mut mover).await.unwrap();
-        assert_eq!((mover.moved, mover.refused.len(), mover.reasons.len()), (45, 15, REASONS));
+        assert_eq!((mover.moved, mover.refused.len(), mover.reasons.len()), (45, 15, MAX_REASONS));
         assert!(mover.reasons[0].to_string().contains("body"), "{}", mover.reasons[0]);
         assert_eq!(bodies(&target).await.len(), 45);
         let left = source.counts().await.unwrap();
@@ -541,38 +545,39 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_narrow_source_is_moved_in_small_batches_and_asked_more_than_once() {
+    async fn a_limited_source_is_moved_in_small_batches_and_polled_more_than_once() {
         let backend = MemoryBackend::new();
         let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
         fill(&source, ["a"; 35]).await;
-        let narrow = Arc::new(Narrow::over(source.clone()));
+        let limited = Arc::new(LimitedQueue::over(source.clone()));
         for no_wait in [true, false] {
             let args = args::Move { no_wait, ..args() };
-            run(&mut Mover::new(narrow.clone(), target.clone(), &args)).await.unwrap();
+            run(&mut Mover::new(limited.clone(), target.clone(), &args)).await.unwrap();
             assert_eq!(source.counts().await.unwrap().total(), 0);
         }
         assert_eq!(bodies(&target).await.len(), 35);
     }
 
-    /// A lease that ends at once tells nothing of whether the queues are the same: nothing may be
-    /// acknowledged by it.
+    /// A lease that expires at once does not show whether the queues are the same, so nothing may be acknowledged.
     #[tokio::test]
-    async fn an_ended_lease_is_no_proof_that_the_queues_differ() {
+    async fn an_expired_lease_does_not_prove_that_the_queues_differ() {
         let backend = MemoryBackend::new();
         let source = queue(&backend, "source");
         fill(&source, ["a", "b", "c"]).await;
         let args = args::Move { visibility: Duration::ZERO, ..args() };
         for target in ["source", "target"] {
             let mut mover = Mover::new(source.clone(), queue(&backend, target), &args);
-            let Err(Failure::Usage(text)) = run(&mut mover).await else { panic!("it was moved") };
+            let Err(Failure::Usage(text)) = run(&mut mover).await else {
+                panic!("the queue was moved")
+            };
             assert!(text.contains("a longer --visibility"), "{text}");
             assert_eq!((mover.moved, source.counts().await.unwrap().total()), (0, 3));
         }
     }
 
-    /// A target that takes its time: leases end before anything can be acknowledged.
+    /// A slow target: leases expire before anything can be acknowledged.
     #[tokio::test]
-    async fn no_more_than_asked_for_is_copied_when_leases_end_too_early() {
+    async fn at_most_the_requested_number_is_copied_when_leases_expire_too_early() {
         let backend = MemoryBackend::new();
         let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
         fill(&source, ["a"; 30]).await;
@@ -585,14 +590,14 @@ mod tests {
         let mut mover = Mover { differ: true, ..Mover::new(source.clone(), slow, &args) };
         run(&mut mover).await.unwrap();
         assert_eq!(mover.moved + mover.in_both.len() as u64, 5);
-        assert!(!mover.in_both.is_empty(), "no lease ended");
+        assert!(!mover.in_both.is_empty(), "no lease expired");
         assert_eq!(bodies(&target).await.len(), 5);
         assert_eq!(source.counts().await.unwrap().total(), 30 - mover.moved);
     }
 
-    /// Leases expire before anything can be acknowledged, and somebody else takes the messages.
+    /// Leases expire before anything can be acknowledged, and another consumer takes the messages.
     #[tokio::test]
-    async fn what_was_copied_and_could_not_be_acknowledged_is_counted() {
+    async fn copies_whose_originals_could_not_be_acknowledged_are_counted() {
         let backend = MemoryBackend::new();
         let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
         fill(&source, ["a"; 5]).await;
@@ -622,7 +627,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_message_that_somebody_holds_at_the_target_is_waited_for() {
+    async fn a_message_in_flight_at_the_target_is_waited_for() {
         let backend = MemoryBackend::new();
         let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
         let mut message = Outgoing::new("a");
@@ -630,16 +635,16 @@ mod tests {
         for queue in [&source, &target] {
             queue.send(vec![message.clone()]).await.unwrap().remove(0).unwrap();
         }
-        let held = target.receive(Receive::one()).await.unwrap().remove(0);
+        let delivery = target.receive(Receive::one()).await.unwrap().remove(0);
         let args = args();
         let mut mover = Mover::new(source.clone(), target.clone(), &args);
         let settled = async {
-            // Until the mover has met it.
+            // Until the mover has found it.
             while source.counts().await.unwrap().delayed == 0 {
                 tokio::task::yield_now().await;
             }
             assert_eq!(source.counts().await.unwrap().total(), 1, "nothing is acknowledged");
-            target.settle(vec![Settle::acknowledge(held.receipt)]).await.unwrap();
+            target.settle(vec![Settle::acknowledge(delivery.receipt)]).await.unwrap();
         };
         let (result, ()) = tokio::join!(run(&mut mover), settled);
         result.unwrap();
@@ -647,7 +652,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_same_queue_is_refused_and_nothing_is_held() {
+    async fn the_same_queue_is_rejected_and_nothing_stays_in_flight() {
         let backend = MemoryBackend::new();
         let source = queue(&backend, "source");
         fill(&source, ["a", "b", "c"]).await;

@@ -1,16 +1,26 @@
-//! Who may read the files of a run.
+//! Permissions of the files of a run.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
 
-use super::FilePermissions;
+/// Permissions of the files of a new run, which hold inputs and outputs. Has no effect on systems without Unix
+/// permissions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FilePermissions {
+    /// Mode 0600: accessible by the owner only.
+    #[default]
+    Private,
+    /// Mode 0666 without the bits of the umask of the process.
+    Umask,
+}
 
-/// The permissions of files that are made, of which the umask may take some away.
+/// File mode for new files, before the umask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mode(u32);
 
 impl Mode {
-    /// As a file has them that is there. Without it, those of its owner.
+    /// Returns the mode of an existing file, or that of [`FilePermissions::Private`].
     pub(super) fn of(path: &Path) -> Self {
         #[cfg(unix)]
         if let Ok(metadata) = std::fs::metadata(path) {
@@ -21,7 +31,7 @@ impl Mode {
         FilePermissions::Private.into()
     }
 
-    /// To open a file with, which has them if it is made.
+    /// Returns options that create files with this mode.
     pub(super) fn options(self) -> OpenOptions {
         let mut options = OpenOptions::new();
         #[cfg(unix)]
@@ -29,7 +39,7 @@ impl Mode {
         options
     }
 
-    /// Makes a file, in the place of one that is there.
+    /// Creates a file, replacing an existing one.
     pub(super) fn create(self, path: &Path) -> std::io::Result<File> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),

@@ -1,4 +1,4 @@
-//! The lines of a file or a pipe, some at a time.
+//! Reads the lines of a file or a pipe in batches.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek};
@@ -10,23 +10,23 @@ use tokio::sync::mpsc;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 
-/// A batch is no longer than this, unless one line is.
-const ENOUGH_BYTES: usize = 4 << 20;
-/// After an interrupt, how long to wait for what is on its way through a pipe.
-const LAST_LINES: Duration = Duration::from_secs(1);
-/// How many lines of a pipe are read ahead.
+/// Maximum size of a batch, unless a single line is longer.
+const MAX_BYTES: usize = 4 << 20;
+/// Time to wait for the rest of a pipe after an interrupt.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Number of lines of a pipe that are read ahead.
 const READ_AHEAD: usize = 1000;
 
-/// What is read from each line. Empty ones are passed over.
+/// Values parsed from the lines of a file or a pipe. Empty lines are skipped.
 ///
-/// A file is read from end to end before its first line is given, so that a bad one is found before
-/// anything is done. A pipe cannot be: its lines are given as they come.
-pub(crate) struct Lines<R> {
+/// A file is checked as a whole before its first line is returned, so that an invalid line is found before anything is
+/// done. The lines of a pipe are returned as they arrive.
+pub(crate) struct InputLines<R> {
     source: Source,
     name: String,
     number: usize,
     total: u64,
-    /// Why the line after the last batch cannot be read.
+    /// Error of the line after the last batch.
     failure: Option<Failure>,
     read: R,
 }
@@ -36,8 +36,8 @@ enum Source {
     Pipe(mpsc::Receiver<io::Result<String>>),
 }
 
-impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
-    /// Opens a file, or standard input if it is called `-`.
+impl<T, R: Fn(&str) -> Result<T, String>> InputLines<R> {
+    /// Opens a file, or standard input for `-`.
     pub(crate) fn open(path: &Path, read: R) -> Result<Self> {
         if path == Path::new("-") {
             let source = Source::Pipe(read_in_thread(BufReader::new(io::stdin()))?);
@@ -54,36 +54,36 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
             let source = Source::Pipe(read_in_thread(BufReader::new(file))?);
             return Ok(Self::new(source, name, read));
         }
-        let again = file.try_clone().map_err(failed)?;
+        let second = file.try_clone().map_err(failed)?;
         let mut lines = Self::new(Source::File(BufReader::new(file)), name.clone(), read);
         let total = lines.count().map_err(|failure| match failure {
             Failure::Other(text) => Failure::Other(format!("{text}; nothing was sent")),
             other => other,
         })?;
-        // Both have one place in the file.
-        let mut again = BufReader::new(again);
-        again.rewind().map_err(failed)?;
-        Ok(Self { total, ..Self::new(Source::File(again), name, lines.read) })
+        // Both handles share one file position.
+        let mut second = BufReader::new(second);
+        second.rewind().map_err(failed)?;
+        Ok(Self { total, ..Self::new(Source::File(second), name, lines.read) })
     }
 
     fn new(source: Source, name: String, read: R) -> Self {
         Self { source, name, number: 0, total: 0, failure: None, read }
     }
 
-    /// How many there are, where it is known.
+    /// Returns the number of lines of a file, or 0 for a pipe.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// Whether the lines are gone once they are read.
+    /// Returns whether the lines come from a pipe, and cannot be read again.
     pub(crate) fn is_pipe(&self) -> bool {
         matches!(self.source, Source::Pipe(_))
     }
 
-    /// Up to `max` lines, fewer if they are long or no more have come. `None`: there are no more. A line that
-    /// cannot be read is an error of its own, after those before it; the next call goes on behind it.
+    /// Returns up to `max` lines, fewer if they are long or no more have arrived, or `None` at the end. An invalid line
+    /// is an error of its own, after the lines before it; the next call continues after it.
     ///
-    /// An interrupt ends it at once; or `to_the_end`, once a pipe has nothing more to give for a while.
+    /// An interrupt ends it at once, or with `to_the_end` when a pipe has been silent for a while.
     pub(crate) async fn next_batch(
         &mut self,
         max: usize,
@@ -93,18 +93,18 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
-        if interrupt.is_told() && !to_the_end {
+        if interrupt.is_interrupted() && !to_the_end {
             return Err(Failure::Interrupted);
         }
         let mut batch = Vec::new();
         let mut bytes = 0;
-        while batch.len() < max && bytes < ENOUGH_BYTES {
+        while batch.len() < max && bytes < MAX_BYTES {
             let line = match &mut self.source {
                 Source::File(reader) => read_line(reader),
-                // Waits for the first; others are taken if they are here.
+                // Waits for the first line; others are taken if they have arrived.
                 Source::Pipe(lines) if batch.is_empty() => match interrupt.or(lines.recv()).await {
                     Err(_) if to_the_end => {
-                        let last = tokio::time::timeout(LAST_LINES, lines.recv()).await;
+                        let last = tokio::time::timeout(DRAIN_TIMEOUT, lines.recv()).await;
                         last.map_err(|_| Failure::Interrupted)?
                     }
                     line => line?,
@@ -125,18 +125,18 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
         Ok(Some(batch).filter(|batch| !batch.is_empty()))
     }
 
-    /// The next line of a pipe as it is, for whoever cannot go on with it. `None`: there are no more, or there
-    /// was an interrupt and none comes.
-    pub(crate) async fn next_unread(&mut self, interrupt: &Interrupt) -> Option<String> {
+    /// Returns the next line of a pipe unparsed, or `None` at the end, or if there was an interrupt and the pipe is
+    /// silent.
+    pub(crate) async fn next_raw(&mut self, interrupt: &Interrupt) -> Option<String> {
         let Source::Pipe(lines) = &mut self.source else { return None };
         let line = match interrupt.or(lines.recv()).await {
             Ok(line) => line,
-            Err(_) => tokio::time::timeout(LAST_LINES, lines.recv()).await.ok()?,
+            Err(_) => tokio::time::timeout(DRAIN_TIMEOUT, lines.recv()).await.ok()?,
         };
         line?.ok()
     }
 
-    /// Reads a file from here to its end, and counts its lines.
+    /// Reads a file to its end and counts its lines.
     fn count(&mut self) -> Result<u64> {
         let mut total = 0;
         while let Source::File(reader) = &mut self.source
@@ -147,7 +147,7 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
         Ok(total)
     }
 
-    /// What a line says, unless it is empty.
+    /// Parses a line, unless it is empty.
     fn parse(&mut self, line: io::Result<String>) -> Result<Option<T>> {
         self.number += 1;
         let (number, name) = (self.number, &self.name);
@@ -160,14 +160,14 @@ impl<T, R: Fn(&str) -> Result<T, String>> Lines<R> {
     }
 }
 
-/// What is read from each line of all that a pipe has given, for the fuzzer.
+/// Parses all lines of a buffer, for the fuzzer.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn read_all<T>(
     mut bytes: &[u8],
     read: impl Fn(&str) -> Result<T, String>,
 ) -> Result<Vec<T>> {
     let (_, pipe) = mpsc::channel(1);
-    let mut lines = Lines::new(Source::Pipe(pipe), "standard input".to_owned(), read);
+    let mut lines = InputLines::new(Source::Pipe(pipe), "standard input".to_owned(), read);
     let mut all = Vec::new();
     while let Some(line) = read_line(&mut bytes) {
         all.extend(lines.parse(line)?);
@@ -184,8 +184,7 @@ fn read_line(reader: &mut impl BufRead) -> Option<io::Result<String>> {
     }
 }
 
-/// Reads a pipe in a thread of its own, for a read that waits cannot be ended otherwise: the thread
-/// then ends with the process.
+/// Reads a pipe in a thread, since a blocking read cannot be cancelled: the thread ends with the process.
 fn read_in_thread(
     mut reader: impl BufRead + Send + 'static,
 ) -> Result<mpsc::Receiver<io::Result<String>>> {
@@ -222,10 +221,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_is_checked_before_its_first_line_is_given() {
+    async fn a_file_is_checked_before_its_first_line_is_returned() {
         let interrupt = Interrupt::listen().unwrap();
         let good = file("1\n\n2\n3");
-        let mut lines = Lines::open(good.path(), numbers).unwrap();
+        let mut lines = InputLines::open(good.path(), numbers).unwrap();
         assert_eq!(lines.total(), 3);
         let first = lines.next_batch(2, &interrupt, false).await.unwrap().unwrap();
         assert_eq!(first, ["1\n", "2\n"]);
@@ -234,17 +233,17 @@ mod tests {
         assert!(lines.next_batch(2, &interrupt, false).await.unwrap().is_none());
 
         let bad = file("1\n\nx\n");
-        let Err(Failure::Other(text)) = Lines::open(bad.path(), numbers) else {
-            panic!("it is bad")
+        let Err(Failure::Other(text)) = InputLines::open(bad.path(), numbers) else {
+            panic!("the line is invalid")
         };
         assert!(text.starts_with("line 3 of ") && text.ends_with("nothing was sent"), "{text}");
     }
 
     #[tokio::test]
-    async fn a_pipe_gives_what_has_come() {
+    async fn a_pipe_returns_the_lines_that_have_arrived() {
         let interrupt = Interrupt::listen().unwrap();
         let (send, pipe) = mpsc::channel(READ_AHEAD);
-        let mut lines = Lines::new(Source::Pipe(pipe), "pipe".to_owned(), numbers);
+        let mut lines = InputLines::new(Source::Pipe(pipe), "pipe".to_owned(), numbers);
         for line in ["1\n", "2\n"] {
             send.send(Ok(line.to_owned())).await.unwrap();
         }
@@ -252,7 +251,7 @@ mod tests {
         assert_eq!(batch.len(), 2, "it does not wait to fill the batch");
         send.send(Ok("x\n".to_owned())).await.unwrap();
         let Err(Failure::Other(text)) = lines.next_batch(100, &interrupt, false).await else {
-            panic!("it is bad")
+            panic!("the line is invalid")
         };
         assert!(text.starts_with("line 3 of pipe: "), "{text}");
         drop(send);

@@ -1,51 +1,53 @@
-//! Lines that are added to and never changed, in memory or in a file.
+//! Append-only log of lines, in memory or in a file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use super::mode::Mode;
+use pillarbox_core::internal::lock;
+
+use super::permissions::Mode;
 use crate::error::{EvalError, Result};
 
-/// Lines, each known by its place.
+/// Append-only log of lines, each identified by its position.
 #[derive(Debug)]
-pub(crate) enum Lines {
-    /// A place is an index.
+pub(crate) enum LineLog {
+    /// The position of a line is its index.
     Memory(Vec<Box<str>>),
-    /// A place is where the line begins.
+    /// The position of a line is its offset.
     File { file: Arc<Mutex<File>>, path: PathBuf, access: Access },
 }
 
-/// Who may do what with the files of a run.
+/// Access to the files of a run.
 #[derive(Debug, Clone)]
 pub(crate) enum Access {
-    /// Reads and adds, with the lock of the run. A file that is not there is made, unless it must be there.
-    Write { lock: Arc<File>, must_be_there: bool, mode: Mode },
-    /// Only reads. One that is not there is empty.
-    Look,
+    /// Reads and appends, holding the lock of the run. A missing file is created, unless it must exist.
+    Write { lock: Arc<File>, must_exist: bool, mode: Mode },
+    /// Reads only. A missing file is empty.
+    ReadOnly,
 }
 
-impl Lines {
+impl LineLog {
     pub(crate) const fn in_memory() -> Self {
         Self::Memory(Vec::new())
     }
 
-    /// Opens a file, which is made if it is not there, and reads its lines. What was being written when a process
-    /// was killed, a line without its end, is cut off: nobody was told that it is there.
+    /// Opens a file, and calls `each` with the position and text of every line. An incomplete last line, left by a
+    /// process that was killed, is cut off: its write was never confirmed.
     pub(crate) fn open(
         path: &Path,
         access: &Access,
         mut each: impl FnMut(u64, &str) -> Result<(), String>,
     ) -> Result<Self> {
         let mut options = match access {
-            Access::Write { must_be_there, mode, .. } => {
+            Access::Write { must_exist, mode, .. } => {
                 let mut options = mode.options();
-                options.append(true).create(!must_be_there);
+                options.append(true).create(!must_exist);
                 options
             }
-            Access::Look if !path.exists() => return Ok(Self::in_memory()),
-            Access::Look => OpenOptions::new(),
+            Access::ReadOnly if !path.exists() => return Ok(Self::in_memory()),
+            Access::ReadOnly => OpenOptions::new(),
         };
         let file = options.read(true).open(path).map_err(EvalError::file("open", path))?;
         let mut reader = BufReader::new(&file);
@@ -66,15 +68,16 @@ impl Lines {
             })?;
             end += read as u64;
         }
-        if !line.is_empty() && !matches!(access, Access::Look) {
-            tracing::warn!(path = %path.display(), bytes = line.len(), "the last line is cut off, for it has no end");
-            file.set_len(end).map_err(EvalError::file("shorten", path))?;
+        if !line.is_empty() && !matches!(access, Access::ReadOnly) {
+            tracing::warn!(path = %path.display(), bytes = line.len(), "cut off an incomplete last line");
+            file.set_len(end).map_err(EvalError::file("truncate", path))?;
         }
         let (file, access) = (Arc::new(Mutex::new(file)), access.clone());
         Ok(Self::File { file, path: path.to_owned(), access })
     }
 
-    /// Adds lines, none of which has a line break in it. When this returns they are on the disk.
+    /// Appends lines, none of which contains a line break, and returns their positions. They are on disk when this
+    /// returns.
     pub(crate) async fn append(&mut self, lines: Vec<String>) -> Result<Vec<u64>> {
         debug_assert!(lines.iter().all(|line| !line.contains('\n')));
         match self {
@@ -84,14 +87,14 @@ impl Lines {
                 Ok((first..all.len() as u64).collect())
             }
             Self::File { file, path, access } => {
-                let (file, place, access) = (file.clone(), path.clone(), access.clone());
-                // It is finished even if nobody waits for it any more, and nobody else has the run before.
+                let (file, target, access) = (file.clone(), path.clone(), access.clone());
+                // The write completes even if this future is dropped, and holds the lock of the run until then.
                 let writing = tokio::task::spawn_blocking(move || {
-                    let file = locked(&file);
+                    let file = lock(&file);
                     let written = write(&file, &lines);
-                    let written = match is_at(&file, &place) {
+                    let written = match is_at(&file, &target) {
                         Ok(true) => written,
-                        Ok(false) => Err(gone()),
+                        Ok(false) => Err(removed()),
                         Err(error) => Err(error),
                     };
                     if let Access::Write { lock, .. } = access {
@@ -100,39 +103,39 @@ impl Lines {
                     written
                 });
                 let written = writing.await;
-                let places = written.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-                places.map_err(EvalError::file("write", &*path))
+                let positions = written.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+                positions.map_err(EvalError::file("write", &*path))
             }
         }
     }
 
-    /// Whether nothing can be added.
+    /// Returns whether nothing can be appended.
     pub(crate) const fn is_read_only(&self) -> bool {
-        matches!(self, Self::File { access: Access::Look, .. })
+        matches!(self, Self::File { access: Access::ReadOnly, .. })
     }
 
-    /// Takes all lines out.
+    /// Removes all lines.
     pub(crate) fn clear(&mut self) -> Result<()> {
         match self {
             Self::Memory(all) => all.clear(),
             Self::File { file, path, .. } => {
-                locked(file).set_len(0).map_err(EvalError::file("empty", &*path))?;
+                lock(file).set_len(0).map_err(EvalError::file("truncate", &*path))?;
             }
         }
         Ok(())
     }
 
-    /// The line at a place.
-    pub(crate) fn get(&self, place: u64) -> Result<String> {
+    /// Returns the line at a position.
+    pub(crate) fn get(&self, position: u64) -> Result<String> {
         match self {
             Self::Memory(all) => {
-                let line = usize::try_from(place).ok().and_then(|place| all.get(place));
+                let line = usize::try_from(position).ok().and_then(|position| all.get(position));
                 Ok(line.map(|line| line.to_string()).unwrap_or_default())
             }
             Self::File { file, path, .. } => {
                 let read = || {
-                    let mut file = &*locked(file);
-                    file.seek(SeekFrom::Start(place))?;
+                    let mut file = &*lock(file);
+                    file.seek(SeekFrom::Start(position))?;
                     let mut line = String::new();
                     BufReader::with_capacity(4096, file).read_line(&mut line)?;
                     line.truncate(line.trim_end().len());
@@ -144,13 +147,8 @@ impl Lines {
     }
 }
 
-/// Held by whoever reads a line or adds some, on a thread that may wait.
-fn locked(file: &Mutex<File>) -> MutexGuard<'_, File> {
-    file.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether a file is still where it was opened: a directory may have been deleted, and nobody would find what is
-/// written then.
+/// Returns whether the file is still at its path. Its directory may have been deleted, and what is written then would
+/// be lost.
 fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     #[cfg(unix)]
     {
@@ -165,88 +163,88 @@ fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     }
 }
 
-fn gone() -> std::io::Error {
+fn removed() -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::NotFound, "it was removed in the meantime")
 }
 
-/// Adds lines to the end of a file, all or none, and says where they are.
+/// Appends lines to a file, all or none, and returns their positions.
 fn write(mut file: &File, lines: &[String]) -> std::io::Result<Vec<u64>> {
     let end = file.metadata()?.len();
     if end > 0 {
-        // What could not be taken back when a disk was full would be the beginning of the next line.
+        // A partial line that could not be removed when the disk was full would become part of the next line.
         let mut last = [0];
         file.seek(SeekFrom::Start(end - 1))?;
         file.read_exact(&mut last)?;
         if last != *b"\n" {
-            return Err(std::io::Error::other("its last line has no end: open the run anew"));
+            return Err(std::io::Error::other("its last line is incomplete: open the run again"));
         }
     }
     let mut text = String::with_capacity(lines.iter().map(|line| line.len() + 1).sum());
-    let mut places = Vec::with_capacity(lines.len());
+    let mut positions = Vec::with_capacity(lines.len());
     for line in lines {
-        places.push(end + text.len() as u64);
+        positions.push(end + text.len() as u64);
         text.push_str(line);
         text.push('\n');
     }
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
     if let Err(error) = written {
-        // A disk that is full has taken a part of it.
+        // A full disk may have stored a part of it.
         file.set_len(end)?;
         return Err(error);
     }
-    Ok(places)
+    Ok(positions)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn all(path: &Path) -> (Lines, Vec<(u64, String)>) {
+    fn all(path: &Path) -> (LineLog, Vec<(u64, String)>) {
         let mut found = Vec::new();
-        let lock = Arc::new(File::open(path.parent().unwrap()).unwrap());
+        let lock_file = Arc::new(File::open(path.parent().unwrap()).unwrap());
         let mode = crate::FilePermissions::Private.into();
-        let lock = Access::Write { lock, must_be_there: false, mode };
-        let lines = Lines::open(path, &lock, |place, line| {
-            found.push((place, line.to_owned()));
+        let access = Access::Write { lock: lock_file, must_exist: false, mode };
+        let lines = LineLog::open(path, &access, |position, line| {
+            found.push((position, line.to_owned()));
             if line == "bad" { Err("it is bad".to_owned()) } else { Ok(()) }
         });
         (lines.unwrap(), found)
     }
 
     #[tokio::test]
-    async fn lines_are_found_where_they_were_put_also_after_a_restart() {
+    async fn lines_are_found_by_their_positions_also_after_a_restart() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lines");
-        let mut memory = Lines::in_memory();
+        let mut memory = LineLog::in_memory();
         let (mut file, none) = all(&path);
         assert!(none.is_empty());
         let texts = ["one", "", "drei: äöü", "{\"x\": 1}"].map(str::to_owned);
         for lines in [&mut memory, &mut file] {
-            let mut places = lines.append(texts[..2].to_vec()).await.unwrap();
-            places.extend(lines.append(texts[2..].to_vec()).await.unwrap());
-            for (text, place) in texts.iter().zip(places) {
-                assert_eq!(&lines.get(place).unwrap(), text);
+            let mut positions = lines.append(texts[..2].to_vec()).await.unwrap();
+            positions.extend(lines.append(texts[2..].to_vec()).await.unwrap());
+            for (text, position) in texts.iter().zip(positions) {
+                assert_eq!(&lines.get(position).unwrap(), text);
             }
         }
         let (again, found) = all(&path);
         assert_eq!(found.len(), 4);
-        for (text, (place, line)) in texts.iter().zip(found) {
-            assert_eq!((text, &again.get(place).unwrap()), (&line, text));
+        for (text, (position, line)) in texts.iter().zip(found) {
+            assert_eq!((text, &again.get(position).unwrap()), (&line, text));
         }
     }
 
     #[tokio::test]
-    async fn a_line_that_was_being_written_is_cut_off_and_the_rest_goes_on() {
+    async fn an_incomplete_last_line_is_cut_off_and_appending_continues() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lines");
         std::fs::write(&path, "whole\nhal").unwrap();
-        // Who only looks leaves it alone: another process may be at it.
+        // A reader leaves it alone: another process may be writing it.
         let mut seen = 0;
         let each = |_: u64, _: &str| {
             seen += 1;
             Ok(())
         };
-        Lines::open(&path, &Access::Look, each).unwrap();
+        LineLog::open(&path, &Access::ReadOnly, each).unwrap();
         assert_eq!((seen, &*std::fs::read_to_string(&path).unwrap()), (1, "whole\nhal"));
         let (mut lines, found) = all(&path);
         assert_eq!(found.len(), 1);
@@ -256,7 +254,7 @@ mod tests {
 
     #[cfg(unix)]
     #[tokio::test]
-    async fn what_is_written_to_a_file_that_was_removed_is_an_error() {
+    async fn writing_to_a_removed_file_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lines");
         let (mut lines, _) = all(&path);
@@ -267,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_makes_no_sense_is_an_error_that_names_it() {
+    fn an_invalid_line_is_an_error_that_names_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lines");
         for (text, reason) in [("good\nbad\n", "it is bad"), ("good\n\u{FF}\n", "")] {
@@ -275,7 +273,7 @@ mod tests {
             let each = |_: u64, line: &str| {
                 if line == "good" { Ok(()) } else { Err("it is bad".to_owned()) }
             };
-            let error = Lines::open(&path, &Access::Look, each).unwrap_err().to_string();
+            let error = LineLog::open(&path, &Access::ReadOnly, each).unwrap_err().to_string();
             assert!(error.starts_with("line 2 of ") && error.ends_with(reason), "{error}");
         }
     }

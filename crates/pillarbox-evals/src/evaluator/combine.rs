@@ -1,4 +1,4 @@
-//! Several evaluators together.
+//! Combination of several evaluators.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use pillarbox_runtime::BoxError;
 use super::{BoxEvaluator, Case, Evaluator, IntoEvaluator};
 use crate::score::Score;
 
-/// Several evaluators: a tuple of up to eight, of whatever kind, or a `Vec` of [`BoxEvaluator`].
+/// Several evaluators: a tuple of up to eight of any kind, or a `Vec` of [`BoxEvaluator`].
 pub trait Evaluators<I, O, E, Args> {
-    /// All of them, in their order.
+    /// Returns the evaluators, in order.
     fn into_evaluators(self) -> Vec<BoxEvaluator<I, O, E>>;
 }
 
@@ -26,7 +26,7 @@ macro_rules! tuples {
         where
             $($one: IntoEvaluator<I, O, E, $args>),*
         {
-            #[allow(non_snake_case, reason = "named like their types")]
+            #[allow(non_snake_case, reason = "variables are named like their types")]
             fn into_evaluators(self) -> Vec<BoxEvaluator<I, O, E>> {
                 let ($($one,)*) = self;
                 vec![$($one.into_evaluator()),*]
@@ -44,7 +44,7 @@ tuples!(V1 A1, V2 A2, V3 A3, V4 A4, V5 A5, V6 A6);
 tuples!(V1 A1, V2 A2, V3 A3, V4 A4, V5 A5, V6 A6, V7 A7);
 tuples!(V1 A1, V2 A2, V3 A3, V4 A4, V5 A5, V6 A6, V7 A7, V8 A8);
 
-/// Passes if all of them pass. The score is their mean, and the reasons are those of all that did not pass.
+/// Passes if all evaluators pass. The score is their mean; the reason is made of those that did not pass.
 ///
 /// ```
 /// use pillarbox_evals::{all_of, contains, IntoEvaluator, Session};
@@ -59,32 +59,32 @@ tuples!(V1 A1, V2 A2, V3 A3, V4 A4, V5 A5, V6 A6, V7 A7, V8 A8);
 ///
 /// # Panics
 ///
-/// Where there is none.
+/// If there is no evaluator.
 pub fn all_of<I, O, E, Args>(evaluators: impl Evaluators<I, O, E, Args>) -> BoxEvaluator<I, O, E>
 where
     I: Send + Sync + 'static,
     O: Send + Sync + 'static,
     E: Send + Sync + 'static,
 {
-    together(evaluators.into_evaluators(), |scores| Score {
+    combined(evaluators.into_evaluators(), |scores| Score {
         value: scores.iter().map(|score| score.value).sum::<f64>() / scores.len() as f64,
         passed: scores.iter().all(|score| score.passed),
         reason: reasons(&scores, |score| !score.passed),
     })
 }
 
-/// Passes if one of them passes. The score is the best of theirs; the reasons are those of all, if none passes.
+/// Passes if one of the evaluators passes. The score is the highest of theirs; if none passes, the reason is made of all.
 ///
 /// # Panics
 ///
-/// Where there is none.
+/// If there is no evaluator.
 pub fn any_of<I, O, E, Args>(evaluators: impl Evaluators<I, O, E, Args>) -> BoxEvaluator<I, O, E>
 where
     I: Send + Sync + 'static,
     O: Send + Sync + 'static,
     E: Send + Sync + 'static,
 {
-    together(evaluators.into_evaluators(), |scores| {
+    combined(evaluators.into_evaluators(), |scores| {
         let passed = scores.iter().any(|score| score.passed);
         Score {
             value: scores.iter().map(|score| score.value).fold(0.0, f64::max),
@@ -94,32 +94,32 @@ where
     })
 }
 
-fn reasons(scores: &[Score], are_of: impl Fn(&Score) -> bool) -> Option<String> {
-    let reasons = scores.iter().filter(|score| are_of(score));
+fn reasons(scores: &[Score], includes: impl Fn(&Score) -> bool) -> Option<String> {
+    let reasons = scores.iter().filter(|score| includes(score));
     let reasons: Vec<_> = reasons.filter_map(|score| score.reason.as_deref()).collect();
     (!reasons.is_empty()).then(|| reasons.join("; "))
 }
 
-fn together<I, O, E>(
+fn combined<I, O, E>(
     evaluators: Vec<BoxEvaluator<I, O, E>>,
-    sum_up: fn(Vec<Score>) -> Score,
+    combine: fn(Vec<Score>) -> Score,
 ) -> BoxEvaluator<I, O, E>
 where
     I: Send + Sync + 'static,
     O: Send + Sync + 'static,
     E: Send + Sync + 'static,
 {
-    assert!(!evaluators.is_empty(), "no evaluator judges nothing");
-    BoxEvaluator::new(Together { evaluators, sum_up })
+    assert!(!evaluators.is_empty(), "at least one evaluator is needed");
+    BoxEvaluator::new(Combined { evaluators, combine })
 }
 
-/// Asks one after the other, for judges may be limited in how many they can do at once.
-struct Together<I, O, E> {
+/// Runs evaluators one after the other, since judges may limit the number of concurrent calls.
+struct Combined<I, O, E> {
     evaluators: Vec<BoxEvaluator<I, O, E>>,
-    sum_up: fn(Vec<Score>) -> Score,
+    combine: fn(Vec<Score>) -> Score,
 }
 
-impl<I, O, E> Evaluator<I, O, E> for Together<I, O, E>
+impl<I, O, E> Evaluator<I, O, E> for Combined<I, O, E>
 where
     I: Send + Sync + 'static,
     O: Send + Sync + 'static,
@@ -134,7 +134,7 @@ where
             for evaluator in &self.evaluators {
                 scores.push(evaluator.evaluate(case).await?);
             }
-            Ok((self.sum_up)(scores))
+            Ok((self.combine)(scores))
         })
     }
 }
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::evaluator::{Session, contains, exact_match, judge};
 
-    #[expect(clippy::ptr_arg, reason = "it is given outputs as they are")]
+    #[expect(clippy::ptr_arg, reason = "evaluators take outputs by reference")]
     fn short(output: &String, _: &String) -> Score {
         if output.len() < 10 { Score::pass() } else { Score::graded(0.5, 1.0).because("too long") }
     }
@@ -159,11 +159,11 @@ mod tests {
         assert_eq!((failed.value, failed.passed), (0.75, false));
         assert_eq!(failed.reason.as_deref(), Some("too long"));
         let failed = score(both(), "a c d e f g h".to_owned(), "b".to_owned()).unwrap();
-        assert_eq!(failed.reason.as_deref(), Some("\"b\" is not in it; too long"));
+        assert_eq!(failed.reason.as_deref(), Some("\"b\" is not in the output; too long"));
     }
 
     #[test]
-    fn one_that_passes_is_enough_and_the_best_counts() {
+    fn one_that_passes_is_enough_and_the_highest_score_counts() {
         let either = || any_of((exact_match, short));
         assert!(score(either(), "x".to_owned(), "b".to_owned()).unwrap().passed);
         let failed = score(either(), "x".repeat(20), "b".to_owned()).unwrap();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn any_kind_can_be_part_of_it_and_an_error_of_one_is_that_of_all() {
+    fn all_kinds_can_be_combined_and_an_error_of_one_is_the_error_of_all() {
         let whole = all_of(vec![
             exact_match.into_evaluator(),
             (|_: &String, _: &String, _: &Session| true).into_evaluator(),

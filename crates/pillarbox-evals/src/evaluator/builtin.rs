@@ -1,14 +1,14 @@
-//! Evaluators that most need.
+//! Built-in evaluators.
 
 use serde::Serialize;
 
 use super::values::{Number, Text, shown};
 use crate::score::Score;
 
-/// How many characters of a value a reason shows.
-const ROOM: usize = 200;
+/// Number of characters of a value that a reason shows.
+const MAX_CHARS: usize = 200;
 
-/// The output is what is expected, to the letter.
+/// Passes if the output equals the expected value.
 ///
 /// ```
 /// use pillarbox_evals::exact_match;
@@ -23,10 +23,14 @@ pub fn exact_match<O: PartialEq<E> + Serialize, E: Serialize>(output: &O, expect
     if output == expected {
         return Score::pass();
     }
-    Score::fail(format!("expected {}, got {}", shown(expected, ROOM), shown(output, ROOM)))
+    Score::fail(format!(
+        "expected {}, got {}",
+        shown(expected, MAX_CHARS),
+        shown(output, MAX_CHARS)
+    ))
 }
 
-/// What is expected is somewhere in the output.
+/// Passes if the output contains the expected text.
 ///
 /// ```
 /// use pillarbox_evals::contains;
@@ -39,10 +43,10 @@ pub fn contains<O: Text, E: Text>(output: &O, expected: &E) -> Score {
     if output.text().contains(&*expected) {
         return Score::pass();
     }
-    Score::fail(format!("{} is not in it", shown(&*expected, ROOM)))
+    Score::fail(format!("{} is not in the output", shown(&*expected, MAX_CHARS)))
 }
 
-/// The output has a match of the regular expression that is expected; `^` and `$` hold it to the whole.
+/// Passes if the expected regular expression matches the output. `^` and `$` anchor it.
 ///
 /// ```
 /// use pillarbox_evals::regex;
@@ -51,18 +55,20 @@ pub fn contains<O: Text, E: Text>(output: &O, expected: &E) -> Score {
 /// assert!(!regex(&"no order", &r"^order \d+$").passed);
 /// ```
 ///
-/// What is expected and is no regular expression fails every output, and the reason says so.
+/// An invalid regular expression fails every output, with that as the reason.
 pub fn regex<O: Text, E: Text>(output: &O, expected: &E) -> Score {
     let pattern = expected.text();
     match ::regex::Regex::new(&pattern) {
         Ok(regex) if regex.is_match(&output.text()) => Score::pass(),
-        Ok(_) => Score::fail(format!("no match of {pattern}")),
-        Err(error) => Score::fail(format!("what is expected is no regular expression: {error}")),
+        Ok(_) => Score::fail(format!("{pattern} does not match")),
+        Err(error) => {
+            Score::fail(format!("the expected value is not a valid regular expression: {error}"))
+        }
     }
 }
 
-/// The output is a number that is no further from the expected one than `relative` times that, or than
-/// `absolute`.
+/// Passes if the output is a number that differs from the expected one by at most `relative` times the expected one, or
+/// by at most `absolute`.
 ///
 /// ```
 /// use pillarbox_evals::numeric_close;
@@ -70,30 +76,31 @@ pub fn regex<O: Text, E: Text>(output: &O, expected: &E) -> Score {
 /// let within_a_percent = numeric_close(0.01, 0.0);
 /// assert!(within_a_percent(&99.5, &100.0).passed);
 /// assert!(!within_a_percent(&98.0, &100.0).passed);
-/// // Text that is a number will do: models write.
+/// // Text that is a number is accepted.
 /// assert!(numeric_close(0.0, 0.5)(&" 41.7 ", &42).passed);
 /// ```
 ///
 /// # Panics
 ///
-/// Where one of them is negative or no number.
+/// If a tolerance is negative or NaN.
 pub fn numeric_close<O: Number + Serialize, E: Number + Serialize>(
     relative: f64,
     absolute: f64,
 ) -> impl Fn(&O, &E) -> Score + Clone + Send + Sync + 'static {
-    assert!(relative >= 0.0 && absolute >= 0.0, "{relative} and {absolute} are no tolerances");
+    assert!(relative >= 0.0 && absolute >= 0.0, "{relative} and {absolute} are not tolerances");
     move |output, expected| match (output.number(), expected.number()) {
-        (_, None) => {
-            Score::fail(format!("what is expected is no number: {}", shown(expected, ROOM)))
-        }
-        (None, _) => Score::fail(format!("{} is no number", shown(output, ROOM))),
+        (_, None) => Score::fail(format!(
+            "the expected value is not a number: {}",
+            shown(expected, MAX_CHARS)
+        )),
+        (None, _) => Score::fail(format!("{} is not a number", shown(output, MAX_CHARS))),
         (Some(output), Some(expected)) => {
             let away = (output - expected).abs();
-            // Equal ones may be infinite, and then there is no difference.
+            // Equal numbers may be infinite, and then their difference is NaN.
             if output == expected || away <= absolute.max(relative * expected.abs()) {
                 Score::pass()
             } else {
-                Score::fail(format!("{output} is {away} away from {expected}"))
+                Score::fail(format!("{output} differs from {expected} by {away}"))
             }
         }
     }
@@ -107,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_made_evaluators_judge_typed_values_and_json() {
+    fn built_in_evaluators_score_typed_values_and_json() {
         assert!(
             score(exact_match, json!({"a": 1, "b": 2}), json!({"b": 2, "a": 1})).unwrap().passed
         );
@@ -126,16 +133,16 @@ mod tests {
         assert!(reason.starts_with("expected \"y\", got \"xxx") && reason.len() < 300, "{reason}");
         let reason = regex(&"a", &"(").reason.unwrap();
         assert!(
-            reason.contains("no regular expression") && reason.contains("unclosed"),
+            reason.contains("not a valid regular expression") && reason.contains("unclosed"),
             "{reason}"
         );
     }
 
     #[test]
-    fn what_is_no_number_is_close_to_none() {
+    fn a_value_that_is_not_a_number_is_close_to_none() {
         let close = numeric_close::<Value, Value>(0.1, 0.1);
-        assert!(close(&json!("many"), &json!(1)).reason.unwrap().contains("no number"));
-        assert!(close(&json!(1), &json!(null)).reason.unwrap().contains("what is expected"));
+        assert!(close(&json!("many"), &json!(1)).reason.unwrap().contains("not a number"));
+        assert!(close(&json!(1), &json!(null)).reason.unwrap().contains("the expected value"));
         assert!(!close(&json!("NaN"), &json!(1)).passed);
         let close = numeric_close(0.0, 0.0);
         assert!(close(&f64::INFINITY, &f64::INFINITY).passed);

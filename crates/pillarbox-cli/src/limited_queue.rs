@@ -1,4 +1,4 @@
-//! A queue with the limits of SQS, for tests: what a backend to come may be like.
+//! A queue with the limits of SQS, for tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,18 +10,17 @@ use pillarbox::{
 };
 use pillarbox_testing::forward_queue;
 
-/// Ten messages a call, bodies of ten bytes, whole seconds, no peek, and every other receive finds
-/// nothing.
+/// Takes ten messages per call, bodies of ten bytes and whole seconds, has no peek, and every other receive is empty.
 #[derive(Debug)]
-pub(crate) struct Narrow {
+pub(crate) struct LimitedQueue {
     queue: Arc<dyn Queue>,
     capabilities: Capabilities,
     receives: AtomicU32,
 }
 
-impl Narrow {
+impl LimitedQueue {
     pub(crate) fn over(queue: Arc<dyn Queue>) -> Self {
-        let mut capabilities = Capabilities::full("narrow");
+        let mut capabilities = Capabilities::full("limited");
         capabilities.max_batch = 10;
         capabilities.max_receive = 10;
         capabilities.max_wait = Some(Duration::from_secs(20));
@@ -34,7 +33,7 @@ impl Narrow {
     }
 }
 
-impl Queue for Narrow {
+impl Queue for LimitedQueue {
     forward_queue!(queue: name counts purge close is_closed);
 
     fn capabilities(&self) -> &Capabilities {

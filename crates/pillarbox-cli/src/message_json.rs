@@ -1,6 +1,6 @@
 //! A message as one line of JSON, and back.
 //!
-//! The fields are documented in `docs/cli.md` and are not to change.
+//! The fields are documented in `docs/cli.md` and stable.
 
 use pillarbox::{
     Attributes, BodyEncoding, Delivery, MessageId, MessageState, Outgoing, Peeked, QueueName,
@@ -9,9 +9,9 @@ use pillarbox::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// A message, as scripts see it.
+/// Serialized form of a message.
 #[derive(Debug, Serialize)]
-pub(crate) struct Line<'a> {
+pub(crate) struct MessageJson<'a> {
     queue: &'a QueueName,
     id: MessageId,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,16 +30,16 @@ pub(crate) struct Line<'a> {
     body: Box<RawValue>,
 }
 
-/// What matters about a body: that it is easy to use, or that it comes back to the byte.
+/// How a body is represented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fidelity {
-    /// Every JSON body is given as JSON; white space around and between its parts may change.
+    /// Every JSON body is written as JSON; white space may change.
     Convenient,
-    /// A JSON body that would not come back to the byte is given as text.
+    /// A JSON body that would not be restored exactly is written as text.
     Exact,
 }
 
-impl<'a> Line<'a> {
+impl<'a> MessageJson<'a> {
     pub(crate) fn delivered(
         queue: &'a QueueName,
         delivery: &'a Delivery,
@@ -60,7 +60,7 @@ impl<'a> Line<'a> {
         line
     }
 
-    /// A message that leaves its queue: without its receipt, which is of no use any more.
+    /// A message that leaves its queue, without its receipt.
     pub(crate) fn drained(queue: &'a QueueName, delivery: &'a Delivery) -> Self {
         Self::new(queue, &delivery.message, Fidelity::Exact)
     }
@@ -88,10 +88,10 @@ impl<'a> Line<'a> {
     }
 }
 
-/// A line that is read. Fields that only tell where a message came from are passed over.
+/// Deserialized form of a message. Fields that only describe its origin are ignored.
 #[derive(Deserialize)]
 #[serde(expecting = "an object with a `body`")]
-struct Given<'a> {
+struct MessageInput<'a> {
     id: Option<MessageId>,
     #[serde(borrow)]
     body: &'a RawValue,
@@ -103,35 +103,35 @@ struct Given<'a> {
     until: Option<Timestamp>,
 }
 
-/// Reads a message from a line of JSON. One that was delayed stays so until its time, by the clock
-/// of this machine.
-pub(crate) fn read(line: &str, now: Timestamp) -> Result<Outgoing, String> {
+/// Parses a message from a line of JSON. A delayed message stays delayed until its time, by the local clock.
+pub(crate) fn parse(line: &str, now: Timestamp) -> Result<Outgoing, String> {
     // Some editors and shells begin a file with a byte order mark.
     let line = line.strip_prefix('\u{feff}').unwrap_or(line);
-    // A list would be taken for its fields in order.
+    // An array would be parsed as the fields in order.
     if !line.trim_start().starts_with('{') {
         return Err("not an object with a `body`".to_owned());
     }
-    let given: Given<'_> = serde_json::from_str(line).map_err(|error| problem(&error))?;
-    let encoding = given.body_encoding.unwrap_or(BodyEncoding::Json);
-    let body = ReadableBody::read(encoding, given.body)?;
-    let mut message = Outgoing::with_id(given.id.unwrap_or_else(MessageId::new), body);
-    message.attributes = given.attributes.unwrap_or_default();
-    message.reply_to = given.reply_to.map(Into::into);
-    message.enqueued_at = given.enqueued_at;
-    // Whoever held a lease holds a receipt of another queue.
-    if given.state.as_deref() != Some("in_flight")
-        && let Some(until) = given.until
+    let input: MessageInput<'_> =
+        serde_json::from_str(line).map_err(|error| describe_error(&error))?;
+    let encoding = input.body_encoding.unwrap_or(BodyEncoding::Json);
+    let body = ReadableBody::read(encoding, input.body)?;
+    let mut message = Outgoing::with_id(input.id.unwrap_or_else(MessageId::new), body);
+    message.attributes = input.attributes.unwrap_or_default();
+    message.reply_to = input.reply_to.map(Into::into);
+    message.enqueued_at = input.enqueued_at;
+    // A lease belongs to another queue.
+    if input.state.as_deref() != Some("in_flight")
+        && let Some(until) = input.until
     {
         message.delay = until.since(now);
     }
     Ok(message)
 }
 
-/// What is wrong with a line, and where in it.
-pub(crate) fn problem(error: &serde_json::Error) -> String {
+/// Returns the text of an error with its column.
+pub(crate) fn describe_error(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    // It counts lines too, and a line is all it was given.
+    // The line number is always 1.
     match text.rsplit_once(" at line ") {
         Some((what, _)) => format!("{what}, at column {}", error.column()),
         None => text,
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exact_line_gives_every_body_back_to_the_byte() {
+    fn an_exact_line_restores_every_body_exactly() {
         let queue: QueueName = "q".parse().unwrap();
         for body in [
             &b"{\"n\": 1.10}"[..],
@@ -167,11 +167,12 @@ mod tests {
             message.reply_to = Some("client-7".into());
             let until = Timestamp::from_secs(90);
             let peeked = Peeked::new(message.clone(), MessageState::Delayed { until });
-            let line = serde_json::to_string(&Line::peeked(&queue, &peeked, Fidelity::Exact));
+            let line =
+                serde_json::to_string(&MessageJson::peeked(&queue, &peeked, Fidelity::Exact));
             let line = line.unwrap();
             assert!(!line.contains('\n'), "{line}");
 
-            let read = read(&line, Timestamp::from_secs(60)).unwrap();
+            let read = parse(&line, Timestamp::from_secs(60)).unwrap();
             assert_eq!(read.body, message.body);
             assert_eq!((read.id, read.enqueued_at), (message.id, Some(message.enqueued_at)));
             assert_eq!((read.attributes, read.reply_to), (message.attributes, message.reply_to));
@@ -183,7 +184,7 @@ mod tests {
     fn a_line_needs_a_body_and_nothing_else() {
         let now = Timestamp::from_secs(0);
         for line in ["{\"body\": [1, 2]}", "\u{feff}{\"body\": [1, 2]}"] {
-            assert_eq!(read(line, now).unwrap().body, "[1, 2]");
+            assert_eq!(parse(line, now).unwrap().body, "[1, 2]");
         }
         for (line, says) in [
             ("{}", "missing field `body`"),
@@ -196,7 +197,7 @@ mod tests {
             ("{\"body\":1,\"body_encoding\":\"hex\"}", "hex"),
             ("{\"body\":1,\"id\":\"x\"}", "UUID"),
         ] {
-            let error = read(line, now).unwrap_err();
+            let error = parse(line, now).unwrap_err();
             assert!(error.contains(says), "{line}: {error}");
         }
     }
@@ -204,6 +205,6 @@ mod tests {
     #[test]
     fn a_lease_is_not_loaded() {
         let line = "{\"body\":1,\"state\":\"in_flight\",\"until\":\"2100-01-01T00:00:00Z\"}";
-        assert_eq!(read(line, Timestamp::now()).unwrap().delay, Duration::ZERO);
+        assert_eq!(parse(line, Timestamp::now()).unwrap().delay, Duration::ZERO);
     }
 }
