@@ -24,12 +24,14 @@
 //! Metrics go to whatever recorder the program installs for the `metrics` crate; logs and spans to its
 //! `tracing` subscriber.
 
-mod answers;
 mod attempt_limit;
 mod attributes;
 mod backoff;
+mod batch_results;
 mod control;
 mod dead_letters;
+mod delivery_event;
+mod desired_state;
 mod dispatcher;
 mod dlq_consumer;
 mod driver;
@@ -37,17 +39,16 @@ mod event;
 mod group;
 mod handler;
 mod hooks;
-mod inbox;
 mod lease;
 mod log;
 mod loops;
+mod mailbox_service;
 mod metrics;
-mod outbox;
 mod outcome;
-mod policy;
 mod producer;
 mod pulse;
 mod request;
+mod retry_policy;
 mod router;
 mod runnable;
 mod running;
@@ -56,7 +57,9 @@ mod stack;
 mod stats;
 mod trace;
 mod until_empty;
+mod verdict;
 mod worker;
+mod worker_task;
 
 /// The Tower that layers are made with.
 pub use tower;

@@ -16,8 +16,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::attributes::{ORIGINAL_ID, REPLAYED_AT, REPLAYS, original_id, replay_count, request_id};
-use crate::dispatcher::FailureNote;
-use crate::outcome::{FailureKind, truncate_error};
+use crate::outcome::{FailureDetails, FailureKind, truncate_error};
 use crate::trace::TraceContext;
 
 /// Maximum number of causes that are stored, so that a dead letter never fails to be stored for their size.
@@ -124,7 +123,7 @@ impl DeadLetter {
     pub(crate) fn new(
         source: &QueueName,
         message: &RawMessage,
-        failure: &FailureNote,
+        failure: &FailureDetails,
         worker: String,
         now: Timestamp,
     ) -> Self {
@@ -402,7 +401,7 @@ mod tests {
         message.attributes.insert(ORIGINAL_ID, MessageId::from_key("first").to_string());
         let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         message.attributes.insert("traceparent", trace);
-        let failure = FailureNote {
+        let failure = FailureDetails {
             kind: FailureKind::Error,
             type_name: "shop::OutOfStock",
             text: "x".repeat(5_000).into(),
@@ -482,7 +481,7 @@ mod tests {
         let (sent, later) = (Timestamp::from_secs(1_700_000_000), Duration::from_secs(7));
         assert_eq!((told.sent_at, told.first_received_at), (sent, sent + later));
         let message = RawMessage::new(MessageId::new(), "1", sent);
-        let failure = FailureNote {
+        let failure = FailureDetails {
             kind: FailureKind::Error,
             type_name: "",
             text: "".into(),
