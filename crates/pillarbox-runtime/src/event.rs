@@ -25,7 +25,7 @@ pub enum Event {
         /// The run time of the handler.
         took: Duration,
     },
-    /// A handler failed. The next event of the message says what becomes of it.
+    /// A handler failed. The next event of the message is what becomes of it.
     Failed {
         /// The message.
         about: About,

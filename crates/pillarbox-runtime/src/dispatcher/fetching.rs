@@ -15,7 +15,7 @@ impl Dispatcher {
 
     /// Returns the number of messages that may be requested.
     pub(super) fn room(&self) -> usize {
-        // A suspect runs alone.
+        // An isolated message runs alone.
         if self.quarantine.is_isolating() {
             return 0;
         }

@@ -12,7 +12,7 @@ use crate::lease::Lease;
 use crate::outcome::FailureDetails;
 use crate::verdict::Verdict;
 
-/// Identifies a delivery in flight. Indexes are reused; the generation tells one use from another.
+/// Identifies a delivery in flight. Indexes are reused; the generation distinguishes their uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     index: usize,

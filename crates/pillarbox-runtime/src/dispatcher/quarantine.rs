@@ -1,7 +1,7 @@
 //! Messages that may crash the process when they are handled.
 //!
 //! Such a message never fails: its lease expires, and so do the leases of everything that was in flight beside
-//! it. The queue counts one more unsettled delivery for all of them, so the count does not tell which one it
+//! it. The queue counts one more unsettled delivery for all of them, so the count does not show which one it
 //! was. Therefore a message with several unsettled deliveries is *isolated*: it runs alone. Running handlers
 //! finish first, everything that has not been started goes back, and so do other messages to be isolated. If
 //! the process crashes then, only this message has one more unsettled delivery. A message whose handler ends,

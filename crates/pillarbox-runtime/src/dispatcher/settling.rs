@@ -224,7 +224,7 @@ impl Dispatcher {
         self.sources[source].batcher(SettleKind::Final).push(entry);
     }
 
-    /// Ends a delivery of which it will stay unknown whether it was settled.
+    /// Ends a delivery without knowing whether it was settled.
     pub(super) fn give_up(&mut self, key: Key) {
         self.report(key, DeliveryChange::Unconfirmed);
         self.in_flight.remove(key);

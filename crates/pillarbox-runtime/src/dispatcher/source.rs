@@ -45,7 +45,7 @@ pub(crate) struct QuarantineSettings {
     pub(crate) route: Option<usize>,
     /// The backend counts unsettled deliveries.
     pub(crate) is_exact: bool,
-    /// The delay between suspects that are released for another, in a unit that the backend supports.
+    /// The delay between messages that are released because another one runs alone, as the backend supports it.
     pub(crate) stagger: Duration,
 }
 
@@ -107,7 +107,7 @@ impl Source {
         batcher.under_way(entry)
     }
 
-    /// Forgets a retry time that has come.
+    /// Clears a retry time that has passed.
     pub(super) fn advance(&mut self, now: Instant) {
         self.retry_at = self.retry_at.filter(|at| *at > now);
     }

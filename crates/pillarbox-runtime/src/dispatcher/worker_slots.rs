@@ -90,7 +90,7 @@ impl Dispatcher {
         self.actions.push_back(Action::Assign { worker, assignment });
     }
 
-    /// Frees the place of the delivery that a worker has reported on.
+    /// Removes the delivery that a worker has reported on from its slot.
     pub(super) fn pop_assigned(&mut self, worker: usize) {
         if let Some(slot) = self.slots.get_mut(worker) {
             slot.assigned.pop_front();
