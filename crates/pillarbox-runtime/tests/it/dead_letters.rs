@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Factory, Json, Mailbox, Mailboxes,
-    ManualClock, MemoryBackend, MessageId, NoReplies, Outgoing, PeekPage, Queue, QueueName,
-    QueueOptions, Raw, Receive, Result, SendOptions, Sent, Settle, Timestamp,
+    BoxFuture, Capabilities, Cursor, Delivery, Error, Factory, Json, Mailbox, Mailboxes,
+    ManualClock, MemoryBackend, MessageId, NoReplies, PeekPage, Queue, QueueOptions, Raw, Receive,
+    Result, SendOptions, Timestamp,
 };
 use pillarbox_redis::{RedisBackend, RedisOptions};
 use pillarbox_runtime::{
@@ -18,7 +18,7 @@ use pillarbox_runtime::{
     Outcome, Runnable, Worker,
 };
 use pillarbox_testing::server::RedisServer;
-use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue};
 
 use tokio::time::Instant;
 
@@ -633,16 +633,10 @@ impl Blind {
 }
 
 impl Queue for Blind {
-    fn name(&self) -> &QueueName {
-        self.inner.name()
-    }
+    forward_queue!(inner: name send settle counts purge close is_closed);
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
-        self.inner.send(batch)
     }
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
@@ -652,29 +646,9 @@ impl Queue for Blind {
         self.inner.receive(request)
     }
 
-    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
-        self.inner.settle(batch)
-    }
-
     fn peek(&self, max: usize, _: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
         let refused = self.capabilities.check_peek(self.name(), max);
         Box::pin(async { refused.map(|()| PeekPage::new(Vec::new(), None)) })
-    }
-
-    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
-        self.inner.counts()
-    }
-
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        self.inner.purge()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.inner.is_closed()
     }
 }
 

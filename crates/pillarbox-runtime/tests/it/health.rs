@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Json, Mailbox, Mailboxes, MemoryBackend,
-    NoReplies, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle,
+    BoxFuture, Counts, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, Queue, QueueOptions,
+    Result,
 };
 use pillarbox_runtime::{
     Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
     RunningGroup, State, StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::{Child, told};
-use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue, on_threads};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
@@ -272,36 +272,11 @@ struct Counted {
 }
 
 impl Queue for Counted {
-    fn name(&self) -> &QueueName {
-        self.queue.name()
-    }
-    fn capabilities(&self) -> &Capabilities {
-        self.queue.capabilities()
-    }
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
-        self.queue.send(batch)
-    }
-    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
-        self.queue.receive(request)
-    }
-    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
-        self.queue.settle(batch)
-    }
-    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
-        self.queue.peek(max, after)
-    }
+    forward_queue!(queue: name capabilities send receive settle peek purge close is_closed);
+
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
         self.counted.fetch_add(1, Ordering::SeqCst);
         self.queue.counts()
-    }
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        self.queue.purge()
-    }
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.queue.close()
-    }
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
     }
 }
 

@@ -1,4 +1,4 @@
-//! One input: whether it panics, takes too much memory or never ends.
+//! Runs one input and detects panics, excessive memory and endless loops.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -15,32 +15,32 @@ use crate::Target;
 #[global_allocator]
 static ALLOCATED: PeakAlloc = PeakAlloc;
 
-/// What any input may allocate: what readers need at first, such as a parser of command lines.
+/// Bytes that any input may allocate: the fixed cost of readers, such as a parser of command lines.
 const ALLOWED: usize = 16 << 20;
-/// What it may allocate for each of its bytes.
+/// Bytes that an input may allocate for each of its bytes.
 const ALLOWED_EACH: usize = 4096;
-/// An input that takes so long never ends.
+/// An input that takes longer than this counts as endless.
 const ENDLESS: Duration = Duration::from_secs(60);
 
-/// What became of an input.
+/// Result of an input.
 #[derive(Debug)]
-pub(super) enum Attempt {
-    /// All holds. What came out, as far as the target has said.
+pub(super) enum Trial {
+    /// No check failed. Outcomes that the target has recorded.
     Passed { outcomes: Vec<u64> },
-    /// What does not hold, and where that was noticed.
+    /// The failed check, and its location.
     Failed { reason: String, place: String },
 }
 
 thread_local! {
     static OUTCOMES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    /// Where the last panic was.
+    /// Location of the last panic.
     static PANICKED: RefCell<String> = const { RefCell::new(String::new()) };
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Says what came out of an input: the name of a case, the text of an error. Of a text, some words count, and what is in
-/// quotes or a number does not: that is of the input.
-pub fn saw(outcome: &str) {
+/// Records an outcome of an input: the name of a case, the text of an error. Only the first words of a text count,
+/// without quoted parts and numbers, which come from the input.
+pub fn record_outcome(outcome: &str) {
     const ENOUGH: usize = 60;
     const QUOTES: [char; 2] = ['"', '\''];
     let mut hasher = DefaultHasher::new();
@@ -53,7 +53,7 @@ pub fn saw(outcome: &str) {
     OUTCOMES.with_borrow_mut(|outcomes| outcomes.push(hasher.finish()));
 }
 
-/// Has panics of targets told by their failures, and not twice.
+/// Silences the panic messages of targets, which their failures report.
 pub(super) fn keep_panics_quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -68,8 +68,8 @@ pub(super) fn keep_panics_quiet() {
     });
 }
 
-/// Tries an input.
-pub(super) fn run(target: &Target, input: &[u8]) -> Attempt {
+/// Runs a target on an input.
+pub(super) fn run(target: &Target, input: &[u8]) -> Trial {
     keep_panics_quiet();
     OUTCOMES.take();
     let before = ALLOCATED.current_usage();
@@ -81,7 +81,7 @@ pub(super) fn run(target: &Target, input: &[u8]) -> Attempt {
     drop(watch);
     if let Err(panic) = result {
         let place = PANICKED.take();
-        return Attempt::Failed { reason: format!("{}, at {place}", text(&*panic)), place };
+        return Trial::Failed { reason: format!("{}, at {place}", text(&*panic)), place };
     }
     let allocated = ALLOCATED.peak_usage().saturating_sub(before);
     let allowed = ALLOWED + input.len() * ALLOWED_EACH;
@@ -90,9 +90,9 @@ pub(super) fn run(target: &Target, input: &[u8]) -> Attempt {
             "{} bytes of input took {allocated} of memory, and no more than {allowed} are allowed",
             input.len()
         );
-        return Attempt::Failed { reason, place: "memory".to_owned() };
+        return Trial::Failed { reason, place: "memory".to_owned() };
     }
-    Attempt::Passed { outcomes: OUTCOMES.take() }
+    Trial::Passed { outcomes: OUTCOMES.take() }
 }
 
 fn text(panic: &(dyn Any + Send)) -> &str {
@@ -100,10 +100,10 @@ fn text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked")
 }
 
-/// The input that is being tried, and since when.
+/// The current input, and when it started.
 static TRIED: Mutex<Option<(Instant, &'static str, Vec<u8>)>> = Mutex::new(None);
 
-/// An input that is being tried. One that never ends is kept, and ends the process.
+/// Guard of the current input. One that never ends is saved, and ends the process.
 struct Watch;
 
 impl Watch {
@@ -113,7 +113,7 @@ impl Watch {
         *TRIED.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((Instant::now(), target, input.to_vec()));
         if std::env::var_os("PILLARBOX_KEEP_EACH").is_some() {
-            // For what takes the process down, such as a stack that is too deep.
+            // For inputs that abort the process, such as by a stack overflow.
             drop(corpus::keep_as(target, "last", input));
         }
         Self
@@ -135,8 +135,8 @@ fn watch() {
         {
             let kept = corpus::keep(target, input).map(|path| path.display().to_string());
             let kept = kept.unwrap_or_else(|error| format!("nowhere: {error}"));
-            eprintln!("{target} does not come to an end on \"{}\"", input.escape_ascii());
-            eprintln!("  again    cargo run -p pillarbox-fuzz -- {target} {kept}");
+            eprintln!("{target} does not terminate on \"{}\"", input.escape_ascii());
+            eprintln!("  rerun    cargo run -p pillarbox-fuzz -- {target} {kept}");
             std::process::exit(1);
         }
     }
