@@ -25,11 +25,11 @@ struct Stage {
     dead: Mailbox<DeadLetter<u32>>,
     replies: Mailbox<String>,
     /// The calls of the hooks of all workers.
-    told: Arc<Mutex<Told>>,
+    calls: Arc<Mutex<HookCalls>>,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct HookCalls {
     failed: Vec<MessageId>,
     dead: Vec<MessageId>,
 }
@@ -41,7 +41,7 @@ impl Stage {
             jobs: backend.builder("jobs").allow_reply_to("replies").open().expect("a mailbox"),
             dead: backend.mailbox("jobs-dlq").expect("a mailbox"),
             replies: backend.mailbox("replies").expect("a mailbox"),
-            told: Arc::default(),
+            calls: Arc::default(),
             backend,
         }
     }
@@ -59,7 +59,7 @@ impl Stage {
             jobs: Mailbox::new(over("jobs"), Json, resolver),
             dead: Mailbox::new(over("jobs-dlq"), Json, NoReplies),
             replies,
-            told: self.told.clone(),
+            calls: self.calls.clone(),
         }
     }
 
@@ -74,10 +74,10 @@ impl Stage {
 
     /// Fails every message.
     async fn work(&self) {
-        let (failed, dead) = (self.told.clone(), self.told.clone());
+        let (failed, dead) = (self.calls.clone(), self.calls.clone());
         let worker = Worker::new(self.jobs.clone())
-            .on_failure(move |one| failed.lock().expect("told").failed.push(one.about.message_id))
-            .on_dead_letter(move |one, _| dead.lock().expect("told").dead.push(one.message_id))
+            .on_failure(move |one| failed.lock().expect("a lock").failed.push(one.about.message_id))
+            .on_dead_letter(move |one, _| dead.lock().expect("a lock").dead.push(one.message_id))
             .visibility(LEASE)
             .dead_letters(DlqPolicy::to(&self.dead))
             .error_reply(|letter| format!("{}: {}", letter.body.escape_ascii(), letter.last_error))
@@ -91,12 +91,12 @@ impl Stage {
         let letters: BTreeSet<_> = self.letters().await.iter().map(|one| one.message_id).collect();
         let left: BTreeSet<_> = self.messages().await.into_iter().collect();
         let gone: BTreeSet<_> = sent.difference(&left).copied().collect();
-        let told = self.told.lock().expect("told");
+        let calls = self.calls.lock().expect("a lock");
         let [failed, dead] =
-            [&told.failed, &told.dead].map(|ids| ids.iter().copied().collect::<BTreeSet<_>>());
-        assert!(failed.is_superset(&letters), "{told:?}, dead letters {letters:?}");
-        assert!(letters.is_superset(&dead), "{told:?}, dead letters {letters:?}");
-        assert!(dead.is_superset(&gone), "{told:?}, gone {gone:?}");
+            [&calls.failed, &calls.dead].map(|ids| ids.iter().copied().collect::<BTreeSet<_>>());
+        assert!(failed.is_superset(&letters), "{calls:?}, dead letters {letters:?}");
+        assert!(letters.is_superset(&dead), "{calls:?}, dead letters {letters:?}");
+        assert!(dead.is_superset(&gone), "{calls:?}, gone {gone:?}");
     }
 
     async fn letters(&self) -> Vec<DeadLetter<u32>> {

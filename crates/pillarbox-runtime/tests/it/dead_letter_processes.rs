@@ -159,13 +159,13 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
         while kills < KILLS || between == 0 {
             kills += 1;
             assert!(kills <= MOST_KILLS, "no kill came between a send and its acknowledgement");
-            let clerk = Child::start("dead_letter_processes::replayer", &place.url, "");
+            let replayer = Child::start("dead_letter_processes::replayer", &place.url, "");
             office
                 .until("far enough", async |office| {
                     office.left().await >= kills * ORDERS / (MOST_KILLS + 2)
                 })
                 .await;
-            clerk.kill();
+            replayer.kill();
             assert!(office.left().await < ORDERS * 9 / 10, "killed too late, at {kills}");
             between = office.in_both(ORDERS).await.max(between);
             // Its leases expire.
@@ -175,9 +175,9 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
                 })
                 .await;
         }
-        let clerk = Child::start("dead_letter_processes::replayer", &place.url, "");
-        clerk.wait_for("replayed", 0);
-        clerk.end_within(PATIENCE);
+        let replayer = Child::start("dead_letter_processes::replayer", &place.url, "");
+        replayer.wait_for("replayed", 0);
+        replayer.end_within(PATIENCE);
         let mut times: HashMap<MessageId, u32> = HashMap::new();
         let mut after = None;
         loop {

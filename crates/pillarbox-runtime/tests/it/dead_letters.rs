@@ -1311,7 +1311,9 @@ async fn a_pass_reports_what_was_in_flight_when_it_ended() {
         if calls.fetch_add(1, Ordering::SeqCst) == 0 {
             let receive = other.receive(Receive::up_to(40).visibility(DAY / 2));
             let received = futures_util::FutureExt::now_or_never(receive);
-            taken.send(received.expect("no wait in memory").expect("received")).expect("a receiver");
+            taken
+                .send(received.expect("no wait in memory").expect("received"))
+                .expect("a receiver");
         }
     });
     let report = pass.run().await.unwrap();

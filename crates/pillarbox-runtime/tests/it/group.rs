@@ -242,7 +242,7 @@ async fn a_loop_that_fails_ends_the_group_and_is_named_and_the_others_are_draine
 /// A loop that waits before it starts.
 struct Late {
     gate: Arc<Semaphore>,
-    inner: Told,
+    inner: Scripted,
 }
 
 impl Runnable for Late {
@@ -264,7 +264,7 @@ impl Runnable for Late {
 
 /// A loop that fails, or one that works.
 enum Made<W> {
-    Failing(Told),
+    Failing(Scripted),
     Working(W),
 }
 
