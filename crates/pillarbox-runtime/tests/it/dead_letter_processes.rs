@@ -1,7 +1,6 @@
-//! Dead-lettering and replaying in processes that are killed: exactly one dead letter of each message, and
-//! none lost.
+//! Dead-lettering and replaying in processes that are killed: exactly one dead letter for each message, and none lost.
 //!
-//! Each story is told once and happens on a SQLite file and on a Redis server.
+//! Each test runs on a SQLite file and on a Redis server.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -16,33 +15,33 @@ use crate::common::employee::{
 };
 use crate::common::place::{Place, on_both, open};
 
-/// How long anything may take on a machine that has much else to do.
+/// Timeout of every step, for slow machines.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// How often a process is killed, and how often at most, until it was between two steps at least once.
+/// Number of kills, and the maximum until one has hit a process between two steps.
 const KILLS: u64 = 5;
 const MOST_KILLS: u64 = 25;
-/// How long leases run: for so long is waited after each kill.
+/// Duration of leases, which is waited for after each kill.
 const LEASE: Duration = Duration::from_secs(1);
 
-/// The process that replays. Not a test by itself.
+/// The process that replays. Not a test.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
-fn clerk() {
+fn replayer() {
     let Some((url, _)) = told() else { return };
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
         let dlq = Dlq::open(&backend, DEAD).expect("a queue");
-        // Slowly, so that there is time to be killed in.
+        // Slowly, so that it is killed while it replays.
         let pass = dlq.replay().visibility(LEASE).rate(1_000, Duration::from_secs(1));
-        pass.matching(is_meant).run().await.unwrap_or_else(|error| panic!("{error}"));
+        pass.matching(is_selected).run().await.unwrap_or_else(|error| panic!("{error}"));
         backend.close().await;
         say("replayed");
     });
 }
 
-/// Every tenth order is not to be replayed.
-fn is_meant(letter: &DeadLetter) -> bool {
+/// Selects all orders but every tenth.
+fn is_selected(letter: &DeadLetter) -> bool {
     let order: Order = serde_json::from_slice(&letter.body).expect("an order");
     !order.number.is_multiple_of(10)
 }
@@ -52,7 +51,7 @@ on_both! {
     kill_9_while_replaying_loses_no_message_and_doubles_none;
 }
 
-/// The queues, as the parent sees them.
+/// The queues, opened by the parent process.
 struct Office {
     backend: Mailboxes,
     orders: Mailbox<Order>,
@@ -72,7 +71,7 @@ impl Office {
         ids.into_iter().collect()
     }
 
-    /// The messages of all dead letters, each as often as there is one.
+    /// Returns the message of each dead letter.
     async fn dead(&self) -> Vec<MessageId> {
         let mut ids = Vec::new();
         let dlq = Dlq::of(&self.dead);
@@ -81,7 +80,7 @@ impl Office {
             std::ops::ControlFlow::Continue(())
         })
         .await
-        .expect("looked");
+        .expect("peeked");
         ids
     }
 
@@ -89,13 +88,13 @@ impl Office {
         self.orders.approximate_count().await.expect("counted")
     }
 
-    /// How many of so many messages are in both queues.
+    /// Returns the number of messages that are in both queues, out of `all`.
     async fn in_both(&self, all: u64) -> u64 {
         let dead = self.dead.approximate_count().await.expect("counted");
         self.left().await + dead - all
     }
 
-    /// Waits until a number comes to this.
+    /// Waits until a condition holds.
     async fn until(&self, what: &str, is_so: impl AsyncFn(&Self) -> bool) {
         let end = Instant::now() + PATIENCE;
         while !is_so(self).await {
@@ -160,25 +159,25 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
         while kills < KILLS || between == 0 {
             kills += 1;
             assert!(kills <= MOST_KILLS, "no kill came between a send and its acknowledgement");
-            let clerk = Child::start("dead_letter_processes::clerk", &place.url, "");
+            let replayer = Child::start("dead_letter_processes::replayer", &place.url, "");
             office
                 .until("far enough", async |office| {
                     office.left().await >= kills * ORDERS / (MOST_KILLS + 2)
                 })
                 .await;
-            clerk.kill();
+            replayer.kill();
             assert!(office.left().await < ORDERS * 9 / 10, "killed too late, at {kills}");
             between = office.in_both(ORDERS).await.max(between);
-            // What it had in hand comes back.
+            // Its leases expire.
             office
                 .until("back", async |office| {
                     office.dead.counts().await.expect("counted").in_flight == 0
                 })
                 .await;
         }
-        let clerk = Child::start("dead_letter_processes::clerk", &place.url, "");
-        clerk.wait_for("replayed", 0);
-        clerk.end_within(PATIENCE);
+        let replayer = Child::start("dead_letter_processes::replayer", &place.url, "");
+        replayer.wait_for("replayed", 0);
+        replayer.end_within(PATIENCE);
         let mut times: HashMap<MessageId, u32> = HashMap::new();
         let mut after = None;
         loop {

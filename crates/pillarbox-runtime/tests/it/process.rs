@@ -34,7 +34,7 @@ on_both! {
     a_worker_that_was_suspended_beyond_its_lease_cannot_settle_and_goes_on;
     a_second_signal_cancels_a_handler_and_gives_its_message_back;
     a_third_signal_ends_a_process_whose_handler_cannot_be_cancelled;
-    a_third_signal_ends_a_process_of_which_every_thread_is_blocked;
+    a_third_signal_ends_a_process_whose_threads_are_all_blocked;
     a_message_that_takes_its_process_down_is_quarantined;
     a_message_that_stops_gave_back_is_not_quarantined;
     a_signal_ends_a_process_that_has_left_a_handler_behind;
@@ -367,7 +367,7 @@ fn a_third_signal_ends_a_process_whose_handler_cannot_be_cancelled(place: Place)
     });
 }
 
-fn a_third_signal_ends_a_process_of_which_every_thread_is_blocked(place: Place) {
+fn a_third_signal_ends_a_process_whose_threads_are_all_blocked(place: Place) {
     on_threads(async {
         let office = Office::at(&place).await;
         let threads = std::thread::available_parallelism().map_or(2, usize::from);

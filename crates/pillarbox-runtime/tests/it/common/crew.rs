@@ -14,7 +14,7 @@ use super::place::{Place, open};
 /// The queues of the two loops, which are called like them.
 pub(crate) const QUEUES: [&str; 2] = ["orders", "reports"];
 /// The ignored test that is the other process.
-pub(crate) const ROLE: &str = "lifecycle::crew";
+pub(crate) const ROLE: &str = "group::crew";
 
 /// What a handler is to do.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
