@@ -1,4 +1,4 @@
-//! Where queues are that several processes share.
+//! A backend that several processes share.
 
 use std::path::PathBuf;
 
@@ -8,23 +8,23 @@ use pillarbox_sqlite::{SqliteBackend, SqliteOptions};
 use pillarbox_testing::server::RedisServer;
 use tempfile::TempDir;
 
-/// A backend with a directory of its own, for the files of the test too.
-pub(crate) struct Place {
+/// A backend with its own directory, which holds the files of the test as well.
+pub(crate) struct SharedBackend {
     pub(crate) url: String,
-    /// The server, where there is one.
+    /// The server, if there is one.
     pub(crate) server: Option<RedisServer>,
     directory: TempDir,
 }
 
-impl Place {
-    /// A file.
+impl SharedBackend {
+    /// A SQLite file.
     pub(crate) fn sqlite() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let url = format!("sqlite:{}", directory.path().join("queues.db").display());
         Self { url, server: None, directory }
     }
 
-    /// A server that forgets nothing that it has answered.
+    /// A Redis server that syncs every write.
     pub(crate) fn redis() -> Self {
         let server = RedisServer::builder().appendonly("always").start();
         let directory = tempfile::tempdir().expect("a directory");
@@ -35,13 +35,13 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    /// The name of the backend, for what is printed.
+    /// Returns the name of the backend, for output.
     pub(crate) fn name(&self) -> &'static str {
         if self.server.is_some() { "Redis" } else { "SQLite" }
     }
 }
 
-/// Opens the backend at a URL, in whichever process.
+/// Opens the backend at a URL, in any process.
 pub(crate) async fn open(url: &str) -> Mailboxes {
     let opened = match url.starts_with("sqlite:") {
         true => match SqliteOptions::from_url(url) {
@@ -56,14 +56,14 @@ pub(crate) async fn open(url: &str) -> Mailboxes {
     opened.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Each story on each backend.
+/// Runs each test on each backend.
 macro_rules! on_both {
-    ($($(#[$attribute:meta])* $story:ident;)*) => {
+    ($($(#[$attribute:meta])* $test:ident;)*) => {
         mod sqlite {
-            $(#[test] $(#[$attribute])* fn $story() { super::$story(super::Place::sqlite()); })*
+            $(#[test] $(#[$attribute])* fn $test() { super::$test(super::SharedBackend::sqlite()); })*
         }
         mod redis {
-            $(#[test] $(#[$attribute])* fn $story() { super::$story(super::Place::redis()); })*
+            $(#[test] $(#[$attribute])* fn $test() { super::$test(super::SharedBackend::redis()); })*
         }
     };
 }

@@ -1,55 +1,60 @@
-//! Settles on their way to a queue: one call at a time, with all that came together meanwhile.
+//! Batches settles of one queue: one call at a time, with everything that arrived during the call before it.
 
 use std::time::Duration;
 
 use pillarbox_core::SettleAction;
 use pillarbox_core::clock::later;
+use pillarbox_core::internal::RetryDelay;
 use tokio::time::Instant;
 
-use super::Key;
-use super::source::growing;
+use super::in_flight::Key;
 
-/// Later than anything here.
+/// The delay before a settle is repeated; doubles with each failure.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+/// The longest delay, which is also limited to a twentieth of a lease so that many tries fit into one.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// Later than any deadline.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What is to be said of one delivery.
+/// One delivery that is to be settled.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct SettleEntry {
     pub(super) key: Key,
     pub(super) action: SettleAction,
-    /// When the lease ends, as far as was known when it was to be said.
+    /// When the lease expires, as far as was known when the entry was made.
     pub(super) deadline: Instant,
     /// An earlier call failed, and may have had its effect.
     pub(super) is_ambiguous: bool,
 }
 
-impl Entry {
+impl SettleEntry {
     pub(super) const fn new(key: Key, action: SettleAction, deadline: Instant) -> Self {
         Self { key, action, deadline, is_ambiguous: false }
     }
 
-    /// The same once more, after a call that failed.
-    pub(super) fn again(self) -> Self {
+    /// Returns the entry for another try, after a call that failed.
+    pub(super) fn retry(self) -> Self {
         Self { is_ambiguous: true, ..self }
     }
 }
 
+/// Settles of one queue that wait for their call, and those of the call under way.
 #[derive(Debug, Default)]
-pub(super) struct Lane {
-    pending: Vec<Entry>,
-    /// What the call under way is about, and when it was made.
-    under_way: Option<(Vec<Entry>, Instant)>,
+pub(super) struct SettleBatcher {
+    pending: Vec<SettleEntry>,
+    /// The entries of the call under way, and when it was made.
+    under_way: Option<(Vec<SettleEntry>, Instant)>,
     failures: u32,
     retry_at: Option<Instant>,
 }
 
-impl Lane {
-    pub(super) fn push(&mut self, entry: Entry) {
+impl SettleBatcher {
+    pub(super) fn push(&mut self, entry: SettleEntry) {
         self.pending.push(entry);
     }
 
-    /// What can be said now.
-    pub(super) fn take(&mut self, max: usize, now: Instant) -> Vec<Entry> {
+    /// Takes the entries of the next call. Empty if a call is under way or the next try is not due.
+    pub(super) fn take(&mut self, max: usize, now: Instant) -> Vec<SettleEntry> {
         if self.under_way.is_some()
             || self.pending.is_empty()
             || self.retry_at.is_some_and(|at| at > now)
@@ -64,44 +69,43 @@ impl Lane {
         }
     }
 
-    pub(super) fn call(&mut self, entries: Vec<Entry>, now: Instant) {
+    pub(super) fn call_started(&mut self, entries: Vec<SettleEntry>, now: Instant) {
         self.under_way = Some((entries, now));
     }
 
-    /// Which delivery an entry of the call under way is about.
+    /// Returns the delivery of an entry of the call under way.
     pub(super) fn under_way(&self, entry: usize) -> Option<Key> {
         self.under_way.as_ref()?.0.get(entry).map(|entry| entry.key)
     }
 
-    /// What the call was about that has ended.
-    pub(super) fn answered(&mut self) -> (Vec<Entry>, Instant) {
-        self.under_way.take().expect("an answer belongs to a call")
+    /// Returns the entries of the call that has ended, and when it was made.
+    pub(super) fn call_ended(&mut self) -> (Vec<SettleEntry>, Instant) {
+        self.under_way.take().expect("a call is under way")
     }
 
-    /// Puts back what failed, to be said again after a while, of which many must fit into a lease.
-    pub(super) fn failed(
+    /// Puts entries whose call failed in front, for a try after a delay.
+    pub(super) fn retry_later(
         &mut self,
-        entries: Vec<Entry>,
-        backoff: Duration,
-        lease: Duration,
+        entries: Vec<SettleEntry>,
+        visibility: Duration,
         now: Instant,
     ) {
         if entries.is_empty() {
             self.failures = 0;
             return;
         }
-        let longest = (lease / 20).max(backoff);
-        self.retry_at = Some(later(now, growing(backoff, self.failures).min(longest)));
         self.failures += 1;
+        let max = (visibility / 20).clamp(RETRY_DELAY, MAX_RETRY_DELAY);
+        self.retry_at = Some(later(now, RetryDelay::after(RETRY_DELAY, max, self.failures)));
         self.pending.splice(..0, entries);
     }
 
-    /// When the first of the leases ends that something is to be said of.
+    /// Returns the first deadline of all entries.
     pub(super) fn first_deadline(&self) -> Option<Instant> {
         self.entries().map(|entry| entry.deadline).min()
     }
 
-    /// Those whose leases have ended, before anything was heard of them. They are told of once.
+    /// Takes the deliveries whose lease expired before their call was answered. Each is returned once.
     pub(super) fn take_expired(&mut self, now: Instant) -> Vec<Key> {
         if self.first_deadline().is_none_or(|first| first > now) {
             return Vec::new();
@@ -110,7 +114,7 @@ impl Lane {
         let expired = expired.collect();
         self.pending.retain(|entry| entry.deadline > now);
         if let Some((under_way, _)) = &mut self.under_way {
-            // They stay, for they are answered; but nothing depends on it any more.
+            // They stay, since their call will be answered, but their deadline no longer counts.
             let far = now + FAR;
             under_way.iter_mut().filter(|entry| entry.deadline <= now).for_each(|entry| {
                 entry.deadline = far;
@@ -119,13 +123,13 @@ impl Lane {
         expired
     }
 
-    fn entries(&self) -> impl Iterator<Item = &Entry> {
+    fn entries(&self) -> impl Iterator<Item = &SettleEntry> {
         let under_way = self.under_way.iter().flat_map(|(entries, _)| entries);
         self.pending.iter().chain(under_way)
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
-        // Without a time to wait for, what is pending goes when the call under way is answered.
+        // Without a retry time, pending entries go when the call under way is answered.
         self.retry_at.filter(|_| self.under_way.is_none() && !self.pending.is_empty())
     }
 }

@@ -1,4 +1,4 @@
-//! Groups of loops: stopping together, failing, being made anew, being stuck; systemd.
+//! Groups of loops: stops, failures, restarts, stuck loops, tasks, systemd.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
@@ -19,18 +19,18 @@ use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::common::crew::{Duty, QUEUES, ROLE, Terms, engage, task};
-use crate::common::place::{Place, open};
+use crate::common::group_process::{Job, QUEUES, ROLE, Setup, start_group, task};
+use crate::common::shared_backend::{SharedBackend, open};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// How long anything may take on a machine that has much else to do.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of every step, for slow machines.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The process that runs a group. Not a test by itself.
+/// The process that runs a group. Not a test.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
-fn crew() {
-    crate::common::crew::serve();
+fn run_group() {
+    crate::common::group_process::serve();
 }
 
 fn backend() -> Mailboxes {
@@ -41,15 +41,15 @@ fn mailbox(backend: &Mailboxes, name: &str) -> Mailbox<u32> {
     backend.mailbox(name.to_owned()).expect("a mailbox")
 }
 
-/// A loop whose handlers take so long.
+/// A loop whose handlers take this long.
 fn working(mailbox: &Mailbox<u32>, takes: Duration) -> ReadyWorker<u32> {
     Worker::new(mailbox.clone())
         .without_timeout()
         .handler(move |_: u32| async move { tokio::time::sleep(takes).await })
 }
 
-/// A loop that does what it is told, and has the control of a worker that never runs.
-struct Told {
+/// A loop with a fixed behaviour, and the control of a worker that never runs.
+struct Scripted {
     name: &'static str,
     control: Control,
     act: Act,
@@ -59,16 +59,16 @@ struct Told {
 enum Act {
     Fail,
     Panic,
-    /// Does not end, whatever it is told.
+    /// Does not end, even if it is stopped.
     Endless,
 }
 
-fn told(name: &'static str, act: Act) -> Told {
+fn scripted(name: &'static str, act: Act) -> Scripted {
     let worker = Worker::new(mailbox(&backend(), "unused")).handler(|_: u32| async {});
-    Told { name, control: worker.control(), act }
+    Scripted { name, control: worker.control(), act }
 }
 
-impl Runnable for Told {
+impl Runnable for Scripted {
     type Error = LoopFailure;
 
     fn name(&self) -> String {
@@ -119,7 +119,7 @@ async fn a_stop_drains_all_loops_at_the_same_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_for_before_the_start_counts() {
+async fn a_stop_before_the_start_applies() {
     let jobs = mailbox(&backend(), "orders");
     jobs.send(&1).await.unwrap();
     let own = jobs.clone();
@@ -133,7 +133,7 @@ async fn what_was_asked_for_before_the_start_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_group_runs_until_a_future_ends() {
+async fn a_group_runs_until_a_future_completes() {
     let jobs = mailbox(&backend(), "orders");
     jobs.send(&1).await.unwrap();
     let group = LoopGroup::new().add(working(&jobs, 3 * SECOND));
@@ -156,7 +156,7 @@ async fn a_handle_that_is_dropped_stops_all_loops_now() {
 }
 
 #[test]
-fn a_handle_whose_runtime_was_shut_down_says_so() {
+fn a_handle_whose_runtime_was_shut_down_returns_an_error() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let jobs = mailbox(&backend(), "orders");
     let running = runtime.block_on(async { LoopGroup::new().add(working(&jobs, SECOND)).start() });
@@ -166,7 +166,7 @@ fn a_handle_whose_runtime_was_shut_down_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_work_is_refused_before_anything_begins() {
+async fn invalid_options_are_refused_before_anything_is_started() {
     let jobs = mailbox(&backend(), "orders");
     jobs.send(&1).await.unwrap();
     let refused = |group: LoopGroup| match group.start() {
@@ -184,7 +184,7 @@ async fn what_cannot_work_is_refused_before_anything_begins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loop_that_ends_well_leaves_the_others_running() {
+async fn a_loop_that_ends_without_an_error_leaves_the_others_running() {
     let backend = backend();
     let (orders, reports) = (mailbox(&backend, "orders"), mailbox(&backend, "reports"));
     let group = LoopGroup::new().add(working(&orders, SECOND)).add(working(&reports, SECOND));
@@ -211,7 +211,7 @@ async fn a_loop_that_fails_ends_the_group_and_is_named_and_the_others_are_draine
         let jobs = mailbox(&backend(), "orders");
         jobs.send_batch(&[1; 20]).await.unwrap().all().unwrap();
         let gate = Arc::new(Semaphore::new(0));
-        // It fails once the other one is at work.
+        // It fails once the other one runs a handler.
         let worker = Worker::new(jobs.clone()).handler({
             let gate = gate.clone();
             move |_: u32| {
@@ -219,7 +219,7 @@ async fn a_loop_that_fails_ends_the_group_and_is_named_and_the_others_are_draine
                 tokio::time::sleep(3 * SECOND)
             }
         });
-        let late = Late { gate, inner: told("bad", act) };
+        let late = Late { gate, inner: scripted("bad", act) };
         let error = LoopGroup::new().add(worker).add(late).run().await.unwrap_err();
         let said = format!("the loop 'bad' failed: {cause}");
         assert_eq!(error.to_string(), said);
@@ -239,10 +239,10 @@ async fn a_loop_that_fails_ends_the_group_and_is_named_and_the_others_are_draine
     }
 }
 
-/// A loop that waits before it does anything.
+/// A loop that waits before it starts.
 struct Late {
     gate: Arc<Semaphore>,
-    inner: Told,
+    inner: Scripted,
 }
 
 impl Runnable for Late {
@@ -264,7 +264,7 @@ impl Runnable for Late {
 
 /// A loop that fails, or one that works.
 enum Made<W> {
-    Failing(Told),
+    Failing(Scripted),
     Working(W),
 }
 
@@ -293,7 +293,7 @@ impl<W: Runnable<Error = Error>> Runnable for Made<W> {
     }
 }
 
-/// A loop that fails the first `times` that it is made, and then works.
+/// A loop that fails at its first `times` starts, and then works.
 fn failing(
     jobs: &Mailbox<u32>,
     times: u32,
@@ -304,7 +304,7 @@ fn failing(
     let make = move || {
         if count.fetch_add(1, Ordering::SeqCst) < times {
             assert!(!matches!(act, Act::Endless), "it cannot even be made");
-            Made::Failing(told("orders", act))
+            Made::Failing(scripted("orders", act))
         } else {
             Made::Working(working(&jobs, Duration::ZERO))
         }
@@ -313,7 +313,7 @@ fn failing(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loop_that_fails_is_made_anew_until_it_works() {
+async fn a_loop_that_fails_is_restarted_until_it_works() {
     for act in [Act::Fail, Act::Panic, Act::Endless] {
         let jobs = mailbox(&backend(), "orders");
         let (made, make) = failing(&jobs, 3, act);
@@ -321,7 +321,7 @@ async fn a_loop_that_fails_is_made_anew_until_it_works() {
         let start = Instant::now();
         let running = LoopGroup::new().add_with("orders", make).restart(restart).start().unwrap();
         jobs.send(&1).await.unwrap();
-        // Done by the fourth of them.
+        // Handled by the fourth one.
         while jobs.counts().await.unwrap().total() > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -365,7 +365,7 @@ async fn failures_that_are_far_apart_do_not_add_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_does_not_wait_for_a_loop_that_is_to_be_made_anew() {
+async fn a_stop_does_not_wait_for_a_restart() {
     let jobs = mailbox(&backend(), "orders");
     let (made, make) = failing(&jobs, 1, Act::Fail);
     let restart = Restart::on_failure().backoff(Backoff::constant(3600 * SECOND));
@@ -398,7 +398,7 @@ async fn without_restarts_the_first_failure_ends_the_group() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_the_deadline_of_a_stop_everything_is_cancelled_and_given_back() {
+async fn after_the_drain_time_everything_is_cancelled_and_released() {
     let backend = backend();
     let (orders, reports) = (mailbox(&backend, "orders"), mailbox(&backend, "reports"));
     let mut group = LoopGroup::new().drain_for(7 * SECOND);
@@ -428,15 +428,15 @@ async fn a_loop_that_does_not_end_is_left_behind_and_named() {
     let jobs = mailbox(&backend(), "orders");
     let group = LoopGroup::new()
         .add(working(&jobs, SECOND))
-        .add(told("deaf", Act::Endless))
+        .add(scripted("unstoppable", Act::Endless))
         .drain_for(7 * SECOND);
     let running = group.start().unwrap();
     let start = Instant::now();
     let error = running.stop().await.unwrap_err();
     assert_eq!(start.elapsed(), 12 * SECOND);
-    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time and was left behind");
+    assert_eq!(error.to_string(), "the loop 'unstoppable' did not end in time and was left behind");
     let report = error.report().unwrap();
-    assert!(report.get("deaf").unwrap().is_left_behind);
+    assert!(report.get("unstoppable").unwrap().is_left_behind);
     assert!(!report.get("orders").unwrap().is_left_behind);
 }
 
@@ -460,15 +460,15 @@ async fn a_second_stop_cancels_what_is_running() {
 /// Waits until the member of this name is in this state.
 async fn reaches(running: &pillarbox_runtime::RunningGroup, name: &str, state: State) {
     let mut stats = running.control().control_of(name).expect("a member").stats();
-    stats.wait_for(|stats| stats.state == state).await.expect("it lives");
+    stats.wait_for(|stats| stats.state == state).await.expect("a running loop");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_of_the_program_is_a_member_that_is_shown_and_told_to_stop_and_drained() {
+async fn a_task_is_a_member_of_its_group_that_is_reported_and_drained() {
     let jobs = mailbox(&backend(), "orders");
     let serve = async |stop: StopSignal| {
         stop.await;
-        // It has connections to finish.
+        // It finishes its connections.
         tokio::time::sleep(5 * SECOND).await;
         Ok::<(), std::io::Error>(())
     };
@@ -493,7 +493,7 @@ async fn a_task_of_the_program_is_a_member_that_is_shown_and_told_to_stop_and_dr
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_is_not_begun_where_a_stop_was_asked_for_before() {
+async fn a_task_is_not_started_after_a_stop() {
     let never = async |_: StopSignal| -> std::io::Result<()> { unreachable!("it is to stop") };
     let group = LoopGroup::new().add(Task::new("http", never));
     group.control().stop();
@@ -501,7 +501,7 @@ async fn a_task_is_not_begun_where_a_stop_was_asked_for_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_fails_or_panics_is_made_anew_by_the_rules_of_loops() {
+async fn a_task_that_fails_or_panics_is_restarted_like_a_loop() {
     let begun = Arc::new(AtomicU32::new(0));
     let count = begun.clone();
     let make = move || {
@@ -530,7 +530,7 @@ async fn a_task_that_fails_or_panics_is_made_anew_by_the_rules_of_loops() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_can_be_run_once_and_fails_ends_the_group_by_its_error() {
+async fn the_failure_of_a_task_that_cannot_be_restarted_ends_the_group() {
     let jobs = mailbox(&backend(), "orders");
     let taken = std::io::Error::from(std::io::ErrorKind::AddrInUse);
     let group = LoopGroup::new()
@@ -547,7 +547,7 @@ async fn a_task_that_can_be_run_once_and_fails_ends_the_group_by_its_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_ends_well_is_not_made_anew_and_leaves_the_others_running() {
+async fn a_task_that_ends_without_an_error_is_not_restarted_and_leaves_the_others_running() {
     let jobs = mailbox(&backend(), "orders");
     let own = jobs.clone();
     let once = async |_: StopSignal| Ok::<(), std::io::Error>(());
@@ -566,11 +566,11 @@ async fn a_task_that_ends_well_is_not_made_anew_and_leaves_the_others_running() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_does_not_stop_is_cancelled_at_the_deadline_and_named() {
+async fn a_task_that_does_not_stop_is_cancelled_after_the_drain_time_and_named() {
     let dropped = Arc::new(Semaphore::new(0));
     let deaf = |dropped: &Arc<Semaphore>| {
         let guard = Dropped(dropped.clone());
-        Task::new("deaf", move |_: StopSignal| async move {
+        Task::new("unstoppable", move |_: StopSignal| async move {
             let _guard = guard;
             std::future::pending::<std::io::Result<()>>().await
         })
@@ -578,22 +578,22 @@ async fn a_task_that_does_not_stop_is_cancelled_at_the_deadline_and_named() {
     let jobs = mailbox(&backend(), "orders");
     let group = LoopGroup::new().add(working(&jobs, SECOND)).add(deaf(&dropped));
     let running = group.drain_for(7 * SECOND).start().unwrap();
-    reaches(&running, "deaf", State::Running).await;
+    reaches(&running, "unstoppable", State::Running).await;
     let start = Instant::now();
     let error = running.stop().await.unwrap_err();
     assert_eq!((start.elapsed(), dropped.available_permits()), (7 * SECOND, 1));
-    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time and was left behind");
+    assert_eq!(error.to_string(), "the loop 'unstoppable' did not end in time and was left behind");
     assert!(!error.report().unwrap().get("orders").unwrap().is_left_behind);
 
-    // Where it was never asked to end in its own time, it is not its fault.
+    // If it was never drained, it is not left behind.
     let running = LoopGroup::new().add(deaf(&dropped)).start().unwrap();
-    reaches(&running, "deaf", State::Running).await;
+    reaches(&running, "unstoppable", State::Running).await;
     running.control().stop_now();
     assert!(!running.join().await.unwrap().loops[0].is_left_behind);
     assert_eq!(dropped.available_permits(), 2);
 }
 
-/// Says that it was dropped.
+/// Records that it was dropped.
 struct Dropped(Arc<Semaphore>);
 
 impl Drop for Dropped {
@@ -629,12 +629,12 @@ fn a_task_that_waits_is_not_stuck_and_one_that_blocks_its_thread_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_group_is_ready_when_its_loops_work_and_its_dead_letters_are_few() {
+async fn a_group_is_ready_if_its_loops_run_and_its_dead_letters_are_few() {
     let backend = backend();
     let jobs = mailbox(&backend, "orders");
     let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
     let limits = DlqLimits::default().depth(2);
-    // Nobody handles the dead letters of another queue.
+    // Dead letters of another queue are not handled.
     let other: Mailbox<DeadLetter<u32>> = backend.mailbox("other-dlq").unwrap();
     let running = LoopGroup::new()
         .add(working(&jobs, SECOND))
@@ -661,7 +661,7 @@ async fn a_group_is_ready_when_its_loops_work_and_its_dead_letters_are_few() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_that_is_lost_while_all_workers_are_busy_is_told() {
+async fn a_queue_that_fails_while_all_workers_are_busy_is_reported() {
     let queue = backend().queue("orders", QueueOptions::new()).unwrap();
     let faulty = FaultQueue::new(queue, Faults::none(), 0);
     let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
@@ -680,7 +680,7 @@ async fn a_queue_that_is_lost_while_all_workers_are_busy_is_told() {
     stats.wait_for(|stats| stats.in_flight == 1).await.unwrap();
     assert!(control.readiness().await.is_ready());
     let fails = |stats: &StatsSnapshot| stats.mailboxes[0].last_error.is_some();
-    // First it cannot extend the lease, and then not settle. The wait doubles each time.
+    // First it cannot extend the lease, then it cannot settle. The delay doubles each time.
     for permits in [0, 1] {
         for _ in 0..4 {
             faulty.next(Operation::Settle, Fault::FailBefore);
@@ -698,15 +698,15 @@ async fn a_queue_that_is_lost_while_all_workers_are_busy_is_told() {
     assert_eq!(running.stop().await.unwrap().loops[0].stats.succeeded, 1);
 }
 
-/// Keeps what a watchdog tells.
-fn keeper() -> (Arc<Mutex<Vec<Stuck>>>, impl Fn(&Stuck) + Send + Sync + 'static) {
+/// Returns a hook for a watchdog, and the list of its calls.
+fn recorder() -> (Arc<Mutex<Vec<Stuck>>>, impl Fn(&Stuck) + Send + Sync + 'static) {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let keep = kept.clone();
     (kept, move |stuck: &Stuck| keep.lock().expect("a list").push(stuck.clone()))
 }
 
 #[test]
-fn a_handler_that_blocks_its_thread_is_noticed_and_named() {
+fn a_handler_that_blocks_its_thread_is_reported_as_stuck() {
     on_threads(async {
         let jobs = mailbox(&backend(), "orders");
         let (release, released) = mpsc::channel::<()>();
@@ -729,7 +729,7 @@ fn a_handler_that_blocks_its_thread_is_noticed_and_named() {
         assert!(about.worker_id.is_some() && stuck.lasting >= Duration::from_millis(300));
         assert_eq!(running.control().stuck().len(), 1);
         drop(release);
-        // It goes on, and so does the group.
+        // The handler goes on, and so does the group.
         while !running.control().stuck().is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -755,7 +755,7 @@ fn a_hook_may_stop_the_group_and_wait_for_its_end() {
             let _ = ended.lock().unwrap().recv();
             done.try_send(()).unwrap();
         });
-        let report = tokio::time::timeout(PATIENCE, group.run()).await.expect("it ends").unwrap();
+        let report = tokio::time::timeout(TIMEOUT, group.run()).await.expect("it ends").unwrap();
         assert_eq!(report.loops[0].stats.released, 1);
         assert!(is_done.try_recv().is_err(), "the hook still waits");
         drop(end);
@@ -764,7 +764,7 @@ fn a_hook_may_stop_the_group_and_wait_for_its_end() {
 }
 
 #[test]
-fn a_loop_whose_every_thread_is_blocked_is_noticed() {
+fn a_loop_whose_threads_are_all_blocked_is_reported_as_stuck() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.unwrap();
@@ -785,7 +785,7 @@ fn a_loop_whose_every_thread_is_blocked_is_noticed() {
             .start()
             .unwrap()
     };
-    let mut found = [told.recv_timeout(PATIENCE).unwrap(), told.recv_timeout(PATIENCE).unwrap()];
+    let mut found = [told.recv_timeout(TIMEOUT).unwrap(), told.recv_timeout(TIMEOUT).unwrap()];
     found.sort_by_key(|stuck| stuck.about.is_some());
     let [the_loop, handler] = found;
     assert!(the_loop.to_string().starts_with("loop 'orders' has done nothing for"), "{the_loop}");
@@ -799,7 +799,7 @@ fn a_loop_that_is_idle_or_paused_or_beats_is_not_stuck() {
     on_threads(async {
         let backend = backend();
         let long = mailbox(&backend, "long");
-        let (kept, hook) = keeper();
+        let (kept, hook) = recorder();
         let group = LoopGroup::new()
             .add(working(&mailbox(&backend, "idle"), SECOND))
             .add(working(&mailbox(&backend, "paused"), SECOND))
@@ -823,17 +823,17 @@ fn a_loop_that_is_idle_or_paused_or_beats_is_not_stuck() {
     });
 }
 
-const CALM: Terms = Terms {
+const CALM: Setup = Setup {
     workers: 4,
     watchdog: Duration::from_secs(720),
     drain: Duration::from_secs(60),
     has_hook: false,
 };
-const STRICT: Terms = Terms { watchdog: Duration::from_millis(500), ..CALM };
+const STRICT: Setup = Setup { watchdog: Duration::from_millis(500), ..CALM };
 
-/// The parent's own look at the queues of a group in another process.
-async fn mailboxes(place: &Place) -> [Mailbox<Duty>; 2] {
-    let backend = open(&place.url).await;
+/// Opens the queues of a group in another process.
+async fn mailboxes(shared: &SharedBackend) -> [Mailbox<Job>; 2] {
+    let backend = open(&shared.url).await;
     QUEUES.map(|queue| backend.mailbox(queue).expect("a mailbox"))
 }
 
@@ -841,19 +841,19 @@ async fn mailboxes(place: &Place) -> [Mailbox<Duty>; 2] {
 fn sigterm_under_load_drains_both_loops_of_a_process_and_loses_nothing() {
     const EACH: usize = 400;
     on_threads(async {
-        let place = Place::sqlite();
-        let mailboxes = mailboxes(&place).await;
+        let shared = SharedBackend::sqlite();
+        let mailboxes = mailboxes(&shared).await;
         for mailbox in &mailboxes {
-            mailbox.send_batch(&[Duty::Work(5); EACH]).await.unwrap().all().unwrap();
+            mailbox.send_batch(&[Job::Work(5); EACH]).await.unwrap().all().unwrap();
         }
         let mut done = [0; 2];
         for stop in 1..=3 {
-            let child = engage(&place, &CALM);
+            let child = start_group(&shared, &CALM);
             for queue in QUEUES {
                 child.wait_for(&format!("event {queue} succeeded"), 50);
             }
             child.signal(if stop % 2 == 0 { "INT" } else { "TERM" });
-            let (status, said) = child.end_within(PATIENCE);
+            let (status, said) = child.end_within(TIMEOUT);
             assert!(status.success(), "{status}");
             for ((queue, mailbox), done) in QUEUES.iter().zip(&mailboxes).zip(&mut done) {
                 let start = format!("done {queue} ");
@@ -872,19 +872,19 @@ fn sigterm_under_load_drains_both_loops_of_a_process_and_loses_nothing() {
 #[test]
 fn a_second_signal_cancels_what_runs_in_all_loops() {
     on_threads(async {
-        let place = Place::sqlite();
-        let mailboxes = mailboxes(&place).await;
+        let shared = SharedBackend::sqlite();
+        let mailboxes = mailboxes(&shared).await;
         for mailbox in &mailboxes {
-            mailbox.send(&Duty::Endless).await.unwrap();
+            mailbox.send(&Job::Endless).await.unwrap();
         }
-        let child = engage(&place, &CALM);
+        let child = start_group(&shared, &CALM);
         child.wait_for("begun", 1);
         child.signal("TERM");
         for queue in QUEUES {
             child.wait_for(&format!("event {queue} draining"), 0);
         }
         child.signal("INT");
-        let (status, said) = child.end_within(PATIENCE);
+        let (status, said) = child.end_within(TIMEOUT);
         assert!(status.success(), "{status}");
         for (queue, mailbox) in QUEUES.iter().zip(&mailboxes) {
             assert!(said.contains(&format!("event {queue} released")));
@@ -894,18 +894,18 @@ fn a_second_signal_cancels_what_runs_in_all_loops() {
 }
 
 #[test]
-fn a_process_ends_though_a_handler_that_blocks_its_thread_is_left_behind() {
+fn a_process_ends_even_if_a_handler_that_blocks_its_thread_is_left_behind() {
     on_threads(async {
-        let place = Place::sqlite();
-        let [orders, reports] = mailboxes(&place).await;
-        orders.send(&Duty::Block).await.unwrap();
-        reports.send(&Duty::Endless).await.unwrap();
-        let child = engage(&place, &Terms { drain: Duration::from_millis(100), ..CALM });
+        let shared = SharedBackend::sqlite();
+        let [orders, reports] = mailboxes(&shared).await;
+        orders.send(&Job::Block).await.unwrap();
+        reports.send(&Job::Endless).await.unwrap();
+        let child = start_group(&shared, &Setup { drain: Duration::from_millis(100), ..CALM });
         for queue in QUEUES {
             child.wait_for(&format!("begun {queue}"), 0);
         }
         child.signal("TERM");
-        let (status, said) = child.end_within(PATIENCE);
+        let (status, said) = child.end_within(TIMEOUT);
         assert_eq!(status.code(), Some(1), "{status}");
         let failed = "failed the loop 'orders' did not end in time and was left behind";
         assert!(said.contains(&failed.to_owned()), "{said:?}");
@@ -919,34 +919,34 @@ fn a_process_ends_though_a_handler_that_blocks_its_thread_is_left_behind() {
 }
 
 #[test]
-fn a_third_signal_ends_a_process_of_which_every_thread_is_blocked() {
+fn a_third_signal_ends_a_process_whose_threads_are_all_blocked() {
     on_threads(async {
-        let place = Place::sqlite();
-        for mailbox in &mailboxes(&place).await {
-            mailbox.send_batch(&[Duty::Block; 4]).await.unwrap().all().unwrap();
+        let shared = SharedBackend::sqlite();
+        for mailbox in &mailboxes(&shared).await {
+            mailbox.send_batch(&[Job::Block; 4]).await.unwrap().all().unwrap();
         }
-        let child = engage(&place, &CALM);
+        let child = start_group(&shared, &CALM);
         child.wait_for("begun", 1);
-        // Nothing in it can say that it has heard. Signals of one kind that come together may be one.
+        // It cannot confirm a signal, and several signals of one kind may be merged.
         for signal in ["TERM", "INT", "TERM", "INT", "TERM"] {
             child.signal(signal);
             std::thread::sleep(Duration::from_millis(100));
         }
-        let (status, _) = child.end_within(PATIENCE);
+        let (status, _) = child.end_within(TIMEOUT);
         assert!(matches!(status.code(), Some(130 | 143)), "{status}");
     });
 }
 
 #[test]
-fn a_process_of_which_every_thread_is_blocked_is_ended_by_its_watchdog() {
+fn a_process_whose_threads_are_all_blocked_is_ended_by_its_watchdog() {
     on_threads(async {
-        let place = Place::sqlite();
-        let mailboxes = mailboxes(&place).await;
+        let shared = SharedBackend::sqlite();
+        let mailboxes = mailboxes(&shared).await;
         for mailbox in &mailboxes {
-            mailbox.send_batch(&[Duty::Block; 4]).await.unwrap().all().unwrap();
+            mailbox.send_batch(&[Job::Block; 4]).await.unwrap().all().unwrap();
         }
-        let child = engage(&place, &STRICT);
-        let (status, said) = child.end_within(PATIENCE);
+        let child = start_group(&shared, &STRICT);
+        let (status, said) = child.end_within(TIMEOUT);
         assert_eq!(status.code(), Some(LoopGroup::STUCK_EXIT_CODE), "{status}");
         assert!(said.iter().filter(|line| line.starts_with("begun")).count() >= 2, "{said:?}");
         let mut total = 0;
@@ -960,43 +960,43 @@ fn a_process_of_which_every_thread_is_blocked_is_ended_by_its_watchdog() {
 #[test]
 fn a_process_that_was_suspended_is_not_taken_for_stuck() {
     on_threads(async {
-        let place = Place::sqlite();
-        let [orders, _] = mailboxes(&place).await;
-        let child = engage(&place, &STRICT);
-        orders.send(&Duty::Beat(100)).await.unwrap();
+        let shared = SharedBackend::sqlite();
+        let [orders, _] = mailboxes(&shared).await;
+        let child = start_group(&shared, &STRICT);
+        orders.send(&Job::Beat(100)).await.unwrap();
         child.wait_for("event orders succeeded", 0);
-        orders.send(&Duty::Beat(1000)).await.unwrap();
+        orders.send(&Job::Beat(1000)).await.unwrap();
         child.wait_for("begun orders", 1);
         child.signal("STOP");
         std::thread::sleep(Duration::from_millis(1500));
         child.signal("CONT");
         child.wait_for("event orders succeeded", 1);
         child.signal("TERM");
-        let (status, _) = child.end_within(PATIENCE);
+        let (status, _) = child.end_within(TIMEOUT);
         assert!(status.success(), "{status}");
     });
 }
 
-/// What systemd hears, one message at a time.
+/// The socket of systemd, which receives one notification at a time.
 struct Init(UnixDatagram);
 
 impl Init {
-    fn hears(&self) -> String {
-        let mut heard = [0; 4096];
-        let count = self.0.recv(&mut heard).expect("a message");
-        String::from_utf8(heard[..count].to_vec()).expect("text")
+    fn receive(&self) -> String {
+        let mut buffer = [0; 4096];
+        let count = self.0.recv(&mut buffer).expect("a message");
+        String::from_utf8(buffer[..count].to_vec()).expect("text")
     }
 
-    fn waits_for(&self, start: &str) -> String {
-        self.hears_until(start).0
+    fn wait_for_message(&self, start: &str) -> String {
+        self.receive_until(start).0
     }
 
-    /// The first message that begins so, and those before it.
-    fn hears_until(&self, start: &str) -> (String, Vec<String>) {
-        let end = std::time::Instant::now() + PATIENCE;
+    /// Returns the first notification with this prefix, and those before it.
+    fn receive_until(&self, start: &str) -> (String, Vec<String>) {
+        let end = std::time::Instant::now() + TIMEOUT;
         let mut others = Vec::new();
         loop {
-            let heard = self.hears();
+            let heard = self.receive();
             if heard.starts_with(start) {
                 return (heard, others);
             }
@@ -1007,29 +1007,29 @@ impl Init {
 }
 
 #[test]
-fn systemd_is_told_of_the_start_the_stop_and_that_the_loops_are_alive() {
+fn systemd_is_notified_of_the_start_the_stop_and_that_the_loops_are_alive() {
     on_threads(async {
-        let place = Place::sqlite();
-        let path = place.file("notify");
+        let shared = SharedBackend::sqlite();
+        let path = shared.file("notify");
         let init = Init(UnixDatagram::bind(&path).unwrap());
-        init.0.set_read_timeout(Some(PATIENCE)).unwrap();
-        let [orders, _] = mailboxes(&place).await;
+        init.0.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let [orders, _] = mailboxes(&shared).await;
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "200000");
-        let terms = Terms { has_hook: true, ..STRICT };
-        let child = Child::start_by(command, ROLE, &place.url, &task(&terms));
-        assert_eq!(init.hears(), "STATUS=starting");
-        assert_eq!(init.waits_for("READY=1"), "READY=1\nSTATUS=running orders, reports");
+        let setup = Setup { has_hook: true, ..STRICT };
+        let child = Child::start_by(command, ROLE, &shared.url, &task(&setup));
+        assert_eq!(init.receive(), "STATUS=starting");
+        assert_eq!(init.wait_for_message("READY=1"), "READY=1\nSTATUS=running orders, reports");
         for _ in 0..5 {
-            init.waits_for("WATCHDOG=1");
+            init.wait_for_message("WATCHDOG=1");
         }
-        // What is stuck is told once, and the watchdog is silent from then on.
-        orders.send(&Duty::Block).await.unwrap();
-        let stuck = init.waits_for("STATUS=stuck: ");
+        // A stuck loop is reported once, and no pings are sent from then on.
+        orders.send(&Job::Block).await.unwrap();
+        let stuck = init.wait_for_message("STATUS=stuck: ");
         assert!(stuck.starts_with("STATUS=stuck: loop 'orders': worker "), "{stuck}");
         child.wait_for("stuck loop 'orders'", 0);
         child.signal("TERM");
-        let (last, others) = init.hears_until("STOPPING=1");
+        let (last, others) = init.receive_until("STOPPING=1");
         assert_eq!(last, "STOPPING=1\nSTATUS=finishing what is running");
         assert!(!others.contains(&"WATCHDOG=1".to_owned()), "{others:?}");
     });
@@ -1038,17 +1038,17 @@ fn systemd_is_told_of_the_start_the_stop_and_that_the_loops_are_alive() {
 #[test]
 fn pings_for_another_process_are_not_sent() {
     on_threads(async {
-        let place = Place::sqlite();
-        let path = place.file("notify");
+        let shared = SharedBackend::sqlite();
+        let path = shared.file("notify");
         let init = Init(UnixDatagram::bind(&path).unwrap());
-        init.0.set_read_timeout(Some(PATIENCE)).unwrap();
+        init.0.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "20000").env("WATCHDOG_PID", "1");
-        let child = Child::start_by(command, ROLE, &place.url, &task(&CALM));
-        init.waits_for("READY=1");
+        let child = Child::start_by(command, ROLE, &shared.url, &task(&CALM));
+        init.wait_for_message("READY=1");
         child.signal("TERM");
-        assert!(init.hears().starts_with("STOPPING=1"), "and nothing in between");
-        assert_eq!(init.hears(), "STATUS=the loops have ended");
-        assert!(child.end_within(PATIENCE).0.success());
+        assert!(init.receive().starts_with("STOPPING=1"), "and nothing in between");
+        assert_eq!(init.receive(), "STATUS=the loops have ended");
+        assert!(child.end_within(TIMEOUT).0.success());
     });
 }

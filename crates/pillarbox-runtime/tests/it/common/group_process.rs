@@ -1,4 +1,4 @@
-//! The process that runs a group of two loops, as a program would, and does what its messages say.
+//! A process that runs a group of two loops, as a program would; its messages are what the handlers do.
 
 use std::time::Duration;
 
@@ -8,64 +8,64 @@ use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};
 
-use super::employee::{end_with_the_parent, say};
-use super::place::{Place, open};
+use super::shared_backend::{SharedBackend, open};
+use super::worker_process::{end_with_the_parent, say};
 
-/// The queues of the two loops, which are called like them.
+/// The queues of the two loops, which have the same names.
 pub(crate) const QUEUES: [&str; 2] = ["orders", "reports"];
-/// The ignored test that is the other process.
-pub(crate) const ROLE: &str = "lifecycle::crew";
+/// The ignored test that runs in the other process.
+pub(crate) const ROLE: &str = "group::run_group";
 
-/// What a handler is to do.
+/// What a handler does.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) enum Duty {
-    /// Takes so many milliseconds.
+pub(crate) enum Job {
+    /// Takes this number of milliseconds.
     Work(u64),
-    /// Goes on for ever, and can be cancelled.
+    /// Never ends, and can be cancelled.
     Endless,
-    /// Holds its thread for ever.
+    /// Blocks its thread forever.
     Block,
-    /// Takes so many milliseconds, and beats all the while.
+    /// Takes this number of milliseconds, and beats meanwhile.
     Beat(u64),
 }
 
-/// How the group is set up.
+/// The options of the group.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Terms {
+pub(crate) struct Setup {
     pub(crate) workers: usize,
     pub(crate) watchdog: Duration,
     pub(crate) drain: Duration,
-    /// Where a loop that is stuck does not end the process.
+    /// A stuck loop is reported and does not end the process.
     pub(crate) has_hook: bool,
 }
 
 /// Starts a process that runs a group.
-pub(crate) fn engage(place: &Place, terms: &Terms) -> Child {
-    Child::start(ROLE, &place.url, &task(terms))
+pub(crate) fn start_group(shared: &SharedBackend, setup: &Setup) -> Child {
+    Child::start(ROLE, &shared.url, &task(setup))
 }
 
-pub(crate) fn task(terms: &Terms) -> String {
-    serde_json::to_string(terms).expect("a task")
+pub(crate) fn task(setup: &Setup) -> String {
+    serde_json::to_string(setup).expect("a task")
 }
 
-/// What that process does: runs two loops on two threads until a signal says stop.
+/// The main function of that process: runs two loops until a signal stops them.
 pub(crate) fn serve() {
     let Some((url, task)) = told() else { return };
-    let terms: Terms = serde_json::from_str(&task).expect("terms");
+    let setup: Setup = serde_json::from_str(&task).expect("setup");
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
-        let mut group = LoopGroup::new().watchdog(terms.watchdog).drain_for(terms.drain);
-        if terms.has_hook {
+        let mut group = LoopGroup::new().watchdog(setup.watchdog).drain_for(setup.drain);
+        if setup.has_hook {
             group = group.on_stuck(|stuck| say(&format!("stuck {stuck}")));
         }
         let mut events = Vec::new();
         for queue in QUEUES {
-            let worker = worker(&backend, queue, &terms);
+            let worker = worker(&backend, queue, &setup);
             events.push((queue, worker.control().events()));
             group = group.add(worker);
         }
-        // On threads of their own: a handler that blocks one of Tokio's must not keep it from being told.
+        // On their own threads, since a handler may block all threads of Tokio.
         let listeners = events.into_iter().map(|(queue, mut events)| {
             std::thread::spawn(move || {
                 block_on(async {
@@ -91,24 +91,20 @@ pub(crate) fn serve() {
     });
 }
 
-fn worker(backend: &Mailboxes, queue: &'static str, terms: &Terms) -> impl Runnable + use<> {
-    let mailbox: Mailbox<Duty> = backend.mailbox(queue).expect("a mailbox");
-    Worker::new(mailbox).context(queue).workers(terms.workers).without_timeout().handler(carry_out)
+fn worker(backend: &Mailboxes, queue: &'static str, setup: &Setup) -> impl Runnable + use<> {
+    let mailbox: Mailbox<Job> = backend.mailbox(queue).expect("a mailbox");
+    Worker::new(mailbox).context(queue).workers(setup.workers).without_timeout().handler(handle)
 }
 
-async fn carry_out(
-    duty: Duty,
-    heartbeat: Heartbeat,
-    Context(queue): Context<&'static str>,
-) -> Outcome {
+async fn handle(job: Job, heartbeat: Heartbeat, Context(queue): Context<&'static str>) -> Outcome {
     say(&format!("begun {queue}"));
-    match duty {
-        Duty::Work(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
-        Duty::Endless => std::future::pending().await,
-        Duty::Block => loop {
+    match job {
+        Job::Work(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
+        Job::Endless => std::future::pending().await,
+        Job::Block => loop {
             std::thread::park();
         },
-        Duty::Beat(millis) => {
+        Job::Beat(millis) => {
             for _ in 0..millis / 10 {
                 heartbeat.beat();
                 tokio::time::sleep(Duration::from_millis(10)).await;

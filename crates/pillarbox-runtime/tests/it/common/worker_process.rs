@@ -1,4 +1,4 @@
-//! The process that works: a [`Worker`] as a program would have it, which does what its messages say.
+//! A process that runs a [`Worker`], as a program would; its messages are what the handler does.
 
 use std::fs::OpenOptions;
 use std::future::pending;
@@ -17,14 +17,14 @@ pub(crate) use pillarbox_testing::process::{end_with_the_parent, say};
 use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};
 
-use super::place::{Place, open};
+use super::shared_backend::{SharedBackend, open};
 
 pub(crate) const QUEUE: &str = "orders";
 pub(crate) const DEAD: &str = "orders-dlq";
-/// The ignored test that is the other process.
-const ROLE: &str = "common::employee::work";
+/// The ignored test that runs in the other process.
+const ROLE: &str = "common::worker_process::work";
 
-/// A message: a number that it is known by, and what its handler is to do.
+/// A message: its number, and what its handler does.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Order {
     pub(crate) number: u64,
@@ -33,38 +33,38 @@ pub(crate) struct Order {
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Act {
-    /// Takes so many milliseconds, and has an effect then.
+    /// Takes this number of milliseconds, and then has an effect.
     Work(u64),
-    /// Goes on until the lease is lost, and reports success all the same.
+    /// Runs until the lease is lost, and returns success all the same.
     UntilLost,
-    /// Goes on for ever, and can be cancelled.
+    /// Never ends, and can be cancelled.
     Endless,
-    /// Holds its thread for so many seconds, and cannot be cancelled.
+    /// Blocks its thread for this number of seconds, and cannot be cancelled.
     Block(u64),
-    /// Takes the process down.
+    /// Aborts the process.
     Abort,
-    /// Says that it makes no sense.
+    /// Rejects the message.
     Reject,
     /// Has its effect in the file of the queue, in one transaction with the acknowledgement.
     Book,
-    /// The same, but stops for ever at its first delivery: before it commits, or after that.
+    /// The same, but blocks forever at its first delivery: before the commit, or after it.
     BookAndHold { commits: bool },
 }
 
-/// How the worker is set up. Leases are short, so that tests are.
+/// The options of the worker. Leases are short, so that tests are.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Terms {
+pub(crate) struct Setup {
     pub(crate) workers: usize,
     pub(crate) inbox: usize,
     pub(crate) results: usize,
     pub(crate) visibility: Duration,
-    /// Where there is a place for dead letters: how often is tried again.
+    /// Number of retries, if there are dead letters.
     pub(crate) retries: Option<u32>,
 }
 
-impl Terms {
-    /// The most messages that are in its hands at a time.
-    pub(crate) const fn hands(&self) -> usize {
+impl Setup {
+    /// The largest number of messages in flight.
+    pub(crate) const fn max_in_flight(&self) -> usize {
         self.workers * (self.inbox + 1) + self.results
     }
 }
@@ -72,38 +72,38 @@ impl Terms {
 #[derive(Debug, Serialize, Deserialize)]
 struct Task {
     effects: PathBuf,
-    terms: Terms,
+    setup: Setup,
 }
 
-/// Starts a process that works.
-pub(crate) fn employ(place: &Place, terms: &Terms) -> Child {
-    let task = Task { effects: place.file("effects"), terms: terms.clone() };
-    Child::start(ROLE, &place.url, &serde_json::to_string(&task).expect("a task"))
+/// Starts a process that runs a worker.
+pub(crate) fn start_worker(shared: &SharedBackend, setup: &Setup) -> Child {
+    let task = Task { effects: shared.file("effects"), setup: setup.clone() };
+    Child::start(ROLE, &shared.url, &serde_json::to_string(&task).expect("a task"))
 }
 
-/// What that process does: works until a signal says stop, and says all that happens.
+/// The main function of that process: works until a signal stops it, and prints all events.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn work() {
     let Some((url, task)) = told() else { return };
-    let Task { effects, terms } = serde_json::from_str(&task).expect("a task");
+    let Task { effects, setup } = serde_json::from_str(&task).expect("a task");
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
         let orders: Mailbox<Order> = backend.mailbox(QUEUE).expect("a mailbox");
         let mut worker = Worker::new(orders)
             .context(effects)
-            .workers(terms.workers)
-            .inbox(terms.inbox)
-            .result_buffer(terms.results)
-            .visibility(terms.visibility)
+            .workers(setup.workers)
+            .inbox(setup.inbox)
+            .result_buffer(setup.results)
+            .visibility(setup.visibility)
             .without_timeout();
-        if let Some(retries) = terms.retries {
+        if let Some(retries) = setup.retries {
             worker = worker.max_deliveries(retries + 1).dead_letters(DlqPolicy::new());
         }
-        let worker = worker.handler(carry_out);
+        let worker = worker.handler(handle);
         let mut events = worker.control().events();
-        // On a thread of its own: a handler that blocks one of Tokio's must not keep it from being told.
+        // On its own thread, since a handler may block all threads of Tokio.
         let listener = std::thread::spawn(move || {
             block_on(async {
                 while let Some(event) = events.next().await {
@@ -122,14 +122,14 @@ fn work() {
     });
 }
 
-async fn carry_out(
+async fn handle(
     order: Order,
     heartbeat: Heartbeat,
     about: Metadata,
     Context(effects): Context<PathBuf>,
 ) -> Outcome {
     let Order { number, act } = order;
-    // The dot ends the number: lines are found by how they begin.
+    // The dot ends the number, since lines are found by their prefix.
     say(&format!("begun {number}."));
     match act {
         Act::Work(millis) => {
@@ -147,7 +147,7 @@ async fn carry_out(
         Act::Book | Act::BookAndHold { .. } => {
             return match book(&effects.with_file_name("queues.db"), order, &about) {
                 Ok(()) => Outcome::settled(),
-                // The machine stood still for longer than the lease runs.
+                // The machine stood still for longer than the lease.
                 Err(_) => Outcome::retry_after(Duration::ZERO),
             };
         }
@@ -155,13 +155,13 @@ async fn carry_out(
     Outcome::done()
 }
 
-/// Has an effect that outlives the process: one line by one write, which no kill can cut.
+/// Has an effect that outlives the process: one line by one write, which no kill can split.
 fn record(effects: &Path, number: u64) {
     let file = OpenOptions::new().create(true).append(true).open(effects);
     file.expect("a file").write_all(format!("{number}\n").as_bytes()).expect("written");
 }
 
-/// Has an effect that outlives the process and acknowledges its order, both or neither.
+/// Has an effect that outlives the process and acknowledges its order, in one transaction.
 fn book(file: &Path, Order { number, act }: Order, about: &Metadata) -> pillarbox_core::Result<()> {
     let hold = |commits| {
         let is_here = matches!(act, Act::BookAndHold { commits: when } if when == commits);
@@ -183,8 +183,8 @@ fn book(file: &Path, Order { number, act }: Order, about: &Metadata) -> pillarbo
     Ok(())
 }
 
-/// The numbers of the orders that were carried out, in that order.
-pub(crate) fn effects(place: &Place) -> Vec<u64> {
-    let text = std::fs::read_to_string(place.file("effects")).unwrap_or_default();
+/// Returns the numbers of the orders that were handled, in order.
+pub(crate) fn effects(shared: &SharedBackend) -> Vec<u64> {
+    let text = std::fs::read_to_string(shared.file("effects")).unwrap_or_default();
     text.lines().map(|line| line.parse().expect("a number")).collect()
 }
