@@ -161,7 +161,7 @@ fn campaign(mut family: Family, options: &str) -> Undone {
         settles.text(),
     );
     for failure in record.failures() {
-        assert!(failure.contains("of 1 replicas have confirmed"), "{failure}");
+        assert!(failure.contains("of 1 replicas confirmed"), "{failure}");
     }
     summary.undone
 }

@@ -900,11 +900,11 @@ async fn a_password_that_is_wrong_or_missing_is_said_to_be() {
         open(&server.url()).await;
         let place = format!("127.0.0.1:{}", server.port());
         let text = refused_at(&format!("redis://:hunter3@{place}"), "hunter3").await;
-        assert!(text.contains("user or password are wrong") && text.contains(&place), "{text}");
+        assert!(text.contains("user or password is wrong") && text.contains(&place), "{text}");
         let text = refused_at(&format!("redis://nobody:hunter3@{place}"), "hunter3").await;
-        assert!(text.contains("user or password are wrong"), "{text}");
+        assert!(text.contains("user or password is wrong"), "{text}");
         let text = refused_at(&format!("redis://{place}"), "hunter2").await;
-        assert!(text.contains("NOAUTH") && text.contains("wants a password"), "{text}");
+        assert!(text.contains("NOAUTH") && text.contains("requires a password"), "{text}");
     }
 }
 
@@ -1255,7 +1255,7 @@ async fn a_server_that_throws_keys_away_is_warned_of() {
         assert_eq!(diagnosis.findings.len(), 1, "{diagnosis:?}");
         assert_eq!(diagnosis.findings[0].severity, severity);
         assert_eq!(diagnosis.findings[0].repair, Repair::Manual);
-        assert!(texts(&diagnosis).contains("throws away keys"), "{diagnosis:?}");
+        assert!(texts(&diagnosis).contains("evicts keys"), "{diagnosis:?}");
     }
 }
 
@@ -1275,7 +1275,7 @@ async fn a_server_that_is_gone_is_warned_of_once() {
     let text = log.text();
     let warnings: Vec<_> = text.lines().filter(|line| line.contains("WARN")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("a call fails; it is made again for 4s in all"), "{warnings:?}");
+    assert!(warnings[0].contains("a call fails; it is retried for 4s in all"), "{warnings:?}");
 }
 
 #[tokio::test]
@@ -1312,7 +1312,7 @@ async fn no_password_is_ever_told() {
     }
     backend.close().await;
     drop((queue, backend));
-    assert!(log.text().contains("a call failed and is made again"), "{}", log.text());
+    assert!(log.text().contains("a call failed and is retried"), "{}", log.text());
     assert!(said.contains("127.0.0.1") && !said.contains(SECRET), "{said}");
     assert!(!log.text().contains(SECRET), "{}", log.text());
 }
@@ -1327,10 +1327,10 @@ async fn a_diagnosis_tells_what_a_send_survives_and_the_servers_time() {
     let builder = RedisServer::builder;
     let cases: [(RedisServerBuilder, &str); 5] = [
         (builder().appendonly("always"), "survives kill -9 and power failure"),
-        (builder().appendonly("everysec"), "may cost the last one or two seconds"),
+        (builder().appendonly("everysec"), "may lose the last one or two seconds"),
         (builder().appendonly("no"), "what the operating system has not written yet"),
-        (builder().setting("save", "3600 1"), "since the last snapshot is gone"),
-        (builder(), "messages are gone when the server ends"),
+        (builder().setting("save", "3600 1"), "since the last snapshot is lost"),
+        (builder(), "messages are lost when the server stops"),
     ];
     for (builder, promise) in cases {
         let server = builder.start();
@@ -1428,7 +1428,7 @@ async fn what_does_not_fit_together_is_found_and_repaired() {
         assert_eq!(before, dump(), "looking changes nothing");
         for part in [
             "queue 'q': 2 messages that are neither ready nor in flight nor delayed",
-            "queue 'q': 3 messages in two places",
+            "queue 'q': 3 messages in two states",
             "queue 'q': 4 entries that belong to no message",
             "delayed messages counted wrongly",
         ] {
@@ -1512,7 +1512,7 @@ async fn a_list_of_queues_of_another_type_is_found_and_hides_nothing_else() {
         let diagnosis = backend.diagnose(repair).await.expect("diagnosed");
         let texts = texts(&diagnosis);
         assert!(texts.contains("the key pillarbox:queues is a string, not a zset"), "{texts}");
-        assert!(texts.contains("queue 'there': 1 data under names that are no ids"), "{texts}");
+        assert!(texts.contains("queue 'there': 1 data with invalid ids"), "{texts}");
         assert!(!texts.contains("not on the list"), "{texts}");
         let finding = diagnosis.findings.iter().find(|it| it.text.contains("pillarbox:queues"));
         assert_eq!(
@@ -1556,6 +1556,6 @@ async fn one_queue_that_cannot_be_used_does_not_hide_the_others() {
     server.command(&["HSET", "{queue:good}:data", "no-id", "x"]);
     let diagnosis = backend.diagnose(false).await.expect("diagnosed");
     let texts: Vec<_> = diagnosis.findings.iter().map(|finding| &*finding.text).collect();
-    assert!(texts[0].contains("queue 'good': 1 data under names that are no ids"), "{texts:?}");
+    assert!(texts[0].contains("queue 'good': 1 data with invalid ids"), "{texts:?}");
     assert!(texts[1].contains("{queue:wrong}:meta is a string, not a hash"), "{texts:?}");
 }

@@ -70,9 +70,9 @@ async fn passwords_are_those_of_the_servers() {
     });
     assert_eq!(drain(&jobs).await, ["one"]);
     let text = refused(&all.url().replace("pass-word", "other-word")).await;
-    assert!(text.contains("user or password are wrong") && !text.contains("-word"), "{text}");
+    assert!(text.contains("user or password is wrong") && !text.contains("-word"), "{text}");
     let text = refused(&all.url().replace(":pass-word@", "")).await;
-    assert!(text.contains("wants a password"), "{text}");
+    assert!(text.contains("requires a password"), "{text}");
 }
 
 /// A sentinel that still names a server, which was the primary long ago. Gives its port.
@@ -191,7 +191,7 @@ async fn receipts_of_two_primaries_are_not_taken_for_each_other() {
     let settled = acknowledge(&safe_at_old, &by_old).await.expect_err("no replica has it");
     for error in [sent, settled] {
         let text = error.to_string();
-        assert!(text.contains("only 0 of 1 replicas have confirmed"), "{text}");
+        assert!(text.contains("only 0 of 1 replicas confirmed"), "{text}");
         assert!(error.is_transient(), "{text}");
     }
     assert_eq!(counts(&at_new).await, (1, 1, 0, 2));

@@ -264,7 +264,7 @@ async fn a_server_that_has_not_got_a_call_does_not_confirm_it() {
     let backend = open(&format!("{url}?replicas=1&replicas_timeout=5&retry_for=1")).await;
     let queue = queue(&backend, "q");
     let text = send(&queue, "only at the old one").await.expect_err("unconfirmed").to_string();
-    assert!(text.contains("0 of 1 replicas have confirmed"), "{text}");
+    assert!(text.contains("0 of 1 replicas confirmed"), "{text}");
     assert_eq!(old.command(&["LLEN", "{queue:q}:pending"]), "1");
     assert_eq!(new.command(&["DBSIZE"]), "0");
     door.abort();

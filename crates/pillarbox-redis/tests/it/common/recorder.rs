@@ -18,7 +18,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// The scripts that change a queue. The specification has no `mend`, and a trace with it is refused.
+/// The scripts that change a queue. The specification has no `repair`, and a trace with it is refused.
 const RECORDED: [(&str, &str); 8] = [
     ("send", include_str!("../../../scripts/send.lua")),
     ("receive", include_str!("../../../scripts/receive.lua")),
@@ -26,7 +26,7 @@ const RECORDED: [(&str, &str); 8] = [
     ("release", include_str!("../../../scripts/release.lua")),
     ("look", include_str!("../../../scripts/look.lua")),
     ("purge", include_str!("../../../scripts/purge.lua")),
-    ("mend", include_str!("../../../scripts/mend.lua")),
+    ("repair", include_str!("../../../scripts/repair.lua")),
     ("forget", include_str!("../../../scripts/forget.lua")),
 ];
 
