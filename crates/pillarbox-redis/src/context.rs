@@ -30,7 +30,7 @@ pub(crate) struct Context {
     pub(crate) gate: Arc<Gate>,
     pub(crate) subscriptions: Subscriptions,
     pub(crate) waited_partitions: Arc<WaitedPartitions>,
-    /// Tells this backend from all others that use the server.
+    /// Unique name of this backend among all that use the server.
     name: String,
     /// Number of caller names given out.
     callers: AtomicU64,
@@ -48,7 +48,7 @@ impl Context {
         let tasks = TaskTracker::new();
         let client = Arc::new(client);
         let subscriptions = Subscriptions::open(&client, &gate, &tasks, &runtime);
-        // 48 random bits tell apart the processes that use a server within some minutes.
+        // 48 random bits are enough for the processes that use a server within some minutes.
         let name = Nonce::random().to_string()[..8].to_owned();
         Arc::new(Self {
             confirmations: Confirmations::new(client.clone(), tasks.clone(), runtime.clone()),

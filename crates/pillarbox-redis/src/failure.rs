@@ -114,7 +114,7 @@ fn advice(text: &str) -> &'static str {
         "; the server is out of memory (maxmemory): nothing was stored. Receiving and settling \
          still work and make room"
     } else if says("WRONGTYPE") {
-        "; a key of ours ({queue:NAME}:... or pillarbox:queues) has another type: another program \
+        "; a key ({queue:NAME}:... or pillarbox:queues) has another type: another program \
          uses the same name. Choose another queue name or database, or remove the key"
     } else if says("NOAUTH") {
         "; the server requires a password: redis://:PASSWORD@HOST"

@@ -96,7 +96,7 @@ pub fn primary(about: Value, named: Value) -> RedisResult<(String, u16)> {
     servers::parse_primary(about, named)
 }
 
-/// Formats what a server says of itself.
+/// Formats the facts that a server reports.
 pub fn server(info: String, settings: HashMap<String, String>) -> Vec<String> {
     diagnose::describe(info, settings)
 }

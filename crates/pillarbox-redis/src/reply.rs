@@ -132,7 +132,7 @@ impl ReplyReader {
 
     /// Reads a number, of which a negative one counts as 0.
     pub(crate) fn count(&mut self) -> Result<u64, Failure> {
-        // Somebody may have changed a counter by hand.
+        // A counter may have been changed by hand.
         self.integer().map(|number| number.max(0) as u64)
     }
 

@@ -1,4 +1,4 @@
-//! Calls to the servers, each retried until it is answered, fails for good or runs out of time.
+//! Calls to the servers, each retried until it is answered, fails permanently or runs out of time.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};

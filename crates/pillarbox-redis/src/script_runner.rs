@@ -167,7 +167,7 @@ impl ScriptRunner {
         Ok(())
     }
 
-    /// Gives back deliveries that nobody has received.
+    /// Releases deliveries that nobody has received, in the background.
     pub(crate) fn release(self: Arc<Self>, deliveries: Vec<Delivery>) {
         let context = self.context().clone();
         context.spawn(async move {
@@ -185,7 +185,7 @@ impl ScriptRunner {
         });
     }
 
-    /// Gives back what a receive without an answer has delivered, as soon as the server answers again.
+    /// Releases what a receive without an answer has delivered, as soon as the server answers again.
     pub(crate) fn release_lost(self: &Arc<Self>, receive: LostReceive) {
         let is_first = {
             let mut lost = lock(&self.lost);
@@ -202,7 +202,7 @@ impl ScriptRunner {
         }
     }
 
-    /// Releases until none is left: the last one first, so that its messages are behind those of the others.
+    /// Releases the last receive first, so that its messages end up behind those of the others.
     async fn release_all_lost(self: Arc<Self>) {
         let mut delay = retry_delay();
         while let Some(receive) = self.next_lost() {

@@ -1,4 +1,4 @@
-//! What a server says of itself, and what that means for messages.
+//! Facts that a server reports, and the findings that follow from them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::servers::{Node, Route, Servers, info_field};
 const SETTINGS: [&str; 5] =
     ["appendonly", "appendfsync", "save", "maxmemory-policy", "min-replicas-to-write"];
 
-/// What a server says of itself.
+/// Facts that a server reports.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) endpoint: Arc<str>,

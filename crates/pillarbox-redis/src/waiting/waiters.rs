@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::poll_interval::PollIntervals;
 use crate::layout::PartitionNumber;
 
-/// Waiters of a queue in order of arrival, and what is known of each of its partitions.
+/// Waiters of a queue in order of arrival, and the last known status of each of its partitions.
 ///
 /// * A wake-up notifies one waiter, which queries the server. The answer says when there will be more
 ///   messages, perhaps at once, and the first waiter queries then.
@@ -34,7 +34,7 @@ struct Waiter {
     is_notified: bool,
 }
 
-/// What is known of a partition.
+/// Last known status of a partition.
 #[derive(Debug, Default)]
 struct PartitionStatus {
     contents: Contents,
@@ -50,7 +50,7 @@ struct PartitionStatus {
     last_query: Option<Instant>,
 }
 
-/// What the server said of a partition in its last answer.
+/// Contents of a partition by the last answer of the server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Contents {
     /// It may have messages.

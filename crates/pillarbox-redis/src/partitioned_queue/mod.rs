@@ -1,5 +1,8 @@
 //! The partitions of a queue as one queue, shared by all handles of the queue in this process.
 
+mod dispatch;
+mod gathering;
+
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -13,11 +16,13 @@ use pillarbox_core::{
 };
 use tokio::time::timeout;
 
+pub(crate) use self::dispatch::Outcomes;
+use self::dispatch::{chunks, dispatch, each};
+use self::gathering::Gathering;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::format;
 use crate::layout::{Layout, MAX_PARTITIONS, PartitionNumber};
-use crate::operations::{self, SendOutcome, UnclaimedDeliveries};
+use crate::operations::{SendOutcome, UnclaimedDeliveries};
 use crate::partition::{PageEnd, Partition};
 use crate::queue_state::QueueState;
 use crate::retrying_client::retry_delay;
@@ -34,9 +39,6 @@ pub(crate) struct PartitionedQueue {
     /// Counter that selects the partition to receive from first.
     rotation: AtomicU16,
 }
-
-/// Outcome of each entry of a batch.
-pub(crate) type Outcomes<T> = Vec<Result<T, Failure>>;
 
 impl PartitionedQueue {
     pub(crate) fn new(name: QueueName, context: Arc<Context>) -> Self {
@@ -390,150 +392,6 @@ impl PartitionedQueue {
     }
 }
 
-/// A receive from several partitions.
-struct Gathering<'a> {
-    queue: &'a Arc<PartitionedQueue>,
-    request: Receive,
-    received: Vec<UnclaimedDeliveries>,
-    failed: Option<Failure>,
-}
-
-impl Gathering<'_> {
-    /// Returns the number of messages still wanted.
-    fn wanted(&self) -> usize {
-        self.request.max - self.received.iter().map(UnclaimedDeliveries::len).sum::<usize>()
-    }
-
-    /// Returns whether more messages can be received.
-    fn has_room(&self) -> bool {
-        let bytes: usize = self.received.iter().map(UnclaimedDeliveries::bytes).sum();
-        self.wanted() > 0 && bytes < operations::MAX_BYTES
-    }
-
-    /// Receives at most the given number of messages from each partition, and no more than wanted in all.
-    /// Returns whether any partition has answered.
-    async fn receive_from(
-        &mut self,
-        partitions: &[(PartitionNumber, usize)],
-        limit: Duration,
-    ) -> bool {
-        let mut wanted = self.wanted();
-        let mut queries = Vec::new();
-        for (number, messages) in partitions {
-            let mut request = self.request;
-            request.max = wanted.min(*messages);
-            wanted -= request.max;
-            if request.max > 0 {
-                let receive = move |partition: Arc<Partition>| async move {
-                    partition.receive(request).await
-                };
-                queries.push(self.queue.query(*number, limit, receive));
-            }
-        }
-        let answers: Vec<_> = join_all(queries).await.into_iter().flatten().collect();
-        let has_answered = !answers.is_empty();
-        for answer in answers {
-            match answer {
-                Ok(received) => self.received.extend(received),
-                Err(failure) => self.failed = Some(failure),
-            }
-        }
-        has_answered
-    }
-
-    /// Returns the number of ready messages of each partition that has some, and whether any has answered.
-    async fn count_ready(
-        &mut self,
-        partitions: impl Iterator<Item = PartitionNumber>,
-        limit: Duration,
-    ) -> (Vec<(PartitionNumber, usize)>, bool) {
-        let count = |partition: Arc<Partition>| async move {
-            (partition.number(), partition.count_ready().await)
-        };
-        let queries: Vec<_> =
-            partitions.map(|number| self.queue.query(number, limit, count)).collect();
-        let answers: Vec<_> = join_all(queries).await.into_iter().flatten().collect();
-        let has_answered = !answers.is_empty();
-        let mut ready = Vec::new();
-        for (number, answer) in answers {
-            match answer {
-                Ok(0) => {}
-                Ok(messages) => {
-                    ready.push((number, usize::try_from(messages).unwrap_or(usize::MAX)));
-                }
-                Err(failure) => self.failed = Some(failure),
-            }
-        }
-        (ready, has_answered)
-    }
-
-    /// Returns what was received; or, if that is nothing, the failure of a partition.
-    ///
-    /// The deliveries are taken in the same poll that returns them, so that a dropped future holds none.
-    fn finish(self) -> Result<Vec<Delivery>, Failure> {
-        match self.failed {
-            Some(failure) if self.received.is_empty() => Err(failure),
-            _ => Ok(self.received.into_iter().flat_map(UnclaimedDeliveries::take).collect()),
-        }
-    }
-}
-
-/// Returns the answers of entries that shared a call, or its failure for each of them.
-fn each<T>(answers: Result<Vec<T>, Failure>, entries: usize) -> Outcomes<T> {
-    match answers {
-        Ok(answers) => answers.into_iter().map(Ok).collect(),
-        Err(failure) => std::iter::repeat_n(failure, entries).map(Err).collect(),
-    }
-}
-
-/// Splits a batch by partition, processes all partitions concurrently, and returns the outcomes in order.
-async fn dispatch<E, T, F: Future<Output = Outcomes<T>>>(
-    batch: Vec<E>,
-    numbers: &[PartitionNumber],
-    process: impl Fn(PartitionNumber, Vec<E>) -> F,
-) -> Outcomes<T> {
-    let Some(first) = numbers.first() else { return Vec::new() };
-    if numbers.iter().all(|number| number == first) {
-        return process(*first, batch).await;
-    }
-    let mut parts: BTreeMap<PartitionNumber, (Vec<usize>, Vec<E>)> = BTreeMap::new();
-    for (index, (entry, number)) in batch.into_iter().zip(numbers).enumerate() {
-        let (indices, entries) = parts.entry(*number).or_default();
-        indices.push(index);
-        entries.push(entry);
-    }
-    let (indices, parts): (Vec<_>, Vec<_>) =
-        parts.into_iter().map(|(number, (indices, part))| (indices, (number, part))).unzip();
-    let outcomes = join_all(parts.into_iter().map(|(number, part)| process(number, part))).await;
-    let mut in_order: Vec<_> =
-        indices.into_iter().flatten().zip(outcomes.into_iter().flatten()).collect();
-    in_order.sort_unstable_by_key(|(index, _)| *index);
-    in_order.into_iter().map(|(_, outcome)| outcome).collect()
-}
-
-/// Maximum number of bytes of messages in one call: the server refuses too large a command.
-const MAX_BYTES: usize = 64 << 20;
-
-/// Splits a batch into chunks that a server accepts. Most often there is only one.
-fn chunks(mut batch: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
-    let mut chunks = Vec::new();
-    loop {
-        let mut bytes = 0;
-        let mut fits = |message: &Outgoing| {
-            bytes += format::size_of(message);
-            bytes <= MAX_BYTES
-        };
-        // A single message may be larger.
-        let end = batch.iter().take_while(|message| fits(message)).count().max(1);
-        if end >= batch.len() {
-            chunks.push(batch);
-            return chunks;
-        }
-        let rest = batch.split_off(end);
-        chunks.push(std::mem::replace(&mut batch, rest));
-    }
-}
-
 /// Position in a queue at which a page ended.
 #[derive(Debug)]
 pub(crate) struct Position {
@@ -564,43 +422,5 @@ impl Position {
 impl From<Position> for Cursor {
     fn from(Position { partition, end }: Position) -> Self {
         Self::new(format!("{partition} {end}"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_too_large_for_one_call_is_split() {
-        let of = |sizes: &[usize]| {
-            let body = bytes::Bytes::from(vec![0; 80 << 20]);
-            let batch = sizes.iter().map(|size| Outgoing::new(body.slice(..size << 20))).collect();
-            chunks(batch).iter().map(Vec::len).collect::<Vec<_>>()
-        };
-        assert_eq!(of(&[]), [0]);
-        assert_eq!(of(&[1, 2, 3]), [3]);
-        assert_eq!(of(&[60, 4, 1, 80, 80, 2]), [2, 1, 1, 1, 1]);
-    }
-
-    #[tokio::test]
-    async fn outcomes_come_back_in_the_order_of_their_entries() {
-        let batch: Vec<_> = (0..100_u32).collect();
-        let numbers: Vec<_> = batch.iter().map(|n| (n * n % 7) as PartitionNumber).collect();
-        let outcomes = dispatch(batch, &numbers, |number, entries: Vec<u32>| async move {
-            assert!(entries.iter().all(|n| n * n % 7 == u32::from(number)));
-            if number == 4 {
-                return each(Err(Failure::Closed), entries.len());
-            }
-            each(Ok(entries), 0)
-        })
-        .await;
-        assert_eq!(outcomes.len(), 100);
-        for (n, outcome) in outcomes.into_iter().enumerate() {
-            match outcome {
-                Ok(entry) => assert_eq!(entry as usize, n),
-                Err(_) => assert_eq!(n * n % 7, 4),
-            }
-        }
     }
 }
