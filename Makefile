@@ -23,6 +23,8 @@ SEEDS := 10000
 INPUTS := 200000
 SEED := 7
 FEATURES :=
+# Set by scripts/test.py for each step: what it needs is installed, and the tests are built.
+PREPARED :=
 HOT := cycle
 URL := sqlite:target/profile/costs.db
 TRACES := 10
@@ -46,22 +48,41 @@ demo: setup-build ## Runs 100 tasks on 4 workers over a fresh SQLite file, in ab
 	@$(CARGO) run --quiet --locked -p pillarbox-cli -- --url sqlite:target/demo.db demo
 
 .PHONY: test
-test: setup lint deny workflows-if-here models unit browser-if-here doc book-if-here examples ## Everything that must pass: lints, tests, doctests, examples
-	$(say) "all passed"
+test: setup-tests ## Runs everything that must pass: lints, tests, doctests, examples
+	@scripts/test.py
 
 .PHONY: lint
-lint: setup ## rustfmt, clippy and rustdoc, warnings as errors
+lint: format clippy rustdoc ## Runs rustfmt, clippy and rustdoc, warnings as errors
+
+.PHONY: format
+format: setup-tests
 	$(say) "format"
 	@$(CARGO) fmt --all --check
+
+.PHONY: clippy
+clippy: setup-tests
 	$(say) "clippy"
 	@$(CARGO) clippy --quiet --locked --workspace --all-targets --all-features -- -D warnings
+
+.PHONY: rustdoc
+rustdoc: setup-tests
 	$(say) "docs"
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --quiet --locked --workspace --all-features --no-deps
 
+# Says where the binaries of the tests are, so that `unit` runs them without asking cargo, which would wait for clippy.
+.PHONY: build-tests
+build-tests: setup-tests
+	$(say) "build"
+	@mkdir -p target
+	@$(CARGO) metadata --locked --all-features --format-version 1 > target/metadata.json
+	@$(CARGO) nextest list --locked --workspace --all-features --cargo-quiet --list-type binaries-only \
+		--message-format json > target/tests.json
+
 .PHONY: unit
-unit: setup ## Unit, conformance, property, stress and exhaustive tests
+unit: setup ## Runs unit, conformance, property, stress and exhaustive tests
 	$(say) "tests"
-	@$(CARGO) nextest run --locked --workspace --all-features --cargo-quiet
+	@$(CARGO) nextest run $(if $(PREPARED),--cargo-metadata target/metadata.json --binaries-metadata target/tests.json,\
+		--locked --workspace --all-features --cargo-quiet)
 
 .PHONY: test-browser
 test-browser: setup ## The web page of an eval report, in Chromium (installs it if it is not here)
@@ -261,13 +282,19 @@ deny: ## Licences, sources, versions and advisories of dependencies (builds carg
 		cargo-deny --log-level error --locked --all-features check --disable-fetch advisories; \
 		else echo "(the database of advisories cannot be had here: advisories are not checked)"; fi
 
+ensure = @[ -n "$(PREPARED)" ] || scripts/setup.sh
+
 .PHONY: setup
-setup: ## Installs what the tests need and is not here
-	@scripts/setup.sh build rust-components cargo-nextest redis redis-family sqs-servers tlaplus valgrind promtool
+setup: setup-tests ## Installs missing tools and servers that the tests need
+	$(ensure) redis redis-family sqs-servers tlaplus valgrind promtool
+
+.PHONY: setup-tests
+setup-tests: setup-build
+	$(ensure) rust-components cargo-nextest
 
 .PHONY: setup-build
 setup-build:
-	@scripts/setup.sh build
+	$(ensure) build
 
 .PHONY: clean
 clean: ## Removes everything that was built

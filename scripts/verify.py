@@ -73,7 +73,7 @@ STEPS = [
          tests(f"{of('sqlite', 'property')} | {of('testing', 'memory_property')}"), PASSED, "{} properties"),
     Step("properties-redis", "the same on real servers, with every key read back",
          tests(of("redis", "property", "invariants")), PASSED, "{} properties", {"PILLARBOX_CASES": 50}),
-    Step("fuzzing", "all that reads foreign bytes, on inputs that nobody would write", tests(of("fuzz", "targets", "teeth")),
+    Step("fuzzing", "all that reads foreign bytes, on inputs that nobody would write", tests(of("fuzz", "targets", "known_defects")),
          r": (\d+) inputs, (\d+) outcomes", "{} inputs, {} outcomes", {"PILLARBOX_INPUTS": 100_000}),
     Step("stress", "producers and consumers, leases that end under load, in memory and in files",
          tests(f"{of('sqlite', 'stress')} | {of('testing', 'memory_stress')}"), SENT, "{} messages"),

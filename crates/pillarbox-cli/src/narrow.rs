@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pillarbox::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Outgoing, PeekPage, Queue, QueueName,
-    Receive, Result, Sent, Settle,
+    BoxFuture, Capabilities, Cursor, Delivery, Outgoing, PeekPage, Queue, Receive, Result, Sent,
+    Settle,
 };
+use pillarbox_testing::forward_queue;
 
 /// Ten messages a call, bodies of ten bytes, whole seconds, no peek, and every other receive finds
 /// nothing.
@@ -34,9 +35,7 @@ impl Narrow {
 }
 
 impl Queue for Narrow {
-    fn name(&self) -> &QueueName {
-        self.queue.name()
-    }
+    forward_queue!(queue: name counts purge close is_closed);
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -81,21 +80,5 @@ impl Queue for Narrow {
             self.capabilities.check_peek(self.name(), max)?;
             self.queue.peek(max, after).await
         })
-    }
-
-    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
-        self.queue.counts()
-    }
-
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        self.queue.purge()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.queue.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
     }
 }

@@ -89,6 +89,21 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         self.queue(&name, QueueOptions::new())
     }
 
+    /// Returns the name of the queue that dead letters of `source` go to by default: `{source}-dlq`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidParameter`](crate::Error::InvalidParameter) if that is too long for a name.
+    fn dead_letter_name(&self, source: &QueueName) -> Result<QueueName> {
+        format!("{source}-dlq").parse()
+    }
+
+    /// Returns whether a queue is named like those that dead letters go to
+    /// [by default](Self::dead_letter_name).
+    fn is_dead_letter_name(&self, name: &QueueName) -> bool {
+        name.as_str().ends_with("-dlq")
+    }
+
     /// Lists the queues that hold messages, and others that the backend knows of, in order of
     /// name. Says [`Closed`](crate::Error::Closed) once the backend is closed.
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>>;

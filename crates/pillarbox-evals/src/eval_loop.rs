@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use pillarbox_core::{BoxFuture, Result};
+use pillarbox_core::{BoxFuture, Error, Result};
 use pillarbox_runtime::tower::util::BoxCloneSyncService;
 use pillarbox_runtime::tower::{Service, ServiceExt};
 use pillarbox_runtime::{
-    Adapter, AdapterService, BoxError, Control, DlqPolicy, LoopCall, LoopFailure, MainLoop,
-    MainLoopRequest, MainLoopResult, Runnable, Running, StatsSnapshot, Worker,
+    Adapter, AdapterService, BoxError, Control, DlqPolicy, LoopCall, MainLoop, MainLoopRequest,
+    MainLoopResult, Runnable, StatsSnapshot, Worker,
 };
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ use crate::message::{EvalRequest, EvalRequests, Scored};
 ///     Collect, Dataset, EvalLoop, EvalRequests, EvalRun, Experiment, Sample, collect_results, exact_match,
 ///     submit_dataset,
 /// };
-/// use pillarbox_runtime::{MainLoop, MainLoopRequest, MainLoopResult};
+/// use pillarbox_runtime::{MainLoop, MainLoopRequest, MainLoopResult, Runnable};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
@@ -138,52 +138,6 @@ where
     pub fn worker(self, change: impl FnOnce(EvalWorker<I, E>) -> EvalWorker<I, E>) -> Self {
         Self { inner: self.inner.worker(change) }
     }
-
-    /// Controls it, also before it runs.
-    pub fn control(&self) -> Control {
-        self.inner.control()
-    }
-
-    /// Works until it is stopped; see [`MainLoop::run`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run(self) -> Result<StatsSnapshot> {
-        self.inner.run().await
-    }
-
-    /// Works until `stop` comes; see [`MainLoop::run_until`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<StatsSnapshot> {
-        self.inner.run_until(stop).await
-    }
-
-    /// Works until there is no sample left; see [`MainLoop::run_until_empty`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
-        self.inner.run_until_empty().await
-    }
-
-    /// Works on so many samples at most, one after the other: for tests; see [`MainLoop::run_iterations`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Worker::run`].
-    pub async fn run_iterations(self, max_iterations: usize) -> Result<StatsSnapshot> {
-        self.inner.run_iterations(max_iterations).await
-    }
-
-    /// Works in a task of its own, and leaves signals alone.
-    pub fn start(self) -> Running {
-        self.inner.start()
-    }
 }
 
 impl<I, E> Runnable for EvalLoop<I, E>
@@ -191,16 +145,18 @@ where
     I: Clone + Send + Sync + 'static,
     E: Send + Sync + 'static,
 {
+    type Error = Error;
+
     fn name(&self) -> String {
         self.inner.name()
     }
 
     fn control(&self) -> Control {
-        Self::control(self)
+        self.inner.control()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
-        Runnable::run(Box::new(self.inner))
+    fn work(self) -> impl Future<Output = Result<StatsSnapshot>> + Send + 'static {
+        self.inner.work()
     }
 }
 

@@ -2,15 +2,16 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use pillarbox_core::{Mailbox, MessageId, Result, SendOptions};
+use pillarbox_core::internal::lock;
+use pillarbox_core::{Counts, Mailbox, MessageId, Queue, Result, SendOptions};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::event::{Event, EventBus, Events};
-use crate::lifecycle::Pulse;
 use crate::producer::{Outlet, ProducerHandle, ProducerMsg};
+use crate::pulse::Pulse;
 use crate::stats::{State, StatsSnapshot};
 use crate::trace::Tracer;
 
@@ -40,7 +41,7 @@ pub(crate) enum Stop {
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::Worker;
+/// use pillarbox_runtime::{Runnable, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let jobs: Mailbox<u32> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
@@ -72,6 +73,22 @@ pub(crate) struct Shared {
     pub(crate) is_over: AtomicBool,
     /// What a watchdog sees of them.
     pub(crate) pulse: Pulse,
+    pub(crate) run: RunOptions,
+}
+
+/// Returns the number of ready messages, of these counts, that are still to be handled.
+type CountReady = Box<dyn Fn(&Counts) -> u64 + Send + Sync>;
+
+/// What the methods of [`Runnable`](crate::Runnable) need to know of the workers.
+#[derive(Default)]
+pub(crate) struct RunOptions {
+    pub(crate) ignores_signals: AtomicBool,
+    /// The number of attempts after which the workers stop.
+    pub(crate) max_attempts: OnceLock<usize>,
+    /// The queues of all mailboxes.
+    pub(crate) queues: Mutex<Vec<Arc<dyn Queue>>>,
+    /// All ready messages, if it is not set.
+    pub(crate) count_ready: OnceLock<CountReady>,
 }
 
 impl Control {
@@ -141,6 +158,27 @@ impl Control {
         &self.shared.pulse
     }
 
+    pub(crate) fn obeys_signals(&self) -> bool {
+        !self.shared.run.ignores_signals.load(Ordering::Relaxed)
+    }
+
+    /// Stops the workers after `max` attempts. Has to be called before they run.
+    pub(crate) fn limit_attempts(&self, max: usize) {
+        let _ = self.shared.run.max_attempts.set(max);
+    }
+
+    pub(crate) fn queues(&self) -> Vec<Arc<dyn Queue>> {
+        lock(&self.shared.run.queues).clone()
+    }
+
+    /// Leaves out the ready messages that the workers ignore.
+    pub(crate) fn without_ignored(&self, mut counts: Counts) -> Counts {
+        if let Some(count_ready) = self.shared.run.count_ready.get() {
+            counts.ready = count_ready(&counts);
+        }
+        counts
+    }
+
     fn want(&self, change: impl FnOnce(&mut Wanted)) {
         self.shared.wanted.send_modify(|wanted| {
             change(wanted);
@@ -170,6 +208,7 @@ impl Shared {
             is_stopping: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             pulse: Pulse::default(),
+            run: RunOptions::default(),
         }
     }
 

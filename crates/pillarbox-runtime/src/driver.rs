@@ -584,7 +584,7 @@ impl Driver {
         let Served { policy, hooks, prototype, .. } = &self.common.served[source];
         let mut letter =
             DeadLetter::new(queue.name(), &message, &failure, worker, Timestamp::now());
-        if policy.rules.is_elsewhere(route) {
+        if policy.rules.is_on_other_backend(route) {
             letter.source_backend = Some(queue.capabilities().backend.to_owned());
         }
         match (dead_letters.get(route), letter.outgoing(message.id)) {
@@ -594,7 +594,7 @@ impl Driver {
                     tracing::warn!(target: DELIVERIES, %queue, %message_id, worker_id, error = %error, "no error reply can be sent");
                     None
                 });
-                let DeadLetter { message_id, request_id, .. } = letter;
+                let (message_id, request_id) = (letter.message_id, letter.request_id);
                 let told = hooks.want(&letter).then(|| (letter, dead_letters.name().clone()));
                 let letter = LetterNote { message_id, request_id };
                 let mut about = About::new(queue.name().clone(), message.id, attempt);

@@ -17,11 +17,11 @@ use crate::dispatcher::{Assigned, Finished, Key, Verdict};
 use crate::event::{About, Event};
 use crate::hooks::{FailedAttempt, Hooks};
 use crate::lease::Heartbeat;
-use crate::lifecycle::Slot;
 use crate::log::DELIVERIES;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome, Verb};
 use crate::policy::Policy;
 use crate::producer::{Outlet, ProducerHandle};
+use crate::pulse::WorkerPulse;
 use crate::request::{Context, Metadata, Received, ServiceRequest, WorkerId};
 use crate::stack::ServiceStack;
 use crate::trace::{Kinship, TraceContext};
@@ -74,7 +74,7 @@ pub(crate) struct WorkerTask {
     /// The services, one for each mailbox.
     serves: Vec<Box<dyn Serve>>,
     /// What it shows to a watchdog.
-    slot: Arc<Slot>,
+    slot: Arc<WorkerPulse>,
     common: Arc<Common>,
 }
 
@@ -86,7 +86,7 @@ impl WorkerTask {
         common: Arc<Common>,
     ) -> Self {
         let serves = common.served.iter().map(|served| served.prototype.another()).collect();
-        let slot = common.shared.pulse.slot(id);
+        let slot = common.shared.pulse.worker(id);
         Self { id, inbox, results, serves, slot, common }
     }
 

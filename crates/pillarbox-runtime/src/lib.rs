@@ -25,17 +25,20 @@
 //! `tracing` subscriber.
 
 mod answers;
+mod attempt_limit;
+mod attributes;
 mod backoff;
 mod control;
 mod dead_letters;
 mod dispatcher;
+mod dlq_consumer;
 mod driver;
 mod event;
+mod group;
 mod handler;
 mod hooks;
 mod inbox;
 mod lease;
-mod lifecycle;
 mod log;
 mod loops;
 mod metrics;
@@ -43,9 +46,11 @@ mod outbox;
 mod outcome;
 mod policy;
 mod producer;
+mod pulse;
 mod request;
 mod router;
 mod runnable;
+mod running;
 mod signals;
 mod stack;
 mod stats;
@@ -59,21 +64,21 @@ pub use tower;
 pub use backoff::Backoff;
 pub use control::Control;
 pub use dead_letters::{
-    Classify, DeadLetter, Decide, Decision, Dlq, DlqAction, DlqConsumer, DlqHealth, DlqLimits,
-    DlqPolicy, DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Found, IntoDlqAction, Letters,
-    Pass, PassFailed, Report, Summary,
+    Classify, DeadLetter, DeadLetterCodec, DeadLetterInfo, Decide, Decision, Dlq, DlqHealth,
+    DlqLimits, DlqPolicy, DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Pass, PassFailed,
+    PassReport, PeekedDeadLetter, Summary,
 };
+pub use dlq_consumer::{DlqAction, DlqConsumer, IntoDlqAction};
 pub use event::{About, Event, Events};
+#[cfg(feature = "health")]
+pub use group::PrometheusHandle;
+pub use group::{
+    DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopGroup,
+    LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, StopSignal, Stuck, Task,
+};
 pub use handler::{FromRequest, Handler, HandlerService, Parts};
 pub use hooks::FailedAttempt;
 pub use lease::Heartbeat;
-#[cfg(feature = "health")]
-pub use lifecycle::PrometheusHandle;
-pub use lifecycle::{
-    DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopFailure,
-    LoopGroup, LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, StopSignal,
-    Stuck, Task,
-};
 pub use loops::{
     Adapter, AdapterService, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop,
     MainLoopRequest, MainLoopResult, NotRegistered, RemoteError, RemoteErrorKind, Resources, Run,
@@ -83,10 +88,11 @@ pub use outcome::{BoxError, Failure, FailureKind, IntoOutcome, Outcome};
 pub use producer::ProducerHandle;
 pub use request::{Attempt, Context, Metadata, Received, Replies, ServiceRequest, WorkerId};
 pub use router::Router;
-pub use runnable::Runnable;
+pub use runnable::{LoopFailure, Runnable};
+pub use running::Running;
 pub use stack::{ServiceStack, ServiceStackOptions, build_service_stack};
 pub use stats::{Latency, MailboxStats, State, StatsSnapshot, WorkerStats};
 pub use trace::{InvalidTraceparent, Kinship, TraceContext, Tracer};
 /// What requests are known by.
 pub use uuid::Uuid;
-pub use worker::{NoHandler, Ready, ReadyWorker, Running, Worker};
+pub use worker::{NoHandler, Ready, ReadyWorker, Worker};

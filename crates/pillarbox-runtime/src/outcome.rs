@@ -66,7 +66,7 @@ impl Outcome {
     /// ```
     /// use std::path::PathBuf;
     /// use pillarbox_core::{Mailbox, Mailboxes};
-    /// use pillarbox_runtime::{BoxError, Context, Metadata, Outcome, Worker};
+    /// use pillarbox_runtime::{BoxError, Context, Metadata, Outcome, Runnable, Worker};
     /// use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
     /// use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction};
     ///
@@ -226,6 +226,11 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
         .copied()
         .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("the panic has no message")
+}
+
+/// Truncates the text of an error to what is stored of it, so that no dead letter or reply is too long.
+pub(crate) fn truncate_error(text: &str) -> String {
+    text.chars().take(2_000).collect()
 }
 
 /// How many causes of an error are told.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use pillarbox_core::{Capabilities, RawMessage};
 
 use crate::backoff::Backoff;
-use crate::dead_letters::{FailedDelivery, Rules, cut};
+use crate::dead_letters::{FailedDelivery, Rules};
 use crate::dispatcher::{FailureNote, Then, Verdict};
-use crate::outcome::{BoxError, Failure, FailureKind, Outcome, Verb};
+use crate::outcome::{BoxError, Failure, FailureKind, Outcome, Verb, truncate_error};
 
 /// How failures are judged. The same for all workers of a group.
 #[derive(Debug, Clone)]
@@ -66,8 +66,8 @@ impl Policy {
         attempt: u32,
         delay: Option<Duration>,
     ) -> Verdict {
-        let (max_deliveries, classes) = (self.max_deliveries, self.rules.classes());
-        let failed = FailedDelivery { message, failure, attempt, max_deliveries, classes };
+        let (max_deliveries, classifiers) = (self.max_deliveries, self.rules.classifiers());
+        let failed = FailedDelivery { message, failure, attempt, max_deliveries, classifiers };
         let then = match failure.kind() {
             FailureKind::Overloaded => return Verdict::Shed { delay: self.shed },
             // Somebody else may know it: a newer version, while all are being replaced.
@@ -94,7 +94,8 @@ impl Policy {
         // An error of the program's own says what it is in code of its own, too.
         let told = || {
             // An error may quote a body of any size; logs and dead letters shall not.
-            let mut texts = failure.chain().map(|error| cut(&error.to_string()).into_boxed_str());
+            let mut texts =
+                failure.chain().map(|error| truncate_error(&error.to_string()).into_boxed_str());
             (texts.next().unwrap_or_default(), texts.collect::<Vec<_>>())
         };
         let (text, causes) = std::panic::catch_unwind(AssertUnwindSafe(told))

@@ -10,7 +10,7 @@ use pillarbox_core::{
     QueueName, QueueOptions, RawMessage, Receipt, Result, Timestamp,
 };
 
-use crate::dead_letters::original_id;
+use crate::attributes::original_id;
 use crate::lease::{Heartbeat, Lease};
 use crate::producer::ProducerHandle;
 use crate::trace::TraceContext;

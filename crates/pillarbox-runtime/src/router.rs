@@ -21,7 +21,7 @@ use crate::request::{Received, ServiceRequest};
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, SendOptions};
-/// use pillarbox_runtime::{Router, Worker};
+/// use pillarbox_runtime::{Router, Runnable, Worker};
 /// use serde::{Deserialize, Serialize};
 ///
 /// #[derive(Serialize, Deserialize)] struct Email { to: String }

@@ -2,21 +2,23 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use pillarbox_core::internal::lock;
 use pillarbox_core::{
     BoxFuture, Counts, Error, Mailbox, Mailboxes, MessageId, Queue, QueueName, Raw, Receive, Result,
 };
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service};
 
+use crate::attempt_limit::AttemptLimitLayer;
 use crate::backoff::Backoff;
-use crate::control::{Control, Farewell, MOST_WORKERS, Shared, Stop, Wanted};
+use crate::control::{Control, Farewell, MOST_WORKERS, Shared, Wanted};
 use crate::dead_letters::{DeadLetter, Dlq, DlqPolicy, Rules};
 use crate::dispatcher::{Dispatcher, Quarantine, STAGGER, Settings, SourceSettings};
 use crate::driver::{Driver, DriverSettings, Route};
@@ -28,13 +30,12 @@ use crate::policy::{Policy, fit_delay};
 use crate::producer::ProducerMsg;
 use crate::request::{Context, ServiceRequest};
 use crate::router::Router;
-use crate::signals::Signals;
+use crate::runnable::Runnable;
 use crate::stack::{
     ServiceStack, ServiceStackOptions, Shared as SharedService, build_service_stack,
 };
 use crate::stats::StatsSnapshot;
 use crate::trace::Tracer;
-use crate::until_empty::LOOK_EVERY;
 
 /// A group of workers that serve a mailbox.
 ///
@@ -42,7 +43,7 @@ use crate::until_empty::LOOK_EVERY;
 ///
 /// ```no_run
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::Worker;
+/// use pillarbox_runtime::{Runnable, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let jobs: Mailbox<String> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
@@ -55,7 +56,7 @@ use crate::until_empty::LOOK_EVERY;
 /// ```
 /// use std::time::Duration;
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::{Backoff, Context, DlqPolicy, Metadata, Worker};
+/// use pillarbox_runtime::{Backoff, Context, DlqPolicy, Metadata, Runnable, Worker};
 /// use tower::limit::RateLimitLayer;
 ///
 /// struct Smtp;
@@ -177,7 +178,6 @@ struct GroupOptions {
     backoff: Duration,
     call_timeout: Duration,
     depth_every: Option<Duration>,
-    has_signals: bool,
     /// What is done meanwhile, and never ends.
     beside: Vec<BoxFuture<'static, ()>>,
     /// Why it is not to begin at all.
@@ -233,7 +233,6 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
             backoff: Duration::from_millis(50),
             call_timeout: Duration::from_secs(10),
             depth_every: None,
-            has_signals: true,
             beside: Vec::new(),
             refused: None,
             on_shutdown: Vec::new(),
@@ -245,6 +244,7 @@ impl<T: Send + Sync + 'static, R: 'static> Worker<T, R> {
         let snapshot = StatsSnapshot::new(std::iter::once((mailbox.name().clone(), one.poll)));
         let shared = Shared::new(wanted, snapshot, producers_sender, poke);
         let shared = Arc::new(shared);
+        lock(&shared.run.queues).push(mailbox.queue().clone());
         let farewell = Farewell(shared.clone());
         Self {
             mailbox,
@@ -413,7 +413,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive, SendOptions};
-    /// # use pillarbox_runtime::{DlqPolicy, Outcome, Worker};
+    /// # use pillarbox_runtime::{DlqPolicy, Outcome, Runnable, Worker};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
     /// # let backend = Mailboxes::new(MemoryBackend::new());
     /// type Answer = Result<u64, String>;
@@ -456,7 +456,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::{DlqPolicy, Worker};
+    /// # use pillarbox_runtime::{DlqPolicy, Runnable, Worker};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
     /// # let jobs: Mailbox<u32> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
     /// # jobs.send(&7).await?;
@@ -596,8 +596,8 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     }
 
     /// Leaves signals alone. Otherwise [`run`](Worker::run) takes SIGTERM and SIGINT.
-    pub fn without_signals(mut self) -> Self {
-        self.group.has_signals = false;
+    pub fn without_signals(self) -> Self {
+        self.ends.shared.run.ignores_signals.store(true, Ordering::Relaxed);
         self
     }
 
@@ -614,6 +614,15 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// Does something as long as the workers run. It must not end.
     pub(crate) fn beside(mut self, work: impl Future<Output = ()> + Send + 'static) -> Self {
         self.group.beside.push(Box::pin(work));
+        self
+    }
+
+    /// Sets which of the ready messages are still to be handled, for [`Runnable::run_until_empty`].
+    pub(crate) fn count_ready(
+        self,
+        count: impl Fn(&Counts) -> u64 + Send + Sync + 'static,
+    ) -> Self {
+        let _ = self.ends.shared.run.count_ready.set(Box::new(count));
         self
     }
 
@@ -668,7 +677,7 @@ where
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::Worker;
+    /// # use pillarbox_runtime::{Runnable, Worker};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
     /// # let backend = Mailboxes::new(MemoryBackend::new());
     /// let orders: Mailbox<u64> = backend.mailbox("orders")?;
@@ -686,87 +695,23 @@ where
         V: 'static,
         D: Send + Sync + 'static,
     {
+        lock(&self.ends.shared.run.queues).extend(other.control().queues());
         let (own, more, ..) = other.take_apart();
         self.others.push(own);
         self.others.extend(more);
         self
     }
 
-    /// Works until it is stopped: by [`Control::stop`], or by a signal, of which the first lets what is
-    /// running come to an end, the second cancels it, and the third ends the process. Says how it went.
-    ///
-    /// Dropping the future ends everything at once: what was held comes back when its leases end.
-    ///
-    /// A program that ends next closes its backend first
-    /// ([`Mailboxes::close`](pillarbox_core::Mailboxes::close)): a receive that was under way at the stop
-    /// gives back what it was about to deliver, and closing waits for that. Otherwise others get it when
-    /// its lease ends.
-    ///
-    /// Fails at once where an option is out of range. Fails at last where the mailbox was closed. A
-    /// backend that cannot be reached is waited for.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidParameter`] and [`Error::Closed`].
-    pub async fn run(self) -> Result<StatsSnapshot> {
-        if !self.group.has_signals {
-            return self.work().await;
+    async fn serve(mut self) -> Result<StatsSnapshot> {
+        let max_attempts = self.ends.shared.run.max_attempts.get().copied();
+        if let Some(max_attempts) = max_attempts {
+            if !self.others.is_empty() {
+                let value = format!("of {} mailboxes", self.others.len() + 1);
+                return Err(Error::invalid(None, "run_iterations", value, "a single mailbox"));
+            }
+            let limit = AttemptLimitLayer::new(max_attempts, self.control());
+            self = self.workers(1).inbox(0).layer(limit);
         }
-        let _signals = Signals::obey(self.control());
-        self.work().await
-    }
-
-    /// Works until `stop` comes, and then lets what is running come to an end. Leaves signals alone.
-    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<StatsSnapshot> {
-        let control = self.control();
-        let mut work = std::pin::pin!(self.work());
-        tokio::select! {
-            biased;
-            ended = &mut work => return ended,
-            () = stop => control.stop(),
-        }
-        work.await
-    }
-
-    /// Works until its mailboxes hold no message at all, delayed ones included, and says how it went: for
-    /// batches and for tests. Leaves signals alone.
-    ///
-    /// Others may send meanwhile: it ends at a moment at which there was nothing. On a backend whose counts
-    /// lag behind ([`exact_counts`](pillarbox_core::Capabilities::exact_counts)) it may end early.
-    ///
-    /// ```
-    /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::Worker;
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
-    /// let jobs: Mailbox<u64> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
-    /// jobs.send_batch(&[1, 2, 3]).await?.all()?;
-    /// let stats = Worker::new(jobs).handler(|n: u64| async move { println!("{n}") }).run_until_empty().await?;
-    /// assert_eq!(stats.succeeded, 3);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Those of [`run`](Self::run); and [`Error::InvalidParameter`] where nothing but delayed messages is left
-    /// and the clock of the backend has stood still for 5 seconds, as that of a `FakeMailbox` does which
-    /// nobody advances: they would never be ready.
-    pub async fn run_until_empty(self) -> Result<StatsSnapshot> {
-        self.run_until_none(LOOK_EVERY, Counts::total).await
-    }
-
-    /// The queues of its mailboxes.
-    pub(crate) fn queues(&self) -> Vec<Arc<dyn Queue>> {
-        let others = self.others.iter().map(|other| other.queue.clone());
-        std::iter::once(self.mailbox.queue().clone()).chain(others).collect()
-    }
-
-    /// Works in a task of its own, and leaves signals alone.
-    pub fn start(self) -> Running {
-        let control = self.control();
-        Running { control, task: Some(tokio::spawn(self.work())) }
-    }
-
-    pub(crate) async fn work(self) -> Result<StatsSnapshot> {
         let (own, more, mut group, ends) = self.take_apart();
         let _farewell = ends.farewell;
         let mailboxes: Vec<_> = std::iter::once(own).chain(more).collect();
@@ -843,6 +788,27 @@ where
             Box::new(Typed { mailbox: Arc::new(mailbox), context, service, error_reply })
         });
         (AnyMailbox { queue, backend, options: one, build }, others, group, ends)
+    }
+}
+
+impl<T, R, C> Runnable for ReadyWorker<T, R, C>
+where
+    T: Send + Sync + 'static,
+    R: 'static,
+    C: Send + Sync + 'static,
+{
+    type Error = Error;
+
+    fn name(&self) -> String {
+        self.group_name()
+    }
+
+    fn control(&self) -> Control {
+        Self::control(self)
+    }
+
+    fn work(self) -> impl Future<Output = Result<StatsSnapshot>> + Send + 'static {
+        self.serve()
     }
 }
 
@@ -984,49 +950,5 @@ impl<T: 'static, R: 'static, C, S> fmt::Debug for Worker<T, R, C, S> {
             .field("wanted", &*self.ends.shared.wanted.borrow())
             .field("others", &self.others.len())
             .finish_non_exhaustive()
-    }
-}
-
-/// Workers that run in a task of their own. When it is dropped, they are told to stop now.
-#[derive(Debug)]
-pub struct Running {
-    control: Control,
-    task: Option<JoinHandle<Result<StatsSnapshot>>>,
-}
-
-impl Running {
-    /// Controls the workers.
-    pub const fn control(&self) -> &Control {
-        &self.control
-    }
-
-    /// Stops, lets what is running come to an end, and says how it went.
-    pub async fn stop(self) -> Result<StatsSnapshot> {
-        self.control.stop();
-        self.join().await
-    }
-
-    /// Waits for the end, and says how it went.
-    ///
-    /// # Panics
-    ///
-    /// Where the runtime itself panicked, which would be a bug, or an
-    /// [`on_shutdown`](Worker::on_shutdown) did.
-    pub async fn join(mut self) -> Result<StatsSnapshot> {
-        let Some(task) = self.task.take() else { return Err(Error::Closed { queue: None }) };
-        match task.await {
-            Ok(ended) => ended,
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // The Tokio runtime is being shut down.
-            Err(_) => Err(Error::Closed { queue: None }),
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if self.task.is_some() {
-            self.control.want_stop(Stop::Now);
-        }
     }
 }

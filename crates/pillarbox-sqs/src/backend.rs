@@ -223,6 +223,14 @@ impl Backend for SqsBackend {
         Ok(self.open_queue(&name, Target::Url(address.into()), QueueOptions::new()))
     }
 
+    fn dead_letter_name(&self, source: &QueueName) -> Result<QueueName> {
+        redrive::dead_letter_name(source)
+    }
+
+    fn is_dead_letter_name(&self, name: &QueueName) -> bool {
+        redrive::is_dead_letter_name(name)
+    }
+
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
         Box::pin(async {
             self.service.gate.check_backend()?;

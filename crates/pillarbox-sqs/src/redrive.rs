@@ -1,6 +1,6 @@
 //! Redrive policies, as SQS writes them.
 
-use pillarbox_core::Redrive;
+use pillarbox_core::{QueueName, Redrive, Result};
 use serde::{Deserialize, Serialize};
 
 /// What SQS calls a redrive policy: JSON in an attribute of the queue.
@@ -37,6 +37,19 @@ pub(crate) fn write(target: String, deliveries: u32) -> String {
     let policy = Policy { target, deliveries: Number::Number(deliveries) };
     // Cannot fail: a string and a number.
     serde_json::to_string(&policy).unwrap_or_default()
+}
+
+/// Returns the name of the queue for dead letters of `source`. That of a FIFO queue is a FIFO queue:
+/// `orders.fifo` has `orders-dlq.fifo`.
+pub(crate) fn dead_letter_name(source: &QueueName) -> Result<QueueName> {
+    match source.as_str().strip_suffix(".fifo") {
+        Some(stem) => format!("{stem}-dlq.fifo").parse(),
+        None => format!("{source}-dlq").parse(),
+    }
+}
+
+pub(crate) fn is_dead_letter_name(name: &QueueName) -> bool {
+    name.as_str().strip_suffix(".fifo").unwrap_or(name.as_str()).ends_with("-dlq")
 }
 
 #[cfg(test)]

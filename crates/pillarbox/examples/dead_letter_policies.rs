@@ -90,11 +90,11 @@ async fn main() -> anyhow::Result<()> {
     for mailbox in [&dead, &fraud] {
         println!("in {}:", mailbox.name());
         for letter in mailbox.peek(10).await? {
-            let DeadLetter {
-                body, delivery_count, last_error_type, last_error, error_chain, ..
-            } = letter.body?;
-            println!("  {:8} after {delivery_count}: {last_error}, {error_chain:?}", body.customer);
-            println!("           {last_error_type}");
+            let DeadLetter { body, info, .. } = letter.body?;
+            let (deliveries, error, chain) =
+                (info.delivery_count, info.last_error, info.error_chain);
+            println!("  {:8} after {deliveries}: {error}, {chain:?}", body.customer);
+            println!("           {}", info.last_error_type);
         }
     }
     // Ada was charged, and so was patience, at the eighth attempt.

@@ -126,9 +126,9 @@ async fn by_enum(backend: &Mailboxes) -> pillarbox::Result<()> {
     assert_eq!((stats.succeeded, stats.dead_lettered, stats.parked), (2, 1, 0));
 
     for letter in dead.receive(Receive::one()).await? {
-        let DeadLetter { body, last_error, .. } = letter.body();
-        println!("  dead letter: {body:?}: {last_error}");
-        assert!(matches!(body, NewerJob::Fax(_)) && last_error.contains("fax"), "{last_error}");
+        let DeadLetter { body, info, .. } = letter.body();
+        println!("  dead letter: {body:?}: {}", info.last_error);
+        assert!(matches!(body, NewerJob::Fax(_)) && info.last_error.contains("fax"), "{info:?}");
         letter.acknowledge().await?;
     }
     Ok(())

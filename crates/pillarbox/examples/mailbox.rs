@@ -107,10 +107,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("elapsed        {:.1} s", start.elapsed().as_secs_f64());
 
     for letter in dead.receive(Receive::up_to(10)).await? {
-        let DeadLetter { body, delivery_count, last_error, last_error_type, .. } = letter.body();
+        let DeadLetter { body, info, .. } = letter.body();
         println!(
-            "dead letter    task {} after {delivery_count} deliveries: {last_error} ({last_error_type})",
-            body.number,
+            "dead letter    task {} after {} deliveries: {} ({})",
+            body.number, info.delivery_count, info.last_error, info.last_error_type,
         );
     }
 

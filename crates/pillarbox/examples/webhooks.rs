@@ -461,7 +461,7 @@ mod tests {
             .unwrap();
         assert_eq!((stats.dead_lettered, stats.processed), (2, 6));
         let mut letters: Vec<_> =
-            dead.sent().into_iter().map(|one| (one.delivery_count, one.last_error)).collect();
+            dead.sent().into_iter().map(|one| (one.delivery_count, one.info.last_error)).collect();
         letters.sort();
         assert_eq!(letters[0], (1, "the receiver refuses the event with status 410".to_owned()));
         assert_eq!(letters[1], (5, "the receiver failed with status 500".to_owned()));

@@ -111,6 +111,6 @@ pub mod prelude {
         Attempt, Backoff, CallError, Client, Context, Control, DeadLetter, Dlq, DlqAction,
         DlqConsumer, DlqPolicy, Event, Heartbeat, LoopGroup, MainLoop, MainLoopRequest,
         MainLoopResult, Metadata, Outcome, ProducerHandle, ReadyWorker, Replies, Router, Run,
-        Worker, WorkerId,
+        Runnable, Worker, WorkerId,
     };
 }

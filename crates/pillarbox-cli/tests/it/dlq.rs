@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::{
     DAY, HOUR, Place, eventually, finish, id, session, signal, time, until_it_listens,
 };
-use pillarbox::runtime::{DlqPolicy, Outcome, Worker};
+use pillarbox::runtime::{DlqPolicy, Outcome, Runnable, Worker};
 use pillarbox::{Mailbox, MessageId, SendOptions, Timestamp};
 use pillarbox_testing::server::RedisServer;
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use crate::common::{Place, eventually, finish, signal, until_it_listens};
 use pillarbox::evals::{EvalLoop, EvalRequests, exact_match};
-use pillarbox::runtime::{MainLoop, MainLoopRequest, MainLoopResult, Run};
+use pillarbox::runtime::{MainLoop, MainLoopRequest, MainLoopResult, Run, Runnable};
 use pillarbox::{Mailbox, Mailboxes};
 use serde_json::{Value, json};
 

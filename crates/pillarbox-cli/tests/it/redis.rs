@@ -1,7 +1,7 @@
 //! The command on a real server.
 
 use pillarbox::Mailbox;
-use pillarbox::runtime::{DlqPolicy, Outcome, Worker};
+use pillarbox::runtime::{DlqPolicy, Outcome, Runnable, Worker};
 use pillarbox_testing::server::{RedisCluster, RedisServer};
 
 use crate::common::{Place, id};

@@ -152,6 +152,22 @@ impl Mailboxes {
         self.backend.diagnose(repair).await
     }
 
+    /// Returns the name of the queue that dead letters of `source` go to by default: `{source}-dlq`, or as
+    /// the backend names it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidParameter`] if that is too long for a name.
+    pub fn dead_letter_name(&self, source: &QueueName) -> Result<QueueName> {
+        self.backend.dead_letter_name(source)
+    }
+
+    /// Returns whether a queue is named like those that dead letters go to
+    /// [by default](Self::dead_letter_name).
+    pub fn is_dead_letter_name(&self, name: &QueueName) -> bool {
+        self.backend.is_dead_letter_name(name)
+    }
+
     /// Whether this is the same opened backend, or a clone of it. One that was opened twice is two.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.backend, &other.backend)

@@ -9,7 +9,7 @@ use pillarbox_evals::{
     Collect, Dataset, EvalLoop, EvalReport, EvalRequests, EvalRun, Experiment, Sample,
     collect_results, exact_match, submit_experiments,
 };
-use pillarbox_runtime::Run;
+use pillarbox_runtime::{Run, Runnable};
 use pillarbox_testing::on_threads;
 
 /// Of twenty samples, two fail by an error and four are wrong with `small`; two and one with `"large" & <b>`.

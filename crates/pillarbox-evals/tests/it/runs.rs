@@ -13,7 +13,7 @@ use pillarbox_evals::{
 };
 use pillarbox_runtime::{
     Backoff, Budget, Dlq, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind,
-    Run, Running,
+    Run, Runnable, Running,
 };
 use serde_json::{Value, json};
 

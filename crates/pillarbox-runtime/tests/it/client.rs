@@ -8,7 +8,7 @@ use pillarbox_core::{
 };
 use pillarbox_runtime::{
     CallError, Client, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind,
-    Running, sweep_replies,
+    Runnable, Running, sweep_replies,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 
@@ -136,7 +136,7 @@ async fn a_request_that_is_under_way_is_not_called_twice_at_once_but_may_be_agai
         tokio::join!(client.call(&request, 60 * SECOND), client.call(&request, 60 * SECOND));
     assert_eq!(first.unwrap(), 10_000);
     let refused = second.unwrap_err().to_string();
-    assert!(refused.contains("under way already"), "{refused}");
+    assert!(refused.contains("already in progress"), "{refused}");
     assert_eq!(client.call(&request, 60 * SECOND).await.unwrap(), 10_000);
     running.stop().await.unwrap();
 }

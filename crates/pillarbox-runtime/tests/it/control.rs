@@ -9,7 +9,8 @@ use pillarbox_core::{
     Receive, SendOptions,
 };
 use pillarbox_runtime::{
-    Context, DeadLetter, DlqPolicy, Event, ProducerHandle, Running, State, Worker, WorkerId,
+    Context, DeadLetter, DlqPolicy, Event, ProducerHandle, Runnable, Running, State, Worker,
+    WorkerId,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tokio::sync::Semaphore;
@@ -316,7 +317,7 @@ async fn options_out_of_range_are_refused_before_any_message_is_touched() {
         assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     };
-    let same: Mailbox<DeadLetter> = jobs.with_codec(pillarbox_runtime::Letters(Raw));
+    let same: Mailbox<DeadLetter> = jobs.with_codec(pillarbox_runtime::DeadLetterCodec(Raw));
     for odd in [
         worker().workers(0),
         worker().inbox(usize::MAX),

@@ -9,7 +9,9 @@ use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, RawMessage,
     Receive, SendOptions,
 };
-use pillarbox_runtime::{DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Outcome, Worker};
+use pillarbox_runtime::{
+    DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Outcome, Runnable, Worker,
+};
 
 use crate::common::crash::Crash;
 

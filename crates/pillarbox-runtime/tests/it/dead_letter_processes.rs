@@ -76,7 +76,7 @@ impl Office {
     async fn dead(&self) -> Vec<MessageId> {
         let mut ids = Vec::new();
         let dlq = Dlq::of(&self.dead);
-        dlq.look(|found| {
+        dlq.peek(|found| {
             ids.push(found.letter.expect("a dead letter").message_id);
             std::ops::ControlFlow::Continue(())
         })

@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Factory, Json, Mailbox, Mailboxes,
-    ManualClock, MemoryBackend, MessageId, NoReplies, Outgoing, PeekPage, Queue, QueueName,
-    QueueOptions, Raw, Receive, Result, SendOptions, Sent, Settle, Timestamp,
+    BoxFuture, Capabilities, Cursor, Delivery, Error, Factory, Json, Mailbox, Mailboxes,
+    ManualClock, MemoryBackend, MessageId, NoReplies, PeekPage, Queue, QueueOptions, Raw, Receive,
+    Result, SendOptions, Timestamp,
 };
 use pillarbox_redis::{RedisBackend, RedisOptions};
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Classify, DeadLetter, Decision, Dlq, DlqAction, DlqConsumer,
-    DlqLimits, DlqPolicy, DlqStatus, ErrorClass, Event, FailedDelivery, FailureKind, Letters,
+    Attempt, Backoff, BoxError, Classify, DeadLetter, DeadLetterCodec, Decision, Dlq, DlqAction,
+    DlqConsumer, DlqLimits, DlqPolicy, DlqStatus, ErrorClass, Event, FailedDelivery, FailureKind,
     Outcome, Runnable, Worker,
 };
 use pillarbox_testing::server::RedisServer;
-use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue};
 
 use tokio::time::Instant;
 
@@ -144,7 +144,10 @@ async fn errors_decide_by_their_type_and_go_to_places_of_their_own() {
     assert_eq!(limited.load(Ordering::SeqCst), 51, "excluded errors are tried for ever");
     let of = async |mailbox| -> Vec<_> {
         let letters: Vec<DeadLetter<u32>> = letters(mailbox).await;
-        letters.into_iter().map(|one| (one.body, one.delivery_count, one.last_error_type)).collect()
+        letters
+            .into_iter()
+            .map(|one| (one.body, one.delivery_count, one.info.last_error_type))
+            .collect()
     };
     assert_eq!(of(&invalid).await, [(0, 1, std::any::type_name::<Invalid>().to_owned())]);
     assert_eq!(of(&panics).await, [(2, 2, "panic".to_owned())]);
@@ -630,16 +633,10 @@ impl Blind {
 }
 
 impl Queue for Blind {
-    fn name(&self) -> &QueueName {
-        self.inner.name()
-    }
+    forward_queue!(inner: name send settle counts purge close is_closed);
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
-        self.inner.send(batch)
     }
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
@@ -649,29 +646,9 @@ impl Queue for Blind {
         self.inner.receive(request)
     }
 
-    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
-        self.inner.settle(batch)
-    }
-
     fn peek(&self, max: usize, _: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
         let refused = self.capabilities.check_peek(self.name(), max);
         Box::pin(async { refused.map(|()| PeekPage::new(Vec::new(), None)) })
-    }
-
-    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
-        self.inner.counts()
-    }
-
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        self.inner.purge()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.inner.is_closed()
     }
 }
 
@@ -1013,7 +990,7 @@ async fn a_consumer_does_what_its_handler_says() {
 async fn a_consumer_that_fails_never_makes_a_dead_letter_of_a_dead_letter() {
     let backend = backend();
     let dead = graveyard(&backend, &[7]).await;
-    let text: Mailbox<DeadLetter<String>> = dead.with_codec(Letters(Json));
+    let text: Mailbox<DeadLetter<String>> = dead.with_codec(DeadLetterCodec(Json));
     let calls = Arc::new(AtomicU32::new(0));
     let count = calls.clone();
     let fails = DlqConsumer::new(dead.clone(), move |_: DeadLetter<u32>| {

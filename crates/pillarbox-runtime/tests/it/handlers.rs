@@ -8,9 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, MessageId, Raw, SendOptions};
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Context, DeadLetter, DlqPolicy, Event, Failure, FailureKind,
-    Heartbeat, Letters, Metadata, Outcome, ProducerHandle, Replies, Router, ServiceRequest,
-    ServiceStackOptions, StatsSnapshot, Worker, WorkerId,
+    Attempt, Backoff, BoxError, Context, DeadLetter, DeadLetterCodec, DlqPolicy, Event, Failure,
+    FailureKind, Heartbeat, Metadata, Outcome, ProducerHandle, Replies, Router, Runnable,
+    ServiceRequest, ServiceStackOptions, StatsSnapshot, Worker, WorkerId,
 };
 use pillarbox_testing::{CollectingMailbox, FakeMailbox, Injected};
 use tokio::sync::mpsc;
@@ -417,7 +417,8 @@ async fn an_undecodable_body_is_dead_lettered_as_it_is() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
     let raw: Mailbox<Bytes> = jobs.with_codec(Raw);
-    let dead: Mailbox<DeadLetter> = backend.builder("dead").codec(Letters(Raw)).open().unwrap();
+    let dead: Mailbox<DeadLetter> =
+        backend.builder("dead").codec(DeadLetterCodec(Raw)).open().unwrap();
     raw.send(&Bytes::from_static(b"\xffno number")).await.unwrap();
     jobs.send(&5).await.unwrap();
     let worker = Worker::new(jobs).dead_letters(DlqPolicy::to(&dead)).handler(|_: u32| async {});
@@ -448,7 +449,8 @@ async fn a_router_gives_each_kind_to_its_handler_and_parks_the_others() {
     let backend = backend();
     let emails: Mailbox<Email> = backend.mailbox("jobs").unwrap();
     let resizes: Mailbox<Resize> = backend.mailbox("jobs").unwrap();
-    let dead: Mailbox<DeadLetter> = backend.builder("dead").codec(Letters(Raw)).open().unwrap();
+    let dead: Mailbox<DeadLetter> =
+        backend.builder("dead").codec(DeadLetterCodec(Raw)).open().unwrap();
     let kind = |kind: &str| SendOptions::new().kind(kind);
     emails.send_with(&Email { to: "ada".into() }, kind("email")).await.unwrap();
     resizes.send_with(&Resize { width: 7 }, kind("resize")).await.unwrap();
@@ -553,7 +555,8 @@ impl<'de> serde::Deserialize<'de> for Fragile {
 #[tokio::test(start_paused = true)]
 async fn a_decoder_that_panics_costs_one_message_and_no_worker() {
     let backend = backend();
-    let dead: Mailbox<DeadLetter> = backend.builder("dead").codec(Letters(Raw)).open().unwrap();
+    let dead: Mailbox<DeadLetter> =
+        backend.builder("dead").codec(DeadLetterCodec(Raw)).open().unwrap();
     let run = async |jobs: Mailbox<Fragile>, is_routed: bool| {
         for n in 0..20 {
             jobs.send_with(&Fragile(n), SendOptions::new().kind("fragile")).await.unwrap();
@@ -619,7 +622,8 @@ async fn each_message_has_a_dead_letter_of_its_own() {
 async fn an_unknown_kind_is_never_a_dead_letter_and_a_known_one_sends_its_like() {
     let backend = backend();
     let jobs: Mailbox<Resize> = backend.mailbox("jobs").unwrap();
-    let dead: Mailbox<DeadLetter> = backend.builder("dead").codec(Letters(Raw)).open().unwrap();
+    let dead: Mailbox<DeadLetter> =
+        backend.builder("dead").codec(DeadLetterCodec(Raw)).open().unwrap();
     let kind = |kind: &str| SendOptions::new().kind(kind);
     jobs.send_with(&Resize { width: 3 }, kind("resize")).await.unwrap();
     jobs.send_with(&Resize { width: 0 }, kind("unknown")).await.unwrap();

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Json, Mailbox, Mailboxes, MemoryBackend,
-    NoReplies, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result, Sent, Settle,
+    BoxFuture, Counts, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, Queue, QueueOptions,
+    Result,
 };
 use pillarbox_runtime::{
-    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopFailure, LoopGroup, Outcome,
-    Runnable, RunningGroup, State, StatsSnapshot, Worker,
+    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
+    RunningGroup, State, StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::{Child, told};
-use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
+use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue, on_threads};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
@@ -152,6 +152,8 @@ struct Late<L> {
 }
 
 impl<L: Runnable> Runnable for Late<L> {
+    type Error = L::Error;
+
     fn name(&self) -> String {
         self.inner.name()
     }
@@ -160,11 +162,9 @@ impl<L: Runnable> Runnable for Late<L> {
         self.inner.control()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
-        Box::pin(async move {
-            drop(self.gate.acquire().await);
-            Box::new(self.inner).run().await
-        })
+    async fn work(self) -> Result<StatsSnapshot, L::Error> {
+        drop(self.gate.acquire().await);
+        self.inner.work().await
     }
 }
 
@@ -272,36 +272,11 @@ struct Counted {
 }
 
 impl Queue for Counted {
-    fn name(&self) -> &QueueName {
-        self.queue.name()
-    }
-    fn capabilities(&self) -> &Capabilities {
-        self.queue.capabilities()
-    }
-    fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
-        self.queue.send(batch)
-    }
-    fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
-        self.queue.receive(request)
-    }
-    fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
-        self.queue.settle(batch)
-    }
-    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
-        self.queue.peek(max, after)
-    }
+    forward_queue!(queue: name capabilities send receive settle peek purge close is_closed);
+
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
         self.counted.fetch_add(1, Ordering::SeqCst);
         self.queue.counts()
-    }
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        self.queue.purge()
-    }
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.queue.close()
-    }
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
     }
 }
 
@@ -329,7 +304,7 @@ fn too_many_dead_letters_are_degraded_and_ready_and_many_probes_count_them_seldo
         let is_degraded = |answer: &Answer| answer.json()["status"] == "degraded";
         let answer = until(&running, "/health/ready", is_degraded).await;
         assert_eq!(answer.status, 200, "they are no reason to be out of service");
-        assert_eq!(answer.reasons(), ["'orders-dlq' holds 2 dead letters, and 2 are too many"]);
+        assert_eq!(answer.reasons(), ["'orders-dlq' holds 2 dead letters, and the limit is 2"]);
         let dlq = json!({ "name": "orders-dlq", "depth": 2, "threshold": 2 });
         assert_eq!(answer.json()["dlq"], dlq);
         assert_eq!(answer.json()["dead_letters"][0]["status"], "degraded");
@@ -382,8 +357,7 @@ fn dead_letters_that_cannot_be_counted_in_time_are_degraded() {
         let answer = until(&running, "/health/ready", |answer| !has_counted(answer)).await;
         let dlq = json!({ "name": "orders-dlq", "depth": null, "threshold": 100 });
         assert_eq!(answer.json()["dlq"], dlq);
-        let reason =
-            "the dead letters in 'orders-dlq' cannot be counted: there was no answer within 2s";
+        let reason = "the dead letters in 'orders-dlq' cannot be counted: no answer within 2s";
         assert!(answer.reasons().contains(&reason.to_owned()), "{:?}", answer.reasons());
         let answer = until(&running, "/health/ready", has_counted).await;
         assert_eq!(answer.status, 200);
@@ -544,7 +518,7 @@ fn with_a_recorder() {
         let running = group().start().unwrap();
         let answer = get(&running, "/metrics").await;
         assert_eq!(answer.status, 404);
-        assert!(answer.body.contains("give its handle to LoopGroup::prometheus"), "{answer:?}");
+        assert!(answer.body.contains("handle to LoopGroup::prometheus"), "{answer:?}");
         running.stop().await.unwrap();
         let running = group().prometheus(handle).start().unwrap();
         let answer = get(&running, "/metrics").await;

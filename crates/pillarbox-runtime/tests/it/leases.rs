@@ -9,7 +9,7 @@ use std::time::Duration;
 use pillarbox_core::{Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions};
 use pillarbox_runtime::{
     Attempt, Backoff, BoxError, Context, DeadLetter, DlqPolicy, Event, FailureKind, Heartbeat,
-    Metadata, Outcome, Worker, WorkerId,
+    Metadata, Outcome, Runnable, Worker, WorkerId,
 };
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction, verify};

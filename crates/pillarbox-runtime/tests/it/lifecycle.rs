@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use pillarbox_core::{
-    BoxFuture, Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Result,
+    Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Result,
 };
 use pillarbox_runtime::{
     Backoff, Control, DeadLetter, DlqConsumer, DlqLimits, Event, GroupError, GroupStatus,
-    LoopFailure, LoopGroup, LoopState, Restart, Runnable, State, StatsSnapshot, StopSignal, Stuck,
-    Task, Worker,
+    LoopFailure, LoopGroup, LoopState, ReadyWorker, Restart, Runnable, State, StatsSnapshot,
+    StopSignal, Stuck, Task, Worker,
 };
 use pillarbox_testing::process::Child;
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
@@ -42,7 +42,7 @@ fn mailbox(backend: &Mailboxes, name: &str) -> Mailbox<u32> {
 }
 
 /// A loop whose handlers take so long.
-fn working(mailbox: &Mailbox<u32>, takes: Duration) -> impl Runnable + use<> {
+fn working(mailbox: &Mailbox<u32>, takes: Duration) -> ReadyWorker<u32> {
     Worker::new(mailbox.clone())
         .without_timeout()
         .handler(move |_: u32| async move { tokio::time::sleep(takes).await })
@@ -69,6 +69,8 @@ fn told(name: &'static str, act: Act) -> Told {
 }
 
 impl Runnable for Told {
+    type Error = LoopFailure;
+
     fn name(&self) -> String {
         self.name.to_owned()
     }
@@ -77,14 +79,12 @@ impl Runnable for Told {
         self.control.clone()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
-        Box::pin(async move {
-            match self.act {
-                Act::Fail => Err(Error::Closed { queue: None }.into()),
-                Act::Panic => panic!("all is lost"),
-                Act::Endless => std::future::pending().await,
-            }
-        })
+    async fn work(self) -> Result<StatsSnapshot, LoopFailure> {
+        match self.act {
+            Act::Fail => Err(Error::Closed { queue: None }.into()),
+            Act::Panic => panic!("all is lost"),
+            Act::Endless => std::future::pending().await,
+        }
     }
 }
 
@@ -177,7 +177,7 @@ async fn what_cannot_work_is_refused_before_anything_begins() {
     assert_eq!(none, "invalid loops: none; allowed: at least one: see LoopGroup::add");
     let group = LoopGroup::new().add(working(&jobs, SECOND)).add(working(&jobs, SECOND));
     let twice = refused(group);
-    assert!(twice.starts_with("invalid loops: two of the name 'orders'"), "{twice}");
+    assert!(twice.starts_with("invalid loops: two with the name 'orders'"), "{twice}");
     let group = LoopGroup::new().add(working(&jobs, SECOND)).watchdog(Duration::ZERO);
     assert!(refused(group).starts_with("invalid watchdog: 0ns"));
     assert_eq!(jobs.counts().await.unwrap().ready, 1);
@@ -246,6 +246,8 @@ struct Late {
 }
 
 impl Runnable for Late {
+    type Error = LoopFailure;
+
     fn name(&self) -> String {
         self.inner.name()
     }
@@ -254,28 +256,57 @@ impl Runnable for Late {
         self.inner.control()
     }
 
-    fn run(self: Box<Self>) -> BoxFuture<'static, Result<StatsSnapshot, LoopFailure>> {
-        Box::pin(async move {
-            drop(self.gate.acquire_many(4).await);
-            Box::new(self.inner).run().await
-        })
+    async fn work(self) -> Result<StatsSnapshot, LoopFailure> {
+        drop(self.gate.acquire_many(4).await);
+        self.inner.work().await
     }
 }
 
-/// A loop that fails so often when it is made, and works from then on.
+/// A loop that fails, or one that works.
+enum Made<W> {
+    Failing(Told),
+    Working(W),
+}
+
+impl<W: Runnable<Error = Error>> Runnable for Made<W> {
+    type Error = LoopFailure;
+
+    fn name(&self) -> String {
+        match self {
+            Self::Failing(told) => told.name(),
+            Self::Working(worker) => worker.name(),
+        }
+    }
+
+    fn control(&self) -> Control {
+        match self {
+            Self::Failing(told) => told.control(),
+            Self::Working(worker) => worker.control(),
+        }
+    }
+
+    async fn work(self) -> Result<StatsSnapshot, LoopFailure> {
+        match self {
+            Self::Failing(told) => told.work().await,
+            Self::Working(worker) => Ok(worker.work().await?),
+        }
+    }
+}
+
+/// A loop that fails the first `times` that it is made, and then works.
 fn failing(
     jobs: &Mailbox<u32>,
     times: u32,
     act: Act,
-) -> (Arc<AtomicU32>, impl FnMut() -> Box<dyn Runnable> + use<>) {
+) -> (Arc<AtomicU32>, impl FnMut() -> Made<ReadyWorker<u32>> + use<>) {
     let made = Arc::new(AtomicU32::new(0));
     let (count, jobs) = (made.clone(), jobs.clone());
     let make = move || {
         if count.fetch_add(1, Ordering::SeqCst) < times {
             assert!(!matches!(act, Act::Endless), "it cannot even be made");
-            Box::new(told("orders", act)) as Box<dyn Runnable>
+            Made::Failing(told("orders", act))
         } else {
-            Box::new(working(&jobs, Duration::ZERO))
+            Made::Working(working(&jobs, Duration::ZERO))
         }
     };
     (made, make)
@@ -403,7 +434,7 @@ async fn a_loop_that_does_not_end_is_left_behind_and_named() {
     let start = Instant::now();
     let error = running.stop().await.unwrap_err();
     assert_eq!(start.elapsed(), 12 * SECOND);
-    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time, and was left behind");
+    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time and was left behind");
     let report = error.report().unwrap();
     assert!(report.get("deaf").unwrap().is_left_behind);
     assert!(!report.get("orders").unwrap().is_left_behind);
@@ -551,7 +582,7 @@ async fn a_task_that_does_not_stop_is_cancelled_at_the_deadline_and_named() {
     let start = Instant::now();
     let error = running.stop().await.unwrap_err();
     assert_eq!((start.elapsed(), dropped.available_permits()), (7 * SECOND, 1));
-    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time, and was left behind");
+    assert_eq!(error.to_string(), "the loop 'deaf' did not end in time and was left behind");
     assert!(!error.report().unwrap().get("orders").unwrap().is_left_behind);
 
     // Where it was never asked to end in its own time, it is not its fault.
@@ -876,7 +907,7 @@ fn a_process_ends_though_a_handler_that_blocks_its_thread_is_left_behind() {
         child.signal("TERM");
         let (status, said) = child.end_within(PATIENCE);
         assert_eq!(status.code(), Some(1), "{status}");
-        let failed = "failed the loop 'orders' did not end in time, and was left behind";
+        let failed = "failed the loop 'orders' did not end in time and was left behind";
         assert!(said.contains(&failed.to_owned()), "{said:?}");
         let counts = (orders.counts().await.unwrap(), reports.counts().await.unwrap());
         assert_eq!(

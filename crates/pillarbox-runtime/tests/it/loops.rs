@@ -494,8 +494,7 @@ async fn so_many_iterations_work_on_so_many_requests_and_end() {
 #[tokio::test(start_paused = true)]
 async fn a_loop_is_a_runnable_with_the_name_of_its_mailbox() {
     let office: Office<u32> = Office::open();
-    let main_loop: Box<dyn Runnable> =
-        Box::new(MainLoop::new(office.requests.clone(), |n: u32| async move { n }));
+    let main_loop = MainLoop::new(office.requests.clone(), |n: u32| async move { n });
     assert_eq!(main_loop.name(), "requests");
     let control = main_loop.control();
     control.stop();

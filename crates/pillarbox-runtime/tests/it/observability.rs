@@ -13,7 +13,7 @@ use pillarbox_core::{
 use pillarbox_runtime::{
     Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, FailureKind, Kinship,
     LoopGroup, MainLoop, MainLoopRequest, MainLoopResult, Metadata, Outcome, ProducerHandle,
-    ServiceStackOptions, TraceContext, Tracer, Worker,
+    Runnable, ServiceStackOptions, TraceContext, Tracer, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tracing::field::{Field, Visit};

@@ -21,8 +21,8 @@ use pillarbox_core::{
 };
 use pillarbox_runtime::{
     Attempt, Backoff, BoxError, Context, Control, DeadLetter, Dlq, DlqAction, DlqConsumer,
-    DlqPolicy, Heartbeat, Metadata, Outcome, ProducerHandle, ReadyWorker, State, StatsSnapshot,
-    Worker,
+    DlqPolicy, Heartbeat, Metadata, Outcome, ProducerHandle, ReadyWorker, Runnable, State,
+    StatsSnapshot, Worker,
 };
 use pillarbox_testing::process::setting;
 use pillarbox_testing::{FaultQueue, Faults};
@@ -388,7 +388,7 @@ fn replay_meanwhile(
                 let consumer = DlqConsumer::new(letters, replay)
                     .replay_to(&target)
                     .visibility(lease)
-                    .again_after(Duration::from_secs(1))
+                    .retry_after(Duration::from_secs(1))
                     .max_replays(u32::MAX)
                     .worker(|worker| worker.call_timeout(CALL_TIMEOUT).without_signals());
                 let _ = consumer.run().await;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pillarbox_core::{Mailbox, SendOptions};
 use pillarbox_runtime::{
-    Backoff, Client, Dlq, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, Run, Worker,
+    Backoff, Client, Dlq, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, Run, Runnable,
+    Worker,
 };
 use pillarbox_testing::on_threads;
 use pillarbox_testing::server::SqsFlavour;

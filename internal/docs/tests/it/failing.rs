@@ -1,4 +1,4 @@
-//! What the user of a program sees whose `main` returns an error: a line to read, and no struct.
+//! A program whose `main` returns an error prints a readable line instead of a struct.
 
 use std::process::{Command, Output};
 

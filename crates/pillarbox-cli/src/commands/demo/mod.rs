@@ -9,7 +9,7 @@ mod worker;
 
 use std::time::{Duration, Instant};
 
-use pillarbox::runtime::{Backoff, DlqPolicy, Event, Events, StatsSnapshot, Worker};
+use pillarbox::runtime::{Backoff, DlqPolicy, Event, Events, Runnable, StatsSnapshot, Worker};
 use pillarbox::{Mailbox, Mailboxes, QueueOptions, SendOptions};
 use rand::Rng;
 use serde::Serialize;

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{DeadLetter, Dlq, DlqPolicy, Pass, PassFailed, Report, Summary};
+use pillarbox::runtime::{DeadLetter, Dlq, Pass, PassFailed, PassReport, Summary};
 use pillarbox::{Mailboxes, MessageState, QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
 
@@ -46,7 +46,7 @@ pub(super) enum Deed {
 /// What was done, or would be.
 #[derive(Debug, Default)]
 struct Tally {
-    report: Report,
+    report: PassReport,
     /// Only a dry run looks beyond `--max`.
     beyond_max: u64,
 }
@@ -158,11 +158,11 @@ impl Round {
     }
 
     async fn plan(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<(Tally, Summary)> {
-        let (mut report, mut beyond_max) = (Report::default(), 0);
+        let (mut report, mut beyond_max) = (PassReport::default(), 0);
         let mut summary = Summary::default();
         let counts = backend.queue(&self.queue, QueueOptions::new())?.counts().await?;
         let now = counts.counted_at.unwrap_or_else(Timestamp::now);
-        dlq.look(|found| {
+        dlq.peek(|found| {
             match &found.letter {
                 _ if !self.is_seen(found.state, now) => report.unseen += 1,
                 Err(_) => report.unreadable += 1,
@@ -189,7 +189,7 @@ impl Round {
             return Ok(());
         }
         let (mut messages, mut letters) = (0, 0);
-        dlq.look(|found| {
+        dlq.peek(|found| {
             messages += 1;
             letters += u32::from(found.letter.is_ok());
             match letters > 0 || messages == LOOKED_AT {
@@ -203,7 +203,7 @@ impl Round {
         }
         let queue = &self.queue;
         let known = backend.queues().await?;
-        let likely = DlqPolicy::default_name(queue).ok().filter(|name| known.contains(name));
+        let likely = backend.dead_letter_name(queue).ok().filter(|name| known.contains(name));
         let hint = likely.map(|name| format!("; did you mean '{name}'?")).unwrap_or_default();
         Err(Failure::Other(format!("'{queue}' holds no dead letters but other messages{hint}")))
     }
@@ -262,7 +262,7 @@ impl Round {
     }
 
     /// Moves a bar by what a pass tells.
-    fn follow(&self, progress: Progress) -> impl FnMut(&Report) + Send + 'static {
+    fn follow(&self, progress: Progress) -> impl FnMut(&PassReport) + Send + 'static {
         let max = self.max.unwrap_or(u64::MAX);
         let is_counted = self.max.is_some();
         let past = self.deed.past();
@@ -348,7 +348,7 @@ impl Round {
     }
 
     /// Says what did not go well.
-    fn complain(&self, context: &Context, report: &Report) {
+    fn complain(&self, context: &Context, report: &PassReport) {
         for error in &report.reasons {
             context.out.error(&format!("left where it was: {error}"));
         }

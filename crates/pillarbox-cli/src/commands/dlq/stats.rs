@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{Dlq, DlqPolicy, Summary};
+use pillarbox::runtime::{Dlq, Summary};
 use pillarbox::{Mailboxes, MessageId, QueueName, Timestamp};
 use serde::Serialize;
 
@@ -100,7 +100,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
 /// The queues that hold dead letters, by their names.
 async fn found(backend: &Mailboxes) -> Result<Vec<QueueName>> {
     let mut queues = backend.queues().await?;
-    queues.retain(DlqPolicy::is_default_name);
+    queues.retain(|name| backend.is_dead_letter_name(name));
     queues.sort();
     Ok(queues)
 }
@@ -108,7 +108,7 @@ async fn found(backend: &Mailboxes) -> Result<Vec<QueueName>> {
 async fn look(dlq: &Dlq, filter: &Filter) -> Result<Seen> {
     let mut summary = Summary::default();
     let mut unreadable = Vec::new();
-    dlq.look(|found| {
+    dlq.peek(|found| {
         summary.add(&found, |letter| filter.means(found.id, letter));
         if found.letter.is_err() && unreadable.len() < NAMED {
             unreadable.push(found.id);
