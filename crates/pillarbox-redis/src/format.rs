@@ -191,7 +191,7 @@ pub(crate) fn message(id: MessageId, data: Vec<u8>, deliveries: Deliveries) -> R
         tracing::warn!(%id, "the data of a message have no valid head");
         (LONG_AGO, Extra::default(), 0)
     });
-    // Moves the start without the reference count of a slice.
+    // Moves the start in place; a slice would have to share the buffer.
     let mut body = Bytes::from(data);
     body.advance(start);
     let mut message = RawMessage::new(id, body, at);
