@@ -1,14 +1,13 @@
--- Says what is wrong with messages that looked so when they were read one key at a time, and puts it
--- right if told to. No message is deleted: what has data is a message.
+-- Checks messages that looked inconsistent when their keys were read one at a time, and repairs them on request.
+-- No message is deleted: what has data is a message.
 --
 -- Arguments after the common ones: 4 whether to repair, 1 or 0; then ids, or none to count the delayed
---   messages anew.
+--   messages.
 -- Reads: all. Writes: all.
--- Reply: for each id a character: . right; h is ready and has a secret: loses it; u has data and no place:
---   made ready; b has two places: keeps the one of its lease; n has a place or a delivery count and no
---   data: removed. Without ids: by how much #delayed was wrong; nothing if there are too many to count
---   at once.
--- Twice: what was put right is right.
+-- Reply: for each id a character: . consistent; h ready with a secret: the secret is removed; u has data and no
+--   state: made ready; b has two states: keeps that of its lease; n has a state or a delivery count and no
+--   data: removed. Without ids: the error of #delayed; nothing if there are too many to count at once.
+-- Idempotence: what was repaired is consistent.
 local repair = ARGV[4] == '1'
 if #ARGV == 4 then
   if redis_call('ZCARD', invisible) > 50000 then return '' end
