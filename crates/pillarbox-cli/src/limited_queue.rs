@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pillarbox::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Outgoing, PeekPage, Queue, QueueName,
-    Receive, Result, Sent, Settle,
+    BoxFuture, Capabilities, Cursor, Delivery, Outgoing, PeekPage, Queue, Receive, Result, Sent,
+    Settle,
 };
+use pillarbox_testing::forward_queue;
 
 /// Takes ten messages per call, bodies of ten bytes and whole seconds, has no peek, and every other receive is empty.
 #[derive(Debug)]
@@ -26,16 +27,14 @@ impl LimitedQueue {
         capabilities.max_body = Some(10);
         capabilities.sub_second = false;
         capabilities.exact_counts = false;
-        capabilities.tells_duplicates = false;
+        capabilities.reports_duplicates = false;
         capabilities.peek = false;
         Self { queue, capabilities, receives: AtomicU32::new(0) }
     }
 }
 
 impl Queue for LimitedQueue {
-    fn name(&self) -> &QueueName {
-        self.queue.name()
-    }
+    forward_queue!(queue: name counts purge close is_closed);
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -80,21 +79,5 @@ impl Queue for LimitedQueue {
             self.capabilities.check_peek(self.name(), max)?;
             self.queue.peek(max, after).await
         })
-    }
-
-    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
-        self.queue.counts()
-    }
-
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        self.queue.purge()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.queue.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
     }
 }

@@ -1,12 +1,11 @@
-//! Crash campaigns: processes that are killed at any moment, and the check of what they saw.
+//! Crash campaigns: processes that are killed at any moment, and the check of what they observed.
 //!
-//! A child process runs a random [`Workload`] on a queue and tells every step on its standard
-//! output: before a call what it is about to do, and after it what the answer was. The parent reads
-//! this [`Record`], kills the child whenever it likes, starts another, and at the end holds what all
-//! of them were told to the contract: every send that was answered is there or was acknowledged,
-//! nothing acknowledged comes back, delivery counts do not fall, no stale receipt is accepted. What
-//! was under way when the child died may have happened or not. Where a server failed and another took
-//! over, what that undid is counted: see [`Undone`].
+//! A child process runs a random [`Workload`] on a queue and reports every step on its standard output:
+//! before a call the request, and after it the answer. The parent reads this [`Record`], kills the child at
+//! any moment, starts another, and at the end checks all records against the contract: every confirmed
+//! send is in the queue or was acknowledged, nothing acknowledged comes back, delivery counts do not fall,
+//! no stale receipt is accepted. A call in progress when the child died may have had its effect or not.
+//! Operations that a failover has undone are counted: see [`Undone`].
 //!
 //! ```text
 //! @ S <id>                                          about to send
@@ -33,20 +32,20 @@ use tokio::time::Instant;
 
 use crate::history::{History, Interval, Outcome, Summary, Undone, Violations};
 
-/// What a child does until it is killed.
+/// Random calls that a child makes until it is killed.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Workload {
-    /// Clients at work at the same time.
+    /// Number of concurrent clients.
     pub clients: usize,
-    /// Decides what each of them does.
+    /// Seed of the clients' choices.
     pub seed: u64,
-    /// Bytes of a body, at most.
+    /// Largest size of a body, in bytes.
     pub max_body: usize,
-    /// Whether calls may fail, and are then tried no more. Where they may not, a failure ends the
-    /// child with a panic, which the record shows.
+    /// Whether calls may fail; they are not retried. If not, a failure ends the child with a panic, which
+    /// the record shows.
     pub may_fail: bool,
-    /// How many steps each client takes. `None`: it ends only by being killed.
+    /// Number of steps of each client. `None`: it runs until it is killed.
     pub steps: Option<usize>,
 }
 
@@ -57,11 +56,11 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// Runs the clients, telling each step.
+    /// Runs the clients and reports each step.
     ///
     /// # Panics
     ///
-    /// When a call fails that may not.
+    /// If a call fails that may not.
     pub async fn run(&self, queue: Arc<dyn Queue>) {
         let mut clients = JoinSet::new();
         for client in 0..self.clients {
@@ -77,8 +76,8 @@ impl Workload {
     }
 }
 
-fn tell(line: std::fmt::Arguments<'_>) {
-    // One write of one line, which a pipe takes whole.
+fn report(line: std::fmt::Arguments<'_>) {
+    // One write per line, which a pipe takes whole.
     let line = format!("@ {line}\n");
     let mut out = std::io::stdout().lock();
     if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
@@ -96,7 +95,7 @@ struct Client {
     queue: Arc<dyn Queue>,
     random: StdRng,
     workload: Workload,
-    /// Receipts that were kept for later, when most of them are stale.
+    /// Receipts kept for later, when most of them are stale.
     held: Vec<Receipt>,
 }
 
@@ -117,16 +116,16 @@ impl Client {
         }
     }
 
-    /// Notes a failure, where there may be one.
+    /// Reports a failure, if calls may fail.
     fn allow<T>(&self, result: Result<T, Error>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(error) if self.workload.may_fail && error.is_transient() => {
-                tell(format_args!("f {error}"));
+                report(format_args!("f {error}"));
                 None
             }
             Err(error) => {
-                tell(format_args!("f {error}"));
+                report(format_args!("f {error}"));
                 panic!("{error}");
             }
         }
@@ -144,12 +143,12 @@ impl Client {
             })
             .collect();
         for message in &batch {
-            tell(format_args!("S {}", message.id));
+            report(format_args!("S {}", message.id));
         }
         let results = self.queue.send(batch).await;
         for result in self.allow(results).unwrap_or_default() {
             if let Some(sent) = self.allow(result) {
-                tell(format_args!("s {}", sent.id));
+                report(format_args!("s {}", sent.id));
             }
         }
     }
@@ -165,7 +164,7 @@ impl Client {
         let to = now_nanos();
         for Delivery { message, receipt, .. } in &deliveries {
             let (id, count) = (message.id, message.delivery_count);
-            tell(format_args!("d {id} {receipt} {count} {lease} {from} {to}"));
+            report(format_args!("d {id} {receipt} {count} {lease} {from} {to}"));
         }
         for Delivery { receipt, .. } in deliveries {
             self.handle(receipt, Duration::from_millis(lease)).await;
@@ -183,7 +182,7 @@ impl Client {
             }
             68..74 => self.settle(&receipt, nack(Duration::ZERO)).await,
             74..78 => {
-                // Started or not, it is given back, and the receipt is dead.
+                // Started or not, the message is returned, and the receipt is no longer valid.
                 if self.random.random_bool(0.5) {
                     self.settle(&receipt, SettleAction::Start { timeout: lease }).await;
                 }
@@ -214,22 +213,22 @@ impl Client {
             SettleAction::Extend { timeout } => format!("extend:{}", timeout.as_millis()),
             SettleAction::Start { timeout } => format!("start:{}", timeout.as_millis()),
         };
-        tell(format_args!("X {receipt} {name} {}", now_nanos()));
+        report(format_args!("X {receipt} {name} {}", now_nanos()));
         let settled = self.queue.settle(vec![Settle { receipt: receipt.clone(), action }]).await;
         let outcome = match self.allow(settled).as_deref() {
             None => return,
             Some([Ok(())]) => "done",
             Some([Err(Error::ReceiptHandleExpired { .. })]) => "refused",
             Some(other) => {
-                tell(format_args!("f {other:?}"));
+                report(format_args!("f {other:?}"));
                 panic!("{other:?}");
             }
         };
-        tell(format_args!("x {receipt} {outcome} {}", now_nanos()));
+        report(format_args!("x {receipt} {outcome} {}", now_nanos()));
     }
 }
 
-/// What the children of a campaign were told, all together.
+/// The reports of all children of a campaign.
 #[derive(Debug)]
 pub struct Record {
     history: History,
@@ -238,17 +237,17 @@ pub struct Record {
     /// Settles without an answer so far.
     settling: HashMap<Receipt, Vec<(SettleAction, Instant)>>,
     deliveries: HashMap<Receipt, Delivery>,
-    /// The highest delivery count that anybody was told, of each message.
+    /// Highest delivery count seen of each message.
     highest_counts: HashMap<MessageId, u32>,
-    /// Receipts that have settled, and settle nothing any more.
-    dead: Vec<Receipt>,
+    /// Receipts that were settled, and must be refused.
+    settled: Vec<Receipt>,
     failures: Vec<String>,
     /// The same moment on both clocks.
     base: (Instant, u64),
 }
 
 impl Record {
-    /// Makes an empty record. To be made before the first child starts.
+    /// Creates an empty record. Must be called before the first child starts.
     pub fn new() -> Self {
         Self {
             history: History::new(),
@@ -256,38 +255,38 @@ impl Record {
             settling: HashMap::new(),
             deliveries: HashMap::new(),
             highest_counts: HashMap::new(),
-            dead: Vec::new(),
+            settled: Vec::new(),
             failures: Vec::new(),
             base: (Instant::now(), now_nanos()),
         }
     }
 
-    /// Reads what one child says, until its end.
+    /// Reads the report of one child to its end.
     ///
-    /// Whole lines only: one that was cut off by the kill was not said.
+    /// A last line that was cut off by the kill is ignored.
     pub fn read(output: impl std::io::Read) -> Vec<String> {
         let mut lines = Vec::new();
         Self::read_each(output, |line| lines.push(line));
         lines
     }
 
-    /// Reads what one child says, and hands on each line as it comes.
+    /// Reads the report of one child and passes on each line as it arrives.
     pub fn read_each(output: impl std::io::Read, mut take: impl FnMut(String)) {
         let mut output = std::io::BufReader::new(output);
         let mut line = String::new();
         while output.read_line(&mut line).is_ok_and(|length| length > 0) {
-            if let Some(said) = line.strip_prefix("@ ").and_then(|line| line.strip_suffix('\n')) {
-                take(said.to_owned());
+            if let Some(report) = line.strip_prefix("@ ").and_then(|line| line.strip_suffix('\n')) {
+                take(report.to_owned());
             }
             line.clear();
         }
     }
 
-    /// Takes in what one child said, which has ended.
+    /// Adds the report of a child that has ended.
     ///
     /// # Panics
     ///
-    /// When a line is not of the agreed form.
+    /// If a line does not have the expected form.
     pub fn add(&mut self, lines: &[String]) {
         for line in lines {
             self.add_line(line).unwrap_or_else(|| panic!("not a line of a record: {line:?}"));
@@ -295,14 +294,14 @@ impl Record {
         for id in self.sending.drain() {
             self.history.maybe_sent(id);
         }
-        for (receipt, attempts) in self.settling.drain() {
+        for (receipt, calls) in self.settling.drain() {
             let Some(delivery) = self.deliveries.get(&receipt) else { continue };
-            for (action, start) in attempts {
+            for (action, start) in calls {
                 let at = Interval::since(start);
                 self.history.settled(delivery, action, at, Outcome::Unknown);
             }
         }
-        // A receive may have been answered with nobody there to hear it.
+        // The answer to a receive may have been lost with the child.
         self.history.receive_lost();
     }
 
@@ -339,8 +338,8 @@ impl Record {
             }
             "x" => {
                 let receipt: Receipt = words.next()?.parse().ok()?;
-                let mut attempts = self.settling.remove(&receipt)?;
-                let (action, start) = attempts.pop()?;
+                let mut calls = self.settling.remove(&receipt)?;
+                let (action, start) = calls.pop()?;
                 let outcome = match words.next()? {
                     "done" => Outcome::Done,
                     "refused" => Outcome::Refused,
@@ -348,8 +347,8 @@ impl Record {
                 };
                 let at = Interval { start, end: self.instant(words.next()?)? };
                 if let Some(delivery) = self.deliveries.get(&receipt) {
-                    // Attempts before the last one have failed, and may have been done or not.
-                    for (action, start) in attempts {
+                    // Calls before the last one have failed, and may have had their effect or not.
+                    for (action, start) in calls {
                         let at = Interval { start, ..at };
                         self.history.settled(delivery, action, at, Outcome::Unknown);
                     }
@@ -357,7 +356,7 @@ impl Record {
                 }
                 let ends = action.timeout().is_none();
                 if outcome == Outcome::Done && ends {
-                    self.dead.push(receipt);
+                    self.settled.push(receipt);
                 }
             }
             "f" => self.failures.push(words.collect::<Vec<_>>().join(" ")),
@@ -372,9 +371,8 @@ impl Record {
         Some(instant + Duration::from_nanos(nanos.saturating_sub(base)))
     }
 
-    /// Notes that a server failed within this time until now, and what it did last may be undone by the
-    /// one that takes over. To be called after its end, and, unless the time covers it, before another has
-    /// taken over.
+    /// Records that a server failed within this time until now, and that its successor may lack its last
+    /// operations. Must be called after the failure, and before the takeover unless `within` covers it.
     pub fn server_failed(&mut self, within: Duration) {
         let (instant, base) = self.base;
         // By the clock of the children.
@@ -383,15 +381,15 @@ impl Record {
         self.history.server_replaced(Interval { start, end });
     }
 
-    /// Holds the record to the contract, given a queue that nobody uses at the moment: looks at
-    /// every message that is left, and tries some receipts that must be refused.
+    /// Checks the record against the contract, on a queue that is not in use: peeks at every message that
+    /// is left, and tries some receipts that must be refused.
     pub async fn check(&self, queue: &Arc<dyn Queue>) -> Result<Summary, Violations> {
         let mut left = HashSet::new();
         let mut undone = Undone::default();
         let may_be_undone = self.history.was_server_replaced();
         let mut after = None;
         loop {
-            let page = queue.peek(1000, after).await.expect("a page of what is left");
+            let page = queue.peek(1000, after).await.expect("a page of the messages that are left");
             for peeked in page.messages {
                 let RawMessage { id, delivery_count, .. } = peeked.message;
                 let seen = self.highest_counts.get(&id).copied().unwrap_or(0);
@@ -407,7 +405,7 @@ impl Record {
                 break;
             }
         }
-        let recent = self.dead.iter().rev().take(200);
+        let recent = self.settled.iter().rev().take(200);
         let settles: Vec<_> = recent.cloned().map(Settle::acknowledge).collect();
         for result in queue.settle(settles).await.expect("an answer") {
             undone.revived += usize::from(result.is_ok());
@@ -423,12 +421,12 @@ impl Record {
         Ok(summary)
     }
 
-    /// What failed, as the children told.
+    /// Returns the failures that the children reported.
     pub fn failures(&self) -> &[String] {
         &self.failures
     }
 
-    /// How many sends were under way when a child was killed.
+    /// Returns the number of sends in progress when a child was killed.
     pub fn sends_cut_short(&self) -> usize {
         self.history.maybe_sent_len()
     }
@@ -464,10 +462,10 @@ mod tests {
         backend.queue("campaign", QueueOptions::new()).expect("opened")
     }
 
-    /// The lines of one child, with times as they come.
+    /// Returns the lines of one child.
     fn lines(texts: &[String]) -> Vec<String> {
-        let said: String = texts.iter().map(|text| format!("@ {text}\n")).collect();
-        Record::read(format!("running 1 test\n{said}@ s 0197").as_bytes())
+        let report: String = texts.iter().map(|text| format!("@ {text}\n")).collect();
+        Record::read(format!("running 1 test\n{report}@ s 0197").as_bytes())
     }
 
     fn delivered(id: MessageId, receipt: &Receipt, count: u32) -> String {
@@ -475,7 +473,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_that_was_cut_off_was_not_said() {
+    async fn a_line_that_was_cut_off_is_ignored() {
         assert_eq!(lines(&["s a".to_owned()]), ["s a"]);
     }
 
@@ -497,15 +495,15 @@ mod tests {
         let _held = queue.receive(Receive::one()).await.unwrap();
         let receipt = Receipt::new(id, Nonce::random());
         let mut record = Record::new();
-        let mut said = vec![format!("S {id}"), format!("s {id}"), delivered(id, &receipt, 1)];
-        said.push(format!("X {receipt} acknowledge {}", now_nanos()));
+        let mut report = vec![format!("S {id}"), format!("s {id}"), delivered(id, &receipt, 1)];
+        report.push(format!("X {receipt} acknowledge {}", now_nanos()));
         // Without an answer, it may be gone or not.
-        record.add(&lines(&said));
+        record.add(&lines(&report));
         assert!(record.check(&queue).await.is_ok() && record.check(&empty_queue()).await.is_ok());
 
         let mut record = Record::new();
-        said.push(format!("x {receipt} done {}", now_nanos()));
-        record.add(&lines(&said));
+        report.push(format!("x {receipt} done {}", now_nanos()));
+        record.add(&lines(&report));
         let violations = record.check(&queue).await.unwrap_err().to_string();
         assert!(violations.contains("is still in the queue"), "{violations}");
     }

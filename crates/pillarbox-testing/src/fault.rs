@@ -1,17 +1,20 @@
-//! A queue that fails now and then, by a seed.
+//! A queue that fails at random, by a seed.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use pillarbox_core::internal::lock;
 use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Outgoing, PeekPage, Queue, QueueName,
-    Receive, Result, Sent, Settle,
+    BoxFuture, Counts, Cursor, Delivery, Error, Outgoing, PeekPage, Queue, Receive, Result, Sent,
+    Settle,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// What can go wrong with one call.
+use crate::forward_queue;
+
+/// A failure of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The call fails and has no effect: the request was lost.
@@ -20,7 +23,7 @@ pub enum Fault {
     FailAfter,
     /// The call takes longer, and has its effect after that.
     Delay(Duration),
-    /// The call has its effect and is never answered: only a timeout of the caller's ends it.
+    /// The call has its effect and never returns: only a timeout of the caller ends it.
     DropReply,
 }
 
@@ -36,7 +39,7 @@ pub enum Operation {
     Purge,
 }
 
-/// How often which faults happen. Each is the probability per call; their sum is at most 1.
+/// Probability of each fault per call. Their sum is at most 1.
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub struct Faults {
@@ -61,32 +64,32 @@ impl Faults {
         }
     }
 
-    /// Lets calls fail without effect.
+    /// Sets the probability that a call fails without effect.
     pub const fn fail_before(mut self, probability: f64) -> Self {
         self.fail_before = probability;
         self
     }
 
-    /// Lets calls fail after they had their effect.
+    /// Sets the probability that a call fails after its effect.
     pub const fn fail_after(mut self, probability: f64) -> Self {
         self.fail_after = probability;
         self
     }
 
-    /// Lets calls have their effect and never answer.
+    /// Sets the probability that a call has its effect and never returns.
     pub const fn drop_reply(mut self, probability: f64) -> Self {
         self.drop_reply = probability;
         self
     }
 
-    /// Lets calls take longer, up to `longest`.
+    /// Sets the probability that a call is delayed, by up to `longest`.
     pub const fn delay(mut self, probability: f64, longest: Duration) -> Self {
         self.delay = probability;
         self.longest_delay = longest;
         self
     }
 
-    /// Leaves all operations but these alone.
+    /// Restricts faults to these operations.
     pub fn only(mut self, operations: &[Operation]) -> Self {
         self.only = Some(operations.to_vec());
         self
@@ -116,7 +119,7 @@ impl Faults {
     }
 }
 
-/// A queue that fails now and then.
+/// A queue that fails at random.
 ///
 /// Faults come from a seed, so that a run can be repeated, or are set by hand for the next call
 /// of a kind.
@@ -154,7 +157,7 @@ impl FaultQueue {
     ///
     /// # Panics
     ///
-    /// When the probabilities are not numbers from 0 to 1 with a sum of at most 1.
+    /// If the probabilities are not numbers from 0 to 1 with a sum of at most 1.
     pub fn new(inner: Arc<dyn Queue>, faults: Faults, seed: u64) -> Arc<Self> {
         let each = [faults.fail_before, faults.fail_after, faults.drop_reply, faults.delay];
         let sum: f64 = each.iter().sum();
@@ -164,20 +167,20 @@ impl FaultQueue {
         Arc::new(Self { inner, faults, state })
     }
 
-    /// Makes the next call of `operation` that has no fault set fail so.
+    /// Schedules a fault for the next call of `operation`, after those scheduled earlier.
     pub fn next(&self, operation: Operation, fault: Fault) {
-        self.lock().scripted.push_back((operation, fault));
+        lock(&self.state).scripted.push_back((operation, fault));
     }
 
-    /// How many faults there were so far.
+    /// Returns the number of faults injected so far.
     pub fn injected(&self) -> u64 {
-        self.lock().injected
+        lock(&self.state).injected
     }
 
     fn draw(&self, operation: Operation) -> Option<Fault> {
-        let state = &mut *self.lock();
+        let state = &mut *lock(&self.state);
         let scripted = state.scripted.iter().position(|(of, _)| *of == operation);
-        let fault = match scripted.and_then(|place| state.scripted.remove(place)) {
+        let fault = match scripted.and_then(|index| state.scripted.remove(index)) {
             Some((_, fault)) => Some(fault),
             None => self.faults.draw(operation, &mut state.random),
         };
@@ -185,12 +188,8 @@ impl FaultQueue {
         fault
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes a call, or fails instead. A call that fails before its effect is not even begun: a
-    /// queue may act when it is called rather than when the future is polled.
+    /// Makes a call or injects a fault. With [`Fault::FailBefore`] the queue is not called at all: it
+    /// may act when it is called rather than when the future is polled.
     async fn call<'a, T>(
         &'a self,
         operation: Operation,
@@ -218,13 +217,7 @@ impl FaultQueue {
 }
 
 impl Queue for FaultQueue {
-    fn name(&self) -> &QueueName {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
+    forward_queue!(inner: name capabilities close is_closed);
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(self.call(Operation::Send, "send", move |queue| queue.send(batch)))
@@ -248,14 +241,6 @@ impl Queue for FaultQueue {
 
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
         Box::pin(self.call(Operation::Purge, "purge", move |queue| queue.purge()))
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.inner.is_closed()
     }
 }
 

@@ -1,28 +1,28 @@
-//! A record of what clients saw, and the check that it could have been.
+//! A record of what clients observed, and the check that the contract allows it.
 //!
-//! Clients note what they did and when, on one clock: a send that was answered, a delivery, a
-//! settle and its outcome. [`History::check`] then holds the record to the promise of the
-//! contract, knowing nothing of the queue inside:
+//! Clients record what they did and when, on one clock: a send that was answered, a delivery, a
+//! settle and its outcome. [`History::check`] then compares the record with the contract, without
+//! knowledge of the queue's internals:
 //!
 //! * nothing lost: every send that was answered is acknowledged, or still in the queue;
 //! * nothing acknowledged twice, and nothing delivered after its acknowledgement;
-//! * no receipt used for two deliveries, and none accepted once its delivery was settled, once its
-//!   deadline had passed or once the message was delivered again;
+//! * no receipt used for two deliveries, and none accepted after its delivery was settled, after its
+//!   deadline or after the message was delivered again;
 //! * no receipt refused while its lease must have been running;
 //! * the counts of a message's deliveries are 1, 2, 3, ... in the order of time;
 //! * no delivery before the lease, or the delay of the nack, of the one before has ended.
 //!
-//! Times are taken before a request and after its answer. The queue acted somewhere in between,
-//! so each rule is held to what must be true wherever that was. Where an answer was lost, the
-//! record says so and the rules allow for both.
+//! Times are taken before a request and after its answer. The queue acted somewhere in between, so
+//! each rule checks only what must be true whenever that was. If an answer was lost, the rules allow
+//! for both outcomes.
 //!
-//! Leases end by the clock of the server, which is on this machine. Where that is set while clients work, a
-//! lease is longer or shorter than it seems, so every rule allows for as much as it was set by.
+//! Leases end by the clock of the server, which is on this machine. If that clock is set during a run, a
+//! lease is longer or shorter than measured, so every rule allows for the amount by which it was set.
 //!
-//! Where one server takes over from another that copied to it afterwards, what was done last may be
-//! undone. Such moments are [noted](History::server_replaced), and what can only be explained by one of
-//! them is counted as [`Undone`] instead: only what lies on both sides of one, and never a receipt that is
-//! accepted after its deadline.
+//! When a server with asynchronous replication fails over, the last operations may be undone. Such
+//! moments are [recorded](History::server_replaced), and a problem that only a failover explains is counted
+//! as [`Undone`] instead: only if it spans a failover, and never for a receipt that is accepted after its
+//! deadline.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -31,46 +31,46 @@ use std::time::{Duration, SystemTime};
 use pillarbox_core::{Delivery, MessageId, Receipt, SettleAction};
 use tokio::time::Instant;
 
-/// What clients saw of one queue.
+/// What clients observed of one queue.
 #[derive(Debug, Default)]
 pub struct History {
     sent: HashSet<MessageId>,
     /// Sends whose answer was lost.
     maybe_sent: HashSet<MessageId>,
-    /// The answer to a receive was lost: there may be deliveries that nobody knows of.
+    /// The answer to a receive was lost: there may be deliveries that no client knows of.
     receive_lost: bool,
     deliveries: HashMap<MessageId, Vec<Lease>>,
-    /// When a server was replaced by another that may not have had all of it.
+    /// When a server was replaced by one that may lack its last operations.
     replaced: Vec<Interval>,
     began: Clocks,
-    /// The most that the clock was off against then, of all times that something was noted.
+    /// Largest change of the system clock against `began` seen so far.
     set_by: Duration,
 }
 
-/// One moment, by the clock that only runs and by the one that can be set.
+/// One moment, by the monotonic clock and by the system clock.
 #[derive(Debug, Clone, Copy)]
 struct Clocks {
-    runs: std::time::Instant,
-    can_be_set: SystemTime,
+    monotonic: std::time::Instant,
+    system: SystemTime,
 }
 
 impl Default for Clocks {
     fn default() -> Self {
-        Self { runs: std::time::Instant::now(), can_be_set: SystemTime::now() }
+        Self { monotonic: std::time::Instant::now(), system: SystemTime::now() }
     }
 }
 
 impl Clocks {
-    /// By how much the clock was set since then, forwards or backwards.
+    /// Returns by how much the system clock was set since then, forwards or backwards.
     fn set_by(self) -> Duration {
         let now = Self::default();
-        let expected = self.can_be_set + now.runs.duration_since(self.runs);
-        let ahead = now.can_be_set.duration_since(expected);
+        let expected = self.system + now.monotonic.duration_since(self.monotonic);
+        let ahead = now.system.duration_since(expected);
         ahead.unwrap_or_else(|behind| behind.duration())
     }
 }
 
-/// One delivery and what was done with it.
+/// One delivery and its settles.
 #[derive(Debug, Clone)]
 struct Lease {
     receipt: Receipt,
@@ -78,24 +78,24 @@ struct Lease {
     /// Before the receive was called, and after it was answered.
     received: Interval,
     visibility: Duration,
-    settles: Vec<Attempt>,
+    settles: Vec<SettleCall>,
 }
 
 #[derive(Debug, Clone)]
-struct Attempt {
+struct SettleCall {
     action: SettleAction,
     at: Interval,
     outcome: Outcome,
 }
 
-/// How a settle ended, as far as the client knows.
+/// Outcome of a settle, as far as the client knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The queue said that it is done.
+    /// The queue confirmed it.
     Done,
-    /// The queue said that the receipt is not valid.
+    /// The queue refused the receipt.
     Refused,
-    /// The client does not know: the answer was lost.
+    /// The answer was lost.
     Unknown,
 }
 
@@ -109,44 +109,44 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// The time from `start` until now.
+    /// Returns the interval from `start` until now.
     pub fn since(start: Instant) -> Self {
         Self { start, end: Instant::now() }
     }
 }
 
-/// What a history came to when it was good.
+/// Totals of a history without violations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Messages sent.
+    /// Number of messages sent.
     pub sent: usize,
-    /// Deliveries, first ones and repeated ones.
+    /// Number of deliveries, including redeliveries.
     pub deliveries: usize,
-    /// Deliveries after the first of their message.
+    /// Number of deliveries after the first of their message.
     pub redeliveries: usize,
-    /// Messages acknowledged.
+    /// Number of messages acknowledged.
     pub acknowledged: usize,
-    /// Settles that were refused.
+    /// Number of refused settles.
     pub refused: usize,
-    /// What was undone when a server was replaced.
+    /// Operations undone by failovers.
     pub undone: Undone,
 }
 
-/// What was done at a server, and was not known to the one that took over from it.
+/// Numbers of operations on a server that were unknown to the one that took over from it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Undone {
-    /// Sends that were answered, of messages that are not there and were not acknowledged.
+    /// Confirmed sends of messages that are gone and were not acknowledged.
     pub lost: usize,
-    /// Acknowledged messages that were delivered again or are still there.
+    /// Acknowledged messages that were delivered again or are still in the queue.
     pub came_back: usize,
-    /// Settles that were done, after which the receipt was accepted once more.
+    /// Confirmed settles after which the receipt was accepted again.
     pub revived: usize,
-    /// Deliveries: the receipt was refused, or the message came again too early or under the same count.
+    /// Deliveries whose receipt was refused, or whose message was redelivered too early or with the same count.
     pub forgotten: usize,
 }
 
 impl Undone {
-    fn note(&mut self, kind: Kind) {
+    fn count(&mut self, kind: Kind) {
         *match kind {
             Kind::Lost => &mut self.lost,
             Kind::CameBack => &mut self.came_back,
@@ -156,7 +156,7 @@ impl Undone {
     }
 }
 
-/// What is undone, see [`Undone`].
+/// Field of [`Undone`].
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Lost,
@@ -165,18 +165,18 @@ enum Kind {
     Forgotten,
 }
 
-/// Something that must not be, unless a server was replaced in this time.
+/// A violation, unless a server was replaced in the interval.
 struct Problem {
     kind: Kind,
     between: Interval,
     what: String,
 }
 
-/// What a history shows that must not be.
+/// Violations of the contract that a history shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violations {
     what: Vec<String>,
-    /// What was allowed for.
+    /// Change of the system clock that the rules allowed for.
     clock_set_by: Duration,
 }
 
@@ -192,38 +192,37 @@ impl fmt::Display for Violations {
 impl std::error::Error for Violations {}
 
 impl History {
-    /// Makes an empty history. To be made before the first call that it notes.
+    /// Creates an empty history. Must be called before the first call that it records.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Notes a send that was answered.
+    /// Records a send that was answered.
     pub fn sent(&mut self, id: MessageId) {
         self.sent.insert(id);
     }
 
-    /// Notes a send whose answer was lost.
+    /// Records a send whose answer was lost.
     pub fn maybe_sent(&mut self, id: MessageId) {
         self.maybe_sent.insert(id);
     }
 
-    /// How many sends had their answers lost, and are not known to be stored.
+    /// Returns the number of sends whose answer was lost and that are not known to be stored.
     pub fn maybe_sent_len(&self) -> usize {
         self.maybe_sent.difference(&self.sent).count()
     }
 
-    /// Notes a receive whose answer was lost: delivery counts may have gaps from now on.
+    /// Records a receive whose answer was lost: delivery counts may have gaps from now on.
     pub fn receive_lost(&mut self) {
         self.receive_lost = true;
     }
 
-    /// Notes that a server failed at some moment of this time, and another took over which may not have
-    /// had all that it had done.
+    /// Records that a server failed within this interval, and that its successor may lack its last operations.
     pub fn server_replaced(&mut self, at: Interval) {
         self.replaced.push(at);
     }
 
-    /// Whether any server was.
+    /// Whether any server was replaced.
     pub fn was_server_replaced(&self) -> bool {
         !self.replaced.is_empty()
     }
@@ -232,7 +231,7 @@ impl History {
         self.replaced.iter().any(|at| time.start <= at.end && at.start <= time.end)
     }
 
-    /// Notes a delivery.
+    /// Records a delivery.
     pub fn delivered(&mut self, delivery: &Delivery, received: Interval, visibility: Duration) {
         self.set_by = self.set_by.max(self.began.set_by());
         self.deliveries.entry(delivery.message.id).or_default().push(Lease {
@@ -244,7 +243,7 @@ impl History {
         });
     }
 
-    /// Notes an attempt to settle a delivery that was noted before.
+    /// Records a settle of a delivery that was recorded before.
     pub fn settled(
         &mut self,
         delivery: &Delivery,
@@ -254,18 +253,18 @@ impl History {
     ) {
         let leases = self.deliveries.entry(delivery.message.id).or_default();
         if let Some(lease) = leases.iter_mut().find(|lease| lease.receipt == delivery.receipt) {
-            lease.settles.push(Attempt { action, at, outcome });
+            lease.settles.push(SettleCall { action, at, outcome });
         }
     }
 
-    /// Adds what another client saw.
+    /// Adds the history of another client.
     pub fn merge(&mut self, other: Self) {
         self.sent.extend(other.sent);
         self.maybe_sent.extend(other.maybe_sent);
         self.receive_lost |= other.receive_lost;
         self.replaced.extend(other.replaced);
         self.set_by = self.set_by.max(other.set_by);
-        if other.began.runs < self.began.runs {
+        if other.began.monotonic < self.began.monotonic {
             self.began = other.began;
         }
         for (id, leases) in other.deliveries {
@@ -273,7 +272,7 @@ impl History {
         }
     }
 
-    /// Holds the record to the contract. `left` are the messages that are still in the queue.
+    /// Checks the history against the contract. `left` are the messages that are still in the queue.
     pub fn check(&self, left: &HashSet<MessageId>) -> Result<Summary, Violations> {
         let set_by = self.set_by.max(self.began.set_by());
         let mut violations = Vec::new();
@@ -302,13 +301,13 @@ impl History {
             let mut problems = self.problems(&leases, &ends, left.contains(id), set_by);
             let is_back = |problem: &Problem| matches!(problem.kind, Kind::CameBack);
             if problems.iter().any(is_back) && problems.iter().all(|p| self.explains(p)) {
-                // Once a message, in however many ways it shows.
-                summary.undone.note(Kind::CameBack);
+                // Once per message, however many problems show it.
+                summary.undone.count(Kind::CameBack);
                 problems.retain(|problem| !is_back(problem));
             }
             for problem in problems {
                 if self.explains(&problem) {
-                    summary.undone.note(problem.kind);
+                    summary.undone.count(problem.kind);
                 } else {
                     violation(problem.what);
                 }
@@ -323,7 +322,7 @@ impl History {
             if self.replaced.is_empty() {
                 violations.push(format!("{id} is lost"));
             } else {
-                summary.undone.note(Kind::Lost);
+                summary.undone.count(Kind::Lost);
             }
         }
         if violations.is_empty() {
@@ -332,12 +331,12 @@ impl History {
         Err(Violations { what: violations, clock_set_by: set_by })
     }
 
-    /// Whether a problem is there because a server was replaced.
+    /// Whether a replaced server explains a problem.
     fn explains(&self, problem: &Problem) -> bool {
         self.was_replaced_in(problem.between)
     }
 
-    /// What is wrong with the deliveries of one message, in the order of their counts.
+    /// Returns the problems with the deliveries of one message, which are in the order of their counts.
     fn problems(
         &self,
         leases: &[&Lease],
@@ -370,12 +369,12 @@ impl History {
         if !(gapless || self.receive_lost && rising) {
             problem(Kind::Forgotten, whole, format!("has delivery counts {counts:?}"));
         }
-        for (place, (lease, end)) in leases.iter().zip(ends).enumerate() {
+        for (index, (lease, end)) in leases.iter().zip(ends).enumerate() {
             for (kind, between, what) in &end.problems {
                 problem(*kind, *between, what.clone());
             }
-            let next = leases[place + 1..].iter().find(|next| next.count > lease.count);
-            if let Some((kind, what)) = next.and_then(|next| lease.succession(end, next, set_by)) {
+            let next = leases[index + 1..].iter().find(|next| next.count > lease.count);
+            if let Some((kind, what)) = next.and_then(|next| lease.check_next(end, next, set_by)) {
                 problem(kind, whole, what);
             }
         }
@@ -383,22 +382,21 @@ impl History {
     }
 }
 
-/// How a lease went, as far as its own settles tell.
+/// Result of one lease, from its own settles.
 struct End {
-    /// Before this, the message was nobody else's: the end of the lease, or of a nack's delay.
+    /// Earliest moment at which the message could be delivered again: the end of the lease, or of a nack's delay.
     earliest: Instant,
-    /// How many acknowledgements were done.
+    /// Number of confirmed acknowledgements.
     acknowledged: usize,
-    /// How many settles were refused.
+    /// Number of refused settles.
     refused: usize,
-    /// What must not be, whatever happens to servers.
+    /// Violations that no failover explains.
     violations: Vec<String>,
     problems: Vec<(Kind, Interval, String)>,
 }
 
 impl Lease {
-    /// Goes through the settles in order. Whoever holds a delivery settles it one by one. Times may be wrong
-    /// by `set_by`.
+    /// Replays the settles in order; the holder of a delivery makes one at a time. Times may be wrong by `set_by`.
     fn replay(&self, set_by: Duration) -> End {
         let mut end = End {
             earliest: self.received.start + self.visibility,
@@ -407,11 +405,11 @@ impl Lease {
             violations: Vec::new(),
             problems: Vec::new(),
         };
-        // From here on the lease is over.
+        // The lease is over after this.
         let mut latest = self.received.end + self.visibility;
         let (mut over, mut unsure) = (false, false);
         let since = |at: &Interval| Interval { start: self.received.start, end: at.end };
-        for Attempt { action, at, outcome } in &self.settles {
+        for SettleCall { action, at, outcome } in &self.settles {
             match outcome {
                 Outcome::Refused => {
                     end.refused += 1;
@@ -455,12 +453,11 @@ impl Lease {
         end
     }
 
-    /// What is wrong with `next` having come after this delivery, which went so. Times may be wrong by
-    /// `set_by`.
-    fn succession(&self, end: &End, next: &Lease, set_by: Duration) -> Option<(Kind, String)> {
+    /// Returns the problem with `next` following this delivery, if any. Times may be wrong by `set_by`.
+    fn check_next(&self, end: &End, next: &Lease, set_by: Duration) -> Option<(Kind, String)> {
         let count = next.count;
-        let late = self.settles.iter().find(|attempt| {
-            attempt.outcome == Outcome::Done && attempt.at.start > next.received.end + set_by
+        let late = self.settles.iter().find(|call| {
+            call.outcome == Outcome::Done && call.at.start > next.received.end + set_by
         });
         if end.acknowledged > 0 {
             let what = format!("came as delivery {count} though it was acknowledged before");
@@ -480,14 +477,14 @@ impl Lease {
         }
     }
 
-    /// When it was last heard of.
+    /// Returns the end of the last call about this delivery.
     fn last(&self) -> Instant {
-        self.settles.iter().map(|attempt| attempt.at.end).fold(self.received.end, Instant::max)
+        self.settles.iter().map(|call| call.at.end).fold(self.received.end, Instant::max)
     }
 
     fn may_be_acknowledged(&self) -> bool {
-        self.settles.iter().any(|attempt| {
-            attempt.action == SettleAction::Acknowledge && attempt.outcome != Outcome::Refused
+        self.settles.iter().any(|call| {
+            call.action == SettleAction::Acknowledge && call.outcome != Outcome::Refused
         })
     }
 }
@@ -683,7 +680,7 @@ mod tests {
         for (second, is_explained) in [(21, true), (19, false)] {
             for forwards in [true, false] {
                 let mut h = Builder::new();
-                let began = &mut h.history.began.can_be_set;
+                let began = &mut h.history.began.system;
                 *began = if forwards { *began - ten_seconds } else { *began + ten_seconds };
                 h.deliver(0, 1);
                 h.deliver(second, 2);

@@ -1,4 +1,4 @@
-//! Tests that run in processes of their own, and can be killed.
+//! Tests that run in child processes, which can be killed.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::campaign::Record;
 
-/// What the parent tells the child: what to work on, and what to do with it.
+/// Environment variables by which the parent tells the child where to work (a URL or path) and what to do.
 const PLACE: &str = "PILLARBOX_CHILD_PLACE";
 const TASK: &str = "PILLARBOX_TASK";
 
-/// A test of this binary that runs in a process of its own, killed when dropped.
+/// A test of this binary that runs in a child process, which is killed on drop.
 #[derive(Debug)]
 pub struct Child {
     process: std::process::Child,
@@ -22,20 +22,20 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts the ignored test `role` of this binary, which calls [`told`].
+    /// Starts the ignored test `role` of this binary, which reads its assignment with [`told`].
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If the process does not start.
     pub fn start(role: &str, place: impl AsRef<OsStr>, task: &str) -> Self {
         Self::start_by(Command::new(std::env::current_exe().expect("this test")), role, place, task)
     }
 
-    /// Starts it by a command that takes the program's arguments as its own.
+    /// Starts it with a command that takes the arguments of the test binary.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If the process does not start.
     pub fn start_by(
         mut command: Command,
         role: &str,
@@ -59,35 +59,38 @@ impl Child {
         Self { process, lines, reader: Some(reader) }
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// How many lines of a [record](crate::campaign::Record) it has said that begin so.
+    /// Returns the number of lines it has [reported](say) that start with `start`.
     pub fn said(&self, start: &str) -> usize {
         self.lines.lock().expect("lines").iter().filter(|line| line.starts_with(start)).count()
     }
 
-    /// Waits until it has said more than `count` lines that begin so.
+    /// Waits until it has [reported](say) more than `count` lines that start with `start`.
     ///
     /// # Panics
     ///
-    /// When it does not within a minute.
+    /// If that takes longer than a minute.
     #[track_caller]
     pub fn wait_for(&self, start: &str, count: usize) {
         let end = Instant::now() + Duration::from_secs(60);
         while self.said(start) <= count {
-            assert!(Instant::now() < end, "the child did not say {start:?} {count} times");
+            assert!(
+                Instant::now() < end,
+                "the child did not report more than {count} lines {start:?}"
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Waits until it ends by itself, and gives all that it said.
+    /// Waits until it exits, and returns all lines it reported.
     ///
     /// # Panics
     ///
-    /// When it fails.
+    /// If it fails.
     #[track_caller]
     pub fn finish(mut self) -> Vec<String> {
         let status = self.process.wait().expect("the child ends");
@@ -99,29 +102,29 @@ impl Child {
     ///
     /// # Panics
     ///
-    /// When it has ended and that is known.
+    /// If it has exited and was waited for.
     #[track_caller]
     pub fn signal(&self, name: &str) {
-        // Nobody else has its number until it was waited for.
+        // Its id is not reused until it was waited for.
         let kill = format!("kill -{name} {}", self.id());
         let status = Command::new("sh").args(["-c", &kill]).status().expect("a shell");
         assert!(status.success(), "{kill}: {status}");
     }
 
-    /// How it has ended, if it has.
+    /// Returns its exit status if it has exited.
     ///
     /// # Panics
     ///
-    /// When the operating system does not tell.
+    /// If the operating system does not report it.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.process.try_wait().expect("the state of the child")
     }
 
-    /// Waits until it ends by itself, well or not, and gives how it did and all that it said.
+    /// Waits until it exits, and returns its status and all lines it reported.
     ///
     /// # Panics
     ///
-    /// When it takes longer than this; it is killed then.
+    /// If it takes longer than `time`; it is killed then.
     #[track_caller]
     pub fn end_within(mut self, time: Duration) -> (ExitStatus, Vec<String>) {
         let end = Instant::now() + time;
@@ -134,7 +137,7 @@ impl Child {
         }
     }
 
-    /// Kills it by SIGKILL, and gives all that it said.
+    /// Kills it with SIGKILL, and returns all lines it reported.
     pub fn kill(mut self) -> Vec<String> {
         self.end();
         self.take_lines()
@@ -160,12 +163,13 @@ impl Drop for Child {
     }
 }
 
-/// Inside a child: the place and the task that the parent named. `None` in a process that is no child.
+/// Returns the place and the task that the parent assigned to this child, or `None` if this process is
+/// not a child.
 pub fn told() -> Option<(String, String)> {
     Some((std::env::var(PLACE).ok()?, std::env::var(TASK).ok()?))
 }
 
-/// Inside a child: a line to the parent, by one write, which no kill can cut.
+/// Reports a line to the parent, in one write, so that a kill does not cut it.
 pub fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // The test harness may have left a line unfinished.
@@ -175,7 +179,7 @@ pub fn say(line: &str) {
     }
 }
 
-/// Inside a child: a parent that is killed must not leave it behind.
+/// Exits this child as soon as its parent is gone.
 #[cfg(unix)]
 pub fn end_with_the_parent() {
     let parent = std::os::unix::process::parent_id();
@@ -187,11 +191,11 @@ pub fn end_with_the_parent() {
     });
 }
 
-/// A number from the environment, or this one.
+/// Returns a number from the environment, or `default` if it is not set.
 ///
 /// # Panics
 ///
-/// When there is something else.
+/// If the variable is not a number.
 pub fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
 }

@@ -1,9 +1,8 @@
 //! Random commands against any backend, with the ledger as the oracle.
 //!
-//! A case is a list of commands. Each is carried out on the backend and on a
-//! [`Ledger`], and both must say the same: which messages, in which order, with which counts,
-//! which receipts are good. A case that fails is shrunk by proptest to a short one, and its
-//! history printed:
+//! A case is a list of commands. Each is executed on the backend and on a [`Ledger`], and both must
+//! agree: which messages, in which order, with which counts, which receipts are valid. A case that
+//! fails is shrunk by proptest, and its history is printed:
 //!
 //! ```text
 //! the backend and the ledger disagree:
@@ -14,9 +13,9 @@
 //!    ledger: Err("refused")
 //! ```
 //!
-//! On a backend with a clock of its own, the ledger is told the time of each call, and no call is
-//! made while something is about to become ready: waiting until it is past is what keeps the two
-//! clocks from disagreeing.
+//! On a backend with its own clock, the ledger gets the time of each call, and no call is made while a
+//! message is about to become ready: the run waits until that is past, so that the two clocks do not
+//! disagree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,12 +37,12 @@ use crate::{Subject, block_on};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named after the methods of Queue")]
 pub enum Command {
-    /// Sends so many new messages.
+    /// Sends new messages.
     Send {
         messages: usize,
         delay: u32,
     },
-    /// Sends again the message that was sent so many messages ago, if there was one.
+    /// Sends again the message sent `ago` messages before the last, if there was one.
     SendAgain {
         ago: usize,
     },
@@ -51,12 +50,12 @@ pub enum Command {
         max: usize,
         visibility: u32,
     },
-    /// Settles by the receipt that was given so many deliveries ago, if there was one.
+    /// Settles by the receipt given `ago` deliveries before the last, if there was one.
     Settle {
         ago: usize,
         action: Action,
     },
-    /// Settles by all receipts ever given, the good and the stale ones, in one batch.
+    /// Settles by all receipts ever given, valid and stale, in one batch.
     SettleAll {
         action: Action,
     },
@@ -69,7 +68,7 @@ pub enum Command {
     },
 }
 
-/// What a settle is for. Durations are in ticks.
+/// Action of a settle. Durations are in ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named after SettleAction")]
 pub enum Action {
@@ -80,7 +79,7 @@ pub enum Action {
     Start { timeout: u32 },
 }
 
-/// Commands in the proportions in which they find most.
+/// Returns a strategy of commands, in proportions that find most defects.
 pub fn command() -> impl Strategy<Value = Command> {
     let action = prop_oneof![
         4 => Just(Action::Acknowledge),
@@ -106,11 +105,11 @@ pub fn command() -> impl Strategy<Value = Command> {
     ]
 }
 
-/// Runs `cases` random cases of up to `commands` commands, each on a subject of its own.
+/// Runs `cases` random cases of up to `commands` commands, each on a new subject.
 ///
 /// # Panics
 ///
-/// When the backend and the ledger disagree, with the shortest history found.
+/// If the backend and the ledger disagree, with the shortest history found.
 pub fn check<F>(cases: u32, commands: usize, subject: impl Fn() -> F)
 where
     F: Future<Output = Subject>,
@@ -125,44 +124,44 @@ where
     }
 }
 
-/// Leaves out every command that the failure does not need. Proptest does so too, but not again
-/// after it has made the commands themselves simpler.
+/// Removes every command that the failure does not need. Proptest does so too, but not again after it
+/// has simplified the commands themselves.
 fn shorten(
     mut case: Vec<Command>,
     mut reason: Reason,
     run: impl Fn(&[Command]) -> Result<(), TestCaseError>,
 ) -> Reason {
-    let mut place = 0;
-    while place < case.len() {
-        let simpler = simpler(&case, place).find_map(|simpler| match run(&simpler) {
+    let mut index = 0;
+    while index < case.len() {
+        let simpler = simpler(&case, index).find_map(|simpler| match run(&simpler) {
             Err(TestCaseError::Fail(reason)) => Some((simpler, reason)),
             _ => None,
         });
         match simpler {
             Some(found) => {
                 (case, reason) = found;
-                place = 0;
+                index = 0;
             }
-            None => place += 1,
+            None => index += 1,
         }
     }
     reason
 }
 
-/// Cases with one command less, or with that command smaller.
-fn simpler(case: &[Command], place: usize) -> impl Iterator<Item = Vec<Command>> {
-    // Without a receive, receipts that were given before it are fewer deliveries ago.
+/// Returns cases without one command, or with a smaller one in its place.
+fn simpler(case: &[Command], index: usize) -> impl Iterator<Item = Vec<Command>> {
+    // Without a receive, earlier receipts are fewer deliveries ago.
     let without = (0..5).map(move |nearer| {
         let mut case = case.to_vec();
-        case.remove(place);
-        for command in &mut case[place..] {
+        case.remove(index);
+        for command in &mut case[index..] {
             if let Command::Settle { ago, .. } = command {
                 *ago = ago.saturating_sub(nearer);
             }
         }
         case
     });
-    let smaller = match &case[place] {
+    let smaller = match &case[index] {
         Command::Send { messages: 2.., delay } => {
             Some(Command::Send { messages: 1, delay: *delay })
         }
@@ -173,7 +172,7 @@ fn simpler(case: &[Command], place: usize) -> impl Iterator<Item = Vec<Command>>
     };
     without.chain(smaller.map(move |command| {
         let mut case = case.to_vec();
-        case[place] = command;
+        case[index] = command;
         case
     }))
 }
@@ -182,17 +181,17 @@ fn simpler(case: &[Command], place: usize) -> impl Iterator<Item = Vec<Command>>
 ///
 /// # Errors
 ///
-/// Fails with the history up to where the backend and the ledger disagree. Rejects the case where
-/// the backend was too slow to tell.
+/// Fails with the history up to where the backend and the ledger disagree. Rejects the case if the
+/// backend was too slow to compare times.
 pub async fn run(subject: &Subject, case: &[Command]) -> Result<(), TestCaseError> {
     let caps = subject.capabilities();
     let comparable = caps.fifo
         && caps.strict_receipts
         && caps.exact_counts
-        && caps.tells_duplicates
+        && caps.reports_duplicates
         && caps.peek;
     if !comparable {
-        println!("left out: {} does not keep all rules", caps.backend);
+        println!("skipped: {} does not keep all rules", caps.backend);
         return Ok(());
     }
     let mut run = Run::new(subject);
@@ -232,10 +231,10 @@ impl<'a> Run<'a> {
     }
 
     async fn step(&mut self, command: &Command) -> Result<(), TestCaseError> {
-        let now = self.steer_clear().await;
+        let now = self.wait_for_margin().await;
         let started = Instant::now();
         self.history.push(String::new());
-        let mut outcome = self.carry_out(now, command).await;
+        let mut outcome = self.execute(now, command).await;
         let passing = matches!(command, Command::Pass { .. });
         if outcome.is_ok() && !passing {
             let expected = || {
@@ -248,14 +247,14 @@ impl<'a> Run<'a> {
             outcome = inspected.map_err(|problem| self.disagree(&format!("stored: {problem}")));
         }
         if !passing && !self.subject.is_exact() && started.elapsed() > self.margin() {
-            // Whatever came of it, times cannot be compared.
+            // Whatever the outcome, times cannot be compared.
             return Err(TestCaseError::reject("the backend was too slow"));
         }
         outcome?;
         self.ledger.check().map_err(|problem| self.disagree(&format!("the ledger: {problem}")))
     }
 
-    async fn carry_out(&mut self, now: Timestamp, command: &Command) -> Result<(), TestCaseError> {
+    async fn execute(&mut self, now: Timestamp, command: &Command) -> Result<(), TestCaseError> {
         match command {
             Command::Send { messages, delay } => {
                 let known = self.sent.len();
@@ -280,8 +279,8 @@ impl<'a> Run<'a> {
             }
             Command::Receive { max, visibility } => self.receive(now, *max, *visibility).await?,
             Command::Settle { ago, action } => {
-                let place = self.receipts.len().checked_sub(ago + 1);
-                self.settle(now, place.into_iter().collect(), *action).await?;
+                let index = self.receipts.len().checked_sub(ago + 1);
+                self.settle(now, index.into_iter().collect(), *action).await?;
             }
             Command::SettleAll { action } => {
                 self.settle(now, (0..self.receipts.len()).collect(), *action).await?;
@@ -358,7 +357,7 @@ impl<'a> Run<'a> {
     async fn settle(
         &mut self,
         now: Timestamp,
-        places: Vec<usize>,
+        indices: Vec<usize>,
         action: Action,
     ) -> Result<(), TestCaseError> {
         let (verb, action) = match action {
@@ -381,10 +380,10 @@ impl<'a> Run<'a> {
                 (verb, SettleAction::Start { timeout: self.subject.ticks(timeout) })
             }
         };
-        let names: Vec<_> = places.iter().map(|place| format!("r{}", place + 1)).collect();
+        let names: Vec<_> = indices.iter().map(|index| format!("r{}", index + 1)).collect();
         self.note(format!("{} {verb}", names.join(" ")));
         let (mut expected, mut batch) = (Vec::new(), Vec::new());
-        for Pair { backend, ledger } in places.iter().map(|place| &self.receipts[*place]) {
+        for Pair { backend, ledger } in indices.iter().map(|index| &self.receipts[*index]) {
             let outcome = self.ledger.settle(now, ledger, action);
             expected.push(outcome.map_err(|Stale| "refused"));
             batch.push(Settle { receipt: backend.clone(), action });
@@ -432,7 +431,7 @@ impl<'a> Run<'a> {
         self.agree::<Vec<_>>(actual.iter().map(seen).collect(), expected.iter().map(seen).collect())
     }
 
-    /// After the last command: what the ledger holds comes out of the queue, and nothing else.
+    /// After the last command: receives and acknowledges all that the ledger holds, and nothing else.
     async fn drain(&mut self) -> Result<(), TestCaseError> {
         self.step(&Command::Pass { ticks: 6 }).await?;
         while !self.ledger.is_empty() {
@@ -448,13 +447,13 @@ impl<'a> Run<'a> {
         self.step(&Command::Counts).await
     }
 
-    /// The present time for the ledger, once nothing is about to become ready.
-    async fn steer_clear(&mut self) -> Timestamp {
+    /// Returns the current time for the ledger, once nothing is about to become ready.
+    async fn wait_for_margin(&mut self) -> Timestamp {
         let margin = self.margin();
         loop {
             let now = Timestamp::from_secs(0) + self.subject.elapsed();
             let mut soon = self.ledger.clone();
-            // What is further back than the margin is ready for both.
+            // A message due before the margin is ready for both.
             soon.advance(Timestamp::from_nanos(now.as_nanos() - margin.as_nanos() as i64));
             match soon.next_due() {
                 Some(due) if !self.subject.is_exact() && due <= now + margin => {
@@ -465,19 +464,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// How far the two clocks may be apart.
+    /// Returns the largest difference of the two clocks.
     fn margin(&self) -> Duration {
         if self.subject.is_exact() { Duration::ZERO } else { self.subject.ticks(1) / 4 }
     }
 
     fn name(&self, id: MessageId) -> String {
         match self.sent.iter().position(|message| message.id == id) {
-            Some(place) => format!("m{}", place + 1),
+            Some(index) => format!("m{}", index + 1),
             None => format!("unknown {id}"),
         }
     }
 
-    /// A message by its name and counts, and all of it where it is not as it was sent.
+    /// Formats a message by its name and counts, and in full if it differs from what was sent.
     fn show(&self, message: &RawMessage) -> String {
         let name = self.name(message.id);
         let sent = self.sent.iter().find(|sent| sent.id == message.id);
@@ -535,8 +534,8 @@ impl<'a> Run<'a> {
 
     fn disagree(&self, how: &str) -> TestCaseError {
         let mut text = String::from("the backend and the ledger disagree:\n");
-        for (place, line) in self.history.iter().enumerate() {
-            text += &format!("{:>3}. {}\n", place + 1, line.trim_end());
+        for (index, line) in self.history.iter().enumerate() {
+            text += &format!("{:>3}. {}\n", index + 1, line.trim_end());
         }
         TestCaseError::fail(text + how)
     }

@@ -1,11 +1,11 @@
-//! Real servers, of the Redis family and such that speak SQS, each on a free port, with a directory of its own.
+//! Real servers of the Redis family and of SQS, each on a free port, in its own directory.
 //!
-//! A server lives as long as its [`RedisServer`] or [`SqsServer`], and no longer than the process that started it,
-//! however that ends: it is started by `setpriv --pdeathsig KILL`. That signal comes when the
-//! *thread* ends that started it, and a test's thread ends with the test; hence each server has a
-//! thread of its own, its keeper, which does nothing but start it.
+//! A server lives as long as its [`RedisServer`] or [`SqsServer`], and never longer than the process that
+//! started it, however that ends: it is started with `setpriv --pdeathsig KILL`. That signal is sent when
+//! the *thread* that started it ends, and a test's thread ends with the test; hence each server is started
+//! by a dedicated thread.
 //!
-//! Where the programs are looked for:
+//! Programs are looked up as follows:
 //!
 //! | flavour | variable | otherwise |
 //! |---|---|---|
@@ -35,27 +35,28 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{env, io};
 
+use pillarbox_core::internal::lock;
 use rand::RngExt as _;
 use tempfile::TempDir;
 
-/// How long a server may take to answer, which includes loading its data.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How often it is asked meanwhile.
+/// Longest time until a server answers, including loading its data.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Interval of checks meanwhile.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How many ports are tried: between looking for a free one and its use, another may take it.
+/// Number of ports to try: another process may take a free port before the server binds it.
 const PORTS: usize = 10;
-/// How long a server may take to say how it is, where others are asked as well.
-const GLANCE: Duration = Duration::from_secs(2);
-/// The ports of servers that others look for: below those that the system gives to clients, which
-/// otherwise take the port of a server while it is dead.
+/// Longest time for a server to report its state, if several servers are asked.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
+/// Ports of servers that others connect to: below the ephemeral ports of the system, or a client could take
+/// the port of a server while it is down.
 const LASTING_PORTS: Range<u16> = 11_000..32_000;
 
-/// Which server.
+/// Kind of server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Flavour {
     /// The distribution's Redis.
@@ -67,10 +68,10 @@ pub enum Flavour {
 }
 
 impl Flavour {
-    /// Every flavour.
+    /// All flavours.
     pub const ALL: [Self; 3] = [Self::Redis, Self::Valkey, Self::Redis62];
 
-    /// What it is called.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Redis => "Redis",
@@ -79,12 +80,12 @@ impl Flavour {
         }
     }
 
-    /// Whether its program is here.
+    /// Whether its program is installed.
     pub fn is_here(self) -> bool {
         self.program().is_some()
     }
 
-    /// Its program, if it is here.
+    /// Returns its program, if installed.
     pub fn program(self) -> Option<PathBuf> {
         let (variable, name) = match self {
             Self::Redis => ("PILLARBOX_REDIS_SERVER", "redis-server"),
@@ -105,7 +106,7 @@ impl Flavour {
     }
 }
 
-/// How a server is to be started.
+/// Builder of a [`RedisServer`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RedisServerBuilder {
@@ -118,14 +119,14 @@ pub struct RedisServerBuilder {
 }
 
 impl RedisServerBuilder {
-    /// Starts a server of this flavour, in place of the distribution's Redis.
+    /// Sets the flavour. Defaults to the distribution's Redis.
     pub fn flavour(mut self, flavour: Flavour) -> Self {
         self.flavour = flavour;
         self
     }
 
-    /// Adds a line to the server's configuration file. The value is taken as it is there: several
-    /// words are several words, and nothing is `""`.
+    /// Adds a line to the server's configuration file. The value is not quoted: several words are several
+    /// values, and an empty one is `""`.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
         self
@@ -137,25 +138,25 @@ impl RedisServerBuilder {
         self
     }
 
-    /// Has every change logged in a file, which is synced `always`, `everysec` or `no`.
+    /// Enables the append-only file, synced `always`, `everysec` or `no`.
     pub fn appendonly(self, fsync: &str) -> Self {
         self.setting("appendonly", "yes").setting("appendfsync", fsync)
     }
 
-    /// Asks clients for a password.
+    /// Requires a password.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self
     }
 
-    /// Has the port speak TLS and nothing else, with a certificate for `127.0.0.1` and `localhost`
-    /// that an authority of its own has signed: [`RedisServer::ca_file`].
+    /// Enables TLS and disables plain connections, with a certificate for `127.0.0.1` and `localhost`,
+    /// signed by a private authority: [`RedisServer::ca_file`].
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// Makes the server's directory in this one, in place of the system's for temporary files.
+    /// Creates the server's directory in this one. Defaults to the system's temporary directory.
     pub fn directory_in(mut self, parent: impl Into<PathBuf>) -> Self {
         self.parent = parent.into();
         self
@@ -165,17 +166,17 @@ impl RedisServerBuilder {
     ///
     /// # Panics
     ///
-    /// When the program is not here, or the server does not come up; the message has its log.
+    /// If the program is not installed, or the server does not start; the message contains its log.
     pub fn start(self) -> RedisServer {
         let mut server = self.prepare();
         server.start_on(free_port);
         server
     }
 
-    /// Makes its directory, and starts nothing yet.
+    /// Creates its directory, and starts nothing yet.
     fn prepare(self) -> RedisServer {
         let program = self.flavour.program().unwrap_or_else(|| {
-            panic!("the server of {} is not here; `make setup` installs it", self.flavour.name())
+            panic!("{} is not installed; `make setup` installs it", self.flavour.name())
         });
         let directory =
             tempfile::Builder::new().prefix("pillarbox-redis-").tempdir_in(&self.parent);
@@ -189,36 +190,36 @@ impl RedisServerBuilder {
             port: 0,
             pid: 0,
             child: Mutex::new(None),
-            keeper: Keeper::start(),
+            starter: StarterThread::start(),
             directory,
         }
     }
 }
 
-/// A server, killed when dropped and its directory removed.
+/// A running server. Dropping it kills the process and removes its directory.
 #[derive(Debug)]
 pub struct RedisServer {
     program: PathBuf,
     options: RedisServerBuilder,
     port: u16,
     pid: u32,
-    /// The process, until it is known to have ended.
+    /// The process, until it was waited for.
     child: Mutex<Option<Child>>,
-    keeper: Keeper,
+    starter: StarterThread,
     directory: TempDir,
 }
 
 impl RedisServer {
-    /// Starts the distribution's Redis, which keeps nothing on disk.
+    /// Starts the distribution's Redis, without persistence.
     ///
     /// # Panics
     ///
-    /// When it is not here, or does not come up.
+    /// If it is not installed, or does not start.
     pub fn start() -> Self {
         Self::builder().start()
     }
 
-    /// Says how a server is to be started.
+    /// Returns a builder.
     pub fn builder() -> RedisServerBuilder {
         RedisServerBuilder {
             flavour: Flavour::Redis,
@@ -230,8 +231,7 @@ impl RedisServer {
         }
     }
 
-    /// Where to find it: `redis://127.0.0.1:PORT`, with the password if it has one, and `rediss`
-    /// if it speaks TLS.
+    /// Returns its URL: `redis://127.0.0.1:PORT`, with the password if it has one, and `rediss` with TLS.
     pub fn url(&self) -> String {
         let scheme = if self.options.tls { "rediss" } else { "redis" };
         let password = self.options.password.as_ref();
@@ -239,32 +239,32 @@ impl RedisServer {
         format!("{scheme}://{password}127.0.0.1:{}", self.port)
     }
 
-    /// The port on which it listens.
+    /// Returns the port on which it listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its process, or the last one if it was stopped.
+    /// Returns its process id, or the last one if it was stopped.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Where its files are.
+    /// Returns its directory.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The Unix socket on which it listens too, always without TLS.
+    /// Returns the Unix socket on which it also listens, always without TLS.
     pub fn socket(&self) -> PathBuf {
         self.directory().join("socket")
     }
 
-    /// The certificate of the authority that has signed the server's, if it speaks TLS.
+    /// Returns the certificate of the authority that signed the server's, with TLS.
     pub fn ca_file(&self) -> Option<PathBuf> {
         self.options.tls.then(|| self.directory().join("ca.crt"))
     }
 
-    /// What it has logged.
+    /// Returns its log.
     pub fn log(&self) -> String {
         fs::read(self.log_file()).map_or_else(
             |error| format!("(no log: {error})"),
@@ -272,7 +272,7 @@ impl RedisServer {
         )
     }
 
-    /// Whether its process is there: it was started, and has not ended.
+    /// Whether its process runs.
     pub fn is_running(&self) -> bool {
         match self.child().as_mut() {
             Some(child) => child.try_wait().expect("the state of a server").is_none(),
@@ -280,7 +280,7 @@ impl RedisServer {
         }
     }
 
-    /// Ends it by SIGKILL.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child().take() {
             child.kill().expect("killed a server");
@@ -288,7 +288,7 @@ impl RedisServer {
         }
     }
 
-    /// Ends it in order, by SIGTERM.
+    /// Stops it with SIGTERM.
     pub fn stop(&mut self) {
         self.signal("TERM");
         if let Some(mut child) = self.child().take() {
@@ -296,25 +296,24 @@ impl RedisServer {
         }
     }
 
-    /// Stops its process from running until [`resume`](Self::resume): connections stay open, and
-    /// nobody answers.
+    /// Suspends its process until [`resume`](Self::resume): connections stay open without answers.
     pub fn pause(&self) {
         self.signal("STOP");
     }
 
-    /// Lets its process run on.
+    /// Resumes its process.
     pub fn resume(&self) {
         self.signal("CONT");
     }
 
-    /// Starts it anew, on the same port with the same files and settings, after killing it if it
-    /// still runs. Waits until it answers.
+    /// Restarts it on the same port with the same files and settings; kills it first if it still runs. Waits
+    /// until it answers.
     pub fn restart(&mut self) {
         self.start_again();
         self.wait_until_ready();
     }
 
-    /// Starts it anew as [`restart`](Self::restart) does, and does not wait.
+    /// Restarts it like [`restart`](Self::restart), without waiting.
     pub fn start_again(&mut self) {
         self.kill();
         let log = OpenOptions::new().create(true).append(true).open(self.log_file());
@@ -329,7 +328,7 @@ impl RedisServer {
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("the log of a server"))
             .stderr(log);
-        let child = self.keeper.spawn(command);
+        let child = self.starter.spawn(command);
         let child = child.unwrap_or_else(|error| panic!("cannot start setpriv: {error}"));
         self.pid = child.id();
         *self.child() = Some(child);
@@ -339,34 +338,33 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When it ends instead, or takes longer than a minute; the message has its log.
+    /// If it exits, or takes longer than a minute; the message contains its log.
     pub fn wait_until_ready(&self) {
-        assert!(self.comes_up(), "a server has ended:\n{}", self.log());
+        assert!(self.wait_for_start(), "a server has ended:\n{}", self.log());
     }
 
-    /// Asks for one command and gives the answer as text: of a list an element a line, of nothing
-    /// an empty text.
+    /// Runs one command and returns the reply as text: a list with one element per line, nil as an empty
+    /// string.
     ///
-    /// By the Unix socket, so that it is this server that answers and the network may be cut.
+    /// Uses the Unix socket, so that this server answers even if the network is cut.
     ///
     /// # Panics
     ///
-    /// When the server says that it failed, or says nothing.
+    /// If the server replies with an error, or does not reply.
     pub fn command(&self, words: &[&str]) -> String {
         self.try_command(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// Asks for one command as [`command`](Self::command) does, and gives what went wrong.
+    /// Runs one command like [`command`](Self::command), and returns its error.
     pub fn try_command(&self, words: &[&str]) -> Result<String, String> {
-        self.try_command_within(PATIENCE, words)
+        self.try_command_within(START_TIMEOUT, words)
     }
 
-    /// Asks for one command as [`try_command`](Self::try_command) does, and waits no longer than
-    /// this for each answer.
-    pub fn try_command_within(&self, patience: Duration, words: &[&str]) -> Result<String, String> {
+    /// Runs one command like [`try_command`](Self::try_command), with a timeout for each reply.
+    pub fn try_command_within(&self, timeout: Duration, words: &[&str]) -> Result<String, String> {
         let answer = || -> io::Result<Result<String, String>> {
             let stream = UnixStream::connect(self.socket())?;
-            stream.set_read_timeout(Some(patience))?;
+            stream.set_read_timeout(Some(timeout))?;
             let mut stream = BufReader::new(stream);
             if let Some(password) = &self.options.password {
                 ask(&mut stream, &["AUTH", password])?.ok();
@@ -376,19 +374,19 @@ impl RedisServer {
         answer().map_err(|error| error.to_string())?
     }
 
-    /// One field of what `INFO` tells.
+    /// Returns one field of `INFO`.
     ///
     /// # Panics
     ///
-    /// When there is no such field.
+    /// If there is no such field.
     pub fn info(&self, field: &str) -> String {
         let info = self.command(&["INFO", "all"]);
         let value = field_of(&info, field);
         value.unwrap_or_else(|| panic!("INFO has no field {field}")).to_owned()
     }
 
-    /// How many microseconds its main thread has run, or all of its threads where it does not tell
-    /// them apart.
+    /// Returns the CPU time of its main thread in microseconds, or of all threads if it does not report them
+    /// separately.
     pub fn cpu_micros(&self) -> u64 {
         let info = self.command(&["INFO", "cpu"]);
         let micros = |field: &str| {
@@ -398,41 +396,41 @@ impl RedisServer {
         let sum = |user, system| Some(micros(user)? + micros(system)?);
         sum("used_cpu_user_main_thread", "used_cpu_sys_main_thread")
             .or_else(|| sum("used_cpu_user", "used_cpu_sys"))
-            .expect("INFO tells of CPU time")
+            .expect("INFO has the CPU time")
     }
 
-    /// Starts it on a port that is found by this function, and waits until it answers.
+    /// Starts it on a port that `find_port` returns, and waits until it answers.
     fn start_on(&mut self, find_port: fn() -> u16) {
         for _ in 0..PORTS {
             self.port = find_port();
             self.write_configuration();
             self.start_again();
-            if self.comes_up() {
+            if self.wait_for_start() {
                 return;
             }
         }
-        panic!("no server came up on any of {PORTS} ports:\n{}", self.log());
+        panic!("no server started on any of {PORTS} ports:\n{}", self.log());
     }
 
-    /// Asks a server that may be dead or hang.
-    fn glance(&self, words: &[&str]) -> Result<String, String> {
-        let answer = self.try_command_within(GLANCE, words);
-        answer.map_err(|error| format!("port {} said to {words:?}: {error}", self.port))
+    /// Runs one command on a server that may be down or hang.
+    fn query(&self, words: &[&str]) -> Result<String, String> {
+        let answer = self.try_command_within(QUERY_TIMEOUT, words);
+        answer.map_err(|error| format!("port {} replied to {words:?}: {error}", self.port))
     }
 
-    /// What it tells of replication, or that it does not answer.
+    /// Returns the replication section of `INFO`, or that it does not answer.
     fn replication(&self, field: &str) -> Result<Option<String>, String> {
-        let info = self.glance(&["INFO", "replication"])?;
+        let info = self.query(&["INFO", "replication"])?;
         Ok(field_of(&info, field).map(str::to_owned))
     }
 
-    /// How far it has come, by one of the fields that count that.
+    /// Returns one of its replication offsets.
     fn offset(&self, field: &str) -> Result<u64, String> {
         let offset = self.replication(field)?.and_then(|offset| offset.parse().ok());
         offset.ok_or_else(|| format!("port {} has no {field}", self.port))
     }
 
-    /// Whether it has received so much of what its primary has done, or how much it has.
+    /// Checks that it has reached a replication offset; the error has the offset it reached.
     fn has_received(&self, done: u64) -> Result<(), String> {
         match self.offset("slave_repl_offset")? {
             received if received >= done => Ok(()),
@@ -441,7 +439,7 @@ impl RedisServer {
     }
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.child)
     }
 
     fn configuration_file(&self) -> PathBuf {
@@ -452,7 +450,7 @@ impl RedisServer {
         self.directory().join("server.log")
     }
 
-    /// Sends a signal, if the process still runs: nobody else can have its number until then.
+    /// Sends a signal, if the process still runs; its id is not reused until it was waited for.
     fn signal(&self, name: &str) {
         if self.child().is_some() {
             let kill = format!("kill -{name} {}", self.pid);
@@ -461,23 +459,23 @@ impl RedisServer {
         }
     }
 
-    /// Waits until it answers, or has ended.
-    fn comes_up(&self) -> bool {
+    /// Waits until it answers or exits.
+    fn wait_for_start(&self) -> bool {
         let start = Instant::now();
         loop {
             if !self.is_running() {
                 return false;
             }
-            // While it loads its data, it says so instead.
+            // While it loads its data, it replies with an error.
             if self.try_command(&["PING"]).is_ok_and(|answer| answer == "PONG") {
                 return true;
             }
-            assert!(start.elapsed() < PATIENCE, "a server does not answer:\n{}", self.log());
+            assert!(start.elapsed() < START_TIMEOUT, "a server does not answer:\n{}", self.log());
             thread::sleep(PAUSE);
         }
     }
 
-    /// Of a setting that is there twice, the last counts.
+    /// If a setting occurs twice, the last one counts.
     fn write_configuration(&self) {
         let directory = self.directory().display();
         let (plain, encrypted) = if self.options.tls { (0, self.port) } else { (self.port, 0) };
@@ -510,22 +508,22 @@ impl Drop for RedisServer {
     }
 }
 
-/// The thread that starts a server, and lives as long.
+/// The thread that starts a server, and lives as long as it.
 #[derive(Debug)]
-struct Keeper {
-    /// `None` once it is told to end.
+struct StarterThread {
+    /// `None` once the thread must end.
     requests: Option<Sender<Command>>,
     children: Mutex<Receiver<io::Result<Child>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Keeper {
+impl StarterThread {
     fn start() -> Self {
         let (requests, commands) = channel::<Command>();
         let (answers, children) = channel();
         let thread = thread::spawn(move || {
             for mut command in commands {
-                // Nobody is there to hear it only when a test has panicked in between.
+                // The receiver is gone only if a test has panicked in between.
                 let _ = answers.send(command.spawn());
             }
         });
@@ -533,14 +531,14 @@ impl Keeper {
     }
 
     fn spawn(&self, command: Command) -> io::Result<Child> {
-        let children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
-        let requests = self.requests.as_ref().expect("it is told to end when dropped");
-        requests.send(command).expect("the keeper lives");
-        children.recv().expect("the keeper lives")
+        let children = lock(&self.children);
+        let requests = self.requests.as_ref().expect("it ends when dropped");
+        requests.send(command).expect("the thread runs");
+        children.recv().expect("the thread runs")
     }
 }
 
-impl Drop for Keeper {
+impl Drop for StarterThread {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(thread) = self.thread.take() {
@@ -554,7 +552,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("its number").port()
 }
 
-/// A free port for a server that others look for, also while it is dead.
+/// Returns a free port for a server that others connect to, also while it is down.
 fn lasting_port() -> u16 {
     let mut random = rand::rng();
     loop {
@@ -565,31 +563,31 @@ fn lasting_port() -> u16 {
     }
 }
 
-/// A name as servers give themselves: 40 hexadecimal digits.
+/// Returns a random node id: 40 hexadecimal digits.
 fn random_id() -> String {
     let mut random = rand::rng();
     (0..40).map(|_| char::from(b"0123456789abcdef"[random.random_range(0..16)])).collect()
 }
 
-/// Waits until this gives no error, which says what is missing.
+/// Waits until `check` succeeds; its error says what is missing.
 ///
 /// # Panics
 ///
-/// When that takes longer than a minute; the message has what is missing, and the rest.
+/// If that takes longer than a minute; the message contains the last error and `rest`.
 fn wait_for<T>(mut look: impl FnMut() -> Result<T, String>, rest: impl Fn() -> String) -> T {
     let start = Instant::now();
     loop {
         match look() {
             Ok(found) => return found,
-            Err(missing) if start.elapsed() > PATIENCE => {
-                panic!("waited in vain: {missing}\n{}", rest());
+            Err(missing) if start.elapsed() > START_TIMEOUT => {
+                panic!("timed out: {missing}\n{}", rest());
             }
             Err(_) => thread::sleep(PAUSE),
         }
     }
 }
 
-/// An authority and a certificate that it has signed, by the program `openssl`.
+/// Creates an authority and a certificate signed by it, with the program `openssl`.
 fn make_certificates(directory: &Path) {
     fs::write(
         directory.join("server.ext"),
@@ -620,7 +618,7 @@ fn field_of<'a>(info: &'a str, field: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.trim_end().strip_prefix(field)?.strip_prefix(':'))
 }
 
-/// Says a command and reads its answer.
+/// Sends a command and reads its reply.
 fn ask(stream: &mut BufReader<UnixStream>, words: &[&str]) -> io::Result<Result<String, String>> {
     let mut command = format!("*{}\r\n", words.len());
     for word in words {
@@ -630,7 +628,7 @@ fn ask(stream: &mut BufReader<UnixStream>, words: &[&str]) -> io::Result<Result<
     read_answer(stream)
 }
 
-/// Reads one answer of the protocol's second version.
+/// Reads one RESP2 reply.
 fn read_answer(stream: &mut impl BufRead) -> io::Result<Result<String, String>> {
     let mut line = String::new();
     if stream.read_line(&mut line)? == 0 {
@@ -653,7 +651,7 @@ fn read_answer(stream: &mut impl BufRead) -> io::Result<Result<String, String>> 
         "*" => {
             let mut lines = Vec::new();
             for _ in 0..length()? {
-                // An element may be an error, where the whole is none.
+                // An element may be an error although the list is not.
                 lines.push(read_answer(stream)?.unwrap_or_else(|error| format!("({error})")));
             }
             Ok(Ok(lines.join("\n")))
@@ -725,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_of_every_flavour_that_is_here_comes_up() {
+    fn every_installed_flavour_starts() {
         for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
             let server = RedisServer::builder().flavour(flavour).setting("hz", "20").start();
             assert_eq!(server.command(&["CONFIG", "GET", "hz"]), "hz\n20", "{flavour:?}");
@@ -740,19 +738,19 @@ mod tests {
         assert!(message.contains("argument couldn't be parsed into an integer"), "{message}");
     }
 
-    /// What the next test starts and kills.
+    /// Started and killed by the next test.
     #[test]
     #[ignore = "waits to be killed"]
     fn an_owner_that_waits_to_be_killed() {
-        // Started by a thread that ends, which must not matter.
+        // Started by a thread that ends: the server must survive it.
         let server = thread::spawn(RedisServer::start).join().expect("a server");
         println!("\nserver {}", server.pid());
-        thread::sleep(PATIENCE);
+        thread::sleep(START_TIMEOUT);
     }
 
     #[test]
     fn a_server_dies_with_its_owner() {
-        // The owner cannot tidy up, so its directories are put where they are removed.
+        // The killed owner cannot clean up, so its directories are created in one that is removed.
         let directory = tempfile::tempdir().expect("a directory");
         let mut owner = Command::new(env::current_exe().expect("this test"))
             .args(["--exact", "server::tests::an_owner_that_waits_to_be_killed"])
@@ -765,14 +763,14 @@ mod tests {
         let mut said = said.lines().map_while(Result::ok);
         let pid = said.find_map(|line| Some(line.strip_prefix("server ")?.to_owned()));
         let stat = format!("/proc/{}/stat", pid.expect("the number of its server"));
-        // Whoever has ended and was not waited for is still there, as Z.
+        // A process that has ended and was not waited for is a zombie, Z.
         let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
         assert!(runs(), "{stat}");
         owner.kill().expect("killed");
         owner.wait().expect("its end");
         let start = Instant::now();
         while runs() {
-            assert!(start.elapsed() < PATIENCE, "the server has outlived its owner");
+            assert!(start.elapsed() < START_TIMEOUT, "the server has outlived its owner");
             thread::sleep(PAUSE);
         }
     }

@@ -13,23 +13,23 @@ use tokio::time::Instant;
 
 use crate::history::{History, Interval, Outcome, Summary};
 
-/// How many clients do how much.
+/// Options of a stress test.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Stress {
-    /// Tasks that send.
+    /// Number of tasks that send.
     pub producers: usize,
-    /// Tasks that receive and settle.
+    /// Number of tasks that receive and settle.
     pub consumers: usize,
-    /// Messages in all.
+    /// Total number of messages.
     pub messages: usize,
-    /// The lease of a delivery. Some consumers let it end.
+    /// Lease of a delivery. Consumers let some expire.
     pub visibility: Duration,
-    /// Decides what each client does.
+    /// Seed of the clients' choices.
     pub seed: u64,
     /// Whether a delivery may go unseen, so that delivery counts have gaps. On a backend that waits
-    /// for a disk or a network, a caller may stop waiting just when its deliveries are on their way;
-    /// they go back, and where that takes longer than the lease, the count stays raised.
+    /// for a disk or a network, a caller may stop waiting while its deliveries are on their way. They
+    /// are returned, but if that takes longer than the lease, the count stays raised.
     pub may_go_unseen: bool,
 }
 
@@ -50,11 +50,11 @@ impl Stress {
     /// Sends all messages through the queue with random nacks, delays, extensions and expiries
     /// until each is acknowledged, and checks the history.
     ///
-    /// The queue must be empty at first, and is at the end.
+    /// The queue must be empty at the start, and is at the end.
     ///
     /// # Panics
     ///
-    /// When the history breaks the contract, or a call fails that should not.
+    /// If the history breaks the contract, or a call fails that should not.
     pub async fn run(&self, queue: Arc<dyn Queue>) -> Summary {
         let acknowledged = Arc::new(AtomicUsize::new(0));
         let mut clients = JoinSet::new();
@@ -121,10 +121,10 @@ struct Consumer {
 impl Consumer {
     async fn consume(mut self, acknowledged: Arc<AtomicUsize>, messages: usize) -> History {
         // Long enough for every lease and delay to end many times over.
-        let patience = (self.visibility * 50).max(Duration::from_secs(5));
+        let timeout = (self.visibility * 50).max(Duration::from_secs(5));
         let mut progress = Instant::now();
         // Where nothing comes any more, stop: the check of the history says what is lost.
-        while acknowledged.load(Ordering::Relaxed) < messages && progress.elapsed() < patience {
+        while acknowledged.load(Ordering::Relaxed) < messages && progress.elapsed() < timeout {
             let request = Receive::up_to(self.random.random_range(1..=10))
                 .visibility(self.visibility)
                 .wait(Duration::from_millis(50));

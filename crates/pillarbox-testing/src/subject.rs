@@ -11,11 +11,10 @@ use pillarbox_core::{
 };
 use tokio::time::Instant;
 
-/// A backend under test, and how to let time pass for it.
+/// A backend under test, and its clock.
 ///
-/// Tests measure time in ticks. On a backend with a clock of its own a tick must be long beside
-/// the time that one operation takes; on one that follows tokio's clock, pause that clock, and
-/// any tick will do.
+/// Tests measure time in ticks. On a backend with its own clock, a tick must be long compared to one
+/// operation. On one that follows tokio's clock, pause that clock; any tick will do.
 ///
 /// ```
 /// use pillarbox_core::{Mailboxes, MemoryBackend};
@@ -34,17 +33,17 @@ pub struct Subject {
     time: Time,
     restart: Option<Restart>,
     inspect: Option<Inspect>,
-    kept: Option<Box<dyn Any + Send + Sync>>,
+    kept_alive: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// How time passes for a subject.
+/// The clock of a subject.
 #[derive(Debug)]
 enum Time {
-    /// By itself.
+    /// Runs by itself.
     Real { start: Instant },
-    /// When every task waits for it.
+    /// Advances when every task waits for it.
     Paused { start: Instant },
-    /// When the test says so.
+    /// Advances when the test calls [`Subject::pass`].
     Manual { start: Timestamp, clock: ManualClock },
 }
 
@@ -52,7 +51,7 @@ type Restart = Box<dyn Fn() -> BoxFuture<'static, Mailboxes> + Send + Sync>;
 
 type Inspect = Box<dyn Fn(Expected) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
 
-/// What a queue must hold, for those who know where to look.
+/// Expected content of a queue, for [`Subject::inspected_by`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Expected {
@@ -60,13 +59,13 @@ pub struct Expected {
     pub queue: QueueName,
     /// All its messages: the ready ones in order, then the others by when they become ready.
     pub messages: Vec<Peeked>,
-    /// How many messages were ever stored.
+    /// Number of messages ever stored.
     pub sent: u64,
 }
 
 impl Subject {
-    /// A backend whose clock runs by itself, with ticks of 200 ms or, where it knows only whole
-    /// seconds, of one second.
+    /// Creates a subject whose clock runs by itself, with ticks of 200 ms, or of one second if the
+    /// backend only supports whole seconds.
     pub fn new(backend: Mailboxes) -> Self {
         let tick =
             Duration::from_millis(if backend.capabilities().sub_second { 200 } else { 1000 });
@@ -74,30 +73,30 @@ impl Subject {
     }
 
     fn with(backend: Mailboxes, tick: Duration, time: Time) -> Self {
-        Self { backend, tick, time, restart: None, inspect: None, kept: None }
+        Self { backend, tick, time, restart: None, inspect: None, kept_alive: None }
     }
 
-    /// A backend on a manual clock, which [`pass`](Self::pass) moves. For tests in which nobody
-    /// waits for a message, such as those of [`property`](crate::property).
+    /// Creates a subject on a manual clock, which [`pass`](Self::pass) advances. For tests in which no
+    /// receive waits, such as those of [`property`](crate::property).
     pub fn with_clock(backend: Mailboxes, clock: ManualClock) -> Self {
         Self::with(backend, Duration::from_secs(1), Time::Manual { start: clock.now(), clock })
     }
 
-    /// A backend that follows tokio's clock, which is paused from now on: time passes only when
-    /// every task waits for it, and then at once.
+    /// Creates a subject that follows tokio's clock, and pauses that clock: time passes only when every
+    /// task waits for it, and then at once.
     ///
     /// # Panics
     ///
-    /// When tokio's clock is paused already, or the runtime is not a current-thread one.
+    /// If tokio's clock is paused already, or the runtime is not a current-thread one.
     pub fn with_paused_time(backend: Mailboxes) -> Self {
         tokio::time::pause();
         Self::with(backend, Duration::from_secs(1), Time::Paused { start: Instant::now() })
     }
 
-    /// Says how to open the same backend again, as another process would, so that the rules about
-    /// what outlives a process are tested too.
+    /// Sets how to open the same backend again, as another process would, which enables the rules about
+    /// durability.
     ///
-    /// The restart is called when the old backend is closed; it may stop and start a server.
+    /// `open` is called after the old backend is closed; it may stop and start a server.
     #[must_use]
     pub fn with_restart<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -107,8 +106,8 @@ impl Subject {
         self
     }
 
-    /// Looks at what the backend has stored after each step of a [property](crate::property) test,
-    /// and says what is wrong with it.
+    /// Sets a check of the backend's storage, run after each step of a [property](crate::property)
+    /// test. It returns what is wrong.
     #[must_use]
     pub fn inspected_by<F>(mut self, look: impl Fn(Expected) -> F + Send + Sync + 'static) -> Self
     where
@@ -118,7 +117,7 @@ impl Subject {
         self
     }
 
-    /// Looks at what is stored, if the subject was told how.
+    /// Checks the backend's storage, if the subject has a check.
     pub(crate) async fn inspect(&self, expected: impl FnOnce() -> Expected) -> Result<(), String> {
         match &self.inspect {
             Some(look) => look(expected()).await,
@@ -126,10 +125,10 @@ impl Subject {
         }
     }
 
-    /// Keeps something for as long as the subject lives, such as a directory or a server.
+    /// Keeps a value alive as long as the subject, such as a directory or a server.
     #[must_use]
     pub fn keeping(mut self, something: impl Any + Send + Sync) -> Self {
-        self.kept = Some(Box::new(something));
+        self.kept_alive = Some(Box::new(something));
         self
     }
 
@@ -140,22 +139,22 @@ impl Subject {
         self
     }
 
-    /// The backend.
+    /// Returns the backend.
     pub fn backend(&self) -> &Mailboxes {
         &self.backend
     }
 
-    /// What the backend can do.
+    /// Returns the capabilities of the backend.
     pub fn capabilities(&self) -> &Capabilities {
         self.backend.capabilities()
     }
 
-    /// Whether no time passes but what the test lets pass.
+    /// Whether time passes only when the test lets it.
     pub fn is_exact(&self) -> bool {
         !matches!(self.time, Time::Real { .. })
     }
 
-    /// How much time has passed since the subject was made.
+    /// Returns the time since the subject was created.
     pub fn elapsed(&self) -> Duration {
         match &self.time {
             Time::Real { start } | Time::Paused { start } => start.elapsed(),
@@ -163,12 +162,12 @@ impl Subject {
         }
     }
 
-    /// So many ticks.
+    /// Returns the duration of `count` ticks.
     pub fn ticks(&self, count: u32) -> Duration {
         self.tick * count
     }
 
-    /// Lets so many ticks pass.
+    /// Lets `count` ticks pass.
     pub async fn pass(&self, count: u32) {
         match &self.time {
             Time::Real { .. } | Time::Paused { .. } => tokio::time::sleep(self.ticks(count)).await,
@@ -176,18 +175,18 @@ impl Subject {
         }
     }
 
-    /// Closes the backend and opens it again, if the subject was told how.
+    /// Closes the backend and opens it again. Returns `None` if the subject has no
+    /// [restart](Self::with_restart).
     pub async fn restart(&self) -> Option<Mailboxes> {
         let open = self.restart.as_ref()?;
         self.backend.close().await;
         Some(open().await)
     }
 
-    /// A name that no other test uses.
+    /// Returns a name that no other test uses.
     pub fn fresh_name(&self) -> QueueName {
         let id = MessageId::new();
-        // Always a good name: hexadecimal digits and hyphens.
-        QueueName::new(&format!("test-{id}")).expect("a name of allowed characters")
+        QueueName::new(&format!("test-{id}")).expect("hexadecimal digits and hyphens are allowed")
     }
 
     /// Opens a queue that no other test uses.
@@ -223,7 +222,7 @@ pub fn block_on<F: Future>(test: F) -> F::Output {
     runtime.expect("a runtime").block_on(test)
 }
 
-/// Runs a test on a runtime with two threads, for what must happen at the same time.
+/// Runs a test on a runtime with two threads.
 pub fn on_threads<F: Future>(test: F) -> F::Output {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_all().build();

@@ -1,16 +1,15 @@
-//! Goes one of the hot paths so many times, for `tests/costs.rs` to count what it takes:
+//! Runs one of the hot paths a number of times, for `tests/costs.rs` to count instructions:
 //!
 //!     pillarbox-costs PATH BATCHES URL
 //!
-//! One thread as far as it depends on us, and nothing that waits for a clock, so that the same run takes
-//! the same instructions.
+//! Uses a single thread where possible and no timers, so that the same run takes the same instructions.
 
 use std::error::Error;
 
 use pillarbox::prelude::*;
 use pillarbox::{Outgoing, QueueOptions, Settle};
 
-/// Messages in a batch.
+/// Number of messages in a batch.
 const BATCH: usize = 10;
 const BODY: [u8; 200] = [b'x'; 200];
 
@@ -34,7 +33,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Bare messages, sent, received and acknowledged in batches.
+/// Sends, receives and acknowledges raw messages in batches.
 async fn cycle(backend: &Mailboxes, batches: usize) -> Result<()> {
     let queue = backend.queue("costs", QueueOptions::new())?;
     for _ in 0..batches {
@@ -52,7 +51,7 @@ async fn cycle(backend: &Mailboxes, batches: usize) -> Result<()> {
     Ok(())
 }
 
-/// Values, one after the other, as a program has them that thinks of nothing in particular.
+/// Sends and receives typed messages one by one, like a simple program.
 async fn typed(backend: &Mailboxes, batches: usize) -> Result<()> {
     let mailbox: Mailbox<(u64, String)> = backend.mailbox("costs")?;
     for n in 0..batches * BATCH {
@@ -65,7 +64,7 @@ async fn typed(backend: &Mailboxes, batches: usize) -> Result<()> {
     Ok(())
 }
 
-/// A worker with a handler that does nothing.
+/// Runs a worker with an empty handler.
 async fn worker(backend: &Mailboxes, batches: usize) -> Result<()> {
     let mailbox: Mailbox<u64> = backend.mailbox("costs")?;
     for n in 0..batches {

@@ -1,11 +1,11 @@
-//! What a message costs on the hot paths, held to what it cost before: `costs.toml`.
+//! Compares the cost of a message on the hot paths with the recorded cost in `costs.toml`.
 //!
-//! Instructions and allocations are counted by valgrind, which comes to the same figures on a busy machine. Each
-//! path is gone with a few batches and with many, and the difference is what the others cost: that of the start is in
-//! both. The build is the one of the tests, in which our own crates on these paths are optimised and most others are not: what
-//! shows is what the program does, more than how well the compiler does it.
+//! Valgrind counts instructions and allocations, with the same result on a busy machine. Each path runs with a few
+//! batches and with many; the difference excludes the cost of the start. The build is that of the tests, in which our
+//! own crates on these paths are optimised and most others are not: the counts reflect what the program does, more than
+//! how well the compiler does it.
 //!
-//! After a change that is meant, `make accept-costs` writes the file anew.
+//! After an intended change, `make accept-costs` updates the file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::process::Command;
 use pillarbox_testing::server::RedisServer;
 use serde::{Deserialize, Serialize};
 
-/// How much more than before is too much: what another compiler or allocator may make of the same code.
+/// Largest factor against the recorded cost: allows for another compiler or allocator.
 const INSTRUCTIONS: f64 = 1.15;
 const ALLOCATIONS: f64 = 1.05;
 
@@ -22,14 +22,14 @@ const FEW: usize = 10;
 const MANY: usize = 60;
 const BATCH: usize = 10;
 
-/// Of one message.
+/// Cost of one message.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Cost {
     instructions: f64,
     allocations: f64,
 }
 
-/// The figure after a text in what a tool of valgrind says of a run.
+/// Runs the program under a valgrind tool, and returns the number after `before` in its output.
 #[track_caller]
 fn counted(options: &[&str], before: &str, path: &str, batches: usize, url: &str) -> f64 {
     let output = Command::new("valgrind")
@@ -37,16 +37,18 @@ fn counted(options: &[&str], before: &str, path: &str, batches: usize, url: &str
         .arg(env!("CARGO_BIN_EXE_pillarbox-costs"))
         .args([path, &batches.to_string(), url])
         .output()
-        .unwrap_or_else(|error| panic!("valgrind, which `make setup` installs: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let figure = said.split(before).nth(1).and_then(|rest| rest.split_whitespace().next());
+        .unwrap_or_else(|error| {
+            panic!("cannot run valgrind, which `make setup` installs: {error}")
+        });
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    let figure = text.split(before).nth(1).and_then(|rest| rest.split_whitespace().next());
     let figure =
         figure.map(|figure| figure.replace(',', "")).and_then(|figure| figure.parse().ok());
-    figure.unwrap_or_else(|| panic!("no figure after {before:?}: {said}"))
+    figure.unwrap_or_else(|| panic!("no figure after {before:?}: {text}"))
 }
 
-/// What a message costs on a path.
+/// Returns the cost of a message on a path.
 #[track_caller]
 fn cost(path: &str, url: impl Fn() -> String) -> Cost {
     let each = |options: &[&str], before: &str| {
@@ -68,11 +70,11 @@ fn hold(name: &str, path: &str, url: impl Fn() -> String) {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/costs.toml");
     let read = || {
         let text = std::fs::read_to_string(file).unwrap_or_default();
-        toml::from_str::<BTreeMap<String, Cost>>(&text).expect("costs.toml is what it should be")
+        toml::from_str::<BTreeMap<String, Cost>>(&text).expect("costs.toml is valid")
     };
     let now = cost(path, url);
     if std::env::var_os("PILLARBOX_ACCEPT").is_some() {
-        // One at a time: tests are processes.
+        // One at a time: each test is a process.
         let lock = std::fs::File::create(concat!(env!("CARGO_TARGET_TMPDIR"), "/costs.lock"))
             .expect("a lock");
         lock.lock().expect("locked");
@@ -82,7 +84,7 @@ fn hold(name: &str, path: &str, url: impl Fn() -> String) {
         std::fs::write(
             file,
             format!(
-                "# What a message costs, in the build of the tests: see tests/costs.rs.\n\n{text}"
+                "# Cost of a message, in the build of the tests: see tests/costs.rs.\n\n{text}"
             ),
         )
         .expect("written");
@@ -90,7 +92,7 @@ fn hold(name: &str, path: &str, url: impl Fn() -> String) {
     }
     let before = *read().get(name).unwrap_or_else(|| panic!("costs.toml has no '{name}': {now:?}"));
     println!("{name}: {now:?}, before: {before:?}");
-    let advice = "make it cheaper again; or if it is meant, say so with `make accept-costs`";
+    let advice = "make it cheaper, or accept the new cost with `make accept-costs`";
     for (what, now, before, most) in [
         ("instructions", now.instructions, before.instructions, INSTRUCTIONS),
         ("allocations", now.allocations, before.allocations, ALLOCATIONS),
@@ -106,7 +108,7 @@ fn memory() -> String {
     "memory:".to_owned()
 }
 
-/// A file of its own for each run.
+/// Returns a new file for each run.
 fn file(directory: &Path) -> String {
     let name = std::fs::read_dir(directory).expect("a directory").count();
     format!("sqlite:{}", directory.join(format!("{name}.db")).display())
@@ -139,7 +141,7 @@ fn a_message_on_redis_costs_a_client_no_more_than_it_did() {
     hold("redis cycle", "cycle", || server.url());
 }
 
-/// The server has one command for each batch, whatever is in it.
+/// The server runs one command per batch, whatever its size.
 #[test]
 fn a_batch_on_redis_is_three_commands() {
     let server = RedisServer::start();
@@ -156,7 +158,7 @@ fn a_batch_on_redis_is_three_commands() {
         assert!(done.expect("it runs").success());
         calls() - before
     };
-    // The first run has scripts to send.
+    // The first run loads the scripts.
     run(1);
     assert_eq!(run(MANY) - run(FEW), 3 * (MANY - FEW) as u64);
 }

@@ -1,10 +1,9 @@
-//! Every program in the README and in `docs/` compiles, and runs where it can: each page is the
-//! documentation of a type here, which `cargo test --doc` goes through.
+//! Compiles every program in the README and in `docs/`, and runs those that can run: each page is the
+//! documentation of a type here, which `cargo test --doc` tests.
 //!
-//! What else is checked of the pages is in `tests/`: links, blocks that are no Rust, alert rules,
-//! and what is said of backends.
+//! Other checks of the pages are in `tests/`: links, blocks in other languages, alert rules, tables.
 
-/// Has the programs of pages tested. That no page is forgotten is a test of its own.
+/// Turns pages into doctests. Another test checks that the list is complete.
 macro_rules! pages {
     ($($name:ident $path:literal)*) => {$(
         #[cfg(doctest)]

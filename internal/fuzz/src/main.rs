@@ -1,4 +1,4 @@
-//! Runs a target: on files, or on inputs that are made.
+//! Runs a target on files, or on generated inputs.
 //!
 //! ```console
 //! $ cargo run -p pillarbox-fuzz -- url target/fuzz/url/failed-0123456789abcdef
@@ -15,7 +15,7 @@ fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let Some(target) = args.next().as_deref().and_then(target) else {
         let names: Vec<_> = targets::ALL.iter().map(|target| target.name).collect();
-        eprintln!("say which target: {}; and perhaps files", names.join(", "));
+        eprintln!("usage: pillarbox-fuzz TARGET [FILE...]; targets: {}", names.join(", "));
         return ExitCode::from(2);
     };
     let files: Vec<_> = args.collect();

@@ -201,7 +201,7 @@ fn a_queue_with_partitions_on_a_cluster_is_one_queue() {
     let refused = place.run("--url sqlite:here.db send q x");
     assert_eq!(refused.code, 0, "{refused:?}");
     let refused = place.run("--url sqlite:here.db partitions q 3");
-    assert!(refused.code == 2 && refused.stderr.contains("keeps every queue whole"), "{refused:?}");
+    assert!(refused.code == 2 && refused.stderr.contains("has no partitions"), "{refused:?}");
     let refused = place.run(&format!("--url {} partitions orders 5000", cluster.url()));
     assert!(refused.code == 2 && refused.stderr.contains("1000"), "{refused:?}");
     assert_eq!(place.run("--url sqlite:here.db partitions q").stdout, "1 partition\n");

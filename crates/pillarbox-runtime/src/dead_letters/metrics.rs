@@ -1,4 +1,4 @@
-//! What is measured of dead letters. `docs/metrics.md` is the table.
+//! Metrics of dead letters; `docs/metrics.md` lists them.
 
 use std::time::Duration;
 
@@ -10,69 +10,68 @@ pub(super) fn depth(queue: &QueueName, depth: u64) {
     gauge!("dlq.queue.depth", "queue" => queue.to_string()).set(depth as f64);
 }
 
-/// Somebody begins to look after a queue of dead letters: its counters are there from now on, so that the first of
-/// each is seen.
-pub(super) fn begin(queue: &QueueName) {
-    for counter in [all_expired, all_replayed, all_discarded, all_processed] {
+/// Registers the counters of a queue, so that the first increment of each is visible.
+pub(crate) fn register(queue: &QueueName) {
+    for counter in [expired_counter, replayed_counter, discarded_counter, processed_counter] {
         drop(counter(queue));
     }
 }
 
-/// Somebody begins to delete those that are old.
-pub(super) fn begin_expiring(queue: &QueueName) {
-    drop(all_expired(queue));
+/// Registers the counter of expired dead letters.
+pub(super) fn register_expired(queue: &QueueName) {
+    drop(expired_counter(queue));
 }
 
-fn all_expired(queue: &QueueName) -> Counter {
+fn expired_counter(queue: &QueueName) -> Counter {
     counter!("dlq.messages.expired", "queue" => queue.to_string())
 }
 
-fn all_replayed(queue: &QueueName) -> Counter {
+fn replayed_counter(queue: &QueueName) -> Counter {
     counter!("dlq.messages.replayed", "queue" => queue.to_string())
 }
 
-fn all_discarded(queue: &QueueName) -> Counter {
+fn discarded_counter(queue: &QueueName) -> Counter {
     counter!("dlq.messages.discarded", "queue" => queue.to_string())
 }
 
-fn all_processed(queue: &QueueName) -> Counter {
+fn processed_counter(queue: &QueueName) -> Counter {
     counter!("dlq.messages.processed", "queue" => queue.to_string())
 }
 
-pub(super) fn expired(queue: &QueueName, letters: u64) {
+pub(crate) fn expired(queue: &QueueName, letters: u64) {
     if letters > 0 {
-        all_expired(queue).increment(letters);
+        expired_counter(queue).increment(letters);
     }
 }
 
-pub(super) fn replayed(queue: &QueueName) {
-    all_replayed(queue).increment(1);
+pub(crate) fn replayed(queue: &QueueName) {
+    replayed_counter(queue).increment(1);
 }
 
-pub(super) fn discarded(queue: &QueueName) {
-    all_discarded(queue).increment(1);
+pub(crate) fn discarded(queue: &QueueName) {
+    discarded_counter(queue).increment(1);
 }
 
-pub(super) fn processed(queue: &QueueName) {
-    all_processed(queue).increment(1);
+pub(crate) fn processed(queue: &QueueName) {
+    processed_counter(queue).increment(1);
 }
 
-/// Measures how long a handler takes, until it is dropped: however the handler ends.
+/// Records the duration of a handler when dropped, however the handler ends.
 #[derive(Debug)]
-pub(super) struct Stopwatch<'a> {
+pub(crate) struct Stopwatch<'a> {
     queue: &'a QueueName,
-    begun: Instant,
+    start: Instant,
 }
 
 impl<'a> Stopwatch<'a> {
-    pub(super) fn start(queue: &'a QueueName) -> Self {
-        Self { queue, begun: Instant::now() }
+    pub(crate) fn start(queue: &'a QueueName) -> Self {
+        Self { queue, start: Instant::now() }
     }
 }
 
 impl Drop for Stopwatch<'_> {
     fn drop(&mut self) {
-        let millis = self.begun.elapsed().as_secs_f64() * 1e3;
+        let millis = self.start.elapsed().as_secs_f64() * 1e3;
         histogram!("dlq.processing.duration_ms", "queue" => self.queue.to_string()).record(millis);
     }
 }

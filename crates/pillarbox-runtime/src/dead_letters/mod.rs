@@ -1,31 +1,34 @@
-//! Messages that are not tried again: when, where they go, and what becomes of them.
+//! Dead letters: messages that are not retried any more.
 //!
-//! | to find | look at |
+//! | subject | item |
 //! |---|---|
-//! | when a failed message becomes a dead letter, and where it goes | [`DlqPolicy`] (`policy.rs`) |
-//! | whether an error is worth another try | [`ErrorClass`], [`Classify`] (`class.rs`) |
-//! | what is stored | [`DeadLetter`] (`letter.rs`) |
-//! | looking, replaying, discarding, counting, health | [`Dlq`] (`dlq.rs`, `pass.rs`, `replay.rs`, `paging.rs`, `summary.rs`) |
-//! | a program that handles dead letters | [`DlqConsumer`] (`consumer.rs`; `left.rs` for those that it leaves) |
+//! | when a failed message becomes a dead letter, and where it is sent | [`DlqPolicy`] (`policy.rs`, `rules.rs`, `destination.rs`) |
+//! | whether a retry may succeed | [`ErrorClass`], [`Classify`] (`error_class.rs`) |
+//! | the stored form | [`DeadLetter`] (`dead_letter.rs`) |
+//! | inspection, retention, health | [`Dlq`] (`dlq.rs`), [`Summary`] (`summary.rs`) |
+//! | replaying and discarding | [`Pass`] (`pass/`, `replay.rs`) |
+//!
+//! `DlqConsumer`, a worker pool that handles dead letters, is in the module `dlq_consumer`.
 
-mod class;
-mod consumer;
+mod dead_letter;
+mod destination;
 mod dlq;
-mod left;
-mod letter;
-mod metrics;
-mod paging;
+mod error_class;
+pub(crate) mod metrics;
 mod pass;
 mod policy;
 mod replay;
+mod rules;
 mod summary;
 
-pub use class::{Classify, ErrorClass};
-pub use consumer::{DlqAction, DlqConsumer, IntoDlqAction};
-pub use dlq::{Dlq, DlqHealth, DlqLimits, DlqStatus, Found};
-pub use letter::{DeadLetter, Letters};
-pub(crate) use letter::{REQUEST_ID, cut, original_id, replays, request_id};
-pub use pass::{Pass, PassFailed, Report};
-pub(crate) use policy::Rules;
-pub use policy::{Decide, Decision, DlqPolicy, FailedDelivery};
+pub use dead_letter::{DeadLetter, DeadLetterCodec, DeadLetterInfo};
+pub(crate) use dlq::backend_time;
+pub use dlq::{Dlq, DlqHealth, DlqLimits, DlqStatus, PeekedDeadLetter};
+pub use error_class::{Classify, ErrorClass};
+pub(crate) use pass::report_processed;
+pub use pass::{Pass, PassFailed, PassReport};
+pub use policy::DlqPolicy;
+pub(crate) use replay::{DEFAULT_MAX_REPLAYS, send_back};
+pub(crate) use rules::Rules;
+pub use rules::{Decide, Decision, FailedDelivery};
 pub use summary::{ErrorGroup, Summary};

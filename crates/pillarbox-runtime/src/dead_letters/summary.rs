@@ -1,73 +1,100 @@
-//! What went wrong, at a glance.
+//! Dead letters grouped by their errors.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
-use pillarbox_core::Timestamp;
+use pillarbox_core::{MessageId, Result, Timestamp};
 use serde::Serialize;
 
-use super::{DeadLetter, Found};
+use super::dead_letter::DeadLetter;
+use super::dlq::{Dlq, PeekedDeadLetter};
 
-/// How many different errors are told apart; the others are counted together. So the whole stays small,
-/// however many dead letters there are.
-const MOST_GROUPS: usize = 1_000;
-/// How much of an error tells it from others.
-const TEXT: usize = 200;
+/// Maximum number of error groups; further errors are counted together, which bounds the memory.
+const MAX_GROUPS: usize = 1_000;
+/// Number of characters of an error text that are compared and kept.
+const MAX_TEXT: usize = 200;
 
 /// Dead letters, grouped by what went wrong.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Summary {
-    /// How many dead letters were meant.
+    /// Number of dead letters that were selected.
     pub letters: u64,
-    /// How many were not.
+    /// Number of dead letters that were not selected.
     pub others: u64,
-    /// How many could not be read, and are no dead letters, perhaps.
+    /// Number of messages that could not be read as dead letters.
     pub unreadable: u64,
-    /// How many of those that were meant were replayed before.
+    /// Number of selected dead letters that were replayed before.
     pub replayed: u64,
-    /// How many bytes their bodies have.
+    /// Number of bytes in the bodies of the selected dead letters.
     pub body_bytes: u64,
-    /// When the first of them became one.
+    /// When the first of the selected messages became a dead letter.
     pub first_at: Option<Timestamp>,
-    /// When the last of them became one.
+    /// When the last of the selected messages became a dead letter.
     pub last_at: Option<Timestamp>,
     /// The errors, the most frequent first.
     pub errors: Vec<ErrorGroup>,
-    /// How many dead letters have still other errors.
+    /// Number of selected dead letters whose errors are in no group, because there are too many groups.
     pub further: u64,
+    /// Index into `errors` by source, type and pattern.
     #[serde(skip)]
-    places: HashMap<(String, String, String), usize>,
+    groups: HashMap<(String, String, String), usize>,
 }
 
-/// Dead letters of one source that have the same error: of the same type, and with a text that differs in
-/// its numbers at most.
+/// Dead letters of one source with the same error: of the same type, and with texts that differ in numbers
+/// only.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ErrorGroup {
-    /// Where the messages came from.
+    /// The queue that the messages came from.
     pub source_mailbox: String,
     /// The type of the error.
     pub error_type: String,
-    /// The text of the first one.
+    /// The text of the first error.
     pub error: String,
-    /// How many there are.
+    /// Number of dead letters in the group.
     pub count: u64,
-    /// When the first became a dead letter.
+    /// When the first of the messages became a dead letter.
     pub first_at: Timestamp,
-    /// When the last became a dead letter.
+    /// When the last of the messages became a dead letter.
     pub last_at: Timestamp,
-    /// The message of the last one, to look into.
-    pub last_message_id: pillarbox_core::MessageId,
+    /// The message that became a dead letter last, as an example.
+    pub last_message_id: MessageId,
+}
+
+impl Dlq {
+    /// Groups the selected dead letters by their errors.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`peek`](Self::peek).
+    pub async fn summary(
+        &self,
+        mut is_selected: impl FnMut(&DeadLetter) -> bool,
+    ) -> Result<Summary> {
+        let mut summary = Summary::default();
+        self.peek(|peeked| {
+            summary.add(&peeked, &mut is_selected);
+            ControlFlow::Continue(())
+        })
+        .await?;
+        summary.sort();
+        Ok(summary)
+    }
 }
 
 impl Summary {
-    /// Counts one more. [`Dlq::summary`](super::Dlq::summary) does it with all there are.
-    pub fn add(&mut self, found: &Found, is_meant: impl FnOnce(&DeadLetter) -> bool) {
-        let Ok(letter) = &found.letter else {
+    /// Adds one dead letter. [`Dlq::summary`] adds all dead letters of a queue.
+    pub fn add(
+        &mut self,
+        peeked: &PeekedDeadLetter,
+        is_selected: impl FnOnce(&DeadLetter) -> bool,
+    ) {
+        let Ok(letter) = &peeked.letter else {
             self.unreadable += 1;
             return;
         };
-        if !is_meant(letter) {
+        if !is_selected(letter) {
             self.others += 1;
             return;
         }
@@ -87,41 +114,41 @@ impl Summary {
             letter.last_error_type.clone(),
             pattern(&letter.last_error),
         );
-        if let Some(place) = self.places.get(&key) {
-            let group = &mut self.errors[*place];
+        if let Some(index) = self.groups.get(&key) {
+            let group = &mut self.errors[*index];
             group.count += 1;
             group.first_at = group.first_at.min(at);
             if at >= group.last_at {
                 (group.last_at, group.last_message_id) = (at, letter.message_id);
             }
-        } else if self.errors.len() < MOST_GROUPS {
+        } else if self.errors.len() < MAX_GROUPS {
             self.errors.push(ErrorGroup {
                 source_mailbox: key.0.clone(),
                 error_type: key.1.clone(),
-                error: letter.last_error.chars().take(TEXT).collect(),
+                error: letter.last_error.chars().take(MAX_TEXT).collect(),
                 count: 1,
                 first_at: at,
                 last_at: at,
                 last_message_id: letter.message_id,
             });
-            self.places.insert(key, self.errors.len() - 1);
+            self.groups.insert(key, self.errors.len() - 1);
         } else {
             self.further += 1;
         }
     }
 
-    /// Puts the most frequent errors first, once all are counted.
+    /// Sorts the errors by their frequency, once all dead letters are added.
     pub fn sort(&mut self) {
-        self.places.clear();
+        self.groups.clear();
         self.errors.sort_by(|a, b| b.count.cmp(&a.count).then(b.last_at.cmp(&a.last_at)));
     }
 }
 
-/// The text of an error without what differs from message to message: numbers, and ids in hexadecimal.
+/// Replaces what differs from message to message in the text of an error, numbers and hexadecimal ids, by `#`.
 fn pattern(text: &str) -> String {
     let mut pattern = String::new();
     let mut word = String::new();
-    for c in text.chars().take(TEXT).chain(['\0']) {
+    for c in text.chars().take(MAX_TEXT).chain(['\0']) {
         if c.is_alphanumeric() {
             word.push(c);
             continue;
@@ -133,7 +160,7 @@ fn pattern(text: &str) -> String {
             pattern.push_str(&word);
         }
         word.clear();
-        // An id with hyphens is one number.
+        // An id with hyphens counts as one number.
         if c == '-' && pattern.ends_with('#') {
             continue;
         }
@@ -150,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_that_differ_in_their_numbers_are_one() {
+    fn errors_that_differ_only_in_numbers_are_one_group() {
         let same = |a: &str, b: &str| pattern(a) == pattern(b);
         assert!(same("order 17 is gone", "order 4711 is gone"));
         assert!(same(
@@ -160,6 +187,6 @@ mod tests {
         assert!(same("at 10.0.0.1:80", "at 192.168.7.25:8080"));
         assert!(!same("order 17 is gone", "order 17 is late"));
         assert!(!same("disk full", "disk fell"));
-        assert_eq!(pattern("x".repeat(5_000).as_str()).len(), TEXT + 1);
+        assert_eq!(pattern("x".repeat(5_000).as_str()).len(), MAX_TEXT + 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Functions and services that answer requests.
+//! Adapters: functions and services that answer requests.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use super::run::{LoopCall, Run};
 use crate::outcome::{BoxError, Failure};
 
 /// A function that answers requests: an async function of the request, or of the request and its [`Run`], that
-/// gives the output, or a `Result` of it.
+/// returns the output or a `Result` of it.
 ///
 /// ```
 /// use pillarbox_runtime::Run;
@@ -34,9 +34,9 @@ pub trait Adapter<U, O, Args>: Clone + Send + Sync + 'static {
     fn answer(&self, request: U, run: Run) -> impl Future<Output = Result<O, BoxError>> + Send;
 }
 
-/// What an [`Adapter`] may return: the output, or a `Result` of it.
+/// Return types of an [`Adapter`]: the output, or a `Result` of it.
 pub trait IntoOutput<O> {
-    /// The output, or the error by which the adapter failed.
+    /// Returns the output, or the error of the adapter.
     fn into_output(self) -> Result<O, BoxError>;
 }
 
@@ -74,14 +74,14 @@ where
     }
 }
 
-/// An [`Adapter`] as a Tower service, for those who put services around it.
+/// An [`Adapter`] as a Tower service, for use with middleware.
 pub struct AdapterService<A, O, Args> {
     adapter: A,
     types: PhantomData<fn(Args) -> O>,
 }
 
 impl<A, O, Args> AdapterService<A, O, Args> {
-    /// The service that this adapter is.
+    /// Creates the service of an adapter.
     pub const fn new(adapter: A) -> Self {
         Self { adapter, types: PhantomData }
     }

@@ -9,9 +9,9 @@ use tower::Service;
 use tower::util::BoxCloneSyncService;
 
 use super::adapter::{Adapter, AdapterService};
-use super::answering::{Answering, Rules, dead_lettered};
+use super::answering::{AnswerOptions, AnswerService, dead_lettered};
 use super::message::{MainLoopRequest, MainLoopResult};
-use super::run::{Live, LoopCall};
+use super::run::{LiveResources, LoopCall};
 use super::sweep;
 use crate::control::Control;
 use crate::dead_letters::DlqPolicy;
@@ -21,8 +21,8 @@ use crate::runnable::Runnable;
 use crate::stats::StatsSnapshot;
 use crate::worker::{ReadyWorker, Worker};
 
-/// Answers the requests of a mailbox: each is given to an adapter, and what comes out is sent to where its
-/// sender wants it, and then the request is acknowledged.
+/// A loop that answers the requests of a mailbox: it passes each to an adapter, sends the output to the reply
+/// address, and then acknowledges the request.
 ///
 /// ```
 /// use std::time::Duration;
@@ -43,24 +43,23 @@ use crate::worker::{ReadyWorker, Worker};
 /// # Ok(()) }
 /// ```
 ///
-/// It is a [`Worker`], with all that a worker does: [`worker`](Self::worker) changes it. What becomes of a
-/// request:
+/// It is a [`Worker`], whose options [`worker`](Self::worker) sets.
 ///
-/// * An error of the adapter, a panic, or a run that takes longer than [`timeout`](Self::timeout) is the answer,
-///   and the request is done with. With [`dead_letters`](Self::dead_letters) it is tried again, as the policy
-///   says, and only when it has become a dead letter is that the answer.
-/// * A request whose deadline is past is answered by an error and not run; one whose deadline passes is
-///   cancelled.
-/// * One without a reply address is worked on all the same, and so is one with an address that answers
-///   [do not go to](pillarbox_core::MailboxBuilder::allow_reply_to).
-/// * The answer comes first and the acknowledgement second: a process that dies in between works on the
-///   request once more and answers once more, under the same id.
+/// * An error or panic of the adapter, or a run that exceeds the [`timeout`](Self::timeout), is sent as the answer,
+///   and the request is acknowledged. With [`dead_letters`](Self::dead_letters) the request is retried by the
+///   policy, and the error is sent when it becomes a dead letter.
+/// * A request whose deadline has passed is answered with an error and not run. A run is cancelled when its deadline
+///   passes.
+/// * A request without a reply address, or with one that is
+///   [not allowed](pillarbox_core::MailboxBuilder::allow_reply_to), is run as well.
+/// * The answer is sent before the request is acknowledged. A process that dies in between runs the request again,
+///   and sends the answer again under the same id.
 #[must_use = "a loop does nothing until it is run"]
 pub struct MainLoop<U, O> {
     worker: Worker<MainLoopRequest<U>, MainLoopResult<O>>,
     requests: Mailbox<MainLoopRequest<U>, MainLoopResult<O>>,
     adapter: BoxCloneSyncService<LoopCall<U>, O, BoxError>,
-    live: Live,
+    live: LiveResources,
     timeout: Option<Duration>,
     keep_replies_for: Option<Duration>,
 }
@@ -69,7 +68,7 @@ pub struct MainLoop<U, O> {
 type LoopWorker<U, O> = ReadyWorker<MainLoopRequest<U>, MainLoopResult<O>>;
 
 impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
-    /// Answers the requests of a mailbox by a function; see [`Adapter`].
+    /// Creates a loop that answers requests by a function; see [`Adapter`].
     pub fn new<Args: 'static>(
         requests: Mailbox<MainLoopRequest<U>, MainLoopResult<O>>,
         adapter: impl Adapter<U, O, Args>,
@@ -77,7 +76,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         Self::service(requests, AdapterService::new(adapter))
     }
 
-    /// Answers the requests of a mailbox by any Tower service that can be cloned.
+    /// Creates a loop that answers requests by a Tower service.
     pub fn service<S>(requests: Mailbox<MainLoopRequest<U>, MainLoopResult<O>>, service: S) -> Self
     where
         S: Service<LoopCall<U>, Response = O> + Clone + Send + Sync + 'static,
@@ -89,15 +88,15 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
             worker: Worker::new(requests.clone()).visibility(Duration::from_secs(300)),
             requests,
             adapter: BoxCloneSyncService::new(service),
-            live: Live::default(),
+            live: LiveResources::default(),
             timeout: Some(Duration::from_secs(300)),
             keep_replies_for: Some(sweep::KEEP_FOR),
         }
     }
 
-    /// A loop on other requests that uses the adapter of this one, with the resources and the timeout that it has:
-    /// `wrap` makes the service that answers them of the adapter. Its worker is a new one. An eval judges what
-    /// the adapter gives that way.
+    /// Creates a loop that answers other requests by the adapter of this one, with its resources and its timeout.
+    /// `wrap` turns the adapter into the service of the new loop, whose worker has default options. An eval loop
+    /// wraps the adapter that it evaluates in this way.
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
@@ -134,20 +133,20 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         MainLoop { live, timeout, keep_replies_for, ..other }
     }
 
-    /// Gives the adapter something to work with that cannot travel, such as a pool of connections: it finds it
-    /// by its type, by [`Run::live`](super::Run::live).
+    /// Registers a resource that cannot be sent with a request, such as a connection pool. The adapter gets it by
+    /// its type, from [`Run::live`](super::Run::live).
     pub fn resource<T: Send + Sync + 'static>(self, resource: T) -> Self {
         self.resource_arc(Arc::new(resource))
     }
 
-    /// The same for something that others hold as well.
+    /// Registers a shared resource.
     pub fn resource_arc<T: Send + Sync + 'static>(mut self, resource: Arc<T>) -> Self {
         self.live.insert(resource);
         self
     }
 
-    /// Where requests go that fail as often as they may: from now on a failure is tried again, and the
-    /// sender is answered when the request has become a dead letter.
+    /// Sets the policy for dead letters. With it, failed requests are retried, and the error is sent as the answer
+    /// when the request becomes a dead letter.
     pub fn dead_letters(self, policy: DlqPolicy) -> Self {
         self.worker(|worker| worker.dead_letters(policy))
     }
@@ -158,47 +157,45 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         self.worker(|worker| worker.max_deliveries(deliveries))
     }
 
-    /// How many requests are worked on at the same time. 4 unless said otherwise.
+    /// Sets the number of requests that are handled at the same time. Defaults to 4.
     pub fn workers(self, workers: usize) -> Self {
         self.worker(|worker| worker.workers(workers))
     }
 
-    /// How long the lease of a request runs: how long others wait if this process dies. It is extended while
-    /// the adapter runs. 5 minutes unless said otherwise.
+    /// Sets the lease of a request, which is extended while the adapter runs. If the process dies, the request is
+    /// delivered again when it expires. Defaults to 5 minutes.
     pub fn visibility(self, visibility: Duration) -> Self {
         self.worker(|worker| worker.visibility(visibility))
     }
 
-    /// How long the adapter may take, whatever the deadline of the request. 5 minutes unless said
-    /// otherwise.
+    /// Sets the timeout of the adapter, in addition to the deadline of the request. Defaults to 5 minutes.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Lets the adapter take as long as the request allows.
+    /// Limits the adapter only by the deadline of the request.
     pub fn without_timeout(mut self) -> Self {
         self.timeout = None;
         self
     }
 
-    /// For how long answers are kept that no [`Client`](super::Client) comes for: then it is taken to have
-    /// vanished, and its mailbox is emptied. At least a second; an hour unless said otherwise. It is about all
-    /// clients on the backend of the requests, whatever loop they ask.
+    /// Sets the time after which answers that no [`Client`](super::Client) has received are deleted, since the client
+    /// is gone. Defaults to 1 hour, and must be at least a second. It applies to all clients on the backend of the
+    /// requests, also those of other loops.
     pub fn keep_replies_for(mut self, time: Duration) -> Self {
         self.keep_replies_for = Some(time);
         self
     }
 
-    /// Leaves the mailboxes of clients that have vanished to others; see
-    /// [`sweep_replies`](super::sweep_replies).
+    /// Disables the deletion of answers that no client has received; see [`sweep_replies`](super::sweep_replies).
     pub fn keep_all_replies(mut self) -> Self {
         self.keep_replies_for = None;
         self
     }
 
-    /// Changes the worker beneath: retries, leases, drain, name, and so on. A timeout belongs to the
-    /// [loop](Self::timeout).
+    /// Sets options of the underlying [`Worker`], such as retries, the drain time and the name. Its timeout has no
+    /// effect: see [`timeout`](Self::timeout).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -219,18 +216,18 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
         self
     }
 
-    /// The worker that does it.
+    /// Builds the worker.
     fn ready(self) -> LoopWorker<U, O> {
         let Self { worker, requests, adapter, live, timeout, keep_replies_for } = self;
         metrics::answering(requests.name());
         let answers_failures = !worker.has_dead_letters();
-        let rules = Arc::new(Rules { live, timeout, answers_failures });
+        let options = Arc::new(AnswerOptions { live, timeout, answers_failures });
         let worker = worker
             .without_timeout()
             .error_reply_with_id(dead_lettered)
-            .service(Answering { adapter, rules });
+            .service(AnswerService { adapter, options });
         match keep_replies_for.map(|time| (time, sweep::check(time))) {
-            Some((time, Ok(()))) => worker.beside(sweep::keep_swept(requests, time)),
+            Some((time, Ok(()))) => worker.beside(sweep::sweep_at_interval(requests, time)),
             Some((_, Err(error))) => worker.refused(error),
             None => worker,
         }

@@ -1,4 +1,4 @@
-//! What travels: a request, and the answer to it.
+//! The messages of a loop: requests and replies.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,9 +9,9 @@ use serde::de::value::UnitDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-use crate::dead_letters::REQUEST_ID;
+use crate::attributes::REQUEST_ID;
 
-/// A request to a [`MainLoop`](super::MainLoop), as it lies in its mailbox.
+/// A request to a [`MainLoop`](super::MainLoop), as it is sent to its mailbox.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,23 +26,22 @@ use crate::dead_letters::REQUEST_ID;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MainLoopRequest<U> {
-    /// What is asked.
+    /// The request itself.
     pub request: U,
-    /// What it may cost: passed on to the adapter, which knows what the limits mean.
+    /// Limits of the cost. They are passed to the adapter, which interprets them.
     #[serde(default, skip_serializing_if = "Budget::is_empty")]
     pub budget: Budget,
-    /// When nobody wants the answer any more: the adapter is not run after it, and cancelled at it. By the
-    /// clock of whoever asks, so clocks should agree.
+    /// When the answer is not wanted any more: the adapter is not started after it, and is cancelled at it. By the
+    /// clock of the sender, so the clocks should agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
-    /// What the adapter shall work with, as far as it can travel: names and settings.
+    /// Names and settings for the adapter.
     #[serde(default, skip_serializing_if = "Resources::is_empty")]
     pub resources: Resources,
-    /// Which request it is: the answer carries it. Nil where a sender says none; then it goes by the id of
-    /// its message.
+    /// The id of the request, which the answer repeats. If it is nil, the id of the message is used.
     #[serde(default)]
     pub request_id: Uuid,
-    /// When it was made, by the clock of whoever asks.
+    /// When the request was created, by the clock of the sender.
     #[serde(default = "Timestamp::now")]
     pub created_at: Timestamp,
 }
@@ -52,7 +51,7 @@ fn new_id() -> Uuid {
 }
 
 impl<U> MainLoopRequest<U> {
-    /// A request of its own, without limits.
+    /// Creates a request with a new id and without limits.
     pub fn new(request: U) -> Self {
         Self {
             request,
@@ -64,45 +63,45 @@ impl<U> MainLoopRequest<U> {
         }
     }
 
-    /// Says what it may cost.
+    /// Sets the limits of the cost.
     #[must_use]
     pub fn budget(mut self, budget: Budget) -> Self {
         self.budget = budget;
         self
     }
 
-    /// Says when nobody wants the answer any more.
+    /// Sets when the answer is not wanted any more.
     #[must_use]
     pub fn deadline(mut self, deadline: Timestamp) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Says for how long the answer is wanted.
+    /// Sets the deadline to this time from now.
     #[must_use]
     pub fn deadline_in(self, time: std::time::Duration) -> Self {
         self.deadline(Timestamp::now() + time)
     }
 
-    /// Adds something that the adapter shall work with: a name, a setting.
+    /// Adds a name or setting for the adapter.
     ///
     /// # Panics
     ///
-    /// Where it cannot be written as JSON, such as a map whose keys are no text. See
-    /// [`Resources::insert`] for one that fails instead.
+    /// Panics if the value cannot be serialized as JSON, such as a map whose keys are not strings.
+    /// [`Resources::insert`] returns an error instead.
     #[must_use]
     pub fn resource(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
         self.resources = self.resources.with(name, value);
         self
     }
 
-    /// How it is best sent, by those who are no [`Client`](super::Client): its id is told beside it, so that also
-    /// one that cannot be read is known by it.
+    /// Returns the options to send it with, if it is not sent by a [`Client`](super::Client): the id of the request
+    /// is an attribute, so that it is known even if the body cannot be decoded.
     pub fn send_options(&self) -> SendOptions {
         SendOptions::new().attribute(REQUEST_ID, self.request_id.to_string())
     }
 
-    /// Gives it an id of the caller's, such as one that is known elsewhere.
+    /// Sets the id of the request.
     #[must_use]
     pub fn request_id(mut self, id: Uuid) -> Self {
         self.request_id = id;
@@ -110,57 +109,57 @@ impl<U> MainLoopRequest<U> {
     }
 }
 
-/// What a request may cost: limits by name, such as `total_tokens`, in whatever unit the adapter counts.
+/// Limits of the cost of a request by name, such as `total_tokens`, in the units of the adapter.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Budget(BTreeMap<String, u64>);
 
 impl Budget {
-    /// No limits.
+    /// Creates a budget without limits.
     pub const fn new() -> Self {
         Self(BTreeMap::new())
     }
 
     /// Adds a limit.
     #[must_use]
-    pub fn limit(mut self, name: impl Into<String>, most: u64) -> Self {
-        self.0.insert(name.into(), most);
+    pub fn limit(mut self, name: impl Into<String>, max: u64) -> Self {
+        self.0.insert(name.into(), max);
         self
     }
 
-    /// The limit of this name, if there is one.
+    /// Returns the limit of this name.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.0.get(name).copied()
     }
 
-    /// All limits.
+    /// Returns all limits.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
-        self.0.iter().map(|(name, most)| (name.as_str(), *most))
+        self.0.iter().map(|(name, max)| (name.as_str(), *max))
     }
 
-    /// Whether there is no limit.
+    /// Whether there are no limits.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// What a request shall be worked on with, as far as it can travel: JSON by name. What cannot, such as a pool
-/// of connections, is [registered](super::MainLoop::resource) on the loop.
+/// Names and settings of a request for the adapter: JSON by name. What cannot be serialized, such as a connection
+/// pool, is [registered](super::MainLoop::resource) with the loop.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Resources(BTreeMap<String, serde_json::Value>);
 
 impl Resources {
-    /// None.
+    /// Creates an empty map.
     pub const fn new() -> Self {
         Self(BTreeMap::new())
     }
 
-    /// Adds one, in place of what had its name before.
+    /// Inserts a value, replacing the one of the same name.
     ///
     /// # Errors
     ///
-    /// Where it cannot be written as JSON.
+    /// Fails if the value cannot be serialized as JSON.
     pub fn insert(
         &mut self,
         name: impl Into<String>,
@@ -170,57 +169,57 @@ impl Resources {
         Ok(())
     }
 
-    /// The same with one more, for those that are known to be JSON.
+    /// Returns the map with one more value.
     ///
     /// # Panics
     ///
-    /// Where it cannot be written as JSON, such as a map whose keys are no text.
+    /// Panics if the value cannot be serialized as JSON, such as a map whose keys are not strings.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
         let name = name.into();
         if let Err(error) = self.insert(name.clone(), value) {
-            panic!("the resource {name:?} cannot be written as JSON: {error}");
+            panic!("the resource {name:?} cannot be serialized as JSON: {error}");
         }
         self
     }
 
-    /// The one of this name, if there is one that is such a thing.
+    /// Returns the value of this name, if there is one that deserializes to `T`.
     pub fn get<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         T::deserialize(self.0.get(name)?).ok()
     }
 
-    /// All of them.
+    /// Returns all values.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &serde_json::Value)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
     }
 
-    /// Whether there is none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// The answer to a [`MainLoopRequest`]. As JSON it has a field `output`, or else `error`.
+/// The answer to a [`MainLoopRequest`]. As JSON it has either a field `output` or a field `error`.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct MainLoopResult<O> {
-    /// The request that it answers.
+    /// The id of the request.
     pub request_id: Uuid,
-    /// What came out, or what went wrong.
+    /// The output, or the error.
     pub outcome: Result<O, RemoteError>,
-    /// The session that it came out of, if the adapter said so.
+    /// The session of the run, if the adapter set one.
     pub session_id: Option<Uuid>,
-    /// When it was answered, by the clock of the loop.
+    /// When the request was answered, by the clock of the loop.
     pub completed_at: Timestamp,
 }
 
 impl<O> MainLoopResult<O> {
-    /// An answer as of now, for loops that are no [`MainLoop`](super::MainLoop).
+    /// Creates an answer as of now, for loops other than a [`MainLoop`](super::MainLoop).
     pub fn new(request_id: Uuid, outcome: Result<O, RemoteError>) -> Self {
         Self { request_id, outcome, session_id: None, completed_at: Timestamp::now() }
     }
 
-    /// What came out, if all went well.
+    /// Returns the output, if the request succeeded.
     pub const fn output(&self) -> Option<&O> {
         match &self.outcome {
             Ok(output) => Some(output),
@@ -228,7 +227,7 @@ impl<O> MainLoopResult<O> {
         }
     }
 
-    /// What went wrong, if something did.
+    /// Returns the error, if the request failed.
     pub const fn error(&self) -> Option<&RemoteError> {
         match &self.outcome {
             Ok(_) => None,
@@ -237,23 +236,23 @@ impl<O> MainLoopResult<O> {
     }
 }
 
-/// What went wrong where a request was worked on.
+/// The error of a request, as the loop reports it.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 #[non_exhaustive]
 pub struct RemoteError {
-    /// What it said.
+    /// The text of the error.
     pub text: String,
-    /// What kind of error it is.
+    /// The kind of the error.
     pub kind: RemoteErrorKind,
-    /// The name of its type, as far as it is known there.
+    /// The name of its type, if the loop knows it.
     pub error_type: Option<String>,
 }
 
 pillarbox_core::__error_debug!(struct RemoteError { text, kind, error_type });
 
 impl RemoteError {
-    /// An error of this kind.
+    /// Creates an error of this kind.
     pub fn new(kind: RemoteErrorKind, text: impl Into<String>) -> Self {
         Self { text: text.into(), kind, error_type: None }
     }
@@ -263,18 +262,18 @@ impl RemoteError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemoteErrorKind {
-    /// The adapter failed, and it is not tried again.
+    /// The adapter failed, and the request is not retried.
     Failed,
-    /// It took longer than a request may take.
+    /// The adapter exceeded its timeout.
     Timeout,
-    /// Its deadline passed before it was done.
+    /// The deadline of the request passed.
     Deadline,
-    /// It failed as often as it may, or as it may not at all, and is a dead letter now: it may be replayed.
+    /// The request became a dead letter, which may be replayed.
     DeadLettered,
 }
 
 impl RemoteErrorKind {
-    /// Its name, in snake case.
+    /// Returns its name in snake case.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Failed => "failed",
@@ -284,7 +283,7 @@ impl RemoteErrorKind {
         }
     }
 
-    /// The kind of this name. One that is not known here has failed.
+    /// Returns the kind of this name, [`Failed`](Self::Failed) if the name is unknown.
     pub fn from_name(name: &str) -> Self {
         let all = [Self::Timeout, Self::Deadline, Self::DeadLettered];
         all.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Failed)
@@ -297,9 +296,9 @@ impl fmt::Display for RemoteErrorKind {
     }
 }
 
-/// How an answer is written.
+/// The serialized form of an answer.
 #[derive(Serialize)]
-struct Written<'a, O> {
+struct SerializedResult<'a, O> {
     request_id: Uuid,
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<&'a O>,
@@ -314,10 +313,10 @@ struct Written<'a, O> {
     completed_at: Timestamp,
 }
 
-/// And how it is read. Other programs may write what is missing as null.
+/// The form from which an answer is deserialized. Other programs may write missing fields as null.
 #[derive(Deserialize)]
 #[serde(expecting = "an answer to a request")]
-struct Read<O> {
+struct DeserializedResult<O> {
     request_id: Uuid,
     output: Option<O>,
     error: Option<String>,
@@ -331,7 +330,7 @@ struct Read<O> {
 impl<O: Serialize> Serialize for MainLoopResult<O> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let error = self.error();
-        Written {
+        SerializedResult {
             request_id: self.request_id,
             output: self.output(),
             error: error.map(|error| &*error.text),
@@ -346,15 +345,22 @@ impl<O: Serialize> Serialize for MainLoopResult<O> {
 
 impl<'de, O: Deserialize<'de>> Deserialize<'de> for MainLoopResult<O> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Read { request_id, output, error, error_kind, error_type, session_id, completed_at } =
-            Read::<O>::deserialize(deserializer)?;
+        let DeserializedResult {
+            request_id,
+            output,
+            error,
+            error_kind,
+            error_type,
+            session_id,
+            completed_at,
+        } = DeserializedResult::<O>::deserialize(deserializer)?;
         let outcome = match (output, error) {
             (_, Some(text)) => {
                 let kind = error_kind.as_deref().map(RemoteErrorKind::from_name);
                 Err(RemoteError { text, kind: kind.unwrap_or(RemoteErrorKind::Failed), error_type })
             }
             (Some(output), None) => Ok(output),
-            // An output that is nothing by its type looks like one that is missing.
+            // An output such as `()` or `None` looks like a missing one.
             (None, None) => {
                 Ok(O::deserialize(UnitDeserializer::<D::Error>::new()).map_err(|_| {
                     serde::de::Error::custom("an answer has neither an output nor an error")
@@ -380,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_has_an_output_or_an_error_also_where_the_output_is_nothing() {
+    fn an_answer_has_an_output_or_an_error_even_if_the_output_is_empty() {
         let id = new_id();
         assert_eq!(round_trip(&MainLoopResult::new(id, Ok(7)))["output"], 7);
         let nothing = round_trip(&MainLoopResult::new(id, Ok(())));
@@ -397,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_other_programs_need_say_no_more_than_they_must() {
+    fn answers_of_other_programs_need_only_the_required_fields() {
         let id = new_id();
         let failed: MainLoopResult<u32> =
             serde_json::from_value(json!({"request_id": id, "output": null, "error": "no"}))

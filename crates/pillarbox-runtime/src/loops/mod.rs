@@ -1,12 +1,12 @@
-//! Requests and their answers: a loop that answers them, a client that asks.
+//! Requests and replies: a loop that answers requests, and its client.
 //!
 //! ```text
 //!  client ── send ──► requests ──► main loop: adapter ── send reply ──► the client's own mailbox ──► client
 //!                                      then acknowledge
 //! ```
 //!
-//! A [`MainLoop`] is a [`Worker`](crate::Worker) whose handler is made of the rules in `answering.rs`; a
-//! [`Client`] is a mailbox for replies, and a table of those who wait for one.
+//! A [`MainLoop`] is a [`Worker`](crate::Worker) with the service in `answering.rs`. A [`Client`] is a mailbox for
+//! replies and a table of waiters.
 
 mod adapter;
 mod answering;

@@ -1,4 +1,4 @@
-//! What an adapter knows of the request that it works on.
+//! A run of an adapter, as the adapter sees it.
 
 use std::any::{Any, TypeId, type_name};
 use std::collections::HashMap;
@@ -14,18 +14,18 @@ use super::message::{Budget, Resources};
 use crate::lease::Heartbeat;
 use crate::request::Metadata;
 
-/// What an adapter is called with: the request, and what is known of its run.
+/// A call of an adapter: the request and its run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct LoopCall<U> {
-    /// What is asked.
+    /// The request.
     pub request: U,
-    /// Everything else.
+    /// The run.
     pub run: Run,
 }
 
 impl<U> LoopCall<U> {
-    /// The same call of something else: for services around an adapter, which take another request than it does.
+    /// Returns the call with another request, for middleware that converts requests.
     pub fn map<V>(self, change: impl FnOnce(U) -> V) -> LoopCall<V> {
         LoopCall { request: change(self.request), run: self.run }
     }
@@ -53,15 +53,15 @@ struct Inner {
     deadline: Option<Timestamp>,
     budget: Budget,
     resources: Resources,
-    live: Live,
+    live: LiveResources,
     metadata: Metadata,
     heartbeat: Heartbeat,
     session_id: OnceLock<Uuid>,
     extensions: Extensions,
 }
 
-/// What a run is made of.
-pub(super) struct About {
+/// The part of a run that comes from its request.
+pub(super) struct RequestInfo {
     pub(super) request_id: Uuid,
     pub(super) created_at: Timestamp,
     pub(super) deadline: Option<Timestamp>,
@@ -70,8 +70,13 @@ pub(super) struct About {
 }
 
 impl Run {
-    pub(super) fn new(about: About, live: Live, metadata: Metadata, heartbeat: Heartbeat) -> Self {
-        let About { request_id, created_at, deadline, budget, resources } = about;
+    pub(super) fn new(
+        info: RequestInfo,
+        live: LiveResources,
+        metadata: Metadata,
+        heartbeat: Heartbeat,
+    ) -> Self {
+        let RequestInfo { request_id, created_at, deadline, budget, resources } = info;
         let session_id = OnceLock::new();
         Self(Arc::new(Inner {
             request_id,
@@ -87,41 +92,41 @@ impl Run {
         }))
     }
 
-    /// Which request it is.
+    /// Returns the id of the request.
     pub fn request_id(&self) -> Uuid {
         self.0.request_id
     }
 
-    /// When the request was made, by the clock of whoever asks.
+    /// Returns when the request was created, by the clock of the sender.
     pub fn created_at(&self) -> Timestamp {
         self.0.created_at
     }
 
-    /// When nobody wants the answer any more. The run is cancelled then.
+    /// Returns when the answer is not wanted any more. The run is cancelled then.
     pub fn deadline(&self) -> Option<Timestamp> {
         self.0.deadline
     }
 
-    /// How long there is until the deadline.
+    /// Returns the time until the deadline.
     pub fn time_left(&self) -> Option<Duration> {
         self.0.deadline.map(|deadline| deadline.since(Timestamp::now()))
     }
 
-    /// What it may cost.
+    /// Returns the limits of the cost.
     pub fn budget(&self) -> &Budget {
         &self.0.budget
     }
 
-    /// What the request brought along to be worked on with: names and settings.
+    /// Returns the names and settings of the request.
     pub fn resources(&self) -> &Resources {
         &self.0.resources
     }
 
-    /// What the loop has [of this type](super::MainLoop::resource).
+    /// Returns the resource of this type that is [registered](super::MainLoop::resource) with the loop.
     ///
     /// # Errors
     ///
-    /// Where it has none.
+    /// Fails if there is none.
     pub fn live<T: Send + Sync + 'static>(&self) -> Result<Arc<T>, NotRegistered> {
         self.0.live.get()
     }
@@ -164,11 +169,11 @@ impl fmt::Debug for Run {
     }
 }
 
-/// What a loop has to work with and cannot travel, by type.
+/// The resources that are registered with a loop, by type.
 #[derive(Clone, Default)]
-pub(super) struct Live(Arc<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+pub(super) struct LiveResources(Arc<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
 
-impl Live {
+impl LiveResources {
     pub(super) fn insert<T: Send + Sync + 'static>(&mut self, value: Arc<T>) {
         Arc::make_mut(&mut self.0).insert(TypeId::of::<T>(), value);
     }
@@ -180,7 +185,7 @@ impl Live {
     }
 }
 
-/// The loop has nothing of this type.
+/// The error of [`Run::live`]: the loop has no resource of this type.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the loop has no resource of type `{type_name}`: register one by `MainLoop::resource`")]
 #[non_exhaustive]

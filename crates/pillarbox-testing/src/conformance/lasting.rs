@@ -1,4 +1,4 @@
-//! What outlives the process that did it. Tested where the subject knows how to restart.
+//! Durability: what outlives the process. Tested if the subject can restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use pillarbox_core::{MessageState, Outgoing, Queue, QueueName, QueueOptions, Rec
 use super::{LONG, Steps, assert_expired, bodies, needs};
 use crate::Subject;
 
-/// Opens the same queue in a new process, so to speak.
+/// Opens the same queue as a new process would.
 async fn reopened(s: &Subject, name: &QueueName) -> Option<Arc<dyn Queue>> {
     let Some(backend) = s.restart().await else {
-        println!("left out: the subject was not told how to restart");
+        println!("skipped: the subject cannot restart");
         return None;
     };
     Some(backend.queue(name, QueueOptions::new()).expect("the queue opens"))
 }
 
-/// Bodies, attributes, reply addresses, times, order, delays: all of it.
+/// Bodies, attributes, reply addresses, times, order and delays.
 pub async fn messages_outlive_a_restart(s: &Subject) {
     needs!(s: fifo, peek);
     let queue = s.queue();
@@ -34,7 +34,7 @@ pub async fn messages_outlive_a_restart(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["first", "second"]);
 }
 
-/// Whatever the deliveries ended by.
+/// However the deliveries ended.
 pub async fn delivery_counts_outlive_a_restart(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
@@ -46,8 +46,8 @@ pub async fn delivery_counts_outlive_a_restart(s: &Subject) {
     assert_eq!(queue.take_one(LONG).await.message.delivery_count, 3);
 }
 
-/// A message that kills its receiver is known by them: those before the restart, and the one that the
-/// restart has interrupted.
+/// Those before the restart, and the one that the restart has interrupted: a message that kills its receiver
+/// is recognised by them.
 pub async fn unsettled_deliveries_outlive_a_restart(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
@@ -70,7 +70,7 @@ pub async fn unsettled_deliveries_outlive_a_restart(s: &Subject) {
     assert_eq!((message.delivery_count, message.unsettled, message.uncounted), (6, 2, 2));
 }
 
-/// Leases run on, with their receipts: the good stay good and the dead stay dead.
+/// Leases continue with their receipts: valid ones stay valid and expired ones stay expired.
 pub async fn leases_outlive_a_restart(s: &Subject) {
     needs!(s: strict_receipts, fifo, peek);
     let queue = s.queue();
@@ -91,7 +91,7 @@ pub async fn leases_outlive_a_restart(s: &Subject) {
     queue.acknowledge(&receipts[0]).await.expect("acknowledged");
 }
 
-/// What became due while nobody looked is ready.
+/// Messages that became due meanwhile are ready.
 pub async fn time_passes_over_a_restart(s: &Subject) {
     needs!(s: exact_counts);
     let queue = s.queue();
@@ -107,7 +107,7 @@ pub async fn time_passes_over_a_restart(s: &Subject) {
     }
 }
 
-/// What was purged included.
+/// Including purged messages.
 pub async fn sent_outlives_a_restart(s: &Subject) {
     needs!(s: exact_counts);
     let queue = s.queue();
@@ -115,7 +115,7 @@ pub async fn sent_outlives_a_restart(s: &Subject) {
     queue.purge().await.expect("purged");
     queue.put("c").await;
     let Some(before) = queue.lifetime().await else {
-        println!("left out: {} does not count what was sent", s.capabilities().backend);
+        println!("skipped: {} does not count sends", s.capabilities().backend);
         return;
     };
     assert_eq!(before, (3, 2));

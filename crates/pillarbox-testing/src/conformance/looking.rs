@@ -24,7 +24,7 @@ pub async fn counts_tell_every_state(s: &Subject) {
     assert_eq!(queue.counts().await.expect("counts").total(), 4);
 }
 
-/// What became ready by time alone counts as ready, though nobody asked for it yet.
+/// A message that became ready by time alone counts as ready, even if nobody has asked for it yet.
 pub async fn counts_follow_time(s: &Subject) {
     needs!(s: exact_counts);
     let queue = s.queue();
@@ -36,7 +36,7 @@ pub async fn counts_follow_time(s: &Subject) {
     assert_eq!(queue.states().await, (2, 0, 0));
 }
 
-/// Since it was sent; none when nothing is ready.
+/// Since it was sent; `None` if nothing is ready.
 pub async fn oldest_age_is_that_of_the_next_message(s: &Subject) {
     needs!(s: exact_counts);
     let queue = s.queue();
@@ -56,7 +56,7 @@ pub async fn sent_counts_what_was_stored_and_outlives_purges(s: &Subject) {
     needs!(s: exact_counts);
     let queue = s.queue();
     let Some(at_first) = queue.lifetime().await else {
-        println!("left out: {} does not count what was sent", s.capabilities().backend);
+        println!("skipped: {} does not count sends", s.capabilities().backend);
         return;
     };
     assert_eq!(at_first, (0, 0));
@@ -82,7 +82,7 @@ pub async fn sent_counts_what_was_stored_and_outlives_purges(s: &Subject) {
     assert_eq!(queue.lifetime().await, Some((4, 1)));
     assert_eq!(queue.purge().await.expect("purged"), 3);
     assert_eq!(queue.lifetime().await, Some((4, 4)));
-    // What is sent again once it has gone is stored again.
+    // An id that is sent again after its message has gone is stored again.
     queue.try_put(Outgoing::with_id(ids[0], "a")).await.expect("stored");
     assert_eq!(queue.lifetime().await, Some((5, 4)));
     if s.capabilities().purge_cooldown.is_none() {
@@ -92,14 +92,14 @@ pub async fn sent_counts_what_was_stored_and_outlives_purges(s: &Subject) {
     }
 }
 
-/// The time of a count lies between the stamps of what was sent before it and after it, to within a second,
-/// which is as exact as some servers tell it.
+/// The time of a count lies between the timestamps of messages sent before and after it, to within a second,
+/// which is the precision of some servers.
 pub async fn a_count_tells_the_time_of_the_clock_that_stamps_messages(s: &Subject) {
     let queue = s.queue();
     queue.put("before").await;
     s.pass(2).await;
     let counted_at = queue.counts().await.expect("counts").counted_at;
-    let counted_at = counted_at.expect("a count tells when it was made");
+    let counted_at = counted_at.expect("a count has its time");
     s.pass(2).await;
     queue.put("after").await;
     let mut pair = queue.take(10, LONG).await;
@@ -157,7 +157,7 @@ pub async fn peek_shows_every_state_and_delivers_nothing(s: &Subject) {
     queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
 }
 
-/// Whether or not anything has requeued the message, as for its state.
+/// Whether or not the message was requeued yet, as for its state.
 pub async fn peek_shows_an_expired_delivery_as_soon_as_its_lease_has_ended(s: &Subject) {
     needs!(s: peek, counts_unsettled);
     let queue = s.queue();
@@ -177,7 +177,7 @@ pub async fn peek_shows_an_expired_delivery_as_soon_as_its_lease_has_ended(s: &S
     assert_eq!(shown().await, (0, 1, false), "the lease runs");
     s.pass(8).await;
     assert_eq!(shown().await, (1, 1, true));
-    // Looking counts nothing.
+    // A peek does not count as a delivery.
     assert_eq!(shown().await, (1, 1, true));
     let delivery = queue.take_one(LONG).await;
     assert_eq!((delivery.message.unsettled, delivery.message.uncounted), (1, 1));
@@ -186,7 +186,7 @@ pub async fn peek_shows_an_expired_delivery_as_soon_as_its_lease_has_ended(s: &S
     assert_eq!(shown().await, (1, 1, false));
 }
 
-/// A queue that stands still is shown whole, each message once and in order.
+/// If the queue does not change, each message is shown once and in order.
 pub async fn peek_pages_through_a_queue_of_any_length(s: &Subject) {
     needs!(s: peek, fifo);
     let queue = s.queue();
@@ -197,7 +197,7 @@ pub async fn peek_pages_through_a_queue_of_any_length(s: &Subject) {
     for start in (0..count).step_by(100) {
         queue.send(batch(start..count.min(start + 100))).await.expect("stored");
     }
-    // The first ones are in flight, and so come last.
+    // The first ones are in flight, and so are shown last.
     queue.take(5, LONG).await;
     for size in [s.capabilities().max_receive, 300] {
         let (mut seen, mut after) = (Vec::new(), None);
@@ -217,7 +217,7 @@ pub async fn peek_pages_through_a_queue_of_any_length(s: &Subject) {
     assert_invalid(queue.peek(1, nonsense).await);
 }
 
-/// Monitoring is free of side effects, at any rate (a scar of asynqmon).
+/// Monitoring has no side effects at any rate (a known defect of asynqmon).
 pub async fn looking_changes_nothing(s: &Subject) {
     needs!(s: peek, fifo, exact_counts);
     let queue = s.queue();
@@ -249,7 +249,7 @@ pub async fn a_queue_with_messages_is_listed(s: &Subject) {
     assert!(listed.is_sorted());
 }
 
-/// Nothing stays behind, whichever way the messages went.
+/// Nothing is left behind, however the messages were settled.
 pub async fn a_queue_that_was_drained_holds_nothing(s: &Subject) {
     needs!(s: exact_counts);
     let queue = s.queue();
@@ -263,7 +263,7 @@ pub async fn a_queue_that_was_drained_holds_nothing(s: &Subject) {
     while queue.counts().await.expect("counts").total() > 0 {
         round += 1;
         assert!(round < 100, "the queue does not drain: {:?}", queue.states().await);
-        // One is left to expire, the others are settled one way or the other.
+        // One is left to expire, the others are nacked or acknowledged.
         if round < 5 {
             queue.take(1, s.ticks(2)).await;
         }
@@ -282,7 +282,7 @@ pub async fn a_queue_that_was_drained_holds_nothing(s: &Subject) {
     only(queue.take(10, LONG).await);
 }
 
-/// Neither looking for problems nor repairing what is not broken.
+/// Neither looking for problems nor a repair of a sound backend.
 pub async fn a_sound_backend_has_no_problem_and_diagnosing_changes_nothing(s: &Subject) {
     let queue = s.queue();
     queue.put_all(&["a", "b"]).await;

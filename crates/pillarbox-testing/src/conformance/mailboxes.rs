@@ -1,4 +1,4 @@
-//! What the typed face adds: codecs and replies.
+//! Typed mailboxes: codecs and replies.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use pillarbox_core::{Error, Mailbox, Outgoing, Receive, SendOptions};
 use super::{LONG, Steps};
 use crate::Subject;
 
-/// The rest of the batch arrives, and the raw bytes can be seen and settled (a scar of river and
+/// The rest of the batch arrives, and the raw bytes can be read and settled (a known defect of river and
 /// sidekiq-rs).
 pub async fn an_undecodable_body_is_isolated(s: &Subject) {
     let name = s.fresh_name();
@@ -38,7 +38,7 @@ pub async fn an_undecodable_body_is_isolated(s: &Subject) {
     }
 }
 
-/// On the same backend, by the name of the queue, where the receiver replies to that.
+/// On the same backend, by the name of the queue, if the receiver's resolver allows it.
 pub async fn a_reply_goes_to_the_address_in_the_message(s: &Subject) {
     let (asked, answered) = (s.fresh_name(), s.fresh_name());
     let requests = s.backend().builder(&asked).allow_reply_to(answered.as_str());
@@ -57,7 +57,7 @@ pub async fn a_reply_goes_to_the_address_in_the_message(s: &Subject) {
     assert_eq!(batch.messages()[0].body(), "7 it is");
 }
 
-/// No address, one that names nothing, or one that is not for replies.
+/// No address, an invalid one, or one that the resolver does not allow.
 pub async fn a_reply_without_an_address_is_unavailable(s: &Subject) {
     let requests: Mailbox<u32, String> = s.backend().mailbox(s.fresh_name()).expect("opened");
     requests.send(&1).await.expect("sent");
@@ -79,7 +79,7 @@ pub async fn a_reply_without_an_address_is_unavailable(s: &Subject) {
     }
 }
 
-/// More than the backend takes at once.
+/// More than the backend accepts at once.
 pub async fn a_long_batch_goes_in_several_calls(s: &Subject) {
     let mailbox: Mailbox<usize> = s.backend().mailbox(s.fresh_name()).expect("opened");
     let count = s.capabilities().max_batch * 2 + 1;

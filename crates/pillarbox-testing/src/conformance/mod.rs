@@ -1,6 +1,6 @@
-//! The contract as tests: one per rule, for any backend.
+//! The contract as tests, one per rule, for any backend.
 //!
-//! A backend runs them all by one macro call in a test file of its own:
+//! A backend runs them all with one macro call in its own test file:
 //!
 //! ```
 //! use pillarbox_core::{Mailboxes, MemoryBackend};
@@ -12,7 +12,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! Where a server takes long to start, one serves all rules in one test, several of them at a time:
+//! If a server takes long to start, one server can run all rules in a single test, several at a time:
 //!
 //! ```
 //! # use pillarbox_core::{Mailboxes, MemoryBackend};
@@ -25,10 +25,9 @@
 //! # fn main() {}
 //! ```
 //!
-//! The expression makes the subject of one test, inside an async function; it may start servers
-//! and await them. Each rule becomes a test of its own, named after the sentence that it holds
-//! the backend to. A rule that a backend cannot keep is left out by what its
-//! [`Capabilities`](pillarbox_core::Capabilities) say, and the test prints so.
+//! The expression creates the subject of one test, inside an async function; it may start servers
+//! and await them. Each rule becomes a test whose name states the rule. A rule that the backend's
+//! [`Capabilities`](pillarbox_core::Capabilities) exclude is skipped, and the test prints so.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +44,7 @@ pub mod receiving;
 pub mod sending;
 pub mod settling;
 
-/// Makes one test of each rule of the contract. See [the module](mod@crate::conformance).
+/// Defines one test for each rule of the contract. See [the module](mod@crate::conformance).
 #[macro_export]
 macro_rules! conformance {
     (on $start:expr, |$server:ident| $subject:expr) => {
@@ -56,7 +55,7 @@ macro_rules! conformance {
     };
 }
 
-/// Not part of the interface: every rule, for one of the macros below.
+/// Passes every rule to one of the macros below. Private.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_rules {
@@ -176,13 +175,13 @@ macro_rules! __conformance_rules {
     };
 }
 
-/// Not part of the interface.
+/// Private.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_tests {
     ($subject:expr; $($module:ident { $($rule:ident)* })*) => {
-        // One function for all rules, which are compiled in their own crate: of each, that took longer to
-        // compile than the backend.
+        // One function for all rules, which are compiled in this crate: a copy per rule would take longer
+        // to compile than the backend.
         fn hold_to(rule: $crate::conformance::Rule) {
             $crate::block_on(async {
                 let subject: $crate::Subject = $subject;
@@ -199,7 +198,7 @@ macro_rules! __conformance_tests {
     };
 }
 
-/// Not part of the interface.
+/// Private.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_together {
@@ -215,7 +214,7 @@ macro_rules! __conformance_together {
     };
 }
 
-/// Not part of the interface.
+/// Private.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_table {
@@ -239,38 +238,38 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The rule of this name.
+    /// Returns the rule of this name.
     ///
     /// # Panics
     ///
-    /// When there is none.
+    /// If there is none.
     pub fn named(name: &str) -> Self {
         let rule = RULES.iter().find(|rule| rule.name == name);
         *rule.unwrap_or_else(|| panic!("there is no rule {name}"))
     }
 
-    /// Holds a subject to it.
+    /// Checks the rule on a subject.
     ///
     /// # Panics
     ///
-    /// In the task, when the subject does not keep it.
+    /// In the task, if the subject breaks it.
     pub fn keep(self, subject: &crate::Subject) -> LocalFuture<'_, ()> {
         (self.keep)(subject)
     }
 }
 
-/// A future that stays on its thread.
+/// A boxed future that is not `Send`.
 #[doc(hidden)]
 pub type LocalFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// How many rules are tried at the same time: most of them wait for a clock.
+/// Number of rules checked at the same time: most of them wait for a clock.
 const TOGETHER: usize = 8;
 
-/// Holds a backend to every rule, several at a time, and says which it does not keep.
+/// Checks every rule on a backend, several at a time.
 ///
 /// # Panics
 ///
-/// When there are such.
+/// If any rule is broken, with the names of all that are.
 #[doc(hidden)]
 pub fn keep_together<'a>(make: impl Fn() -> LocalFuture<'a, crate::Subject> + Sync) {
     let rules = std::sync::Mutex::new(RULES.iter());
@@ -293,19 +292,19 @@ pub fn keep_together<'a>(make: impl Fn() -> LocalFuture<'a, crate::Subject> + Sy
     assert!(broken.is_empty(), "{} of {total} rules are broken: {broken:#?}", broken.len());
 }
 
-/// Leaves a rule out where the backend's capabilities lack what it is about.
+/// Skips a rule if the backend lacks a capability.
 macro_rules! needs {
     ($subject:ident: $($capability:ident),+) => {
         $(if !$subject.capabilities().$capability {
             let backend = $subject.capabilities().backend;
-            println!("left out: {backend} does not have `{}`", stringify!($capability));
+            println!("skipped: {backend} does not have `{}`", stringify!($capability));
             return;
         })+
     };
 }
 use needs;
 
-/// The usual steps of a rule, on bytes.
+/// Common steps of rules.
 trait Steps {
     async fn put(&self, body: &'static str) -> MessageId;
     async fn put_delayed(&self, body: &'static str, delay: Duration) -> MessageId;
@@ -320,11 +319,12 @@ trait Steps {
     async fn extend(&self, receipt: &Receipt, timeout: Duration) -> Result<()>;
     async fn start(&self, receipt: &Receipt, timeout: Duration) -> Result<()>;
     async fn settle_one(&self, settle: Settle) -> Result<()>;
-    /// The first page of a peek.
+    /// Returns the first page of a peek.
     async fn shown(&self, max: usize) -> Vec<Peeked>;
-    /// Ready, in flight, delayed.
+    /// Returns the counts of ready, in-flight and delayed messages.
     async fn states(&self) -> (u64, u64, u64);
-    /// Ever sent, and removed since; `None` where the backend does not count them.
+    /// Returns the number of messages ever sent and of those removed since; `None` if the backend does
+    /// not count them.
     async fn lifetime(&self) -> Option<(u64, u64)>;
 }
 
@@ -402,10 +402,10 @@ impl Steps for Arc<dyn Queue> {
     }
 }
 
-/// A lease, delay or wait that does not end within a test.
+/// Lease, delay or wait that outlasts any test.
 const LONG: Duration = Duration::from_secs(600);
 
-/// The longest wait up to [`LONG`] that the backend allows in one call.
+/// Returns the longest wait up to [`LONG`] that the backend allows.
 fn long_wait(subject: &crate::Subject) -> Duration {
     subject.capabilities().max_wait.unwrap_or(LONG).min(LONG)
 }
@@ -440,7 +440,7 @@ fn assert_invalid<T: std::fmt::Debug>(result: Result<T>) {
 
 #[cfg(test)]
 mod tests {
-    /// A rule that is written and not in the macro's list would never run.
+    /// A rule that is not in the macro's list would never run.
     #[test]
     fn every_rule_is_in_the_list() {
         let list = include_str!("mod.rs");

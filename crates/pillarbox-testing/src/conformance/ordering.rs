@@ -25,7 +25,7 @@ pub async fn messages_are_delivered_in_the_order_sent(s: &Subject) {
     assert_eq!(received, bodies_sent);
 }
 
-/// Given back is behind those who waited.
+/// A nacked message is behind those that were ready.
 pub async fn a_nacked_message_joins_the_tail(s: &Subject) {
     needs!(s: fifo);
     let queue = s.queue();
@@ -36,7 +36,7 @@ pub async fn a_nacked_message_joins_the_tail(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["c", "b", "a"]);
 }
 
-/// So is what nobody settled.
+/// So is an expired one.
 pub async fn an_expired_message_joins_the_tail(s: &Subject) {
     needs!(s: fifo);
     let queue = s.queue();
@@ -46,7 +46,7 @@ pub async fn an_expired_message_joins_the_tail(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["b", "a"]);
 }
 
-/// So is what waited for its time, sent or nacked with a delay.
+/// So is a delayed one, sent or nacked with a delay.
 pub async fn a_due_message_joins_the_tail(s: &Subject) {
     needs!(s: fifo);
     let queue = s.queue();
@@ -70,7 +70,7 @@ pub async fn leases_that_end_together_line_up_as_they_were_given(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["b", "c", "a"]);
 }
 
-/// So do those that are ended in one batch, in whichever way.
+/// So are those that are settled in one batch, by any action.
 pub async fn what_one_batch_ends_lines_up_in_its_order(s: &Subject) {
     needs!(s: fifo);
     let queue = s.queue();
@@ -88,7 +88,7 @@ pub async fn what_one_batch_ends_lines_up_in_its_order(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["c", "a", "b", "d"]);
 }
 
-/// The moment itself counts, not when somebody noticed.
+/// The moment itself counts, not when it was noticed.
 pub async fn messages_line_up_by_the_moment_they_became_ready(s: &Subject) {
     needs!(s: fifo);
     let queue = s.queue();

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{LONG, Steps, assert_expired, assert_invalid, bodies, long_wait, needs, only};
 use crate::Subject;
 
-/// Without a wait, nothing is an answer.
+/// Without a wait, an empty batch is returned.
 pub async fn an_empty_queue_answers_at_once(s: &Subject) {
     let queue = s.queue();
     let start = Instant::now();
@@ -21,7 +21,7 @@ pub async fn an_empty_queue_answers_at_once(s: &Subject) {
     assert!(start.elapsed() < s.ticks(5));
 }
 
-/// One message ends a long poll for ten (a scar of weakincentives).
+/// One message ends a long poll for ten (a known defect of weakincentives).
 pub async fn a_receive_does_not_wait_to_fill_its_batch(s: &Subject) {
     let queue = s.queue();
     queue.put("one").await;
@@ -31,7 +31,7 @@ pub async fn a_receive_does_not_wait_to_fill_its_batch(s: &Subject) {
     assert!(start.elapsed() < s.ticks(10));
 }
 
-/// `max` is a limit, and what is left over is for the next.
+/// `max` is a limit; the rest is for the next receive.
 pub async fn a_receive_delivers_no_more_than_asked(s: &Subject) {
     needs!(s: fifo);
     let queue = s.queue();
@@ -88,7 +88,7 @@ pub async fn parameters_at_their_limits_are_accepted(s: &Subject) {
     }
 }
 
-/// Each receive delivers each message once, and the receipt is dead on arrival.
+/// Each receive delivers each message once, and the receipt has expired on arrival.
 pub async fn a_lease_of_no_time_delivers_and_is_over(s: &Subject) {
     needs!(s: strict_receipts, fifo);
     let queue = s.queue();
@@ -103,7 +103,7 @@ pub async fn a_lease_of_no_time_delivers_and_is_over(s: &Subject) {
     }
 }
 
-/// A receiver that dies leaves nothing that stays active for ever (a scar of asynq and river).
+/// A receiver that dies leaves nothing in flight for ever (a known defect of asynq and river).
 pub async fn a_message_left_alone_comes_back_when_its_lease_ends(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
@@ -114,7 +114,7 @@ pub async fn a_message_left_alone_comes_back_when_its_lease_ends(s: &Subject) {
     assert_eq!(queue.take_one(LONG).await.message.delivery_count, 2);
 }
 
-/// Through nacks and expiries alike.
+/// After nacks and expiries alike.
 pub async fn delivery_count_starts_at_one_and_rises_by_one(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
@@ -145,15 +145,15 @@ pub async fn the_time_of_the_first_delivery_is_told_by_every_delivery_or_by_none
     queue.nack(&first.receipt, Duration::ZERO).await.expect("nacked");
     s.pass(1).await;
     let second = queue.take_one(LONG).await;
-    let told = first.message.first_received_at;
-    assert_eq!(told.is_some(), s.capabilities().tells_first_received);
-    assert_eq!(second.message.first_received_at, told);
-    if let Some(at) = told {
+    let first_received = first.message.first_received_at;
+    assert_eq!(first_received.is_some(), s.capabilities().reports_first_received);
+    assert_eq!(second.message.first_received_at, first_received);
+    if let Some(at) = first_received {
         assert!(at >= first.message.enqueued_at, "{at} before {}", first.message.enqueued_at);
     }
 }
 
-/// 0 at first, and one more for each lease of a started delivery that expires, of all that expire together.
+/// 0 at first, and one more for each started delivery whose lease expires, also if several expire together.
 pub async fn a_started_delivery_that_nobody_settles_is_counted_as_such(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
@@ -169,7 +169,7 @@ pub async fn a_started_delivery_that_nobody_settles_is_counted_as_such(s: &Subje
     }
 }
 
-/// Nobody is known to have worked on it: the delivery is counted, and counts for nothing.
+/// No handler is known to have run: the delivery is counted in `delivery_count` and in `uncounted`.
 pub async fn a_delivery_that_expires_before_it_is_started_is_no_attempt(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
@@ -181,7 +181,7 @@ pub async fn a_delivery_that_expires_before_it_is_started_is_no_attempt(s: &Subj
         assert!(deliveries.iter().all(|d| d.message.attempt() == 1));
         s.pass(6).await;
     }
-    // An extension starts nothing, and what was started stays so.
+    // An extension does not start a delivery, and a started delivery stays started.
     let [extended, started, both] = &queue.take(10, LONG).await[..] else { panic!("three") };
     queue.extend(&extended.receipt, s.ticks(4)).await.expect("extended");
     queue.start(&started.receipt, s.ticks(4)).await.expect("started");
@@ -193,7 +193,7 @@ pub async fn a_delivery_that_expires_before_it_is_started_is_no_attempt(s: &Subj
     assert_eq!(seen, [(5, 0, 4), (5, 1, 3), (5, 1, 3)]);
 }
 
-/// A lease of no time, and one that is extended by nothing, run out like any other.
+/// A lease of zero, and one that is extended by zero, expire like any other.
 pub async fn a_lease_that_ends_at_once_expires_like_any_other(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
@@ -210,8 +210,8 @@ pub async fn a_lease_that_ends_at_once_expires_like_any_other(s: &Subject) {
     assert_eq!(ended(&queue.take_one(LONG).await), (6, 1, 4));
 }
 
-/// As a nack it ends the lease, at once or with a delay; the delivery counts for nothing, whether or not it
-/// was started.
+/// Like a nack, a release ends the lease, at once or with a delay; the delivery is uncounted, whether or
+/// not it was started.
 pub async fn a_released_delivery_is_no_attempt(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
@@ -241,14 +241,14 @@ pub async fn a_released_delivery_is_no_attempt(s: &Subject) {
     assert!(!counts || message.attempt() == 2, "{message:?}");
 }
 
-/// All deliveries of a message, those unsettled, and those that were no attempt.
+/// Returns the numbers of deliveries of a message: all, unsettled and uncounted.
 fn ended(delivery: &Delivery) -> (u32, u32, u32) {
     let message = &delivery.message;
     (message.delivery_count, message.unsettled, message.uncounted)
 }
 
-/// Neither a nack nor the end of its delay changes the number, and nor does an extension; whether
-/// deliveries were unsettled before or not.
+/// Neither a nack, nor the end of its delay, nor an extension changes the number, whether or not earlier
+/// deliveries were unsettled.
 pub async fn a_delivery_that_is_settled_is_not_counted_as_unsettled(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
@@ -272,14 +272,14 @@ pub async fn a_delivery_that_is_settled_is_not_counted_as_unsettled(s: &Subject)
     queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
     let delivery = queue.take_one(LONG).await;
     assert_eq!(delivery.message.unsettled, 2);
-    // One that is sent again once it was acknowledged is another message.
+    // An id that is sent again after its acknowledgement is a new message.
     queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
     let again = Outgoing::with_id(delivery.message.id, "x");
     queue.try_put(again).await.expect("stored");
     assert_eq!(queue.take_one(LONG).await.message.unsettled, 0);
 }
 
-/// What it had claimed comes back as if it had never been delivered, and as it was before.
+/// Messages that it had claimed come back unchanged, as if they had not been delivered.
 pub async fn a_receive_that_was_dropped_is_no_unsettled_delivery(s: &Subject) {
     needs!(s: counts_unsettled);
     let queue = s.queue();
@@ -309,7 +309,7 @@ pub async fn a_receive_that_was_dropped_is_no_unsettled_delivery(s: &Subject) {
     }
 }
 
-/// Starts a long poll and gives it time to begin waiting.
+/// Starts a long poll and gives it time to wait.
 async fn poll(
     s: &Subject,
     queue: &Arc<dyn Queue>,
@@ -322,7 +322,7 @@ async fn poll(
     poll
 }
 
-/// Waits for a poll to be answered with one message, well before its own end.
+/// Waits until a poll returns one message, well before its own end.
 async fn answer(s: &Subject, poll: JoinHandle<Result<Vec<Delivery>>>, within: u32) -> Delivery {
     let deliveries = tokio::time::timeout(s.ticks(within), poll).await;
     only(deliveries.expect("the long poll is woken").expect("the task ends").expect("delivered"))
@@ -336,7 +336,7 @@ pub async fn a_long_poll_ends_with_the_first_message(s: &Subject) {
     assert_eq!(&answer(s, poll, 5).await.message.body[..], b"wake up");
 }
 
-/// So does a delay that runs out.
+/// The end of a delay wakes a waiter.
 pub async fn a_long_poll_sees_a_delayed_message_become_due(s: &Subject) {
     let queue = s.queue();
     let poll = poll(s, &queue, 10).await;
@@ -344,7 +344,7 @@ pub async fn a_long_poll_sees_a_delayed_message_become_due(s: &Subject) {
     answer(s, poll, 8).await;
 }
 
-/// So does a lease that ends.
+/// An expired lease wakes a waiter.
 pub async fn a_long_poll_sees_a_lease_end(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
@@ -353,7 +353,7 @@ pub async fn a_long_poll_sees_a_lease_end(s: &Subject) {
     assert_eq!(answer(s, poll, 10).await.message.delivery_count, 2);
 }
 
-/// Also the lease of a receiver that waited beside it.
+/// Also the lease of a receiver that waited at the same time.
 pub async fn a_long_poll_sees_the_lease_of_its_neighbour_end(s: &Subject) {
     let queue = s.queue();
     let request = Receive::one().visibility(s.ticks(4)).wait(long_wait(s));
@@ -372,7 +372,7 @@ pub async fn a_long_poll_sees_the_lease_of_its_neighbour_end(s: &Subject) {
     assert_eq!(counts, [1, 2]);
 }
 
-/// Every one of them, whoever takes the one before.
+/// Every one of them, whichever waiter received the one before.
 pub async fn long_polls_see_one_message_after_the_other_become_due(s: &Subject) {
     let queue = s.queue();
     let request = Receive::up_to(s.capabilities().max_receive).visibility(LONG).wait(long_wait(s));
@@ -393,7 +393,7 @@ pub async fn long_polls_see_one_message_after_the_other_become_due(s: &Subject) 
     assert_eq!(received, ["first", "second"]);
 }
 
-/// So does a nack, with and without a delay.
+/// A nack wakes a waiter, with and without a delay.
 pub async fn a_long_poll_sees_a_nack(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
@@ -406,12 +406,12 @@ pub async fn a_long_poll_sees_a_nack(s: &Subject) {
     }
 }
 
-/// The wait is as long as asked.
+/// The wait is as long as requested.
 pub async fn a_long_poll_ends_empty_after_its_wait_and_not_before(s: &Subject) {
     let queue = s.queue();
     let start = Instant::now();
     assert!(queue.take_by(Receive::one().wait(s.ticks(3))).await.is_empty());
-    // A server's clock and ours may differ in rate by a little.
+    // A server's clock may run slightly faster than ours.
     assert!(start.elapsed() >= s.ticks(3).mul_f64(0.95), "{:?}", start.elapsed());
 }
 
@@ -433,7 +433,7 @@ pub async fn each_message_goes_to_one_of_many_waiters(s: &Subject) {
     assert_eq!(received, sent);
 }
 
-/// Whatever a cancelled receive had claimed goes back, and long before its lease would end.
+/// Messages claimed by a cancelled receive are returned long before their lease would end.
 pub async fn a_dropped_receive_strands_nothing(s: &Subject) {
     let queue = s.queue();
     for round in 0..24 {
@@ -465,7 +465,7 @@ pub async fn a_dropped_receive_strands_nothing(s: &Subject) {
     }
 }
 
-/// `Closed`, at once and for good, whatever is called.
+/// Every later call returns `Closed`.
 pub async fn closing_wakes_waiters_and_refuses_later_calls(s: &Subject) {
     let queue = s.queue();
     let poll = poll(s, &queue, 1).await;

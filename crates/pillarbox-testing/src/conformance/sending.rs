@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use super::{LONG, Steps, assert_invalid, bodies, needs, only};
 use crate::Subject;
 
-/// Any allowed name is a queue of its own; names that look alike are not mixed up.
+/// Any allowed name is a separate queue; similar names are not mixed up.
 pub async fn names_of_allowed_characters_are_different_queues(s: &Subject) {
     let unique = &MessageId::new().to_string()[..13];
     let mut names = vec![
@@ -40,7 +40,7 @@ pub async fn names_of_allowed_characters_are_different_queues(s: &Subject) {
     }
 }
 
-/// `:` and `/` are refused where the backend cannot hold them, before anything is touched.
+/// `:` and `/` are refused if the backend cannot hold them, before anything is stored.
 pub async fn a_name_that_the_backend_cannot_hold_is_refused(s: &Subject) {
     for name in ["", "a b", "{a}", "a\nb", "ü", &"x".repeat(81)] {
         assert_invalid(s.backend().queue(name, QueueOptions::new()));
@@ -74,11 +74,11 @@ pub async fn a_message_arrives_as_it_was_sent(s: &Subject) {
     }
 }
 
-/// From nothing to as much as the backend takes, up to a mebibyte; more is refused.
+/// From empty to the backend's limit, at most one mebibyte; more is refused.
 pub async fn bodies_of_every_size_arrive(s: &Subject) {
     let queue = s.queue();
     let limit = s.capabilities().max_body;
-    // What a backend keeps with a message may take its share of the room.
+    // Metadata that a backend stores with a message may count towards the limit.
     let most = match s.capabilities().max_binary_body() {
         Some(most) if s.capabilities().binary_bodies => most.min(1 << 20),
         Some(most) => (most - 1024).min(1 << 20),
@@ -116,7 +116,7 @@ pub async fn the_backends_clock_stamps_a_message(s: &Subject) {
     assert!(stamps[0][1].since(stamps[0][0]) >= s.ticks(1), "{stamps:?}");
 }
 
-/// A message that says when it was first sent keeps that time.
+/// A message with a time of its first send keeps that time.
 pub async fn a_moved_message_keeps_the_time_it_was_sent(s: &Subject) {
     let queue = s.queue();
     let mut message = Outgoing::new("moved");
@@ -136,7 +136,7 @@ pub async fn an_id_that_is_ready_is_not_stored_again(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["first"]);
 }
 
-/// Neither a lease nor a delay makes an id free.
+/// Neither a lease nor a delay frees an id.
 pub async fn an_id_that_is_in_flight_or_delayed_is_not_stored_again(s: &Subject) {
     needs!(s: idempotent_send, exact_counts);
     let queue = s.queue();
@@ -150,10 +150,10 @@ pub async fn an_id_that_is_in_flight_or_delayed_is_not_stored_again(s: &Subject)
     assert_eq!(queue.states().await, (0, 0, 1));
 }
 
-/// What is deleted is not remembered: the same id is a new message.
+/// Deleted ids are not remembered: the same id is a new message.
 pub async fn an_id_may_be_sent_again_once_acknowledged(s: &Subject) {
     if s.capabilities().deduplication.is_some() {
-        println!("left out: {} remembers what was sent", s.capabilities().backend);
+        println!("skipped: {} remembers sent ids", s.capabilities().backend);
         return;
     }
     let queue = s.queue();
@@ -243,10 +243,10 @@ pub async fn a_delayed_message_is_invisible_until_its_time(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["later"]);
 }
 
-/// A long delay is not a lease that runs out: no copy appears on the way (a scar of celery).
+/// A long delay does not expire like a lease: no second copy is delivered (a known defect of celery).
 pub async fn a_delay_longer_than_any_lease_delivers_once(s: &Subject) {
     let queue = s.queue();
-    // Somebody else's lease, shorter than the delay, runs out beside it.
+    // Another message's lease, shorter than the delay, expires meanwhile.
     queue.put("beside").await;
     queue.put_delayed("later", s.ticks(8)).await;
     let mut later = 0;
@@ -263,8 +263,8 @@ pub async fn a_delay_longer_than_any_lease_delivers_once(s: &Subject) {
     assert_eq!(later, 1);
 }
 
-/// A delay that the backend cannot keep is refused, not shortened; and one that it can is kept,
-/// though it be longer than the longest lease.
+/// A delay above the backend's limit is refused, not shortened; one within the limit is kept, even if it
+/// is longer than the longest lease.
 pub async fn a_delay_out_of_range_is_refused(s: &Subject) {
     let queue = s.queue();
     let mut message = Outgoing::new("x");
@@ -290,7 +290,7 @@ pub async fn a_delay_out_of_range_is_refused(s: &Subject) {
     }
 }
 
-/// Messages in every state count, and a repeated id needs no room.
+/// Messages in every state count; a repeated id needs no room.
 pub async fn a_full_queue_stores_nothing_more(s: &Subject) {
     needs!(s: bounded, exact_counts, idempotent_send);
     let queue = s.queue_with(QueueOptions::new().max_size(3));
@@ -312,7 +312,7 @@ pub async fn a_full_queue_stores_nothing_more(s: &Subject) {
     assert_eq!(again.expect("a repeated send succeeds"), Sent::duplicate(first));
 }
 
-/// Room comes with every message that leaves.
+/// Every message that leaves makes room.
 pub async fn an_acknowledgement_makes_room_in_a_full_queue(s: &Subject) {
     needs!(s: bounded);
     let queue = s.queue_with(QueueOptions::new().max_size(1));
@@ -337,7 +337,7 @@ pub async fn racing_senders_do_not_overfill_a_queue(s: &Subject) {
     assert_eq!((stored, queue.states().await), (5, (5, 0, 0)));
 }
 
-/// By its capability, before anything is stored; and none that has no length is kept anywhere.
+/// By its capability, before anything is stored; a time to live of zero is refused everywhere.
 pub async fn a_time_to_live_that_the_backend_cannot_keep_is_refused(s: &Subject) {
     let open = |time| s.backend().queue(s.fresh_name(), QueueOptions::new().default_ttl(time));
     assert_invalid(open(Duration::ZERO));
@@ -348,7 +348,7 @@ pub async fn a_time_to_live_that_the_backend_cannot_keep_is_refused(s: &Subject)
     }
 }
 
-/// With its messages, and without those of its neighbour.
+/// With its messages; other queues keep theirs.
 pub async fn a_queue_that_nobody_uses_is_deleted_after_its_time_to_live(s: &Subject) {
     needs!(s: default_ttl);
     let kept = s.queue();

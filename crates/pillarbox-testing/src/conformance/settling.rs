@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::{LONG, Steps, assert_expired, assert_invalid, bodies, needs, only};
 use crate::Subject;
 
-/// For good, also after its lease would have ended.
+/// Permanently, also after its lease would have ended.
 pub async fn an_acknowledged_message_is_gone(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
@@ -86,7 +86,7 @@ pub async fn every_delivery_has_a_receipt_of_its_own(s: &Subject) {
     }
 }
 
-/// Whether or not anything has requeued the message: the answer does not depend on a reaper.
+/// Whether or not the message was requeued yet: the result does not depend on a sweep.
 pub async fn a_receipt_is_dead_from_its_deadline_on(s: &Subject) {
     needs!(s: strict_receipts);
     let queue = s.queue();
@@ -99,8 +99,8 @@ pub async fn a_receipt_is_dead_from_its_deadline_on(s: &Subject) {
     assert_eq!(queue.take(10, LONG).await.len(), 3);
 }
 
-/// The slow holder of an old receipt cannot complete, return or keep somebody else's delivery
-/// (a scar of apalis, pgmq and solid_queue).
+/// The holder of an old receipt cannot acknowledge, return or extend another delivery (a known defect of
+/// apalis, pgmq and solid_queue).
 pub async fn a_stale_receipt_cannot_settle_a_redelivered_message(s: &Subject) {
     needs!(s: strict_receipts);
     let queue = s.queue();
@@ -115,7 +115,7 @@ pub async fn a_stale_receipt_cannot_settle_a_redelivered_message(s: &Subject) {
     queue.acknowledge(&current.receipt).await.expect("the current receipt is good");
 }
 
-/// Whatever was done with it first.
+/// Whatever the first action was.
 pub async fn a_receipt_settles_once(s: &Subject) {
     needs!(s: strict_receipts);
     let queue = s.queue();
@@ -135,7 +135,7 @@ pub async fn a_receipt_settles_once(s: &Subject) {
     }
 }
 
-/// A receipt is not bound to who received it.
+/// A receipt is not bound to its receiver.
 pub async fn a_receipt_settles_from_another_handle_and_as_text(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;
@@ -164,7 +164,7 @@ pub async fn a_receipt_that_was_made_up_is_refused(s: &Subject) {
     queue.acknowledge(&delivery.receipt).await.expect("the true one is still good");
 }
 
-/// Good and bad side by side, in order.
+/// Valid and invalid receipts side by side, in order.
 pub async fn a_batch_of_settles_answers_each_entry(s: &Subject) {
     needs!(s: strict_receipts, exact_counts);
     let queue = s.queue();
@@ -192,7 +192,7 @@ pub async fn a_batch_of_settles_answers_each_entry(s: &Subject) {
     assert_eq!(bodies(&queue.take(10, LONG).await), ["nack"]);
 }
 
-/// An entry out of range fails alone, and its receipt stays good.
+/// An entry out of range fails alone, and its receipt stays valid.
 pub async fn a_settle_out_of_range_is_refused_and_keeps_the_lease(s: &Subject) {
     let queue = s.queue();
     queue.put("x").await;

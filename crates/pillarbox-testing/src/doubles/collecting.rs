@@ -1,4 +1,4 @@
-//! A mailbox that keeps what is sent, to be looked at.
+//! A mailbox that records what is sent.
 
 use std::ops::Deref;
 
@@ -6,9 +6,9 @@ use pillarbox_core::{Codec, Json, Mailbox};
 
 use super::fake::FakeMailbox;
 
-/// A mailbox that keeps a record of everything that was sent to it.
+/// A mailbox that records everything sent to it.
 ///
-/// It is a working mailbox besides: what was sent can be received, and stays on record.
+/// It also works as a mailbox: messages can be received, and stay recorded.
 ///
 /// ```
 /// use pillarbox_testing::CollectingMailbox;
@@ -29,27 +29,27 @@ impl<T: 'static, R: 'static> CollectingMailbox<T, R>
 where
     Json: Codec<T>,
 {
-    /// Makes an empty mailbox called `collecting`.
+    /// Creates an empty mailbox called `collecting`.
     pub fn new() -> Self {
         Self::named("collecting")
     }
 
-    /// Makes an empty mailbox of this name, such as the one that dead letters are expected in:
+    /// Creates an empty mailbox of this name, such as the target of dead letters:
     /// `DlqPolicy::to(&collecting)`.
     ///
     /// # Panics
     ///
-    /// When that is no [name](pillarbox_core::QueueName) for a queue.
+    /// If that is not a valid [name](pillarbox_core::QueueName).
     #[track_caller]
     pub fn named(name: &str) -> Self {
         Self { fake: FakeMailbox::named(name) }
     }
 
-    /// The bodies sent so far, in order.
+    /// Returns the bodies sent so far, in order.
     ///
     /// # Panics
     ///
-    /// When a body that was sent as raw bytes, past the types, cannot be decoded.
+    /// If a body that was sent as raw bytes cannot be decoded.
     pub fn sent(&self) -> Vec<T> {
         let sent = self.fake.sent_messages();
         sent.iter()
@@ -57,13 +57,12 @@ where
             .collect()
     }
 
-    /// The messages sent so far, in order, as they went out: with ids, attributes, reply
-    /// addresses and delays.
+    /// Returns the messages sent so far, in order, with ids, attributes, reply addresses and delays.
     pub fn sent_messages(&self) -> Vec<pillarbox_core::Outgoing> {
         self.fake.sent_messages()
     }
 
-    /// A handle for the code under test.
+    /// Returns a handle for the code under test.
     pub fn mailbox(&self) -> Mailbox<T, R> {
         self.fake.mailbox()
     }

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
+use pillarbox_core::internal::lock;
 use pillarbox_core::{
     Attributes, Backend, BoxFuture, Capabilities, Clock, Codec, Counts, Cursor, Delivery,
     Diagnosis, Error, Json, Mailbox, MailboxResolver, Mailboxes, ManualClock, MemoryBackend,
@@ -13,6 +14,8 @@ use pillarbox_core::{
     Receive, Result, Sent, Settle, SettleAction, Timestamp,
 };
 use tokio::sync::Notify;
+
+use crate::forward_queue;
 
 /// A working mailbox in memory, with everything that can go wrong in the hands of the test.
 ///
@@ -38,8 +41,8 @@ use tokio::sync::Notify;
 /// # Ok::<(), pillarbox_core::Error>(()) }).unwrap();
 /// ```
 ///
-/// It is on a [backend](Self::backend) of its own, where other mailboxes of the backend are found, such as the
-/// mailbox that the dead letters of a worker go to.
+/// It has its own [backend](Self::backend), which also opens other mailboxes, such as the dead-letter mailbox of
+/// a worker.
 #[derive(Debug)]
 pub struct FakeMailbox<T: 'static, R: 'static = ()> {
     mailbox: Mailbox<T, R>,
@@ -52,7 +55,7 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R>
 where
     Json: Codec<T> + Codec<R>,
 {
-    /// Makes an empty mailbox called `fake`, whose messages cannot be replied to.
+    /// Creates an empty mailbox called `fake`, whose messages cannot be replied to.
     pub fn new() -> Self {
         Self::with_replies(NoReplies)
     }
@@ -62,17 +65,17 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R>
 where
     Json: Codec<T>,
 {
-    /// Makes an empty mailbox of this name, whose messages cannot be replied to.
+    /// Creates an empty mailbox of this name, whose messages cannot be replied to.
     ///
     /// # Panics
     ///
-    /// When that is no [name](QueueName) for a queue.
+    /// If that is not a valid [name](QueueName).
     #[track_caller]
     pub fn named(name: &str) -> Self {
         Self::make(name, NoReplies)
     }
 
-    /// Makes an empty mailbox called `fake` that finds reply mailboxes by `replies`.
+    /// Creates an empty mailbox called `fake` that finds reply mailboxes by `replies`.
     pub fn with_replies(replies: impl MailboxResolver<R>) -> Self {
         Self::make("fake", replies)
     }
@@ -91,13 +94,13 @@ where
 }
 
 impl<T: 'static, R: 'static> FakeMailbox<T, R> {
-    /// A handle for the code under test.
+    /// Returns a handle for the code under test.
     pub fn mailbox(&self) -> Mailbox<T, R> {
         self.mailbox.clone()
     }
 
-    /// The backend that the mailbox is on, with the same clock. A mailbox of the same name that is opened
-    /// there is another handle of the fake; all others are plain ones in memory.
+    /// Returns the backend of the mailbox, with the same clock. A mailbox of the same name that is opened there
+    /// is another handle of the fake; all others are plain mailboxes in memory.
     ///
     /// ```
     /// use pillarbox_core::Mailbox;
@@ -113,25 +116,25 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R> {
         &self.backend
     }
 
-    /// The clock of the mailbox.
+    /// Returns the clock of the mailbox.
     pub fn clock(&self) -> &ManualClock {
         &self.clock
     }
 
-    /// The time by the clock of the mailbox.
+    /// Returns the time of the mailbox's clock.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// Moves the clock forward: leases and delays that end by then have ended.
+    /// Advances the clock, which ends leases and delays.
     pub fn advance(&self, by: Duration) {
         self.clock.advance(by);
     }
 
-    /// Ends the lease of a receipt now: it settles nothing any more, and its message is ready at
-    /// the tail of the queue. A receipt that is dead already stays so.
+    /// Expires the lease of a receipt: the receipt is no longer valid, and its message is ready at the tail of
+    /// the queue. Does nothing if the receipt has expired already.
     pub fn expire_handle(&self, receipt: &Receipt) {
-        // A lease that is extended to no time is over. If the receipt is dead, so much the better.
+        // A lease that is extended by zero expires. An error means that it has expired already.
         let end = Settle::extend(receipt.clone(), Duration::ZERO);
         let _ = now(self.queue.inner.settle(vec![end]));
     }
@@ -148,12 +151,12 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R> {
         self.queue.lock().connection_error = None;
     }
 
-    /// Puts a message into the queue as if it had a past: delivered before, sent long ago, or
-    /// with bytes for a body that nobody can decode. Works whatever the connection error.
+    /// Stores a message with a past: delivered before, sent long ago, or with an undecodable body. Works in
+    /// spite of a connection error.
     ///
     /// # Panics
     ///
-    /// When the mailbox was closed, or the message is not a good one.
+    /// If the mailbox is closed, or the message is not valid.
     pub fn inject(&self, message: Injected) -> MessageId {
         let Injected { outgoing, past } = message;
         let id = outgoing.id;
@@ -165,7 +168,7 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R> {
         id
     }
 
-    /// What was sent so far, in order, [injected](Self::inject) messages left out.
+    /// Returns the messages sent so far, in order, without [injected](Self::inject) ones.
     pub fn sent_messages(&self) -> Vec<Outgoing> {
         self.queue.lock().sent.clone()
     }
@@ -212,7 +215,7 @@ pub struct Injected {
     past: Past,
 }
 
-/// The deliveries that a message is said to have had.
+/// Earlier deliveries of an injected message.
 #[derive(Debug, Clone, Copy, Default)]
 struct Past {
     deliveries: u32,
@@ -229,11 +232,11 @@ impl Past {
 }
 
 impl Injected {
-    /// A message with a body.
+    /// Creates a message with a JSON body.
     ///
     /// # Panics
     ///
-    /// When the body cannot be encoded.
+    /// If the body cannot be encoded.
     pub fn json<T>(body: &T) -> Self
     where
         Json: Codec<T>,
@@ -241,24 +244,24 @@ impl Injected {
         Self::raw(Json.encode(body).expect("a body that can be encoded"))
     }
 
-    /// A message with any bytes for a body.
+    /// Creates a message with these bytes as its body.
     pub fn raw(body: impl Into<Bytes>) -> Self {
         Self { outgoing: Outgoing::new(body), past: Past::default() }
     }
 
-    /// Sets how often it was delivered before.
+    /// Sets the number of earlier deliveries.
     pub fn delivered(mut self, times: u32) -> Self {
         self.past.deliveries = times;
         self
     }
 
-    /// Sets how many of those deliveries were started and never settled.
+    /// Sets the number of earlier deliveries that were started and expired.
     pub fn unsettled(mut self, times: u32) -> Self {
         self.past.unsettled = times;
         self
     }
 
-    /// Sets how many of those deliveries were no attempt: released, or expired before they were started.
+    /// Sets the number of earlier deliveries that were released, or expired before they were started.
     pub fn uncounted(mut self, times: u32) -> Self {
         self.past.uncounted = times;
         self
@@ -270,13 +273,13 @@ impl Injected {
         self
     }
 
-    /// Sets when it was sent.
+    /// Sets the time it was sent.
     pub fn enqueued_at(mut self, at: Timestamp) -> Self {
         self.outgoing.enqueued_at = Some(at);
         self
     }
 
-    /// Sets where the answer should go.
+    /// Sets the reply address.
     pub fn reply_to(mut self, address: &str) -> Self {
         self.outgoing.reply_to = Some(address.into());
         self
@@ -289,7 +292,7 @@ impl Injected {
     }
 }
 
-/// Runs a call on the memory backend that has nothing to wait for.
+/// Runs a call on the memory backend that does not wait.
 fn now<T>(call: BoxFuture<'_, T>) -> T {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match std::pin::pin!(call).as_mut().poll(&mut context) {
@@ -299,7 +302,7 @@ fn now<T>(call: BoxFuture<'_, T>) -> T {
 }
 
 impl From<Injected> for RawMessage {
-    /// The message as a receive would deliver it.
+    /// Returns the message as a receive would deliver it.
     fn from(injected: Injected) -> Self {
         let Injected { outgoing, past } = injected;
         let enqueued_at = outgoing.enqueued_at.unwrap_or_else(Timestamp::now);
@@ -312,11 +315,11 @@ impl From<Injected> for RawMessage {
     }
 }
 
-/// Memory, with one queue that fails as it is told.
+/// A memory backend with one fake queue.
 #[derive(Debug)]
 struct FakeBackend {
     memory: MemoryBackend,
-    /// Of the queue that fails.
+    /// State of the fake queue.
     name: QueueName,
     shared: Arc<Shared>,
 }
@@ -353,18 +356,18 @@ impl Backend for FakeBackend {
     }
 }
 
-/// A handle of the queue that fails as it is told.
+/// A handle of the fake queue.
 #[derive(Debug, Clone)]
 struct FakeQueue {
     inner: Arc<dyn Queue>,
     shared: Arc<Shared>,
 }
 
-/// What all handles of it share.
+/// State shared by all handles of the fake queue.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Tells receives that wait of a connection error.
+    /// Notifies waiting receives of a connection error.
     broken: Notify,
 }
 
@@ -377,10 +380,10 @@ struct State {
 
 impl FakeQueue {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared.state)
     }
 
-    /// Counts the deliveries that an injected message is said to have had.
+    /// Adds the earlier deliveries of an injected message.
     fn add_past(&self, message: &mut RawMessage) {
         self.lock().pasts.get(&message.id).copied().unwrap_or_default().add_to(message);
     }
@@ -394,13 +397,7 @@ impl FakeQueue {
 }
 
 impl Queue for FakeQueue {
-    fn name(&self) -> &QueueName {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
+    forward_queue!(inner: name capabilities close is_closed);
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
@@ -469,14 +466,6 @@ impl Queue for FakeQueue {
             self.inner.purge().await
         })
     }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.inner.is_closed()
-    }
 }
 
 #[cfg(test)]
@@ -531,7 +520,7 @@ mod tests {
             ["orders", "orders-dlq"]
         );
         assert!(fake.mailbox().backend().unwrap().is_same(fake.backend()));
-        // One clock for all of them.
+        // They share one clock.
         let later = pillarbox_core::SendOptions::new().delay(Duration::from_secs(60));
         neighbour.send_with(&10, later).await.unwrap();
         fake.advance(Duration::from_secs(60));

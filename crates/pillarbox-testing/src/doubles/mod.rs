@@ -1,4 +1,4 @@
-//! Mailboxes that stand in for real ones.
+//! Test doubles of mailboxes.
 
 mod collecting;
 mod fake;

@@ -7,7 +7,7 @@ use pillarbox_core::{
     NoReplies, Outgoing, PeekPage, Queue, QueueName, Receive, Result, Sent, Settle, Timestamp,
 };
 
-/// Makes mailboxes that drop what is sent and never deliver anything.
+/// Creates mailboxes that drop what is sent and never deliver anything.
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Receive};
@@ -24,14 +24,14 @@ use pillarbox_core::{
 pub struct NullMailbox;
 
 impl NullMailbox {
-    /// Makes a mailbox called `null`.
+    /// Creates a mailbox called `null`.
     #[expect(clippy::new_ret_no_self, reason = "a double is a queue; what users hold is a mailbox")]
     pub fn new<T: 'static, R: 'static>() -> Mailbox<T, R>
     where
         Json: Codec<T>,
     {
         let queue = NullQueue {
-            name: QueueName::new("null").expect("a good name"),
+            name: QueueName::new("null").expect("a valid name"),
             capabilities: Capabilities::full("null"),
             gate: Gate::new(),
         };

@@ -11,12 +11,12 @@ use self::forming::COVERAGE;
 use self::view::{Line, View, owners};
 use super::{Flavour, RedisServer, RedisServerBuilder, field_of, random_id, wait_for};
 
-/// How many slots a cluster has.
+/// Number of slots of a cluster.
 pub const SLOTS: u16 = 16384;
-/// After which time a step that may get lost is taken again.
+/// Interval after which a step that may get lost is repeated.
 const AGAIN: Duration = Duration::from_secs(3);
 
-/// The slot in which a key is: by what is between the first `{` and the next `}`, if anything is.
+/// Returns the slot of a key: by the text between the first `{` and the next `}`, if there is any.
 pub fn slot_of(key: &str) -> u16 {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
     let hashed = tag.filter(|tag| !tag.is_empty()).unwrap_or(key);
@@ -32,7 +32,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// How a cluster is to be started.
+/// Builder of a [`RedisCluster`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RedisClusterBuilder {
@@ -44,25 +44,25 @@ pub struct RedisClusterBuilder {
 }
 
 impl RedisClusterBuilder {
-    /// Starts servers of this flavour, in place of the distribution's Redis.
+    /// Sets the flavour. Defaults to the distribution's Redis.
     pub fn flavour(mut self, flavour: Flavour) -> Self {
         self.flavour = flavour;
         self
     }
 
-    /// Starts this many primaries, in place of three.
+    /// Sets the number of primaries. Defaults to 3.
     pub fn primaries(mut self, primaries: usize) -> Self {
         self.primaries = primaries;
         self
     }
 
-    /// Starts this many replicas of each primary, in place of one.
+    /// Sets the number of replicas of each primary. Defaults to 1.
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.replicas = replicas;
         self
     }
 
-    /// Has a node taken for dead when it was silent for this long, in place of a second.
+    /// Sets the time without an answer after which a node counts as down. Defaults to 1 s.
     pub fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
@@ -74,16 +74,16 @@ impl RedisClusterBuilder {
         self
     }
 
-    /// Has every change logged in a file, which is synced `always`, `everysec` or `no`.
+    /// Enables the append-only file, synced `always`, `everysec` or `no`.
     pub fn appendonly(self, fsync: &str) -> Self {
         self.setting("appendonly", "yes").setting("appendfsync", fsync)
     }
 
-    /// Starts it and waits until it is whole.
+    /// Starts it and waits until all nodes agree.
     ///
     /// # Panics
     ///
-    /// When the program is not here, a node does not come up, or they make no cluster.
+    /// If the program is not installed, a node does not start, or they do not form a cluster.
     pub fn start(self) -> RedisCluster {
         assert!(self.primaries > 0, "a cluster has a primary");
         let count = self.primaries * (1 + self.replicas);
@@ -104,13 +104,13 @@ impl RedisClusterBuilder {
         let own = [
             ("cluster-enabled", "yes"),
             ("cluster-node-timeout", &timeout),
-            // A replica stands for election, however long its link was down.
+            // A replica may be elected however long its link was down.
             ("cluster-replica-validity-factor", "0"),
-            // And stays with its primary.
+            // It stays with its primary.
             ("cluster-migration-barrier", "1000"),
             ("repl-diskless-sync", "yes"),
             ("repl-diskless-sync-delay", "0"),
-            // By way of a file, Valkey's replicas look only once a second whether it is complete.
+            // With a file, Valkey's replicas check only once a second whether it is complete.
             ("repl-diskless-load", "on-empty-db"),
         ];
         let mut node = RedisServer::builder().flavour(self.flavour);
@@ -125,19 +125,19 @@ impl RedisClusterBuilder {
     }
 }
 
-/// A cluster, killed when dropped and its directories removed.
+/// A running cluster. Dropping it kills the processes and removes tsuccessor directories.
 ///
-/// Nodes are named by number. At first the primaries are the nodes 0, 1 and so on, each with an
+/// Nodes are identified by index. At first the primaries are the nodes 0, 1 and so on, each with an
 /// equal part of the slots, in order; then come the replicas of the first primary, those of the
-/// second, and so on. After a failover it is otherwise: ask.
+/// second, and so on. After a failover, see [`primary_of_slot`](Self::primary_of_slot).
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
-    /// What the nodes call each other.
+    /// Ids of the nodes.
     ids: Vec<String>,
-    /// How many primaries there are at first.
+    /// Number of primaries at first.
     primaries: usize,
-    /// How many replicas each of them has.
+    /// Number of replicas of each.
     replicas: usize,
 }
 
@@ -146,12 +146,12 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// When it is not here, or does not come up.
+    /// If it is not installed, or does not start.
     pub fn start() -> Self {
         Self::builder().start()
     }
 
-    /// Says how a cluster is to be started.
+    /// Returns a builder.
     pub fn builder() -> RedisClusterBuilder {
         RedisClusterBuilder {
             flavour: Flavour::Redis,
@@ -162,60 +162,61 @@ impl RedisCluster {
         }
     }
 
-    /// Where to find it: `redis-cluster://127.0.0.1:PORT,127.0.0.1:PORT,...`, with all nodes.
+    /// Returns its URL: `redis-cluster://127.0.0.1:PORT,127.0.0.1:PORT,...`, with all nodes.
     pub fn url(&self) -> String {
         let nodes = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port()));
         format!("redis-cluster://{}", nodes.collect::<Vec<_>>().join(","))
     }
 
-    /// Its nodes, those that were killed included.
+    /// Returns its nodes, including those that were killed.
     pub fn nodes(&self) -> &[RedisServer] {
         &self.nodes
     }
 
-    /// One of its nodes.
+    /// Returns one of its nodes.
     pub fn node(&self, node: usize) -> &RedisServer {
         &self.nodes[node]
     }
 
-    /// One of its nodes, to be stopped and started.
+    /// Returns one of its nodes, to stop and start it.
     pub fn node_mut(&mut self, node: usize) -> &mut RedisServer {
         &mut self.nodes[node]
     }
 
-    /// The slot in which a key is.
+    /// Returns the slot of a key.
     pub fn slot_of(&self, key: &str) -> u16 {
         slot_of(key)
     }
 
-    /// Which node is the primary of a slot, as the nodes that answer know it, and of those the one
-    /// with the newest knowledge. It may be dead.
+    /// Returns the index of the primary of a slot according to the node that answers and has the newest epoch.
+    /// It may be down.
     ///
     /// # Panics
     ///
-    /// When no node answers, or none knows.
+    /// If no node answers, or none knows.
     pub fn primary_of_slot(&self, slot: u16) -> usize {
         let owners = owners(&self.views());
-        owners[usize::from(slot)].unwrap_or_else(|| panic!("nobody knows who has slot {slot}"))
+        owners[usize::from(slot)]
+            .unwrap_or_else(|| panic!("no node knows the primary of slot {slot}"))
     }
 
-    /// Which node is the primary of a key.
+    /// Returns the index of the primary of a key.
     ///
     /// # Panics
     ///
-    /// When no node answers, or none knows.
+    /// If no node answers, or none knows.
     pub fn primary_of(&self, key: &str) -> usize {
         self.primary_of_slot(slot_of(key))
     }
 
-    /// Which nodes are primaries of any slot, by number.
+    /// Returns the indices of the nodes that are primaries of any slot.
     pub fn primaries(&self) -> Vec<usize> {
         let owners: BTreeSet<_> = owners(&self.views()).into_iter().flatten().collect();
         owners.into_iter().collect()
     }
 
-    /// Which nodes are replicas of this one, by number: by what they say of themselves, or, of
-    /// those that do not answer, what others say.
+    /// Returns the indices of the replicas of a node, according to themselves or, if they do not answer, to
+    /// the other nodes.
     pub fn replicas_of(&self, primary: usize) -> Vec<usize> {
         let views = self.views();
         let replicates = |node: &usize| {
@@ -226,36 +227,36 @@ impl RedisCluster {
         (0..self.nodes.len()).filter(replicates).collect()
     }
 
-    /// Ends a node by SIGKILL.
+    /// Kills a node with SIGKILL.
     pub fn kill(&mut self, node: usize) {
         self.nodes[node].kill();
     }
 
-    /// Starts a node anew, after killing it if it still runs, and waits until it answers. It may
-    /// not have found its place yet: see [`wait_until_whole`](Self::wait_until_whole).
+    /// Restarts a node, after killing it if it still runs, and waits until it answers. It may not know its
+    /// role yet: see [`wait_until_whole`](Self::wait_until_whole).
     ///
     /// # Panics
     ///
-    /// When it does not come up.
+    /// If it does not start.
     pub fn restart(&mut self, node: usize) {
         self.nodes[node].restart();
     }
 
-    /// Waits until all running nodes know each other and agree: every slot has a primary that runs,
-    /// every replica has what its primary has, and all is well.
+    /// Waits until all running nodes know each other and agree: every slot has a running primary, every replica
+    /// is up to date, and the state is `ok`.
     ///
     /// # Panics
     ///
-    /// When that takes longer than a minute; the message says what is missing.
+    /// If that takes longer than a minute; the message says what is missing.
     pub fn wait_until_whole(&self) {
         self.wait(|| self.is_whole());
     }
 
-    /// Waits until every replica that runs has received all that its primary has done until now.
+    /// Waits until every running replica has received all writes of its primary until now.
     ///
     /// # Panics
     ///
-    /// When that takes longer than a minute.
+    /// If that takes longer than a minute.
     pub fn wait_until_replicated(&self) {
         for primary in self.primaries() {
             if !self.nodes[primary].is_running() {
@@ -269,45 +270,45 @@ impl RedisCluster {
         }
     }
 
-    /// Waits until another node has taken the place of this one, and is known by all that answer.
-    /// Gives its number.
+    /// Waits until another node has replaced this one according to all nodes that answer. Returns its index.
     ///
     /// # Panics
     ///
-    /// When that takes longer than a minute.
+    /// If that takes longer than a minute.
     pub fn wait_for_promotion(&self, old: usize) -> usize {
-        self.wait(|| self.heir_of(old))
+        self.wait(|| self.successor_of(old))
     }
 
-    /// Has a replica take the place of this primary in order, without losing anything, and waits
-    /// until it has. Gives its number.
+    /// Hands this primary over to a replica without losing writes, and waits until it is done. Returns the index
+    /// of the new primary.
     ///
     /// # Panics
     ///
-    /// When it has no replica that runs, or that takes longer than a minute.
+    /// If it has no replica that runs, or that takes longer than a minute.
     pub fn failover(&self, primary: usize) -> usize {
         let replicas = self.replicas_of(primary);
-        let heir = replicas.into_iter().find(|replica| self.nodes[*replica].is_running());
-        let heir = heir.unwrap_or_else(|| panic!("node {primary} has no replica that runs"));
+        let successor = replicas.into_iter().find(|replica| self.nodes[*replica].is_running());
+        let successor =
+            successor.unwrap_or_else(|| panic!("node {primary} has no replica that runs"));
         let mut asked: Option<Instant> = None;
         self.wait(|| {
-            // It gives up when the two of them do not get it done in time.
+            // The replica gives up if the handover takes too long.
             if asked.is_none_or(|asked| asked.elapsed() > AGAIN * 2) {
                 asked = Some(Instant::now());
-                self.ask(heir, &["CLUSTER", "FAILOVER"])?;
+                self.ask(successor, &["CLUSTER", "FAILOVER"])?;
             }
-            self.heir_of(primary)
+            self.successor_of(primary)
         })
     }
 
-    /// How many keys each node holds whose names are like this pattern: none, if it does not answer.
+    /// Returns the number of keys that match a pattern on each node; 0 if it does not answer.
     pub fn keys_by_node(&self, pattern: &str) -> Vec<usize> {
         let count =
             |node| self.ask(node, &["KEYS", pattern]).map_or(0, |keys| keys.lines().count());
         (0..self.nodes.len()).map(count).collect()
     }
 
-    /// Waits until this gives no error, which says what is missing.
+    /// Waits until `check` succeeds; its error says what is missing.
     fn wait<T>(&self, look: impl FnMut() -> Result<T, String>) -> T {
         let rest = || {
             let views = self.views();
@@ -317,16 +318,16 @@ impl RedisCluster {
         wait_for(look, rest)
     }
 
-    /// Asks a node that may be dead or hang.
+    /// Runs one command on a node that may be down or hang.
     fn ask(&self, node: usize, words: &[&str]) -> Result<String, String> {
-        self.nodes[node].glance(words).map_err(|error| format!("node {node}: {error}"))
+        self.nodes[node].query(words).map_err(|error| format!("node {node}: {error}"))
     }
 
     fn running(&self) -> impl Iterator<Item = usize> + Clone {
         (0..self.nodes.len()).filter(|node| self.nodes[*node].is_running())
     }
 
-    /// What each node knows of all, of those that answer.
+    /// Returns the view of each node that answers.
     fn views(&self) -> Vec<View> {
         self.running().filter_map(|node| self.view(node).ok()).collect()
     }
@@ -345,7 +346,7 @@ impl RedisCluster {
         }
     }
 
-    /// How far replication has come, in bytes.
+    /// Returns the replication offset in bytes.
     fn is_whole(&self) -> Result<(), String> {
         let running: Vec<usize> = self.running().collect();
         let views = running.iter().map(|node| self.view(*node)).collect::<Result<Vec<_>, _>>()?;
@@ -387,7 +388,7 @@ impl RedisCluster {
         Ok(())
     }
 
-    /// The nodes that started as a primary and its replicas, of which this is one.
+    /// Returns the nodes that started as a primary and its replicas, one of which is this.
     fn family_of(&self, node: usize) -> impl Iterator<Item = usize> {
         let head = match node.checked_sub(self.primaries) {
             None => node,
@@ -397,23 +398,24 @@ impl RedisCluster {
         std::iter::once(head).chain(first..first + self.replicas)
     }
 
-    /// Who has taken the place of a node.
-    fn heir_of(&self, old: usize) -> Result<usize, String> {
+    /// Returns the node that replaced another.
+    fn successor_of(&self, old: usize) -> Result<usize, String> {
         let mut views = self.views();
         views.retain(|view| view.of != old);
         let owners = owners(&views);
-        let mut heirs = self.family_of(old).filter(|node| {
+        let mut successors = self.family_of(old).filter(|node| {
             let own = views.iter().find(|view| view.of == *node).and_then(|own| own.line(*node));
             *node != old && own.is_some_and(|own| own.primary.is_none() && !own.slots.is_empty())
         });
-        let heir = heirs.next().ok_or_else(|| format!("none has the place of node {old}"))?;
+        let successor =
+            successors.next().ok_or_else(|| format!("none has the place of node {old}"))?;
         for view in &views {
             self.is_well(view.of)?;
             if view.owners() != owners {
                 return Err(format!("node {} does not know who has which slots", view.of));
             }
         }
-        Ok(heir)
+        Ok(successor)
     }
 }
 
@@ -425,10 +427,10 @@ mod tests {
         Flavour::ALL.into_iter().filter(|flavour| flavour.is_here())
     }
 
-    /// Writes a key, and gives its primary and the replica that has it.
+    /// Writes a key, and returns its primary and the replica that has it.
     ///
-    /// Where the processors are busy, a primary is silent for longer than the node timeout now and
-    /// then, and is replaced without having died: what was written to it just then is gone.
+    /// If the processors are busy, a primary may be silent for longer than the node timeout and be replaced
+    /// although it runs: writes of that time are lost.
     fn written_and_replicated(cluster: &RedisCluster) -> (usize, usize) {
         cluster.wait(|| {
             let primary = cluster.primary_of("key");
@@ -436,9 +438,9 @@ mod tests {
             cluster.wait_until_replicated();
             let replicas = cluster.replicas_of(primary);
             let held = cluster.keys_by_node("key");
-            let heir = replicas.into_iter().find(|replica| held[*replica] == 1);
-            match heir.filter(|_| cluster.primary_of("key") == primary) {
-                Some(heir) => Ok((primary, heir)),
+            let successor = replicas.into_iter().find(|replica| held[*replica] == 1);
+            match successor.filter(|_| cluster.primary_of("key") == primary) {
+                Some(successor) => Ok((primary, successor)),
                 None => Err(format!("node {primary} was replaced: {held:?}")),
             }
         })
@@ -453,13 +455,13 @@ mod tests {
             assert_eq!(cluster.primaries(), [0, 1, 2]);
             assert_eq!([0, 1, 2].map(|primary| cluster.replicas_of(primary)), [[3], [4], [5]]);
             assert_eq!(cluster.primary_of_slot(5461), 1);
-            let (old, heir) = written_and_replicated(&cluster);
+            let (old, successor) = written_and_replicated(&cluster);
             cluster.kill(old);
             let killed = Instant::now();
             assert!(cluster.node(old).try_command(&["PING"]).is_err());
             let new = cluster.wait_for_promotion(old);
             println!("{} replica promoted within {:?}", flavour.name(), killed.elapsed());
-            assert_eq!(new, heir);
+            assert_eq!(new, successor);
             assert_eq!(cluster.primary_of("key"), new);
             assert_eq!(cluster.node(new).command(&["GET", "key"]), "value");
             cluster.wait_until_whole();

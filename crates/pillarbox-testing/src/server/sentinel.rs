@@ -1,21 +1,20 @@
-//! A primary with replicas, and sentinels that watch them: when the primary dies, they make one of
-//! its replicas the primary.
+//! A primary with replicas, and sentinels that watch them and promote a replica when the primary dies.
 //!
-//! Sentinels find each other and the replicas by themselves, within some seconds. To have that
-//! at once, they are started with what they would write down once they had found out.
+//! Sentinels discover each other and the replicas within some seconds. To skip that, they are started with
+//! the configuration that they would write after discovery.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::{Flavour, PORTS, RedisServer, RedisServerBuilder, lasting_port, random_id, wait_for};
 
-/// By what name sentinels are asked for the primary.
+/// Name of the primary in the sentinels' configuration.
 const SERVICE: &str = "pillarbox";
-/// After which time a failover that has not been done is asked for again.
+/// Interval after which a failover that has not happened is requested again.
 const AGAIN: Duration = Duration::from_secs(5);
-/// How often sentinels look and talk, in milliseconds, where they can be told: by themselves they
-/// take ten seconds to look at a replica and another eight to set right what is wrong with it.
-/// And who was not let run for two seconds does nothing for another thirty.
+/// Intervals of the sentinels' checks and messages in milliseconds, if they can be set: by default they take
+/// ten seconds to check a replica and another eight to reconfigure it. A sentinel that did not run for two
+/// seconds does nothing for another thirty.
 const HASTE: [(&str, &str); 4] = [
     ("INFO-PERIOD", "300"),
     ("PUBLISH-PERIOD", "200"),
@@ -23,7 +22,7 @@ const HASTE: [(&str, &str); 4] = [
     ("MIN-LINK-RECONNECT-PERIOD", "1000"),
 ];
 
-/// How servers and their sentinels are to be started.
+/// Builder of [`RedisSentinels`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RedisSentinelsBuilder {
@@ -36,25 +35,25 @@ pub struct RedisSentinelsBuilder {
 }
 
 impl RedisSentinelsBuilder {
-    /// Starts servers and sentinels of this flavour, in place of the distribution's Redis.
+    /// Sets the flavour of servers and sentinels. Defaults to the distribution's Redis.
     pub fn flavour(mut self, flavour: Flavour) -> Self {
         self.flavour = flavour;
         self
     }
 
-    /// Starts this many replicas, in place of two.
+    /// Sets the number of replicas. Defaults to 2.
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.replicas = replicas;
         self
     }
 
-    /// Starts this many sentinels, in place of three. More than half must agree.
+    /// Sets the number of sentinels. Defaults to 3. More than half must agree.
     pub fn sentinels(mut self, sentinels: usize) -> Self {
         self.sentinels = sentinels;
         self
     }
 
-    /// Has a server taken for dead when it was silent for this long, in place of a second.
+    /// Sets the time without an answer after which a server counts as down. Defaults to 1 s.
     pub fn down_after(mut self, silence: Duration) -> Self {
         self.down_after = silence;
         self
@@ -66,22 +65,22 @@ impl RedisSentinelsBuilder {
         self
     }
 
-    /// Has every change logged in a file, which is synced `always`, `everysec` or `no`.
+    /// Enables the append-only file, synced `always`, `everysec` or `no`.
     pub fn appendonly(self, fsync: &str) -> Self {
         self.setting("appendonly", "yes").setting("appendfsync", fsync)
     }
 
-    /// Has the servers ask for a password, and not the sentinels.
+    /// Requires a password on the servers, not on the sentinels.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self
     }
 
-    /// Starts them and waits until they are whole.
+    /// Starts them and waits until replication works and the sentinels agree.
     ///
     /// # Panics
     ///
-    /// When the program is not here, one does not come up, or they do not find each other.
+    /// If the program is not installed, one does not start, or they do not find each other.
     pub fn start(self) -> RedisSentinels {
         assert!(self.sentinels > 0, "somebody watches");
         let mut servers: Vec<RedisServer> = Vec::new();
@@ -102,7 +101,7 @@ impl RedisSentinelsBuilder {
             .flavour(self.flavour)
             .setting("repl-diskless-sync", "yes")
             .setting("repl-diskless-sync-delay", "0")
-            // By way of a file, Valkey's replicas look only once a second whether it is complete.
+            // With a file, Valkey's replicas check only once a second whether it is complete.
             .setting("repl-diskless-load", "on-empty-db");
         if let Some(primary) = primary {
             server = server.setting("replicaof", &format!("127.0.0.1 {}", primary.port()));
@@ -116,7 +115,7 @@ impl RedisSentinelsBuilder {
         server
     }
 
-    /// Starts all sentinels, each of which knows the others from the start.
+    /// Starts all sentinels; each knows the others from the start.
     fn start_sentinels(&self, servers: &[RedisServer]) -> Vec<RedisServer> {
         for _ in 0..PORTS {
             let known = (0..self.sentinels).map(|_| (lasting_port(), random_id()));
@@ -129,15 +128,15 @@ impl RedisSentinelsBuilder {
                 sentinel
             };
             let sentinels: Vec<RedisServer> = (0..self.sentinels).map(start).collect();
-            // Else another has taken a port meanwhile.
-            if sentinels.iter().all(RedisServer::comes_up) {
+            // Otherwise another process has taken a port meanwhile.
+            if sentinels.iter().all(RedisServer::wait_for_start) {
                 return sentinels;
             }
             let ended = sentinels.iter().find(|sentinel| !sentinel.is_running());
             let log = ended.map(RedisServer::log).unwrap_or_default();
             assert!(log.contains("ddress already in use"), "a sentinel does not come up:\n{log}");
         }
-        panic!("no sentinels came up on any of {PORTS} times their ports");
+        panic!("no sentinels started on any of {PORTS} sets of ports");
     }
 
     fn sentinel(
@@ -152,7 +151,7 @@ impl RedisSentinelsBuilder {
             format!("myid {}", known[own].1),
             format!("monitor {SERVICE} 127.0.0.1 {} {}", primary.port(), self.sentinels / 2 + 1),
             format!("down-after-milliseconds {SERVICE} {silence}"),
-            // After twice that, a failover that has not come to its end is tried again.
+            // After twice that, an unfinished failover is retried.
             format!("failover-timeout {SERVICE} 3000"),
             format!("parallel-syncs {SERVICE} 10"),
         ];
@@ -175,10 +174,10 @@ impl RedisSentinelsBuilder {
     }
 }
 
-/// Servers and their sentinels, killed when dropped and their directories removed.
+/// Running servers and tsuccessor sentinels. Dropping it kills the processes and removes tsuccessor directories.
 ///
-/// Servers and sentinels are named by number. At first the primary is the server 0. After a
-/// failover it is otherwise: ask.
+/// Servers and sentinels are identified by index. At first the primary is server 0; after a failover, see
+/// [`primary`](Self::primary).
 #[derive(Debug)]
 pub struct RedisSentinels {
     servers: Vec<RedisServer>,
@@ -191,12 +190,12 @@ impl RedisSentinels {
     ///
     /// # Panics
     ///
-    /// When it is not here, or does not come up.
+    /// If it is not installed, or does not start.
     pub fn start() -> Self {
         Self::builder().start()
     }
 
-    /// Says how they are to be started.
+    /// Returns a builder.
     pub fn builder() -> RedisSentinelsBuilder {
         RedisSentinelsBuilder {
             flavour: Flavour::Redis,
@@ -208,7 +207,7 @@ impl RedisSentinels {
         }
     }
 
-    /// Where to find them: `redis-sentinel://127.0.0.1:PORT,127.0.0.1:PORT,.../pillarbox`, with the
+    /// Returns tsuccessor URL: `redis-sentinel://127.0.0.1:PORT,127.0.0.1:PORT,.../pillarbox`, with the
     /// ports of all sentinels, and the password of the servers if they have one.
     pub fn url(&self) -> String {
         let password = self.password.as_ref();
@@ -218,100 +217,99 @@ impl RedisSentinels {
         format!("redis-sentinel://{password}{sentinels}/{SERVICE}")
     }
 
-    /// The servers, those that were killed included.
+    /// Returns the servers, including those that were killed.
     pub fn servers(&self) -> &[RedisServer] {
         &self.servers
     }
 
-    /// One of the servers.
+    /// Returns one of the servers.
     pub fn server(&self, server: usize) -> &RedisServer {
         &self.servers[server]
     }
 
-    /// One of the servers, to be stopped and started.
+    /// Returns one of the servers, to stop and start it.
     pub fn server_mut(&mut self, server: usize) -> &mut RedisServer {
         &mut self.servers[server]
     }
 
-    /// The sentinels, those that were killed included.
+    /// Returns the sentinels, including those that were killed.
     pub fn sentinels(&self) -> &[RedisServer] {
         &self.sentinels
     }
 
-    /// One of the sentinels.
+    /// Returns one of the sentinels.
     pub fn sentinel(&self, sentinel: usize) -> &RedisServer {
         &self.sentinels[sentinel]
     }
 
-    /// Which server is the primary, as the sentinels that answer know it, and of those the one with
-    /// the newest knowledge. It may be dead.
+    /// Returns the index of the primary according to the sentinel that answers and has the newest epoch. It
+    /// may be down.
     ///
     /// # Panics
     ///
-    /// When no sentinel answers.
+    /// If no sentinel answers.
     pub fn primary(&self) -> usize {
         self.known_primary().unwrap_or_else(|missing| panic!("no primary: {missing}"))
     }
 
-    /// Ends a server by SIGKILL.
+    /// Kills a server with SIGKILL.
     pub fn kill(&mut self, server: usize) {
         self.servers[server].kill();
     }
 
-    /// Ends the primary by SIGKILL, and gives its number.
+    /// Kills the primary with SIGKILL, and returns its index.
     ///
     /// # Panics
     ///
-    /// When no sentinel answers.
+    /// If no sentinel answers.
     pub fn kill_primary(&mut self) -> usize {
         let primary = self.primary();
         self.kill(primary);
         primary
     }
 
-    /// Starts a server anew, after killing it if it still runs, and waits until it answers. It takes
-    /// itself for what it was, until the sentinels set it right: see
-    /// [`wait_until_whole`](Self::wait_until_whole).
+    /// Restarts a server, after killing it if it still runs, and waits until it answers. It has its old role
+    /// until the sentinels reconfigure it: see [`wait_until_whole`](Self::wait_until_whole).
     ///
     /// # Panics
     ///
-    /// When it does not come up.
+    /// If it does not start.
     pub fn restart(&mut self, server: usize) {
         self.servers[server].restart();
     }
 
-    /// Ends a sentinel by SIGKILL.
+    /// Kills a sentinel with SIGKILL.
     pub fn kill_sentinel(&mut self, sentinel: usize) {
         self.sentinels[sentinel].kill();
     }
 
-    /// Starts a sentinel anew, after killing it if it still runs, and waits until it answers.
+    /// Restarts a sentinel, after killing it if it still runs, and waits until it answers.
     ///
     /// # Panics
     ///
-    /// When it does not come up.
+    /// If it does not start.
     pub fn restart_sentinel(&mut self, sentinel: usize) {
         self.sentinels[sentinel].restart();
         self.hasten();
     }
 
-    /// Waits until all running sentinels know each other and agree: the primary runs, and all other
-    /// servers that run are its replicas and have what it has.
+    /// Waits until all running sentinels know each other and agree: the primary runs, and all other running
+    /// servers are its replicas and up to date.
     ///
-    /// Of Redis 6.2 this may take twenty seconds when a server has come back.
+    /// With Redis 6.2 this may take twenty seconds after a server was restarted.
     ///
     /// # Panics
     ///
-    /// When that takes longer than a minute; the message says what is missing.
+    /// If that takes longer than a minute; the message says what is missing.
     pub fn wait_until_whole(&self) {
         self.wait(|| self.is_whole());
     }
 
-    /// Waits until every replica that runs has received all that the primary has done until now.
+    /// Waits until every running replica has received all writes of the primary until now.
     ///
     /// # Panics
     ///
-    /// When that takes longer than a minute.
+    /// If that takes longer than a minute.
     pub fn wait_until_replicated(&self) {
         let primary = self.primary();
         let done = self.wait(|| self.servers[primary].offset("master_repl_offset"));
@@ -320,39 +318,38 @@ impl RedisSentinels {
         }
     }
 
-    /// Waits until another server has taken the place of this one as primary, and all sentinels
-    /// that answer say so. Gives its number.
+    /// Waits until another server has replaced this one as primary according to all sentinels that answer.
+    /// Returns its index.
     ///
     /// # Panics
     ///
-    /// When that takes longer than a minute.
+    /// If that takes longer than a minute.
     pub fn wait_for_promotion(&self, old: usize) -> usize {
-        self.wait(|| self.heir_of(old))
+        self.wait(|| self.successor_of(old))
     }
 
-    /// Has the sentinels make another server the primary while all is well, and waits until it is.
-    /// Gives its number.
+    /// Requests a failover while all servers run, and waits until it is done. Returns the index of the new
+    /// primary.
     ///
-    /// What was written meanwhile may be lost: until they have made it a replica, the old primary
-    /// takes itself for one.
+    /// Concurrent writes may be lost: the old primary accepts them until it is a replica.
     ///
     /// # Panics
     ///
-    /// When that takes longer than a minute.
+    /// If that takes longer than a minute.
     pub fn failover(&self) -> usize {
         let old = self.primary();
         let mut asked: Option<Instant> = None;
         self.wait(|| {
             if asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
                 let sentinel = running(&self.sentinels).next().ok_or("no sentinel runs")?;
-                self.sentinels[sentinel].glance(&["SENTINEL", "FAILOVER", SERVICE])?;
+                self.sentinels[sentinel].query(&["SENTINEL", "FAILOVER", SERVICE])?;
                 asked = Some(Instant::now());
             }
-            self.heir_of(old)
+            self.successor_of(old)
         })
     }
 
-    /// Waits until this gives no error, which says what is missing.
+    /// Waits until `check` succeeds; its error says what is missing.
     fn wait<T>(&self, look: impl FnMut() -> Result<T, String>) -> T {
         wait_for(look, || {
             let logs = self.sentinels.iter().map(RedisServer::log);
@@ -363,20 +360,20 @@ impl RedisSentinels {
     fn hasten(&self) {
         for sentinel in running(&self.sentinels) {
             for (name, value) in HASTE {
-                // Redis 6.2 cannot be told.
-                let _ = self.sentinels[sentinel].glance(&["SENTINEL", "DEBUG", name, value]);
+                // Redis 6.2 has no such command.
+                let _ = self.sentinels[sentinel].query(&["SENTINEL", "DEBUG", name, value]);
             }
         }
     }
 
-    /// What a sentinel knows of the primary.
+    /// Returns a sentinel's view of the primary.
     fn look_at_primary(&self, sentinel: usize) -> Result<Watched, String> {
-        Ok(Watched::read(&self.sentinels[sentinel].glance(&["SENTINEL", "MASTER", SERVICE])?))
+        Ok(Watched::read(&self.sentinels[sentinel].query(&["SENTINEL", "MASTER", SERVICE])?))
     }
 
-    /// What a sentinel knows of `REPLICAS` or `SENTINELS`, by port.
+    /// Returns a sentinel's view of `REPLICAS` or `SENTINELS`, by port.
     fn look_at(&self, sentinel: usize, whom: &str) -> Result<HashMap<u16, Watched>, String> {
-        let text = self.sentinels[sentinel].glance(&["SENTINEL", whom, SERVICE])?;
+        let text = self.sentinels[sentinel].query(&["SENTINEL", whom, SERVICE])?;
         let lines: Vec<&str> = text.lines().collect();
         // Each begins with its name.
         let starts = (0..lines.len()).step_by(2).filter(|line| lines[*line] == "name");
@@ -386,39 +383,41 @@ impl RedisSentinels {
         Ok(parts.map(|watched| (watched.number("port"), watched)).collect())
     }
 
-    /// At which port the primary is, as a sentinel tells clients.
-    fn told(&self, sentinel: usize) -> Result<u16, String> {
+    /// Returns the port of the primary that a sentinel reports to clients.
+    fn reported_primary(&self, sentinel: usize) -> Result<u16, String> {
         let sentinel = &self.sentinels[sentinel];
-        let told = sentinel.glance(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])?;
-        let port = told.lines().nth(1).and_then(|port| port.parse().ok());
-        port.ok_or_else(|| format!("a sentinel tells of {told:?}"))
+        let reported = sentinel.query(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])?;
+        let port = reported.lines().nth(1).and_then(|port| port.parse().ok());
+        port.ok_or_else(|| format!("a sentinel reports {reported:?}"))
     }
 
     fn known_primary(&self) -> Result<usize, String> {
         let known = running(&self.sentinels).filter_map(|sentinel| {
             let epoch = self.look_at_primary(sentinel).ok()?.number::<u64>("config-epoch");
-            Some((epoch, self.told(sentinel).ok()?))
+            Some((epoch, self.reported_primary(sentinel).ok()?))
         });
         let (_, port) = known.max_by_key(|(epoch, _)| *epoch).ok_or("no sentinel answers")?;
         let server = self.servers.iter().position(|server| server.port() == port);
         server.ok_or_else(|| format!("the primary is at port {port}, where no server is"))
     }
 
-    /// Who is the primary in place of a server, if all know.
-    fn heir_of(&self, old: usize) -> Result<usize, String> {
-        let heir = self.known_primary()?;
-        if heir == old {
+    /// Returns the primary that replaced a server, if all sentinels agree.
+    fn successor_of(&self, old: usize) -> Result<usize, String> {
+        let successor = self.known_primary()?;
+        if successor == old {
             return Err(format!("server {old} is the primary"));
         }
         for sentinel in running(&self.sentinels) {
-            let Ok(told) = self.told(sentinel) else { continue };
-            if told != self.servers[heir].port() {
-                return Err(format!("sentinel {sentinel} does not know that it is server {heir}"));
+            let Ok(reported) = self.reported_primary(sentinel) else { continue };
+            if reported != self.servers[successor].port() {
+                return Err(format!(
+                    "sentinel {sentinel} does not know that it is server {successor}"
+                ));
             }
         }
-        match self.servers[heir].replication("role")?.as_deref() {
-            Some("master") => Ok(heir),
-            role => Err(format!("server {heir} takes itself for a {role:?}")),
+        match self.servers[successor].replication("role")?.as_deref() {
+            Some("master") => Ok(successor),
+            role => Err(format!("server {successor} has the role {role:?}")),
         }
     }
 
@@ -449,8 +448,8 @@ impl RedisSentinels {
             for server in running(&self.servers).filter(|server| *server != primary) {
                 let known = replicas.get(&self.servers[server].port());
                 let known = known.ok_or_else(|| format!("{sentinel} does not know {server}"))?;
-                // That it follows the primary is known once it was asked, and only then can it
-                // take its place.
+                // The sentinel knows that it follows the primary only after it has asked; before that, the
+                // replica cannot be promoted.
                 if !known.is_well() || known.number::<u16>("master-port") != port {
                     return Err(format!("sentinel {sentinel} knows server {server} as {known:?}"));
                 }
@@ -471,12 +470,12 @@ fn running(servers: &[RedisServer]) -> impl Iterator<Item = usize> {
     (0..servers.len()).filter(|server| servers[*server].is_running())
 }
 
-/// What a sentinel knows of a server or of another sentinel.
+/// A sentinel's view of a server or of another sentinel.
 #[derive(Debug)]
 struct Watched(HashMap<String, String>);
 
 impl Watched {
-    /// Reads lines of which each first is a name and each second a value.
+    /// Parses lines that alternate between names and values.
     fn read(text: &str) -> Self {
         let lines: Vec<&str> = text.lines().collect();
         let fields = lines.chunks_exact(2).map(|pair| (pair[0].to_owned(), pair[1].to_owned()));
@@ -487,13 +486,13 @@ impl Watched {
         self.0.get(field).map_or("", String::as_str)
     }
 
-    /// Whether it is there, and nothing is going on.
+    /// Whether it is up and no failover is in progress.
     fn is_well(&self) -> bool {
         let ill = ["s_down", "o_down", "disconnected", "failover_in_progress"];
         !self.get("flags").split(',').any(|flag| ill.contains(&flag))
     }
 
-    /// A field that is a number, or nothing of that kind where it is not.
+    /// Returns a numeric field; the error names it.
     fn number<T: std::str::FromStr + Default>(&self, field: &str) -> T {
         self.get(field).parse().unwrap_or_default()
     }

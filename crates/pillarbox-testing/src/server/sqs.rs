@@ -1,4 +1,4 @@
-//! Servers that speak the protocol of SQS.
+//! Servers with the API of SQS.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
@@ -10,27 +10,27 @@ use std::{env, io, thread};
 
 use tempfile::TempDir;
 
-use super::{Keeper, PATIENCE, PAUSE, PORTS, free_port};
+use super::{PAUSE, PORTS, START_TIMEOUT, StarterThread, free_port};
 
-/// How long a server may take to answer one question.
+/// Timeout of one request.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Which server.
+/// Kind of server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SqsFlavour {
-    /// moto, whose limits are those of AWS; slow.
+    /// moto: slow, with the limits of AWS.
     Moto,
     /// ministack.
     Ministack,
-    /// fauxqs, which needs Node.
+    /// fauxqs. Needs Node.
     Fauxqs,
 }
 
 impl SqsFlavour {
-    /// Every flavour.
+    /// All flavours.
     pub const ALL: [Self; 3] = [Self::Moto, Self::Ministack, Self::Fauxqs];
 
-    /// What it is called.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Moto => "moto",
@@ -39,12 +39,12 @@ impl SqsFlavour {
         }
     }
 
-    /// Whether its program is here.
+    /// Whether its program is installed.
     pub fn is_here(self) -> bool {
         self.program().is_some()
     }
 
-    /// Its program, if it is here.
+    /// Returns its program, if installed.
     pub fn program(self) -> Option<PathBuf> {
         let (variable, path) = match self {
             Self::Moto => ("PILLARBOX_MOTO_SERVER", "venv-sqs/bin/moto_server"),
@@ -61,23 +61,23 @@ impl SqsFlavour {
         match self {
             Self::Moto => {
                 command.arg(program).args(["-H", "127.0.0.1", "-p", &port.to_string()]);
-                // As AWS does: one purge a minute.
+                // Like AWS: one purge per minute.
                 command.env("MOTO_SQS_ENFORCE_STRICT_QUEUE_PURGE_BEHAVIOUR", "true");
             }
             Self::Ministack => {
-                // Its own program listens on all interfaces; the one below it can be told.
+                // Its own program listens on all interfaces; the one it wraps can be configured.
                 let bind = format!("127.0.0.1:{port}");
                 command.arg(program.with_file_name("hypercorn"));
                 command.args(["ministack.app:app", "--bind", &bind, "--log-level", "warning"]);
-                // In the process that is killed, not in one that it would start.
+                // In the process that is killed, not in a child.
                 command.args(["--workers", "0"]);
                 command.env("GATEWAY_PORT", port.to_string()).env("MINISTACK_HOST", "127.0.0.1");
                 command.env("SERVICES", "sqs").env("LOG_LEVEL", "WARNING").env("SFTP_ENABLED", "0");
-                // It would look for containers of its own; there are none.
+                // It would look for its containers; there are none.
                 command.env("DOCKER_HOST", "unix:///nowhere/docker.sock");
             }
             Self::Fauxqs => {
-                // So does this one, without a way to tell it.
+                // It listens on all interfaces, too; that cannot be configured.
                 let listen = "const [module, port] = process.argv.slice(1); \
                               const { buildApp } = await import(module); \
                               await buildApp({ logger: false }).listen({ port, host: '127.0.0.1' });";
@@ -89,7 +89,7 @@ impl SqsFlavour {
     }
 }
 
-/// The Python that boto3 is installed for, if it is here.
+/// Returns the Python that has boto3, if installed.
 pub fn sqs_python() -> Option<PathBuf> {
     let program = target().join("venv-sqs/bin/python");
     program.is_file().then_some(program)
@@ -99,7 +99,7 @@ fn target() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")
 }
 
-/// How a server is to be started.
+/// Builder of an [`SqsServer`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct SqsServerBuilder {
@@ -108,7 +108,7 @@ pub struct SqsServerBuilder {
 }
 
 impl SqsServerBuilder {
-    /// Sets a variable of its environment.
+    /// Sets an environment variable.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
@@ -118,15 +118,15 @@ impl SqsServerBuilder {
     ///
     /// # Panics
     ///
-    /// When the program is not here, or the server does not come up; the message has its log.
+    /// If the program is not installed, or the server does not start; the message contains its log.
     pub fn start(self) -> SqsServer {
         let name = self.flavour.name();
         let program = self.flavour.program().unwrap_or_else(|| {
-            panic!("{name} is not here; `make setup` installs it, if it can be installed")
+            panic!("{name} is not installed; `make setup` installs it, if possible")
         });
         let directory = tempfile::Builder::new().prefix("pillarbox-sqs-").tempdir();
         let directory = directory.expect("a directory for a server");
-        let keeper = Keeper::start();
+        let starter = StarterThread::start();
         let log_file = directory.path().join("server.log");
         for _ in 0..PORTS {
             let port = free_port();
@@ -139,24 +139,24 @@ impl SqsServerBuilder {
                 .stdin(Stdio::null())
                 .stdout(log.try_clone().expect("the log of a server"))
                 .stderr(log);
-            let child = keeper.spawn(command);
+            let child = starter.spawn(command);
             let mut child = child.unwrap_or_else(|error| panic!("cannot start setpriv: {error}"));
-            if comes_up(&mut child, port, &log_file) {
+            if wait_for_start(&mut child, port, &log_file) {
                 let flavour = self.flavour;
-                return SqsServer { flavour, port, child, _keeper: keeper, directory };
+                return SqsServer { flavour, port, child, _starter: starter, directory };
             }
         }
-        panic!("{name} came up on none of {PORTS} ports:\n{}", read_log(&log_file));
+        panic!("{name} started on none of {PORTS} ports:\n{}", read_log(&log_file));
     }
 }
 
-/// A server, killed when dropped and its directory removed.
+/// A running server. Dropping it kills the process and removes its directory.
 #[derive(Debug)]
 pub struct SqsServer {
     flavour: SqsFlavour,
     port: u16,
     child: Child,
-    _keeper: Keeper,
+    _starter: StarterThread,
     directory: TempDir,
 }
 
@@ -165,42 +165,42 @@ impl SqsServer {
     ///
     /// # Panics
     ///
-    /// When it is not here, or does not come up.
+    /// If it is not installed, or does not start.
     pub fn start(flavour: SqsFlavour) -> Self {
         Self::builder(flavour).start()
     }
 
-    /// Says how a server is to be started.
+    /// Returns a builder.
     pub fn builder(flavour: SqsFlavour) -> SqsServerBuilder {
         SqsServerBuilder { flavour, environment: Vec::new() }
     }
 
-    /// Which one it is.
+    /// Returns its flavour.
     pub fn flavour(&self) -> SqsFlavour {
         self.flavour
     }
 
-    /// Where to find it: `sqs+http://127.0.0.1:PORT`.
+    /// Returns its URL: `sqs+http://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("sqs+{}", self.endpoint())
     }
 
-    /// The same for other programs: `http://127.0.0.1:PORT`.
+    /// Returns its URL for other programs: `http://127.0.0.1:PORT`.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// The port on which it listens.
+    /// Returns the port on which it listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it has logged.
+    /// Returns its log.
     pub fn log(&self) -> String {
         read_log(&self.directory.path().join("server.log"))
     }
@@ -208,21 +208,21 @@ impl SqsServer {
 
 impl Drop for SqsServer {
     fn drop(&mut self) {
-        // What cannot be killed has ended.
+        // A process that cannot be killed has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Waits until a server answers, or has ended.
-fn comes_up(child: &mut Child, port: u16, log_file: &Path) -> bool {
+/// Waits until a server answers or exits.
+fn wait_for_start(child: &mut Child, port: u16, log_file: &Path) -> bool {
     let start = Instant::now();
     while child.try_wait().expect("the state of a server").is_none() {
         if lists_queues(port).is_ok_and(|lists| lists) {
             return true;
         }
         let log = || read_log(log_file);
-        assert!(start.elapsed() < PATIENCE, "a server does not answer:\n{}", log());
+        assert!(start.elapsed() < START_TIMEOUT, "a server does not answer:\n{}", log());
         thread::sleep(PAUSE * 4);
     }
     false
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_of_every_flavour_that_is_here_comes_up_and_goes() {
+    fn every_installed_flavour_starts_and_stops() {
         for flavour in SqsFlavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
             let server = SqsServer::start(flavour);
             let (port, pid) = (server.port(), server.pid());
@@ -270,7 +270,7 @@ mod tests {
 
     /// The suite of SQS says what is missing; it does not pass because nothing was tested.
     #[test]
-    fn moto_is_here() {
+    fn moto_is_installed() {
         assert!(SqsFlavour::Moto.is_here(), "moto is not here; `make setup` installs it");
     }
 }

@@ -2,12 +2,10 @@
 //!
 //! Three messages, two consumers, two deliveries of each message. The search takes every step in
 //! every order: send, send again, receive one or two, acknowledge, nack, extend, let a tick pass,
-//! purge. Beside the ledger runs a plain specification, written to be obvious rather than fast;
-//! each invariant is a statement about the ledger as it can be seen from outside, compared with
-//! that specification where it needs one.
+//! purge. A plain specification, written to be obvious rather than fast, runs beside the ledger; each
+//! invariant is a statement about the ledger's observable state, compared with that specification if needed.
 //!
-//! Settling is not a matter of sampling: in every state reached, every receipt ever given is
-//! tried for every action, on a copy.
+//! Settles are not sampled: in every state reached, every receipt ever given is tried for every action, on a copy.
 
 use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
@@ -69,12 +67,12 @@ impl Action {
     }
 }
 
-/// Where a message is, by the specification.
+/// State of a message in the specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Place {
     Unsent,
     Ready,
-    /// Under this delivery, for so many ticks yet.
+    /// Under this delivery, for this number of ticks.
     InFlight {
         delivery: usize,
         left: u8,
@@ -86,7 +84,7 @@ enum Place {
     Deleted,
 }
 
-/// One delivery that was made.
+/// One delivery.
 #[derive(Debug, Clone)]
 struct Delivered {
     message: usize,
@@ -95,13 +93,13 @@ struct Delivered {
     receipt: Receipt,
 }
 
-/// The ledger, the specification, and what consumers remember.
+/// The ledger, the specification, and the consumers' receipts.
 #[derive(Debug, Clone)]
 struct World {
     ledger: Ledger,
     now: Timestamp,
     places: [Place; MESSAGES],
-    /// Messages that are ready, the next one first.
+    /// Ready messages, the next one first.
     line: Vec<usize>,
     /// Messages that become ready by time, in the order in which their time was set.
     timed: Vec<usize>,
@@ -112,7 +110,7 @@ struct World {
     uncounted: [u32; MESSAGES],
     /// Messages that were acknowledged rather than purged.
     acknowledged: [bool; MESSAGES],
-    /// What the ledger answered wrongly on the way here.
+    /// Wrong answers of the ledger so far.
     wrong: Option<&'static str>,
 }
 
@@ -128,11 +126,11 @@ fn message_of(id: MessageId) -> usize {
     (id.as_uuid().as_u64_pair().0 >> 16) as usize
 }
 
-/// What can be seen of the ledger: message, count, how many more deliveries were unsettled and uncounted than
-/// the specification says, state, ticks left, in order.
+/// Observable state of the ledger, in order: message, delivery count, differences of unsettled and uncounted
+/// deliveries from the specification, state, ticks left.
 ///
-/// These two numbers have no effect on anything else: what can go wrong is that a step changes one of them
-/// by too much or too little, and that shows in the difference.
+/// These two numbers have no effect on anything else: an error is a step that changes one of them by too much
+/// or too little, which shows in the difference.
 type View = Vec<(usize, u32, [i64; 2], &'static str, u64)>;
 
 impl World {
@@ -170,7 +168,7 @@ impl World {
         each.collect()
     }
 
-    /// The same, by the specification.
+    /// Returns the same for the specification.
     fn expected_view(&self) -> View {
         let show = |message, state, left: u8| {
             (message, self.count(message), [0, 0], state, u64::from(left))
@@ -203,7 +201,7 @@ impl World {
         self.deliveries.iter().filter(|d| d.message == message).count() as u32
     }
 
-    /// Specification: puts a message where it is ready at once or after `delay` ticks.
+    /// Specification: makes a message ready at once or after `delay` ticks.
     fn make_available(&mut self, message: usize, delay: u8) {
         self.timed.retain(|other| *other != message);
         if delay == 0 {
@@ -215,8 +213,8 @@ impl World {
         }
     }
 
-    /// Specification: what has no time left joins the tail, in the order in which it was set. A
-    /// lease that ends so was not settled, and was no attempt unless it was started.
+    /// Specification: messages without time left join the tail, in the order in which their time was set. A
+    /// lease that expires is unsettled if it was started, and uncounted otherwise.
     fn let_time_come(&mut self) {
         for message in self.timed.clone() {
             match self.places[message] {
@@ -337,10 +335,10 @@ fn outgoing(message: usize, delay: u8) -> Outgoing {
     outgoing
 }
 
-/// Two worlds are the same if nothing can ever tell them apart: absolute time and the values of
-/// nonces cannot, how many messages were sent follows from their places ("what was stored stays counted"), how many deliveries
-/// were unsettled or uncounted changes nothing else, and everything else that the ledger holds shows in its
-/// view, or in whether a delivery was started by the specification.
+/// Two worlds are equal if no observation distinguishes them: absolute time and the values of nonces do not, the
+/// number of messages sent follows from their states ("what was stored stays counted"), the numbers of unsettled and
+/// uncounted deliveries affect nothing else, and everything else in the ledger shows in its view, or in whether the
+/// specification has a delivery as started.
 impl World {
     #[expect(clippy::type_complexity, reason = "used in the two places below only")]
     fn identity(
@@ -391,7 +389,7 @@ impl Model for LedgerModel {
                 steps.push(Step::SendAgain { message });
             }
         }
-        // Consumers are alike: the second comes into play after the first.
+        // Consumers are interchangeable: the second is used after the first.
         let consumers = if world.deliveries.is_empty() { 1 } else { CONSUMERS };
         for consumer in 0..consumers {
             for max in 1..=2 {
@@ -402,7 +400,7 @@ impl Model for LedgerModel {
             }
         }
         for delivery in (0..world.deliveries.len()).filter(|d| world.is_current(*d)) {
-            // Messages are alike: one that may be started, and released, shows what there is to see.
+            // Messages are interchangeable: it is enough if one may be started and released.
             let is_first = world.deliveries[delivery].message == 0;
             let plain = |action: &Action| {
                 is_first || !matches!(action, Action::Start { .. } | Action::Release { .. })
@@ -463,7 +461,7 @@ impl Model for LedgerModel {
             Property::always("INV-6 what is due is ready", |_, world: &World| {
                 let none_overdue =
                     world.view().iter().all(|(.., state, left)| *state == "ready" || *left > 0);
-                // And everything is, once its time has come.
+                // And every message is ready once its time has passed.
                 let mut later = world.clone();
                 later.now = later.now + ticks(VISIBILITY.max(DELAY));
                 none_overdue && later.view().iter().all(|(.., state, _)| *state == "ready")
@@ -494,7 +492,7 @@ impl Model for LedgerModel {
                     })
                 },
             ),
-            // The search went where it matters.
+            // The search reached the relevant states.
             Property::sometimes("both consumers hold a message", |_, world: &World| {
                 (0..CONSUMERS).all(|consumer| world.holds(consumer))
             }),

@@ -3,8 +3,8 @@
 use pillarbox_core::{Mailboxes, MemoryBackend, MessageId};
 use pillarbox_testing::Subject;
 
-/// A backend of a name that no other test uses. One handle is kept open, as a memory backend
-/// lives only while somebody holds it; opening it again by its name then stands for a restart.
+/// A backend with a unique name. One handle is kept open, because a memory backend lives only as long as its
+/// handles; opening it again by its name simulates a restart.
 fn subject() -> Subject {
     let name = MessageId::new().to_string();
     let kept = MemoryBackend::named(&name);

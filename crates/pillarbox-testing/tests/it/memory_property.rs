@@ -1,7 +1,7 @@
 //! The memory backend agrees with the ledger over random commands.
 //!
-//! It is built on the ledger, so what this shows is that the layers around it lose nothing; and
-//! that the property test itself finds what it should, on queues that are broken on purpose.
+//! It is built on the ledger, so this shows that the layers around it lose nothing, and that the property test
+//! finds defects, on queues that are broken on purpose.
 
 use pillarbox_core::{Mailboxes, MemoryBackend};
 use pillarbox_testing::{Subject, property};
@@ -19,7 +19,7 @@ fn the_memory_backend_agrees_with_the_ledger() {
 
 #[test]
 fn a_backend_with_a_clock_of_its_own_can_be_compared() {
-    // Real time, few cases: this is what a server's test looks like.
+    // Real time, few cases, like the test of a server.
     property::check(6, 12, || async { Subject::new(Mailboxes::new(MemoryBackend::new())) });
 }
 

@@ -16,7 +16,7 @@ async fn four_producers_and_four_consumers_break_no_rule() {
         let stress = Stress { messages: 5000, visibility, seed, ..Stress::default() };
         let summary = stress.run(queue).await;
         println!("seed {seed}: {summary:?}");
-        // The run was worth something: it went through every kind of ending.
+        // The run covered every way in which a delivery ends.
         assert_eq!((summary.sent, summary.acknowledged), (5000, 5000));
         assert!(summary.redeliveries > 500, "{summary:?}");
         assert!(summary.refused > 100, "{summary:?}");
@@ -33,7 +33,7 @@ async fn leases_of_a_millisecond_break_no_rule() {
     assert_eq!(summary.acknowledged, 2000);
 }
 
-/// What the stress test says of a queue that is broken so.
+/// Returns the failure of the stress test on a broken queue.
 async fn verdict(breakage: Breakage) -> String {
     let queue =
         crate::broken::backend(breakage).queue("stress", QueueOptions::new()).expect("opened");

@@ -1,7 +1,7 @@
-//! The suite can judge a backend that has a clock of its own and takes its time to answer.
+//! The suite works for slow backends with their own clock, such as a server under load.
 //!
-//! A server under load is such a backend. This one is the memory backend with up to 60 ms added to
-//! each call, in real time: a rule that took a slow answer for a broken one would fail here.
+//! This one is the memory backend with up to 60 ms added to each call, in real time: a rule that mistakes a slow
+//! answer for a wrong one would fail here.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! The tables of docs/design.md and docs/verification.md say which rule of the contract is shown by
-//! what, and which invariant has which number. These tests fail if a rule has no row, a row names
-//! something that is not there, or a number means two things.
+//! The tables of docs/design.md and docs/verification.md map rules of the contract to tests and models, and
+//! invariants to numbers. These tests fail if a rule has no row, a row names something that does not exist, or a
+//! number has two meanings.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The text of all files of a directory that end so.
+/// Returns the text of all files of a directory with this suffix.
 fn read_all(directory: &str, end: &str) -> String {
     let entries = fs::read_dir(root().join(directory)).expect("the directory is there");
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -23,12 +23,12 @@ fn read_all(directory: &str, end: &str) -> String {
     wanted.map(|name| read(&format!("{directory}/{name}"))).collect()
 }
 
-/// Code without its line breaks: the name of a property may begin a line of its own.
+/// Returns code without line breaks: the name of a property may be on a line of its own.
 fn in_one_line(code: &str) -> String {
     code.split_whitespace().collect::<Vec<_>>().join(" ").replace("( ", "(")
 }
 
-/// The cells of the table that has this head.
+/// Returns the rows of the table with this head, each as its cells.
 fn table(text: &str, head: &str) -> Vec<Vec<String>> {
     let from = text.lines().skip_while(|line| *line != head);
     let rows = from.skip(2).take_while(|line| line.starts_with('|'));
@@ -39,7 +39,7 @@ fn table(text: &str, head: &str) -> Vec<Vec<String>> {
     rows.map(cells).collect()
 }
 
-/// What a cell names: all that is in backticks.
+/// Returns the texts in backticks of a cell.
 fn names(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
@@ -63,11 +63,11 @@ impl Column {
     }
 }
 
-/// What the tables may name.
+/// Items that the tables may name.
 struct Sources {
     conformance: String,
     ledger: String,
-    /// What TLC is told to check.
+    /// Names that TLC checks.
     checked: BTreeSet<String>,
 }
 
@@ -104,7 +104,7 @@ impl Sources {
             || self.ledger.contains(&format!("Property::always(\"{name}\""))
     }
 
-    /// An operator of a module, which TLC is told to check: `Module!Operator`.
+    /// An operator of a module that TLC checks: `Module!Operator`.
     fn has_model(&self, name: &str) -> bool {
         let Some((module, operator)) = name.split_once('!') else { return false };
         let Ok(text) = fs::read_to_string(root().join(format!("specs/tla/{module}.tla"))) else {
@@ -164,7 +164,7 @@ fn problems(design: &str, verification: &str, sources: &Sources) -> Vec<String> 
             for name in names(cell).into_iter().filter(|name| !sources.has(column, name)) {
                 problems.push(format!("{id}: no {what} '{name}'"));
             }
-            // What has nothing to name says why.
+            // A cell without a name must give a reason.
             if cell.len() < 3 {
                 problems.push(format!("{id}: the column of the {what} is empty"));
             }
@@ -184,7 +184,7 @@ fn every_rule_has_a_row_and_every_row_names_what_is_there() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-/// The text with one thing changed, which must be there.
+/// Replaces a part of a text, which must exist.
 fn with(text: &str, old: &str, new: &str) -> String {
     assert!(text.contains(old), "{old}");
     text.replacen(old, new, 1)
@@ -215,7 +215,7 @@ fn whatever_is_wrong_with_a_table_is_found() {
     assert_eq!(find(&with(&design, rule, "| `expunge` | purge"), &verification).len(), 2);
 }
 
-/// A check of TLC, as specs/tla/checks.toml has it.
+/// A check of TLC in specs/tla/checks.toml.
 struct Check {
     name: String,
     shows: String,
@@ -239,8 +239,7 @@ fn checks() -> Vec<Check> {
     checks.collect()
 }
 
-/// What is wrong with the tables of checks: each check has a row, which says what it shows and what came
-/// of it.
+/// Returns what is wrong with the tables of checks: each check has a row with what it shows and its result.
 fn misreported(verification: &str, checks: &[Check]) -> Vec<String> {
     let mut problems = Vec::new();
     let from = verification.find("## The models").expect("the section is there");
@@ -266,13 +265,13 @@ fn misreported(verification: &str, checks: &[Check]) -> Vec<String> {
         if row[1] != *shows {
             problems.push(format!("'{name}' shows: {shows}; and in the table: {}", row[1]));
         }
-        let told = match expect {
+        let is_reported = match expect {
             Some(expected) => row.last().is_some_and(|cell| names(cell) == [expected]),
             None => row[2..]
                 .iter()
                 .all(|cell| cell == "holds" || cell.starts_with(|c: char| c.is_ascii_digit())),
         };
-        if !told {
+        if !is_reported {
             problems.push(format!("'{name}': not what came of it: {:?}", &row[2..]));
         }
     }
@@ -299,7 +298,7 @@ fn whatever_is_wrong_with_a_row_of_a_check_is_found() {
 
 const INVARIANTS: &str = "| number | what holds | TLA+ | ledger | real servers |";
 
-/// The numbers of invariants that a text names: 3 of `INV-3`.
+/// Returns the numbers of invariants that a text names: 3 of `INV-3`.
 fn numbers(text: &str) -> impl Iterator<Item = usize> {
     text.split("INV-").skip(1).filter_map(|rest| {
         let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -307,7 +306,7 @@ fn numbers(text: &str) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Every file of the repository that people write, with where it is.
+/// Returns every hand-written file of the repository: path and text.
 fn all_texts() -> Vec<(String, String)> {
     let places = [".github", "crates", "deploy", "docs", "scripts", "specs"];
     let mut directories: Vec<_> = places.iter().map(|place| root().join(place)).collect();
@@ -319,7 +318,7 @@ fn all_texts() -> Vec<(String, String)> {
             if path.is_dir() { directories.push(path) } else { paths.push(path) }
         }
     }
-    // What is no text names nothing.
+    // Binary files name nothing.
     let texts = paths.into_iter().filter_map(|path| {
         let text = fs::read_to_string(&path).ok()?;
         Some((path.display().to_string(), text))
@@ -327,7 +326,7 @@ fn all_texts() -> Vec<(String, String)> {
     texts.collect()
 }
 
-/// What is wrong with the table of invariants, and with whatever names one of them.
+/// Returns what is wrong with the table of invariants and with references to them.
 fn misnumbered(verification: &str, texts: &[(String, String)], sources: &Sources) -> Vec<String> {
     let rows = table(verification, INVARIANTS);
     let mut problems = Vec::new();
@@ -346,7 +345,7 @@ fn misnumbered(verification: &str, texts: &[(String, String)], sources: &Sources
         for name in operators.iter().filter(|name| !sources.has_model(name)) {
             problems.push(format!("{number}: TLC checks no '{name}'"));
         }
-        // The comment that has the number stands before the first operator of the row.
+        // The comment with the number precedes the first operator of the row.
         let after = model.split_once(&format!("\n\\* {number}: ")).map_or("", |(_, after)| after);
         let defined = after.lines().find_map(|line| line.split_once(" ==")).map(|(name, _)| name);
         let first = operators.first().and_then(|name| name.split_once('!')).map(|(_, name)| name);
@@ -367,7 +366,7 @@ fn misnumbered(verification: &str, texts: &[(String, String)], sources: &Sources
             problems.push(format!("{number}: has no property, or no test"));
         }
     }
-    // The ledger gives a number to nothing but what the table says.
+    // The ledger uses numbers only as in the table.
     let numbered = sources.ledger.matches("Property::always(\"INV-").count();
     if numbered != rows.len() {
         problems.push(format!("the ledger has {numbered} properties with a number"));

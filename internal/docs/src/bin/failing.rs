@@ -1,5 +1,4 @@
-//! Fails as its first argument says, with an error that `main` returns: `tests/it/failing.rs` looks at what its
-//! user then sees.
+//! Returns the error that its first argument selects from `main`: `tests/it/failing.rs` checks its output.
 
 use std::error::Error;
 use std::process::{ExitCode, Termination};
@@ -12,7 +11,7 @@ use pillarbox::runtime::{GroupError, PassFailed};
 async fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let (how, what) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
-    // What a `main` of that type does with what it returns.
+    // Like a `main` of that type.
     match &*how {
         "open" => open(&what).await.report(),
         "boxed" => boxed(&what).await.report(),

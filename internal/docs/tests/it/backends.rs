@@ -1,4 +1,4 @@
-//! What docs/backends.md says of backends is what they say of themselves.
+//! The table of docs/backends.md matches the capabilities of the backends.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use pillarbox::prelude::*;
 use pillarbox::{Capabilities, Mailboxes};
 use pillarbox_testing::server::RedisServer;
 
-/// A row of the table: a question, and how capabilities answer it.
+/// A row of the table: its first cell, and the value from the capabilities.
 type Row = (&'static str, fn(&Capabilities) -> String);
 
 const ROWS: &[Row] = &[
@@ -17,13 +17,13 @@ const ROWS: &[Row] = &[
     ("in the order of becoming ready (`fifo`)", |can| yes(can.fifo)),
     ("exact counts (`exact_counts`)", |can| yes(can.exact_counts)),
     ("looking without receiving (`peek`)", |can| yes(can.peek)),
-    ("a send says whether it stored (`tells_duplicates`)", |can| yes(can.tells_duplicates)),
+    ("a send says whether it stored (`reports_duplicates`)", |can| yes(can.reports_duplicates)),
     (
         "counts deliveries that nobody settled, and that were no attempt (`counts_unsettled`)",
         |can| yes(can.counts_unsettled),
     ),
-    ("tells when a message was first delivered (`tells_first_received`)", |can| {
-        yes(can.tells_first_received)
+    ("tells when a message was first delivered (`reports_first_received`)", |can| {
+        yes(can.reports_first_received)
     }),
     ("`max_size` is kept to the message (`bounded`)", |can| yes(can.bounded)),
     ("messages in one send or settle (`max_batch`)", |can| thousands(can.max_batch)),
@@ -75,7 +75,7 @@ fn thousands(number: usize) -> String {
     }
 }
 
-/// Rounded up to the next tenth: limits are a little below what they are called.
+/// Rounds up to the next tenth: limits are slightly below their nominal value.
 fn size(bytes: usize) -> String {
     const MIB: usize = 1 << 20;
     match bytes {
@@ -97,13 +97,13 @@ fn cells(backend: &Mailboxes, queue: &str, partitions: Option<u32>) -> Vec<Strin
     ROWS.iter().map(|(_, answer)| answer(mailbox.capabilities())).collect()
 }
 
-/// The table as it must be.
+/// Returns the expected table.
 async fn table() -> String {
     let server = RedisServer::start();
     let file = tempfile::tempdir().unwrap();
     let open = async |url: &str| pillarbox::open(url).await.unwrap();
     let redis = open(&server.url()).await;
-    // Nobody is there, and nobody needs to be: what SQS can do is documented.
+    // No server is needed: the capabilities of SQS are constant.
     let sqs = open("sqs+http://127.0.0.1:9/").await;
     let columns = [
         ("memory", cells(&open("memory:").await, "q", None)),
@@ -139,7 +139,7 @@ async fn the_table_of_backends_is_what_they_say_of_themselves() {
     assert!(page.contains(&table), "docs/backends.md should have:\n\n{table}");
 }
 
-/// A capability that is not in the table would go unnoticed.
+/// Every capability is in the table.
 #[test]
 fn every_capability_is_in_the_table() {
     let fields = format!("{:?}", Capabilities::full("some"));

@@ -1,4 +1,4 @@
-//! What pages say to type, typed; and what they say it prints, compared with what it prints.
+//! Runs the commands of the pages and compares their output with the pages.
 
 #![cfg(unix)]
 
@@ -13,13 +13,13 @@ use pillarbox::sqlite::rusqlite::Connection;
 use pillarbox_testing::server::RedisServer;
 use tempfile::TempDir;
 
-/// A line of a console block: the command, and the lines that it prints.
+/// A command of a console block, and its output.
 struct Step {
     command: String,
     prints: Vec<String>,
 }
 
-/// What is not typed: it builds, makes a project or changes into it, or is of another program.
+/// Commands that are not run: they build, create a project or change into it, or belong to another program.
 const LEFT_OUT: [&str; 8] = [
     "make ",
     "cargo new ",
@@ -31,7 +31,7 @@ const LEFT_OUT: [&str; 8] = [
     "pillarbox man ",
 ];
 
-/// The commands of a page in order.
+/// Returns the commands of a page in order.
 fn steps(page: &Page) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for block in page.blocks().iter().filter(|block| block.language == "console") {
@@ -48,8 +48,8 @@ fn steps(page: &Page) -> Vec<Step> {
     steps
 }
 
-/// Whether a word is printed as it was written, but for what changes from run to run: ids and
-/// receipts, which are remembered for later commands, ages, moments and the names of workers.
+/// Whether a printed word matches the page, except for values that change between runs: ids and receipts,
+/// which are remembered for later commands, ages, times and names of workers.
 fn same(written: &str, printed: &str, known: &mut Vec<(String, String)>) -> bool {
     let age = |word: &str| {
         let word = word.trim_start_matches('(').trim_end_matches("left").trim_end_matches(',');
@@ -69,7 +69,7 @@ fn same(written: &str, printed: &str, known: &mut Vec<(String, String)>) -> bool
     written == printed || alike.iter().any(|is_one| is_one(written) && is_one(printed))
 }
 
-/// Where the programs are that were built.
+/// Returns the directory of the built programs.
 fn built() -> PathBuf {
     let here = Path::new(env!("CARGO_BIN_EXE_tutorial")).parent().unwrap().to_owned();
     let build = "cargo build --workspace --all-features";
@@ -77,7 +77,7 @@ fn built() -> PathBuf {
     here
 }
 
-/// A directory with a `cargo` whose `cargo run` is the program of the tutorial.
+/// Creates a directory with a `cargo` whose `cargo run` is the program of the tutorial.
 fn shims() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let cargo = directory.path().join("cargo");
@@ -87,7 +87,7 @@ fn shims() -> TempDir {
     directory
 }
 
-/// Types what a page says, in an empty directory, and sees whether it prints what it says.
+/// Runs the commands of a page in an empty directory, and compares their output.
 fn follow(page: &Page, at_least: usize) {
     let place = tempfile::tempdir().unwrap();
     let shims = shims();
@@ -98,7 +98,7 @@ fn follow(page: &Page, at_least: usize) {
     let path = format!("{first}:{}", std::env::var("PATH").unwrap());
     for Step { command, mut prints } in steps {
         let mut line = command.clone();
-        // Receipts first, for they hold ids.
+        // Receipts first, because they contain ids.
         known.sort_by_key(|(written, _)| std::cmp::Reverse(written.len()));
         for (written, printed) in &known {
             line = line.replace(written, printed);
@@ -110,7 +110,7 @@ fn follow(page: &Page, at_least: usize) {
         let stdout = String::from_utf8(output.stdout).unwrap();
         let mut printed: Vec<&str> = stdout.lines().collect();
         if command.starts_with("cargo run") {
-            // Several workers do it, in any order.
+            // Several workers print in any order.
             prints.sort();
             printed.sort();
         }
@@ -152,7 +152,7 @@ fn the_page_on_dead_letters_prints_what_it_says() {
     follow(&Page { path: cli.path, text: text.to_owned() }, 8);
 }
 
-/// A page with commands that nobody types would be one that nobody notices.
+/// Every page with commands is run.
 #[test]
 fn every_page_with_a_console_is_followed() {
     let followed =
@@ -201,7 +201,7 @@ async fn the_commands_of_the_page_on_redis_can_be_given() {
     let id = server.command(&["LRANGE", "{queue:jobs}:pending", "0", "0"]);
     for command in commands.iter().filter(|command| !command.contains("subscribe")) {
         let command = command.replace(" ID ", &format!(" '{}' ", id.trim()));
-        // -e: an error of the server is one of the command.
+        // -e: an error of the server fails the command.
         let line = format!("redis-cli -e -p {} {command}", server.port());
         let output = Command::new("bash").args(["-c", &line]).output().unwrap();
         let printed = String::from_utf8(output.stdout).unwrap();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "it is all tests")]
 
+mod architecture;
 mod backends;
 mod common;
 mod console;

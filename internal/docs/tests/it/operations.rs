@@ -1,4 +1,4 @@
-//! The files in deploy/ do what docs/operations.md says.
+//! The files in deploy/ match docs/operations.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
@@ -11,14 +11,14 @@ use pillarbox::runtime::StatsSnapshot;
 use pillarbox_testing::server::{Flavour, RedisServer};
 use serde_norway::Value;
 
-/// A metric as Prometheus sees it.
+/// A metric as exposed to Prometheus.
 struct Metric {
     kind: String,
     labels: BTreeSet<String>,
 }
 
-/// All metrics there are, as `/metrics` writes them. The table in docs/metrics.md is compared with what
-/// is recorded by a test of the runtime.
+/// Returns all metrics, as `/metrics` exposes them. A test of the runtime compares the table in docs/metrics.md
+/// with the recorded metrics.
 fn metrics() -> BTreeMap<String, Metric> {
     let table = read("docs/metrics.md");
     let rows = table.lines().filter(|line| line.starts_with("| `"));
@@ -34,13 +34,13 @@ fn metrics() -> BTreeMap<String, Metric> {
     metrics.collect()
 }
 
-/// What is wrong with the metrics and labels that an expression names.
+/// Returns the unknown metrics and labels of an expression.
 fn problems(expression: &str, metrics: &BTreeMap<String, Metric>) -> Vec<String> {
     let mut problems = Vec::new();
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut labels_there: BTreeSet<&str> = BTreeSet::from(["le"]);
     let mut named = 0;
-    // Texts in quotes are values of labels.
+    // Quoted texts are values of labels.
     let unquoted: String = expression.split('"').step_by(2).collect();
     for word in unquoted.split(|c: char| !is_word(c)) {
         if !(word.starts_with("pillarbox_") || word.starts_with("dlq_")) {
@@ -80,7 +80,7 @@ fn problems(expression: &str, metrics: &BTreeMap<String, Metric>) -> Vec<String>
     problems
 }
 
-/// The rules, each with its name.
+/// Returns the rules by name.
 fn rules() -> Vec<(String, Value)> {
     let rules: Value = serde_norway::from_str(&read("deploy/prometheus-alerts.yaml")).unwrap();
     let groups = rules["groups"].as_sequence().unwrap().iter();
@@ -147,7 +147,7 @@ fn whatever_is_wrong_with_an_expression_is_found() {
     }
 }
 
-/// Asks over HTTP, as Prometheus does.
+/// Makes an HTTP request, like Prometheus.
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").unwrap();
@@ -156,7 +156,7 @@ fn get(address: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// The names are those that a group really writes, which are not what the code calls them.
+/// The names match those that a group exposes, which differ from those in the code.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_tells_its_metrics_by_these_names() {
     let backend = pillarbox::open("memory:").await.unwrap();
@@ -183,12 +183,12 @@ async fn a_group_tells_its_metrics_by_these_names() {
         |stats: &StatsSnapshot| stats.terminal_failures == 1 && stats.mailboxes[0].depth == Some(1);
     control.stats().wait_for(is_counted).await.unwrap();
     let address = running.control().health_addr().unwrap();
-    let told = tokio::task::spawn_blocking(move || get(address, "/metrics")).await.unwrap();
+    let output = tokio::task::spawn_blocking(move || get(address, "/metrics")).await.unwrap();
     running.stop().await.unwrap();
 
     let metrics = metrics();
-    let types = told.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect::<Vec<_>>();
-    assert!(types.len() >= 8, "{told}");
+    let types = output.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect::<Vec<_>>();
+    assert!(types.len() >= 8, "{output}");
     for line in types {
         let (name, kind) = line.split_once(' ').unwrap();
         let metric = metrics.get(name).unwrap_or_else(|| panic!("{name} is not in the table"));
@@ -197,7 +197,7 @@ async fn a_group_tells_its_metrics_by_these_names() {
     for sample in [
         "dlq_messages_sent_total{queue=\"orders-dlq\",source=\"orders\",error_type=\"rejected\"} 1",
         "pillarbox_messages_settled_total{queue=\"orders\",outcome=\"dead_lettered\"} 1",
-        // All are there from the start, so that `increase` sees the first of each.
+        // All are exposed from the start, so that `increase` sees the first of each.
         "pillarbox_messages_settled_total{queue=\"orders\",outcome=\"unconfirmed\"} 0",
         "pillarbox_leases_lost_total{queue=\"orders\"} 0",
         "pillarbox_handler_failures_total{queue=\"orders\",kind=\"panic\"} 0",
@@ -207,23 +207,23 @@ async fn a_group_tells_its_metrics_by_these_names() {
         "dlq_messages_sent_total{queue=\"orders-dlq\",source=\"orders\",error_type=\"timeout\"} 0",
         "dlq_messages_replayed_total{queue=\"orders-dlq\"} 0",
         "dlq_messages_expired_total{queue=\"orders-dlq\"} 0",
-        // What the queue holds, by state: the second order is delayed.
+        // Messages by state: the second order is delayed.
         "pillarbox_queue_ready{queue=\"orders\"} 0",
         "pillarbox_queue_in_flight{queue=\"orders\"} 0",
         "pillarbox_queue_delayed{queue=\"orders\"} 1",
         "pillarbox_queue_oldest_age_seconds{queue=\"orders\"} 0",
         "pillarbox_handler_duration_seconds_bucket{queue=\"orders\",le=\"+Inf\"} 1",
     ] {
-        assert!(told.contains(sample), "{sample} is not in:\n{told}");
+        assert!(output.contains(sample), "{sample} is not in:\n{output}");
     }
 }
 
-/// By Prometheus' own tool, where `scripts/setup.sh promtool` could get it.
+/// With Prometheus' own tool, if `scripts/setup.sh promtool` could install it.
 #[test]
 fn alerts_fire_when_they_should() {
     let promtool = root().join("target/tools/bin/promtool");
     if !promtool.exists() {
-        println!("(promtool is not here: alerts are not tried)");
+        println!("skipped: promtool is not installed");
         return;
     }
     for arguments in [
@@ -235,7 +235,7 @@ fn alerts_fire_when_they_should() {
     }
 }
 
-/// A server with the fragment promises what its comments say.
+/// A server with the fragment has the settings that its comments describe.
 #[tokio::test]
 async fn a_redis_server_with_the_settings_promises_what_they_say() {
     let fragment = root().join("deploy/redis.conf").canonicalize().unwrap();
@@ -254,7 +254,7 @@ async fn a_redis_server_with_the_settings_promises_what_they_say() {
     }
 }
 
-/// The unit says what docs/lifecycle.md asks of it, in settings that systemd knows.
+/// The unit has the settings that docs/lifecycle.md requires, and systemd knows them.
 #[test]
 fn the_unit_fits_the_defaults_of_a_group() {
     let unit = read("deploy/pillarbox-worker.service");
@@ -265,8 +265,8 @@ fn the_unit_fits_the_defaults_of_a_group() {
     // Longer than LoopGroup::drain_for, 60 s, and the 5 s after it.
     let stop: u64 = setting("TimeoutStopSec").unwrap().trim_end_matches('s').parse().unwrap();
     assert!(stop > 65, "{stop}");
-    // `pillarbox::open` does not wait for a server, and the program ends: a service that is started again too often
-    // would stay down when the server is back.
+    // `pillarbox::open` does not wait for a server, so the program exits: with a restart limit, the service would
+    // stay down after the server is back.
     assert_eq!(setting("Restart"), Some("on-failure"));
     assert_eq!(setting("StartLimitIntervalSec"), Some("0"), "any limit ends it at last");
     for line in unit.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -283,7 +283,7 @@ fn the_deployment_is_yaml_and_fits_the_defaults_of_a_group() {
     let container = &pod["containers"][0];
     assert_eq!(container["livenessProbe"]["httpGet"]["path"].as_str(), Some("/health/live"));
     assert_eq!(container["readinessProbe"]["httpGet"]["path"].as_str(), Some("/health/ready"));
-    // Probes come from the node: the port must be one of all addresses, and not of the pod itself alone.
+    // Probes come from the node: the port must listen on all addresses, not only on loopback.
     let port = container["ports"][0]["containerPort"].as_u64().unwrap();
     let text = read("deploy/kubernetes.yaml");
     assert!(text.contains(&format!("health_addr(([0, 0, 0, 0], {port}))")), "{text}");

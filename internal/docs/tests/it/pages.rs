@@ -1,12 +1,12 @@
-//! Links lead somewhere, every page is in the book, every block is looked at by some test, and what
-//! pages say of rules and tests is so.
+//! Links are valid, every page is in the book, every block is checked by some test, and the rules and tests that
+//! pages name exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::common::{Page, links, page, pages, quoted, read, root, rust_files, table};
 
-/// What is wrong with the links of a page.
+/// Returns the broken links of a page.
 fn broken_links(page: &Page) -> Vec<String> {
     let directory = Path::new(&page.path).parent().unwrap();
     let mut broken = Vec::new();
@@ -68,9 +68,9 @@ fn every_page_is_in_the_book() {
     }
 }
 
-/// Every language of a block, and what looks at it. Nothing else may stand behind backticks.
+/// Every block has a known language, which determines its check.
 #[test]
-fn every_block_is_looked_at() {
+fn every_block_is_checked() {
     for page in pages() {
         for block in page.blocks() {
             let place = format!("{}:{}", page.path, block.line);
@@ -78,9 +78,9 @@ fn every_block_is_looked_at() {
             match block.language {
                 // Doctests.
                 "rust" | "rust,no_run" => {}
-                // Run by console.rs and its like, parsed by the command's own tests.
+                // Run by console.rs and similar tests, parsed by the tests of the command.
                 "console" | "sh" => {}
-                // Not for machines.
+                // Not checked.
                 "text" => {}
                 "json" => {
                     for value in serde_json::Deserializer::from_str(&text).into_iter() {
@@ -94,15 +94,15 @@ fn every_block_is_looked_at() {
                     let _: serde_norway::Value =
                         serde_norway::from_str(&text).unwrap_or_else(|e| panic!("{place}: {e}"));
                 }
-                // Other people's programs, which the text around them says they are.
+                // Programs of other projects, which the text before them names.
                 "typescript" | "python" => {
                     assert_eq!(page.path, "docs/migration.md", "{place}");
                     let before: Vec<_> = page.text.lines().take(block.line - 1).collect();
                     let before = before.join("\n").to_lowercase();
-                    let said = format!("({}):", block.language);
-                    assert!(before.trim_end().ends_with(&said), "{place}");
+                    let note = format!("({}):", block.language);
+                    assert!(before.trim_end().ends_with(&note), "{place}");
                 }
-                other => panic!("{place}: what is '{other}'?"),
+                other => panic!("{place}: unknown language '{other}'"),
             }
         }
     }
@@ -118,8 +118,7 @@ fn every_page_with_programs_is_compiled() {
     }
 }
 
-/// Programs that are also files, to be run: the page has them as they are, but for the first line, which
-/// says what the file is.
+/// Programs that are also files, to run them: the page has the whole file except for its first line.
 #[test]
 fn programs_that_are_files_are_on_their_pages() {
     for (path, file) in [
@@ -165,7 +164,7 @@ fn the_tests_that_answer_a_question_are_there() {
     assert!(questions >= 11, "{questions} questions");
 }
 
-/// The targets that a text has `make` run: in backticks, behind a prompt, or in a step of a workflow.
+/// Returns the make targets that a text names: in backticks, after a prompt, or in a step of a workflow.
 fn make_targets(text: &str) -> Vec<&str> {
     let typed = text.lines().filter_map(|line| {
         let starts = ["    make ", "$ make ", "run: make ", "- run: make "];

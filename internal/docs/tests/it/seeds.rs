@@ -1,5 +1,5 @@
-//! `docs/seeds.md` says of every item of the specification where it is. Every pointer there leads
-//! somewhere, every row has one or a reason, and no row is open.
+//! `docs/seeds.md` maps every item of the specification to code. Every pointer is valid, every row has a pointer
+//! or a reason, and no row is open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +16,7 @@ const OPEN: &str = "OPEN";
 
 /// A row of the page.
 struct Row<'a> {
-    /// The document that it is of.
+    /// Its document.
     document: &'a str,
     line: usize,
     item: &'a str,
@@ -24,7 +24,7 @@ struct Row<'a> {
     difference: &'a str,
 }
 
-/// All rows, and what is wrong with their form.
+/// Returns all rows, and errors of their form.
 fn rows(text: &str) -> (Vec<Row<'_>>, Vec<String>) {
     let (mut rows, mut problems) = (Vec::new(), Vec::new());
     let (mut document, mut is_items) = ("", false);
@@ -45,9 +45,9 @@ fn rows(text: &str) -> (Vec<Row<'_>>, Vec<String>) {
     (rows, problems)
 }
 
-/// What pointers may lead to.
+/// Valid targets of pointers.
 struct Sources {
-    /// Of each public type, the files that define one of its name.
+    /// Public type name → files that define it.
     types: BTreeMap<String, Vec<Rc<str>>>,
     functions: BTreeSet<String>,
     tests: BTreeSet<String>,
@@ -82,7 +82,7 @@ impl Sources {
         }
     }
 
-    /// Says what is wrong with a pointer.
+    /// Returns what is wrong with a pointer.
     fn check(&self, pointer: &str) -> Result<(), String> {
         let found = |is_found: bool, what: &str| {
             if is_found { Ok(()) } else { Err(format!("no {what} '{pointer}'")) }
@@ -112,7 +112,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The words that follow one of these.
+/// Returns the words that follow one of these.
 fn words_after(text: &str, starts: &[&str]) -> Vec<String> {
     let mut words = Vec::new();
     for line in text.lines().map(str::trim_start) {
@@ -123,7 +123,7 @@ fn words_after(text: &str, starts: &[&str]) -> Vec<String> {
     words
 }
 
-/// Whether a file has a method, field, constant or variant of this name. It has none of no name.
+/// Whether a file has a method, field, constant or variant of this name. False for an empty name.
 fn has_item(text: &str, name: &str) -> bool {
     let is_it = |line: &str| {
         let line = line.trim_start();
@@ -136,8 +136,8 @@ fn has_item(text: &str, name: &str) -> bool {
     name.is_empty() || text.lines().any(is_it)
 }
 
-/// Names of functions with the attribute, of those in a list that a macro makes tests of, and of the rules
-/// of the conformance suite.
+/// Returns the names of test functions, of those that a macro defines from a list, and of the rules of the
+/// conformance suite.
 fn tests_of(path: &str, text: &str) -> Vec<String> {
     let mut tests = Vec::new();
     let mut is_test = false;
@@ -161,7 +161,7 @@ fn tests_of(path: &str, text: &str) -> Vec<String> {
     tests
 }
 
-/// What is wrong with the page.
+/// Returns what is wrong with the page.
 fn problems(text: &str, sources: &Sources) -> Vec<String> {
     let (rows, mut problems) = rows(text);
     for Row { line, item, here, difference, .. } in &rows {
@@ -201,8 +201,8 @@ fn wrong_counts(text: &str, rows: &[Row<'_>]) -> Vec<String> {
         counted.push(counts(document, its));
     }
     counted.push(counts("all", rows.iter().collect()));
-    let said = table(text, COUNTS);
-    if said == counted {
+    let written = table(text, COUNTS);
+    if written == counted {
         return Vec::new();
     }
     let rows: Vec<_> = counted.iter().map(|row| format!("| {} |", row.join(" | "))).collect();
@@ -223,7 +223,7 @@ fn whatever_is_wrong_with_a_row_is_found() {
     let found = |row: &str| {
         let text = format!("## A\n\n{ITEMS}\n|---|---|---|\n{row}\n");
         let problems = problems(&text, &sources);
-        // The counts are missing in any case.
+        // The missing counts are reported in any case.
         problems.into_iter().filter(|problem| !problem.contains("counts")).collect::<Vec<_>>()
     };
     for right in [

@@ -1,16 +1,16 @@
-//! Inputs in files.
+//! Reads and saves inputs.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where the inputs of a target are that every campaign begins with.
+/// Returns the directory of a target's corpus.
 pub fn corpus_directory(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
 }
 
-/// The inputs of a target that every campaign begins with, in the order of their names.
+/// Reads the corpus of a target, with which every campaign begins, in the order of file names.
 pub fn corpus(target: &str) -> io::Result<Vec<Vec<u8>>> {
     let mut paths = fs::read_dir(corpus_directory(target))?
         .map(|entry| entry.map(|entry| entry.path()))
@@ -19,7 +19,7 @@ pub fn corpus(target: &str) -> io::Result<Vec<Vec<u8>>> {
     paths.iter().map(fs::read).collect()
 }
 
-/// Keeps an input that failed.
+/// Saves an input that failed.
 pub(super) fn keep(target: &str, input: &[u8]) -> io::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     input.hash(&mut hasher);

@@ -1,19 +1,19 @@
-//! Runs a target on many inputs, and says what is wrong with it.
+//! Runs a target on many inputs, and reports failures.
 //!
-//! | to find | look at |
+//! | subject | file |
 //! |---|---|
-//! | how inputs are made of others | `mutate.rs` |
-//! | how an input that fails is made small | `shrink.rs` |
-//! | one input: panics, memory, time | `attempt.rs` |
-//! | inputs to begin with | `corpus.rs` |
+//! | mutation of inputs | `mutate.rs` |
+//! | shrinking of failures | `shrink.rs` |
+//! | one input: panics, memory, time | `trial.rs` |
+//! | initial inputs | `corpus.rs` |
 //!
-//! All of it follows from a seed. There is no instrumentation, which stable Rust does not offer; but a target says what
-//! came out of an input ([`saw`]), and an input with an outcome that is new is kept, and others are made of it.
+//! Everything is derived from a seed. Stable Rust has no coverage instrumentation for this; instead, a target records
+//! the outcomes of an input ([`record_outcome`]), and an input with a new outcome is kept for mutation.
 
-mod attempt;
 mod corpus;
 mod mutate;
 mod shrink;
+mod trial;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,27 +22,27 @@ use std::path::PathBuf;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use self::attempt::Attempt;
-pub use self::attempt::saw;
 pub use self::corpus::{corpus, corpus_directory};
 use self::mutate::Mutator;
+use self::trial::Trial;
+pub use self::trial::record_outcome;
 use crate::Target;
 
-/// Inputs are no longer than this.
+/// Largest size of an input.
 pub const MAX_LEN: usize = 4096;
 
-/// How long a target is run.
+/// Size and seed of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Campaign {
-    /// How many inputs are made, beside those of the corpus.
+    /// Number of generated inputs, in addition to the corpus.
     pub inputs: u64,
-    /// What they follow from.
+    /// Seed of the generated inputs.
     pub seed: u64,
 }
 
 impl Campaign {
-    /// As many inputs as `PILLARBOX_INPUTS` says, or as the target has in `make test`; from the seed of
-    /// `PILLARBOX_SEED`, or from the same one every time.
+    /// Returns the settings of `PILLARBOX_INPUTS` and `PILLARBOX_SEED`. They default to the target's number of
+    /// inputs and to a constant seed.
     pub fn of(target: &Target) -> Self {
         let number = |name| std::env::var(name).ok().and_then(|text: String| text.parse().ok());
         Self {
@@ -51,24 +51,24 @@ impl Campaign {
         }
     }
 
-    /// Runs a target on these inputs and on others that are made of them, until one fails.
+    /// Runs a target on these inputs and on mutations of them, until one fails.
     ///
     /// # Errors
     ///
-    /// The first input that fails, made small.
+    /// Returns the first input that fails, shrunk.
     pub fn run(&self, target: &Target, corpus: &[Vec<u8>]) -> Result<Done, Box<Failure>> {
-        attempt::keep_panics_quiet();
+        trial::keep_panics_quiet();
         let mut pool = Pool::default();
         for input in corpus {
-            self.attempt(target, input, &mut pool)?;
+            self.run_input(target, input, &mut pool)?;
         }
-        // Long ones come to an end, too, and take no more memory than they may.
+        // Long inputs check the limits of time and memory.
         for seed in corpus.iter().filter(|seed| !seed.is_empty()) {
             let long: Vec<_> = seed.iter().copied().cycle().take(LONG).collect();
-            // What they show first is still to be found by short ones.
-            self.attempt(target, &long, &mut Pool::default())?;
+            // Their outcomes still count as new for short ones.
+            self.run_input(target, &long, &mut Pool::default())?;
         }
-        // Those that show nothing new are something to begin with all the same.
+        // Inputs without a new outcome are still mutated.
         pool.inputs = corpus.to_vec();
         let mut rng = StdRng::seed_from_u64(self.seed);
         let mutator = Mutator { words: target.words };
@@ -81,15 +81,20 @@ impl Campaign {
                     mutator.change(one, other, &mut rng)
                 }
             };
-            self.attempt(target, &input, &mut pool)?;
+            self.run_input(target, &input, &mut pool)?;
         }
         Ok(Done { tried: pool.tried, outcomes: pool.outcomes.len() })
     }
 
-    fn attempt(&self, target: &Target, input: &[u8], pool: &mut Pool) -> Result<(), Box<Failure>> {
+    fn run_input(
+        &self,
+        target: &Target,
+        input: &[u8],
+        pool: &mut Pool,
+    ) -> Result<(), Box<Failure>> {
         pool.tried += 1;
-        match attempt::run(target, input) {
-            Attempt::Passed { outcomes } => {
+        match trial::run(target, input) {
+            Trial::Passed { outcomes } => {
                 if pool.outcomes.len() < MOST_OUTCOMES
                     && outcomes.iter().any(|one| !pool.outcomes.contains(one))
                 {
@@ -98,11 +103,11 @@ impl Campaign {
                 }
                 Ok(())
             }
-            Attempt::Failed { reason, place } => {
+            Trial::Failed { reason, place } => {
                 let small = shrink::shrink(target, input, &place);
-                let reason = match attempt::run(target, &small) {
-                    Attempt::Failed { reason, .. } => reason,
-                    Attempt::Passed { .. } => reason,
+                let reason = match trial::run(target, &small) {
+                    Trial::Failed { reason, .. } => reason,
+                    Trial::Passed { .. } => reason,
                 };
                 Err(Box::new(Failure {
                     target: *target,
@@ -117,13 +122,13 @@ impl Campaign {
     }
 }
 
-/// The length of inputs that are repetitions of others.
+/// Size of inputs that repeat others.
 const LONG: usize = 64 << 10;
 
-/// More of them are made of data, not of what the target does with it.
+/// Largest number of outcomes: more of them come from the data, not from the target.
 const MOST_OUTCOMES: usize = 20_000;
 
-/// Inputs that have shown something new.
+/// Inputs with new outcomes.
 #[derive(Debug, Default)]
 struct Pool {
     inputs: Vec<Vec<u8>>,
@@ -131,12 +136,12 @@ struct Pool {
     tried: u64,
 }
 
-/// What was done.
+/// Totals of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
-    /// How many inputs were tried, those of the corpus included.
+    /// Number of inputs, including the corpus.
     pub tried: u64,
-    /// How many different things came out of them.
+    /// Number of distinct outcomes.
     pub outcomes: usize,
 }
 
@@ -147,18 +152,18 @@ pub struct Failure {
     pub target: Target,
     /// The seed of the campaign.
     pub seed: u64,
-    /// The so-manieth input of it.
+    /// Index of the input in the campaign.
     pub number: u64,
     /// The input, as it was found.
     pub found: Vec<u8>,
-    /// The input, made small.
+    /// The input, shrunk.
     pub input: Vec<u8>,
     /// What went wrong.
     pub reason: String,
 }
 
 impl Failure {
-    /// Keeps the input in a file under `target/`, from which it can be tried again.
+    /// Saves the input in a file under `target/`, to run it again.
     pub fn keep(&self) -> std::io::Result<PathBuf> {
         corpus::keep(self.target.name, &self.input)
     }

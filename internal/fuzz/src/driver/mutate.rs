@@ -1,11 +1,11 @@
-//! Inputs made of others.
+//! Mutates inputs.
 
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
 
 use super::MAX_LEN;
 
-/// Numbers and bytes that readers stumble over.
+/// Numbers and bytes that often break readers.
 const ODD: &[&str] = &[
     "0",
     "-1",
@@ -62,21 +62,21 @@ const ODD: &[&str] = &[
     "null",
 ];
 
-/// Bytes that are no text.
+/// Bytes that are not UTF-8.
 const BYTES: &[u8] = &[0x00, 0x7f, 0x80, 0xc0, 0xc3, 0xed, 0xf5, 0xff];
 
-/// Makes inputs of others.
+/// Mutates inputs.
 #[derive(Debug)]
 pub(super) struct Mutator {
-    /// What is worth putting in.
+    /// Words to insert.
     pub(super) words: &'static [&'static str],
 }
 
 impl Mutator {
-    /// Changes one input a few times, with pieces of another.
+    /// Applies a few mutations to an input, with pieces of another.
     pub(super) fn change(&self, one: &[u8], other: &[u8], rng: &mut StdRng) -> Vec<u8> {
         let mut input = one.to_vec();
-        // Most bugs are near; some are behind several changes.
+        // Most bugs need one change, some need several.
         let changes = 1 + rng.random_range(0..4_u32) * rng.random_range(0..4);
         for _ in 0..changes {
             self.change_once(&mut input, other, rng);
@@ -93,16 +93,16 @@ impl Mutator {
             3 => at(input, rng, |byte, rng| {
                 *byte = if rng.random() { byte.wrapping_add(1) } else { byte.wrapping_sub(1) };
             }),
-            // Takes something out.
+            // Removes a piece.
             4 => drop(input.drain(piece(input.len(), rng))),
             5 => input.truncate(rng.random_range(0..=input.len())),
-            // Says something again, once or often.
+            // Repeats a piece.
             6 => {
                 let again = input[piece(input.len(), rng)].to_vec();
                 let times = if rng.random_ratio(1, 8) { 64 } else { 1 };
                 insert(input, &again.repeat(times), rng);
             }
-            // Puts something in, or in the place of something.
+            // Inserts or overwrites a piece.
             7 | 8 => {
                 let word = self.word(rng);
                 insert(input, word.as_bytes(), rng);
@@ -115,7 +115,7 @@ impl Mutator {
                 let (number, word) = (number(input, rng), self.word(rng));
                 replace(input, number, word.as_bytes());
             }
-            // Takes pieces of another.
+            // Splices pieces of the other input.
             11 => insert(input, &other[piece(other.len(), rng)], rng),
             12 => replace(input, piece(input.len(), rng), &other[piece(other.len(), rng)]),
             _ => {
@@ -138,14 +138,14 @@ fn at(input: &mut [u8], rng: &mut StdRng, change: impl FnOnce(&mut u8, &mut StdR
     }
 }
 
-/// A piece of something so long: mostly a short one.
+/// Returns a random range within a length, mostly a short one.
 fn piece(len: usize, rng: &mut StdRng) -> std::ops::Range<usize> {
     let start = rng.random_range(0..=len);
     let longest = if rng.random() { 16.min(len - start) } else { len - start };
     start..start + rng.random_range(0..=longest)
 }
 
-/// Digits that stand together, if there are any.
+/// Returns a run of digits, if there is any.
 fn number(input: &[u8], rng: &mut StdRng) -> std::ops::Range<usize> {
     let from = rng.random_range(0..=input.len());
     let Some(start) = input[from..].iter().position(u8::is_ascii_digit) else { return from..from };

@@ -1,12 +1,12 @@
-//! Makes an input that fails small.
+//! Shrinks an input that fails.
 
-use super::attempt::{self, Attempt};
+use super::trial::{self, Trial};
 use crate::Target;
 
-/// How many inputs are tried for it.
+/// Largest number of inputs to try.
 const MOST: u64 = 20_000;
 
-/// The smallest input found that fails at the same place, and how many were tried.
+/// Returns the smallest input found that fails at the same location, and the number of inputs tried.
 pub(super) fn shrink(target: &Target, input: &[u8], place: &str) -> Vec<u8> {
     let mut shrinking = Shrinking { target, place, best: input.to_vec(), tried: 0 };
     loop {
@@ -33,14 +33,14 @@ impl Shrinking<'_> {
             return false;
         }
         self.tried += 1;
-        let fails = matches!(attempt::run(self.target, &input), Attempt::Failed { place, .. } if place == self.place);
+        let fails = matches!(trial::run(self.target, &input), Trial::Failed { place, .. } if place == self.place);
         if fails {
             self.best = input;
         }
         fails
     }
 
-    /// Takes pieces out, large ones first.
+    /// Removes pieces, large ones first.
     fn take_out(&mut self) {
         let mut size = self.best.len();
         while size > 0 {
@@ -57,7 +57,7 @@ impl Shrinking<'_> {
         }
     }
 
-    /// Puts plain letters in the place of others.
+    /// Replaces characters by plain letters.
     fn make_plain(&mut self) {
         for place in 0..self.best.len() {
             for plain in *b"a0" {

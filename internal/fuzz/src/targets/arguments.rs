@@ -1,4 +1,4 @@
-//! What is said on the command line.
+//! Arguments of the command line.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use pillarbox_cli::fuzzing as cli;
 use serde_json::Value;
 
 use super::{SECRET, refused, text};
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const WORDS: &[&str] = &[
     "\n",
@@ -89,35 +89,35 @@ pub(super) const WORDS: &[&str] = &[
     "hunter2",
 ];
 
-/// A command line, a line for each argument.
+/// A command line, one argument per line.
 pub(super) fn run(input: &[u8]) {
     let args: Vec<OsString> = input.split(|byte| *byte == b'\n').map(os).collect();
-    // Elsewhere than in a URL, where a password is, it is none.
+    // Outside of the password of a URL, the text is no secret.
     let is_secret = args.iter().map(|arg| arg.to_string_lossy()).all(|arg| {
         let value = value(&arg);
         let name = &arg[..arg.len() - value.len()];
         let shown = if arg.contains("://") { &cli::hidden(value, "").0 } else { value };
         !may_read_as_secret(name) && !may_read_as_secret(shown)
     });
-    let told = match cli::arguments(&args) {
+    let text = match cli::arguments(&args) {
         Ok(understood) => {
-            // What is understood is for the command. Its URL is printed, and must not be told.
-            saw(understood.split(['(', '{']).nth(2).unwrap_or_default());
+            // A valid command line. Its URL is printed, and must not show the secret.
+            record_outcome(understood.split(['(', '{']).nth(2).unwrap_or_default());
             return;
         }
-        Err(told) => told,
+        Err(text) => text,
     };
-    refused(&told.lines().next().unwrap_or_default());
-    assert!(!is_secret || !told.contains(SECRET), "a secret is told: {told}");
+    refused(&text.lines().next().unwrap_or_default());
+    assert!(!is_secret || !text.contains(SECRET), "a secret is shown: {text}");
 }
 
-/// Whether the secret is left of a text when something is taken out of it, as errors do with control characters.
+/// Whether a text contains the secret once control characters are removed, as errors do.
 fn may_read_as_secret(text: &str) -> bool {
     let mut rest = text.chars();
     SECRET.chars().all(|letter| rest.any(|c| c == letter))
 }
 
-/// What an argument says, without the name of an option.
+/// Returns the value of an argument, without the name of its option.
 fn value(arg: &str) -> &str {
     match arg.split_once('=') {
         Some((_, value)) if arg.starts_with('-') => value,
@@ -162,7 +162,7 @@ pub(super) const CONDITIONS: &[&str] = &[
     "d",
 ];
 
-/// A condition, and after a line break the body that it is on. Alone, it may be a duration.
+/// A condition and, after a line break, the body to check. Without a body, it may be a duration.
 pub(super) fn condition(input: &[u8]) {
     let Some(text) = text(input) else { return };
     let (condition, body) =
@@ -170,9 +170,9 @@ pub(super) fn condition(input: &[u8]) {
     let body: Value = serde_json::from_str(body).unwrap_or_default();
     match cli::holds(condition, &body) {
         Ok(holds) => {
-            saw(if holds { "holds" } else { "does not hold" });
+            record_outcome(if holds { "holds" } else { "does not hold" });
             let path = condition.split(['=', '<', '>', '!']).next().unwrap_or_default();
-            // What is not there fulfils nothing.
+            // A missing value fulfils no condition.
             assert!(
                 !holds || condition.contains('[') || cli::holds(path, &body) == Ok(true),
                 "it is there"
@@ -182,9 +182,9 @@ pub(super) fn condition(input: &[u8]) {
     }
     match cli::duration(text) {
         Ok((duration, shown)) => {
-            saw("duration");
+            record_outcome("duration");
             // Milliseconds of seconds are not shown, nor are minutes of days.
-            let (again, shown_again) = cli::duration(&shown).expect("what is shown is a duration");
+            let (again, shown_again) = cli::duration(&shown).expect("a formatted duration parses");
             assert!(
                 again <= duration && duration - again <= duration / 2 + Duration::from_millis(1)
             );

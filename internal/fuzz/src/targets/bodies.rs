@@ -1,4 +1,4 @@
-//! Bodies, as people and scripts see them.
+//! Bodies, as printed for people and scripts.
 
 use bytes::Bytes;
 use pillarbox_cli::fuzzing as cli;
@@ -6,7 +6,7 @@ use pillarbox_core::{BodyEncoding, Codec, Json, ReadableBody};
 use serde_json::Value;
 
 use super::refused;
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const WORDS: &[&str] = &[
     "{\"n\": 1.10}",
@@ -26,7 +26,7 @@ pub(super) const WORDS: &[&str] = &[
 
 pub(super) fn run(input: &[u8]) {
     let exact = ReadableBody::exact(input);
-    saw(&format!("{:?}", exact.encoding));
+    record_outcome(&format!("{:?}", exact.encoding));
     assert!(!exact.value.get().contains(['\n', '\r']), "a body is on one line");
     assert_eq!(
         exact.bytes().expect("what was written can be read"),
@@ -60,7 +60,7 @@ fn codecs(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     match Codec::<Value>::decode(&Json, &bytes) {
         Ok(value) => {
-            saw("JSON");
+            record_outcome("JSON");
             let again = Json.encode(&value).expect("JSON is JSON");
             assert_eq!(
                 Codec::<Value>::decode(&Json, &again).expect("what was written can be read"),
@@ -71,7 +71,7 @@ fn codecs(input: &[u8]) {
     }
     match Codec::<Value>::decode(&pillarbox_core::MessagePack, &bytes) {
         Ok(value) => {
-            saw("MessagePack");
+            record_outcome("MessagePack");
             let again = pillarbox_core::MessagePack.encode(&value).expect("a value is MessagePack");
             let again: Value =
                 pillarbox_core::MessagePack.decode(&again).expect("what was written can be read");

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{refused, text};
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const DATASET: &[&str] = &[
     "{\"input\": 2, \"expected\": 4}",
@@ -32,11 +32,11 @@ pub(super) const DATASET: &[&str] = &[
     "\"steps\":[{\"name\":\"a\"}]",
 ];
 
-/// Samples, and results, a line each.
+/// Samples and results, one per line.
 pub(super) fn dataset(input: &[u8]) {
     match Dataset::<Value, Value>::from_jsonl(input) {
         Ok(dataset) => {
-            saw(&format!("dataset {}", dataset.len().min(3)));
+            record_outcome(&format!("dataset {}", dataset.len().min(3)));
             let line = |sample: &Sample<Value, Value>| {
                 serde_json::to_string(sample).expect("a sample is JSON")
             };
@@ -50,7 +50,7 @@ pub(super) fn dataset(input: &[u8]) {
     for line in text.lines().take(16) {
         match serde_json::from_str::<EvalResult>(line) {
             Ok(result) => {
-                saw(result.status().as_str());
+                record_outcome(result.status().as_str());
                 let written = serde_json::to_string(&result).expect("a result is JSON");
                 let again = serde_json::from_str::<EvalResult>(&written);
                 assert_eq!(
@@ -82,7 +82,7 @@ pub(super) const RUN: &[&str] = &[
     "\"sample_id\":\"2\"",
 ];
 
-/// The files of a run, each after a line with its name.
+/// The files of a run, each preceded by a line with its name.
 pub(super) fn run(input: &[u8]) {
     DIRECTORY.with(|directory| check(directory, input));
 }
@@ -91,7 +91,7 @@ const FILES: [&str; 5] =
     ["run.json", "samples.jsonl", "sent.jsonl", "results.jsonl", "strays.jsonl"];
 
 thread_local! {
-    static DIRECTORY: TempDir = tempfile::tempdir().expect("there is a place for temporary files");
+    static DIRECTORY: TempDir = tempfile::tempdir().expect("a temporary directory");
 }
 
 fn check(directory: &TempDir, input: &[u8]) {
@@ -113,13 +113,13 @@ fn check(directory: &TempDir, input: &[u8]) {
     for (name, content) in files {
         let path = directory.path().join(name);
         match content {
-            Some(content) => fs::write(path, content).expect("there is room"),
+            Some(content) => fs::write(path, content).expect("the file is written"),
             None => drop(fs::remove_file(path)),
         }
     }
     let mut run = match EvalRun::open_read_only(directory.path()) {
         Ok(run) => run,
-        // Without the directory, which is another one every time.
+        // Without the directory, whose name changes.
         Err(error) => {
             return refused(&error.to_string().replace(&*directory.path().to_string_lossy(), ""));
         }
@@ -130,7 +130,7 @@ fn check(directory: &TempDir, input: &[u8]) {
         progress.collected,
         progress.passed + progress.not_passed + progress.failed + progress.died
     );
-    saw(&format!("{} {}", progress.total > 0, progress.collected > 0));
+    record_outcome(&format!("{} {}", progress.total > 0, progress.collected > 0));
     for which in [
         pillarbox_evals::Resubmit::Missing,
         pillarbox_evals::Resubmit::Unscored,
@@ -142,7 +142,7 @@ fn check(directory: &TempDir, input: &[u8]) {
         Ok(report) => report,
         Err(error) => return refused(&error),
     };
-    saw(if report.is_complete { "complete" } else { "incomplete" });
+    record_outcome(if report.is_complete { "complete" } else { "incomplete" });
     assert_eq!(report.samples.len(), report.total);
     assert!(report.pass_rate.is_none_or(|rate| (0.0..=1.0).contains(&rate)));
     assert!(

@@ -1,15 +1,15 @@
-//! Dead letters, and what travels between clients and main loops.
+//! Dead letters, and messages between clients and main loops.
 
 use bytes::Bytes;
 use pillarbox_core::{Codec, Json, MessageId, MessagePack, Raw, RawMessage, Timestamp};
 use pillarbox_evals::{EvalRequest, Scored};
-use pillarbox_runtime::{DeadLetter, Letters, MainLoopRequest, MainLoopResult};
+use pillarbox_runtime::{DeadLetter, DeadLetterCodec, MainLoopRequest, MainLoopResult};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::refused;
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const LETTER: &[&str] = &[
     "\"message_id\":\"0193b1f4-0000-7000-8000-000000000001\"",
@@ -42,10 +42,11 @@ pub(super) fn letter(input: &[u8]) {
     let raw = RawMessage::new(MessageId::from_key("fuzz"), bytes, Timestamp::from_secs(0));
     match DeadLetter::read(&raw) {
         Ok(letter) => {
-            saw(letter.failure.as_str());
-            let written = Letters(Raw).encode(&letter).expect("a dead letter can be written");
+            record_outcome(letter.failure.as_str());
+            let written =
+                DeadLetterCodec(Raw).encode(&letter).expect("a dead letter can be written");
             let again: DeadLetter =
-                Letters(Raw).decode(&written).expect("what was written can be read");
+                DeadLetterCodec(Raw).decode(&written).expect("what was written can be read");
             assert_eq!(again, letter, "a dead letter survives");
             let _ = letter.age(Timestamp::MAX);
         }
@@ -53,7 +54,7 @@ pub(super) fn letter(input: &[u8]) {
     }
     match serde_json::from_slice::<DeadLetter<Value>>(input) {
         Ok(letter) => {
-            saw("JSON body");
+            record_outcome("JSON body");
             let written = serde_json::to_vec(&letter).expect("a dead letter can be written");
             assert_eq!(
                 serde_json::from_slice::<DeadLetter<Value>>(&written).expect("and read"),
@@ -105,7 +106,7 @@ where
 {
     match codec.decode(bytes) {
         Ok(one) => {
-            saw(name);
+            record_outcome(name);
             let written = codec.encode(&one).expect("what was read can be written");
             assert_eq!(
                 codec.decode(&written).expect("what was written can be read"),

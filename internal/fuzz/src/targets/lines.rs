@@ -6,7 +6,7 @@ use pillarbox_cli::fuzzing as cli;
 use pillarbox_core::{MessageState, Outgoing, QueueName, RawMessage, Timestamp};
 
 use super::{refused, text};
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const LOAD: &[&str] = &[
     "{\"body\":1}",
@@ -27,7 +27,7 @@ pub(super) const LOAD: &[&str] = &[
     "\"//4=\"",
 ];
 
-/// What `dump` and `drain` have written, or somebody else.
+/// Output of `dump` and `drain`, or any other input.
 pub(super) fn load(input: &[u8]) {
     let now = Timestamp::from_secs(1_763_000_000);
     let messages = match cli::load(input, now) {
@@ -37,7 +37,7 @@ pub(super) fn load(input: &[u8]) {
     let lines = input.split(|byte| *byte == b'\n').count();
     assert!(messages.len() <= lines, "a line is a message, or none");
     for message in messages {
-        saw(&format!(
+        record_outcome(&format!(
             "{} {} {}",
             message.delay.is_zero(),
             message.reply_to.is_some(),
@@ -96,7 +96,7 @@ pub(super) const SEND: &[&str] = &[
     "null\n",
 ];
 
-/// The arguments of `send`, a line each; then an empty line, and standard input.
+/// The arguments of `send`, one per line; then an empty line and standard input.
 pub(super) fn send(input: &[u8]) {
     let (args, stdin) = match input.windows(2).position(|two| two == b"\n\n") {
         Some(place) => (&input[..place], &input[place + 2..]),
@@ -106,10 +106,10 @@ pub(super) fn send(input: &[u8]) {
     let args: Vec<OsString> = args.split('\n').map(Into::into).collect();
     let messages = match cli::send(&args, stdin) {
         Ok(Some(messages)) => messages,
-        Ok(None) => return saw("another command"),
+        Ok(None) => return record_outcome("another command"),
         Err(error) => return refused(&error),
     };
-    saw(&format!(
+    record_outcome(&format!(
         "{:?}",
         messages.first().map(|message| (message.attributes.is_empty(), message.delay.is_zero()))
     ));

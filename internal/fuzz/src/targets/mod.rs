@@ -1,7 +1,7 @@
-//! What is read, and what must hold of it.
+//! Readers and their properties.
 //!
-//! Of everything that is read: nothing panics; what is refused is refused with a text; what is accepted is within
-//! its limits, and is the same when it is written and read again.
+//! For all of them: no input panics; a refused input has an error text; an accepted input is within its limits,
+//! and stays the same when written and read again.
 
 mod arguments;
 mod bodies;
@@ -17,7 +17,7 @@ mod urls;
 mod values;
 
 use crate::Target;
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 /// All targets.
 pub const ALL: &[Target] = &[
@@ -45,17 +45,17 @@ pub const ALL: &[Target] = &[
     Target { name: "eval-run", run: evals::run, words: evals::RUN, inputs: 2_000 },
 ];
 
-/// What passwords of inputs are, which nobody may ever read.
+/// Password in the inputs, which must never be shown.
 const SECRET: &str = "hunter2";
 
-/// The input, if it is text.
+/// Returns the input, if it is UTF-8.
 fn text(input: &[u8]) -> Option<&str> {
     std::str::from_utf8(input).ok()
 }
 
-/// Notes an error, which must say something, and not too much: it may be about a whole document.
+/// Records an error, whose text must be neither empty nor too long: it may be about a whole document.
 fn refused(error: &impl ToString) {
     let text = error.to_string();
     assert!(!text.trim().is_empty(), "an error without a text");
-    saw(&text);
+    record_outcome(&text);
 }

@@ -1,10 +1,10 @@
-//! Names of queues and of their keys, times, cursors and traces: what is one short text.
+//! Short texts: names of queues and of their keys, times, cursors and traces.
 
 use pillarbox_core::{QueueName, Timestamp};
 use pillarbox_runtime::TraceContext;
 
 use super::{refused, text};
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const WORDS: &[&str] = &[
     "orders",
@@ -43,13 +43,13 @@ pub(super) fn run(input: &[u8]) {
     time(text);
     cursors(text);
     if let Ok(trace) = text.parse::<TraceContext>() {
-        saw("trace");
+        record_outcome("trace");
         assert_eq!(trace.to_string().parse::<TraceContext>().expect("its own text"), trace);
         assert_eq!((trace.trace_id().len(), trace.span_id().len()), (32, 16));
         let _ = trace.is_sampled();
     }
     if let Some(policy) = pillarbox_sqs::fuzzing::policy(text) {
-        saw("redrive");
+        record_outcome("redrive");
         let written =
             pillarbox_sqs::fuzzing::policy_text(policy.to.clone().into(), policy.max_deliveries);
         assert_eq!(pillarbox_sqs::fuzzing::policy(&written), Some(policy));
@@ -63,7 +63,7 @@ fn name(text: &str) {
             assert!((1..=QueueName::MAX_LEN).contains(&text.len()));
             match pillarbox_sqs::fuzzing::dead_letter_name(&name) {
                 Ok((dead, is_recognized)) => {
-                    saw("dead letters");
+                    record_outcome("dead letters");
                     assert!(dead.as_str().len() <= QueueName::MAX_LEN && is_recognized);
                     assert_ne!(dead, name);
                 }
@@ -83,7 +83,7 @@ fn name(text: &str) {
         }
     }
     if let Some((_, partition, key)) = pillarbox_redis::fuzzing::owner(text) {
-        saw(if partition == 0 { "key" } else { "key of a partition" });
+        record_outcome(if partition == 0 { "key" } else { "key of a partition" });
         assert_eq!(key, text, "no two keys are the same of a queue");
     }
 }
@@ -91,7 +91,7 @@ fn name(text: &str) {
 fn time(text: &str) {
     match text.parse::<Timestamp>() {
         Ok(at) => {
-            saw("time");
+            record_outcome("time");
             assert_eq!(at.to_string().parse::<Timestamp>().expect("its own text"), at);
             assert!(
                 at.since(Timestamp::MIN) + Timestamp::MAX.since(at) > std::time::Duration::ZERO
@@ -104,14 +104,14 @@ fn time(text: &str) {
 fn cursors(text: &str) {
     match pillarbox_redis::fuzzing::cursor(text) {
         Ok(cursor) => {
-            saw("cursor of Redis");
+            record_outcome("cursor of Redis");
             assert_eq!(pillarbox_redis::fuzzing::cursor(&cursor).expect("its own text"), cursor);
         }
-        // Its text is in the error.
+        // The error contains the text.
         Err(error) => assert!(!error.to_string().is_empty()),
     }
     if let Some(cursor) = pillarbox_sqlite::fuzzing::cursor(text) {
-        saw("cursor of SQLite");
+        record_outcome("cursor of SQLite");
         assert_eq!(pillarbox_sqlite::fuzzing::cursor(&cursor), Some(cursor));
     }
 }

@@ -3,7 +3,7 @@
 use pillarbox_core::{MessageId, Nonce, Receipt};
 
 use super::{refused, text};
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const WORDS: &[&str] = &[
     "0197b3a2-5f3c-7c1e-9d53-0b8f5d0c6a11",
@@ -29,14 +29,14 @@ pub(super) fn run(input: &[u8]) {
             let json = serde_json::to_string(&receipt).expect("a receipt is JSON");
             assert_eq!(serde_json::from_str::<Receipt>(&json).expect("and back"), receipt);
             if let Some((id, nonce)) = receipt.token() {
-                saw("token");
+                record_outcome("token");
                 assert_eq!(Receipt::new(id, nonce), receipt);
                 assert_eq!(receipt.message_id(), Some(id));
-                // Beside the id, which may happen to hold the same characters.
+                // Without the id, which may contain the same characters.
                 let logged = format!("{receipt:?}").replace(&id.to_string(), "");
-                assert!(!logged.contains(&nonce.to_string()), "a log tells a secret");
+                assert!(!logged.contains(&nonce.to_string()), "a log contains a secret");
             } else {
-                saw("foreign");
+                record_outcome("foreign");
                 assert!(!format!("{receipt:?}").is_empty());
             }
         }
@@ -44,13 +44,13 @@ pub(super) fn run(input: &[u8]) {
     }
     match text.parse::<MessageId>() {
         Ok(id) => {
-            saw("id");
+            record_outcome("id");
             assert_eq!(id.to_string().parse::<MessageId>().expect("its own text"), id);
         }
         Err(error) => refused(&error),
     }
     if let Some(nonce) = Nonce::parse(text) {
-        saw("nonce");
+        record_outcome("nonce");
         assert_eq!(nonce.to_string(), text, "a nonce has one text");
     }
 }

@@ -1,4 +1,4 @@
-//! What is stored on a server of the Redis family, and what it answers.
+//! Stored values and replies of Redis servers.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use pillarbox_redis::redis::Value;
 
 use super::values::{lines, value};
 use super::{refused, text};
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const DATA: &[&str] = &[
     "1763200000123456000",
@@ -31,7 +31,7 @@ pub(super) fn data(input: &[u8]) {
     let id = MessageId::from_key("fuzz");
     let message = reader::message(id, input.to_vec());
     assert!(input.ends_with(&message.body), "a body is the end of its data");
-    saw(if message.body.len() == input.len() { "all body" } else { "head and body" });
+    record_outcome(if message.body.len() == input.len() { "all body" } else { "head and body" });
     let mut sent = outgoing(&message);
     sent.enqueued_at = None;
     let at = message.enqueued_at;
@@ -40,11 +40,11 @@ pub(super) fn data(input: &[u8]) {
         assert_eq!(again, message, "a message survives its data");
     }
     if let Some(id) = reader::id(input) {
-        saw("id");
+        record_outcome("id");
         assert_eq!(reader::id_text(id), input, "an id has one text");
     }
     if let Some((is_held, [count, unsettled, uncounted])) = reader::meta(input) {
-        saw(if is_held { "held" } else { "not held" });
+        record_outcome(if is_held { "held" } else { "not held" });
         let number = (u64::from(unsettled) << 32) + u64::from(count);
         let text = match (input, uncounted) {
             ([], _) => String::new(),
@@ -53,13 +53,13 @@ pub(super) fn data(input: &[u8]) {
         };
         let secret = if is_held { "0123456789abcdef" } else { "" };
         let again = reader::meta(format!("{secret}{text}").as_bytes());
-        // A text so long that it looks like a secret is none that a script has written.
+        // No script writes a text that is long enough to look like a secret.
         let same = again == Some((is_held, [count, unsettled, uncounted]));
         assert!(number > 1 << 53 || text.len() > 16 || same, "{again:?}");
     }
 }
 
-/// The message, to be sent once more.
+/// Returns the message to send again.
 pub(super) fn outgoing(message: &RawMessage) -> Outgoing {
     let mut outgoing = Outgoing::with_id(message.id, message.body.clone());
     outgoing.attributes = message.attributes.clone();
@@ -108,7 +108,7 @@ pub(super) const REPLIES: &[&str] = &[
     "\\xff",
 ];
 
-/// What scripts and commands answer: the name of the script, perhaps with numbers, and then the answer.
+/// Replies of scripts and commands: the name of the script, optionally with numbers, then the reply.
 pub(super) fn reply(input: &[u8]) {
     let mut lines = lines(input);
     let asked = text(lines.next().unwrap_or_default()).unwrap_or_default();
@@ -122,7 +122,7 @@ pub(super) fn reply(input: &[u8]) {
     let number = numbers.first().copied().unwrap_or(1);
     let answer = value(&mut lines).unwrap_or(Value::Nil);
     if REPLIES.iter().any(|word| word.trim_end().split(' ').next() == Some(name)) {
-        saw(name);
+        record_outcome(name);
     }
     match name {
         "send" | "settle" => match reader::characters(answer, number) {
@@ -131,7 +131,7 @@ pub(super) fn reply(input: &[u8]) {
         },
         "receive" => match reader::receive(answer, &numbers) {
             Ok((given, _)) => {
-                saw(&format!(
+                record_outcome(&format!(
                     "{:?}",
                     given.iter().map(|given| !given.is_empty()).collect::<Vec<_>>()
                 ));
@@ -148,7 +148,7 @@ pub(super) fn reply(input: &[u8]) {
         "look" => drop(reader::look(answer).inspect_err(refused)),
         "counts" => drop(
             reader::counts(answer)
-                .inspect(|counts| saw(if counts.is_some() { "counts" } else { "more" }))
+                .inspect(|counts| record_outcome(if counts.is_some() { "counts" } else { "more" }))
                 .inspect_err(refused),
         ),
         "peek" => match reader::peek(answer, number) {
@@ -157,17 +157,19 @@ pub(super) fn reply(input: &[u8]) {
         },
         "layout" => match reader::layout(answer) {
             Ok(Some(layout)) => {
-                saw("layout");
+                record_outcome("layout");
                 let (sent_to, held_in) = (layout.sent_to, layout.held_in);
                 assert!(1 <= sent_to && sent_to <= held_in && held_in <= 1000, "{layout:?}");
             }
-            Ok(None) => saw("no layout"),
+            Ok(None) => record_outcome("no layout"),
             Err(error) => refused(&error),
         },
-        "queues" => drop(reader::queues(answer).inspect(|_| saw("list")).inspect_err(refused)),
+        "queues" => {
+            drop(reader::queues(answer).inspect(|_| record_outcome("list")).inspect_err(refused))
+        }
         "slots" => match reader::slots(answer) {
             Ok((primaries, uncovered)) => {
-                saw(if primaries.is_empty() { "no primary" } else { "primaries" });
+                record_outcome(if primaries.is_empty() { "no primary" } else { "primaries" });
                 assert!(uncovered <= 16384 && (!primaries.is_empty() || uncovered == 16384));
             }
             Err(error) => refused(&error),
@@ -181,13 +183,13 @@ pub(super) fn reply(input: &[u8]) {
 }
 
 fn peeked(messages: &[Peeked], end: Option<String>) {
-    saw(&format!("{} {:?}", messages.is_empty(), end.is_some()));
+    record_outcome(&format!("{} {:?}", messages.is_empty(), end.is_some()));
     for message in messages {
-        saw(&format!("{:?}", std::mem::discriminant(&message.state)));
+        record_outcome(&format!("{:?}", std::mem::discriminant(&message.state)));
     }
     if let Some(end) = end {
         let cursor = format!("0 {end}");
-        assert_eq!(reader::cursor(&cursor).expect("where a page ends, the next begins"), cursor);
+        assert_eq!(reader::cursor(&cursor).expect("the end of a page is a cursor"), cursor);
     }
 }
 
@@ -210,7 +212,7 @@ pub(super) const SERVER: &[&str] = &[
     "=min-replicas-to-write 1\n",
 ];
 
-/// What a server says of itself: its settings in lines that begin with `=`, the rest is `INFO`.
+/// A server's settings, in lines that start with `=`, and `INFO`, in the others.
 pub(super) fn server(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let (settings, info): (Vec<_>, Vec<_>) =
@@ -219,9 +221,9 @@ pub(super) fn server(input: &[u8]) {
         line[1..].split_once(' ').map(|(name, value)| (name.to_owned(), value.to_owned()))
     };
     let settings: HashMap<_, _> = settings.into_iter().filter_map(pair).collect();
-    for told in reader::server(info.join("\n"), settings) {
-        // What the server says is in it.
-        assert!(!told.is_empty());
-        saw(&told.chars().take(12).collect::<String>());
+    for line in reader::server(info.join("\n"), settings) {
+        // It contains text of the server.
+        assert!(!line.is_empty());
+        record_outcome(&line.chars().take(12).collect::<String>());
     }
 }

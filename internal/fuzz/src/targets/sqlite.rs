@@ -1,4 +1,4 @@
-//! Rows of a SQLite file, whoever has written them.
+//! Rows of a SQLite file from any writer.
 
 use std::cell::OnceCell;
 
@@ -9,7 +9,7 @@ use pillarbox_sqlite::rusqlite::types::Value;
 
 use super::refused;
 use super::values::{lines, value};
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const WORDS: &[&str] = &[
     ":1\n",
@@ -32,7 +32,7 @@ thread_local! {
     static CONNECTION: OnceCell<Connection> = const { OnceCell::new() };
 }
 
-/// Six values, a line each: a row of the table of messages.
+/// A row of the table of messages: six values, one per line.
 pub(super) fn run(input: &[u8]) {
     let mut lines = lines(input);
     let row: [Value; 6] = std::array::from_fn(|_| match value(&mut lines) {
@@ -49,7 +49,11 @@ pub(super) fn run(input: &[u8]) {
     });
     match read {
         Ok(message) => {
-            saw(&format!("{} {}", message.attributes.is_empty(), message.reply_to.is_some()));
+            record_outcome(&format!(
+                "{} {}",
+                message.attributes.is_empty(),
+                message.reply_to.is_some()
+            ));
             assert_eq!(Value::Blob(message.id.as_bytes().to_vec()), row[1]);
             assert_eq!(Value::Integer(message.enqueued_at.as_nanos()), row[2]);
             assert_eq!(Value::Blob(message.body.to_vec()), row[5]);

@@ -1,4 +1,4 @@
-//! Messages that SQS delivers, whoever has sent them.
+//! Messages that SQS delivers, from any sender.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use pillarbox_sqs::fuzzing as reader;
 use super::redis::outgoing;
 use super::refused;
 use super::values::{lines, unescaped};
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const WORDS: &[&str] = &[
     "handle=AQEB\n",
@@ -42,11 +42,11 @@ pub(super) const WORDS: &[&str] = &[
     "//4=",
 ];
 
-/// Lines of a message: `name=value` for what SQS says, `:name type value` for attributes.
+/// Lines of a message: `name=value` for system fields, `:name type value` for attributes.
 pub(super) fn run(input: &[u8]) {
     let mut is_sound = true;
     let Some(delivery) = reader::delivery(message(input, &mut is_sound)) else {
-        saw("no receipt");
+        record_outcome("no receipt");
         return;
     };
     assert_eq!(
@@ -54,7 +54,7 @@ pub(super) fn run(input: &[u8]) {
         Some(seen(delivery.clone())),
         "the same every time"
     );
-    saw(&format!(
+    record_outcome(&format!(
         "{:?} {} {}",
         delivery
             .message
@@ -94,20 +94,20 @@ pub(super) fn run(input: &[u8]) {
         let message = &delivery.message;
         assert_eq!((again.id, &again.body), (message.id, &message.body), "a message survives SQS");
         assert_eq!((&again.reply_to, again.enqueued_at), (&message.reply_to, message.enqueued_at));
-        // What SQS would not have carried need not survive.
+        // Attributes that SQS does not allow need not survive.
         if is_sound {
             assert_eq!(again.attributes, message.attributes, "attributes survive SQS");
         }
     }
 }
 
-/// What does not depend on the moment.
+/// Returns the parts that do not depend on the time.
 fn seen(delivery: Delivery) -> impl PartialEq + std::fmt::Debug {
     let message = delivery.message;
     (message.id, message.body, message.attributes, message.reply_to, message.delivery_count)
 }
 
-/// A message of these lines; and whether SQS could have carried its attributes.
+/// Returns the message of these lines, and whether SQS allows its attributes.
 fn message(input: &[u8], is_sound: &mut bool) -> Message {
     let mut message = Message::builder();
     let (mut system, mut attributes) = (HashMap::new(), HashMap::new());

@@ -1,4 +1,4 @@
-//! URLs of backends with all their options. Nothing is connected to.
+//! URLs of backends with all their options, without connecting.
 
 use pillarbox_cli::fuzzing as cli;
 use pillarbox_redis::RedisOptions;
@@ -6,7 +6,7 @@ use pillarbox_sqlite::SqliteOptions;
 use pillarbox_sqs::SqsOptions;
 
 use super::{SECRET, refused, text};
-use crate::driver::saw;
+use crate::driver::record_outcome;
 
 pub(super) const WORDS: &[&str] = &[
     "sqlite:",
@@ -59,7 +59,7 @@ pub(super) const WORDS: &[&str] = &[
     "user=me",
     "poll=20",
     "max_message=",
-    "attempts=1",
+    "tries=1",
     "region=eu",
     "fifo=true",
     "MessageRetentionPeriod=60",
@@ -73,21 +73,21 @@ pub(super) fn run(input: &[u8]) {
     let Some(url) = text(input) else { return };
     let is_secret = is_only_a_password(url);
     let tells_nothing = |text: String| {
-        // The library's own words: a program need not hide them as the command does.
-        assert!(!is_secret || !text.contains(SECRET), "a secret is told: {text}");
+        // Errors of the library, without the redaction of the command.
+        assert!(!is_secret || !text.contains(SECRET), "a secret is shown: {text}");
     };
     if is_secret {
         let (shown, _) = cli::hidden(url, url);
         assert!(!shown.contains(SECRET), "a secret is shown: {shown}");
     }
-    // As `pillarbox::open` chooses.
+    // Like `pillarbox::open`.
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
     if scheme.starts_with("redis") {
         redis(url, tells_nothing);
     } else if scheme.starts_with("sqs") {
         match SqsOptions::from_url(url) {
             Ok(options) => {
-                saw("sqs");
+                record_outcome("sqs");
                 assert!(
                     pillarbox_sqs::fuzzing::is_sensible(&options),
                     "limits of options: {options:?}"
@@ -102,7 +102,7 @@ pub(super) fn run(input: &[u8]) {
     } else if scheme == "sqlite" {
         match SqliteOptions::from_url(url) {
             Ok(options) => {
-                saw("sqlite");
+                record_outcome("sqlite");
                 assert_eq!(SqliteOptions::from_url(url).ok(), Some(options));
             }
             Err(error) => {
@@ -117,10 +117,10 @@ fn redis(url: &str, tells_nothing: impl Fn(String)) {
     match RedisOptions::from_url(url) {
         Ok(options) => {
             let (place, is_sensible) = pillarbox_redis::fuzzing::place(&options);
-            saw(place.split("://").next().unwrap_or_default());
+            record_outcome(place.split("://").next().unwrap_or_default());
             assert!(is_sensible, "limits of options: {options:?}");
             tells_nothing(format!("{options:?}"));
-            // The name of a service may be anything, and is written for people.
+            // The name of a service is free text, formatted for people.
             if place.starts_with("redis://") || place.starts_with("redis-cluster://") {
                 let again = RedisOptions::from_url(&place)
                     .map(|again| pillarbox_redis::fuzzing::place(&again).0);
@@ -134,8 +134,7 @@ fn redis(url: &str, tells_nothing: impl Fn(String)) {
     }
 }
 
-/// Whether the secret stands where a password does in a URL as people write it, and nowhere else. Knows nothing of
-/// how the backends read URLs.
+/// Whether the secret is in the password of a URL and nowhere else. Independent of the backends' parsers.
 fn is_only_a_password(url: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else { return false };
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '+' || c == '-';

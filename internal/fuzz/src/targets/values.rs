@@ -1,4 +1,4 @@
-//! Values of a server, written so that they can be changed: one a line, the kind first.
+//! Text format of server replies that survives mutation: one value per line, the kind first.
 //!
 //! ```text
 //! *        a list begins        $text    bytes, with \n, \\ and \xff
@@ -8,21 +8,21 @@
 //! #        true                 ,1.5     a number
 //! ```
 //!
-//! Every text is some value: a line of no kind is bytes, and a list that does not end ends with the text.
+//! Every text is a value: a line without a kind is bytes, and an unclosed list ends with the text.
 
 use pillarbox_redis::redis::{Value, VerbatimFormat};
 
-/// The lines of a text.
+/// Lines of a text.
 pub(super) type Lines<'a> = std::slice::Split<'a, u8, fn(&u8) -> bool>;
 
 pub(super) fn lines(text: &[u8]) -> Lines<'_> {
     text.split(|byte| *byte == b'\n')
 }
 
-/// As deep as the client reads.
+/// Depth limit of the client.
 const DEEPEST: usize = 100;
 
-/// The next value. `None` at the end of a list, or of the text.
+/// Returns the next value, or `None` at the end of a list or of the text.
 pub(super) fn value(lines: &mut Lines<'_>) -> Option<Value> {
     at_depth(lines, 0)
 }
@@ -59,7 +59,7 @@ fn list(lines: &mut Lines<'_>, depth: usize) -> Vec<Value> {
     std::iter::from_fn(|| at_depth(lines, depth + 1)).collect()
 }
 
-/// Bytes of a line in which some are written otherwise.
+/// Unescapes the bytes of a line.
 pub(super) fn unescaped(line: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(line.len());
     let mut rest = line;

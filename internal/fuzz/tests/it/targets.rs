@@ -1,6 +1,6 @@
-//! Every target, on its corpus and on inputs that are made of it.
+//! Every target, on its corpus and on mutations of it.
 //!
-//! `PILLARBOX_INPUTS` says how many, `PILLARBOX_SEED` which.
+//! `PILLARBOX_INPUTS` sets the number of inputs, `PILLARBOX_SEED` the seed.
 
 use pillarbox_fuzz::driver::{Campaign, corpus};
 use pillarbox_fuzz::{target, targets};

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{DeadLetter, Dlq, Pass, PassFailed, Report, Summary};
+use pillarbox::runtime::{DeadLetter, Dlq, Pass, PassFailed, PassReport, Summary};
 use pillarbox::{Mailboxes, MessageState, QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ pub(super) enum Action {
 /// Outcome of the action or of a dry run.
 #[derive(Debug, Default)]
 struct Tally {
-    report: Report,
+    report: PassReport,
     /// Matches beyond `--max`, of a dry run.
     beyond_max: u64,
 }
@@ -157,11 +157,11 @@ impl BulkAction {
     }
 
     async fn plan(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<(Tally, Summary)> {
-        let (mut report, mut beyond_max) = (Report::default(), 0);
+        let (mut report, mut beyond_max) = (PassReport::default(), 0);
         let mut summary = Summary::default();
         let counts = backend.queue(&self.queue, QueueOptions::new())?.counts().await?;
         let now = counts.counted_at.unwrap_or_else(Timestamp::now);
-        dlq.look(|found| {
+        dlq.peek(|found| {
             match &found.letter {
                 _ if !self.is_available(found.state, now) => report.unseen += 1,
                 Err(_) => report.unreadable += 1,
@@ -190,7 +190,7 @@ impl BulkAction {
             return Ok(());
         }
         let (mut messages, mut letters) = (0, 0);
-        dlq.look(|found| {
+        dlq.peek(|found| {
             messages += 1;
             letters += u32::from(found.letter.is_ok());
             match letters > 0 || messages == MAX_CHECKED {
@@ -263,7 +263,7 @@ impl BulkAction {
     }
 
     /// Returns a callback that updates a progress bar.
-    fn on_progress(&self, progress: Progress) -> impl FnMut(&Report) + Send + 'static {
+    fn on_progress(&self, progress: Progress) -> impl FnMut(&PassReport) + Send + 'static {
         let max = self.max.unwrap_or(u64::MAX);
         let is_counted = self.max.is_some();
         let past = self.action.past();
@@ -349,7 +349,7 @@ impl BulkAction {
     }
 
     /// Prints the errors of single messages.
-    fn print_errors(&self, context: &Context, report: &Report) {
+    fn print_errors(&self, context: &Context, report: &PassReport) {
         for error in &report.reasons {
             context.out.error(&format!("skipped: {error}"));
         }

@@ -101,7 +101,7 @@ fn contains(bytes: &[u8], text: &str) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use pillarbox::runtime::{FailureKind, Letters};
+    use pillarbox::runtime::{DeadLetterCodec, FailureKind};
     use pillarbox::{Codec, Raw};
 
     use super::*;
@@ -112,7 +112,7 @@ mod tests {
             "failure":"error","error_chain":["Bank SAYS nÖ"],"dead_lettered_at":"2026-11-16T10:00:00Z",
             "first_received_at":"2026-11-16T09:00:00Z","replay_count":1,
             "body":{"customer":{"id":42},"note":"Gift"}}"#;
-        Letters(Raw).decode(&text.as_bytes().to_vec().into()).unwrap()
+        DeadLetterCodec(Raw).decode(&text.as_bytes().to_vec().into()).unwrap()
     }
 
     fn matches(set: impl FnOnce(&mut Filters)) -> bool {

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use pillarbox::runtime::{Dlq, Found};
+use pillarbox::runtime::{Dlq, PeekedDeadLetter};
 use pillarbox::{MessageState, QueueOptions, Timestamp};
 
 use super::filter::Filter;
@@ -31,7 +31,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()
         let (mut shown, mut matching, mut unreadable, mut not_ready) = (0, 0, 0, 0);
         let mut written = Ok(());
         let is_json = context.out.is_json();
-        dlq.look(|found| {
+        dlq.peek(|found| {
             let is_match = match &found.letter {
                 Ok(letter) => filter.matches(found.id, letter),
                 Err(_) => filter.is_all(),
@@ -93,7 +93,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()
 }
 
 /// Returns a dead letter as a row.
-fn cells(found: &Found, now: Timestamp) -> [String; 7] {
+fn cells(found: &PeekedDeadLetter, now: Timestamp) -> [String; 7] {
     match &found.letter {
         Ok(letter) => [
             letter.message_id.to_string(),

@@ -16,7 +16,7 @@ mod replay;
 mod show;
 mod stats;
 
-use pillarbox::runtime::{DeadLetter, ErrorGroup, Found, Letters, Summary};
+use pillarbox::runtime::{DeadLetter, DeadLetterCodec, ErrorGroup, PeekedDeadLetter, Summary};
 use pillarbox::{Codec, MessageId, MessageState, QueueName, Raw, Timestamp};
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ struct DeadLetterHeadJson<'a> {
 }
 
 /// Writes a dead letter as a line of JSON: its own id and state, and then its stored form.
-fn write_json(out: &mut Out, queue: &QueueName, found: &Found) -> Result<()> {
+fn write_json(out: &mut Out, queue: &QueueName, found: &PeekedDeadLetter) -> Result<()> {
     let (state, until) = match found.state {
         MessageState::Ready => ("ready", None),
         MessageState::InFlight { until } => ("in_flight", Some(until)),
@@ -68,7 +68,7 @@ fn write_json(out: &mut Out, queue: &QueueName, found: &Found) -> Result<()> {
 }
 
 fn stored(letter: &DeadLetter) -> Result<String> {
-    let stored = encoded(Letters(Raw).encode(letter))?;
+    let stored = encoded(DeadLetterCodec(Raw).encode(letter))?;
     encoded(String::from_utf8(stored.into()))
 }
 

@@ -1,6 +1,6 @@
 //! `pillarbox dlq show`
 
-use pillarbox::runtime::{DeadLetter, Dlq, Found};
+use pillarbox::runtime::{DeadLetter, Dlq, PeekedDeadLetter};
 use pillarbox::{MessageState, Timestamp};
 
 use super::write_json;
@@ -33,7 +33,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqShow) -> Result<()
     .await
 }
 
-fn describe(out: &mut Out, found: &Found, letter: &DeadLetter) -> Result<()> {
+fn describe(out: &mut Out, found: &PeekedDeadLetter, letter: &DeadLetter) -> Result<()> {
     let now = Timestamp::now();
     let when = |at: Timestamp| format!("{at} ({})", time::ago(at, now));
     let style = out.style();
@@ -96,7 +96,7 @@ fn describe(out: &mut Out, found: &Found, letter: &DeadLetter) -> Result<()> {
 }
 
 /// Returns the id and the state of the dead letter itself.
-fn id_and_state(found: &Found, now: Timestamp) -> String {
+fn id_and_state(found: &PeekedDeadLetter, now: Timestamp) -> String {
     let state = match found.state {
         MessageState::Ready => "ready".to_owned(),
         MessageState::InFlight { until } => {

@@ -110,7 +110,7 @@ async fn default_queues(backend: &Mailboxes) -> Result<Vec<QueueName>> {
 async fn summarize(dlq: &Dlq, filter: &Filter) -> Result<QueueSummary> {
     let mut summary = Summary::default();
     let mut unreadable = Vec::new();
-    dlq.look(|found| {
+    dlq.peek(|found| {
         summary.add(&found, |letter| filter.matches(found.id, letter));
         if found.letter.is_err() && unreadable.len() < MAX_LISTED {
             unreadable.push(found.id);

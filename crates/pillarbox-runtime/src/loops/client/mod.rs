@@ -1,8 +1,8 @@
-//! Asking a loop, and waiting for its answer.
+//! The client of a loop.
 
-mod listening;
+mod listener;
 mod submission;
-mod waiting;
+mod waiters;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,14 +15,15 @@ use pillarbox_core::{BoxFuture, Error, Mailbox, Result, SendOptions, Timestamp};
 use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
-use self::listening::Listening;
+use self::listener::Listener;
 pub use self::submission::Submission;
-use self::waiting::{Enlisted, Waiter, Waiting};
-use super::answering::DEADLINE;
+use self::waiters::{Registration, Waiter, Waiters};
 use super::message::{MainLoopRequest, MainLoopResult, RemoteError};
 use super::sweep::new_address;
+use crate::attributes::DEADLINE;
 
-/// Asks a [`MainLoop`](super::MainLoop), and waits for its answers in a mailbox of its own. Cheap to clone.
+/// Client of a [`MainLoop`](super::MainLoop): sends requests, and receives their answers in a mailbox of its own.
+/// Cheap to clone.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -37,21 +38,19 @@ use super::sweep::new_address;
 /// let client = Client::new(&roots)?;
 /// match client.call(&MainLoopRequest::new(2.0), Duration::from_secs(5)).await {
 ///     Ok(root) => println!("{root}"),
-///     Err(CallError::Remote { error, .. }) => println!("there, it failed: {error}"),
-///     Err(CallError::Timeout { .. }) => println!("nobody answers"),
-///     Err(CallError::Backend { error, .. }) => println!("cannot ask: {error}"),
+///     Err(CallError::Remote { error, .. }) => println!("the request failed: {error}"),
+///     Err(CallError::Timeout { .. }) => println!("no answer"),
+///     Err(CallError::Backend { error, .. }) => println!("cannot send or receive: {error}"),
 /// }
 /// client.close().await;
 /// # running.stop().await?;
 /// # Ok(()) }
 /// ```
 ///
-/// Any number of calls may be under way at the same time. One that is dropped leaves nothing behind: its answer
-/// is thrown away when it comes.
+/// Any number of calls may be in progress at the same time. If a call is dropped, its answer is discarded.
 ///
-/// Its mailbox is made when it is, and goes when it is [closed](Self::close) or dropped. If the process is
-/// killed, the answers that are still to come lie there until a loop
-/// [sweeps](super::MainLoop::keep_replies_for) them away.
+/// The mailbox is created with the client, and removed when the client is [closed](Self::close) or dropped. If the
+/// process is killed, answers stay there until a loop [deletes](super::MainLoop::keep_replies_for) them.
 pub struct Client<U, O> {
     inner: Arc<Inner<U, O>>,
 }
@@ -59,40 +58,40 @@ pub struct Client<U, O> {
 struct Inner<U, O> {
     requests: Mailbox<MainLoopRequest<U>, MainLoopResult<O>>,
     address: Arc<str>,
-    waiting: Arc<Waiting<O>>,
-    /// Says to the listener that this is the end, by what is said or by being dropped.
-    end: watch::Sender<bool>,
-    /// The task that receives answers, which any number can wait for.
+    waiters: Arc<Waiters<O>>,
+    /// Ends the listener, by the value `true` or by being dropped.
+    close: watch::Sender<bool>,
+    /// Completes when the listener has ended.
     listener: Shared<BoxFuture<'static, ()>>,
 }
 
-/// Why a call has no output.
+/// The error of a call.
 #[derive(Clone, thiserror::Error)]
 pub enum CallError {
-    /// It was answered with an error.
+    /// The answer is an error.
     #[error("request {request_id} failed: {error}")]
     Remote {
-        /// The request.
+        /// The id of the request.
         request_id: Uuid,
-        /// What went wrong there.
+        /// The error.
         #[source]
         error: RemoteError,
     },
-    /// It was not answered in time. It may be worked on all the same.
+    /// There was no answer in time. The request may still be handled.
     #[error("request {request_id} was not answered within {after:?}")]
     Timeout {
-        /// The request.
+        /// The id of the request.
         request_id: Uuid,
-        /// How long the answer was waited for.
+        /// The timeout.
         after: Duration,
     },
-    /// It could not be sent, or its answer not be received. It may be worked on all the same, and if it is called
-    /// again, twice.
+    /// The request could not be sent, or its answer could not be received. The request may still be handled, so that
+    /// another call may handle it twice.
     #[error("request {request_id} has no answer: {error}")]
     Backend {
-        /// The request.
+        /// The id of the request.
         request_id: Uuid,
-        /// What the backend said.
+        /// The error of the backend.
         #[source]
         error: Error,
     },
@@ -105,7 +104,7 @@ pillarbox_core::__error_debug!(enum CallError {
 });
 
 impl CallError {
-    /// The request.
+    /// Returns the id of the request.
     pub const fn request_id(&self) -> Uuid {
         match self {
             Self::Remote { request_id, .. }
@@ -116,45 +115,45 @@ impl CallError {
 }
 
 impl<U: 'static, O: Send + 'static> Client<U, O> {
-    /// A client of the loop that answers the requests of this mailbox.
+    /// Creates a client of the loop that answers the requests of this mailbox.
     ///
     /// # Panics
     ///
-    /// Without a Tokio runtime around it, in which it listens for answers.
+    /// Panics outside of a Tokio runtime, in which it receives answers.
     ///
     /// # Errors
     ///
-    /// Where no mailbox for the answers can be opened: the backend is closed, or the mailbox was made without a
-    /// way to [reply](Mailbox::with_replies).
+    /// Fails if no mailbox for answers can be opened: the backend is closed, or the mailbox was created without
+    /// [replies](Mailbox::with_replies).
     pub fn new(requests: &Mailbox<MainLoopRequest<U>, MainLoopResult<O>>) -> Result<Self> {
         let address = new_address();
         let replies = requests.resolve_reply(&address)?;
-        let waiting = Arc::new(Waiting::new());
-        let (end, ended) = watch::channel(false);
-        let (forget, of) = (requests.clone(), address.clone());
-        let listening = Listening { replies, waiting: waiting.clone(), ended };
+        let waiters = Arc::new(Waiters::new());
+        let (close, closed) = watch::channel(false);
+        let (mailbox, own_address) = (requests.clone(), address.clone());
+        let listener = Listener { replies, waiters: waiters.clone(), closed };
         let listener = tokio::spawn(async move {
-            listening.run().await;
-            forget.forget_reply(&of);
+            listener.run().await;
+            mailbox.forget_reply(&own_address);
         });
-        // It catches what may panic, and tells those who wait however it ends.
+        // It catches panics of the program, and fails all waiters however it ends.
         let listener: BoxFuture<'static, ()> = Box::pin(async move { drop(listener.await) });
         let inner = Inner {
             requests: requests.clone(),
             address: address.into(),
-            waiting,
-            end,
+            waiters,
+            close,
             listener: listener.shared(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Sends a request and waits for its output, for so long at most. From then on nobody waits, and the loop is
-    /// told: it does not begin with the request any more, and cancels it.
+    /// Sends a request and waits for its output, at most for `timeout`. The loop knows the timeout: after it, the loop
+    /// does not start the request, and cancels it if it runs.
     ///
     /// # Errors
     ///
-    /// See [`CallError`]. A request that is under way already is refused.
+    /// See [`CallError`]. A request whose id is already in progress is refused.
     pub async fn call(
         &self,
         request: &MainLoopRequest<U>,
@@ -164,12 +163,12 @@ impl<U: 'static, O: Send + 'static> Client<U, O> {
         let failed = |error| CallError::Backend { request_id, error };
         let deadline = after(timeout);
         let (sender, answer) = oneshot::channel();
-        let _enlisted = self.enlist([(request_id, Waiter::Call(sender))]).map_err(failed)?;
+        let _registration = self.register([(request_id, Waiter::Call(sender))]).map_err(failed)?;
         let until = Timestamp::now() + timeout;
         let options = self.options(request).attribute(DEADLINE, until.to_string());
         let work = async {
             self.inner.requests.send_with(request, options).await?;
-            // The listener answers everybody before it ends.
+            // The listener notifies all waiters before it ends.
             answer.await.unwrap_or(Err(Error::Closed { queue: None }))
         };
         match tokio::time::timeout_at(deadline, work).await {
@@ -177,20 +176,20 @@ impl<U: 'static, O: Send + 'static> Client<U, O> {
                 outcome.map_err(|error| CallError::Remote { request_id, error })
             }
             Ok(Err(error)) => Err(failed(error)),
-            // If no answer could have been received, that is the reason.
-            Err(_) => Err(match self.inner.waiting.outage() {
+            // If answers cannot be received at the moment, that is the reason.
+            Err(_) => Err(match self.inner.waiters.outage() {
                 Some(error) => failed(error),
                 None => CallError::Timeout { request_id, after: timeout },
             }),
         }
     }
 
-    /// Sends many requests together; their answers are [collected](Submission::collect) as they come.
+    /// Sends many requests together. [`Submission`] returns their answers.
     ///
     /// # Errors
     ///
-    /// Where the first of them cannot be sent, or one is under way already. Of one that could not be sent the
-    /// submission tells.
+    /// Fails if no request can be sent, or if an id is already in progress. The failure to send single requests is
+    /// returned by the submission.
     pub async fn submit(
         &self,
         requests: &[MainLoopRequest<U>],
@@ -199,38 +198,40 @@ impl<U: 'static, O: Send + 'static> Client<U, O> {
         let first = ids.first().copied().unwrap_or_default();
         let failed = |error| CallError::Backend { request_id: first, error };
         let (sender, answers) = mpsc::channel(ids.len().max(1));
-        let waiters = ids.iter().map(|id| (*id, Waiter::Batch(sender.clone())));
-        let enlisted = self.enlist(waiters).map_err(failed)?;
-        let submission = Submission::new(ids, answers, self.inner.waiting.clone(), enlisted);
+        let new_waiters = ids.iter().map(|id| (*id, Waiter::Batch(sender.clone())));
+        let registration = self.register(new_waiters).map_err(failed)?;
+        let submission = Submission::new(ids, answers, self.inner.waiters.clone(), registration);
         let entries = requests.iter().map(|request| (request, self.options(request)));
         let sent = self.inner.requests.send_batch_with(entries).await.map_err(failed)?;
         for (request, sent) in requests.iter().zip(sent) {
             if let Err(error) = sent {
-                self.inner.waiting.answer(request.request_id, Err(error));
+                self.inner.waiters.answer(request.request_id, Err(error));
             }
         }
         Ok(submission)
     }
 
-    /// The mailbox that its answers go to.
+    /// Returns the name of the mailbox for answers.
     pub fn address(&self) -> &str {
         &self.inner.address
     }
 
-    /// Ends it, for all its clones: calls that are under way fail, answers that are still to come are thrown away,
-    /// and its mailbox is emptied. Otherwise that is done in the background when the last clone is dropped, if the
-    /// program lives that long.
+    /// Closes the client and all its clones: calls in progress fail, and the mailbox for answers is emptied. When the
+    /// last clone is dropped, the same is done in the background.
     pub async fn close(&self) {
-        self.inner.end.send_replace(true);
+        self.inner.close.send_replace(true);
         self.inner.listener.clone().await;
     }
 
-    fn enlist(&self, waiters: impl IntoIterator<Item = (Uuid, Waiter<O>)>) -> Result<Enlisted<O>> {
-        Waiting::enlist(&self.inner.waiting, self.inner.requests.name(), waiters)
+    fn register(
+        &self,
+        waiters: impl IntoIterator<Item = (Uuid, Waiter<O>)>,
+    ) -> Result<Registration<O>> {
+        Waiters::register(&self.inner.waiters, self.inner.requests.name(), waiters)
     }
 
-    /// Each call is a message of its own: one that is made again must not find the message of the first, which
-    /// may be answered already and about to be acknowledged.
+    /// Each call is a message with a new id. A repeated call must not be deduplicated against the message of the first
+    /// one, which may already be answered and about to be acknowledged.
     fn options(&self, request: &MainLoopRequest<U>) -> SendOptions {
         request.send_options().reply_to(self.inner.address.clone())
     }
@@ -247,7 +248,7 @@ impl<U: 'static, O: 'static> fmt::Debug for Client<U, O> {
         f.debug_struct("Client")
             .field("requests", &self.inner.requests)
             .field("address", &self.inner.address)
-            .field("waiting", &self.inner.waiting.len())
+            .field("waiting", &self.inner.waiters.len())
             .finish_non_exhaustive()
     }
 }

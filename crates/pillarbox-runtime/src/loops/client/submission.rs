@@ -1,4 +1,4 @@
-//! Many requests, and their answers as they come.
+//! Requests that are sent together, and their answers.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -11,9 +11,9 @@ use uuid::Uuid;
 
 use super::super::message::MainLoopResult;
 use super::CallError;
-use super::waiting::{Answer, Enlisted, Waiting};
+use super::waiters::{Answer, Registration, Waiters};
 
-/// Requests that were sent together. When it is dropped, nobody waits for their answers any more.
+/// Requests that were sent together. When it is dropped, their answers are discarded.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -36,51 +36,52 @@ use super::waiting::{Answer, Enlisted, Waiting};
 pub struct Submission<O> {
     ids: Vec<Uuid>,
     answers: mpsc::Receiver<(Uuid, Answer<O>)>,
-    /// Those whose answers were given out.
-    given: HashSet<Uuid>,
-    waiting: Arc<Waiting<O>>,
-    /// Takes them off the list when this is dropped.
-    _enlisted: Enlisted<O>,
+    /// Requests whose answers were returned.
+    answered: HashSet<Uuid>,
+    waiters: Arc<Waiters<O>>,
+    /// Removes the waiters on drop.
+    _registration: Registration<O>,
 }
 
 impl<O> Submission<O> {
     pub(super) fn new(
         ids: Vec<Uuid>,
         answers: mpsc::Receiver<(Uuid, Answer<O>)>,
-        waiting: Arc<Waiting<O>>,
-        enlisted: Enlisted<O>,
+        waiters: Arc<Waiters<O>>,
+        registration: Registration<O>,
     ) -> Self {
-        Self { ids, answers, given: HashSet::new(), waiting, _enlisted: enlisted }
+        Self { ids, answers, answered: HashSet::new(), waiters, _registration: registration }
     }
 
-    /// The requests, in the order in which they were given.
+    /// Returns the ids of the requests, in their order.
     pub fn ids(&self) -> &[Uuid] {
         &self.ids
     }
 
-    /// How many are left whose answers were not given out yet.
+    /// Returns the number of requests whose answers were not returned yet.
     pub fn left(&self) -> usize {
-        self.ids.len() - self.given.len()
+        self.ids.len() - self.answered.len()
     }
 
-    /// The next answer, in the order in which they come; `None` after the last. Waits as long as it takes.
+    /// Returns the next answer, in the order of their arrival; `None` after the last. Waits without a timeout.
     ///
-    /// An answer may be an [error](MainLoopResult::error) of the loop. Those of the backend come as
-    /// [`CallError::Backend`], also where a request could not be sent.
+    /// An answer may be an [error](MainLoopResult::error) of the loop. An error of the backend is
+    /// [`CallError::Backend`], also if a request could not be sent.
     pub async fn next(&mut self) -> Option<Result<MainLoopResult<O>, CallError>> {
         if self.left() == 0 {
             return None;
         }
         let (request_id, answer) = self.answers.recv().await?;
-        self.given.insert(request_id);
+        self.answered.insert(request_id);
         Some(answer.map_err(|error| CallError::Backend { request_id, error }))
     }
 
-    /// All answers that [`next`](Self::next) has not given out, in the order of the requests. Those that have not
-    /// come within `timeout` are [`CallError::Timeout`].
+    /// Returns all answers that [`next`](Self::next) has not returned, in the order of the requests. Those that do
+    /// not arrive within `timeout` are [`CallError::Timeout`].
     pub async fn collect(mut self, timeout: Duration) -> Vec<Result<MainLoopResult<O>, CallError>> {
         let deadline = after(timeout);
-        let left: Vec<_> = self.ids.iter().copied().filter(|id| !self.given.contains(id)).collect();
+        let left: Vec<_> =
+            self.ids.iter().copied().filter(|id| !self.answered.contains(id)).collect();
         let mut answers = HashMap::with_capacity(left.len());
         while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, self.next()).await {
             let id = match &answer {
@@ -89,7 +90,7 @@ impl<O> Submission<O> {
             };
             answers.insert(id, answer);
         }
-        let outage = self.waiting.outage();
+        let outage = self.waiters.outage();
         let missing = |request_id| match &outage {
             Some(error) => CallError::Backend { request_id, error: error.clone() },
             None => CallError::Timeout { request_id, after: timeout },

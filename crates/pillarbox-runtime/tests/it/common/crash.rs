@@ -4,10 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pillarbox_core::{
-    BoxFuture, Capabilities, Counts, Cursor, Delivery, Outgoing, PeekPage, Queue, QueueName,
-    Receive, Result, Sent, Settle,
-};
+use pillarbox_core::{BoxFuture, Delivery, Outgoing, Queue, Receive, Result, Sent, Settle};
+use pillarbox_testing::forward_queue;
 use tokio::sync::Notify;
 
 /// The end of a process: at its n-th call of a queue, before the call has its effect or after.
@@ -59,13 +57,7 @@ struct CrashQueue {
 }
 
 impl Queue for CrashQueue {
-    fn name(&self) -> &QueueName {
-        self.queue.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.queue.capabilities()
-    }
+    forward_queue!(queue: name capabilities peek counts purge close is_closed);
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(self.crash.step(self.queue.send(batch)))
@@ -77,25 +69,5 @@ impl Queue for CrashQueue {
 
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
         Box::pin(self.crash.step(self.queue.settle(batch)))
-    }
-
-    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
-        self.queue.peek(max, after)
-    }
-
-    fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
-        self.queue.counts()
-    }
-
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        self.queue.purge()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.queue.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
     }
 }

@@ -1,9 +1,8 @@
-//! How servers become a cluster: by commands, and quickly, for a test starts one of its own.
+//! Forms a cluster by commands, quickly, because each test starts its own.
 //!
-//! What would take long is a rule of the server: a primary refuses all commands in its first two
-//! seconds, lest it came back from the dead. A replica that takes its primary's place does not.
-//! Hence each primary is started as the replica of a ghost, a node that never was, and takes its
-//! place at once.
+//! The slow part is a rule of the server: a primary refuses all commands in its first two seconds, in case
+//! it was restarted after a failure. A promoted replica does not. Hence each primary is started as the
+//! replica of a placeholder, a node that does not exist, and is promoted at once.
 
 use std::fs;
 use std::net::TcpListener;
@@ -15,20 +14,20 @@ use rand::RngExt as _;
 use super::{AGAIN, RedisCluster, SLOTS};
 use crate::server::{LASTING_PORTS, PAUSE, PORTS};
 
-/// How far a node's port for other nodes is from that for clients.
+/// Offset of a node's cluster bus port from its client port.
 const BUS: u16 = 10_000;
 /// Whether a node refuses all commands while any slot has no primary.
 pub(super) const COVERAGE: &str = "cluster-require-full-coverage";
 
 impl RedisCluster {
-    /// Starts all nodes, and has them come up side by side.
+    /// Starts all nodes at the same time.
     pub(super) fn start_nodes(&mut self) {
         for node in 0..self.nodes.len() {
             self.start_node(node);
         }
         for node in 0..self.nodes.len() {
             let mut tries = 1;
-            while !self.nodes[node].comes_up() {
+            while !self.nodes[node].wait_for_start() {
                 assert!(tries < PORTS, "a node does not come up:\n{}", self.nodes[node].log());
                 tries += 1;
                 self.start_node(node);
@@ -45,36 +44,36 @@ impl RedisCluster {
         node.write_configuration();
         if number < self.primaries {
             let part = |number| number * usize::from(SLOTS) / self.primaries;
-            let (id, ghost) = (&self.ids[number], ghost_of(&self.ids[number]));
+            let (id, placeholder) = (&self.ids[number], placeholder_of(&self.ids[number]));
             let (port, bus, no_bus) = (node.port, node.port + BUS, 1 + BUS);
             let (first, last) = (part(number), part(number + 1) - 1);
-            // Each has an epoch of its own, else they would settle that between them first.
+            // Distinct epochs, or the nodes would first have to resolve the conflict.
             let text = format!(
-                "{id} 127.0.0.1:{port}@{bus} myself,slave {ghost} 0 0 0 connected\n\
-                 {ghost} 127.0.0.1:1@{no_bus} master - 0 0 0 connected {first}-{last}\n\
+                "{id} 127.0.0.1:{port}@{bus} myself,slave {placeholder} 0 0 0 connected\n\
+                 {placeholder} 127.0.0.1:1@{no_bus} master - 0 0 0 connected {first}-{last}\n\
                  vars currentEpoch {number} lastVoteEpoch 0\n"
             );
-            fs::write(node.directory().join("nodes.conf"), text).expect("what a node knows");
+            fs::write(node.directory().join("nodes.conf"), text).expect("nodes.conf is written");
         }
         node.start_again();
     }
 
-    /// Has each primary take the place of its ghost, and forget it.
+    /// Promotes each primary in place of its placeholder, which is forgotten.
     pub(super) fn place_primaries(&self) {
         let start = Instant::now();
         for primary in 0..self.primaries {
-            // Who misses this has taken its ghost for dead meanwhile, and refuses commands for its
+            // A node that fails here already considers its placeholder down, and refuses commands for its
             // first two seconds after all.
             while self.is_well(primary).is_err() && start.elapsed() < Duration::from_secs(1) {
                 thread::sleep(PAUSE);
             }
             let node = &self.nodes[primary];
             node.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
-            node.command(&["CLUSTER", "FORGET", &ghost_of(&self.ids[primary])]);
+            node.command(&["CLUSTER", "FORGET", &placeholder_of(&self.ids[primary])]);
         }
     }
 
-    /// Has all nodes meet each other, and replicas follow their primaries.
+    /// Introduces all nodes to each other, and makes replicas follow their primaries.
     pub(super) fn acquaint(&self) {
         let mut met: Option<Instant> = None;
         self.wait(|| {
@@ -110,28 +109,28 @@ impl RedisCluster {
         });
     }
 
-    /// Has nodes refuse commands while any slot has no primary, if that was not set otherwise.
+    /// Makes nodes refuse commands while any slot has no primary, unless that was configured otherwise.
     ///
-    /// From the start it would have made each primary take all for lost, which knew of its own
-    /// slots alone.
+    /// If it were set from the start, each primary, which knew only its own slots, would report the cluster as
+    /// down.
     pub(super) fn demand_full_coverage(&mut self, settings: &[(String, String)]) {
         let set = settings.iter().rfind(|(name, _)| name == COVERAGE);
         let demand = set.map_or("yes", |(_, value)| value);
         for node in &mut self.nodes {
             node.command(&["CONFIG", "SET", COVERAGE, demand]);
-            // For when it is started again.
+            // For a later restart.
             node.options.settings.push((COVERAGE.to_owned(), demand.to_owned()));
             node.write_configuration();
         }
     }
 }
 
-/// The name of the node that never was, whose replica this one is at first.
-fn ghost_of(id: &str) -> String {
+/// Returns the id of the placeholder whose replica this node is at first.
+fn placeholder_of(id: &str) -> String {
     id.chars().rev().collect()
 }
 
-/// A free port for clients, for which that for other nodes is free too.
+/// Returns a free client port whose cluster bus port is free too.
 fn free_ports() -> u16 {
     let mut random = rand::rng();
     loop {

@@ -1,18 +1,18 @@
-//! How a slot moves from one primary to another, at once or in steps.
+//! Moves a slot from one primary to another, at once or in steps.
 
 use super::{RedisCluster, owners};
 
-/// How many keys are moved by one command.
+/// Number of keys moved by one command.
 const HANDFUL: usize = 100;
-/// How long a node may take to send keys to another, in milliseconds.
-const PATIENCE_MILLIS: &str = "30000";
+/// Timeout of a move of keys between nodes, in milliseconds.
+const MIGRATE_TIMEOUT_MILLIS: &str = "30000";
 
 impl RedisCluster {
     /// Moves a slot with all its keys to another primary, unless it is there.
     ///
     /// # Panics
     ///
-    /// When a node does not do its part.
+    /// If a node fails.
     pub fn move_slot(&self, slot: u16, to: usize) {
         if self.primary_of_slot(slot) == to {
             return;
@@ -24,12 +24,12 @@ impl RedisCluster {
         self.end_move(slot);
     }
 
-    /// Begins to move a slot to another primary: from now on who asks for a key that is not there
-    /// is sent to the other.
+    /// Begins to move a slot to another primary: from now on, clients are redirected there for keys that are not
+    /// on the old one.
     ///
     /// # Panics
     ///
-    /// When a node does not do its part.
+    /// If a node fails.
     pub fn begin_move(&self, slot: u16, to: usize) {
         let from = self.primary_of_slot(slot);
         let slot = slot.to_string();
@@ -37,12 +37,12 @@ impl RedisCluster {
         self.nodes[from].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.ids[to]]);
     }
 
-    /// Moves some keys of a slot that is moving, at most this many, and gives how many it has
-    /// moved. No key may have a line break in its name.
+    /// Moves at most this many keys of a slot that is being moved, and returns the number of keys moved. Key names
+    /// must not contain line breaks.
     ///
     /// # Panics
     ///
-    /// When the slot is not moving, or a node does not do its part.
+    /// If the slot is not being moved, or a node fails.
     pub fn move_keys(&self, slot: u16, at_most: usize) -> usize {
         let (from, to) = self.ends_of(slot);
         let (slot, at_most) = (slot.to_string(), at_most.to_string());
@@ -52,24 +52,24 @@ impl RedisCluster {
             return 0;
         }
         let port = self.nodes[to].port().to_string();
-        let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", PATIENCE_MILLIS, "KEYS"];
+        let mut words =
+            vec!["MIGRATE", "127.0.0.1", &port, "", "0", MIGRATE_TIMEOUT_MILLIS, "KEYS"];
         words.extend(&keys);
         // They may have been removed meanwhile.
         if self.nodes[from].command(&words) == "NOKEY" { 0 } else { keys.len() }
     }
 
-    /// Ends the move of a slot of which all keys have been moved, and waits until all nodes that
-    /// run know that it has.
+    /// Ends the move of a slot whose keys have all been moved, and waits until all running nodes know.
     ///
     /// # Panics
     ///
-    /// When the slot is not moving, there are keys left, or a node does not do its part.
+    /// If the slot is not being moved, keys are left, or a node fails.
     pub fn end_move(&self, slot: u16) {
         let (from, to) = self.ends_of(slot);
         let left = self.keys_left(slot);
         assert_eq!(left, 0, "slot {slot} still has keys at node {from}, see `move_keys`");
         let others = self.primaries().into_iter().filter(|node| ![from, to].contains(node));
-        // Its new primary before all others, else for a moment nobody has it.
+        // Its new primary first, or for a moment the slot would have none.
         for node in [to, from].into_iter().chain(others) {
             if self.nodes[node].is_running() {
                 let words = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.ids[to]];
@@ -86,14 +86,14 @@ impl RedisCluster {
         });
     }
 
-    /// How many keys of a slot its primary holds.
+    /// Returns the number of keys of a slot on its primary.
     fn keys_left(&self, slot: u16) -> usize {
         let primary = &self.nodes[self.primary_of_slot(slot)];
         let left = primary.command(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()]);
         left.parse().expect("a number of keys")
     }
 
-    /// From where to where a slot moves.
+    /// Returns the source and the destination of a slot that is being moved.
     fn ends_of(&self, slot: u16) -> (usize, usize) {
         let views = self.views();
         let own = |node| views.iter().find(|view| view.of == node)?.line(node);

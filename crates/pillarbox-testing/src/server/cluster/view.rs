@@ -1,8 +1,8 @@
-//! What the nodes of a cluster know of each other.
+//! Views that the nodes of a cluster have of each other.
 
 use super::SLOTS;
 
-/// What a node knows of all nodes.
+/// A node's view of all nodes.
 #[derive(Debug)]
 pub(super) struct View {
     pub(super) of: usize,
@@ -20,7 +20,7 @@ impl View {
     }
 }
 
-/// Who has each slot. Where views differ, the newest epoch is right.
+/// Returns the primary of each slot. If views differ, the newest epoch is right.
 pub(super) fn owners<'a>(views: impl IntoIterator<Item = &'a View>) -> Vec<Option<usize>> {
     let mut owners: Vec<Option<(u64, usize)>> = vec![None; usize::from(SLOTS)];
     for line in views.into_iter().flat_map(|view| &view.lines) {
@@ -33,25 +33,25 @@ pub(super) fn owners<'a>(views: impl IntoIterator<Item = &'a View>) -> Vec<Optio
     owners.into_iter().map(|owner| owner.map(|(_, node)| node)).collect()
 }
 
-/// What a node knows of another, or of itself.
+/// A node's view of another, or of itself.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) node: usize,
-    /// Whether it is not taken for dead.
+    /// Whether it counts as up.
     pub(super) well: bool,
     pub(super) connected: bool,
-    /// Whose replica it is.
+    /// Id of its primary, if it is a replica.
     pub(super) primary: Option<usize>,
     pub(super) epoch: u64,
-    /// The first and the last of each range of slots that it has.
+    /// First and last slot of each of its ranges.
     pub(super) slots: Vec<(u16, u16)>,
-    /// The slots that are moving away from it, and where: it says so of itself alone.
+    /// Slots that are being moved away from it, with their destination. Only in its own view.
     pub(super) leaving: Vec<(u16, usize)>,
 }
 
 impl Line {
-    /// Reads a line of `CLUSTER NODES`, if it is of a node that is known by its name: while they
-    /// shake hands, it has another.
+    /// Parses a line of `CLUSTER NODES`. `None` if the node's id is not known: during the handshake, it has
+    /// another.
     pub(super) fn read(line: &str, ids: &[String]) -> Option<Self> {
         let number = |id: &str| ids.iter().position(|known| known == id);
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -67,7 +67,7 @@ impl Line {
             let (first, last) = word.split_once('-').unwrap_or((word, word));
             Some((first.parse().ok()?, last.parse().ok()?))
         };
-        // A slot that is moving is in brackets, in addition.
+        // A slot that is being moved is listed again, in brackets.
         let leaving = |word: &&str| {
             let (slot, to) = word.strip_prefix('[')?.strip_suffix(']')?.split_once("->-")?;
             Some((slot.parse().ok()?, number(to)?))

@@ -1,31 +1,32 @@
-//! Queues that are broken on purpose, to see that the tests notice.
+//! Queues that are broken on purpose, which the tests must detect.
 
 use std::sync::Arc;
 
 use pillarbox_core::{
-    Attributes, Backend, BoxFuture, Capabilities, Counts, Cursor, Delivery, Diagnosis, Mailboxes,
-    MemoryBackend, MessageId, Outgoing, PeekPage, Queue, QueueName, QueueOptions, Receive, Result,
-    Sent, Settle, SettleAction,
+    Attributes, Backend, BoxFuture, Capabilities, Counts, Delivery, Diagnosis, Mailboxes,
+    MemoryBackend, MessageId, Outgoing, Queue, QueueName, QueueOptions, Receive, Result, Sent,
+    Settle, SettleAction,
 };
+use pillarbox_testing::forward_queue;
 
 /// Ways to break a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Breakage {
-    /// Says yes to every acknowledgement.
+    /// Accepts every acknowledgement.
     AcceptsStale,
-    /// Sends the same message under a new id, so that repeating it makes a second one.
+    /// Stores a repeated id under a new one.
     ForgetsIds,
-    /// Says that it stored what it had already.
+    /// Reports a duplicate as stored.
     CallsAllNew,
-    /// Acknowledges where it should nack.
+    /// Acknowledges instead of a nack.
     LosesNacked,
     /// Delivers in the reverse order within a batch.
     Reverses,
     /// Reports one delivery too few from the second on.
     ResetsCount,
-    /// Takes a nack for a delivery that nobody has settled.
+    /// Counts a nacked delivery as unsettled.
     TakesNacksForUnsettled,
-    /// Counts a release as an attempt.
+    /// Treats a release as a nack.
     CountsReleases,
     /// Forgets that a delivery was started.
     ForgetsStarts,
@@ -33,7 +34,7 @@ pub(crate) enum Breakage {
     DoesNotExtend,
     /// Forgets attributes and reply addresses from the second delivery on.
     ForgetsAttributes,
-    /// Says of all that was ever sent only what is still there.
+    /// Reports only present messages as ever sent.
     ForgetsSent,
 }
 
@@ -71,13 +72,7 @@ impl Backend for BrokenBackend {
 }
 
 impl Queue for BrokenQueue {
-    fn name(&self) -> &QueueName {
-        self.0.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.0.capabilities()
-    }
+    forward_queue!(0: name capabilities peek purge close is_closed);
 
     fn send(&self, mut batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
@@ -159,10 +154,6 @@ impl Queue for BrokenQueue {
         })
     }
 
-    fn peek(&self, max: usize, after: Option<Cursor>) -> BoxFuture<'_, Result<PeekPage>> {
-        self.0.peek(max, after)
-    }
-
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
         Box::pin(async move {
             let counts = self.0.counts().await?;
@@ -171,17 +162,5 @@ impl Queue for BrokenQueue {
                 _ => Ok(counts),
             }
         })
-    }
-
-    fn purge(&self) -> BoxFuture<'_, Result<u64>> {
-        self.0.purge()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.0.close()
-    }
-
-    fn is_closed(&self) -> bool {
-        self.0.is_closed()
     }
 }

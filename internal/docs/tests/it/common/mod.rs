@@ -1,4 +1,4 @@
-//! The pages, and what is on them.
+//! Reads the pages of the documentation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// A page of the documentation.
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// Where it is, from the root of the repository.
+    /// Path from the root of the repository.
     pub(crate) path: String,
     pub(crate) text: String,
 }
@@ -14,10 +14,10 @@ pub(crate) struct Page {
 /// A block of code.
 #[derive(Debug)]
 pub(crate) struct Block<'a> {
-    /// What stands behind the backticks.
+    /// Text after the opening backticks.
     pub(crate) language: &'a str,
     pub(crate) lines: Vec<&'a str>,
-    /// The line that it begins in.
+    /// Number of its first line.
     pub(crate) line: usize,
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The README and all of docs/.
+/// Returns the README and all pages of docs/.
 pub(crate) fn pages() -> Vec<Page> {
     let mut paths = vec!["README.md".to_owned()];
     let mut directories = vec!["docs".to_owned()];
@@ -53,7 +53,7 @@ pub(crate) fn page(path: &str) -> Page {
 }
 
 impl Page {
-    /// The blocks of code, in order.
+    /// Returns the blocks of code, in order.
     pub(crate) fn blocks(&self) -> Vec<Block<'_>> {
         let mut blocks = Vec::new();
         let mut open: Option<Block<'_>> = None;
@@ -71,7 +71,7 @@ impl Page {
         blocks
     }
 
-    /// The lines outside of blocks, each with its number.
+    /// Returns the lines outside of blocks, with their numbers.
     pub(crate) fn prose(&self) -> Vec<(usize, &str)> {
         let mut inside = false;
         let lines = self.text.lines().enumerate().map(|(line, text)| (line + 1, text));
@@ -83,7 +83,7 @@ impl Page {
         outside.collect()
     }
 
-    /// The anchors of its headings, as GitHub and mdBook make them.
+    /// Returns the anchors of its headings, as GitHub and mdBook generate them.
     pub(crate) fn anchors(&self) -> Vec<String> {
         let headings = self.prose().into_iter().filter_map(|(_, line)| {
             let heading = line.trim_start_matches('#');
@@ -105,16 +105,16 @@ fn anchor(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// What is in backticks in a line.
+/// Returns the texts in backticks of a line.
 pub(crate) fn quoted(line: &str) -> Vec<&str> {
     line.split('`').skip(1).step_by(2).collect()
 }
 
-/// Where the links of a line lead. What is in backticks is no link.
+/// Returns the targets of the links of a line. Text in backticks is not a link.
 pub(crate) fn links(line: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for (index, _) in line.match_indices("](") {
-        // In code: an odd number of backticks before it.
+        // In code, if the number of backticks before it is odd.
         if line[..index].matches('`').count().is_multiple_of(2) {
             found.extend(line[index + 2..].split(')').next());
         }
@@ -122,18 +122,18 @@ pub(crate) fn links(line: &str) -> Vec<&str> {
     found
 }
 
-/// The cells of a row of a table.
+/// Returns the cells of a row of a table.
 pub(crate) fn cells(row: &str) -> Vec<&str> {
     row.trim_matches('|').split(" |").map(str::trim).collect()
 }
 
-/// The cells of the table that has this head, row by row.
+/// Returns the rows of the table with this head, each as its cells.
 pub(crate) fn table<'a>(text: &'a str, head: &str) -> Vec<Vec<&'a str>> {
     let from = text.lines().skip_while(|line| *line != head).skip(2);
     from.take_while(|line| line.starts_with('|')).map(cells).collect()
 }
 
-/// All Rust of the repository: path from the root, and text.
+/// Returns all Rust files of the repository: path from the root, and text.
 pub(crate) fn rust_files() -> Vec<(String, String)> {
     let mut files = Vec::new();
     let mut directories = vec!["crates".to_owned(), "internal".to_owned()];
@@ -142,7 +142,7 @@ pub(crate) fn rust_files() -> Vec<(String, String)> {
             let name = entry.unwrap().file_name();
             let path = format!("{directory}/{}", name.to_str().unwrap());
             if name == "target" {
-                // What a workspace of its own has built.
+                // Build output of a separate workspace.
             } else if root().join(&path).is_dir() {
                 directories.push(path);
             } else if path.ends_with(".rs") {
