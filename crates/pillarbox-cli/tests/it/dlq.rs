@@ -304,12 +304,12 @@ fn every_command_applies_the_same_filters() {
     let run = place.run("dlq discard orders-dlq --yes --json-path $.tenant!=acme");
     assert_eq!(
         run.stdout,
-        "1 dead letter discarded; 3 left (not matching), 1 left (cannot be read)\n"
+        "1 dead letter discarded; 3 skipped (no match), 1 skipped (not a valid dead letter)\n"
     );
     let run = place.run(&format!("dlq replay orders-dlq --id {} --id {}", id(101), id(3)));
     assert_eq!(
         run.stdout,
-        "2 messages replayed to their queues; 1 left (not matching), 1 left (cannot be read)\n"
+        "2 messages replayed to their queues; 1 skipped (no match), 1 skipped (not a valid dead letter)\n"
     );
     assert_eq!(listed(&place, ""), [4]);
     assert_eq!(dumped(&place, "dump orders").keys().collect::<Vec<_>>(), [&id(1)]);
@@ -401,7 +401,7 @@ async fn a_replayed_message_is_unchanged_and_counts_its_replays() {
         assert_eq!(attributes["pillarbox.replays"], round.to_string());
     }
     reject_all(&place, "orders").await;
-    let left = "0 messages replayed to their queues; 1 left (replayed 3 times already)\n";
+    let left = "0 messages replayed to their queues; 1 skipped (already replayed 3 times)\n";
     assert_eq!(place.ok("dlq replay orders-dlq --yes"), left);
     let dry = place.ok("dlq replay orders-dlq --dry-run");
     assert_eq!(dry, left.replace("replayed to", "would be replayed to"));
@@ -416,7 +416,7 @@ async fn messages_can_be_replayed_to_another_queue() {
     }
     reject_all(&place, "orders").await;
     let run = place.ok("dlq replay orders-dlq -n 1 --to trial");
-    assert_eq!(run, "1 message replayed to 'trial'; ended at --max 1\n");
+    assert_eq!(run, "1 message replayed to 'trial'; stopped at --max 1\n");
     let run = place.ok("dlq replay orders-dlq -n 1 --to-url sqlite:other.db");
     assert!(run.starts_with("1 message replayed to its queue at sqlite:other.db;"), "{run}");
     let run = place.ok("dlq replay orders-dlq --yes --to-url sqlite:other.db --to third");
