@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOREGROUND = [("format", []), ("build-tests", []), ("unit", ["setup"]), ("browser-if-here", []), ("doc", []),
               ("examples", [])]
 BACKGROUND = [("setup", []), ("models", []), ("workflows-if-here", []), ("deny", []), ("book-if-here", []),
-          ("clippy", ["build-tests"]), ("rustdoc", [])]
+              ("clippy", ["build-tests"]), ("rustdoc", [])]
 # Background steps at normal priority: the tests wait for the first, and TLC has time only while they compile.
 NORMAL = {"setup", "models"}
 
