@@ -1,7 +1,8 @@
 //! The command on a Redis server.
 
 use pillarbox::Mailbox;
-use pillarbox::runtime::{DlqPolicy, Outcome, Runnable, Worker};
+use pillarbox::dead_letters::DlqPolicy;
+use pillarbox::{Outcome, Runnable, Worker};
 use pillarbox_testing::server::{RedisCluster, RedisServer};
 
 use crate::common::{Place, id};

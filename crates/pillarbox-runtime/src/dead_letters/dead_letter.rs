@@ -31,7 +31,8 @@ const MAX_CAUSES: usize = 8;
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive};
-/// # use pillarbox_runtime::{DeadLetter, DlqPolicy, Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::{Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::dead_letters::{DeadLetter, DlqPolicy};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
 /// let orders: Mailbox<u32> = backend.mailbox("orders")?;
@@ -314,7 +315,7 @@ impl Stored<DeadLetterInfo, Box<RawValue>> {
 ///
 /// ```
 /// use pillarbox_core::{Codec, Json, Raw};
-/// use pillarbox_runtime::{DeadLetter, DeadLetterCodec};
+/// use pillarbox_runtime::dead_letters::{DeadLetter, DeadLetterCodec};
 ///
 /// let text = br#"{"message_id":"0193b1f4-0000-7000-8000-000000000000","source_mailbox":"orders",
 ///     "dead_lettered_at":"2026-11-16T10:00:00Z","first_received_at":"2026-11-16T09:00:00Z",

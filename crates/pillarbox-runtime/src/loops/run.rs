@@ -34,7 +34,7 @@ impl<U> LoopCall<U> {
 /// One run of an adapter: deadline, budget, resources, heartbeat. Cheap to clone.
 ///
 /// ```
-/// use pillarbox_runtime::{NotRegistered, Run};
+/// use pillarbox_runtime::loops::{NotRegistered, Run};
 /// # struct Model; impl Model { async fn ask(&self, _: &str, _: Option<u64>) -> String { String::new() } }
 ///
 /// async fn answer(question: String, run: Run) -> Result<String, NotRegistered> {

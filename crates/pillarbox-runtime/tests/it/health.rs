@@ -12,10 +12,10 @@ use pillarbox_core::{
     BoxFuture, Counts, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, Queue, QueueOptions,
     Result,
 };
-use pillarbox_runtime::{
-    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
-    RunningGroup, State, StatsSnapshot, Worker,
-};
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqLimits, DlqPolicy};
+use pillarbox_runtime::group::{GroupError, LoopGroup, RunningGroup};
+use pillarbox_runtime::stats::{State, StatsSnapshot};
+use pillarbox_runtime::{Control, Outcome, Runnable, Worker};
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue, on_threads};
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{DeadLetter, Dlq, Pass, PassFailed, PassReport, Summary};
+use pillarbox::dead_letters::{DeadLetter, Dlq, Pass, PassFailed, PassReport, Summary};
 use pillarbox::{Mailboxes, MessageState, QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
 
