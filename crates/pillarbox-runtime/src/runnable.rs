@@ -61,7 +61,7 @@ pub trait Runnable: Sized + Send + 'static {
     fn run(self) -> impl Future<Output = Result<StatsSnapshot, Self::Error>> + Send {
         async move {
             let control = self.control();
-            let _signals = control.obeys_signals().then(|| Signals::obey(control));
+            let _signals = control.handles_signals().then(|| Signals::listen(control));
             self.work().await
         }
     }

@@ -16,60 +16,60 @@ use tower::{Service, ServiceBuilder, ServiceExt};
 use crate::outcome::{BoxError, Failure, Outcome};
 use crate::request::ServiceRequest;
 
-/// A service stack whatever it is made of.
+/// A service stack, whatever its layers are.
 pub type ServiceStack<T, R = (), C = ()> =
     BoxCloneSyncService<ServiceRequest<T, R, C>, Outcome, BoxError>;
 
-/// What [`build_service_stack`] puts around a service. `None` leaves a layer out.
+/// The layers that [`build_service_stack`] puts around a service. `None` leaves a layer out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use]
 pub struct ServiceStackOptions {
-    /// A delivery that would have to wait for the layers below is refused at once, and goes back to the
-    /// queue for a moment. Without it, it waits.
+    /// Refuses a delivery that would have to wait for the layers below; it is tried again a moment later. Without
+    /// it, the delivery waits.
     pub load_shed: bool,
-    /// How many calls may wait in line for the layers below.
+    /// Number of calls that may wait for the layers below.
     pub buffer: Option<usize>,
-    /// How long one call may take. Time spent waiting for a free place is not part of it.
+    /// The timeout of a call. Time spent waiting for a permit is not part of it.
     pub timeout: Option<Duration>,
-    /// How many calls may run at the same time, over all workers that share the stack.
+    /// Number of calls that may run concurrently, over all workers that share the stack.
     pub concurrency_limit: Option<usize>,
 }
 
 impl ServiceStackOptions {
-    /// How long a call may take unless said otherwise.
+    /// The default timeout of a call.
     pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-    /// Nothing at all.
+    /// No layers.
     pub const fn none() -> Self {
         Self { load_shed: false, buffer: None, timeout: None, concurrency_limit: None }
     }
 
-    /// What a [`Worker`](crate::Worker) uses: the timeout alone. Its workers take one delivery at a
-    /// time, each from its own inbox, which is what a limit and a buffer are for.
+    /// The default of a [`Worker`](crate::Worker): the timeout alone. Each worker handles one delivery at a time
+    /// and has its own prefetched ones, which does the job of a limit and a buffer.
     pub const fn worker() -> Self {
         Self { timeout: Some(Self::DEFAULT_TIMEOUT), ..Self::none() }
     }
 
-    /// Refuses what would have to wait.
+    /// Sets whether deliveries that would have to wait are refused.
     pub const fn load_shed(mut self, yes: bool) -> Self {
         self.load_shed = yes;
         self
     }
 
-    /// Lets so many calls wait in line.
+    /// Sets the number of calls that may wait.
     pub const fn buffer(mut self, calls: usize) -> Self {
         self.buffer = Some(calls);
         self
     }
 
-    /// Lets a call take so long.
+    /// Sets the timeout of a call.
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Lets so many calls run at the same time.
+    /// Sets the number of calls that may run concurrently.
     pub const fn concurrency_limit(mut self, calls: usize) -> Self {
         self.concurrency_limit = Some(calls);
         self
@@ -77,16 +77,16 @@ impl ServiceStackOptions {
 }
 
 impl Default for ServiceStackOptions {
-    /// All of it, for one worker: load shedding, a buffer of 1, 30 seconds, one call at a time.
+    /// All layers, for one worker: load shedding, a buffer of 1, a timeout of 30 seconds, one call at a time.
     fn default() -> Self {
         Self::worker().load_shed(true).buffer(1).concurrency_limit(1)
     }
 }
 
-/// Puts load shedding, a buffer, a timeout and a concurrency limit around a service, from the outside
-/// in, and makes one type of it.
+/// Puts load shedding, a buffer, a timeout and a concurrency limit around a service, from the outside in, and boxes
+/// the result.
 ///
-/// The buffer runs in a task of its own, so with one this is called within a runtime.
+/// The buffer spawns a task, so a stack with one is built within a Tokio runtime.
 ///
 /// ```
 /// use pillarbox_runtime::{HandlerService, ServiceStack, ServiceStackOptions, build_service_stack};
@@ -111,7 +111,7 @@ where
     let inner = ServiceBuilder::new()
         .option_layer(options.timeout.map(tower::timeout::TimeoutLayer::new))
         .option_layer(options.concurrency_limit.map(tower::limit::GlobalConcurrencyLimitLayer::new))
-        .layer(tower::layer::layer_fn(Caught))
+        .layer(tower::layer::layer_fn(CatchPanic))
         .map_err(Into::into)
         .service(service);
     match (options.buffer, options.load_shed) {
@@ -130,11 +130,11 @@ where
     }
 }
 
-/// Makes an error of a panic in `call`, where a buffer would otherwise die of it and refuse everything after.
+/// Turns a panic in `call` into an error. Otherwise it would end the task of a buffer, which then refuses all calls.
 #[derive(Debug, Clone)]
-struct Caught<S>(S);
+struct CatchPanic<S>(S);
 
-impl<S, Request> Service<Request> for Caught<S>
+impl<S, Request> Service<Request> for CatchPanic<S>
 where
     S: Service<Request, Error = BoxError>,
 {
@@ -154,33 +154,32 @@ where
     }
 }
 
-/// Lets all workers share one service that cannot be cloned, such as a rate limit: they take turns to
-/// ask whether it is ready, and run beside each other once it has taken their call.
-pub(crate) struct Shared<S> {
-    // Tokio's, for it is held while the service gets ready. Those who wait for it are served in turn,
-    // and one that gives up leaves nothing behind.
+/// Shares one service that cannot be cloned, such as a rate limit, between all workers: they take turns to wait until
+/// it is ready, and their calls run concurrently.
+pub(crate) struct SharedService<S> {
+    // Tokio's mutex, since it is held while the service gets ready. It is fair and cancel-safe.
     service: Arc<Mutex<S>>,
 }
 
-impl<S> Shared<S> {
+impl<S> SharedService<S> {
     pub(crate) fn new(service: S) -> Self {
         Self { service: Arc::new(Mutex::new(service)) }
     }
 }
 
-impl<S> Clone for Shared<S> {
+impl<S> Clone for SharedService<S> {
     fn clone(&self) -> Self {
         Self { service: self.service.clone() }
     }
 }
 
-impl<S> fmt::Debug for Shared<S> {
+impl<S> fmt::Debug for SharedService<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
+        f.debug_struct("SharedService").finish_non_exhaustive()
     }
 }
 
-impl<S, Request> Service<Request> for Shared<S>
+impl<S, Request> Service<Request> for SharedService<S>
 where
     S: Service<Request, Error: Into<BoxError>, Future: Send> + Send + 'static,
     Request: Send + 'static,

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use pillarbox::evals::{
-    Collect, Dataset, EvalLoop, EvalRequests, EvalRun, Experiment, Sample, Score, Session, Status,
-    all_of, collect_results, exact_match, submit_experiments,
+    Collect, Dataset, EvalLoop, EvalRequests, EvalRun, Experiment, RecordSteps, Sample, Score,
+    Session, Status, all_of, collect_results, exact_match, submit_experiments,
 };
 use pillarbox::prelude::*;
 use serde::{Deserialize, Serialize};

@@ -176,7 +176,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
             max_replays: self.max_replays,
         });
         self.worker
-            .no_dead_letters()
+            .without_dead_letters()
             .max_deliveries(u32::MAX)
             .retry(Backoff::constant(self.retry_after))
             .park_for(self.retry_after)

@@ -258,7 +258,7 @@ impl LoopGroup {
     pub async fn run(self) -> Result<GroupReport, GroupError> {
         let (control, obeys_signals) = (self.control(), self.obeys_signals);
         let group = self.prepare()?;
-        let _signals = obeys_signals.then(|| Signals::obey(control));
+        let _signals = obeys_signals.then(|| Signals::listen(control));
         group.run().await
     }
 
