@@ -3,11 +3,11 @@
 
     scripts/test.py
 
-Each step is a target of the Makefile. There are two lanes. The first compiles the tests and runs them; most of
-them wait for a clock or a server, so the second lane does the rest of the work meanwhile, at the lowest priority:
-no test waits for a processor that a linter has.
+Each step is a target of the Makefile. The foreground compiles the tests and runs them. Most of them wait for a clock
+or a server, so the other steps run in the background meanwhile, at the lowest priority: no test waits for a processor
+that a linter uses.
 
-The first step that fails ends the run. The output of the second lane is printed between the steps of the first.
+The first step that fails ends the run. Output of the background is printed between the steps of the foreground.
 """
 
 import os
@@ -19,37 +19,38 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Targets in order, each with those of the other lane that must be done before it. Cargo compiles one thing at a
-# time in a directory: clippy must not come before the tests are compiled, or they would wait for it.
-MAIN = [("format", []), ("build-tests", []), ("unit", ["setup"]), ("browser-if-here", []), ("doc", []), ("examples", [])]
-BESIDE = [("setup", []), ("models", []), ("workflows-if-here", []), ("deny", []), ("book-if-here", []),
-          ("clippy", ["build-tests"]), ("rustdoc", [])]
-# These run beside compilation as equals: the tests wait for the first, and TLC for nobody.
-EQUALS = {"setup", "models"}
+# Targets in order, each with the steps of the other sequence that must be done before it. Cargo locks the build
+# directory: if clippy came before the tests are compiled, they would wait for it.
+FOREGROUND = [("format", []), ("build-tests", []), ("unit", ["setup"]), ("browser-if-here", []), ("doc", []),
+              ("examples", [])]
+BACKGROUND = [("setup", []), ("models", []), ("workflows-if-here", []), ("deny", []), ("book-if-here", []),
+              ("clippy", ["build-tests"]), ("rustdoc", [])]
+# Background steps at normal priority: the tests wait for the first, and TLC has time only while they compile.
+NORMAL = {"setup", "models"}
 
 
 class Run:
     def __init__(self):
         self.start = time.monotonic()
         self.rows = []
-        self.done = {name: threading.Event() for name, _ in MAIN + BESIDE}
+        self.done = {name: threading.Event() for name, _ in FOREGROUND + BACKGROUND}
         self.running = set()
         self.failed = None
         self.output = []
         self.lock = threading.Lock()
 
-    def step(self, name, is_beside):
+    def step(self, name, in_background):
         # The set-up is a step of its own.
         command = ["make", "--no-print-directory", name, *(["PREPARED=1"] if name != "setup" else [])]
-        if is_beside and name not in EQUALS:
+        if in_background and name not in NORMAL:
             command = ["nice", "-n", "19", *command]
         began = time.monotonic()
-        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} if is_beside else {}
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} if in_background else {}
         with self.lock:
             if self.failed:
                 return False
-            # A group of its own, which can be stopped; not a session, which would have a share of the processors
-            # of its own, whatever its priority.
+            # A process group, to stop it as a whole. Not a session: the scheduler may give each session the same share
+            # of the processors, whatever its priority.
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0, **how)
             self.running.add(process)
         output, _ = process.communicate()
@@ -63,17 +64,17 @@ class Run:
                 self.stop()
         return process.returncode == 0
 
-    def lane(self, steps, is_beside):
+    def sequence(self, steps, in_background):
         for name, needs in steps:
             for need in needs:
                 self.done[need].wait()
-            if self.failed or not self.step(name, is_beside):
+            if self.failed or not self.step(name, in_background):
                 break
             self.done[name].set()
-            if not is_beside:
+            if not in_background:
                 self.show()
         if self.failed:
-            # Nobody waits for what will not be done.
+            # Unblocks the other sequence.
             for event in self.done.values():
                 event.set()
 
@@ -88,10 +89,10 @@ class Run:
 
     def table(self):
         minutes = lambda seconds: f"{int(seconds) // 60}:{int(seconds) % 60:02}"
-        beside = {name for name, _ in BESIDE}
+        background = {name for name, _ in BACKGROUND}
         print(f"{'step':20} {'from':>6} {'took':>6}")
         for began, took, name in sorted(self.rows):
-            print(f"{name:20} {minutes(began):>6} {minutes(took):>6}{'  (beside)' if name in beside else ''}")
+            print(f"{name:20} {minutes(began):>6} {minutes(took):>6}{'  (background)' if name in background else ''}")
         print(f"{'all':20} {'':6} {minutes(time.monotonic() - self.start):>6}")
 
 
@@ -105,10 +106,10 @@ def main():
 
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
-    beside = threading.Thread(target=run.lane, args=(BESIDE, True), daemon=True)
-    beside.start()
-    run.lane(MAIN, False)
-    beside.join()
+    background = threading.Thread(target=run.sequence, args=(BACKGROUND, True), daemon=True)
+    background.start()
+    run.sequence(FOREGROUND, False)
+    background.join()
     run.show()
     run.table()
     if run.failed:

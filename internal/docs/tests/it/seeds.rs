@@ -47,7 +47,7 @@ fn rows(text: &str) -> (Vec<Row<'_>>, Vec<String>) {
 
 /// Valid targets of pointers.
 struct Sources {
-    /// Public type name → files that define it.
+    /// Public type name → files that define it or have an `impl` of it.
     types: BTreeMap<String, Vec<Rc<str>>>,
     functions: BTreeSet<String>,
     tests: BTreeSet<String>,
@@ -63,8 +63,9 @@ impl Sources {
             tests.extend(tests_of(&path, &text));
             if path.starts_with("crates/") && path.contains("/src/") {
                 functions.extend(words_after(&text, &["pub fn", "pub async fn", "pub const fn"]));
-                let names =
+                let mut names =
                     words_after(&text, &["pub struct", "pub enum", "pub trait", "pub type"]);
+                names.extend(text.lines().filter_map(inherent_impl));
                 let text: Rc<str> = text.into();
                 for name in names {
                     types.entry(name).or_default().push(text.clone());
@@ -110,6 +111,21 @@ impl Sources {
 
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
+}
+
+/// Returns the type of an inherent `impl` that starts in this line.
+fn inherent_impl(line: &str) -> Option<String> {
+    let mut rest = line.strip_prefix("impl")?;
+    if rest.starts_with('<') {
+        let mut depth = 0;
+        let end = rest.find(|c| {
+            depth += i32::from(c == '<') - i32::from(c == '>');
+            depth == 0
+        })?;
+        rest = &rest[end + 1..];
+    }
+    let name = rest.trim_start().split(|c| !is_word(c)).next()?;
+    (!rest.contains(" for ")).then(|| name.to_owned())
 }
 
 /// Returns the words that follow one of these.

@@ -181,8 +181,8 @@ impl fmt::Display for Failure {
         match self.keep() {
             Ok(path) => {
                 let (path, here) = (path.display(), corpus_directory(name));
-                writeln!(f, "  again    cargo run -p pillarbox-fuzz -- {name} {path}")?;
-                write!(f, "  for good mv {path} {}/", here.display())
+                writeln!(f, "  rerun    cargo run -p pillarbox-fuzz -- {name} {path}")?;
+                write!(f, "  keep     mv {path} {}/", here.display())
             }
             Err(error) => write!(f, "  it could not be kept: {error}"),
         }
