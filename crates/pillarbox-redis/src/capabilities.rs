@@ -13,7 +13,7 @@ pub(crate) static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
     let mut capabilities = Capabilities::full("redis");
     capabilities.durable = true;
     capabilities.max_body = Some(MAX_BODY);
-    capabilities.tells_first_received = false;
+    capabilities.reports_first_received = false;
     capabilities.max_partitions = MAX_PARTITIONS;
     capabilities.default_ttl = true;
     capabilities

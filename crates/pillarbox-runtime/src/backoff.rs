@@ -1,4 +1,4 @@
-//! How long a message waits before it is tried again.
+//! The delay before a message is retried.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 
-/// How long a message waits before it is tried again, by how often it was delivered.
+/// The delay before a message is retried, by its number of deliveries.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,39 +36,39 @@ enum Curve {
 }
 
 impl Backoff {
-    /// `step` times the number of deliveries, up to `most`.
+    /// Grows by `step` with each delivery, up to `most`.
     pub const fn linear(step: Duration, most: Duration) -> Self {
         Self { curve: Curve::Linear { step, most }, jitter: 0.0 }
     }
 
-    /// `first` after the first delivery, twice as long after each other, up to `most`.
+    /// Starts at `first` and doubles with each delivery, up to `most`.
     pub const fn exponential(first: Duration, most: Duration) -> Self {
         Self { curve: Curve::Exponential { first, most }, jitter: 0.0 }
     }
 
-    /// Always the same.
+    /// The same delay after each delivery.
     pub const fn constant(delay: Duration) -> Self {
         Self::linear(delay, delay)
     }
 
-    /// Not at all: at once.
+    /// No delay.
     pub const fn none() -> Self {
         Self::constant(Duration::ZERO)
     }
 
-    /// Whatever the function says of the number of deliveries, which is 1 after the first.
+    /// The delay that the function returns for the number of deliveries, which is 1 after the first.
     pub fn custom(delay: impl Fn(u32) -> Duration + Send + Sync + 'static) -> Self {
         Self { curve: Curve::Custom(Arc::new(delay)), jitter: 0.0 }
     }
 
-    /// Makes each delay shorter by a random part of itself, up to `part` (0 to 1), so that messages that
-    /// failed together do not come back together. 1 is what is known as full jitter.
+    /// Shortens each delay by a random part of up to `part` (0 to 1), so that messages that failed together do not
+    /// come back together. 1 is known as full jitter.
     pub const fn jitter(mut self, part: f64) -> Self {
         self.jitter = part.clamp(0.0, 1.0);
         self
     }
 
-    /// How long a message waits that was delivered so often.
+    /// Returns the delay after this number of deliveries.
     pub fn delay(&self, deliveries: u32) -> Duration {
         let delay = match &self.curve {
             Curve::Linear { step, most } => step.saturating_mul(deliveries).min(*most),
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_grow_and_have_an_end() {
+    fn delays_grow_up_to_a_limit() {
         let seconds =
             |backoff: &Backoff| [1, 2, 14, 15, 16, u32::MAX].map(|n| backoff.delay(n).as_secs());
         assert_eq!(seconds(&Backoff::default()), [60, 120, 840, 900, 900, 900]);

@@ -1,4 +1,4 @@
-//! Telling workers what to do, and hearing what they did.
+//! The control handle of a worker pool: pause, stop, scale, statistics and events.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,35 +9,20 @@ use pillarbox_core::internal::lock;
 use pillarbox_core::{Counts, Mailbox, MessageId, Queue, Result, SendOptions};
 use tokio::sync::{Semaphore, mpsc, watch};
 
+use crate::desired_state::{DesiredState, Stop};
 use crate::event::{Event, EventBus, Events};
-use crate::producer::{Outlet, ProducerHandle, ProducerMsg};
+use crate::producer::{ProducerHandle, SendChannel, SendRequest};
 use crate::pulse::Pulse;
 use crate::stats::{State, StatsSnapshot};
 use crate::trace::Tracer;
 
-/// More workers than this are taken for a mistake.
-pub(crate) const MOST_WORKERS: usize = 10_000;
+/// The largest number of workers. More are taken for a mistake.
+pub(crate) const MAX_WORKERS: usize = 10_000;
 
-/// What workers shall do. The last word counts, so that nobody can miss one by being slow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    pub(crate) is_paused: bool,
-    pub(crate) stop: Option<Stop>,
-    pub(crate) workers: usize,
-    /// How long handlers may take to finish once there is to be a stop.
-    pub(crate) drain: Duration,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stop {
-    Graceful,
-    Now,
-}
-
-/// Controls a group of workers: pause, resume, stop, how many there are; and tells how they are doing.
+/// Controls a worker pool: pauses, resumes, stops and scales it, and reports its state.
 ///
-/// Cheap to clone. What is asked for takes effect soon and in order of asking; the
-/// [events](Self::events) and the [stats](Self::stats) tell when.
+/// Cheap to clone. Requests take effect soon and in order; the [events](Self::events) and the
+/// [stats](Self::stats) show when.
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
@@ -54,24 +39,23 @@ pub(crate) enum Stop {
 /// ```
 #[derive(Clone)]
 pub struct Control {
-    shared: Arc<Shared>,
+    state: Arc<ControlState>,
 }
 
-/// What the two ends share from before the start.
-pub(crate) struct Shared {
-    pub(crate) wanted: watch::Sender<Wanted>,
-    /// Says to the driver that something else is wanted. One that is on its way is enough.
-    pub(crate) poke: mpsc::Sender<()>,
+/// What the handles of a pool share with its driver and workers.
+pub(crate) struct ControlState {
+    pub(crate) desired: watch::Sender<DesiredState>,
+    /// Wakes the driver after a change of the desired state. Of capacity 1, since one wake-up is enough.
+    pub(crate) desired_changed: mpsc::Sender<()>,
     pub(crate) stats: watch::Sender<StatsSnapshot>,
-    pub(crate) bus: EventBus,
-    pub(crate) producers: mpsc::Sender<ProducerMsg>,
-    /// Room for messages of producers that wait to be sent. See [`Outlet`].
-    pub(crate) producer_room: Arc<Semaphore>,
+    pub(crate) events: EventBus,
+    pub(crate) sends: mpsc::Sender<SendRequest>,
+    /// See [`SendChannel::permits`].
+    pub(crate) send_permits: Arc<Semaphore>,
     pub(crate) tracer: OnceLock<Arc<dyn Tracer>>,
     pub(crate) is_stopping: AtomicBool,
-    /// The last event was told.
+    /// The last event was emitted.
     pub(crate) is_over: AtomicBool,
-    /// What a watchdog sees of them.
     pub(crate) pulse: Pulse,
     pub(crate) run: RunOptions,
 }
@@ -92,60 +76,60 @@ pub(crate) struct RunOptions {
 }
 
 impl Control {
-    pub(crate) const fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+    pub(crate) const fn new(state: Arc<ControlState>) -> Self {
+        Self { state }
     }
 
-    /// Stops fetching. What is in the workers' hands is finished.
+    /// Stops receiving. Messages that were received are handled.
     pub fn pause(&self) {
-        self.want(|wanted| wanted.is_paused = true);
+        self.change(|desired| desired.is_paused = true);
     }
 
-    /// Fetches again.
+    /// Receives again after a pause.
     pub fn resume(&self) {
-        self.want(|wanted| wanted.is_paused = false);
+        self.change(|desired| desired.is_paused = false);
     }
 
-    /// Stops for good: fetches nothing more, gives back what has not been begun, and lets what is
-    /// running come to an end, for as long as [`drain_for`](crate::Worker::drain_for) says. Then it is
-    /// cancelled and given back.
+    /// Stops gracefully: receives nothing more, returns messages that no handler has started on, and lets running
+    /// handlers finish within [`drain_for`](crate::Worker::drain_for). After that they are cancelled and their
+    /// messages are released.
     pub fn stop(&self) {
-        self.want(|wanted| wanted.stop = wanted.stop.or(Some(Stop::Graceful)));
+        self.change(|desired| desired.stop = desired.stop.or(Some(Stop::Graceful)));
     }
 
-    /// Stops for good, now: cancels what is running and gives it back.
+    /// Stops immediately: cancels running handlers and releases their messages.
     pub fn stop_now(&self) {
-        self.want_stop(Stop::Now);
+        self.request_stop(Stop::Now);
     }
 
-    pub(crate) fn want_stop(&self, stop: Stop) {
-        self.want(|wanted| wanted.stop = Some(stop));
+    pub(crate) fn request_stop(&self, stop: Stop) {
+        self.change(|desired| desired.stop = Some(stop));
     }
 
-    /// Changes how many workers there are. Those that are too many finish what they are at; what waits in
-    /// their inboxes goes to the others. With none, nothing is fetched, and what waits goes back. At most
-    /// 10,000.
+    /// Sets the number of workers, which is at most 10,000. Surplus workers finish the message that they handle;
+    /// their prefetched messages go to the others. With 0 workers nothing is received, and prefetched messages
+    /// are returned.
     pub fn set_workers(&self, workers: usize) {
-        self.want(|wanted| wanted.workers = workers.min(MOST_WORKERS));
+        self.change(|desired| desired.workers = workers.min(MAX_WORKERS));
     }
 
-    /// How the workers are doing, as of now and whenever it changes: at most ten times a second.
+    /// Returns the statistics of the workers, updated at most ten times a second.
     pub fn stats(&self) -> watch::Receiver<StatsSnapshot> {
-        self.shared.stats.subscribe()
+        self.state.stats.subscribe()
     }
 
-    /// What happens from now on. Who listens too slowly misses some, and is told how many; the workers
-    /// never wait for a listener.
+    /// Returns the events from now on. A listener that is too slow misses some, and can see
+    /// [how many](Events::missed); workers never wait for a listener.
     pub fn events(&self) -> Events {
-        self.shared.bus.subscribe(self.shared.is_over.load(Ordering::Acquire))
+        self.state.events.subscribe(self.state.is_over.load(Ordering::Acquire))
     }
 
-    /// Sends to `mailbox` through the dispatcher.
+    /// Returns a handle that sends to `mailbox` through the worker pool.
     pub fn producer<T: 'static, R: 'static>(&self, mailbox: &Mailbox<T, R>) -> ProducerHandle<T> {
-        ProducerHandle::new(Arc::new(mailbox.clone()), self.shared.outlet())
+        ProducerHandle::new(Arc::new(mailbox.clone()), self.state.send_channel())
     }
 
-    /// Sends one message to `mailbox` through the dispatcher.
+    /// Sends one message to `mailbox` through the worker pool.
     pub async fn send<T: 'static, R: 'static>(
         &self,
         mailbox: &Mailbox<T, R>,
@@ -155,55 +139,55 @@ impl Control {
     }
 
     pub(crate) fn pulse(&self) -> &Pulse {
-        &self.shared.pulse
+        &self.state.pulse
     }
 
-    pub(crate) fn obeys_signals(&self) -> bool {
-        !self.shared.run.ignores_signals.load(Ordering::Relaxed)
+    pub(crate) fn handles_signals(&self) -> bool {
+        !self.state.run.ignores_signals.load(Ordering::Relaxed)
     }
 
     /// Stops the workers after `max` attempts. Has to be called before they run.
     pub(crate) fn limit_attempts(&self, max: usize) {
-        let _ = self.shared.run.max_attempts.set(max);
+        let _ = self.state.run.max_attempts.set(max);
     }
 
     pub(crate) fn queues(&self) -> Vec<Arc<dyn Queue>> {
-        lock(&self.shared.run.queues).clone()
+        lock(&self.state.run.queues).clone()
     }
 
     /// Leaves out the ready messages that the workers ignore.
     pub(crate) fn without_ignored(&self, mut counts: Counts) -> Counts {
-        if let Some(count_ready) = self.shared.run.count_ready.get() {
+        if let Some(count_ready) = self.state.run.count_ready.get() {
             counts.ready = count_ready(&counts);
         }
         counts
     }
 
-    fn want(&self, change: impl FnOnce(&mut Wanted)) {
-        self.shared.wanted.send_modify(|wanted| {
-            change(wanted);
-            if wanted.stop.is_some() {
-                self.shared.is_stopping.store(true, Ordering::Release);
+    fn change(&self, change: impl FnOnce(&mut DesiredState)) {
+        self.state.desired.send_modify(|desired| {
+            change(desired);
+            if desired.stop.is_some() {
+                self.state.is_stopping.store(true, Ordering::Release);
             }
         });
-        let _ = self.shared.poke.try_send(());
+        let _ = self.state.desired_changed.try_send(());
     }
 }
 
-impl Shared {
+impl ControlState {
     pub(crate) fn new(
-        wanted: Wanted,
+        desired: DesiredState,
         stats: StatsSnapshot,
-        producers: mpsc::Sender<ProducerMsg>,
-        poke: mpsc::Sender<()>,
+        sends: mpsc::Sender<SendRequest>,
+        desired_changed: mpsc::Sender<()>,
     ) -> Self {
         Self {
-            wanted: watch::Sender::new(wanted),
-            poke,
+            desired: watch::Sender::new(desired),
+            desired_changed,
             stats: watch::Sender::new(stats),
-            bus: EventBus::new(),
-            producers,
-            producer_room: Arc::new(Semaphore::new(0)),
+            events: EventBus::new(),
+            sends,
+            send_permits: Arc::new(Semaphore::new(0)),
             tracer: OnceLock::new(),
             is_stopping: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -212,56 +196,57 @@ impl Shared {
         }
     }
 
-    /// Of something that has neither workers nor mailboxes. Nobody takes what would be sent by it.
+    /// The state of something that has neither workers nor mailboxes. It cannot send.
     pub(crate) fn without_workers() -> Self {
-        let wanted = Wanted { is_paused: false, stop: None, workers: 0, drain: Duration::ZERO };
+        let drain = Duration::ZERO;
+        let desired = DesiredState { is_paused: false, stop: None, workers: 0, drain };
         let stats = StatsSnapshot::new(std::iter::empty());
-        Self::new(wanted, stats, mpsc::channel(1).0, mpsc::channel(1).0)
+        Self::new(desired, stats, mpsc::channel(1).0, mpsc::channel(1).0)
     }
 
-    /// Whether somebody has said stop, which the dispatcher may not have heard yet.
+    /// Returns whether a stop was requested, which the dispatcher may not know yet.
     pub(crate) fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Acquire)
     }
 
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
-        self.bus.emit(event);
+        self.events.emit(event);
     }
 
-    pub(crate) fn outlet(&self) -> Outlet {
-        Outlet {
-            sender: self.producers.clone(),
-            room: self.producer_room.clone(),
+    pub(crate) fn send_channel(&self) -> SendChannel {
+        SendChannel {
+            sender: self.sends.clone(),
+            permits: self.send_permits.clone(),
             tracer: self.tracer.get().cloned(),
             trace: None,
         }
     }
 
-    pub(crate) fn say_state(&self, state: State) {
+    pub(crate) fn report_state(&self, state: State) {
         self.stats.send_modify(|stats| stats.state = state);
     }
 
-    /// Tells the last event, once.
-    pub(crate) fn say_drained(&self) {
+    /// Emits the last event, once.
+    pub(crate) fn report_drained(&self) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
-            self.say_state(State::Stopped);
+            self.report_state(State::Stopped);
             self.emit(|| Event::Drained);
         }
     }
 }
 
-/// Whatever becomes of the workers, those who listen hear of their end.
-pub(crate) struct Farewell(pub(crate) Arc<Shared>);
+/// Reports the end of the workers when dropped, however they end.
+pub(crate) struct DrainedOnDrop(pub(crate) Arc<ControlState>);
 
-impl Drop for Farewell {
+impl Drop for DrainedOnDrop {
     fn drop(&mut self) {
-        self.0.producer_room.close();
-        self.0.say_drained();
+        self.0.send_permits.close();
+        self.0.report_drained();
     }
 }
 
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Control").field(&*self.shared.wanted.borrow()).finish()
+        f.debug_tuple("Control").field(&*self.state.desired.borrow()).finish()
     }
 }

@@ -1,4 +1,4 @@
-//! The bus on which workers tell what happens, to whoever listens.
+//! Events of a worker pool, and the bus that carries them to listeners.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,96 +9,96 @@ use tokio::sync::broadcast;
 use crate::outcome::FailureKind;
 use crate::request::WorkerId;
 
-/// An event of a worker. Sent once to each listener; a slow listener misses some.
+/// An event of a worker pool. Each listener gets it once; a slow listener misses some.
 /// [`Worker::on_failure`](crate::Worker::on_failure) and [`on_dead_letter`](crate::Worker::on_dead_letter) miss none.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Event {
     /// A message was received.
     Received(About),
-    /// A handler was given a message.
+    /// A handler started on a message.
     Started(About),
-    /// A handler has done its work, and the message is deleted.
+    /// A handler succeeded, and the message is deleted.
     Succeeded {
         /// The message.
         about: About,
-        /// How long the handler took.
+        /// The run time of the handler.
         took: Duration,
     },
-    /// A handler failed. What becomes of the message is told next.
+    /// A handler failed. The next event of the message is what becomes of it.
     Failed {
         /// The message.
         about: About,
-        /// What kind of failure it was.
+        /// The kind of failure.
         kind: FailureKind,
-        /// What the handler said.
+        /// The text of the error.
         error: Arc<str>,
-        /// It will not be tried again by itself.
+        /// The message is not retried.
         terminal: bool,
     },
-    /// A message went back to be tried again.
+    /// A message went back to be retried.
     Retried {
         /// The message.
         about: About,
-        /// When.
+        /// The time until it is ready.
         delay: Duration,
     },
-    /// A message went back because the handler or a stop said so, or because another one had to run alone;
-    /// that is no failure.
+    /// A message was released by its handler, by a stop, or because another one had to run alone. This is not a
+    /// failure.
     Released {
         /// The message.
         about: About,
-        /// For how long it is invisible.
+        /// The time until it is ready.
         delay: Duration,
     },
-    /// A message went back that no handler had begun.
+    /// A message went back before a handler had started on it.
     Returned(About),
-    /// A message that nobody here can handle stays in its queue, out of the way.
+    /// A message that cannot be handled here stays in its queue, delayed.
     Parked {
         /// The message.
         about: About,
-        /// For how long.
+        /// The time until it is ready.
         delay: Duration,
     },
     /// A message became a dead letter.
     DeadLettered {
         /// The message.
         about: About,
-        /// The queue that the dead letter is in.
+        /// The queue of the dead letter.
         to: QueueName,
-        /// Why.
+        /// The text of the error.
         error: Arc<str>,
-        /// The type of that error.
+        /// The type of the error.
         error_type: &'static str,
     },
-    /// The lease of a delivery ended before it was settled: somebody else may have the message.
+    /// The lease of a delivery expired before it was settled: another consumer may have the message.
     LeaseLost(About),
-    /// It is not known whether a message was settled. If not, it comes back when its lease ends.
+    /// It is unknown whether a message was settled. If not, it comes back when its lease expires.
     Unconfirmed(About),
-    /// A queue could not be received from; it is tried again. Told of each attempt.
+    /// A receive failed, and is tried again. Emitted for each try.
     ReceiveFailed {
         /// The queue.
         queue: QueueName,
-        /// Why.
+        /// The error.
         error: Error,
     },
-    /// A queue that could not be received from can be again.
+    /// A receive succeeded after receives had failed.
     Recovered {
         /// The queue.
         queue: QueueName,
     },
-    /// Nothing is fetched any more.
+    /// Receiving was paused.
     Paused,
-    /// Messages are fetched again.
+    /// Receiving was resumed.
     Resumed,
-    /// Somebody said stop: what is running is being finished.
+    /// A stop was requested: running handlers finish.
     Draining,
-    /// The workers have ended: the last event there is. It comes also where they never began, because an
-    /// option was refused.
+    /// The workers have ended. This is the last event. It is also emitted if they never started because an option
+    /// was refused.
     Drained,
 }
 
-/// Which delivery an event is about.
+/// The delivery that an event is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct About {
@@ -106,21 +106,21 @@ pub struct About {
     pub queue: QueueName,
     /// The message.
     pub message_id: MessageId,
-    /// Which delivery of it, from 1.
+    /// Number of the attempt, from 1.
     pub attempt: u32,
-    /// The worker that has it, if one has.
+    /// The worker that has it, if any.
     pub worker_id: Option<WorkerId>,
 }
 
 impl About {
-    /// A delivery that no worker has. Its other fields are there to be set.
+    /// A delivery that no worker has.
     pub const fn new(queue: QueueName, message_id: MessageId, attempt: u32) -> Self {
         Self { queue, message_id, attempt, worker_id: None }
     }
 }
 
 impl Event {
-    /// The delivery that it is about, if it is about one.
+    /// Returns the delivery that it is about, if any.
     pub const fn about(&self) -> Option<&About> {
         match self {
             Self::Received(about)
@@ -143,7 +143,7 @@ impl Event {
         }
     }
 
-    /// Its name, in snake case.
+    /// Returns its name in snake case.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Received(_) => "received",
@@ -167,10 +167,10 @@ impl Event {
     }
 }
 
-/// How many events a listener may be behind before it misses some.
+/// Number of events that a listener may be behind before it misses some.
 const CAPACITY: usize = 4096;
 
-/// Tells events to whoever listens. An event that nobody would hear is not even made.
+/// Broadcasts events to listeners. Without listeners, events are not even made.
 #[derive(Debug, Clone)]
 pub(crate) struct EventBus {
     sender: broadcast::Sender<Event>,
@@ -197,7 +197,7 @@ impl EventBus {
     }
 }
 
-/// Listens to what workers do. Made by [`Control::events`](crate::Control::events).
+/// Stream of events of a worker pool. See [`Control::events`](crate::Control::events).
 #[derive(Debug)]
 pub struct Events {
     receiver: broadcast::Receiver<Event>,
@@ -206,10 +206,10 @@ pub struct Events {
 }
 
 impl Events {
-    /// Waits for the next event. `None` after [`Event::Drained`], which is the last.
+    /// Waits for the next event. Returns `None` after [`Event::Drained`], which is the last.
     ///
-    /// Who is more than some thousand events behind misses the oldest; [`missed`](Self::missed) says how
-    /// many.
+    /// A listener that is more than a few thousand events behind misses the oldest; [`missed`](Self::missed)
+    /// returns how many.
     pub async fn next(&mut self) -> Option<Event> {
         while !self.is_over {
             match self.receiver.recv().await {
@@ -224,17 +224,17 @@ impl Events {
         None
     }
 
-    /// Waits for the first event that is meant. `None` once the workers are gone.
-    pub async fn wait_for(&mut self, mut is_meant: impl FnMut(&Event) -> bool) -> Option<Event> {
+    /// Waits for the first event that matches. Returns `None` if the workers end before.
+    pub async fn wait_for(&mut self, mut matches: impl FnMut(&Event) -> bool) -> Option<Event> {
         loop {
             let event = self.next().await?;
-            if is_meant(&event) {
+            if matches(&event) {
                 return Some(event);
             }
         }
     }
 
-    /// How many events were missed so far.
+    /// Returns the number of events missed so far.
     pub const fn missed(&self) -> u64 {
         self.missed
     }
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_is_slow_misses_events_and_nobody_waits() {
+    async fn a_slow_listener_misses_events_and_nobody_waits() {
         let bus = EventBus::new();
         bus.emit(|| unreachable!("nobody listens"));
         let mut events = bus.subscribe(false);

@@ -1,4 +1,4 @@
-//! Functions that handle messages, and what they may ask for.
+//! Functions that handle messages, and the arguments that they may take.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,16 +11,19 @@ use futures_util::future::Map;
 use pillarbox_core::BoxFuture;
 use tower::Service;
 
-use crate::lease::Heartbeat;
-use crate::outcome::{BoxError, Failure, IntoOutcome, Outcome};
+pub use crate::lease::Heartbeat;
+pub use crate::outcome::IntoOutcome;
+use crate::outcome::{BoxError, Failure, Outcome};
 use crate::producer::ProducerHandle;
-use crate::request::{Attempt, Context, Metadata, Replies, Replying, ServiceRequest, WorkerId};
+pub use crate::request::{Attempt, Context, Metadata, Received, Replies, WorkerId};
+use crate::request::{ResolveReplies, ServiceRequest};
 
-/// A function that handles messages: takes the body, and then up to six further arguments of those
-/// that implement [`FromRequest`], in any order.
+/// A function that handles messages: takes the body, then up to six arguments that implement [`FromRequest`], in
+/// any order.
 ///
 /// ```
-/// use pillarbox_runtime::{Context, Heartbeat, Metadata, Outcome};
+/// use pillarbox_runtime::Outcome;
+/// use pillarbox_runtime::handler::{Context, Heartbeat, Metadata};
 /// # struct Shop;
 /// # #[derive(serde::Serialize, serde::Deserialize)] struct Order;
 ///
@@ -41,14 +44,14 @@ use crate::request::{Attempt, Context, Metadata, Replies, Replying, ServiceReque
     note = "it returns `()`, `Outcome`, or a `Result` of one of them, and its future is `Send`"
 )]
 pub trait Handler<T, R, C, Args>: Clone + Send + Sync + 'static {
-    /// What it returns when called.
+    /// The future of a call.
     type Future: Future<Output = Result<Outcome, BoxError>> + Send + 'static;
 
     /// Handles a delivery.
     fn handle(&self, request: ServiceRequest<T, R, C>) -> Self::Future;
 }
 
-/// Something a [`Handler`] may ask for beside the body.
+/// An argument that a [`Handler`] may take after the body.
 #[diagnostic::on_unimplemented(
     message = "a handler cannot ask for `{Self}`",
     label = "not something that a delivery has",
@@ -56,7 +59,7 @@ pub trait Handler<T, R, C, Args>: Clone + Send + Sync + 'static {
             `Attempt` and `WorkerId`; the body comes first"
 )]
 pub trait FromRequest<T, R, C>: Sized {
-    /// Takes it out of the request.
+    /// Extracts it from the request.
     fn from_request(request: &Parts<T, R, C>) -> Self;
 }
 
@@ -65,26 +68,26 @@ pub trait FromRequest<T, R, C>: Sized {
 pub struct Parts<T, R, C> {
     /// Everything else about the message.
     pub metadata: Metadata,
-    mailbox: Arc<dyn Replying<R>>,
-    /// What the workers share.
+    resolver: Arc<dyn ResolveReplies<R>>,
+    /// The context of the workers.
     pub context: Context<C>,
     /// Sends further messages.
     pub producer: ProducerHandle<T>,
     /// The lease of this delivery.
     pub heartbeat: Heartbeat,
-    /// Which delivery of the message this is.
+    /// Number of the attempt.
     pub attempt: Attempt,
-    /// Which worker has it.
+    /// The worker that handles it.
     pub worker_id: WorkerId,
 }
 
 impl<T: Send + Sync + 'static, R: 'static, C> ServiceRequest<T, R, C> {
-    /// Takes the body out.
+    /// Splits into the body and everything else.
     pub fn into_parts(self) -> (T, Parts<T, R, C>) {
-        let (body, metadata, mailbox) = self.message.into_body();
+        let (body, metadata, resolver) = self.message.into_body();
         let parts = Parts {
             metadata,
-            mailbox,
+            resolver,
             context: self.context,
             producer: self.producer,
             heartbeat: self.heartbeat,
@@ -96,9 +99,9 @@ impl<T: Send + Sync + 'static, R: 'static, C> ServiceRequest<T, R, C> {
 }
 
 impl<T, R, C> Parts<T, R, C> {
-    /// Where answers go.
+    /// Returns the reply address.
     pub fn replies(&self) -> Replies<R> {
-        Replies::new(&self.metadata, &self.mailbox)
+        Replies::new(&self.metadata, &self.resolver)
     }
 }
 
@@ -150,7 +153,7 @@ macro_rules! handler {
         {
             type Future = Map<Fut, fn(Fut::Output) -> Result<Outcome, BoxError>>;
 
-            #[allow(unused_variables, reason = "a handler may ask for nothing")]
+            #[allow(unused_variables, reason = "a handler may take the body alone")]
             fn handle(&self, request: ServiceRequest<T, R, C>) -> Self::Future {
                 let (body, parts) = request.into_parts();
                 self(body, $($argument::from_request(&parts),)*).map(IntoOutcome::into_outcome)
@@ -167,7 +170,7 @@ handler!(A B D E);
 handler!(A B D E G);
 handler!(A B D E G H);
 
-/// A handler as a Tower service. A panic of the handler is an error like any other.
+/// Tower service that calls a [`Handler`]. A panic of the handler becomes an error.
 #[derive(Debug)]
 pub struct HandlerService<H, Args> {
     handler: H,
@@ -175,7 +178,7 @@ pub struct HandlerService<H, Args> {
 }
 
 impl<H, Args> HandlerService<H, Args> {
-    /// Makes a service of a handler.
+    /// A service that calls `handler`.
     pub const fn new(handler: H) -> Self {
         Self { handler, arguments: PhantomData }
     }
@@ -205,8 +208,8 @@ where
     fn call(&mut self, request: ServiceRequest<T, R, C>) -> Self::Future {
         let handler = self.handler.clone();
         Box::pin(async move {
-            // Nothing that a handler may have left half done is used again: the body is gone with it, and
-            // what handlers share is theirs to keep sound.
+            // The body is dropped with the handler, and the state that handlers share is theirs to keep
+            // consistent.
             let guarded = AssertUnwindSafe(async move { handler.handle(request).await });
             guarded
                 .catch_unwind()

@@ -1,8 +1,7 @@
-//! Functions of the program, called for every failure and every dead letter.
+//! Functions of the program that are called for every failure and every dead letter.
 //!
-//! The [bus](crate::event) never waits for a listener, who may miss something; a message waits for its hooks. They
-//! run on threads that may be blocked, so that a slow one delays its message and nothing else, and its lease is
-//! extended meanwhile.
+//! A listener of [events](crate::event) may miss some, since nothing waits for it; a message waits for its hooks.
+//! They run on blocking threads, so that a slow one delays only its message, whose lease is extended meanwhile.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -11,42 +10,41 @@ use std::sync::Arc;
 use pillarbox_core::QueueName;
 
 use crate::dead_letters::DeadLetter;
-use crate::dispatcher::{FailureNote, Then};
 use crate::event::About;
 use crate::log::DELIVERIES;
-use crate::outcome::{FailureKind, panic_text};
-use crate::stats::is_terminal;
+use crate::outcome::{FailureDetails, FailureKind, panic_text};
+use crate::verdict::Disposition;
 
 /// An attempt at a message that failed, as [`Worker::on_failure`](crate::Worker::on_failure) reports it.
 ///
-/// It says what was decided. What a policy for dead letters decides by is a
-/// [`FailedDelivery`](crate::FailedDelivery).
+/// It is reported after the decision what becomes of the message. A dead-letter policy decides by a
+/// [`FailedDelivery`](crate::dead_letters::FailedDelivery).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FailedAttempt {
     /// The delivery.
     pub about: About,
-    /// What kind of failure it was.
+    /// The kind of failure.
     pub kind: FailureKind,
-    /// What the handler said. Texts of more than 2,000 characters are cut.
+    /// The text of the error, cut to 2,000 characters.
     pub error: Arc<str>,
-    /// The type of that error, such as `shop::OutOfStock`; for a failure that no handler returned, its kind.
+    /// The type of the error, such as `shop::OutOfStock`; the kind, for a failure that no handler returned.
     pub error_type: &'static str,
-    /// It will not be tried again by itself: it becomes a dead letter, or is parked.
+    /// The message is not retried: it becomes a dead letter, or is parked.
     ///
-    /// A handler that committed its acknowledgement in a transaction and then failed may be reported as terminal,
-    /// although its message is done and no dead letter follows.
+    /// A handler that failed after it had committed its acknowledgement in a transaction may be reported as
+    /// terminal, although its message is done and there will be no dead letter.
     pub terminal: bool,
 }
 
 impl FailedAttempt {
-    pub(crate) fn new(about: About, failure: &FailureNote, then: &Then) -> Self {
+    pub(crate) fn new(about: About, failure: &FailureDetails, disposition: &Disposition) -> Self {
         Self {
             about,
             kind: failure.kind,
             error: failure.text.clone(),
             error_type: failure.type_name,
-            terminal: is_terminal(failure.kind, then),
+            terminal: disposition.is_terminal(failure.kind),
         }
     }
 }
@@ -81,20 +79,20 @@ impl Hooks {
         !self.on_dead_letter.is_empty()
     }
 
-    /// Tells of a failure, before its message is settled.
+    /// Reports a failure, before its message is settled.
     pub(crate) async fn failed(&self, attempt: FailedAttempt) {
         let (hooks, about) = (self.on_failure.clone(), attempt.about.clone());
         call_all("on_failure", &about, hooks, move |hook| hook(&attempt)).await;
     }
 
-    /// Whether a hook is to be called for a dead letter.
+    /// Returns whether a hook is called for a dead letter.
     pub(crate) fn want(&self, letter: &DeadLetter) -> bool {
         self.has_on_dead_letter() || (self.has_on_failure() && is_quarantined(letter))
     }
 
-    /// Tells of a dead letter that is stored, before its message is acknowledged.
+    /// Reports a stored dead letter, before its message is acknowledged.
     pub(crate) async fn dead_lettered(self, about: About, letter: DeadLetter, to: QueueName) {
-        // No handler has run, and so no worker has told of the failure.
+        // No handler ran, so no worker has reported the failure.
         if self.has_on_failure() && is_quarantined(&letter) {
             let failure = FailedAttempt {
                 about: about.clone(),
@@ -123,7 +121,7 @@ fn is_quarantined(letter: &DeadLetter) -> bool {
     letter.failure == FailureKind::Quarantined
 }
 
-/// Calls hooks on a thread that may be blocked. One that panics changes nothing.
+/// Calls hooks on a blocking thread. A panic is logged and has no other effect.
 async fn call_all<H: Send + 'static>(
     name: &'static str,
     about: &About,
@@ -138,7 +136,7 @@ async fn call_all<H: Send + 'static>(
             .map(|payload| panic_text(&*payload).to_owned())
             .collect()
     });
-    // It fails where the Tokio runtime is being shut down, and with it all else.
+    // It fails only if the Tokio runtime is being shut down.
     let panics: Vec<String> = called.await.unwrap_or_default();
     for error in panics {
         let About { queue, message_id, attempt, worker_id } = about;

@@ -1,4 +1,4 @@
-//! The lease of a delivery, as its handler sees it.
+//! The lease of a delivery, as its handler and the dispatcher share it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -7,17 +7,17 @@ use tokio::sync::Notify;
 
 /// The lease of the delivery that a handler works on.
 ///
-/// While the handler runs, the runtime extends the lease by itself, unless the worker was told to
-/// [extend it only while there is progress](crate::Worker::extend_while_beating): then the handler says by
-/// [`beat`](Self::beat) that it is alive.
+/// The runtime extends the lease while the handler runs. With
+/// [`extend_while_beating`](crate::Worker::extend_while_beating) it does so only while the handler shows progress
+/// by [`beat`](Self::beat).
 ///
-/// A lease can be lost all the same: the backend was out of reach for longer than it ran, the process
-/// was suspended, the queue was purged. Then somebody else may have the message, and what this handler
-/// still does may be done twice. A handler that cares asks [`is_lost`](Self::is_lost) before it does
-/// what cannot be undone, or waits for [`lost`](Self::lost) beside its work.
+/// A lease can be lost all the same: the backend was unreachable for longer than the lease, the process was
+/// suspended, the queue was purged. Then another consumer may have the message, and the work may be done twice.
+/// A handler can check [`is_lost`](Self::is_lost) before it does what cannot be undone, or wait for
+/// [`lost`](Self::lost) beside its work.
 ///
 /// ```
-/// use pillarbox_runtime::Heartbeat;
+/// use pillarbox_runtime::handler::Heartbeat;
 ///
 /// # struct Film; impl Film { fn frames(&self) -> u32 { 3 } async fn render(&self, _: u32) {} }
 /// async fn encode(film: Film, heartbeat: Heartbeat) -> Result<(), &'static str> {
@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 ///         film.render(frame).await;
 ///         heartbeat.beat();
 ///     }
-///     if heartbeat.is_lost() { Err("somebody else has this film by now") } else { Ok(()) }
+///     if heartbeat.is_lost() { Err("another worker may have this film") } else { Ok(()) }
 /// }
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap()
 /// #     .block_on(encode(Film, Heartbeat::detached())).unwrap();
@@ -34,37 +34,37 @@ use tokio::sync::Notify;
 pub struct Heartbeat(pub(crate) Arc<Lease>);
 
 impl Heartbeat {
-    /// One that belongs to no delivery and is never lost, to test a handler with.
+    /// A heartbeat without a delivery, whose lease is never lost: for tests of handlers.
     pub fn detached() -> Self {
         Self(Arc::new(Lease::default()))
     }
 
-    /// Says that the handler makes progress. Cheap enough to be called in a loop.
+    /// Shows that the handler makes progress. Cheap enough to be called in a loop.
     pub fn beat(&self) {
         self.0.beats.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether the lease is known to be lost.
+    /// Returns whether the lease is known to be lost.
     pub fn is_lost(&self) -> bool {
         self.0.is_lost()
     }
 
     /// Waits until the lease is known to be lost.
     pub async fn lost(&self) {
-        self.0.reaches(LOST).await;
+        self.0.wait_for(LOST).await;
     }
 }
 
-/// What the runtime and a handler share of a delivery.
+/// The state of a lease that the dispatcher shares with the worker and the handler.
 #[derive(Debug, Default)]
 pub(crate) struct Lease {
-    /// How often the handler has shown progress.
+    /// Number of beats of the handler.
     beats: AtomicU32,
-    /// How many of these the dispatcher has seen, when it last extended the lease.
+    /// Number of beats when the lease was last extended.
     seen: AtomicU32,
-    /// Who has it: nobody yet, a handler, or again the dispatcher.
+    /// One of `NOBODY`, `HANDLER` and `TAKEN_BACK`.
     holder: AtomicU8,
-    /// Which of lost, cancelled, started, acknowledged and closed it is. It only rises.
+    /// Bit set of `LOST`, `CANCELLED`, `STARTED`, `ACKNOWLEDGED` and `CLOSED`. Bits are never cleared.
     state: AtomicU8,
     changed: Notify,
 }
@@ -76,13 +76,13 @@ const TAKEN_BACK: u8 = 2;
 const LOST: u8 = 1;
 const CANCELLED: u8 = 2;
 const STARTED: u8 = 4;
-/// The handler acknowledges the delivery in a transaction of its own, which may be committed or not.
+/// The handler acknowledged the delivery in its own transaction, which may be committed or not.
 const ACKNOWLEDGED: u8 = 8;
-/// The handler has ended, and nothing that it has left behind may acknowledge any more.
+/// The handler has ended: tasks and threads that it left behind can no longer acknowledge.
 const CLOSED: u8 = 16;
 
 impl Lease {
-    /// A worker takes it up, unless it was taken back.
+    /// Marks the delivery as begun by a worker. Returns false if it was taken back.
     pub(crate) fn begin(&self) -> bool {
         self.holder.compare_exchange(NOBODY, HANDLER, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
@@ -91,20 +91,20 @@ impl Lease {
         self.holder.load(Ordering::Acquire) == HANDLER
     }
 
-    /// The dispatcher takes it back out of an inbox, unless it was begun.
+    /// Takes the delivery back from its worker. Returns false if it was begun.
     pub(crate) fn take_back(&self) -> bool {
         self.holder
             .compare_exchange(NOBODY, TAKEN_BACK, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// Whether there was progress since the last call.
+    /// Returns whether there was a beat since the last call.
     pub(crate) fn take_beat(&self) -> bool {
         let beats = self.beats();
         self.seen.swap(beats, Ordering::Relaxed) != beats
     }
 
-    /// How often the handler has shown progress. Begins anew after four billion.
+    /// Returns the number of beats, which wraps around.
     pub(crate) fn beats(&self) -> u32 {
         self.beats.load(Ordering::Relaxed)
     }
@@ -114,56 +114,56 @@ impl Lease {
     }
 
     pub(crate) fn lose(&self) {
-        self.raise(LOST);
+        self.set(LOST);
     }
 
-    /// Ends the handler.
+    /// Cancels the handler.
     pub(crate) fn cancel(&self) {
-        self.raise(CANCELLED);
+        self.set(CANCELLED);
     }
 
     pub(crate) async fn cancelled(&self) {
-        self.reaches(CANCELLED).await;
+        self.wait_for(CANCELLED).await;
     }
 
-    /// Notes that the queue knows that a handler starts on it.
+    /// Marks that the queue has recorded the start of the handler.
     pub(crate) fn start(&self) {
-        self.raise(STARTED);
+        self.set(STARTED);
     }
 
-    /// Waits until the queue knows that a handler starts on it, and says whether it does: not if the lease
-    /// is lost, or the handler cancelled, before that.
+    /// Waits until the queue has recorded the start of the handler. Returns false if the lease is lost or the
+    /// handler is cancelled before.
     pub(crate) async fn started(&self) -> bool {
-        self.reaches(STARTED | LOST | CANCELLED).await;
+        self.wait_for(STARTED | LOST | CANCELLED).await;
         self.state.load(Ordering::Acquire) & (LOST | CANCELLED) == 0
     }
 
-    /// Notes that the handler acknowledges the delivery in a transaction of its own. Refused once it is
-    /// [closed](Self::close).
+    /// Marks that the handler acknowledges the delivery in its own transaction. Returns false after
+    /// [`close`](Self::close).
     pub(crate) fn acknowledge(&self) -> bool {
         let unless_closed = |state| (state & CLOSED == 0).then_some(state | ACKNOWLEDGED);
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, unless_closed).is_ok()
     }
 
-    /// Whether the handler has acknowledged the delivery in a transaction of its own, be it committed or not.
+    /// Returns whether the handler acknowledged the delivery in its own transaction, committed or not.
     pub(crate) fn is_acknowledged(&self) -> bool {
         self.state.load(Ordering::Acquire) & ACKNOWLEDGED != 0
     }
 
-    /// Lets nothing acknowledge any more, for the handler has ended, and says whether it did before that.
+    /// Refuses acknowledgements from now on, since the handler has ended. Returns whether there was one.
     pub(crate) fn close(&self) -> bool {
         self.state.fetch_or(CLOSED, Ordering::AcqRel) & ACKNOWLEDGED != 0
     }
 
-    fn raise(&self, bit: u8) {
+    fn set(&self, bit: u8) {
         self.state.fetch_or(bit, Ordering::Release);
         self.changed.notify_waiters();
     }
 
-    async fn reaches(&self, bit: u8) {
+    async fn wait_for(&self, bit: u8) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // Listen first, look second: a change in between is seen by one of the two.
+            // Register before the check, so that no change in between is missed.
             changed.as_mut().enable();
             if self.state.load(Ordering::Acquire) & bit != 0 {
                 return;
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_handler_hears_of_a_loss_and_of_nothing_else() {
+    async fn a_handler_is_notified_of_a_loss_and_of_nothing_else() {
         let heartbeat = Heartbeat::detached();
         let waiting = tokio::spawn({
             let heartbeat = heartbeat.clone();
@@ -220,6 +220,6 @@ mod tests {
         heartbeat.beat();
         heartbeat.beat();
         assert!(heartbeat.0.take_beat() && !heartbeat.0.take_beat());
-        assert_eq!(heartbeat.0.beats(), 2, "who only looks takes none away");
+        assert_eq!(heartbeat.0.beats(), 2, "reading the count takes no beat");
     }
 }

@@ -1,59 +1,64 @@
-//! What is logged of deliveries, and under which targets. The tables in `docs/operations.md` are complete.
+//! Log lines about deliveries, and the log targets. The tables in `docs/operations.md` are complete.
 
 use pillarbox_core::QueueName;
 
-use crate::dispatcher::{LetterNote, Note, What};
-use crate::stats::is_terminal;
+use crate::delivery_event::{DeadLetterIds, DeliveryChange, DeliveryEvent};
 
-/// The target of what is logged of single messages: a program that expects failures can leave it out.
+/// The target of log lines about single messages. A program that expects failures can filter it out.
 pub(crate) const DELIVERIES: &str = "pillarbox_runtime::deliveries";
-/// The target of what is logged of a group of workers: its start, its end, and what is asked of it in between.
+/// The target of log lines about a worker pool: its start, its end, and requests in between.
 pub(crate) const CONTROL: &str = "pillarbox_runtime::control";
 
-/// Logs what has happened to a delivery.
-pub(crate) fn delivery(note: &Note, queue: &QueueName) {
-    let (message_id, attempt, worker_id) = (note.id, note.attempt, note.worker);
+/// Logs an event of a delivery.
+pub(crate) fn delivery(event: &DeliveryEvent, queue: &QueueName) {
+    let (message_id, attempt, worker_id) = (event.id, event.attempt, event.worker);
     /// One line about a delivery.
     macro_rules! line {
         ($level:ident, $($rest:tt)*) => {
             tracing::$level!(target: DELIVERIES, %queue, %message_id, attempt, worker_id, $($rest)*)
         };
     }
-    match &note.what {
-        What::Succeeded { took } => {
+    match &event.change {
+        DeliveryChange::Succeeded { took } => {
             line!(debug, took_seconds = took.as_secs_f64(), "a message is done");
         }
-        What::Failed { failure, then } => {
-            let terminal = is_terminal(failure.kind, then);
+        DeliveryChange::Failed { failure, disposition } => {
+            let terminal = disposition.is_terminal(failure.kind);
             let (kind, error) = (failure.kind.as_str(), &*failure.text);
             line!(warn, kind, error, terminal, "a handler failed");
         }
-        What::Retried { delay } => {
-            line!(debug, delay_seconds = delay.as_secs_f64(), "a message is tried again");
+        DeliveryChange::Retried { delay } => {
+            line!(debug, delay_seconds = delay.as_secs_f64(), "a message is retried");
         }
-        What::Released { delay } => {
+        DeliveryChange::Released { delay } => {
             line!(debug, delay_seconds = delay.as_secs_f64(), "a message was released");
         }
-        What::Returned => line!(debug, "a message was returned"),
-        What::Parked { delay } => {
+        DeliveryChange::Returned => line!(debug, "a message was returned"),
+        DeliveryChange::Parked { delay } => {
             line!(debug, delay_seconds = delay.as_secs_f64(), "a message was parked");
         }
-        What::Shed => line!(debug, "a message waits for a limit"),
-        What::DeadLettered { failure, letter: LetterNote { message_id, request_id }, .. } => {
+        DeliveryChange::Shed => line!(debug, "a message waits for a limit"),
+        DeliveryChange::DeadLettered {
+            failure,
+            ids: DeadLetterIds { message_id, request_id },
+            ..
+        } => {
             tracing::warn!(
                 target: DELIVERIES,
                 source_mailbox = %queue,
                 %message_id,
                 request_id = request_id.map(tracing::field::display),
-                delivery_count = note.delivery_count,
+                delivery_count = event.delivery_count,
                 worker_id,
                 error_type = failure.type_name,
                 error_message = &*failure.text,
                 "a message was dead-lettered"
             );
         }
-        What::LeaseLost => line!(warn, "a lease was lost; somebody else may have the message"),
-        What::Unconfirmed => line!(warn, "it is not known whether a message was settled"),
-        What::Received | What::Extended => {}
+        DeliveryChange::LeaseLost => {
+            line!(warn, "a lease was lost; another consumer may have the message");
+        }
+        DeliveryChange::Unconfirmed => line!(warn, "it is unknown whether a message was settled"),
+        DeliveryChange::Received | DeliveryChange::Extended => {}
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured, under which names. `docs/metrics.md` is the table; a test holds the two together.
+//! Metrics and their names. `docs/metrics.md` lists them, which a test checks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,30 +7,30 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use pillarbox_core::{Counts, Queue, QueueName};
 
-use crate::dispatcher::{Note, What};
+use crate::delivery_event::{DeliveryChange, DeliveryEvent};
 use crate::outcome::FailureKind;
 
-// Counters are made when a loop begins, with every value that their labels may have, as far as it is known then:
-// Prometheus' `increase` does not see the first of what comes into being with it.
+// Counters are registered when a pool starts, with every label value that is known then: Prometheus' `increase`
+// misses the first increment of a counter that appears with it.
 
-/// What becomes of a request of a main loop.
+/// The outcomes of a request of a main loop.
 const ANSWERS: [&str; 4] = ["output", "failed", "timeout", "deadline"];
 
 fn answers(queue: &QueueName, outcome: &'static str) -> Counter {
     counter!("pillarbox.requests.answered", "queue" => queue.to_string(), "outcome" => outcome)
 }
 
-/// A main loop begins.
+/// Registers the counters of a main loop.
 pub(crate) fn answering(queue: &QueueName) {
     ANSWERS.iter().for_each(|outcome| drop(answers(queue, outcome)));
 }
 
-/// A request of a main loop was answered, or would have been.
+/// Counts a request of a main loop.
 pub(crate) fn answered(queue: &QueueName, outcome: &'static str) {
     answers(queue, outcome).increment(1);
 }
 
-/// The instruments of one queue. They are looked up once; without a recorder each is nothing.
+/// The metrics of one queue. Each is looked up once; without a recorder they do nothing.
 pub(crate) struct QueueMetrics {
     queue: QueueName,
     received: Counter,
@@ -44,12 +44,13 @@ pub(crate) struct QueueMetrics {
     unconfirmed: Counter,
     extended: Counter,
     lost: Counter,
-    /// How many messages there are, once they are counted.
+    /// `None` until the messages were counted.
     levels: Option<Levels>,
     failures: HashMap<FailureKind, Counter>,
-    /// Where dead letters go, and how many went, by that and the type of the error.
-    graves: Vec<QueueName>,
-    buried: HashMap<(usize, &'static str), Counter>,
+    /// The dead-letter queues, by route.
+    dead_letter_queues: Vec<QueueName>,
+    /// By route and type of the error.
+    dead_letters: HashMap<(usize, &'static str), Counter>,
     calls_failed: HashMap<&'static str, Counter>,
 }
 
@@ -72,35 +73,35 @@ impl QueueMetrics {
             lost: counter!("pillarbox.leases.lost", "queue" => name.clone()),
             levels: None,
             failures: FailureKind::all().map(|kind| (kind, failures(queue, kind))).collect(),
-            buried: (0..dead_letters.len())
+            dead_letters: (0..dead_letters.len())
                 .flat_map(|route| FailureKind::all().map(move |kind| (route, kind.as_str())))
                 .map(|(route, kind)| {
-                    ((route, kind), buried(dead_letters[route].name(), queue, kind))
+                    ((route, kind), dead_letters_sent(dead_letters[route].name(), queue, kind))
                 })
                 .collect(),
-            graves: dead_letters.iter().map(|queue| queue.name().clone()).collect(),
+            dead_letter_queues: dead_letters.iter().map(|queue| queue.name().clone()).collect(),
             calls_failed: CALLS.map(|call| (call, calls_failed(queue, call))).into(),
             queue: queue.clone(),
         }
     }
 
-    pub(crate) fn add(&mut self, note: &Note) {
-        match &note.what {
-            What::Received => self.received.increment(1),
-            What::Succeeded { .. } => self.done.increment(1),
-            What::Retried { .. } => self.retried.increment(1),
-            What::Released { .. } => self.released.increment(1),
-            What::Returned => self.returned.increment(1),
-            What::Parked { .. } => self.parked.increment(1),
-            What::DeadLettered { failure, route, .. } => {
+    pub(crate) fn add(&mut self, event: &DeliveryEvent) {
+        match &event.change {
+            DeliveryChange::Received => self.received.increment(1),
+            DeliveryChange::Succeeded { .. } => self.done.increment(1),
+            DeliveryChange::Retried { .. } => self.retried.increment(1),
+            DeliveryChange::Released { .. } => self.released.increment(1),
+            DeliveryChange::Returned => self.returned.increment(1),
+            DeliveryChange::Parked { .. } => self.parked.increment(1),
+            DeliveryChange::DeadLettered { failure, route, .. } => {
                 self.dead_lettered.increment(1);
-                self.buried(*route, failure.type_name);
+                self.dead_letter_sent(*route, failure.type_name);
             }
-            What::LeaseLost => self.lost.increment(1),
-            What::Unconfirmed => self.unconfirmed.increment(1),
-            What::Extended => self.extended.increment(1),
-            What::Shed => self.failed(FailureKind::Overloaded),
-            What::Failed { failure, .. } => self.failed(failure.kind),
+            DeliveryChange::LeaseLost => self.lost.increment(1),
+            DeliveryChange::Unconfirmed => self.unconfirmed.increment(1),
+            DeliveryChange::Extended => self.extended.increment(1),
+            DeliveryChange::Shed => self.failed(FailureKind::Overloaded),
+            DeliveryChange::Failed { failure, .. } => self.failed(failure.kind),
         }
     }
 
@@ -109,18 +110,19 @@ impl QueueMetrics {
         self.failures.entry(kind).or_insert_with(|| failures(queue, kind)).increment(1);
     }
 
-    fn buried(&mut self, route: usize, error_type: &'static str) {
-        let Some(queue) = self.graves.get(route) else { return };
+    fn dead_letter_sent(&mut self, route: usize, error_type: &'static str) {
+        let Some(queue) = self.dead_letter_queues.get(route) else { return };
         let source = &self.queue;
         let key = (route, error_type);
-        self.buried.entry(key).or_insert_with(|| buried(queue, source, error_type)).increment(1);
+        let sent = self.dead_letters.entry(key);
+        sent.or_insert_with(|| dead_letters_sent(queue, source, error_type)).increment(1);
     }
 
     pub(crate) fn took(&self, took: Duration) {
         self.duration.record(took);
     }
 
-    /// The messages were counted.
+    /// Records the numbers of messages.
     pub(crate) fn counted(&mut self, counts: &Counts) {
         self.levels.get_or_insert_with(|| Levels::new(&self.queue)).set(counts);
     }
@@ -132,7 +134,7 @@ impl QueueMetrics {
     }
 }
 
-/// The calls of a queue that are counted when they fail.
+/// The calls of a queue whose failures are counted.
 const CALLS: [&str; 3] = ["receive", "settle", "extend"];
 
 fn calls_failed(queue: &QueueName, call: &'static str) -> Counter {
@@ -143,11 +145,11 @@ fn failures(queue: &QueueName, kind: FailureKind) -> Counter {
     counter!("pillarbox.handler.failures", "queue" => queue.to_string(), "kind" => kind.as_str())
 }
 
-fn buried(queue: &QueueName, source: &QueueName, error_type: &'static str) -> Counter {
+fn dead_letters_sent(queue: &QueueName, source: &QueueName, error_type: &'static str) -> Counter {
     counter!("dlq.messages.sent", "queue" => queue.to_string(), "source" => source.to_string(), "error_type" => error_type)
 }
 
-/// How many messages a queue holds, by state.
+/// Numbers of messages of a queue, by state.
 struct Levels {
     depth: Gauge,
     ready: Gauge,
@@ -173,25 +175,25 @@ impl Levels {
         self.ready.set(counts.ready as f64);
         self.in_flight.set(counts.in_flight as f64);
         self.delayed.set(counts.delayed as f64);
-        // Not a number where there is one and the backend cannot tell how old it is.
+        // NaN if there is a message and the backend does not know its age.
         let unknown = if counts.ready == 0 { 0.0 } else { f64::NAN };
         self.oldest_age.set(counts.oldest_age.map_or(unknown, |age| age.as_secs_f64()));
     }
 }
 
-/// The instruments of a group of workers.
-pub(crate) struct GroupMetrics {
+/// The metrics of a worker pool.
+pub(crate) struct PoolMetrics {
     in_flight: Gauge,
     workers: Gauge,
     sent: Counter,
 }
 
-impl GroupMetrics {
-    pub(crate) fn new(group: &str) -> Self {
+impl PoolMetrics {
+    pub(crate) fn new(name: &str) -> Self {
         Self {
-            in_flight: gauge!("pillarbox.messages.in_flight", "group" => group.to_owned()),
-            workers: gauge!("pillarbox.workers", "group" => group.to_owned()),
-            sent: counter!("pillarbox.messages.sent", "group" => group.to_owned()),
+            in_flight: gauge!("pillarbox.messages.in_flight", "group" => name.to_owned()),
+            workers: gauge!("pillarbox.workers", "group" => name.to_owned()),
+            sent: counter!("pillarbox.messages.sent", "group" => name.to_owned()),
         }
     }
 

@@ -1,17 +1,18 @@
-//! What a handler says of a delivery, and what went wrong where it could not say anything.
+//! The outcome of a handler, and the failures of those that have none.
 
 use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An error of any kind, as Tower passes them.
 pub type BoxError = Box<dyn StdError + Send + Sync + 'static>;
 
-/// What is to become of a delivery: the verbs of a handler.
+/// The result of a handler: what becomes of the message.
 ///
-/// A handler that returns nothing, or `Ok(())`, has said [`done`](Self::done); one that returns an
-/// error has failed, and its message is retried until the retries are used up.
+/// A handler that returns `()` or `Ok(())` is [`done`](Self::done). One that returns an error has failed, and its
+/// message is retried until its [deliveries](crate::Worker::max_deliveries) are used up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct Outcome(pub(crate) Verb);
@@ -26,47 +27,49 @@ pub(crate) enum Verb {
 }
 
 impl Outcome {
-    /// The work is done: the message is deleted.
+    /// The work is done, and the message is deleted.
     pub const fn done() -> Self {
         Self(Verb::Done)
     }
 
-    /// The work failed and is to be tried again, after as long as the backoff says. Like an error, it
-    /// uses up a retry.
+    /// The work failed and is retried after the [backoff](crate::Worker::retry). Like an error, it uses up a
+    /// delivery.
     pub const fn retry() -> Self {
         Self(Verb::Retry { delay: None, reason: None })
     }
 
-    /// The same after a delay of the handler's own, such as what a `Retry-After` said.
+    /// The work failed and is retried after `delay`, such as that of a `Retry-After` header.
     pub const fn retry_after(delay: Duration) -> Self {
         Self(Verb::Retry { delay: Some(delay), reason: None })
     }
 
-    /// Trying again is pointless: the message becomes a dead letter now. Where there is no place for
-    /// dead letters it is [parked](crate::Worker::park_for).
+    /// The work cannot succeed: the message becomes a dead letter without a retry. Without a
+    /// [policy](crate::Worker::dead_letters) for dead letters it is [parked](crate::Worker::park_for).
     pub fn reject(reason: impl Into<Box<str>>) -> Self {
         Self(Verb::Reject { reason: reason.into() })
     }
 
-    /// It is not this worker's turn: the message goes back at once, to whoever receives it next. This is
-    /// no failure and uses up no retry, as far as this process knows: others see the delivery counted.
+    /// The message goes back at once, to the next consumer that receives it. This is not a failure and uses up no
+    /// delivery. On a backend that does not count such deliveries, only this process knows of it.
     pub const fn release() -> Self {
         Self::release_for(Duration::ZERO)
     }
 
-    /// The same, invisible for `delay`.
+    /// The message goes back, and is ready after `delay`. Like [`release`](Self::release), this is not a failure.
     pub const fn release_for(delay: Duration) -> Self {
         Self(Verb::Release { delay })
     }
 
-    /// The work is done, and the handler has acknowledged the message itself, by its
-    /// [`Metadata`](crate::Metadata), in a transaction of its own that is committed: nothing more is settled. If the transaction
-    /// was rolled back after all, the message comes back when its lease ends. Who has acknowledged nothing has failed.
+    /// The work is done, and the handler has acknowledged the message itself: by its
+    /// [`Metadata`](crate::handler::Metadata), in its own transaction, which is committed. The runtime settles nothing. If
+    /// the transaction was rolled back after all, the message comes back when its lease expires. A handler that
+    /// returns this without having acknowledged has failed.
     ///
     /// ```
     /// use std::path::PathBuf;
     /// use pillarbox_core::{Mailbox, Mailboxes};
-    /// use pillarbox_runtime::{BoxError, Context, Metadata, Outcome, Runnable, Worker};
+    /// use pillarbox_runtime::{BoxError, Outcome, Runnable, Worker};
+    /// use pillarbox_runtime::handler::{Context, Metadata};
     /// use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
     /// use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction};
     ///
@@ -95,7 +98,7 @@ impl Outcome {
         Self(Verb::Settled)
     }
 
-    /// Says why, where the outcome is a retry or a rejection.
+    /// Sets the reason of a retry or a rejection.
     pub fn because(mut self, why: impl Into<Box<str>>) -> Self {
         match &mut self.0 {
             Verb::Retry { reason, .. } => *reason = Some(why.into()),
@@ -105,7 +108,7 @@ impl Outcome {
         self
     }
 
-    /// Whether the work is done.
+    /// Returns whether the work is done.
     pub const fn is_done(&self) -> bool {
         matches!(self.0, Verb::Done | Verb::Settled)
     }
@@ -117,7 +120,7 @@ impl From<()> for Outcome {
     }
 }
 
-/// What a handler may return: nothing, an [`Outcome`], or a `Result` of either.
+/// A return value of a handler: `()`, an [`Outcome`], or a `Result` of either.
 #[diagnostic::on_unimplemented(
     message = "a handler cannot return `{Self}`",
     label = "this is no outcome of a handler",
@@ -125,7 +128,7 @@ impl From<()> for Outcome {
             where `E` is an error, an `anyhow::Error`, a `String` or a `&str`"
 )]
 pub trait IntoOutcome {
-    /// The outcome, or the error by which the handler failed.
+    /// Converts into the outcome, or the error of the handler.
     fn into_outcome(self) -> Result<Outcome, BoxError>;
 }
 
@@ -154,20 +157,19 @@ where
     }
 }
 
-/// Why a delivery failed.
+/// The failure of an attempt.
 ///
-/// What a handler returned keeps the name of its type, which a boxed error alone has lost. Middleware
-/// sees a `Failure` as the error of the service and finds the handler's own by
-/// [`error`](Self::error).
+/// It keeps the type name of the error that the handler returned, which a boxed error loses. Middleware gets a
+/// `Failure` as the error of the service, and the handler's own error from [`error`](Self::error).
 ///
-/// What is known of the type, by what the handler returns:
+/// What is known of the type depends on what the handler returns:
 ///
 /// | `Result<_, E>` with `E` | [`is`](Self::is) and [`downcast_ref`](Self::downcast_ref) | [`type_name`](Self::type_name) |
 /// |---|---|---|
-/// | an error of its own | exact | exact |
-/// | `Box<dyn Error + Send + Sync>` | exact | exact for types that a [policy](crate::DlqPolicy) names, and some of the standard library |
-/// | `anyhow::Error`, with the feature `anyhow` | exact, also of what is under a `context` | the same |
-/// | `anyhow::Error` without it, `eyre::Report` and the like | what is under a context only | that of the report |
+/// | a concrete error type | exact | exact |
+/// | `Box<dyn Error + Send + Sync>` | exact | exact for types that a [policy](crate::dead_letters::DlqPolicy) names and for some of the standard library |
+/// | `anyhow::Error`, with the feature `anyhow` | exact, including errors under a `context` | the same |
+/// | `anyhow::Error` without it, `eyre::Report` and the like | errors under a context only | that of the report |
 /// | `String`, `&str` | never | that of the text |
 pub struct Failure {
     kind: FailureKind,
@@ -177,11 +179,11 @@ pub struct Failure {
 
 pillarbox_core::__error_debug!(struct Failure { kind, type_name, error });
 
-/// The error of a failure, as it came.
+/// The error of a failure, as the handler returned it.
 #[derive(Debug)]
 enum Carried {
     Boxed(BoxError),
-    /// Boxed as others are, it would hide what it was made of.
+    /// Not boxed, since that would hide the errors under its contexts.
     #[cfg(feature = "anyhow")]
     Anyhow(anyhow::Error),
 }
@@ -219,7 +221,7 @@ impl Carried {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     payload
         .downcast_ref::<&str>()
@@ -233,10 +235,10 @@ pub(crate) fn truncate_error(text: &str) -> String {
     text.chars().take(2_000).collect()
 }
 
-/// How many causes of an error are told.
-const LONGEST_CHAIN: usize = 32;
+/// The largest number of causes of an error that are kept.
+const MAX_CHAIN: usize = 32;
 
-/// What kind of failure it was.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureKind {
@@ -244,19 +246,19 @@ pub enum FailureKind {
     Error,
     /// The handler panicked.
     Panic,
-    /// The handler took longer than it may.
+    /// The handler exceeded its timeout.
     Timeout,
-    /// The handler said that the message is to be dead-lettered.
+    /// The handler rejected the message.
     Rejected,
     /// The body could not be decoded.
     Undecodable,
-    /// No handler is for this kind of message.
+    /// There is no handler for this kind of message.
     UnknownKind,
     /// A limit was reached before the handler was called.
     Overloaded,
-    /// The handler was stopped before it came to an end.
+    /// The handler was cancelled.
     Cancelled,
-    /// It was delivered too often to be given to a handler once more.
+    /// The message may crash the process, and is not given to a handler again.
     Quarantined,
 }
 
@@ -273,17 +275,17 @@ impl FailureKind {
         Self::Quarantined,
     ];
 
-    /// All there are.
+    /// Returns all kinds.
     pub fn all() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter()
     }
 
-    /// The kind of this name.
+    /// Returns the kind of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|kind| kind.as_str() == name)
     }
 
-    /// Its name, in snake case, for logs and metrics.
+    /// Returns its name in snake case, for logs and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -306,7 +308,7 @@ impl fmt::Display for FailureKind {
 }
 
 impl Failure {
-    /// A failure by an error of a known type. One that is a failure already, in a box, stays what it is.
+    /// A failure with an error of a known type. A boxed `Failure` is returned as it is.
     pub fn of<E: Into<BoxError> + 'static>(error: E) -> Self {
         let type_name = std::any::type_name::<E>();
         let error = match Carried::new(error) {
@@ -324,20 +326,20 @@ impl Failure {
         Self { kind, type_name: kind.as_str(), error: Carried::Boxed(error.into()) }
     }
 
-    /// A failure by what a panic left behind.
+    /// A failure with the payload of a panic.
     pub(crate) fn panic(payload: &(dyn Any + Send)) -> Self {
         let said = panic_text(payload);
         Self::new(FailureKind::Panic, format!("the handler panicked: {said}"))
     }
 
-    /// What a service stack returned, with what is known of it.
+    /// The failure of a service stack that returned this error.
     pub(crate) fn from_service(error: BoxError) -> Self {
         match error.downcast::<Self>() {
             Ok(failure) => *failure,
             Err(error) if error.is::<tower::timeout::error::Elapsed>() => {
                 Self::new(FailureKind::Timeout, "the handler took longer than it may")
             }
-            // A buffer that is closed is nobody's failure either: least of all that of the message.
+            // A closed buffer is no failure of the message either.
             Err(error)
                 if error.is::<tower::load_shed::error::Overloaded>()
                     || error.is::<tower::buffer::error::Closed>()
@@ -345,7 +347,7 @@ impl Failure {
             {
                 Self::new(FailureKind::Overloaded, error)
             }
-            // The layer's own type is lost in the box.
+            // The type of a layer's error is lost in the box.
             Err(error) => Self {
                 kind: FailureKind::Error,
                 type_name: "dyn Error",
@@ -354,42 +356,41 @@ impl Failure {
         }
     }
 
-    /// What kind of failure it was.
+    /// Returns the kind of failure.
     pub const fn kind(&self) -> FailureKind {
         self.kind
     }
 
-    /// The name of the error's type, as the handler returned it: `shop::OutOfStock`. For a failure that
-    /// no handler returned, its kind.
+    /// Returns the type name of the error that the handler returned, such as `shop::OutOfStock`. For a failure
+    /// that no handler returned, its kind.
     pub const fn type_name(&self) -> &'static str {
         self.type_name
     }
 
-    /// The error itself.
+    /// Returns the error.
     pub fn error(&self) -> &(dyn StdError + Send + Sync + 'static) {
         self.error.as_error()
     }
 
-    /// The error as what it is, if it is of this type: also if the handler returned it in a box. Of
-    /// `anyhow`, what is under a context counts as well. For what it was caused by, see
-    /// [`chain`](Self::chain).
+    /// Returns the error if it is of this type, boxed or not. Errors under a context of `anyhow` count as well.
+    /// For causes, see [`chain`](Self::chain).
     pub fn downcast_ref<E: StdError + Send + Sync + 'static>(&self) -> Option<&E> {
         self.error.downcast_ref()
     }
 
-    /// Whether the error is of this type.
+    /// Returns whether the error is of this type.
     pub fn is<E: StdError + Send + Sync + 'static>(&self) -> bool {
         self.downcast_ref::<E>().is_some()
     }
 
-    /// The error, what it was caused by, what that was caused by, and so on.
+    /// Returns the error and its chain of causes.
     pub fn chain(&self) -> impl Iterator<Item = &(dyn StdError + 'static)> {
         let first: &(dyn StdError + 'static) = self.error();
-        // One that is its own cause would never end.
-        std::iter::successors(Some(first), |&error| error.source()).take(LONGEST_CHAIN)
+        // Bounded, since an error may be its own cause.
+        std::iter::successors(Some(first), |&error| error.source()).take(MAX_CHAIN)
     }
 
-    /// Whether the error, or anything that it was caused by, is of this type.
+    /// Returns whether the error or one of its causes is of this type.
     pub fn is_caused_by<E: StdError + Send + Sync + 'static>(&self) -> bool {
         self.is::<E>() || self.chain().any(|error| error.is::<E>())
     }
@@ -405,6 +406,15 @@ impl StdError for Failure {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.error().source()
     }
+}
+
+/// What is kept of a failure in dead letters, events and the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FailureDetails {
+    pub(crate) kind: FailureKind,
+    pub(crate) type_name: &'static str,
+    pub(crate) text: Arc<str>,
+    pub(crate) causes: Arc<[Box<str>]>,
 }
 
 #[cfg(test)]
@@ -440,7 +450,7 @@ mod tests {
 
     #[cfg(feature = "anyhow")]
     #[test]
-    fn what_anyhow_was_made_of_is_found_under_its_contexts() {
+    fn an_error_is_found_under_the_contexts_of_anyhow() {
         use anyhow::Context;
         let bare = Err::<(), _>(anyhow::Error::new(OutOf("tape"))).into_outcome();
         let failure = Failure::from_service(bare.unwrap_err());
@@ -463,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_told_by_its_message() {
+    fn the_text_of_a_panic_is_its_message() {
         let told = |payload: Box<dyn Any + Send>| Failure::panic(&*payload).to_string();
         assert_eq!(told(Box::new("static")), "the handler panicked: static");
         assert_eq!(told(Box::new("owned".to_owned())), "the handler panicked: owned");

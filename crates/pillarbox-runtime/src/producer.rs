@@ -1,4 +1,4 @@
-//! Sending from within handlers, and from anywhere else, through the dispatcher.
+//! Sending through the worker pool, from handlers and from anywhere else.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,13 +8,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::trace::{TraceContext, Tracer};
 
-/// Sends messages through the dispatcher, which puts together what many ask for at the same time.
+/// Sends messages through the worker pool, which batches concurrent sends.
 ///
-/// Handlers take one as an argument; others get theirs from [`Control`](crate::Control). A send is
-/// answered when the backend has stored the message. Messages that a handler sends belong to the trace
-/// of the message that it handles. Where as many messages wait to be sent as
-/// [`producer_buffer`](crate::Worker::producer_buffer) allows, a send waits until there is room; and before
-/// the worker runs, until it does.
+/// Handlers take one as an argument; other code gets one from [`Control`](crate::Control). A send returns when
+/// the backend has stored the message. Messages that a handler sends belong to the trace of the message that it
+/// handles. If [`producer_buffer`](crate::Worker::producer_buffer) messages wait to be sent, a send waits until
+/// there is room. Sends made before the worker runs wait until it does.
 ///
 /// ```
 /// use pillarbox_runtime::ProducerHandle;
@@ -28,55 +27,54 @@ use crate::trace::{TraceContext, Tracer};
 /// ```
 pub struct ProducerHandle<T> {
     mailbox: Arc<dyn Encode<T>>,
-    /// The kind of what is sent to the worker's own mailbox, where it has several.
+    /// The kind of messages to the worker's own mailbox, if it has several.
     kind: Option<Arc<str>>,
-    outlet: Outlet,
+    sends: SendChannel,
 }
 
-/// The way to the dispatcher.
+/// The channel through which messages reach the driver.
 #[derive(Clone)]
-pub(crate) struct Outlet {
-    pub(crate) sender: mpsc::Sender<ProducerMsg>,
-    /// A permit for each message that may wait to be sent. None before the workers run; closed once they have
+pub(crate) struct SendChannel {
+    pub(crate) sender: mpsc::Sender<SendRequest>,
+    /// One permit for each message that may wait to be sent. Empty before the workers run; closed once they have
     /// ended.
-    pub(crate) room: Arc<Semaphore>,
+    pub(crate) permits: Arc<Semaphore>,
     pub(crate) tracer: Option<Arc<dyn Tracer>>,
     /// The trace of the message that is being handled.
     pub(crate) trace: Option<TraceContext>,
 }
 
-/// What the dispatcher is asked to send.
-pub(crate) struct ProducerMsg {
+/// A message that the driver is to send.
+pub(crate) struct SendRequest {
     pub(crate) queue: Arc<dyn Queue>,
     pub(crate) message: Outgoing,
-    pub(crate) answer: oneshot::Sender<Result<MessageId>>,
-    /// Its place among those that wait to be sent.
-    pub(crate) place: OwnedSemaphorePermit,
+    pub(crate) reply: oneshot::Sender<Result<MessageId>>,
+    pub(crate) permit: OwnedSemaphorePermit,
 }
 
 impl<T: 'static> ProducerHandle<T> {
-    pub(crate) fn new(mailbox: Arc<dyn Encode<T>>, outlet: Outlet) -> Self {
-        Self { mailbox, kind: None, outlet }
+    pub(crate) fn new(mailbox: Arc<dyn Encode<T>>, sends: SendChannel) -> Self {
+        Self { mailbox, kind: None, sends }
     }
 
-    /// The same for bodies of one kind.
+    /// Returns a handle for bodies of one kind.
     pub(crate) fn for_kind<U: 'static>(
         &self,
         mailbox: Arc<dyn Encode<U>>,
         kind: &str,
     ) -> ProducerHandle<U> {
-        ProducerHandle { mailbox, kind: Some(kind.into()), outlet: self.outlet.clone() }
+        ProducerHandle { mailbox, kind: Some(kind.into()), sends: self.sends.clone() }
     }
 
     /// Sends a message to the mailbox that the worker serves, and returns its id. From a handler of a
-    /// [`Router`](crate::Router) it is of the handler's own kind, unless the options say another.
+    /// [`Router`](crate::Router), the message has the handler's kind unless the options set another.
     ///
-    /// A send that is dropped before it is answered may still be carried out.
+    /// A send that is dropped before it returns may still take effect.
     pub async fn send(&self, body: &T) -> Result<MessageId> {
         self.send_with(body, SendOptions::new()).await
     }
 
-    /// The same with a reply address, a delay, attributes or an id of the caller's.
+    /// Sends a message with a reply address, a delay, attributes or an id of its own.
     pub async fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
         let mut message = self.mailbox.encode(body, options)?;
         if let Some(kind) = &self.kind
@@ -84,10 +82,10 @@ impl<T: 'static> ProducerHandle<T> {
         {
             message.attributes.insert(Outgoing::KIND, &**kind);
         }
-        self.outlet.send(self.mailbox.queue().clone(), message).await
+        self.sends.send(self.mailbox.queue().clone(), message).await
     }
 
-    /// Sends a message to another mailbox, on whatever backend.
+    /// Sends a message to another mailbox, which may be on another backend.
     pub async fn send_to<U: 'static, S: 'static>(
         &self,
         mailbox: &Mailbox<U, S>,
@@ -97,42 +95,43 @@ impl<T: 'static> ProducerHandle<T> {
         self.forward(mailbox.queue().clone(), mailbox.encode(body, options)?).await
     }
 
-    /// Sends what is encoded already.
+    /// Sends an encoded message.
     pub(crate) async fn forward(
         &self,
         queue: Arc<dyn Queue>,
         message: Outgoing,
     ) -> Result<MessageId> {
-        self.outlet.send(queue, message).await
+        self.sends.send(queue, message).await
     }
 }
 
-impl Outlet {
+impl SendChannel {
     async fn send(&self, queue: Arc<dyn Queue>, mut message: Outgoing) -> Result<MessageId> {
-        let own = self.tracer.as_ref().and_then(|tracer| tracer.context(&tracing::Span::current()));
-        if let Some(context) = own.as_ref().or(self.trace.as_ref()) {
+        let current =
+            self.tracer.as_ref().and_then(|tracer| tracer.context(&tracing::Span::current()));
+        if let Some(context) = current.as_ref().or(self.trace.as_ref()) {
             context.add_to(&mut message.attributes);
         }
         let closed = Error::Closed { queue: Some(queue.name().clone()) };
-        let Ok(place) = self.room.clone().acquire_owned().await else { return Err(closed) };
-        let (answer, answered) = oneshot::channel();
+        let Ok(permit) = self.permits.clone().acquire_owned().await else { return Err(closed) };
+        let (reply, sent) = oneshot::channel();
         // There is room: the channel holds as many as there can be permits.
-        if self.sender.try_send(ProducerMsg { queue, message, answer, place }).is_err() {
+        if self.sender.try_send(SendRequest { queue, message, reply, permit }).is_err() {
             return Err(closed);
         }
-        answered.await.unwrap_or(Err(closed))
+        sent.await.unwrap_or(Err(closed))
     }
 }
 
-impl fmt::Debug for Outlet {
+impl fmt::Debug for SendChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outlet").field("trace", &self.trace).finish_non_exhaustive()
+        f.debug_struct("SendChannel").field("trace", &self.trace).finish_non_exhaustive()
     }
 }
 
 impl<T> Clone for ProducerHandle<T> {
     fn clone(&self) -> Self {
-        Self { mailbox: self.mailbox.clone(), kind: self.kind.clone(), outlet: self.outlet.clone() }
+        Self { mailbox: self.mailbox.clone(), kind: self.kind.clone(), sends: self.sends.clone() }
     }
 }
 
@@ -142,7 +141,7 @@ impl<T> fmt::Debug for ProducerHandle<T> {
     }
 }
 
-/// A mailbox whose type of replies does not matter.
+/// A mailbox of any reply type.
 pub(crate) trait Encode<T>: Send + Sync {
     fn encode(&self, body: &T, options: SendOptions) -> Result<Outgoing>;
     fn queue(&self) -> &Arc<dyn Queue>;

@@ -1,4 +1,4 @@
-//! What a service is called with.
+//! The request of a service: a delivery and what its handler may ask for.
 
 use std::fmt;
 use std::ops::Deref;
@@ -15,21 +15,21 @@ use crate::lease::{Heartbeat, Lease};
 use crate::producer::ProducerHandle;
 use crate::trace::TraceContext;
 
-/// One delivery on its way through the service stack: what every layer and the handler get.
+/// One delivery on its way through the service stack, as every layer and the handler get it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ServiceRequest<T, R = (), C = ()> {
     /// The message.
     pub message: Received<T, R>,
-    /// What the workers share; see [`Worker::context`](crate::Worker::context).
+    /// The context of the workers. See [`Worker::context`](crate::Worker::context).
     pub context: Context<C>,
     /// Sends further messages.
     pub producer: ProducerHandle<T>,
     /// The lease of this delivery.
     pub heartbeat: Heartbeat,
-    /// Which delivery of the message this is: 1 at first.
+    /// Number of the attempt, from 1.
     pub attempt: u32,
-    /// Which worker has it.
+    /// The worker that handles it.
     pub worker_id: WorkerId,
 }
 
@@ -46,9 +46,8 @@ impl<T: Clone, R, C> Clone for ServiceRequest<T, R, C> {
     }
 }
 
-/// A message as a handler sees it. The right to settle it stays with the dispatcher, which does what the
-/// [`Outcome`](crate::Outcome) says; unless the handler acknowledges it in a transaction of its own, by its
-/// [`Metadata`].
+/// A message as its handler gets it. The runtime settles it by the [`Outcome`](crate::Outcome), unless the handler
+/// acknowledges it in its own transaction, by its [`Metadata`].
 pub struct Received<T, R = ()> {
     /// The body.
     pub body: T,
@@ -61,13 +60,13 @@ impl<T: 'static, R: 'static> Received<T, R> {
         Self { body, metadata, mailbox }
     }
 
-    /// Everything but the body.
+    /// Returns everything but the body.
     pub const fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The mailbox that the sender wants the answer in. Fails where the message has no reply address, or
-    /// one that leads nowhere.
+    /// Returns the mailbox in which the sender wants the reply. Fails if the message has no reply address, or one
+    /// that cannot be resolved.
     pub fn reply_mailbox(&self) -> Result<Mailbox<R>> {
         self.mailbox.reply_mailbox(&self.metadata.message)
     }
@@ -76,8 +75,8 @@ impl<T: 'static, R: 'static> Received<T, R> {
         &self.mailbox
     }
 
-    /// The body, everything else, and what knows where answers go.
-    pub(crate) fn into_body(self) -> (T, Metadata, Arc<dyn Replying<R>>) {
+    /// Splits into the body, everything else, and the resolver of the reply address.
+    pub(crate) fn into_body(self) -> (T, Metadata, Arc<dyn ResolveReplies<R>>) {
         (self.body, self.metadata, self.mailbox)
     }
 }
@@ -103,9 +102,9 @@ impl<T: fmt::Debug, R> fmt::Debug for Received<T, R> {
 
 /// Everything about a message but its body. Cheap to clone.
 ///
-/// By it, a handler can acknowledge the message in a transaction of its own, where the backend can do that
+/// A handler can use it to acknowledge the message in its own transaction, if the backend supports that
 /// ([`Leased`]): `pillarbox_sqlite::transaction::acknowledge(&transaction, &metadata)`. It then returns
-/// [`Outcome::settled`](crate::Outcome::settled). Once the handler has ended, that is refused.
+/// [`Outcome::settled`](crate::Outcome::settled). After the handler has ended, this is refused.
 #[derive(Clone)]
 pub struct Metadata {
     message: Arc<RawMessage>,
@@ -124,34 +123,34 @@ impl Metadata {
         Self { message, queue, receipt, lease }
     }
 
-    /// That of a message that is in no queue, to test a handler with: one with a new id and an empty body,
-    /// sent just now to a queue called `detached`, and delivered for the first time.
+    /// Metadata of a message that is in no queue, for tests of handlers: with a new id and an empty body, sent just
+    /// now to a queue called `detached`, and delivered for the first time.
     ///
     /// ```
-    /// use pillarbox_runtime::Metadata;
+    /// use pillarbox_runtime::handler::Metadata;
     ///
     /// async fn greet(name: String, about: Metadata) -> String {
-    ///     format!("{name}, for the {}. time", about.delivery_count())
+    ///     format!("{name}, delivery {}", about.delivery_count())
     /// }
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// assert_eq!(greet("Ada".to_owned(), Metadata::detached()).await, "Ada, for the 1. time");
+    /// assert_eq!(greet("Ada".to_owned(), Metadata::detached()).await, "Ada, delivery 1");
     /// # }
     /// ```
     pub fn detached() -> Self {
-        // It is one of the names that the contract allows.
-        let queue = QueueName::new("detached").expect("a good name");
+        // The contract allows this name.
+        let queue = QueueName::new("detached").expect("a valid name");
         let mut message = RawMessage::new(MessageId::new(), Bytes::new(), Timestamp::now());
         message.delivery_count = 1;
         Self::detached_from(queue, message)
     }
 
-    /// That of this message, as if it had been received from a queue, to test a handler with. The message is
-    /// a [`RawMessage`], or an `Injected` of `pillarbox-testing`.
+    /// Metadata of this message, as if it had been received from `queue`, for tests of handlers. The message is a
+    /// [`RawMessage`], or an `Injected` of `pillarbox-testing`.
     ///
     /// ```
     /// use pillarbox_core::{MessageId, RawMessage, Timestamp};
-    /// use pillarbox_runtime::Metadata;
+    /// use pillarbox_runtime::handler::Metadata;
     ///
     /// # fn main() -> pillarbox_core::Result<()> {
     /// let mut message = RawMessage::new(MessageId::new(), "{}", Timestamp::now());
@@ -165,65 +164,65 @@ impl Metadata {
         let message = message.into();
         let receipt = Receipt::new(message.id, Nonce::random());
         let queue = MemoryBackend::new().queue(&queue, QueueOptions::new());
-        // A queue in memory takes every name, and is not closed.
+        // A new memory backend accepts every name, and is not closed.
         let queue = queue.expect("a new queue in memory");
         Self::new(Arc::new(message), queue, receipt, Arc::default())
     }
 
-    /// The identity of the message, the same at every delivery.
+    /// Returns the id of the message, which is the same at every delivery.
     pub fn id(&self) -> MessageId {
         self.message.id
     }
 
-    /// The id that it was first sent under. Another than its [own](Self::id) if it was a
-    /// [dead letter](crate::DeadLetter) and was replayed: each replay is a message with an id of its own.
+    /// Returns the id that it was first sent with. It differs from its [own](Self::id) if it was replayed from a
+    /// [dead letter](crate::dead_letters::DeadLetter): each replay is a message with its own id.
     pub fn original_id(&self) -> MessageId {
         original_id(&self.message)
     }
 
-    /// The queue that it came from.
+    /// Returns the queue that it was received from.
     pub fn queue(&self) -> &QueueName {
         self.queue.name()
     }
 
-    /// How often it was delivered, this time included: 1 at first.
+    /// Returns its number of deliveries, including this one.
     pub fn delivery_count(&self) -> u32 {
         self.message.delivery_count
     }
 
-    /// Number of its earlier deliveries that a handler had started on and that were never settled, because
+    /// Returns the number of earlier deliveries that a handler had started on and that were never settled, because
     /// the process died or the lease was lost.
     pub fn unsettled(&self) -> u32 {
         self.message.unsettled
     }
 
-    /// Number of its earlier deliveries that were no attempt: released, or expired before a handler is known
-    /// to have started.
+    /// Returns the number of earlier deliveries that were no attempts: released, or expired before a handler is
+    /// known to have started.
     pub fn uncounted(&self) -> u32 {
         self.message.uncounted
     }
 
-    /// When it was sent, by the backend's clock.
+    /// Returns when it was sent, by the backend's clock.
     pub fn enqueued_at(&self) -> Timestamp {
         self.message.enqueued_at
     }
 
-    /// The attributes that it was sent with.
+    /// Returns the attributes that it was sent with.
     pub fn attributes(&self) -> &Attributes {
         &self.message.attributes
     }
 
-    /// Where the sender wants the answer.
+    /// Returns the reply address.
     pub fn reply_to(&self) -> Option<&str> {
         self.message.reply_to.as_deref()
     }
 
-    /// The trace that it belongs to.
+    /// Returns the trace that it belongs to.
     pub fn trace(&self) -> Option<TraceContext> {
         TraceContext::of(&self.message.attributes)
     }
 
-    /// The message as the queue holds it, with the undecoded body.
+    /// Returns the message as the queue holds it, with the encoded body.
     pub fn raw(&self) -> &RawMessage {
         &self.message
     }
@@ -256,11 +255,11 @@ impl fmt::Debug for Metadata {
     }
 }
 
-/// What all handlers of a worker share, such as a pool of connections. A handler takes it as an
+/// The value that all handlers of a worker pool share, such as a connection pool. A handler takes it as an
 /// argument:
 ///
 /// ```
-/// use pillarbox_runtime::Context;
+/// use pillarbox_runtime::handler::Context;
 ///
 /// struct Shop { open: bool }
 ///
@@ -285,14 +284,14 @@ impl<C> Deref for Context<C> {
     }
 }
 
-/// Number of this attempt at a message: 1 at first. A handler takes it as an argument.
+/// Number of the attempt at a message, from 1. A handler takes it as an argument.
 ///
 /// Deliveries that were released, or whose lease expired before a handler is known to have started, are no
-/// attempts. [`Metadata::delivery_count`] counts all.
+/// attempts. [`Metadata::delivery_count`] counts all deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attempt(pub u32);
 
-/// Which worker of a group it is, from 0. A handler takes it as an argument.
+/// Number of a worker in its pool, from 0. A handler takes it as an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub usize);
 
@@ -302,40 +301,40 @@ impl fmt::Display for WorkerId {
     }
 }
 
-/// Where answers to a message go. A handler takes it as an argument:
+/// The reply address of a message. A handler takes it as an argument:
 ///
 /// ```
-/// use pillarbox_runtime::Replies;
+/// use pillarbox_runtime::handler::Replies;
 ///
 /// async fn double(n: u64, replies: Replies<u64>) -> pillarbox_core::Result<()> {
 ///     replies.mailbox()?.send(&(2 * n)).await.map(|_| ())
 /// }
 /// ```
 pub struct Replies<R> {
-    of: Metadata,
-    mailbox: Arc<dyn Replying<R>>,
+    metadata: Metadata,
+    resolver: Arc<dyn ResolveReplies<R>>,
 }
 
 impl<R> Replies<R> {
-    pub(crate) fn new(of: &Metadata, mailbox: &Arc<dyn Replying<R>>) -> Self {
-        Self { of: of.clone(), mailbox: mailbox.clone() }
+    pub(crate) fn new(metadata: &Metadata, resolver: &Arc<dyn ResolveReplies<R>>) -> Self {
+        Self { metadata: metadata.clone(), resolver: resolver.clone() }
     }
 
-    /// The mailbox that the sender wants the answer in. Fails where the message has no reply address, or
-    /// one that leads nowhere.
+    /// Returns the mailbox in which the sender wants the reply. Fails if the message has no reply address, or one
+    /// that cannot be resolved.
     pub fn mailbox(&self) -> Result<Mailbox<R>> {
-        self.mailbox.reply_mailbox(&self.of.message)
+        self.resolver.reply_mailbox(&self.metadata.message)
     }
 
-    /// The address that the sender gave.
+    /// Returns the address that the sender gave.
     pub fn address(&self) -> Option<&str> {
-        self.of.reply_to()
+        self.metadata.reply_to()
     }
 }
 
 impl<R> Clone for Replies<R> {
     fn clone(&self) -> Self {
-        Self { of: self.of.clone(), mailbox: self.mailbox.clone() }
+        Self { metadata: self.metadata.clone(), resolver: self.resolver.clone() }
     }
 }
 
@@ -345,12 +344,12 @@ impl<R> fmt::Debug for Replies<R> {
     }
 }
 
-/// A mailbox whose type of bodies does not matter any more.
-pub(crate) trait Replying<R>: Send + Sync {
+/// Resolves reply addresses: a mailbox of any body type.
+pub(crate) trait ResolveReplies<R>: Send + Sync {
     fn reply_mailbox(&self, message: &RawMessage) -> Result<Mailbox<R>>;
 }
 
-impl<T: 'static, R: 'static> Replying<R> for Mailbox<T, R> {
+impl<T: 'static, R: 'static> ResolveReplies<R> for Mailbox<T, R> {
     fn reply_mailbox(&self, message: &RawMessage) -> Result<Mailbox<R>> {
         Mailbox::reply_mailbox(self, message)
     }

@@ -1,4 +1,4 @@
-//! One mailbox, several kinds of message.
+//! Handlers for several kinds of message in one mailbox.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,11 +13,11 @@ use crate::handler::{Handler, HandlerService};
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::request::{Received, ServiceRequest};
 
-/// Handlers for the kinds of message that one mailbox carries.
+/// Handlers for the kinds of message in one mailbox.
 ///
-/// The sender says the kind by [`SendOptions::kind`](pillarbox_core::SendOptions::kind). A message of a
-/// kind that no handler is for is [parked](crate::Worker::park_for): it stays in the queue, out of the
-/// way, for a worker that knows it.
+/// The sender sets the kind by [`SendOptions::kind`](pillarbox_core::SendOptions::kind). A message of a kind
+/// without a handler is [parked](crate::Worker::park_for): it stays in the queue, delayed, for a worker that knows
+/// its kind.
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, SendOptions};
@@ -40,16 +40,16 @@ use crate::request::{Received, ServiceRequest};
 /// # Ok(()) }
 /// ```
 pub struct Router<R = (), C = ()> {
-    kinds: BTreeMap<String, Box<dyn Kind<R, C>>>,
+    kinds: BTreeMap<String, Box<dyn KindService<R, C>>>,
 }
 
 impl<R: 'static, C: Send + Sync + 'static> Router<R, C> {
-    /// Knows no kind.
+    /// A router without handlers.
     pub fn new() -> Self {
         Self { kinds: BTreeMap::new() }
     }
 
-    /// Gives messages of a kind, whose bodies are JSON, to a handler.
+    /// Adds the handler of a kind whose bodies are JSON.
     pub fn on<J, Args>(self, kind: impl Into<String>, handler: impl Handler<J, R, C, Args>) -> Self
     where
         J: Send + Sync + 'static,
@@ -59,7 +59,7 @@ impl<R: 'static, C: Send + Sync + 'static> Router<R, C> {
         self.on_with(kind, Json, handler)
     }
 
-    /// Gives messages of a kind, whose bodies are of another codec, to a handler.
+    /// Adds the handler of a kind whose bodies have another codec.
     pub fn on_with<J, Args>(
         mut self,
         kind: impl Into<String>,
@@ -73,12 +73,13 @@ impl<R: 'static, C: Send + Sync + 'static> Router<R, C> {
         let service = HandlerService::new(handler);
         let codec: Arc<dyn Codec<J>> = Arc::new(codec);
         let kind = kind.into();
-        let entry = Entry { kind: kind.as_str().into(), codec, service, mailbox: OnceLock::new() };
+        let entry =
+            TypedKind { kind: kind.as_str().into(), codec, service, mailbox: OnceLock::new() };
         self.kinds.insert(kind, Box::new(entry));
         self
     }
 
-    /// The kinds that it knows.
+    /// Returns the kinds that have a handler.
     pub fn kinds(&self) -> impl Iterator<Item = &str> {
         self.kinds.keys().map(String::as_str)
     }
@@ -92,7 +93,7 @@ impl<R: 'static, C: Send + Sync + 'static> Default for Router<R, C> {
 
 impl<R, C> Clone for Router<R, C> {
     fn clone(&self) -> Self {
-        let kinds = self.kinds.iter().map(|(kind, entry)| (kind.clone(), entry.another()));
+        let kinds = self.kinds.iter().map(|(kind, entry)| (kind.clone(), entry.clone_boxed()));
         Self { kinds: kinds.collect() }
     }
 }
@@ -116,32 +117,32 @@ impl<R: 'static, C: Send + Sync + 'static> Service<ServiceRequest<Bytes, R, C>> 
         let kind = request.message.metadata().attributes().get(Outgoing::KIND);
         let problem = match kind.map(|kind| (kind, self.kinds.get_mut(kind))) {
             Some((_, Some(entry))) => return entry.call(request),
-            Some((kind, None)) => format!("no handler is for messages of kind {kind:?}"),
-            None => format!("it has no kind: the attribute {} is missing", Outgoing::KIND),
+            Some((kind, None)) => format!("there is no handler for messages of kind {kind:?}"),
+            None => format!("the message has no kind: the attribute {} is missing", Outgoing::KIND),
         };
         Box::pin(std::future::ready(Err(Failure::new(FailureKind::UnknownKind, problem).into())))
     }
 }
 
-/// A handler for one kind, whatever its body is.
-trait Kind<R, C>: Send + Sync {
+/// The service of one kind, whatever its body type is.
+trait KindService<R, C>: Send + Sync {
     fn call(
         &mut self,
         request: ServiceRequest<Bytes, R, C>,
     ) -> BoxFuture<'static, Result<Outcome, BoxError>>;
 
-    fn another(&self) -> Box<dyn Kind<R, C>>;
+    fn clone_boxed(&self) -> Box<dyn KindService<R, C>>;
 }
 
-struct Entry<J, R, S> {
+struct TypedKind<J, R, S> {
     kind: Arc<str>,
     codec: Arc<dyn Codec<J>>,
     service: S,
-    /// The mailbox as one of bodies of this kind, once it is known.
+    /// The mailbox with this kind's body type, set at the first message.
     mailbox: OnceLock<Arc<Mailbox<J, R>>>,
 }
 
-impl<J, R, C, S> Kind<R, C> for Entry<J, R, S>
+impl<J, R, C, S> KindService<R, C> for TypedKind<J, R, S>
 where
     J: Send + Sync + 'static,
     R: 'static,
@@ -181,7 +182,7 @@ where
         })
     }
 
-    fn another(&self) -> Box<dyn Kind<R, C>> {
+    fn clone_boxed(&self) -> Box<dyn KindService<R, C>> {
         Box::new(Self {
             kind: self.kind.clone(),
             codec: self.codec.clone(),

@@ -3,7 +3,7 @@
 use pillarbox_core::Error;
 use tokio::task::JoinHandle;
 
-use crate::control::{Control, Stop};
+use crate::control::Control;
 use crate::stats::StatsSnapshot;
 
 /// Handle of a [`Runnable`](crate::Runnable) that runs in a task of its own. Dropping it stops the task at once, as
@@ -59,7 +59,7 @@ impl<E: From<Error>> Running<E> {
 impl<E> Drop for Running<E> {
     fn drop(&mut self) {
         if self.task.is_some() {
-            self.control.want_stop(Stop::Now);
+            self.control.stop_now();
         }
     }
 }

@@ -1,17 +1,17 @@
-//! SIGTERM and SIGINT.
+//! Stopping by SIGTERM and SIGINT.
 
-/// Stops workers by signals, until it is dropped: the first lets what is running come to an end, the
-/// second cancels it, the third ends the process.
+/// Stops by signals until it is dropped: the first signal lets running handlers finish, the second cancels them, the
+/// third ends the process.
 pub(crate) use imp::Signals;
 
 use crate::control::Control;
 
-/// What signals can stop.
+/// Something that signals can stop.
 pub(crate) trait Stops: Send + 'static {
-    /// Lets what is running come to an end.
+    /// Lets running handlers finish.
     fn stop(&self);
 
-    /// Cancels what is running.
+    /// Cancels running handlers.
     fn stop_now(&self);
 }
 
@@ -37,8 +37,8 @@ mod imp {
 
     use super::Stops;
 
-    /// Whether a signal does what it would do without us. A handler that was installed once stays: without
-    /// this, a program that goes on after its workers have ended could not be interrupted any more.
+    /// Whether signals have their default effect. A signal handler cannot be removed: without this, a program that
+    /// goes on after its workers have ended could not be interrupted.
     static IS_DEFAULT: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| {
         let is_default = Arc::new(AtomicBool::new(true));
         for number in [SIGINT, SIGTERM] {
@@ -49,7 +49,7 @@ mod imp {
         is_default
     });
 
-    /// How many groups of workers listen.
+    /// Number of listeners.
     static LISTENERS: AtomicUsize = AtomicUsize::new(0);
 
     pub(crate) struct Signals {
@@ -57,8 +57,8 @@ mod imp {
     }
 
     impl Signals {
-        /// Listens on a thread of its own, which no handler can block.
-        pub(crate) fn obey(stops: impl Stops) -> Self {
+        /// Listens on its own thread, which no handler can block.
+        pub(crate) fn listen(stops: impl Stops) -> Self {
             let is_default = &*IS_DEFAULT;
             let mut signals = match Iter::new([SIGINT, SIGTERM]) {
                 Ok(signals) => signals,
@@ -72,7 +72,7 @@ mod imp {
             let handle = signals.handle();
             let listen = move || {
                 for (count, number) in (1..).zip(signals.forever()) {
-                    told(&stops, count, number);
+                    received(&stops, count, number);
                 }
             };
             let thread =
@@ -81,29 +81,29 @@ mod imp {
                 Ok(thread) => Self { listener: Some((handle, thread)) },
                 Err(error) => {
                     tracing::warn!(%error, "cannot listen to signals; stop by other means");
-                    let_go();
+                    stop_listening();
                     Self { listener: None }
                 }
             }
         }
     }
 
-    fn told(stops: &impl Stops, count: u32, number: i32) {
+    fn received(stops: &impl Stops, count: u32, number: i32) {
         match count {
             1 => {
-                tracing::info!("stopping: what is running is finished; once more cancels it");
+                tracing::info!("stopping: running handlers finish; a second signal cancels them");
                 stops.stop();
             }
             2 => {
-                tracing::warn!("stopping now: what is running is cancelled and given back");
+                tracing::warn!("stopping now: running handlers are cancelled");
                 stops.stop_now();
             }
             _ => std::process::exit(128 + number),
         }
     }
 
-    /// From now on signals do what they would do without us, unless others listen.
-    fn let_go() {
+    /// Restores the default effect of signals, unless there are other listeners.
+    fn stop_listening() {
         if LISTENERS.fetch_sub(1, Ordering::SeqCst) == 1 {
             IS_DEFAULT.store(true, Ordering::SeqCst);
         }
@@ -112,9 +112,9 @@ mod imp {
     impl Drop for Signals {
         fn drop(&mut self) {
             if let Some((handle, thread)) = self.listener.take() {
-                let_go();
+                stop_listening();
                 handle.close();
-                // It has nothing to wait for any more. A panic in it has been told.
+                // It ends at once. A panic in it has been reported.
                 let _ = thread.join();
             }
         }
@@ -130,7 +130,7 @@ mod imp {
     }
 
     impl Signals {
-        pub(crate) fn obey(stops: impl Stops) -> Self {
+        pub(crate) fn listen(stops: impl Stops) -> Self {
             let task = tokio::spawn(async move {
                 for count in 1.. {
                     if tokio::signal::ctrl_c().await.is_err() {

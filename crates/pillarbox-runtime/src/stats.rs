@@ -1,4 +1,4 @@
-//! How the workers are doing.
+//! Statistics of a worker pool.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,126 +7,126 @@ use std::time::Duration;
 use pillarbox_core::QueueName;
 use tokio::time::Instant;
 
-use crate::dispatcher::{Mode, Note, Then, Verdict, What};
+use crate::delivery_event::{DeliveryChange, DeliveryEvent};
 use crate::outcome::FailureKind;
+use crate::verdict::{Disposition, Verdict};
 
-/// Rates are of this time, and latencies of this to twice as much.
+/// The window of rates. Latencies cover one to two windows.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// How the workers are doing, as of one moment.
+/// Statistics of a worker pool at one point in time.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct StatsSnapshot {
-    /// What the group is at.
+    /// The state of the pool.
     pub state: State,
-    /// Each worker, by its number. Those that were told to go stay on the list.
+    /// Each worker, by its number, including workers that have stopped.
     pub workers: Vec<WorkerStats>,
-    /// How many workers there shall be.
+    /// Number of workers that are not stopping.
     pub active_workers: usize,
-    /// Messages that are held: received, and not yet settled.
+    /// Number of messages received and not yet settled.
     pub in_flight: usize,
-    /// Each mailbox that is served.
+    /// The mailboxes that are served.
     pub mailboxes: Vec<MailboxStats>,
-    /// Deliveries that a handler was through with, however they ended.
+    /// Number of deliveries that a handler finished, whatever the result.
     pub processed: u64,
-    /// Messages that were handled well and are deleted.
+    /// Number of messages that were handled successfully and are deleted.
     pub succeeded: u64,
-    /// Deliveries that failed. What was released, refused by a limit or cancelled has not.
+    /// Number of deliveries that failed. Released, shed and cancelled ones do not count.
     pub failed: u64,
-    /// Failures after which the message is not tried again by itself: it became a dead letter, or stays in
-    /// its queue.
+    /// Number of failures after which the message is not retried: it becomes a dead letter, or is parked.
     pub terminal_failures: u64,
-    /// Messages that went back to be tried again.
+    /// Number of messages that went back to be retried.
     pub retried: u64,
-    /// Messages that became dead letters.
+    /// Number of messages that became dead letters.
     pub dead_lettered: u64,
-    /// Messages that went back because a handler or a stop said so.
+    /// Number of messages released by a handler or a stop.
     pub released: u64,
-    /// Messages that went back before a handler had begun.
+    /// Number of messages that went back before a handler had started.
     pub returned: u64,
-    /// Messages that nobody here can handle and that stay in their queue.
+    /// Number of messages that could not be handled here and stay in their queue, delayed.
     pub parked: u64,
-    /// Leases that were lost.
+    /// Number of leases that were lost.
     pub leases_lost: u64,
     /// Number of messages whose settlement the backend did not confirm.
     pub unconfirmed: u64,
-    /// Handlers that panicked.
+    /// Number of panics of handlers.
     pub panics: u64,
-    /// Handlers that took too long.
+    /// Number of timeouts of handlers.
     pub timeouts: u64,
-    /// Deliveries that a limit refused.
+    /// Number of deliveries that a limit refused.
     pub shed: u64,
-    /// Deliveries processed per second, lately.
+    /// Deliveries processed per second, over the last ten seconds.
     pub rate: f64,
-    /// How long handlers took, lately.
+    /// Run times of handlers, over the last ten to twenty seconds.
     pub latency: Latency,
 }
 
-/// What a group of workers is at.
+/// The state of a worker pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum State {
-    /// Not begun.
+    /// Not started.
     #[default]
     Starting,
-    /// Fetching and working.
+    /// Receiving and handling messages.
     Running,
-    /// Not fetching.
+    /// Not receiving.
     Paused,
-    /// Finishing what is running.
+    /// Finishing running handlers.
     Draining,
-    /// Over.
+    /// Ended.
     Stopped,
 }
 
-/// How one worker is doing.
+/// Statistics of one worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerStats {
-    /// Deliveries that it was through with, however they ended.
+    /// Number of deliveries that it finished, whatever the result.
     pub processed: u64,
-    /// Those that its handler said were done.
+    /// Number of deliveries that succeeded.
     pub succeeded: u64,
-    /// Those that failed.
+    /// Number of deliveries that failed.
     pub failed: u64,
-    /// How long the last one took.
+    /// Run time of the last one.
     pub last_latency: Option<Duration>,
 }
 
-/// How one mailbox is doing.
+/// Statistics of one mailbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MailboxStats {
-    /// Its queue.
+    /// The queue of the mailbox.
     pub queue: QueueName,
-    /// Messages received from it.
+    /// Number of messages received.
     pub received: u64,
-    /// When it last answered, with messages or without: the sign that it can be reached.
+    /// When the queue last answered a call, which shows that it is reachable.
     pub answered_at: Option<Instant>,
-    /// Why the last receive failed, or the last settle or extension of a lease. `None` once one has not.
+    /// The error of the last receive, settle or extension. `None` after a success.
     pub last_error: Option<Arc<str>>,
-    /// How long one receive [waits](crate::Worker::poll). An idle mailbox answers no more often.
+    /// The time that one receive [waits](crate::Worker::poll). An idle mailbox answers no more often.
     pub poll: Duration,
-    /// How many messages it holds, where [that was asked for](crate::Worker::depth_every).
+    /// Number of messages in the queue, if [`depth_every`](crate::Worker::depth_every) is set.
     pub depth: Option<u64>,
 }
 
-/// How long handlers took: quantiles of the last ten seconds or so. Accurate to an eighth.
+/// Quantiles of the run times of handlers, accurate to an eighth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Latency {
-    /// Half of them took no longer.
+    /// The median.
     pub p50: Duration,
-    /// Nine of ten took no longer.
+    /// The 90th percentile.
     pub p90: Duration,
-    /// Ninety-nine of a hundred took no longer.
+    /// The 99th percentile.
     pub p99: Duration,
-    /// The longest.
+    /// The maximum.
     pub max: Duration,
 }
 
 impl StatsSnapshot {
-    /// Of nothing that has begun: of these queues, and how long a receive waits at each.
+    /// The statistics before the start, of queues and the time that one receive waits at each.
     pub(crate) fn new(queues: impl Iterator<Item = (QueueName, Duration)>) -> Self {
         Self {
             state: State::Starting,
@@ -162,10 +162,9 @@ impl StatsSnapshot {
         }
     }
 
-    /// Whether every mailbox has answered within so long: whether the workers do what they are for, which
-    /// is more than that the process is up. Longer than one receive waits
-    /// ([`poll`](crate::Worker::poll), 20 seconds unless said otherwise): an idle one has nothing else to
-    /// answer.
+    /// Returns whether the pool is running and every mailbox has answered a call `within` this time. The time must
+    /// be longer than one receive waits ([`poll`](crate::Worker::poll), 20 seconds by default), since an idle
+    /// mailbox answers nothing else.
     pub fn is_ready(&self, within: Duration) -> bool {
         let now = Instant::now();
         let answers =
@@ -174,14 +173,15 @@ impl StatsSnapshot {
     }
 }
 
-/// Counts what happens and makes snapshots of it.
+/// Counts events and makes snapshots.
 #[derive(Debug)]
 pub(crate) struct Tally {
     snapshot: StatsSnapshot,
+    /// Run times of the current window and of the one before.
     recent: Histogram,
     before: Histogram,
-    turned_at: Instant,
-    /// When how many had been processed.
+    window_started_at: Instant,
+    /// Numbers of processed deliveries over time, for the rate.
     marks: VecDeque<(Instant, u64)>,
 }
 
@@ -191,37 +191,37 @@ impl Tally {
             snapshot,
             recent: Histogram::new(),
             before: Histogram::new(),
-            turned_at: now,
+            window_started_at: now,
             marks: VecDeque::from([(now, 0)]),
         }
     }
 
-    pub(crate) fn add(&mut self, note: &Note) {
+    pub(crate) fn add(&mut self, event: &DeliveryEvent) {
         let all = &mut self.snapshot;
-        match &note.what {
-            What::Received => all.mailboxes[note.source].received += 1,
-            What::Retried { .. } => all.retried += 1,
-            What::Released { .. } => all.released += 1,
-            What::Returned => all.returned += 1,
-            What::Parked { .. } => all.parked += 1,
-            What::DeadLettered { .. } => all.dead_lettered += 1,
-            What::LeaseLost => all.leases_lost += 1,
-            What::Unconfirmed => all.unconfirmed += 1,
-            What::Failed { failure, then } => {
-                all.terminal_failures += u64::from(is_terminal(failure.kind, then));
+        match &event.change {
+            DeliveryChange::Received => all.mailboxes[event.source].received += 1,
+            DeliveryChange::Retried { .. } => all.retried += 1,
+            DeliveryChange::Released { .. } => all.released += 1,
+            DeliveryChange::Returned => all.returned += 1,
+            DeliveryChange::Parked { .. } => all.parked += 1,
+            DeliveryChange::DeadLettered { .. } => all.dead_lettered += 1,
+            DeliveryChange::LeaseLost => all.leases_lost += 1,
+            DeliveryChange::Unconfirmed => all.unconfirmed += 1,
+            DeliveryChange::Failed { failure, disposition } => {
+                all.terminal_failures += u64::from(disposition.is_terminal(failure.kind));
                 match failure.kind {
                     FailureKind::Panic => all.panics += 1,
                     FailureKind::Timeout => all.timeouts += 1,
                     _ => {}
                 }
             }
-            What::Succeeded { .. } => all.succeeded += 1,
-            What::Shed => all.shed += 1,
-            What::Extended => {}
+            DeliveryChange::Succeeded { .. } => all.succeeded += 1,
+            DeliveryChange::Shed => all.shed += 1,
+            DeliveryChange::Extended => {}
         }
     }
 
-    /// A worker is through with a delivery.
+    /// Counts a delivery that a worker finished.
     pub(crate) fn worked(&mut self, worker: usize, verdict: &Verdict, took: Duration) {
         let all = &mut self.snapshot;
         if all.workers.len() <= worker {
@@ -232,7 +232,7 @@ impl Tally {
         all.processed += 1;
         match verdict {
             Verdict::Done | Verdict::Settled => one.succeeded += 1,
-            Verdict::Failed { then, .. } if *then != Then::Release => {
+            Verdict::Failed { disposition, .. } if *disposition != Disposition::Release => {
                 one.failed += 1;
                 all.failed += 1;
             }
@@ -246,8 +246,8 @@ impl Tally {
         self.snapshot.mailboxes[source].answered_at = Some(now);
     }
 
-    /// A call went well, or did not.
-    pub(crate) fn fails(&mut self, source: usize, error: Option<Arc<str>>) {
+    /// Sets the error of the last call. `None` if it succeeded.
+    pub(crate) fn last_error(&mut self, source: usize, error: Option<Arc<str>>) {
         self.snapshot.mailboxes[source].last_error = error;
     }
 
@@ -255,20 +255,20 @@ impl Tally {
         self.snapshot.mailboxes[source].depth = Some(depth);
     }
 
-    /// Whether a snapshot would show less happening than the last one, with nothing new.
+    /// Returns whether the rate falls although nothing happens.
     pub(crate) fn is_fading(&self) -> bool {
         self.snapshot.rate > 0.0
     }
 
     pub(crate) fn snapshot(
         &mut self,
-        mode: Mode,
+        state: State,
         in_flight: usize,
         active_workers: usize,
         now: Instant,
     ) -> StatsSnapshot {
-        if now - self.turned_at >= WINDOW {
-            self.turned_at = now;
+        if now - self.window_started_at >= WINDOW {
+            self.window_started_at = now;
             std::mem::swap(&mut self.recent, &mut self.before);
             self.recent.clear();
         }
@@ -276,36 +276,22 @@ impl Tally {
         while self.marks.len() > 2 && now - self.marks[1].0 >= WINDOW {
             self.marks.pop_front();
         }
-        let (since, then) = self.marks[0];
+        let (since, processed) = self.marks[0];
         let seconds = (now - since).min(WINDOW).as_secs_f64();
         let all = &mut self.snapshot;
-        all.rate = if seconds > 0.0 { (all.processed - then) as f64 / seconds } else { 0.0 };
+        all.rate = if seconds > 0.0 { (all.processed - processed) as f64 / seconds } else { 0.0 };
         all.latency = Histogram::latency(&self.recent, &self.before);
         all.in_flight = in_flight;
         all.active_workers = active_workers;
         if all.workers.len() < active_workers {
             all.workers.resize(active_workers, WorkerStats::default());
         }
-        all.state = match mode {
-            Mode::Running => State::Running,
-            Mode::Paused => State::Paused,
-            Mode::Draining { .. } | Mode::Cancelling { .. } => State::Draining,
-            Mode::Finished => State::Stopped,
-        };
+        all.state = state;
         all.clone()
     }
 }
 
-/// Whether a message is not tried again by itself.
-pub(crate) fn is_terminal(kind: FailureKind, then: &Then) -> bool {
-    match then {
-        Then::Bury { .. } => true,
-        Then::Park { .. } => kind != FailureKind::UnknownKind,
-        Then::Retry { .. } | Then::Release => false,
-    }
-}
-
-/// Counts durations in buckets of which each is an eighth wider than the one before.
+/// Histogram of durations, with eight buckets per power of two.
 #[derive(Debug)]
 struct Histogram {
     buckets: Box<[u64]>,
@@ -313,7 +299,6 @@ struct Histogram {
     max: u64,
 }
 
-/// Eight for each power of two.
 const BUCKETS: usize = 64 * 8;
 
 impl Histogram {
@@ -340,7 +325,7 @@ impl Histogram {
         power * 8 + eighth
     }
 
-    /// The largest value that a bucket counts.
+    /// Returns the largest value of a bucket.
     fn top(bucket: usize) -> u64 {
         let (power, eighth) = ((bucket / 8).max(3) as u32, (bucket % 8) as u128);
         let top = ((8 + eighth + 1) << (power - 3)) - 1;
@@ -393,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn every_duration_has_a_bucket_that_reaches_to_it() {
+    fn every_duration_has_a_bucket_that_contains_it() {
         for nanos in [0, 1, 7, 8, 9, 15, 16, 1_000, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
             let bucket = Histogram::bucket(nanos);
             assert!(Histogram::top(bucket) >= nanos, "{nanos}");
@@ -402,13 +387,13 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_that_of_the_last_seconds_and_fades() {
+    fn the_rate_covers_the_last_seconds_and_fades() {
         let start = Instant::now();
         let mut tally = Tally::new(StatsSnapshot::new(std::iter::empty()), start);
         let mut rate_at = |tenths: u64, work: usize| {
             (0..work).for_each(|_| tally.worked(0, &Verdict::Done, Duration::from_millis(1)));
             let now = start + Duration::from_millis(100 * tenths);
-            (tally.snapshot(Mode::Running, 0, 1, now).rate, tally.is_fading())
+            (tally.snapshot(State::Running, 0, 1, now).rate, tally.is_fading())
         };
         for tenth in 1..=50 {
             let (rate, _) = rate_at(tenth, 10);

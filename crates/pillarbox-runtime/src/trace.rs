@@ -6,20 +6,19 @@ use std::sync::Arc;
 
 use pillarbox_core::{Attributes, SendOptions};
 
-/// The attribute that holds the context, and the one beside it that tracing systems own.
 const TRACEPARENT: &str = "traceparent";
 const TRACESTATE: &str = "tracestate";
 
-/// Which trace a message belongs to, by the [W3C recommendation](https://www.w3.org/TR/trace-context/):
-/// the attributes `traceparent` and `tracestate`.
+/// The trace context of a message, by the [W3C recommendation](https://www.w3.org/TR/trace-context/): the attributes
+/// `traceparent` and `tracestate`.
 ///
-/// The span of a first delivery is a child of the span that sent the message; that of a later delivery
-/// is a trace of its own with a link to it, so that a message that is retried for an hour does not make
-/// a trace of an hour. Which it is, a [`Tracer`] is told.
+/// The span of a first attempt is a child of the span that sent the message. That of a later attempt is a trace of
+/// its own with a link to it, so that a message that is retried for an hour does not make a trace of an hour. A
+/// [`Tracer`] gets this as a [`Kinship`].
 ///
 /// ```
 /// use pillarbox_core::SendOptions;
-/// use pillarbox_runtime::TraceContext;
+/// use pillarbox_runtime::trace::TraceContext;
 ///
 /// let context: TraceContext = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".parse().unwrap();
 /// assert_eq!(context.trace_id(), "0af7651916cd43dd8448eb211c80319c");
@@ -28,13 +27,13 @@ const TRACESTATE: &str = "tracestate";
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TraceContext {
-    /// Checked: 55 characters of the right form.
+    /// Validated: 55 ASCII characters.
     traceparent: Arc<str>,
     tracestate: Option<Arc<str>>,
 }
 
 impl TraceContext {
-    /// The context in the attributes of a message. `None` where there is none, or none that is valid:
+    /// Returns the context in the attributes of a message. `None` if there is none or it is invalid: a failure of
     /// tracing never keeps a message from being handled.
     pub fn of(attributes: &Attributes) -> Option<Self> {
         if attributes.is_empty() {
@@ -44,34 +43,34 @@ impl TraceContext {
         Some(Self { tracestate: attributes.get(TRACESTATE).map(Arc::from), ..context })
     }
 
-    /// The same context with what tracing systems add for themselves.
+    /// Sets the `tracestate`, which tracing systems add for themselves.
     #[must_use]
     pub fn with_state(mut self, tracestate: &str) -> Self {
         self.tracestate = (!tracestate.is_empty()).then(|| tracestate.into());
         self
     }
 
-    /// The trace, in 32 hexadecimal digits.
+    /// Returns the trace id, in 32 hexadecimal digits.
     pub fn trace_id(&self) -> &str {
         &self.traceparent[3..35]
     }
 
-    /// The span that sent the message, in 16 hexadecimal digits.
+    /// Returns the id of the span that sent the message, in 16 hexadecimal digits.
     pub fn span_id(&self) -> &str {
         &self.traceparent[36..52]
     }
 
-    /// Whether the sender recorded its part of the trace.
+    /// Returns whether the sender recorded its part of the trace.
     pub fn is_sampled(&self) -> bool {
         u8::from_str_radix(&self.traceparent[53..55], 16).is_ok_and(|flags| flags & 1 != 0)
     }
 
-    /// The value of `traceparent`.
+    /// Returns the value of `traceparent`.
     pub fn traceparent(&self) -> &str {
         &self.traceparent
     }
 
-    /// The value of `tracestate`.
+    /// Returns the value of `tracestate`.
     pub fn tracestate(&self) -> Option<&str> {
         self.tracestate.as_deref()
     }
@@ -86,7 +85,7 @@ impl TraceContext {
         }
     }
 
-    /// Makes a message part of the trace.
+    /// Adds the context to the options of a send.
     pub fn attach(&self, options: SendOptions) -> SendOptions {
         let options = options.attribute(TRACEPARENT, &*self.traceparent);
         match &self.tracestate {
@@ -96,7 +95,7 @@ impl TraceContext {
     }
 }
 
-/// The text is no `traceparent`.
+/// The error of parsing an invalid `traceparent`.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a traceparent is VERSION-TRACE-SPAN-FLAGS in 2, 32, 16 and 2 lower-case hexadecimal digits"
@@ -112,17 +111,16 @@ impl FromStr for TraceContext {
 
     fn from_str(text: &str) -> Result<Self, InvalidTraceparent> {
         let is_hex = |part: &str| part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        let is_nought = |part: &str| part.bytes().all(|b| b == b'0');
+        let is_zero = |part: &str| part.bytes().all(|b| b == b'0');
         let parts: Vec<_> = text.split('-').collect();
-        // Later versions may have more parts; the first four stay what they are.
+        // Later versions may have more parts after the first four.
         let [version, trace, span, flags, rest @ ..] = &parts[..] else {
             return Err(InvalidTraceparent);
         };
         let right_lengths = [version.len(), trace.len(), span.len(), flags.len()] == [2, 32, 16, 2];
         let right_digits = [version, trace, span, flags].iter().all(|part| is_hex(part));
         let right_version = *version != "ff" && (*version != "00" || rest.is_empty());
-        if !right_lengths || !right_digits || !right_version || is_nought(trace) || is_nought(span)
-        {
+        if !right_lengths || !right_digits || !right_version || is_zero(trace) || is_zero(span) {
             return Err(InvalidTraceparent);
         }
         Ok(Self { traceparent: format!("00-{trace}-{span}-{flags}").into(), tracestate: None })
@@ -135,23 +133,21 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// How the span of a delivery belongs to that of its sender.
+/// The relation of the span of a delivery to the span of its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kinship<'a> {
-    /// The first delivery: a child.
+    /// A child, for the first attempt.
     Child(&'a TraceContext),
-    /// A later delivery: a trace of its own, with a link.
+    /// A trace of its own with a link, for later attempts.
     Link(&'a TraceContext),
 }
 
-/// Joins the spans of this process to those of others: the place to put a tracing system in. See the
-/// example `opentelemetry`.
+/// Connects the spans of this process to those of others, by a tracing system. See the example `opentelemetry`.
 pub trait Tracer: Send + Sync + 'static {
-    /// The span of a delivery was made: says to it where it belongs.
+    /// Sets the relation of the span of a delivery, before it is entered.
     fn join(&self, span: &tracing::Span, kinship: Kinship<'_>);
 
-    /// The context that a message sent within `span` is to carry. `None`: that of the message which is
-    /// being handled, as it came.
+    /// Returns the context of a message sent within `span`. `None` for that of the message being handled.
     fn context(&self, span: &tracing::Span) -> Option<TraceContext>;
 }
 
@@ -162,7 +158,7 @@ mod tests {
     const VALID: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
 
     #[test]
-    fn a_context_survives_the_way_through_attributes() {
+    fn a_context_survives_a_round_trip_through_attributes() {
         let context: TraceContext = VALID.parse().unwrap();
         let context = context.with_state("vendor=1");
         assert!(!context.is_sampled());
@@ -176,10 +172,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_traceparent_is_none() {
+    fn an_invalid_traceparent_is_ignored() {
         let of = |text: &str| TraceContext::of(&[(TRACEPARENT, text)].into_iter().collect());
         assert!(of(VALID).is_some());
-        // A later version may say more, and is taken for what we know of it.
+        // A later version may have more parts, which are ignored.
         assert_eq!(of(&VALID.replacen("00", "cc", 1)).unwrap().traceparent(), VALID);
         assert!(of(&format!("{}-more", VALID.replacen("00", "cc", 1))).is_some());
         for wrong in [

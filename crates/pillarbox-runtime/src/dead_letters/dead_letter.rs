@@ -16,8 +16,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::attributes::{ORIGINAL_ID, REPLAYED_AT, REPLAYS, original_id, replay_count, request_id};
-use crate::dispatcher::FailureNote;
-use crate::outcome::{FailureKind, truncate_error};
+use crate::outcome::{FailureDetails, FailureKind, truncate_error};
 use crate::trace::TraceContext;
 
 /// Maximum number of causes that are stored, so that a dead letter never fails to be stored for their size.
@@ -32,7 +31,8 @@ const MAX_CAUSES: usize = 8;
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive};
-/// # use pillarbox_runtime::{DeadLetter, DlqPolicy, Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::{Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::dead_letters::{DeadLetter, DlqPolicy};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
 /// let orders: Mailbox<u32> = backend.mailbox("orders")?;
@@ -95,7 +95,7 @@ pub struct DeadLetterInfo {
     pub sent_at: Timestamp,
     /// When the message was first delivered since it was sent or last replayed, by the clock of its backend.
     /// Equals [`sent_at`](Self::sent_at) if the backend does not
-    /// [record](pillarbox_core::Capabilities::tells_first_received) it.
+    /// [record](pillarbox_core::Capabilities::reports_first_received) it.
     pub first_received_at: Timestamp,
     /// The request that the message is about: the attribute `pillarbox.request_id`, else the field
     /// `request_id` of a JSON body, if that is a UUID.
@@ -124,7 +124,7 @@ impl DeadLetter {
     pub(crate) fn new(
         source: &QueueName,
         message: &RawMessage,
-        failure: &FailureNote,
+        failure: &FailureDetails,
         worker: String,
         now: Timestamp,
     ) -> Self {
@@ -315,7 +315,7 @@ impl Stored<DeadLetterInfo, Box<RawValue>> {
 ///
 /// ```
 /// use pillarbox_core::{Codec, Json, Raw};
-/// use pillarbox_runtime::{DeadLetter, DeadLetterCodec};
+/// use pillarbox_runtime::dead_letters::{DeadLetter, DeadLetterCodec};
 ///
 /// let text = br#"{"message_id":"0193b1f4-0000-7000-8000-000000000000","source_mailbox":"orders",
 ///     "dead_lettered_at":"2026-11-16T10:00:00Z","first_received_at":"2026-11-16T09:00:00Z",
@@ -402,7 +402,7 @@ mod tests {
         message.attributes.insert(ORIGINAL_ID, MessageId::from_key("first").to_string());
         let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         message.attributes.insert("traceparent", trace);
-        let failure = FailureNote {
+        let failure = FailureDetails {
             kind: FailureKind::Error,
             type_name: "shop::OutOfStock",
             text: "x".repeat(5_000).into(),
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn every_body_comes_back_to_the_byte_and_every_field_with_it() {
+    fn every_body_and_every_field_survives_a_round_trip() {
         for body in [&b"{\"n\": 1.10}"[..], b" [1]\n", b"text", b"", b"\xff\x00"] {
             let letter = letter(body);
             let bytes = DeadLetterCodec(Raw).encode(&letter).unwrap();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn json_can_be_read_as_what_it_is_and_is_written_alike() {
+    fn json_bodies_are_decoded_and_encoded_alike() {
         let raw = letter(b"{\"n\": 1}");
         let bytes = DeadLetterCodec(Raw).encode(&raw).unwrap();
         let typed: DeadLetter<serde_json::Value> = Json.decode(&bytes).unwrap();
@@ -466,7 +466,7 @@ mod tests {
 
     /// What is in flight while workers are updated must not get a second dead letter under another id.
     #[test]
-    fn the_id_of_a_letter_is_what_it_always_was() {
+    fn the_id_of_a_dead_letter_is_stable_across_versions() {
         let of = MessageId::from_key("m");
         let key = format!("dead letter of {of} in orders at 1700000000000000000");
         let mut letter = letter(b"1");
@@ -477,12 +477,12 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_the_first_delivery_is_the_time_of_sending_where_the_backend_does_not_tell_it() {
+    fn the_time_of_the_first_delivery_defaults_to_the_time_of_sending() {
         let told = letter(b"1");
         let (sent, later) = (Timestamp::from_secs(1_700_000_000), Duration::from_secs(7));
         assert_eq!((told.sent_at, told.first_received_at), (sent, sent + later));
         let message = RawMessage::new(MessageId::new(), "1", sent);
-        let failure = FailureNote {
+        let failure = FailureDetails {
             kind: FailureKind::Error,
             type_name: "",
             text: "".into(),
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_of_before_there_was_a_time_of_sending_is_read_as_it_was() {
+    fn a_dead_letter_that_was_stored_without_a_time_of_sending_can_be_read() {
         let letter = letter(b"1");
         let text =
             String::from_utf8(DeadLetterCodec(Raw).encode(&letter).unwrap().to_vec()).unwrap();
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_has_one_id_for_each_life_of_a_message() {
+    fn a_dead_letter_has_one_id_for_each_replay_of_a_message() {
         let (one, of) = (letter(b"1"), MessageId::from_key("m"));
         let id = |letter: &DeadLetter, of| letter.outgoing(of).unwrap().id;
         assert_eq!(id(&one, of), id(&one, of));
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_is_the_message_once_more_under_an_id_of_its_own() {
+    fn a_replay_is_the_same_message_under_a_new_id() {
         let letter = letter(b"{}");
         let now = Timestamp::from_secs(1_800_000_000);
         let own = MessageId::new();

@@ -38,7 +38,7 @@ pub enum ErrorClass {
 ///
 /// ```
 /// use std::time::Duration;
-/// use pillarbox_runtime::{Classify, DlqPolicy, ErrorClass};
+/// use pillarbox_runtime::dead_letters::{Classify, DlqPolicy, ErrorClass};
 ///
 /// #[derive(Debug, thiserror::Error)]
 /// enum BankError {
@@ -124,7 +124,8 @@ impl ErrorClass {
     /// types that are [registered](super::DlqPolicy::classify) with a policy.
     ///
     /// ```
-    /// use pillarbox_runtime::{ErrorClass, Failure};
+    /// use pillarbox_runtime::Failure;
+    /// use pillarbox_runtime::dead_letters::ErrorClass;
     ///
     /// let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
     /// assert_eq!(ErrorClass::of(&Failure::of(reset)), ErrorClass::Retriable);

@@ -11,7 +11,7 @@ use pillarbox_core::{
 };
 
 use super::dead_letter::DeadLetter;
-use crate::answers::each;
+use crate::batch_results::per_entry;
 
 /// Maximum number of replays of a message, by default.
 pub(crate) const DEFAULT_MAX_REPLAYS: u32 = 3;
@@ -73,6 +73,6 @@ pub(crate) async fn send_back<'a>(
     let messages: Vec<_> =
         letters.into_iter().map(|(own, letter)| letter.replay(own, now)).collect();
     let count = messages.len();
-    let sent = each(target.send(messages).await, count, Some(target.name()), "send");
+    let sent = per_entry(target.send(messages).await, count, Some(target.name()), "send");
     sent.into_iter().map(|sent| sent.map(|sent| sent.id)).collect()
 }

@@ -1,77 +1,81 @@
-//! Keeping the leases of what is held, and losing them.
+//! Extending the leases of deliveries in flight, and losing them.
 
 use pillarbox_core::SettleAction;
 use tokio::time::Instant;
 
-use super::held::{LeaseState, Start};
-use super::lane::Entry;
-use super::{Dispatcher, Key, LaneKind, What};
+use super::Dispatcher;
+use super::in_flight::{Key, LeaseState, StartRecord};
+use super::protocol::SettleKind;
+use super::settle_batcher::SettleEntry;
+use crate::delivery_event::DeliveryChange;
 
 impl Dispatcher {
-    /// Has the leases extended whose time has come.
+    /// Extends the leases that are due, and loses those that expired.
     pub(super) fn renew(&mut self, now: Instant) {
         for source in 0..self.sources.len() {
-            for key in self.sources[source].lane(LaneKind::Extensions).take_expired(now) {
-                self.too_late(key);
+            for key in self.sources[source].batcher(SettleKind::Extension).take_expired(now) {
+                if self.in_flight.get(key).is_some_and(|delivery| !delivery.is_settling()) {
+                    self.lose(key);
+                }
             }
-            let while_beating = self.sources[source].settings.while_beating;
+            let while_beating = self.sources[source].settings.extend_while_beating;
             while let Some(key) = self.sources[source].due_renewal(now) {
-                let Some(held) = self.held.get(key) else { continue };
-                if held.lease_state != LeaseState::Running || held.is_settling() {
+                let Some(delivery) = self.in_flight.get(key) else { continue };
+                if delivery.lease_state != LeaseState::Running || delivery.is_settling() {
                     continue;
                 }
-                let is_running = held.is_seated() && held.lease.has_begun();
-                if now >= held.deadline {
+                let is_running = delivery.is_assigned() && delivery.lease.has_begun();
+                if now >= delivery.deadline {
                     self.lose(key);
-                } else if while_beating && is_running && !held.lease.take_beat() {
-                    let deadline = held.deadline;
+                } else if while_beating && is_running && !delivery.lease.take_beat() {
+                    let deadline = delivery.deadline;
                     self.sources[source].renew_later(key, now, deadline);
                 } else {
                     let timeout = self.sources[source].settings.visibility;
-                    // That a handler has started on it is told in passing.
-                    let action = if is_running && held.start != Start::Recording {
+                    // The extension of a running handler's lease also records its start, at no cost.
+                    let action = if is_running && delivery.start != StartRecord::Pending {
                         SettleAction::Start { timeout }
                     } else {
                         SettleAction::Extend { timeout }
                     };
-                    let entry = Entry::new(key, action, held.deadline);
-                    self.sources[source].lane(LaneKind::Extensions).push(entry);
+                    let entry = SettleEntry::new(key, action, delivery.deadline);
+                    self.sources[source].batcher(SettleKind::Extension).push(entry);
                 }
             }
         }
     }
 
-    /// Has the queue know that a handler starts on a delivery. The worker waits for it.
+    /// Records in the queue that a handler starts on a delivery. The worker waits for it.
     pub(super) fn record_start(&mut self, key: Key) {
-        let Some(held) = self.held.get_mut(key) else { return };
-        if held.is_lost() || held.is_settling() {
+        let Some(delivery) = self.in_flight.get_mut(key) else { return };
+        if delivery.is_lost() || delivery.is_settling() {
             return;
         }
-        held.start = Start::Recording;
-        let (source, deadline) = (held.source, held.deadline);
+        delivery.start = StartRecord::Pending;
+        let (source, deadline) = (delivery.source, delivery.deadline);
         let timeout = self.sources[source].settings.visibility;
-        let entry = Entry::new(key, SettleAction::Start { timeout }, deadline);
-        self.sources[source].lane(LaneKind::Extensions).push(entry);
+        let entry = SettleEntry::new(key, SettleAction::Start { timeout }, deadline);
+        self.sources[source].batcher(SettleKind::Extension).push(entry);
     }
 
     pub(super) fn lose(&mut self, key: Key) {
-        let Some(source) = self.held.get(key).map(|held| held.source) else { return };
-        let cancels = self.sources[source].settings.cancel_lost;
-        let Some(held) = self.held.get_mut(key) else { return };
-        // A transaction decides; the outcome is known when it ends.
-        let is_in_transaction = held.is_seated() && held.lease.is_acknowledged();
-        if is_in_transaction || held.lease_state != LeaseState::Running {
+        let Some(source) = self.in_flight.get(key).map(|delivery| delivery.source) else { return };
+        let cancels = self.sources[source].settings.cancel_when_lost;
+        let Some(delivery) = self.in_flight.get_mut(key) else { return };
+        // The handler's transaction decides; its result is known when the handler ends.
+        let is_in_transaction = delivery.is_assigned() && delivery.lease.is_acknowledged();
+        if is_in_transaction || delivery.lease_state != LeaseState::Running {
             return;
         }
-        held.lease_state = LeaseState::Lost;
-        held.lease.lose();
+        delivery.lease_state = LeaseState::Lost;
+        delivery.lease.lose();
         if cancels {
-            held.lease.cancel();
+            delivery.lease.cancel();
         }
-        let is_nowhere = held.is_waiting();
-        self.note(key, What::LeaseLost);
-        if is_nowhere {
-            self.held.remove(key);
+        let is_unassigned = delivery.is_unassigned();
+        self.report(key, DeliveryChange::LeaseLost);
+        if is_unassigned {
+            self.in_flight.remove(key);
         }
     }
 }

@@ -1,41 +1,42 @@
-//! Who gets which message, and what becomes of it: the dispatcher, pure.
+//! The dispatcher: decides which worker gets which message and what becomes of it. A pure state machine.
 //!
-//! It takes events and the time and gives actions; the [driver](crate::driver) does what they say and
-//! comes back with what happened. Nothing here waits, locks or knows a queue.
+//! It takes inputs and the time, and returns actions; the [driver](crate::driver) carries them out and reports
+//! the results. Nothing here waits, locks or does I/O.
 //!
 //! ```text
-//!            Fetched                Assign                  Finished
-//!  queue ─────────────► dispatcher ────────► inbox, worker ──────────► dispatcher
-//!        ◄───────────── (holds it) ◄──────── Settled, Buried
-//!          Fetch, Settle, Bury
+//!            Fetched                  Assign           Finished
+//!  queue ─────────────► dispatcher ────────► worker ──────────► dispatcher
+//!        ◄───────────── (in flight) ◄─────── Settled, DeadLetterStored
+//!          Fetch, Settle, StoreDeadLetter
 //! ```
 //!
-//! A delivery is *held* from the moment it is received until it is settled or lost. Meanwhile its lease
-//! is extended, wherever it is: in an inbox, in a handler, or on its way to the dead letters.
+//! A delivery is *in flight* from its receive until it is settled or lost. Its lease is extended all the time:
+//! while it waits for a worker, while its handler runs, and while its dead letter is stored.
 //!
 //! Invariants:
 //!
-//! 1. No more is asked for than there are free places: what is held in inboxes and handlers, and what
-//!    fetches under way may bring, never exceeds the places of the workers.
-//! 2. A delivery is in one place: in the backlog, with one worker, being buried, or being settled.
-//! 3. After a stop nothing is fetched, nothing is begun, and everything that is held is settled or given
-//!    up; then, and only then, it is over.
+//! 1. No more is requested than there is room for: the deliveries assigned to workers and those that receives
+//!    under way may return never exceed the capacity of the workers.
+//! 2. A delivery is at one stage: unassigned, with one worker, being dead-lettered, or being settled.
+//! 3. After a stop nothing is received and no handler is started, and every delivery in flight is settled or
+//!    given up; only then the dispatcher finishes.
 
-mod burying;
+mod bounded_counts;
+mod dead_lettering;
 mod fetching;
-mod held;
-mod lane;
+mod in_flight;
 mod leases;
-mod memory;
 mod protocol;
-mod seats;
+mod quarantine;
+mod scaling;
+mod settle_batcher;
 mod settling;
+mod shutdown;
 mod source;
-mod spared;
-mod staff;
-mod suspects;
 #[cfg(test)]
 mod tests;
+mod uncounted_deliveries;
+mod worker_slots;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -45,47 +46,43 @@ use pillarbox_core::clock::later;
 use pillarbox_core::{Delivery, Error, MessageId, RawMessage, Receipt, Result};
 use tokio::time::Instant;
 
-pub(crate) use self::held::Key;
-use self::held::{Held, Intent, LeaseState, Place, Table};
+pub(crate) use self::in_flight::Key;
+use self::in_flight::{InFlight, InFlightTable, Intent, LeaseState, Stage};
 pub(crate) use self::protocol::{
-    Action, Assigned, Burial, Event, FailureNote, Finished, LaneKind, LetterNote, Note, Then,
-    Verdict, What,
+    Action, Assignment, Finished, Input, NewDeadLetter, SettleKind, StoredDeadLetter,
 };
-use self::seats::Seat;
+pub(crate) use self::quarantine::STAGGER;
+use self::quarantine::{Admission, Quarantine};
 use self::source::Source;
-pub(crate) use self::source::SourceSettings;
-use self::spared::Spared;
-pub(crate) use self::suspects::{Quarantine, STAGGER};
-use self::suspects::{Suspects, Suspicion};
-use crate::control::{Stop, Wanted};
+pub(crate) use self::source::{QuarantineSettings, SourceSettings};
+use self::uncounted_deliveries::UncountedDeliveries;
+use self::worker_slots::WorkerSlot;
+use crate::delivery_event::{DeliveryChange, DeliveryEvent};
+use crate::desired_state::{DesiredState, Stop};
 use crate::outcome::FailureKind;
+use crate::verdict::{Disposition, Verdict};
 
-/// After handlers were cancelled, how long they have to let go of their messages.
-const GRACE: Duration = Duration::from_secs(1);
-/// And how long what is done has to be settled after that.
-const LAST_SETTLES: Duration = Duration::from_secs(10);
-
-/// What does not change while the workers run.
+/// The settings of a worker pool.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// How many deliveries may wait in the inbox of a worker.
-    pub(crate) inbox: usize,
-    /// How many finished deliveries may wait to be settled before no more are fetched.
-    pub(crate) results: usize,
-    /// How long to wait after a call of the queue has failed; doubles with each failure.
-    pub(crate) backoff: Duration,
+    /// Number of deliveries that may wait for each worker.
+    pub(crate) prefetch: usize,
+    /// Number of finished deliveries that may wait to be settled before no more are received.
+    pub(crate) result_buffer: usize,
+    /// The delay after a receive that failed; doubles with each failure.
+    pub(crate) receive_backoff: Duration,
 }
 
-/// Where the whole is on its way from start to end.
+/// The phase of a worker pool, from start to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Running,
     Paused,
-    /// Finishing what is running, until then.
+    /// Running handlers finish until the deadline.
     Draining {
         deadline: Instant,
     },
-    /// Handlers were cancelled; until then they may let go of their messages.
+    /// Handlers were cancelled; they have until the deadline to end.
     Cancelling {
         deadline: Instant,
     },
@@ -103,158 +100,166 @@ impl Mode {
 pub(crate) struct Dispatcher {
     settings: Settings,
     sources: Vec<Source>,
-    seats: Vec<Seat>,
-    /// Where the search for a worker begins, so that all get their share.
-    next_seat: usize,
-    held: Table,
-    spared: Spared,
-    suspects: Suspects,
-    /// Deliveries that no inbox has room for.
-    backlog: VecDeque<Key>,
-    /// Deliveries that a limit refused, and when they are tried again.
-    resting: VecDeque<(Instant, Key)>,
-    /// Dead letters that could not be stored, and when that is tried again.
-    burials: Vec<(Instant, Key)>,
-    /// How far the sources have come that were asked lately: where one begins that had nothing.
-    level: f64,
-    /// Which source is first to be looked at.
+    slots: Vec<WorkerSlot>,
+    /// The slot at which the search for a worker begins, so that all get their share.
+    next_slot: usize,
+    in_flight: InFlightTable,
+    uncounted: UncountedDeliveries,
+    quarantine: Quarantine,
+    /// Deliveries that no worker has room for.
+    unassigned: VecDeque<Key>,
+    /// Deliveries that a limit refused, and when they are assigned again.
+    shed: VecDeque<(Instant, Key)>,
+    /// Dead letters and error replies whose last try failed, and when the next one is due.
+    dead_letter_retries: Vec<(Instant, Key)>,
+    /// Virtual time of the sources that were asked last, at which a source that becomes busy starts.
+    virtual_time: f64,
+    /// The source that is looked at first.
     next_source: usize,
-    /// Handlers had their time to let go; what is left is being settled.
-    is_last_call: bool,
+    /// Cancelled handlers were given up; only settles are waited for.
+    has_given_up_handlers: bool,
     mode: Mode,
-    wanted: Wanted,
-    /// Every source is closed: the reason to stop.
+    desired: DesiredState,
+    /// The error by which the last source was closed, if all are.
     closed: Option<Error>,
     actions: VecDeque<Action>,
-    notes: Vec<Note>,
+    events: Vec<DeliveryEvent>,
 }
 
 impl Dispatcher {
     pub(crate) fn new(
         settings: Settings,
         sources: impl IntoIterator<Item = SourceSettings>,
-        wanted: Wanted,
+        desired: DesiredState,
         now: Instant,
     ) -> Self {
         let mut dispatcher = Self {
             settings,
             sources: sources.into_iter().map(Source::new).collect(),
-            seats: Vec::new(),
-            next_seat: 0,
-            held: Table::default(),
-            spared: Spared::default(),
-            suspects: Suspects::default(),
-            backlog: VecDeque::new(),
-            resting: VecDeque::new(),
-            burials: Vec::new(),
-            level: 0.0,
+            slots: Vec::new(),
+            next_slot: 0,
+            in_flight: InFlightTable::default(),
+            uncounted: UncountedDeliveries::default(),
+            quarantine: Quarantine::default(),
+            unassigned: VecDeque::new(),
+            shed: VecDeque::new(),
+            dead_letter_retries: Vec::new(),
+            virtual_time: 0.0,
             next_source: 0,
-            is_last_call: false,
+            has_given_up_handlers: false,
             mode: Mode::Running,
-            wanted,
+            desired,
             closed: None,
             actions: VecDeque::new(),
-            notes: Vec::new(),
+            events: Vec::new(),
         };
-        dispatcher.change(wanted, now);
+        dispatcher.apply(desired, now);
         dispatcher
     }
 
-    /// What is to be done next. After [`plan`](Self::plan), until there is no more.
+    /// Returns the next action. To be called after [`plan`](Self::plan) until there is none.
     pub(crate) fn next_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// What is worth telling, since the last call.
-    pub(crate) fn take_notes(&mut self) -> std::vec::Drain<'_, Note> {
-        self.notes.drain(..)
+    /// Takes the events since the last call.
+    pub(crate) fn take_events(&mut self) -> std::vec::Drain<'_, DeliveryEvent> {
+        self.events.drain(..)
     }
 
     pub(crate) const fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// How many deliveries are held.
+    /// Returns the number of deliveries in flight.
     pub(crate) fn in_flight(&self) -> usize {
-        self.held.len()
+        self.in_flight.len()
     }
 
-    /// How many workers there shall be.
+    /// Returns the number of workers that are not stopping.
     pub(crate) fn active_workers(&self) -> usize {
-        self.seats.iter().filter(|seat| seat.is_active()).count()
+        self.slots.iter().filter(|slot| slot.is_active()).count()
     }
 
-    /// The message that an entry of the call under way is about, and the worker that had it at last.
+    /// Returns the message of an entry of the settle call under way, and the worker that had it last.
     pub(crate) fn settling(
         &self,
         source: usize,
-        lane: LaneKind,
+        kind: SettleKind,
         entry: usize,
     ) -> Option<(MessageId, Option<usize>)> {
-        let held = self.held.get(self.sources[source].under_way(lane, entry)?)?;
-        Some((held.message.id, held.worker))
+        let delivery = self.in_flight.get(self.sources[source].under_way(kind, entry)?)?;
+        Some((delivery.message.id, delivery.worker))
     }
 
-    /// Why all came to an end by itself, if it did.
+    /// Returns the error by which the last source was closed, if all are.
     pub(crate) fn closed(&self) -> Option<&Error> {
         self.closed.as_ref()
     }
 
-    /// Takes in what happened. Any number of events may be taken in before [`plan`](Self::plan).
-    pub(crate) fn handle(&mut self, event: Event, now: Instant) {
-        match event {
-            Event::Fetched { source, answer } => self.fetched(source, answer, now),
-            Event::Starting { key } => self.record_start(key),
-            Event::Finished(finished) => self.finished(finished, now),
-            Event::Returned { key, worker } => self.returned(key, worker),
-            Event::Skipped { worker } => self.leave(worker),
-            Event::Settled { source, lane, answer } => self.settled(source, lane, answer, now),
-            Event::Buried { key, answer } => self.buried(key, answer, now),
-            Event::Wanted(wanted) => self.change(wanted, now),
-            Event::WorkerEnded { worker } => self.worker_ended(worker),
+    /// Takes in what happened. Any number of inputs may be handled before [`plan`](Self::plan).
+    pub(crate) fn handle(&mut self, input: Input, now: Instant) {
+        match input {
+            Input::Fetched { source, result } => self.fetched(source, result, now),
+            Input::Starting { key } => self.record_start(key),
+            Input::Finished(finished) => self.finished(finished, now),
+            Input::Returned { key, worker } => self.returned(key, worker),
+            Input::Skipped { worker } => self.pop_assigned(worker),
+            Input::Settled { source, kind, result } => self.settled(source, kind, result, now),
+            Input::DeadLetterStored { key, result } => self.dead_letter_stored(key, result, now),
+            Input::ErrorReplySent { key, result } => self.error_reply_sent(key, result, now),
+            Input::DeadLetterReported { key } => self.dead_letter_reported(key),
+            Input::Desired(desired) => self.apply(desired, now),
+            Input::WorkerEnded { worker } => self.worker_ended(worker),
         }
     }
 
-    /// Decides what is to be done now: what time has brought, what can be settled, what can be fetched.
+    /// Decides what is to be done now.
+    ///
+    /// The order matters. The shutdown and the leases come first, since later steps depend on the mode and must
+    /// not assign what is lost. A message to be isolated comes before assignments, which must not start
+    /// anything beside it. Assignments come before rebalancing, which only helps workers that are still idle.
+    /// Settles come after all steps that produce some, so that they share a call, and receives after all steps
+    /// that change the room. Whether everything is over is known at the very end.
     pub(crate) fn plan(&mut self, now: Instant) {
-        self.pass(now);
+        self.advance_shutdown(now);
         self.renew(now);
-        self.bury_again(now);
-        self.run_suspects(now);
-        self.seat_rested(now);
-        self.seat_backlog();
-        self.balance();
+        self.retry_dead_letters(now);
+        self.run_isolated(now);
+        self.assign_shed(now);
+        self.assign_unassigned();
+        self.rebalance();
         for source in 0..self.sources.len() {
-            for lane in [LaneKind::Settles, LaneKind::Extensions] {
-                self.call(source, lane, now);
+            for kind in [SettleKind::Final, SettleKind::Extension] {
+                self.call_settle(source, kind, now);
             }
         }
         self.fetch(now);
-        if self.mode.is_ending() && self.mode != Mode::Finished && self.held.is_empty() {
+        if self.mode.is_ending() && self.mode != Mode::Finished && self.in_flight.is_empty() {
             self.mode = Mode::Finished;
             self.actions.push_back(Action::Finish);
         }
     }
 
-    /// When [`plan`](Self::plan) has something to do even if nothing happens.
+    /// Returns when [`plan`](Self::plan) has something to do even without an input.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let ending = match self.mode {
             Mode::Draining { deadline } | Mode::Cancelling { deadline } => Some(deadline),
             _ => None,
         };
         let is_running = self.mode == Mode::Running;
-        let of_sources = self.sources.iter().filter_map(|source| source.next_wake(is_running));
-        let rested = self.resting.front().map(|(until, _)| *until);
-        let burials = self.burials.iter().map(|(at, _)| *at);
-        let suspects = self.suspects.next_wake();
-        of_sources.chain(ending).chain(rested).chain(burials).chain(suspects).min()
+        let sources = self.sources.iter().filter_map(|source| source.next_wake(is_running));
+        let shed = self.shed.front().map(|(until, _)| *until);
+        let dead_letters = self.dead_letter_retries.iter().map(|(at, _)| *at);
+        let quarantine = self.quarantine.next_wake();
+        sources.chain(ending).chain(shed).chain(dead_letters).chain(quarantine).min()
     }
 
-    fn fetched(&mut self, source: usize, answer: Result<Vec<Delivery>>, now: Instant) {
-        let deliveries = match answer {
+    fn fetched(&mut self, source: usize, result: Result<Vec<Delivery>>, now: Instant) {
+        let deliveries = match result {
             Ok(deliveries) => deliveries,
             Err(error) => {
-                self.sources[source].fetch_failed(&error, self.settings.backoff, now);
+                self.sources[source].fetch_failed(&error, self.settings.receive_backoff, now);
                 if self.sources.iter().all(Source::is_closed) && !self.mode.is_ending() {
                     self.closed = Some(error);
                     self.stop(Stop::Graceful, now);
@@ -262,92 +267,94 @@ impl Dispatcher {
                 return;
             }
         };
-        self.sources[source].fetched(deliveries.len(), self.settings.backoff, now);
-        self.sources[source].tidy_renewals(&self.held);
-        if !deliveries.is_empty() {
-            self.catch_up(source);
+        self.sources[source].fetch_succeeded(deliveries.len(), now);
+        self.sources[source].prune_renewals(&self.in_flight);
+        if !deliveries.is_empty() && !self.sources[source].is_busy {
+            self.sources[source].become_busy(self.virtual_time);
         }
         for Delivery { message, receipt, .. } in deliveries {
-            self.hold(source, message, receipt, now);
+            self.received(source, message, receipt, now);
         }
     }
 
-    fn hold(&mut self, source: usize, message: RawMessage, receipt: Receipt, now: Instant) {
-        let visibility = self.sources[source].settings.visibility;
-        let suspicion = self.suspicion(source, &message);
+    fn received(&mut self, source: usize, message: RawMessage, receipt: Receipt, now: Instant) {
+        let deadline = now + self.sources[source].settings.visibility;
+        let admission = self.admit(source, &message);
         let attempt = self.attempt(source, &message);
-        let key = self.held.insert(Held::new(source, message, receipt, attempt, now + visibility));
-        self.sources[source].renew_later(key, now, now + visibility);
-        self.note(key, What::Received);
-        match suspicion {
+        let delivery = InFlight::new(source, message, receipt, attempt, deadline);
+        let key = self.in_flight.insert(delivery);
+        self.sources[source].renew_later(key, now, deadline);
+        self.report(key, DeliveryChange::Received);
+        match admission {
             _ if self.mode.is_ending() => self.settle(key, Intent::Return),
-            Suspicion::Proven { route } => self.quarantine(key, route),
-            Suspicion::Suspect => self.suspect(key),
-            // A suspect is to be alone.
-            Suspicion::None if self.suspects.is_any() => self.settle(key, Intent::Return),
-            Suspicion::None => self.seat(key),
+            Admission::Quarantine { route } => self.quarantine(key, route),
+            Admission::Isolate => self.isolate(key),
+            Admission::Run if self.quarantine.is_isolating() => self.settle(key, Intent::Return),
+            Admission::Run => self.assign(key),
         }
     }
 
-    /// Number of this attempt at a message: its deliveries without those that were none.
+    /// Returns the number of this attempt at a message: its deliveries without the uncounted ones.
     fn attempt(&self, source: usize, message: &RawMessage) -> u32 {
         if self.sources[source].settings.quarantine.is_exact {
             return message.attempt();
         }
-        let uncounted = self.spared.of((source, message.id));
+        let uncounted = self.uncounted.get((source, message.id));
         message.delivery_count.saturating_sub(uncounted).max(1)
     }
 
-    /// Keeps a delivery until then, and tries it again.
-    fn rest(&mut self, key: Key, until: Instant) {
-        self.note(key, What::Shed);
-        let Some(held) = self.held.get_mut(key) else { return };
-        held.place = Place::Backlog;
-        if held.is_lost() || self.mode.is_ending() {
-            self.give_back(key);
+    /// Keeps a delivery that a limit refused, and assigns it again later.
+    fn hold_shed(&mut self, key: Key, until: Instant) {
+        self.report(key, DeliveryChange::Shed);
+        let Some(delivery) = self.in_flight.get_mut(key) else { return };
+        delivery.stage = Stage::Unassigned;
+        if delivery.is_lost() || self.mode.is_ending() {
+            self.reassign(key);
         } else {
-            // All rest for as long, so that the first to come is the first to go.
-            self.resting.push_back((until, key));
+            // The delay is the same for all, so this is in order of time.
+            self.shed.push_back((until, key));
         }
     }
 
-    fn seat_rested(&mut self, now: Instant) {
-        while self.resting.front().is_some_and(|(until, _)| *until <= now || self.mode.is_ending())
-        {
-            let Some((_, key)) = self.resting.pop_front() else { return };
-            if self.held.get(key).is_some_and(Held::is_waiting) {
-                self.give_back(key);
+    fn assign_shed(&mut self, now: Instant) {
+        while self.shed.front().is_some_and(|(until, _)| *until <= now || self.mode.is_ending()) {
+            let Some((_, key)) = self.shed.pop_front() else { return };
+            if self.in_flight.get(key).is_some_and(InFlight::is_unassigned) {
+                self.reassign(key);
             }
         }
     }
 
-    fn seat_backlog(&mut self) {
-        for _ in 0..self.backlog.len() {
-            let Some(key) = self.backlog.pop_front() else { return };
-            if self.held.get(key).is_some_and(Held::is_waiting) {
-                self.seat(key);
+    fn assign_unassigned(&mut self) {
+        for _ in 0..self.unassigned.len() {
+            let Some(key) = self.unassigned.pop_front() else { return };
+            if self.in_flight.get(key).is_some_and(InFlight::is_unassigned) {
+                self.assign(key);
             }
         }
     }
 
     fn finished(&mut self, finished: Finished, now: Instant) {
         let Finished { key, worker, verdict, took, .. } = finished;
-        self.leave(worker);
-        // It may have been given up: the drain was over before its handler was.
-        let Some(held) = self.held.get(key) else { return };
-        let (lease_state, is_acknowledged) = (held.lease_state, held.lease.is_acknowledged());
-        if !matches!(verdict, Verdict::Shed { .. } | Verdict::TooLate) {
+        self.pop_assigned(worker);
+        // It may have been given up already, if the drain ended before its handler did.
+        let Some(delivery) = self.in_flight.get(key) else { return };
+        let (lease_state, is_acknowledged) =
+            (delivery.lease_state, delivery.lease.is_acknowledged());
+        if !matches!(verdict, Verdict::Shed { .. } | Verdict::NotRun) {
             self.clear(key);
         }
-        if let Verdict::Failed { failure, then } = &verdict {
-            self.note(key, What::Failed { failure: failure.clone(), then: then.clone() });
+        if let Verdict::Failed { failure, disposition } = &verdict {
+            let (failure, disposition) = (failure.clone(), disposition.clone());
+            self.report(key, DeliveryChange::Failed { failure, disposition });
         }
         let took = took.unwrap_or_default();
         match lease_state {
             LeaseState::Acknowledged => self.acknowledged(key, took),
-            // Whatever it says, the message may be gone; and a dead letter of a message that is done must not be.
+            // Whatever the verdict is, the message may be acknowledged already, and there must be no dead letter
+            // of a message that is done. The queue is asked first.
             LeaseState::Running if is_acknowledged && verdict != Verdict::Settled => {
-                // There may be no place for it here by the time of the answer.
+                // There may be no room for it here by the time of the answer.
                 let verdict = match verdict {
                     Verdict::Shed { .. } => Verdict::Released { delay: Duration::ZERO },
                     other => other,
@@ -358,48 +365,49 @@ impl Dispatcher {
         }
     }
 
-    /// Does what the end of a handler asks for.
+    /// Carries out a verdict.
     fn conclude(&mut self, key: Key, verdict: Verdict, took: Duration, now: Instant) {
         match verdict {
             Verdict::Done => self.settle(key, Intent::Succeed { took }),
             Verdict::Settled => self.acknowledged(key, took),
             Verdict::Released { delay } => self.settle(key, Intent::Release { delay }),
-            Verdict::Shed { delay } => self.rest(key, later(now, delay)),
-            Verdict::TooLate => self.never_run(key),
-            Verdict::Failed { failure, then } => match then {
-                Then::Retry { delay } => self.settle(key, Intent::Retry { delay }),
-                Then::Park { delay } => {
-                    let is_spared = failure.kind == FailureKind::UnknownKind;
-                    self.settle(key, Intent::Park { delay, is_spared });
+            Verdict::Shed { delay } => self.hold_shed(key, later(now, delay)),
+            Verdict::NotRun => self.end_not_run(key),
+            Verdict::Failed { failure, disposition } => match disposition {
+                Disposition::Retry { delay } => self.settle(key, Intent::Retry { delay }),
+                Disposition::Park { delay } => {
+                    let is_uncounted = failure.kind == FailureKind::UnknownKind;
+                    self.settle(key, Intent::Park { delay, is_uncounted });
                 }
-                Then::Release => self.settle(key, Intent::Release { delay: Duration::ZERO }),
-                Then::Bury { route } => self.bury(key, failure, route),
+                Disposition::Release => {
+                    self.settle(key, Intent::Release { delay: Duration::ZERO });
+                }
+                Disposition::DeadLetter { route } => self.dead_letter(key, failure, route),
             },
         }
     }
 
-    /// A delivery that was not begun is given to another worker, or goes back to its queue if this is the
-    /// end.
-    fn give_back(&mut self, key: Key) {
+    /// Assigns a delivery that was not begun to another worker; or returns it to its queue during a shutdown.
+    fn reassign(&mut self, key: Key) {
         let is_ending = self.mode.is_ending();
-        let Some(held) = self.held.get_mut(key) else { return };
-        if held.is_lost() {
-            self.held.remove(key);
+        let Some(delivery) = self.in_flight.get_mut(key) else { return };
+        if delivery.is_lost() {
+            self.in_flight.remove(key);
         } else if is_ending {
             self.settle(key, Intent::Return);
         } else {
-            // The one before is still in an inbox, where it says that it was taken back.
-            held.lease = Arc::default();
-            self.seat(key);
+            // The old lease is still with the other worker, marked as taken back.
+            delivery.lease = Arc::default();
+            self.assign(key);
         }
     }
 
-    fn note(&mut self, key: Key, what: What) {
-        if let Some(held) = self.held.get(key) {
-            let (source, worker) = (held.source, held.worker);
-            let (id, attempt) = (held.message.id, held.attempt);
-            let delivery_count = held.message.delivery_count;
-            self.notes.push(Note { source, worker, id, attempt, delivery_count, what });
+    fn report(&mut self, key: Key, change: DeliveryChange) {
+        if let Some(delivery) = self.in_flight.get(key) {
+            let (source, worker) = (delivery.source, delivery.worker);
+            let (id, attempt) = (delivery.message.id, delivery.attempt);
+            let delivery_count = delivery.message.delivery_count;
+            self.events.push(DeliveryEvent { source, worker, id, attempt, delivery_count, change });
         }
     }
 }

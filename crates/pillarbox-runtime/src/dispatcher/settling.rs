@@ -1,4 +1,4 @@
-//! Settling: acknowledgements and nacks on their way to the queue, and what comes back.
+//! Settling: acknowledgements and nacks on their way to the queue, and the results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,66 +6,68 @@ use std::time::Duration;
 use pillarbox_core::{Error, Result, SettleAction};
 use tokio::time::Instant;
 
-use super::held::{Intent, LeaseState, Place, Start};
-use super::lane::Entry;
-use super::{Action, Dispatcher, Key, LaneKind, What};
-use crate::answers::each;
+use super::Dispatcher;
+use super::in_flight::{Intent, Key, LeaseState, Stage, StartRecord};
+use super::protocol::{Action, SettleKind};
+use super::settle_batcher::SettleEntry;
+use crate::batch_results::per_entry;
+use crate::delivery_event::DeliveryChange;
 
 impl Dispatcher {
     pub(super) fn settle(&mut self, key: Key, intent: Intent) {
-        let Some(held) = self.held.get_mut(key) else { return };
+        let Some(delivery) = self.in_flight.get_mut(key) else { return };
         let action = match &intent {
-            Intent::Succeed { .. } | Intent::Bury { .. } => SettleAction::Acknowledge,
+            Intent::Succeed { .. } | Intent::DeadLetter { .. } => SettleAction::Acknowledge,
             Intent::Return => SettleAction::Release { delay: Duration::ZERO },
-            Intent::Release { delay } | Intent::Park { delay, is_spared: true } => {
+            Intent::Release { delay } | Intent::Park { delay, is_uncounted: true } => {
                 SettleAction::Release { delay: *delay }
             }
             Intent::Retry { delay } | Intent::Park { delay, .. } => {
                 SettleAction::Nack { delay: *delay }
             }
             Intent::Confirm { .. } => {
-                SettleAction::Extend { timeout: self.sources[held.source].settings.visibility }
+                SettleAction::Extend { timeout: self.sources[delivery.source].settings.visibility }
             }
         };
-        match held.lease_state {
-            // Somebody else has it; there is nothing to give back.
+        match delivery.lease_state {
+            // Another consumer may have the message; there is nothing to give back.
             LeaseState::Lost if action != SettleAction::Acknowledge => {
-                return self.held.remove(key);
+                return self.in_flight.remove(key);
             }
             LeaseState::Acknowledged => return self.acknowledged(key, Duration::ZERO),
             LeaseState::Running | LeaseState::Lost => {}
         }
-        held.place = Place::Settling { intent };
-        let (source, entry) = (held.source, Entry::new(key, action, held.deadline));
-        self.sources[source].lane(LaneKind::Settles).push(entry);
+        delivery.stage = Stage::Settling { intent };
+        let (source, entry) = (delivery.source, SettleEntry::new(key, action, delivery.deadline));
+        self.sources[source].batcher(SettleKind::Final).push(entry);
     }
 
-    /// Makes a call of what a lane has to say, unless one is under way or it is too early.
-    pub(super) fn call(&mut self, source: usize, kind: LaneKind, now: Instant) {
+    /// Makes the next settle call, unless one is under way or the next try is not due.
+    pub(super) fn call_settle(&mut self, source: usize, kind: SettleKind, now: Instant) {
         let max = self.sources[source].settings.max_batch;
         loop {
-            let due = self.sources[source].lane(kind).take(max, now);
+            let due = self.sources[source].batcher(kind).take(max, now);
             if due.is_empty() {
                 return;
             }
             let mut entries = Vec::with_capacity(due.len());
             let mut batch = Vec::with_capacity(due.len());
             for entry in due {
-                // It is of no use any more: settled meanwhile, or lost.
-                let Some(held) = self.held.get(entry.key) else { continue };
-                if kind == LaneKind::Extensions && held.is_settling() {
+                // It was settled or lost in the meantime.
+                let Some(delivery) = self.in_flight.get(entry.key) else { continue };
+                if kind == SettleKind::Extension && delivery.is_settling() {
                     continue;
                 }
-                if kind == LaneKind::Settles && entry.is_ambiguous && now >= held.deadline {
+                if kind == SettleKind::Final && entry.is_ambiguous && now >= delivery.deadline {
                     self.give_up(entry.key);
                     continue;
                 }
-                batch.push((held.receipt.clone(), entry.action));
+                batch.push((delivery.receipt.clone(), entry.action));
                 entries.push(entry);
             }
             if !batch.is_empty() {
-                self.sources[source].lane(kind).call(entries, now);
-                self.actions.push_back(Action::Settle { source, lane: kind, batch });
+                self.sources[source].batcher(kind).call_started(entries, now);
+                self.actions.push_back(Action::Settle { source, kind, batch });
                 return;
             }
         }
@@ -74,160 +76,157 @@ impl Dispatcher {
     pub(super) fn settled(
         &mut self,
         source: usize,
-        kind: LaneKind,
-        answer: Result<Vec<Result<()>>>,
+        kind: SettleKind,
+        result: Result<Vec<Result<()>>>,
         now: Instant,
     ) {
-        let (entries, called_at) = self.sources[source].lane(kind).answered();
+        let (entries, called_at) = self.sources[source].batcher(kind).call_ended();
         let mut failed = Vec::new();
-        let answers = each(answer, entries.len(), None, "settle");
-        for (entry, answer) in entries.into_iter().zip(answers) {
-            match answer {
+        let results = per_entry(result, entries.len(), None, "settle");
+        for (entry, result) in entries.into_iter().zip(results) {
+            match result {
                 Ok(()) => self.accepted(entry, kind, called_at, now),
                 Err(Error::ReceiptHandleExpired { .. }) => self.refused(entry, kind, now),
-                Err(error) if error.is_transient() => failed.push(entry.again()),
-                Err(_) if kind == LaneKind::Settles => self.give_up(entry.key),
-                // What cannot be recorded as started is not run.
-                Err(_) if self.is_recording(&entry) => self.lose(entry.key),
-                // It cannot be extended, and is held until its lease ends.
+                Err(error) if error.is_transient() => failed.push(entry.retry()),
+                Err(_) if kind == SettleKind::Final => self.give_up(entry.key),
+                // A handler whose start cannot be recorded does not run.
+                Err(_) if self.is_recording_start(&entry) => self.lose(entry.key),
+                // It cannot be extended, and stays in flight until its lease expires.
                 Err(_) => self.sources[source].renew_later(entry.key, now, entry.deadline),
             }
         }
-        let (backoff, lease) = (self.settings.backoff, self.sources[source].settings.visibility);
-        self.sources[source].lane(kind).failed(failed, backoff, lease, now);
+        let visibility = self.sources[source].settings.visibility;
+        self.sources[source].batcher(kind).retry_later(failed, visibility, now);
     }
 
-    fn accepted(&mut self, entry: Entry, kind: LaneKind, called_at: Instant, now: Instant) {
+    fn accepted(&mut self, entry: SettleEntry, kind: SettleKind, called_at: Instant, now: Instant) {
         if let Some(timeout) = entry.action.timeout() {
-            let Some(held) = self.held.get_mut(entry.key) else { return };
-            // From when it was asked for: the backend cannot have counted from earlier.
-            held.deadline = called_at + timeout;
+            let Some(delivery) = self.in_flight.get_mut(entry.key) else { return };
+            // Counted from the call: the backend cannot have counted from an earlier time.
+            delivery.deadline = called_at + timeout;
             let is_start = matches!(entry.action, SettleAction::Start { .. });
-            if is_start && held.start == Start::Recording {
-                // It was no renewal: that of the lease is yet to come.
-                held.start = Start::Recorded;
-                held.lease.start();
+            if is_start && delivery.start == StartRecord::Pending {
+                // The renewal of the lease is still scheduled.
+                delivery.start = StartRecord::Recorded;
+                delivery.lease.start();
                 return;
             }
             if is_start {
-                held.start = Start::Recorded;
+                delivery.start = StartRecord::Recorded;
             }
-            let (source, deadline) = (held.source, held.deadline);
+            let (source, deadline) = (delivery.source, delivery.deadline);
             self.sources[source].renew_later(entry.key, now, deadline);
-            self.note(entry.key, What::Extended);
-            if kind == LaneKind::Settles {
+            self.report(entry.key, DeliveryChange::Extended);
+            if kind == SettleKind::Final {
                 self.rolled_back(entry.key, now);
             }
             return;
         }
-        let Some(held) = self.held.get(entry.key) else { return };
-        let Place::Settling { intent } = &held.place else { return };
-        let (of, is_exact) = (
-            (held.source, held.message.id),
-            self.sources[held.source].settings.quarantine.is_exact,
+        let Some(delivery) = self.in_flight.get(entry.key) else { return };
+        let Stage::Settling { intent } = &delivery.stage else { return };
+        let (message, is_exact) = (
+            (delivery.source, delivery.message.id),
+            self.sources[delivery.source].settings.quarantine.is_exact,
         );
-        let what = match intent.clone() {
-            Intent::Succeed { took } => What::Succeeded { took },
-            Intent::Retry { delay } => What::Retried { delay },
-            Intent::Release { delay } => What::Released { delay },
-            Intent::Return => What::Returned,
-            Intent::Park { delay, .. } => What::Parked { delay },
-            Intent::Bury { failure, route, letter } => {
-                What::DeadLettered { failure, route, letter }
+        let change = match intent.clone() {
+            Intent::Succeed { took } => DeliveryChange::Succeeded { took },
+            Intent::Retry { delay } => DeliveryChange::Retried { delay },
+            Intent::Release { delay } => DeliveryChange::Released { delay },
+            Intent::Return => DeliveryChange::Returned,
+            Intent::Park { delay, .. } => DeliveryChange::Parked { delay },
+            Intent::DeadLetter { failure, route, ids } => {
+                DeliveryChange::DeadLettered { failure, route, ids }
             }
             Intent::Confirm { .. } => return,
         };
-        // Where the backend does not count them, this process does.
+        // If the backend does not count uncounted deliveries, this process does.
         if !is_exact && matches!(entry.action, SettleAction::Release { .. }) {
-            self.spared.add(of);
+            self.uncounted.add(message);
         }
-        self.note(entry.key, what);
-        self.held.remove(entry.key);
+        self.report(entry.key, change);
+        self.in_flight.remove(entry.key);
     }
 
-    /// The receipt is worth nothing any more.
-    fn refused(&mut self, entry: Entry, kind: LaneKind, now: Instant) {
+    /// Takes in that the backend refused an expired receipt.
+    fn refused(&mut self, entry: SettleEntry, kind: SettleKind, now: Instant) {
         let is_extension = entry.action.timeout().is_some();
-        let Some(held) = self.held.get_mut(entry.key) else { return };
-        if kind == LaneKind::Extensions && held.is_settling() {
-            // It was settled while the extension was under way.
+        let Some(delivery) = self.in_flight.get_mut(entry.key) else { return };
+        if kind == SettleKind::Extension && delivery.is_settling() {
+            // The delivery was settled while the extension was under way.
             return;
         }
         if entry.is_ambiguous && !is_extension {
             // An earlier call failed after it had done its work.
-            let now = held.deadline;
+            let now = delivery.deadline;
             self.accepted(entry, kind, now, now);
             return;
         }
-        // Its lease cannot have ended by itself: the transaction of its handler was committed.
-        if held.lease.is_acknowledged() && now < held.deadline {
-            match held.place {
-                Place::Settling { intent: Intent::Confirm { took, .. } } => {
+        // The lease cannot have expired: the transaction of the handler was committed.
+        if delivery.lease.is_acknowledged() && now < delivery.deadline {
+            match delivery.stage {
+                Stage::Settling { intent: Intent::Confirm { took, .. } } => {
                     self.acknowledged(entry.key, took);
                 }
-                Place::Settling { .. } => self.acknowledged(entry.key, Duration::ZERO),
-                _ => held.lease_state = LeaseState::Acknowledged,
+                Stage::Settling { .. } => self.acknowledged(entry.key, Duration::ZERO),
+                _ => delivery.lease_state = LeaseState::Acknowledged,
             }
             return;
         }
         self.lose(entry.key);
-        if kind == LaneKind::Settles {
-            self.held.remove(entry.key);
+        if kind == SettleKind::Final {
+            self.in_flight.remove(entry.key);
         }
     }
 
-    /// Its handler has acknowledged it, in a transaction that is committed.
+    /// Takes in that the handler acknowledged the delivery in a transaction that is committed.
     pub(super) fn acknowledged(&mut self, key: Key, took: Duration) {
-        self.note(key, What::Succeeded { took });
-        self.held.remove(key);
+        self.report(key, DeliveryChange::Succeeded { took });
+        self.in_flight.remove(key);
     }
 
-    /// The delivery is still there, so the transaction in which its handler acknowledged it was rolled back: what
-    /// the handler said counts.
+    /// Takes in that the delivery is still there: the transaction in which its handler acknowledged it was rolled
+    /// back, so the verdict of the handler counts.
     fn rolled_back(&mut self, key: Key, now: Instant) {
-        let Some(held) = self.held.get_mut(key) else { return };
-        let Place::Settling { intent: Intent::Confirm { took, verdict } } = &held.place else {
+        let Some(delivery) = self.in_flight.get_mut(key) else { return };
+        let Stage::Settling { intent: Intent::Confirm { took, verdict } } = &delivery.stage else {
             return;
         };
         let (took, verdict) = (*took, (**verdict).clone());
-        // Nothing speaks of the acknowledgement any more.
-        held.lease = Arc::default();
+        // A new lease carries no acknowledgement.
+        delivery.lease = Arc::default();
         self.conclude(key, verdict, took, now);
     }
 
-    fn is_recording(&self, entry: &Entry) -> bool {
+    fn is_recording_start(&self, entry: &SettleEntry) -> bool {
         let is_start = matches!(entry.action, SettleAction::Start { .. });
-        is_start && self.held.get(entry.key).is_some_and(|held| held.start == Start::Recording)
+        is_start
+            && self
+                .in_flight
+                .get(entry.key)
+                .is_some_and(|delivery| delivery.start == StartRecord::Pending)
     }
 
-    /// A delivery was lost before its handler ran. The queue may have it as started, and its lease may run on
-    /// there: then it is told otherwise.
-    pub(super) fn never_run(&mut self, key: Key) {
-        let Some(held) = self.held.get_mut(key) else { return };
-        if held.start != Start::Recording {
-            self.held.remove(key);
+    /// Ends a delivery that was lost before its handler ran. If the queue may have recorded its start, and the
+    /// lease may still run there, the delivery is released.
+    pub(super) fn end_not_run(&mut self, key: Key) {
+        let Some(delivery) = self.in_flight.get_mut(key) else { return };
+        if delivery.start != StartRecord::Pending {
+            self.in_flight.remove(key);
             return;
         }
-        // Refused if the lease has expired there, too; and not repeated for longer than a lease.
-        let source = held.source;
-        held.place = Place::Settling { intent: Intent::Return };
-        let deadline = held.deadline + self.sources[source].settings.visibility;
-        held.deadline = deadline;
+        // Refused if the lease has expired there as well; not repeated for longer than a lease.
+        let source = delivery.source;
+        delivery.stage = Stage::Settling { intent: Intent::Return };
+        let deadline = delivery.deadline + self.sources[source].settings.visibility;
+        delivery.deadline = deadline;
         let action = SettleAction::Release { delay: Duration::ZERO };
-        let entry = Entry::new(key, action, deadline);
-        self.sources[source].lane(LaneKind::Settles).push(entry);
+        let entry = SettleEntry::new(key, action, deadline);
+        self.sources[source].batcher(SettleKind::Final).push(entry);
     }
 
-    /// The time of a delivery is over before anything was heard of what was said of it.
-    pub(super) fn too_late(&mut self, key: Key) {
-        if self.held.get(key).is_some_and(|held| !held.is_settling()) {
-            self.lose(key);
-        }
-    }
-
-    /// It is not known whether it was settled, and will not be known.
+    /// Ends a delivery without knowing whether it was settled.
     pub(super) fn give_up(&mut self, key: Key) {
-        self.note(key, What::Unconfirmed);
-        self.held.remove(key);
+        self.report(key, DeliveryChange::Unconfirmed);
+        self.in_flight.remove(key);
     }
 }

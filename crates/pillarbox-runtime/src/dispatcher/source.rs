@@ -1,175 +1,194 @@
-//! One queue that is served: what was asked of it, its leases and its calls.
+//! One queue that is served: its receives, its lease renewals and its settles.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use pillarbox_core::Error;
 use pillarbox_core::clock::later;
+use pillarbox_core::internal::RetryDelay;
 use tokio::time::Instant;
 
-use super::held::Table;
-use super::lane::Lane;
-use super::{Key, LaneKind, Quarantine};
+use super::in_flight::{InFlightTable, Key};
+use super::protocol::SettleKind;
+use super::settle_batcher::SettleBatcher;
 
-/// The longest time between two attempts to reach a queue that fails.
-const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+/// The longest delay between two receives that fail.
+const MAX_RECEIVE_BACKOFF: Duration = Duration::from_secs(5);
+/// The delay before the next receive if one that was to wait returned nothing at once.
+const EARLY_RETURN_DELAY: Duration = Duration::from_millis(50);
 
-/// What does not change about a queue.
+/// The settings of one queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SourceSettings {
-    /// Its share of the workers, in proportion to others.
+    /// Its share of the workers, relative to the other queues.
     pub(crate) weight: u32,
-    /// How long a lease runs.
     pub(crate) visibility: Duration,
-    /// The most messages in a call.
+    /// The largest number of messages per receive.
     pub(crate) max_receive: usize,
+    /// The largest number of entries per settle call.
     pub(crate) max_batch: usize,
-    /// Leases of running handlers are extended only while they beat.
-    pub(crate) while_beating: bool,
+    /// The lease of a running handler is extended only while it beats.
+    pub(crate) extend_while_beating: bool,
     /// A handler whose lease is lost is cancelled.
-    pub(crate) cancel_lost: bool,
-    /// When a message is not run any more that may end the process.
-    pub(crate) quarantine: Quarantine,
-    /// How long messages stay away that could not be buried.
+    pub(crate) cancel_when_lost: bool,
+    pub(crate) quarantine: QuarantineSettings,
+    /// The delay of messages whose dead letter cannot be stored.
     pub(crate) park: Duration,
 }
 
+/// When a message is quarantined, and where it goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QuarantineSettings {
+    /// Number of unsettled deliveries after which a message is quarantined.
+    pub(crate) after: u32,
+    /// Index of the dead-letter queue. `None` if there is none.
+    pub(crate) route: Option<usize>,
+    /// The backend counts unsettled deliveries.
+    pub(crate) is_exact: bool,
+    /// The delay between messages that are released because another one runs alone, as the backend supports it.
+    pub(crate) stagger: Duration,
+}
+
+/// The state of one queue.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) settings: SourceSettings,
-    /// It had messages when last asked, and is asked again without waiting.
-    pub(super) is_hot: bool,
-    /// How many messages a fetch under way may bring.
-    asked: usize,
-    /// It has answered, and not failed since. Until then it is asked without waiting, so that it is known
-    /// soon whether it can be reached.
-    pub(super) has_answered: bool,
-    /// Since when a fetch waits for messages, if it does.
+    /// The last receive returned messages, so the next one need not wait.
+    pub(super) is_busy: bool,
+    /// Number of messages that the receive under way may return. 0 if none is under way.
+    requested: usize,
+    /// The last receive succeeded. Until one has, receives do not wait, so that an unreachable queue is noticed
+    /// soon.
+    pub(super) is_reachable: bool,
+    /// When the receive under way began to wait for messages, if it waits.
     waits_since: Option<Instant>,
-    /// Messages served, by weight: the one that is behind is next.
-    served: f64,
+    /// Number of messages received, divided by the weight. The source with the lowest is next.
+    virtual_time: f64,
     failures: u32,
     retry_at: Option<Instant>,
     is_closed: bool,
-    /// When which leases are to be extended, the next one first. Nearly all join at the end.
+    /// When leases are to be extended, in order of time. Nearly all are appended.
     renewals: VecDeque<(Instant, Key)>,
-    settles: Lane,
-    extensions: Lane,
+    settles: SettleBatcher,
+    extensions: SettleBatcher,
 }
 
 impl Source {
     pub(super) fn new(settings: SourceSettings) -> Self {
         Self {
             settings,
-            is_hot: false,
-            asked: 0,
-            has_answered: false,
+            is_busy: false,
+            requested: 0,
+            is_reachable: false,
             waits_since: None,
-            served: 0.0,
+            virtual_time: 0.0,
             failures: 0,
             retry_at: None,
             is_closed: false,
             renewals: VecDeque::new(),
-            settles: Lane::default(),
-            extensions: Lane::default(),
+            settles: SettleBatcher::default(),
+            extensions: SettleBatcher::default(),
         }
     }
 
-    pub(super) fn lane(&mut self, kind: LaneKind) -> &mut Lane {
+    pub(super) fn batcher(&mut self, kind: SettleKind) -> &mut SettleBatcher {
         match kind {
-            LaneKind::Settles => &mut self.settles,
-            LaneKind::Extensions => &mut self.extensions,
+            SettleKind::Final => &mut self.settles,
+            SettleKind::Extension => &mut self.extensions,
         }
     }
 
-    /// Which delivery an entry of the call under way is about.
-    pub(super) fn under_way(&self, kind: LaneKind, entry: usize) -> Option<Key> {
-        let lane = match kind {
-            LaneKind::Settles => &self.settles,
-            LaneKind::Extensions => &self.extensions,
+    /// Returns the delivery of an entry of the call under way.
+    pub(super) fn under_way(&self, kind: SettleKind, entry: usize) -> Option<Key> {
+        let batcher = match kind {
+            SettleKind::Final => &self.settles,
+            SettleKind::Extension => &self.extensions,
         };
-        lane.under_way(entry)
+        batcher.under_way(entry)
     }
 
-    /// Lets time come to now. A time that has come is not waited for again.
-    pub(super) fn pass(&mut self, now: Instant) {
+    /// Clears a retry time that has passed.
+    pub(super) fn advance(&mut self, now: Instant) {
         self.retry_at = self.retry_at.filter(|at| *at > now);
     }
 
-    pub(super) const fn can_be_asked(&self) -> bool {
-        self.asked == 0 && !self.is_closed && self.retry_at.is_none()
+    pub(super) const fn can_fetch(&self) -> bool {
+        self.requested == 0 && !self.is_closed && self.retry_at.is_none()
     }
 
     pub(super) const fn is_closed(&self) -> bool {
         self.is_closed
     }
 
-    pub(super) const fn asked(&self) -> usize {
-        self.asked
+    pub(super) const fn requested(&self) -> usize {
+        self.requested
     }
 
-    pub(super) const fn served(&self) -> f64 {
-        self.served
+    pub(super) const fn virtual_time(&self) -> f64 {
+        self.virtual_time
     }
 
-    pub(super) fn ask(&mut self, max: usize, waits_since: Option<Instant>) {
-        self.asked = max;
+    pub(super) fn fetch_started(&mut self, max: usize, waits_since: Option<Instant>) {
+        self.requested = max;
         self.waits_since = waits_since;
     }
 
-    pub(super) fn cancelled(&mut self) {
-        self.asked = 0;
+    pub(super) fn fetch_cancelled(&mut self) {
+        self.requested = 0;
     }
 
-    pub(super) fn fetched(&mut self, messages: usize, backoff: Duration, now: Instant) {
-        self.asked = 0;
+    pub(super) fn fetch_succeeded(&mut self, messages: usize, now: Instant) {
+        self.requested = 0;
         self.failures = 0;
-        self.has_answered = true;
-        // One that was to wait and did not would be asked again and again.
-        if messages == 0 && self.waits_since.is_some_and(|since| now < later(since, backoff)) {
-            self.retry_at = Some(later(now, backoff));
+        self.is_reachable = true;
+        // A queue that does not wait although it was asked to would be polled in a busy loop.
+        let is_early = |since| now < later(since, EARLY_RETURN_DELAY);
+        if messages == 0 && self.waits_since.is_some_and(is_early) {
+            self.retry_at = Some(later(now, EARLY_RETURN_DELAY));
         }
-        self.served += messages as f64 / f64::from(self.settings.weight.max(1));
+        self.virtual_time += messages as f64 / f64::from(self.settings.weight.max(1));
         if messages == 0 {
-            self.is_hot = false;
+            self.is_busy = false;
         }
     }
 
-    pub(super) fn become_hot(&mut self, level: f64) {
-        self.is_hot = true;
-        self.served = self.served.max(level);
+    /// Marks the source busy. Time in which it had no messages is not made up for.
+    pub(super) fn become_busy(&mut self, virtual_time: f64) {
+        self.is_busy = true;
+        self.virtual_time = self.virtual_time.max(virtual_time);
     }
 
     pub(super) fn fetch_failed(&mut self, error: &Error, backoff: Duration, now: Instant) {
-        self.asked = 0;
-        self.is_hot = false;
-        self.has_answered = false;
+        self.requested = 0;
+        self.is_busy = false;
+        self.is_reachable = false;
         if matches!(error, Error::Closed { .. }) {
             self.is_closed = true;
             return;
         }
-        self.retry_at = Some(later(now, growing(backoff, self.failures)));
         self.failures += 1;
+        let max = MAX_RECEIVE_BACKOFF.max(backoff);
+        self.retry_at = Some(later(now, RetryDelay::after(backoff, max, self.failures)));
     }
 
-    /// Leases are extended after a third of their time, so that two more attempts may fail; or looked at
-    /// again when they end, if that is earlier.
+    /// Schedules the extension of a lease after a third of its time, so that two more tries may fail; or at its
+    /// deadline, if that is earlier.
     pub(super) fn renew_later(&mut self, key: Key, now: Instant, deadline: Instant) {
         let at = (now + self.settings.visibility / 3).min(deadline);
-        let place = match self.renewals.back() {
+        let index = match self.renewals.back() {
             Some((last, _)) if *last > at => {
                 self.renewals.partition_point(|(other, _)| *other <= at)
             }
             _ => self.renewals.len(),
         };
-        self.renewals.insert(place, (at, key));
+        self.renewals.insert(index, (at, key));
     }
 
-    /// Drops renewals of deliveries that are no longer held, once they are most of them: a message that
-    /// takes a moment would otherwise be remembered for a third of its lease.
-    pub(super) fn tidy_renewals(&mut self, held: &Table) {
-        if self.renewals.len() > 1024 + 4 * held.len() {
-            self.renewals.retain(|(_, key)| held.get(*key).is_some());
+    /// Drops the renewals of deliveries that are no longer in flight once they are the majority. Otherwise each
+    /// would stay for a third of its lease.
+    pub(super) fn prune_renewals(&mut self, in_flight: &InFlightTable) {
+        if self.renewals.len() > 1024 + 4 * in_flight.len() {
+            self.renewals.retain(|(_, key)| in_flight.get(*key).is_some());
         }
     }
 
@@ -190,17 +209,11 @@ impl Source {
     pub(super) fn next_wake(&self, fetches: bool) -> Option<Instant> {
         let renewal = self.renewals.front().map(|(at, _)| *at);
         let retry = self.retry_at.filter(|_| fetches);
-        let lanes = [
+        let settles = [
             self.settles.next_wake(),
             self.extensions.next_wake(),
             self.extensions.first_deadline(),
         ];
-        [renewal, retry].into_iter().chain(lanes).flatten().min()
+        [renewal, retry].into_iter().chain(settles).flatten().min()
     }
-}
-
-/// Twice as long after each failure, up to a limit.
-pub(super) fn growing(backoff: Duration, failures: u32) -> Duration {
-    let longest = LONGEST_BACKOFF.max(backoff);
-    backoff.saturating_mul(1 << failures.min(20)).min(longest)
 }

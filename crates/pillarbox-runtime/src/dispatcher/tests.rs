@@ -1,12 +1,15 @@
-//! The dispatcher without a queue, a worker or a clock: events in, actions out.
+//! Tests of the dispatcher without queues, workers or a clock: inputs in, actions out.
 
 use futures_util::FutureExt;
 use pillarbox_core::{MessageId, Nonce, SettleAction, Timestamp};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use super::shutdown::CANCEL_GRACE;
 use super::*;
+use crate::delivery_event::DeadLetterIds;
 use crate::lease::Lease;
+use crate::outcome::FailureDetails;
 
 const LEASE: Duration = Duration::from_secs(30);
 const BACKOFF: Duration = Duration::from_millis(50);
@@ -17,51 +20,56 @@ fn settings() -> SourceSettings {
         visibility: LEASE,
         max_receive: 1000,
         max_batch: 1000,
-        while_beating: false,
-        cancel_lost: false,
-        quarantine: Quarantine { after: 5, route: None, is_exact: true, stagger: STAGGER },
+        extend_while_beating: false,
+        cancel_when_lost: false,
+        quarantine: QuarantineSettings { after: 5, route: None, is_exact: true, stagger: STAGGER },
         park: Duration::from_secs(900),
     }
 }
 
-/// A dispatcher, and what it has asked for.
+/// A dispatcher, and the actions that it has asked for.
 struct Bench {
     dispatcher: Dispatcher,
     now: Instant,
     fetches: Vec<Option<usize>>,
-    assigned: VecDeque<(usize, Assigned)>,
-    calls: VecDeque<(usize, LaneKind, Vec<SettleAction>)>,
-    buried: VecDeque<Key>,
-    retired: Vec<usize>,
-    hired: Vec<usize>,
-    notes: Vec<Note>,
+    assigned: VecDeque<(usize, Assignment)>,
+    calls: VecDeque<(usize, SettleKind, Vec<SettleAction>)>,
+    storing: VecDeque<Key>,
+    replying: VecDeque<Key>,
+    /// Dead letters whose hooks are to run, and whether there was an error reply.
+    reporting: VecDeque<(Key, bool)>,
+    stopped: Vec<usize>,
+    started: Vec<usize>,
+    events: Vec<DeliveryEvent>,
     is_over: bool,
 }
 
 impl Bench {
-    fn new(workers: usize, inbox: usize, sources: &[SourceSettings]) -> Self {
+    fn new(workers: usize, prefetch: usize, sources: &[SourceSettings]) -> Self {
         let now = Instant::now();
         let drain = Duration::from_secs(30);
-        let wanted = Wanted { is_paused: false, stop: None, workers, drain };
-        let settings = Settings { inbox, results: 128, backoff: BACKOFF };
+        let desired = DesiredState { is_paused: false, stop: None, workers, drain };
+        let settings = Settings { prefetch, result_buffer: 128, receive_backoff: BACKOFF };
         let mut bench = Self {
-            dispatcher: Dispatcher::new(settings, sources.to_vec(), wanted, now),
+            dispatcher: Dispatcher::new(settings, sources.to_vec(), desired, now),
             now,
             fetches: vec![None; sources.len()],
             assigned: VecDeque::new(),
             calls: VecDeque::new(),
-            buried: VecDeque::new(),
-            retired: Vec::new(),
-            hired: Vec::new(),
-            notes: Vec::new(),
+            storing: VecDeque::new(),
+            replying: VecDeque::new(),
+            reporting: VecDeque::new(),
+            stopped: Vec::new(),
+            started: Vec::new(),
+            events: Vec::new(),
             is_over: false,
         };
         bench.plan();
         bench
     }
 
-    fn one(workers: usize, inbox: usize) -> Self {
-        Self::new(workers, inbox, &[settings()])
+    fn one(workers: usize, prefetch: usize) -> Self {
+        Self::new(workers, prefetch, &[settings()])
     }
 
     fn plan(&mut self) {
@@ -74,22 +82,28 @@ impl Bench {
                 Action::CancelFetch { source } => {
                     assert!(self.fetches[source].take().is_some(), "no such fetch");
                 }
-                Action::Assign { worker, assigned } => self.assigned.push_back((worker, assigned)),
-                Action::Settle { source, lane, batch } => {
-                    let actions = batch.into_iter().map(|(_, action)| action).collect();
-                    self.calls.push_back((source, lane, actions));
+                Action::Assign { worker, assignment } => {
+                    self.assigned.push_back((worker, assignment))
                 }
-                Action::Bury(burial) => self.buried.push_back(burial.key),
-                Action::Hire { worker } => self.hired.push(worker),
-                Action::Retire { worker } => self.retired.push(worker),
+                Action::Settle { source, kind, batch } => {
+                    let actions = batch.into_iter().map(|(_, action)| action).collect();
+                    self.calls.push_back((source, kind, actions));
+                }
+                Action::StoreDeadLetter(new) => self.storing.push_back(new.key),
+                Action::SendErrorReply { key } => self.replying.push_back(key),
+                Action::ReportDeadLetter { key, reply_error } => {
+                    self.reporting.push_back((key, reply_error.is_none()));
+                }
+                Action::StartWorker { worker } => self.started.push(worker),
+                Action::StopWorker { worker } => self.stopped.push(worker),
                 Action::Finish => self.is_over = true,
             }
         }
-        self.notes.extend(self.dispatcher.take_notes());
+        self.events.extend(self.dispatcher.take_events());
     }
 
-    fn event(&mut self, event: Event) {
-        self.dispatcher.handle(event, self.now);
+    fn input(&mut self, input: Input) {
+        self.dispatcher.handle(input, self.now);
         self.plan();
     }
 
@@ -98,7 +112,7 @@ impl Bench {
         self.plan();
     }
 
-    /// Answers the fetch of a source with so many messages, at their first delivery.
+    /// Answers the receive of a source with messages at their first delivery.
     fn deliver(&mut self, source: usize, messages: usize) {
         self.deliver_nth(source, messages, 1);
     }
@@ -113,7 +127,7 @@ impl Bench {
         self.deliver_all(source, &unsettled);
     }
 
-    /// Answers with messages of which so many deliveries were not settled, which are all before this one.
+    /// Answers with messages all of whose earlier deliveries, of these numbers, are unsettled.
     fn deliver_unsettled(&mut self, source: usize, unsettled: &[u32]) {
         let all: Vec<_> = unsettled.iter().map(|n| (MessageId::new(), n + 1, *n)).collect();
         self.deliver_all(source, &all);
@@ -124,7 +138,7 @@ impl Bench {
         self.deliver_messages(source, &all);
     }
 
-    /// Answers with messages of so many deliveries, of which so many were unsettled and uncounted.
+    /// Answers with messages, given as id and the numbers of deliveries, unsettled and uncounted ones.
     fn deliver_messages(&mut self, source: usize, all: &[(MessageId, u32, u32, u32)]) {
         let max = self.fetches[source].take().expect("a fetch");
         assert!(all.len() <= max, "{} of {max}", all.len());
@@ -135,68 +149,77 @@ impl Bench {
             message.uncounted = *uncounted;
             Delivery::new(message, Receipt::new(*id, Nonce::random()))
         };
-        let answer = Ok(all.iter().map(delivery).collect());
-        self.event(Event::Fetched { source, answer });
+        let result = Ok(all.iter().map(delivery).collect());
+        self.input(Input::Fetched { source, result });
     }
 
-    /// A worker takes up the first delivery, and waits until the queue knows.
+    /// A worker takes the first delivery, and waits until its start is recorded.
     fn start(&mut self) -> Arc<Lease> {
-        let (_, Assigned { key, lease, .. }) = &self.assigned[0];
+        let (_, Assignment { key, lease, .. }) = &self.assigned[0];
         let (key, lease) = (*key, lease.clone());
         assert!(lease.begin());
-        self.event(Event::Starting { key });
+        self.input(Input::Starting { key });
         lease
     }
 
     fn finish(&mut self, verdict: Verdict) -> Key {
-        let (worker, Assigned { key, source, lease, .. }) = self.assigned.pop_front().expect("one");
+        let (worker, Assignment { key, source, lease, .. }) =
+            self.assigned.pop_front().expect("one");
         if !lease.begin() && !lease.has_begun() {
-            self.event(Event::Skipped { worker });
+            self.input(Input::Skipped { worker });
             return key;
         }
         let took = Some(Duration::from_millis(1));
-        self.event(Event::Finished(Finished { key, source, worker, verdict, took }));
+        self.input(Input::Finished(Finished { key, source, worker, verdict, took }));
         key
     }
 
-    /// Answers the next call, with the same for all its entries.
-    fn answer(&mut self, answer: Result<()>) {
-        let (source, lane, actions) = self.calls.pop_front().expect("a call");
-        let answer = Ok(vec![answer; actions.len()]);
-        self.event(Event::Settled { source, lane, answer });
+    /// Answers the next settle call, with the same result for all its entries.
+    fn answer(&mut self, result: Result<()>) {
+        let (source, kind, actions) = self.calls.pop_front().expect("a call");
+        let result = Ok(vec![result; actions.len()]);
+        self.input(Input::Settled { source, kind, result });
+    }
+
+    /// Reports that a dead letter without an error reply was stored, and that its hooks have run.
+    fn dead_letter_stored(&mut self, key: Key) {
+        let result = Ok(stored(false));
+        self.input(Input::DeadLetterStored { key, result });
+        assert_eq!(self.reporting.pop_front(), Some((key, true)));
+        self.input(Input::DeadLetterReported { key });
     }
 
     fn names(&self) -> Vec<&'static str> {
-        self.notes
+        self.events
             .iter()
-            .map(|note| match note.what {
-                What::Received => "received",
-                What::Shed => "shed",
-                What::Succeeded { .. } => "succeeded",
-                What::Failed { .. } => "failed",
-                What::Retried { .. } => "retried",
-                What::Released { .. } => "released",
-                What::Returned => "returned",
-                What::Parked { .. } => "parked",
-                What::DeadLettered { .. } => "dead-lettered",
-                What::LeaseLost => "lost",
-                What::Unconfirmed => "unconfirmed",
-                What::Extended => "extended",
+            .map(|event| match event.change {
+                DeliveryChange::Received => "received",
+                DeliveryChange::Shed => "shed",
+                DeliveryChange::Succeeded { .. } => "succeeded",
+                DeliveryChange::Failed { .. } => "failed",
+                DeliveryChange::Retried { .. } => "retried",
+                DeliveryChange::Released { .. } => "released",
+                DeliveryChange::Returned => "returned",
+                DeliveryChange::Parked { .. } => "parked",
+                DeliveryChange::DeadLettered { .. } => "dead-lettered",
+                DeliveryChange::LeaseLost => "lost",
+                DeliveryChange::Unconfirmed => "unconfirmed",
+                DeliveryChange::Extended => "extended",
             })
             .collect()
     }
 
-    /// What is thought of a message at this delivery, of which so many were not settled.
-    fn suspicion(&self, id: MessageId, attempt: u32, unsettled: u32) -> Suspicion {
+    /// Returns how a message of these numbers of deliveries and unsettled ones may run.
+    fn admission(&self, id: MessageId, attempt: u32, unsettled: u32) -> Admission {
         let mut message = RawMessage::new(id, "x", Timestamp::now());
         (message.delivery_count, message.unsettled) = (attempt, unsettled);
-        self.dispatcher.suspicion(0, &message)
+        self.dispatcher.admit(0, &message)
     }
 
-    fn want(&mut self, change: impl FnOnce(&mut Wanted)) {
-        let mut wanted = self.dispatcher.wanted;
-        change(&mut wanted);
-        self.event(Event::Wanted(wanted));
+    fn desire(&mut self, change: impl FnOnce(&mut DesiredState)) {
+        let mut desired = self.dispatcher.desired;
+        change(&mut desired);
+        self.input(Input::Desired(desired));
     }
 }
 
@@ -209,38 +232,40 @@ fn broken() -> Error {
     Error::connection(None, "settle", "broken")
 }
 
-fn letter() -> LetterNote {
-    LetterNote { message_id: MessageId::new(), request_id: None }
+/// A dead letter that was stored.
+fn stored(has_reply: bool) -> StoredDeadLetter {
+    let ids = DeadLetterIds { message_id: MessageId::new(), request_id: None };
+    StoredDeadLetter { ids, has_reply }
 }
 
-fn failed(then: Then) -> Verdict {
-    let failure = FailureNote {
+fn failed(disposition: Disposition) -> Verdict {
+    let failure = FailureDetails {
         kind: FailureKind::Error,
         type_name: "E",
         text: "no".into(),
         causes: [].into(),
     };
-    Verdict::Failed { failure, then }
+    Verdict::Failed { failure, disposition }
 }
 
 #[test]
-fn no_more_is_asked_for_than_there_are_places() {
+fn no_more_is_requested_than_there_is_room_for() {
     let mut bench = Bench::one(4, 1);
-    assert_eq!((bench.fetches[0], bench.hired.len()), (Some(8), 4));
+    assert_eq!((bench.fetches[0], bench.started.len()), (Some(8), 4));
     bench.deliver(0, 3);
     assert_eq!((bench.fetches[0], bench.assigned.len()), (Some(5), 3));
     let workers: Vec<_> = bench.assigned.iter().map(|(worker, _)| *worker).collect();
     assert_eq!(workers, [0, 1, 2], "each gets one before any gets two");
     bench.deliver(0, 5);
-    assert_eq!(bench.fetches[0], None, "all places are taken");
+    assert_eq!(bench.fetches[0], None, "there is no room");
     bench.finish(Verdict::Done);
-    assert_eq!(bench.fetches[0], None, "one place is not worth a call while all have work");
+    assert_eq!(bench.fetches[0], None, "room for one is not worth a call while all have work");
     bench.finish(Verdict::Done);
     assert_eq!(bench.fetches[0], Some(2));
 }
 
 #[test]
-fn a_worker_without_work_is_reason_enough_to_fetch() {
+fn an_idle_worker_is_reason_enough_to_fetch() {
     let mut bench = Bench::one(1, 9);
     bench.deliver(0, 10);
     bench.finish(Verdict::Done);
@@ -252,11 +277,11 @@ fn a_worker_without_work_is_reason_enough_to_fetch() {
     let mut bench = Bench::one(8, 0);
     bench.deliver(0, 8);
     bench.finish(Verdict::Done);
-    assert_eq!(bench.fetches[0], Some(1), "one has nothing to do");
+    assert_eq!(bench.fetches[0], Some(1), "one is idle");
 }
 
 #[test]
-fn what_waits_behind_a_slow_one_goes_to_who_is_free() {
+fn what_waits_behind_a_slow_handler_goes_to_idle_workers() {
     let mut bench = Bench::one(2, 3);
     bench.deliver(0, 8);
     let of = |bench: &Bench, worker| bench.assigned.iter().filter(|(of, _)| *of == worker).count();
@@ -264,8 +289,8 @@ fn what_waits_behind_a_slow_one_goes_to_who_is_free() {
     let first = bench.assigned.iter().position(|(worker, _)| *worker == 1).unwrap();
     let slow = bench.assigned.remove(first).unwrap();
     assert!(slow.1.lease.begin());
-    // The other has done all it has.
-    bench.want(|wanted| wanted.is_paused = true);
+    // The other has finished everything.
+    bench.desire(|desired| desired.is_paused = true);
     bench.assigned.make_contiguous().sort_by_key(|(worker, _)| *worker);
     for _ in 0..4 {
         bench.finish(Verdict::Done);
@@ -273,11 +298,11 @@ fn what_waits_behind_a_slow_one_goes_to_who_is_free() {
     let taken: Vec<_> = bench.assigned.iter().filter(|(worker, _)| *worker == 0).collect();
     assert_eq!(taken.len(), 2, "half of what waits behind the slow one");
     let skipped = bench.assigned.iter().filter(|(of, it)| *of == 1 && !it.lease.begin()).count();
-    assert_eq!(skipped, 2, "which comes upon two that were taken back");
+    assert_eq!(skipped, 2, "which skips two that were taken back");
 }
 
 #[test]
-fn results_that_come_together_are_one_call() {
+fn results_that_arrive_together_are_settled_in_one_call() {
     let mut bench = Bench::one(4, 1);
     bench.deliver(0, 8);
     for _ in 0..4 {
@@ -286,21 +311,24 @@ fn results_that_come_together_are_one_call() {
     assert_eq!(bench.calls.len(), 1, "one call at a time");
     assert_eq!(bench.calls[0].2.len(), 1);
     bench.answer(Ok(()));
-    assert_eq!(bench.calls[0].2.len(), 3, "what came meanwhile goes together");
+    assert_eq!(bench.calls[0].2.len(), 3, "what arrived meanwhile goes together");
     bench.answer(Ok(()));
     assert_eq!(bench.dispatcher.in_flight(), 4);
     assert_eq!(bench.names().iter().filter(|name| **name == "succeeded").count(), 4);
 }
 
 #[test]
-fn what_cannot_be_settled_stops_the_fetching() {
+fn too_many_unsettled_results_stop_the_fetching() {
     let mut bench = Bench::one(1, 0);
-    bench.dispatcher.settings.results = 3;
+    bench.dispatcher.settings.result_buffer = 3;
     for _ in 0..4 {
         bench.deliver(0, 1);
         bench.finish(Verdict::Done);
     }
-    assert_eq!(bench.fetches[0], None, "one is with a worker's place, three wait to be settled");
+    assert_eq!(
+        bench.fetches[0], None,
+        "room for one plus three that wait to be settled is used up"
+    );
     bench.answer(Ok(()));
     assert_eq!(bench.fetches[0], Some(1));
 }
@@ -313,9 +341,9 @@ fn each_verdict_is_one_settle() {
     for (verdict, action, name) in [
         (Verdict::Done, SettleAction::Acknowledge, "succeeded"),
         (Verdict::Released { delay: seconds(2) }, release(seconds(2)), "released"),
-        (failed(Then::Retry { delay: seconds(60) }), nack(seconds(60)), "retried"),
-        (failed(Then::Park { delay: seconds(900) }), nack(seconds(900)), "parked"),
-        (failed(Then::Release), release(Duration::ZERO), "released"),
+        (failed(Disposition::Retry { delay: seconds(60) }), nack(seconds(60)), "retried"),
+        (failed(Disposition::Park { delay: seconds(900) }), nack(seconds(900)), "parked"),
+        (failed(Disposition::Release), release(Duration::ZERO), "released"),
     ] {
         let mut bench = Bench::one(1, 0);
         bench.deliver(0, 1);
@@ -331,33 +359,33 @@ fn each_verdict_is_one_settle() {
 fn a_dead_letter_is_stored_before_the_message_is_acknowledged() {
     let mut bench = Bench::one(1, 0);
     bench.deliver(0, 1);
-    bench.finish(failed(Then::Bury { route: 0 }));
-    let key = bench.buried.pop_front().unwrap();
+    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    let key = bench.storing.pop_front().unwrap();
     assert!(bench.calls.is_empty());
-    bench.event(Event::Buried { key, answer: Ok(letter()) });
+    bench.dead_letter_stored(key);
     assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
     bench.answer(Ok(()));
     assert_eq!(bench.names(), ["received", "failed", "dead-lettered"]);
 }
 
 #[test]
-fn a_dead_letter_that_cannot_be_stored_is_tried_again_and_then_its_message_is_parked() {
+fn a_dead_letter_that_cannot_be_stored_is_retried_and_then_its_message_is_parked() {
     let mut bench = Bench::one(1, 0);
     bench.deliver(0, 1);
-    bench.finish(failed(Then::Bury { route: 0 }));
+    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
     for tries in 0..6 {
-        let key = bench.buried.pop_front().unwrap();
-        bench.event(Event::Buried { key, answer: Err(broken()) });
+        let key = bench.storing.pop_front().unwrap();
+        bench.input(Input::DeadLetterStored { key, result: Err(broken()) });
         let wait = BACKOFF * (1 << tries);
         bench.pass(wait - Duration::from_nanos(1));
-        assert!(bench.buried.is_empty() && bench.calls.is_empty());
+        assert!(bench.storing.is_empty() && bench.calls.is_empty());
         assert!(bench.dispatcher.next_wake().is_some());
         bench.pass(Duration::from_nanos(1));
     }
-    let key = bench.buried.pop_front().unwrap();
-    bench.event(Event::Buried { key, answer: Err(broken()) });
+    let key = bench.storing.pop_front().unwrap();
+    bench.input(Input::DeadLetterStored { key, result: Err(broken()) });
     let park = SettleAction::Nack { delay: Duration::from_secs(900) };
-    assert_eq!(bench.calls[0].2, [park], "what cannot be buried stays in its queue");
+    assert_eq!(bench.calls[0].2, [park], "a message without a dead letter stays in its queue");
 }
 
 #[test]
@@ -365,44 +393,85 @@ fn a_dead_letter_that_is_refused_parks_its_message_at_once_and_a_stop_gives_it_b
     let refused = || Error::invalid(None, "body", "too long", "less");
     let park = SettleAction::Nack { delay: Duration::from_secs(900) };
     let back = SettleAction::Release { delay: Duration::ZERO };
-    for (answer, is_ending, action) in [(refused(), false, park), (broken(), true, back)] {
+    for (error, is_ending, action) in [(refused(), false, park), (broken(), true, back)] {
         let mut bench = Bench::one(1, 0);
         bench.deliver(0, 1);
-        bench.finish(failed(Then::Bury { route: 0 }));
+        bench.finish(failed(Disposition::DeadLetter { route: 0 }));
         if is_ending {
-            bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+            bench.desire(|desired| desired.stop = Some(Stop::Graceful));
         }
-        let key = bench.buried.pop_front().unwrap();
-        bench.event(Event::Buried { key, answer: Err(answer) });
+        let key = bench.storing.pop_front().unwrap();
+        bench.input(Input::DeadLetterStored { key, result: Err(error) });
         assert_eq!(bench.calls[0].2, [action]);
     }
 }
 
+#[test]
+fn the_error_reply_is_sent_after_the_dead_letter_and_before_the_acknowledgement() {
+    let mut bench = Bench::one(1, 0);
+    bench.deliver(0, 1);
+    let key = bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    assert_eq!((bench.storing.len(), bench.replying.len(), bench.calls.len()), (1, 0, 0));
+    bench.input(Input::DeadLetterStored { key, result: Ok(stored(true)) });
+    assert_eq!((bench.replying.len(), bench.reporting.len(), bench.calls.len()), (1, 0, 0));
+    bench.input(Input::ErrorReplySent { key, result: Ok(()) });
+    assert_eq!((bench.reporting.pop_front(), bench.calls.len()), (Some((key, true)), 0));
+    bench.input(Input::DeadLetterReported { key });
+    assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
+}
+
+#[test]
+fn an_error_reply_that_fails_is_retried_and_then_given_up() {
+    let invalid = || Error::invalid(None, "body", "too long", "less");
+    for (error, retries) in [(broken as fn() -> Error, 4), (invalid, 0)] {
+        let mut bench = Bench::one(1, 0);
+        bench.deliver(0, 1);
+        let key = bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+        bench.input(Input::DeadLetterStored { key, result: Ok(stored(true)) });
+        for failures in 0..retries {
+            assert_eq!(bench.replying.pop_front(), Some(key));
+            bench.input(Input::ErrorReplySent { key, result: Err(error()) });
+            let delay = Duration::from_millis(100) * (1 << failures);
+            assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + delay));
+            // A stop does not hurry it.
+            bench.desire(|desired| desired.stop = Some(Stop::Graceful));
+            bench.pass(delay - Duration::from_nanos(1));
+            assert!(bench.replying.is_empty() && bench.storing.len() == 1);
+            bench.pass(Duration::from_nanos(1));
+        }
+        assert_eq!(bench.replying.pop_front(), Some(key));
+        bench.input(Input::ErrorReplySent { key, result: Err(error()) });
+        assert_eq!(bench.reporting.pop_front(), Some((key, false)), "without a reply");
+        bench.input(Input::DeadLetterReported { key });
+        assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge], "the dead letter is stored");
+    }
+}
+
 fn quarantining(after: u32, is_exact: bool) -> SourceSettings {
-    let quarantine = Quarantine { after, route: Some(0), is_exact, stagger: STAGGER };
+    let quarantine = QuarantineSettings { after, route: Some(0), is_exact, stagger: STAGGER };
     SourceSettings { quarantine, ..settings() }
 }
 
 #[test]
-fn a_message_of_which_nothing_was_ever_heard_is_not_run_again() {
+fn a_message_with_too_many_unsettled_deliveries_is_not_run_again() {
     let mut bench = Bench::new(1, 0, &[quarantining(4, true)]);
     bench.deliver_unsettled(0, &[3]);
-    assert_eq!((bench.assigned.len(), bench.buried.len()), (1, 0));
-    bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
+    assert_eq!((bench.assigned.len(), bench.storing.len()), (1, 0));
+    bench.finish(failed(Disposition::Retry { delay: Duration::ZERO }));
     bench.answer(Ok(()));
     bench.deliver_unsettled(0, &[4]);
-    assert_eq!((bench.assigned.len(), bench.buried.len()), (0, 1));
+    assert_eq!((bench.assigned.len(), bench.storing.len()), (0, 1));
 }
 
 #[test]
-fn a_message_that_was_given_back_however_often_is_run() {
+fn a_message_that_was_given_back_any_number_of_times_is_run() {
     let mut bench = Bench::new(1, 0, &[quarantining(4, true)]);
     bench.deliver_nth(0, 1, 1_000);
-    assert_eq!((bench.assigned.len(), bench.buried.len()), (1, 0));
+    assert_eq!((bench.assigned.len(), bench.storing.len()), (1, 0));
 }
 
 #[test]
-fn where_unsettled_deliveries_are_not_counted_all_are_but_those_given_back_here() {
+fn if_the_queue_does_not_count_unsettled_deliveries_all_count_except_those_given_back_here() {
     let mut bench = Bench::new(1, 0, &[quarantining(2, false)]);
     let id = MessageId::new();
     for attempt in 1..=5 {
@@ -412,18 +481,18 @@ fn where_unsettled_deliveries_are_not_counted_all_are_but_those_given_back_here(
         bench.answer(Ok(()));
     }
     bench.deliver_ids(0, &[id], 17);
-    bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
+    bench.finish(failed(Disposition::Retry { delay: Duration::ZERO }));
     bench.answer(Ok(()));
-    // Its end was seen here: twelve more speak against it that were not.
-    assert_eq!(bench.suspicion(id, 18, 0), Suspicion::None);
-    assert_eq!(bench.suspicion(id, 28, 0), Suspicion::Suspect);
-    assert_eq!(bench.suspicion(id, 29, 0), Suspicion::Proven { route: 0 });
+    // Its handler ended here: only deliveries after that count.
+    assert_eq!(bench.admission(id, 18, 0), Admission::Run);
+    assert_eq!(bench.admission(id, 28, 0), Admission::Isolate);
+    assert_eq!(bench.admission(id, 29, 0), Admission::Quarantine { route: 0 });
     bench.deliver_ids(0, &[id], 29);
-    assert_eq!((bench.assigned.len(), bench.buried.len()), (0, 1));
+    assert_eq!((bench.assigned.len(), bench.storing.len()), (0, 1));
 }
 
 #[test]
-fn where_the_queue_counts_what_was_no_attempt_it_alone_is_asked() {
+fn if_the_queue_counts_uncounted_deliveries_its_count_alone_is_used() {
     let mut bench = Bench::new(1, 0, &[quarantining(2, true)]);
     let id = MessageId::new();
     for (deliveries, uncounted, attempt) in [(1, 0, 1), (2, 1, 1), (30, 25, 5), (31, 25, 6)] {
@@ -432,12 +501,12 @@ fn where_the_queue_counts_what_was_no_attempt_it_alone_is_asked() {
         bench.finish(Verdict::Released { delay: Duration::ZERO });
         assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
         bench.answer(Ok(()));
-        assert_eq!(bench.notes.last().unwrap().attempt, attempt);
+        assert_eq!(bench.events.last().unwrap().attempt, attempt);
     }
 }
 
 #[test]
-fn two_queues_of_a_worker_may_have_a_message_of_the_same_id() {
+fn two_queues_of_a_worker_may_have_messages_of_the_same_id() {
     let mut bench = Bench::new(4, 0, &[quarantining(2, false), quarantining(2, false)]);
     let id = MessageId::new();
     for (source, attempt, expected) in [(0, 1, 1), (1, 2, 2), (0, 2, 1), (1, 3, 2)] {
@@ -448,23 +517,23 @@ fn two_queues_of_a_worker_may_have_a_message_of_the_same_id() {
     }
 }
 
-/// Only a message with such a delivery pays for it.
+/// Only messages with such a delivery pay for the call.
 #[test]
-fn the_queue_knows_that_a_handler_starts_where_an_earlier_delivery_was_released_or_expired() {
+fn a_start_is_recorded_if_an_earlier_delivery_was_released_or_expired() {
     let start = SettleAction::Start { timeout: LEASE };
-    for (unsettled, uncounted, is_to_record) in [(0, 0, false), (0, 1, true), (1, 0, true)] {
+    for (unsettled, uncounted, must_record) in [(0, 0, false), (0, 1, true), (1, 0, true)] {
         let mut bench = Bench::one(1, 0);
         bench.deliver_messages(0, &[(MessageId::new(), 3, unsettled, uncounted)]);
-        assert_eq!(bench.assigned[0].1.is_to_record, is_to_record);
-        if !is_to_record {
+        assert_eq!(bench.assigned[0].1.must_record_start, must_record);
+        if !must_record {
             continue;
         }
         let lease = bench.start();
         assert_eq!(bench.calls[0].2, [start]);
-        assert!(lease.started().now_or_never().is_none(), "it is not known yet");
+        assert!(lease.started().now_or_never().is_none(), "it is not recorded yet");
         bench.answer(Ok(()));
         assert_eq!(lease.started().now_or_never(), Some(true));
-        // It is no renewal: there is one, at its time, and it says the same in passing.
+        // The renewal of the lease comes at its time, and records the start as well.
         bench.pass(LEASE / 3);
         assert_eq!(bench.calls[0].2, [start]);
         bench.answer(Ok(()));
@@ -478,7 +547,7 @@ fn the_queue_knows_that_a_handler_starts_where_an_earlier_delivery_was_released_
 }
 
 #[test]
-fn a_delivery_whose_start_is_not_known_is_not_run() {
+fn a_delivery_whose_start_is_not_recorded_is_not_run() {
     for is_refused in [true, false] {
         let mut bench = Bench::one(1, 0);
         bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
@@ -487,30 +556,30 @@ fn a_delivery_whose_start_is_not_known_is_not_run() {
             bench.answer(Err(expired()));
         } else {
             bench.answer(Err(broken()));
-            assert!(lease.started().now_or_never().is_none(), "it is asked again");
+            assert!(lease.started().now_or_never().is_none(), "it is tried again");
             bench.pass(LEASE);
         }
         assert_eq!(lease.started().now_or_never(), Some(false));
         assert!(lease.is_lost());
-        bench.finish(Verdict::TooLate);
-        // In case the queue has it as started.
+        bench.finish(Verdict::NotRun);
+        // In case the queue has recorded the start.
         assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
         bench.answer(Err(expired()));
         assert_eq!(bench.dispatcher.in_flight(), 0);
     }
 }
 
-/// The queue may have done what was asked, though its answer came too late.
+/// The start may be recorded although the answer came too late.
 #[test]
-fn a_delivery_that_was_lost_before_it_ran_is_released_if_the_queue_may_take_it_for_started() {
+fn a_delivery_that_was_lost_before_it_ran_is_released_if_its_start_may_be_recorded() {
     let mut bench = Bench::one(1, 0);
     bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
     let lease = bench.start();
     assert_eq!(bench.calls[0].2, [SettleAction::Start { timeout: LEASE }]);
     bench.pass(LEASE);
     assert_eq!(lease.started().now_or_never(), Some(false));
-    bench.finish(Verdict::TooLate);
-    // The answer to the start, and what is said about it.
+    bench.finish(Verdict::NotRun);
+    // The late answer to the start, then the release.
     bench.answer(Ok(()));
     assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
@@ -528,19 +597,19 @@ fn a_worker_does_not_wait_for_a_start_that_is_refused_for_good() {
 
 #[test]
 fn a_message_has_run_alone_before_it_is_quarantined() {
-    assert_eq!([1, 2, 3, 4].map(Quarantine::usual), [3, 3, 3, 4]);
-    let bench = Bench::new(1, 0, &[quarantining(Quarantine::usual(1), true)]);
-    let suspicion = [0, 1, 2, 3].map(|unsettled| bench.suspicion(MessageId::new(), 9, unsettled));
-    let proven = Suspicion::Proven { route: 0 };
-    assert_eq!(suspicion, [Suspicion::None, Suspicion::None, Suspicion::Suspect, proven]);
+    assert_eq!([1, 2, 3, 4].map(QuarantineSettings::default_limit), [3, 3, 3, 4]);
+    let bench = Bench::new(1, 0, &[quarantining(QuarantineSettings::default_limit(1), true)]);
+    let admission = [0, 1, 2, 3].map(|unsettled| bench.admission(MessageId::new(), 9, unsettled));
+    let quarantine = Admission::Quarantine { route: 0 };
+    assert_eq!(admission, [Admission::Run, Admission::Run, Admission::Isolate, quarantine]);
 }
 
 #[test]
-fn a_suspect_that_came_to_an_end_is_cleared() {
+fn an_isolated_message_whose_handler_ends_is_cleared() {
     let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
     let id = MessageId::new();
     for (unsettled, verdict) in [
-        (2, failed(Then::Retry { delay: Duration::ZERO })),
+        (2, failed(Disposition::Retry { delay: Duration::ZERO })),
         (4, Verdict::Released { delay: Duration::ZERO }),
         (8, Verdict::Done),
     ] {
@@ -548,25 +617,25 @@ fn a_suspect_that_came_to_an_end_is_cleared() {
         assert_eq!(bench.fetches[0], None, "it runs alone");
         bench.finish(verdict);
         bench.answer(Ok(()));
-        let more = [0, 1, 2, 4].map(|more| bench.suspicion(id, unsettled + 2, unsettled + more));
-        let [none, suspect] = [Suspicion::None, Suspicion::Suspect];
-        assert_eq!(more, [none, none, suspect, suspect]);
+        let more = [0, 1, 2, 4].map(|more| bench.admission(id, unsettled + 2, unsettled + more));
+        let [run, isolate] = [Admission::Run, Admission::Isolate];
+        assert_eq!(more, [run, run, isolate, isolate]);
     }
-    assert_eq!(bench.suspicion(id, 20, 13), Suspicion::Proven { route: 0 });
-    let other = bench.suspicion(MessageId::new(), 20, 5);
-    assert_eq!(other, Suspicion::Proven { route: 0 });
+    assert_eq!(bench.admission(id, 20, 13), Admission::Quarantine { route: 0 });
+    let other = bench.admission(MessageId::new(), 20, 5);
+    assert_eq!(other, Admission::Quarantine { route: 0 });
 }
 
 #[test]
-fn a_suspect_that_runs_for_longer_than_a_lease_is_not_alone_any_more() {
+fn an_isolated_message_that_runs_for_longer_than_a_lease_is_no_longer_alone() {
     let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
     bench.deliver_unsettled(0, &[2]);
     assert_eq!((bench.assigned.len(), bench.fetches[0]), (1, None));
     assert!(bench.assigned[0].1.lease.begin());
     let keep = |bench: &mut Bench| {
-        while let Some((source, lane, actions)) = bench.calls.pop_front() {
-            let answer = Ok(vec![Ok(()); actions.len()]);
-            bench.event(Event::Settled { source, lane, answer });
+        while let Some((source, kind, actions)) = bench.calls.pop_front() {
+            let result = Ok(vec![Ok(()); actions.len()]);
+            bench.input(Input::Settled { source, kind, result });
         }
     };
     for _ in 0..2 {
@@ -579,65 +648,65 @@ fn a_suspect_that_runs_for_longer_than_a_lease_is_not_alone_any_more() {
     assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + Duration::from_nanos(1)));
     bench.pass(Duration::from_nanos(1));
     keep(&mut bench);
-    assert_eq!(bench.fetches[0], Some(1), "the others go on beside it");
+    assert_eq!(bench.fetches[0], Some(1), "other messages run beside it");
     bench.deliver(0, 1);
     assert_eq!(bench.assigned.len(), 2);
 }
 
 #[test]
-fn a_message_that_somebody_else_has_is_not_buried() {
+fn a_message_whose_lease_is_lost_is_not_dead_lettered() {
     let mut bench = Bench::one(1, 0);
     bench.deliver(0, 1);
     assert!(bench.assigned[0].1.lease.begin());
     bench.pass(LEASE / 3);
     bench.answer(Err(expired()));
-    bench.finish(failed(Then::Bury { route: 0 }));
-    assert!(bench.buried.is_empty(), "the other may succeed");
+    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    assert!(bench.storing.is_empty(), "the other consumer may succeed");
     assert_eq!((bench.calls.len(), bench.dispatcher.in_flight()), (0, 0));
 
-    // Nor once its dead letter could not be stored at first.
+    // The same if the first try to store its dead letter failed.
     bench.deliver(0, 1);
-    bench.finish(failed(Then::Bury { route: 0 }));
+    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
     bench.pass(LEASE / 3);
-    let key = bench.buried.pop_front().unwrap();
-    bench.event(Event::Buried { key, answer: Err(broken()) });
+    let key = bench.storing.pop_front().unwrap();
+    bench.input(Input::DeadLetterStored { key, result: Err(broken()) });
     bench.answer(Err(expired()));
     bench.pass(BACKOFF);
-    assert!(bench.buried.is_empty());
+    assert!(bench.storing.is_empty());
     assert_eq!(bench.dispatcher.in_flight(), 0);
 }
 
 #[test]
-fn a_suspect_runs_alone_and_others_make_way() {
+fn an_isolated_message_runs_alone_and_others_go_back() {
     let mut bench = Bench::new(4, 1, &[quarantining(5, true)]);
     bench.deliver(0, 2);
-    // One of these is begun, the other is not.
-    let begun = bench.assigned.pop_front().unwrap();
-    assert!(begun.1.lease.begin());
+    // One of these is started, the other is not.
+    let running = bench.assigned.pop_front().unwrap();
+    assert!(running.1.lease.begin());
     bench.deliver_unsettled(0, &[2, 0, 2, 3]);
-    // Whatever can go back goes back: what is not begun at once, other suspects one after the other.
-    assert_eq!(bench.fetches[0], None, "nothing is fetched beside a suspect");
+    // What is not started goes back at once, other messages to be isolated one after the other.
+    assert_eq!(bench.fetches[0], None, "nothing is received beside it");
     let release = |delay| SettleAction::Release { delay };
     let mut back: Vec<_> = Vec::new();
-    while let Some((source, lane, actions)) = bench.calls.pop_front() {
+    while let Some((source, kind, actions)) = bench.calls.pop_front() {
         back.extend(actions.clone());
-        let answer = Ok(vec![Ok(()); actions.len()]);
-        bench.event(Event::Settled { source, lane, answer });
+        let result = Ok(vec![Ok(()); actions.len()]);
+        bench.input(Input::Settled { source, kind, result });
     }
     back.sort_by_key(|action| format!("{action:?}").len());
     assert_eq!(back.iter().filter(|action| **action == release(Duration::ZERO)).count(), 2);
     for turn in 1..=2 {
         assert!(back.contains(&release(STAGGER * turn)), "{back:?}");
     }
-    assert_eq!(bench.dispatcher.in_flight(), 2, "the one that runs and the suspect");
+    assert_eq!(bench.dispatcher.in_flight(), 2, "the one that runs and the isolated one");
     assert_eq!(bench.assigned.iter().filter(|(_, one)| one.message.unsettled > 0).count(), 0);
     bench.assigned.clear();
 
-    // The one that runs comes to its end: now the suspect is alone.
-    let (worker, Assigned { key, source, .. }) = begun;
+    // The one that runs ends: now the isolated one is alone.
+    let (worker, Assignment { key, source, .. }) = running;
     let took = Some(Duration::ZERO);
     let verdict = Verdict::Done;
-    bench.event(Event::Finished(Finished { key, source, worker, verdict, took }));
+    bench.input(Input::Finished(Finished { key, source, worker, verdict, took }));
     assert!(bench.assigned.is_empty(), "not before it is settled");
     bench.answer(Ok(()));
     assert_eq!(bench.assigned.len(), 1);
@@ -645,11 +714,11 @@ fn a_suspect_runs_alone_and_others_make_way() {
     bench.finish(Verdict::Done);
     assert_eq!(bench.fetches[0], None, "not before it is settled");
     bench.answer(Ok(()));
-    assert!(bench.fetches[0].is_some(), "and all goes on");
+    assert!(bench.fetches[0].is_some(), "then receiving goes on");
 }
 
 #[test]
-fn a_suspect_waits_for_what_is_running_no_longer_than_a_lease() {
+fn an_isolated_message_waits_for_running_handlers_for_one_lease_at_most() {
     let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
     bench.deliver(0, 1);
     let (_, running) = bench.assigned.pop_front().unwrap();
@@ -658,33 +727,33 @@ fn a_suspect_waits_for_what_is_running_no_longer_than_a_lease() {
     assert!(bench.assigned.is_empty());
     for _ in 0..3 {
         bench.pass(LEASE / 3);
-        while let Some((source, lane, actions)) = bench.calls.pop_front() {
-            let answer = Ok(vec![Ok(()); actions.len()]);
-            bench.event(Event::Settled { source, lane, answer });
+        while let Some((source, kind, actions)) = bench.calls.pop_front() {
+            let result = Ok(vec![Ok(()); actions.len()]);
+            bench.input(Input::Settled { source, kind, result });
         }
     }
-    assert_eq!(bench.assigned.len(), 1, "all would stand still");
+    assert_eq!(bench.assigned.len(), 1, "everything would stand still");
 }
 
 #[test]
-fn a_stop_gives_suspects_back() {
+fn a_stop_returns_messages_to_be_isolated() {
     let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
     bench.deliver(0, 1);
     let (worker, running) = bench.assigned.pop_front().unwrap();
     assert!(running.lease.begin());
     bench.deliver_unsettled(0, &[2]);
-    bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+    bench.desire(|desired| desired.stop = Some(Stop::Graceful));
     assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
     let (key, source, took) = (running.key, running.source, Some(Duration::ZERO));
     let verdict = Verdict::Done;
-    bench.event(Event::Finished(Finished { key, source, worker, verdict, took }));
+    bench.input(Input::Finished(Finished { key, source, worker, verdict, took }));
     bench.answer(Ok(()));
     assert!(bench.is_over);
 }
 
 #[test]
-fn leases_are_extended_wherever_the_message_is() {
+fn leases_are_extended_at_every_stage() {
     let mut bench = Bench::one(1, 1);
     bench.deliver(0, 2);
     bench.pass(LEASE / 3 - Duration::from_nanos(1));
@@ -699,14 +768,14 @@ fn leases_are_extended_wherever_the_message_is() {
         bench.answer(Ok(()));
     }
     assert!(!bench.names().contains(&"lost"));
-    // Once it is being settled, it is not extended any more.
+    // It is not extended while it is being settled.
     bench.finish(Verdict::Done);
     bench.pass(LEASE / 3);
     let extensions = |bench: &Bench| {
         bench
             .calls
             .iter()
-            .filter(|call| call.1 == LaneKind::Extensions)
+            .filter(|call| call.1 == SettleKind::Extension)
             .map(|c| c.2.len())
             .sum::<usize>()
     };
@@ -714,7 +783,7 @@ fn leases_are_extended_wherever_the_message_is() {
 }
 
 #[test]
-fn an_extension_that_fails_is_repeated_until_the_lease_is_over() {
+fn an_extension_that_fails_is_repeated_until_the_lease_expires() {
     let mut bench = Bench::one(1, 0);
     bench.deliver(0, 1);
     bench.pass(LEASE / 3);
@@ -732,25 +801,25 @@ fn an_extension_that_fails_is_repeated_until_the_lease_is_over() {
     bench.pass(LEASE);
     assert!(bench.assigned[0].1.lease.is_lost() && bench.calls.is_empty());
     assert_eq!(bench.names().last(), Some(&"lost"));
-    // The handler has done its work all the same; whether that counts, the queue decides.
+    // The handler finishes all the same; the queue decides whether that counts.
     bench.finish(Verdict::Done);
     assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
     bench.answer(Err(expired()));
-    assert_eq!(bench.names().iter().filter(|name| **name == "lost").count(), 1, "told once");
+    assert_eq!(bench.names().iter().filter(|name| **name == "lost").count(), 1, "reported once");
     assert_eq!(bench.dispatcher.in_flight(), 0);
 }
 
 #[test]
 fn a_lease_that_is_refused_is_lost_and_not_given_back() {
-    let cancelling = SourceSettings { cancel_lost: true, ..settings() };
+    let cancelling = SourceSettings { cancel_when_lost: true, ..settings() };
     let mut bench = Bench::new(1, 0, &[cancelling]);
     bench.deliver(0, 1);
     bench.pass(LEASE / 3);
     bench.answer(Err(expired()));
     assert!(bench.assigned[0].1.lease.is_lost());
-    bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
+    bench.finish(failed(Disposition::Retry { delay: Duration::ZERO }));
     assert!(bench.calls.is_empty() && bench.dispatcher.in_flight() == 0);
-    assert_eq!(bench.fetches[0], Some(1), "its place is free");
+    assert_eq!(bench.fetches[0], Some(1), "there is room again");
 }
 
 #[test]
@@ -759,7 +828,7 @@ fn an_extension_that_crosses_an_acknowledgement_is_no_loss() {
     bench.deliver(0, 1);
     bench.pass(LEASE / 3);
     bench.finish(Verdict::Done);
-    // The acknowledgement is first.
+    // The acknowledgement is answered first.
     bench.calls.rotate_left(1);
     bench.answer(Ok(()));
     bench.answer(Err(expired()));
@@ -768,20 +837,20 @@ fn an_extension_that_crosses_an_acknowledgement_is_no_loss() {
 
 #[test]
 fn a_handler_that_does_not_beat_loses_its_lease() {
-    let beating = SourceSettings { while_beating: true, ..settings() };
+    let beating = SourceSettings { extend_while_beating: true, ..settings() };
     let mut bench = Bench::new(1, 1, &[beating]);
     bench.deliver(0, 2);
     let running = bench.assigned[0].1.lease.clone();
     assert!(running.begin());
-    crate::Heartbeat(running.clone()).beat();
+    crate::handler::Heartbeat(running.clone()).beat();
     bench.pass(LEASE / 3);
-    assert_eq!(bench.calls[0].2.len(), 2, "one has beaten, the other has not begun");
+    assert_eq!(bench.calls[0].2.len(), 2, "one has beaten, the other has not started");
     bench.answer(Ok(()));
     bench.pass(LEASE / 3);
     assert_eq!(bench.calls[0].2.len(), 1, "one has not beaten again");
     bench.answer(Ok(()));
-    // A late beat is enough, as long as the lease runs.
-    crate::Heartbeat(running.clone()).beat();
+    // A late beat is enough while the lease runs.
+    crate::handler::Heartbeat(running.clone()).beat();
     bench.pass(LEASE / 3);
     assert_eq!(bench.calls[0].2.len(), 2);
     bench.answer(Ok(()));
@@ -818,12 +887,12 @@ fn a_settle_that_failed_may_have_had_its_effect() {
 }
 
 #[test]
-fn errors_are_waited_out_ever_longer() {
+fn receives_that_fail_are_delayed_longer_each_time() {
     let mut bench = Bench::one(1, 0);
     let mut waits = Vec::new();
     for _ in 0..9 {
         bench.fetches[0].take().expect("a fetch");
-        bench.event(Event::Fetched { source: 0, answer: Err(broken()) });
+        bench.input(Input::Fetched { source: 0, result: Err(broken()) });
         let wake = bench.dispatcher.next_wake().expect("a time");
         waits.push((wake - bench.now).as_millis());
         bench.now = wake;
@@ -832,9 +901,13 @@ fn errors_are_waited_out_ever_longer() {
     assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
     bench.now += Duration::from_secs(20);
     bench.deliver(0, 0);
-    assert_eq!(bench.fetches[0], Some(1), "an empty queue is asked again at once: it waits itself");
+    assert_eq!(
+        bench.fetches[0],
+        Some(1),
+        "an empty queue is asked again at once, since the receive waits"
+    );
     bench.deliver(0, 0);
-    assert_eq!(bench.fetches[0], None, "and if it does not, it is not asked again and again");
+    assert_eq!(bench.fetches[0], None, "unless it did not wait");
     bench.pass(BACKOFF);
     assert_eq!(bench.fetches[0], Some(1));
 }
@@ -843,10 +916,10 @@ fn errors_are_waited_out_ever_longer() {
 fn busy_queues_share_the_workers_by_weight() {
     let weighed = [3, 1].map(|weight| SourceSettings { weight, ..settings() });
     let mut bench = Bench::new(4, 1, &weighed);
-    assert_eq!(bench.fetches, [Some(1), Some(1)], "each waits with one place");
+    assert_eq!(bench.fetches, [Some(1), Some(1)], "each waits with room for one");
     let mut served = [0; 2];
     for _ in 0..4_000 {
-        // Both queues always have as many as are asked for.
+        // Both queues always have as many as are requested.
         for (source, served) in served.iter_mut().enumerate() {
             if let Some(max) = bench.fetches[source] {
                 *served += max;
@@ -863,10 +936,10 @@ fn busy_queues_share_the_workers_by_weight() {
 }
 
 #[test]
-fn a_queue_without_messages_keeps_no_other_from_its_places() {
+fn an_empty_queue_does_not_keep_room_from_the_others() {
     let mut bench = Bench::new(4, 1, &[settings(), settings(), settings()]);
     bench.deliver(0, 1);
-    assert_eq!(bench.fetches, [Some(5), Some(1), Some(1)], "two wait with one place each");
+    assert_eq!(bench.fetches, [Some(5), Some(1), Some(1)], "two wait with room for one each");
     bench.deliver(0, 0);
     assert_eq!(bench.fetches, [Some(1), Some(1), Some(1)], "now all three do");
 }
@@ -882,37 +955,37 @@ fn a_queue_that_comes_back_does_not_make_up_for_lost_time() {
             bench.deliver(0, max);
         }
     }
-    assert!(bench.dispatcher.sources[0].served() > 50.0);
+    assert!(bench.dispatcher.sources[0].virtual_time() > 50.0);
     bench.deliver(1, 1);
-    assert!(bench.dispatcher.sources[1].served() > 50.0);
+    assert!(bench.dispatcher.sources[1].virtual_time() > 50.0);
 }
 
 #[test]
 fn a_pause_stops_the_fetching_and_nothing_else() {
     let mut bench = Bench::one(1, 1);
     bench.deliver(0, 1);
-    bench.want(|wanted| wanted.is_paused = true);
+    bench.desire(|desired| desired.is_paused = true);
     assert_eq!(bench.fetches[0], None);
     bench.finish(Verdict::Done);
     bench.answer(Ok(()));
     assert_eq!(bench.names(), ["received", "succeeded"]);
     assert!(bench.dispatcher.next_wake().is_none_or(|at| at > bench.now));
-    bench.want(|wanted| wanted.is_paused = false);
+    bench.desire(|desired| desired.is_paused = false);
     assert_eq!(bench.fetches[0], Some(2));
 }
 
 #[test]
-fn workers_come_and_go() {
+fn workers_are_started_and_stopped() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 4);
     bench.assigned.iter().take(2).for_each(|(_, assigned)| assert!(assigned.lease.begin()));
-    bench.want(|wanted| wanted.workers = 1);
-    assert_eq!(bench.retired, [1]);
-    // What the one that goes has not begun is taken back.
-    let place = bench.assigned.iter().rposition(|(worker, _)| *worker == 1).unwrap();
-    let (worker, assigned) = bench.assigned.remove(place).unwrap();
+    bench.desire(|desired| desired.workers = 1);
+    assert_eq!(bench.stopped, [1]);
+    // What the stopping worker has not started is taken back.
+    let index = bench.assigned.iter().rposition(|(worker, _)| *worker == 1).unwrap();
+    let (worker, assigned) = bench.assigned.remove(index).unwrap();
     assert!(!assigned.lease.begin(), "it was taken back");
-    bench.event(Event::Skipped { worker });
+    bench.input(Input::Skipped { worker });
     assert_eq!(
         bench.calls[0].2,
         [SettleAction::Release { delay: Duration::ZERO }],
@@ -921,9 +994,9 @@ fn workers_come_and_go() {
     bench.answer(Ok(()));
     bench.finish(Verdict::Done);
     bench.finish(Verdict::Done);
-    bench.event(Event::WorkerEnded { worker: 1 });
-    bench.want(|wanted| wanted.workers = 3);
-    assert_eq!(bench.hired, [0, 1, 1, 2], "numbers are used again");
+    bench.input(Input::WorkerEnded { worker: 1 });
+    bench.desire(|desired| desired.workers = 3);
+    assert_eq!(bench.started, [0, 1, 1, 2], "numbers are reused");
 }
 
 #[test]
@@ -931,20 +1004,20 @@ fn a_stop_goes_in_order() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 3);
     bench.assigned.iter().take(2).for_each(|(_, assigned)| assert!(assigned.lease.begin()));
-    bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
-    assert_eq!((bench.fetches[0], &bench.retired[..]), (None, &[0, 1][..]), "nothing is fetched");
-    // What has not been begun goes back at once, while the others run.
+    bench.desire(|desired| desired.stop = Some(Stop::Graceful));
+    assert_eq!((bench.fetches[0], &bench.stopped[..]), (None, &[0, 1][..]), "nothing is received");
+    // What is not started goes back at once, while the others run.
     let (worker, assigned) = bench.assigned.pop_back().unwrap();
     assert!(!assigned.lease.begin());
-    bench.event(Event::Skipped { worker });
+    bench.input(Input::Skipped { worker });
     assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
-    // Their leases are kept.
+    // Their leases are extended.
     bench.pass(LEASE / 3);
     assert_eq!(bench.calls[0].2, [SettleAction::Start { timeout: LEASE }; 2]);
     bench.answer(Ok(()));
     bench.finish(Verdict::Done);
-    bench.finish(failed(Then::Retry { delay: Duration::ZERO }));
+    bench.finish(failed(Disposition::Retry { delay: Duration::ZERO }));
     assert!(!bench.is_over);
     bench.answer(Ok(()));
     assert!(!bench.is_over, "not before all is settled");
@@ -953,21 +1026,21 @@ fn a_stop_goes_in_order() {
 }
 
 #[test]
-fn a_drain_has_an_end() {
+fn a_drain_ends_at_its_deadline() {
     let mut bench = Bench::one(2, 0);
     bench.deliver(0, 2);
     bench.assigned.iter().for_each(|(_, assigned)| assert!(assigned.lease.begin()));
-    bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+    bench.desire(|desired| desired.stop = Some(Stop::Graceful));
     for _ in 0..3 {
         bench.pass(Duration::from_secs(10));
         bench.answer(Ok(()));
     }
-    assert!(!bench.is_over, "handlers were cancelled, and may let go");
-    bench.finish(failed(Then::Release));
+    assert!(!bench.is_over, "cancelled handlers have some time to end");
+    bench.finish(failed(Disposition::Release));
     assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
     bench.answer(Ok(()));
-    bench.pass(GRACE);
-    assert!(bench.is_over, "one does not let go");
+    bench.pass(CANCEL_GRACE);
+    assert!(bench.is_over, "one does not end");
     assert_eq!(bench.names().last(), Some(&"unconfirmed"));
     // Its late result changes nothing.
     bench.finish(Verdict::Done);
@@ -975,19 +1048,19 @@ fn a_drain_has_an_end() {
 }
 
 #[test]
-fn when_every_queue_is_closed_it_is_over() {
+fn the_pool_ends_when_every_queue_is_closed() {
     let mut bench = Bench::new(2, 0, &[settings(), settings()]);
-    let closed = || Event::Fetched { source: 0, answer: Err(Error::Closed { queue: None }) };
+    let closed = || Input::Fetched { source: 0, result: Err(Error::Closed { queue: None }) };
     bench.fetches[0] = None;
-    bench.event(closed());
+    bench.input(closed());
     assert!(!bench.is_over);
     bench.fetches[1] = None;
-    bench.event(Event::Fetched { source: 1, answer: Err(Error::Closed { queue: None }) });
+    bench.input(Input::Fetched { source: 1, result: Err(Error::Closed { queue: None }) });
     assert!(bench.is_over && bench.dispatcher.closed().is_some());
 }
 
 #[test]
-fn finished_deliveries_are_not_remembered_for_their_leases() {
+fn finished_deliveries_do_not_stay_until_their_leases_expire() {
     let mut bench = Bench::one(1, 0);
     for _ in 0..10_000 {
         bench.deliver(0, 1);
@@ -998,7 +1071,7 @@ fn finished_deliveries_are_not_remembered_for_their_leases() {
 }
 
 #[test]
-fn what_a_limit_refuses_waits_here_under_its_lease() {
+fn a_delivery_that_a_limit_refuses_stays_in_flight() {
     let mut bench = Bench::one(1, 0);
     bench.deliver(0, 1);
     bench.finish(Verdict::Shed { delay: BACKOFF });
@@ -1007,36 +1080,36 @@ fn what_a_limit_refuses_waits_here_under_its_lease() {
     bench.pass(BACKOFF);
     assert_eq!(bench.assigned.len(), 1, "it is tried again");
     bench.finish(Verdict::Shed { delay: BACKOFF });
-    bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+    bench.desire(|desired| desired.stop = Some(Stop::Graceful));
     assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
 }
 
 #[test]
-fn a_settling_delivery_is_not_seated_again() {
+fn a_settling_delivery_is_not_assigned_again() {
     let mut bench = Bench::one(1, 0);
     bench.deliver(0, 1);
     let (worker, assigned) = bench.assigned.pop_front().unwrap();
     assert!(assigned.lease.begin());
-    bench.event(Event::WorkerEnded { worker });
-    assert_eq!(bench.calls.len(), 1, "what it was at is given back");
-    bench.event(Event::Returned { key: assigned.key, worker });
+    bench.input(Input::WorkerEnded { worker });
+    assert_eq!(bench.calls.len(), 1, "what it handled is given back");
+    bench.input(Input::Returned { key: assigned.key, worker });
     assert!(bench.assigned.is_empty());
 }
 
 #[test]
-fn what_a_dead_worker_had_not_begun_goes_to_the_next() {
+fn what_an_ended_worker_had_not_started_goes_to_the_next() {
     let mut bench = Bench::one(1, 1);
     bench.deliver(0, 2);
     let (worker, begun) = bench.assigned.pop_front().unwrap();
     assert!(begun.lease.begin());
     let (_, waiting) = bench.assigned.pop_front().unwrap();
-    bench.event(Event::WorkerEnded { worker });
+    bench.input(Input::WorkerEnded { worker });
     assert_eq!(bench.calls[0].2.len(), 1);
     assert_eq!(bench.assigned[0].1.key, waiting.key);
 }
 
 #[test]
-fn an_extension_that_cannot_be_is_no_reason_to_forget_a_handler() {
+fn an_extension_that_is_refused_for_good_does_not_drop_the_delivery() {
     let mut bench = Bench::one(1, 0);
     bench.deliver(0, 1);
     assert!(bench.assigned[0].1.lease.begin());
@@ -1050,27 +1123,27 @@ fn an_extension_that_cannot_be_is_no_reason_to_forget_a_handler() {
 }
 
 #[test]
-fn in_beat_mode_a_lease_is_kept_while_a_message_is_buried() {
-    let beating = SourceSettings { while_beating: true, ..settings() };
+fn in_beat_mode_a_lease_is_extended_while_a_dead_letter_is_stored() {
+    let beating = SourceSettings { extend_while_beating: true, ..settings() };
     let mut bench = Bench::new(1, 0, &[beating]);
     bench.deliver(0, 1);
-    bench.finish(failed(Then::Bury { route: 0 }));
+    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
     bench.pass(LEASE / 3);
     assert_eq!(bench.calls[0].2, [SettleAction::Extend { timeout: LEASE }]);
 }
 
 #[test]
-fn with_no_workers_what_waits_goes_back() {
+fn with_no_workers_prefetched_messages_go_back() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 3);
-    bench.want(|wanted| wanted.workers = 0);
+    bench.desire(|desired| desired.workers = 0);
     assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }; 3]);
 }
 
 #[test]
-fn with_fewer_places_than_queues_each_has_its_turn() {
+fn with_less_room_than_queues_each_has_its_turn() {
     let mut bench = Bench::new(3, 0, &[settings(), settings(), settings()]);
-    bench.want(|wanted| wanted.workers = 1);
+    bench.desire(|desired| desired.workers = 1);
     let mut asked = [0; 3];
     for _ in 0..30 {
         for (source, asked) in asked.iter_mut().enumerate() {
@@ -1116,13 +1189,13 @@ fn a_queue_that_was_empty_for_a_while_is_not_made_to_wait_for_the_others() {
 }
 
 #[test]
-fn what_is_done_has_time_to_be_settled_at_the_end() {
+fn finished_deliveries_have_time_to_be_settled_at_the_end() {
     let mut bench = Bench::one(2, 0);
     bench.deliver(0, 2);
     bench.assigned.iter().for_each(|(_, assigned)| assert!(assigned.lease.begin()));
-    bench.want(|wanted| wanted.stop = Some(Stop::Now));
+    bench.desire(|desired| desired.stop = Some(Stop::Now));
     bench.finish(Verdict::Done);
-    bench.pass(GRACE);
+    bench.pass(CANCEL_GRACE);
     assert!(
         !bench.is_over,
         "the acknowledgement is under way; the handler that does not end is given up"
@@ -1142,17 +1215,17 @@ fn in_transaction(settings: SourceSettings) -> (Bench, Arc<Lease>) {
     (bench, lease)
 }
 
-/// Every end of a handler but that it has settled its message itself, and what becomes of it.
-fn other_ends() -> [(Verdict, &'static str); 7] {
+/// Every verdict except `Settled`, and what becomes of the message.
+fn other_verdicts() -> [(Verdict, &'static str); 7] {
     let delay = Duration::ZERO;
     [
         (Verdict::Done, "succeeded"),
         (Verdict::Released { delay }, "released"),
-        (failed(Then::Retry { delay }), "retried"),
-        (failed(Then::Park { delay }), "parked"),
-        (failed(Then::Release), "released"),
-        (failed(Then::Bury { route: 0 }), "dead-lettered"),
-        // There is no place for it here any more.
+        (failed(Disposition::Retry { delay }), "retried"),
+        (failed(Disposition::Park { delay }), "parked"),
+        (failed(Disposition::Release), "released"),
+        (failed(Disposition::DeadLetter { route: 0 }), "dead-lettered"),
+        // There may be no room for it any more.
         (Verdict::Shed { delay: BACKOFF }, "released"),
     ]
 }
@@ -1161,24 +1234,24 @@ fn other_ends() -> [(Verdict, &'static str); 7] {
 fn a_delivery_that_its_handler_has_settled_is_not_settled_again() {
     let (mut bench, _) = in_transaction(settings());
     bench.finish(Verdict::Settled);
-    assert!(bench.calls.is_empty() && bench.buried.is_empty());
+    assert!(bench.calls.is_empty() && bench.storing.is_empty());
     assert_eq!((bench.names(), bench.dispatcher.in_flight()), (vec!["received", "succeeded"], 0));
 }
 
 #[test]
-fn an_extension_that_comes_after_the_handlers_own_acknowledgement_tells_of_no_loss() {
-    for (verdict, _) in other_ends().into_iter().chain([(Verdict::Settled, "")]) {
+fn an_extension_after_the_handlers_own_acknowledgement_reports_no_loss() {
+    for (verdict, _) in other_verdicts().into_iter().chain([(Verdict::Settled, "")]) {
         let is_failure = matches!(verdict, Verdict::Failed { .. });
-        let cancelling = SourceSettings { cancel_lost: true, ..settings() };
+        let cancelling = SourceSettings { cancel_when_lost: true, ..settings() };
         let (mut bench, lease) = in_transaction(cancelling);
         bench.pass(LEASE / 3);
         bench.answer(Err(expired()));
         assert!(!lease.is_lost() && lease.cancelled().now_or_never().is_none());
-        // It is known to be gone, so nothing is extended, and nothing is asked when the handler ends, however late.
+        // The commit is known: nothing is extended, and nothing is asked when the handler ends, however late.
         bench.pass(3 * LEASE);
         assert!(bench.calls.is_empty() && !lease.is_lost());
         bench.finish(verdict);
-        assert!(bench.calls.is_empty() && bench.buried.is_empty());
+        assert!(bench.calls.is_empty() && bench.storing.is_empty());
         let names: &[_] = if is_failure {
             &["received", "failed", "succeeded"]
         } else {
@@ -1189,30 +1262,34 @@ fn an_extension_that_comes_after_the_handlers_own_acknowledgement_tells_of_no_lo
 }
 
 #[test]
-fn who_has_acknowledged_and_not_settled_is_asked_for_and_is_done_if_it_was_committed() {
-    for (verdict, _) in other_ends() {
+fn an_acknowledgement_without_settled_is_confirmed_by_the_queue_and_done_if_committed() {
+    for (verdict, _) in other_verdicts() {
         let (mut bench, _) = in_transaction(settings());
         bench.finish(verdict);
-        assert!(bench.buried.is_empty(), "no dead letter of a message that may be done");
+        assert!(bench.storing.is_empty(), "no dead letter of a message that may be done");
         assert_eq!(bench.calls[0].2, [SettleAction::Extend { timeout: LEASE }]);
         bench.answer(Err(expired()));
-        assert!(bench.calls.is_empty() && bench.buried.is_empty());
+        assert!(bench.calls.is_empty() && bench.storing.is_empty());
         assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some("succeeded"), 0));
         assert!(!bench.names().contains(&"lost"));
     }
 }
 
 #[test]
-fn a_transaction_that_was_rolled_back_leaves_the_verdict_as_it_is() {
-    for (verdict, end) in other_ends() {
+fn after_a_rollback_the_verdict_counts() {
+    for (verdict, end) in other_verdicts() {
         let (mut bench, _) = in_transaction(settings());
         bench.finish(verdict);
         bench.answer(Ok(()));
-        while let Some(key) = bench.buried.pop_front() {
+        while let Some(key) = bench.storing.pop_front() {
             bench.pass(LEASE / 3);
-            assert_eq!(bench.calls.len(), 1, "its lease is extended while it is buried");
+            assert_eq!(
+                bench.calls.len(),
+                1,
+                "its lease is extended while its dead letter is stored"
+            );
             bench.answer(Ok(()));
-            bench.event(Event::Buried { key, answer: Ok(letter()) });
+            bench.dead_letter_stored(key);
         }
         assert!(!matches!(bench.calls[0].2[..], [SettleAction::Extend { .. }]));
         bench.answer(Ok(()));
@@ -1221,29 +1298,29 @@ fn a_transaction_that_was_rolled_back_leaves_the_verdict_as_it_is() {
 }
 
 #[test]
-fn whether_a_transaction_was_committed_is_asked_until_the_lease_is_over() {
+fn whether_a_transaction_was_committed_is_asked_until_the_lease_expires() {
     let (mut bench, _) = in_transaction(settings());
-    bench.finish(failed(Then::Bury { route: 0 }));
+    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
     let until = bench.now + LEASE;
     while bench.now < until {
         bench.answer(Err(broken()));
         bench.pass(Duration::from_millis(1500));
     }
-    assert!(bench.buried.is_empty());
+    assert!(bench.storing.is_empty());
     assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some("unconfirmed"), 0));
 
-    // A receipt that is refused when the lease may have ended by itself proves nothing.
+    // A receipt that is refused after the lease may have expired proves nothing.
     let (mut bench, lease) = in_transaction(settings());
-    bench.finish(failed(Then::Bury { route: 0 }));
+    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
     bench.pass(LEASE);
     bench.answer(Err(expired()));
-    assert!(lease.is_lost() && bench.buried.is_empty());
+    assert!(lease.is_lost() && bench.storing.is_empty());
     assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some("lost"), 0));
 }
 
 #[test]
 fn a_transaction_that_outlasts_its_lease_is_not_disturbed() {
-    let cancelling = SourceSettings { cancel_lost: true, ..settings() };
+    let cancelling = SourceSettings { cancel_when_lost: true, ..settings() };
     let (mut bench, lease) = in_transaction(cancelling);
     bench.pass(LEASE / 3);
     // Extensions wait for the transaction, and time out.
@@ -1258,38 +1335,48 @@ fn a_transaction_that_outlasts_its_lease_is_not_disturbed() {
     assert_eq!(bench.names(), ["received", "succeeded"]);
 }
 
-/// When the only lease ends.
+/// Returns when the only lease expires.
 fn lease_end(bench: &Bench) -> Instant {
-    bench.dispatcher.held.iter().map(|(_, held)| held.deadline).next().expect("a lease")
+    bench
+        .dispatcher
+        .in_flight
+        .iter()
+        .map(|(_, delivery)| delivery.deadline)
+        .next()
+        .expect("a lease")
 }
 
-/// Whatever comes in whatever order: places are never exceeded, and at the end nothing is held.
+/// In any order of inputs, the capacity is never exceeded, and at the end nothing is in flight.
 #[test]
-fn random_events_never_break_the_invariants() {
+fn random_inputs_never_break_the_invariants() {
     for seed in 0..300 {
         let mut random = StdRng::seed_from_u64(seed);
         let sources: Vec<_> = (0..random.random_range(1..4))
             .map(|_| SourceSettings {
                 weight: random.random_range(1..5),
-                while_beating: random.random(),
-                cancel_lost: random.random(),
+                extend_while_beating: random.random(),
+                cancel_when_lost: random.random(),
                 ..settings()
             })
             .collect();
-        let (workers, inbox) = (random.random_range(3..6), random.random_range(0..3));
-        let mut bench = Bench::new(workers, inbox, &sources);
-        let mut most = workers;
+        let (workers, prefetch) = (random.random_range(3..6), random.random_range(0..3));
+        let mut bench = Bench::new(workers, prefetch, &sources);
+        let mut max_workers = workers;
         for _ in 0..400 {
-            step(&mut bench, &mut random, &mut most);
-            let places = most * (inbox + 1);
-            // Those who retire finish what they have, beside their successors.
+            step(&mut bench, &mut random, &mut max_workers);
+            let capacity = max_workers * (prefetch + 1);
+            // Stopping workers finish what they have, beside their successors.
             let dispatcher = &bench.dispatcher;
-            let is_active = |place: &Place| matches!(place, Place::Seated { worker } if dispatcher.seats[*worker].is_active());
-            let seated = dispatcher.held.iter().filter(|(_, held)| is_active(&held.place)).count();
-            let asked: usize = bench.fetches.iter().flatten().sum();
-            assert!(seated + asked <= places, "seed {seed}: {seated} and {asked} of {places}");
+            let is_active = |stage: &Stage| matches!(stage, Stage::Assigned { worker } if dispatcher.slots[*worker].is_active());
+            let deliveries = dispatcher.in_flight.iter();
+            let assigned = deliveries.filter(|(_, delivery)| is_active(&delivery.stage)).count();
+            let requested: usize = bench.fetches.iter().flatten().sum();
+            assert!(
+                assigned + requested <= capacity,
+                "seed {seed}: {assigned} and {requested} of {capacity}"
+            );
         }
-        bench.want(|wanted| wanted.stop = Some(Stop::Graceful));
+        bench.desire(|desired| desired.stop = Some(Stop::Graceful));
         while !bench.assigned.is_empty() {
             bench.finish(Verdict::Done);
         }
@@ -1300,8 +1387,15 @@ fn random_events_never_break_the_invariants() {
             while !bench.calls.is_empty() {
                 bench.answer(Ok(()));
             }
-            while let Some(key) = bench.buried.pop_front() {
-                bench.event(Event::Buried { key, answer: Ok(letter()) });
+            while let Some(key) = bench.storing.pop_front() {
+                let result = Ok(stored(false));
+                bench.input(Input::DeadLetterStored { key, result });
+            }
+            while let Some(key) = bench.replying.pop_front() {
+                bench.input(Input::ErrorReplySent { key, result: Ok(()) });
+            }
+            while let Some((key, _)) = bench.reporting.pop_front() {
+                bench.input(Input::DeadLetterReported { key });
             }
             bench.pass(Duration::from_millis(10));
         }
@@ -1310,14 +1404,14 @@ fn random_events_never_break_the_invariants() {
     }
 }
 
-fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
+fn step(bench: &mut Bench, random: &mut StdRng, max_workers: &mut usize) {
     match random.random_range(0..12) {
         0..4 => {
             let source = random.random_range(0..bench.fetches.len());
             if let Some(max) = bench.fetches[source] {
                 if random.random_range(0..5) == 0 {
                     bench.fetches[source] = None;
-                    bench.event(Event::Fetched { source, answer: Err(broken()) });
+                    bench.input(Input::Fetched { source, result: Err(broken()) });
                 } else {
                     let messages = random.random_range(0..=max);
                     bench.deliver(source, messages);
@@ -1333,47 +1427,56 @@ fn step(bench: &mut Bench, random: &mut StdRng, most: &mut usize) {
             let verdict = match random.random_range(0..6) {
                 4 if is_acknowledged => Verdict::Settled,
                 5 => Verdict::Shed { delay: BACKOFF },
-                0 => failed(Then::Bury { route: 0 }),
-                1 => failed(Then::Retry { delay: Duration::ZERO }),
+                0 => failed(Disposition::DeadLetter { route: 0 }),
+                1 => failed(Disposition::Retry { delay: Duration::ZERO }),
                 2 => Verdict::Released { delay: Duration::ZERO },
                 _ => Verdict::Done,
             };
             bench.finish(verdict);
         }
         8 | 9 if !bench.calls.is_empty() => {
-            let place = random.random_range(0..bench.calls.len());
-            bench.calls.swap(0, place);
-            let answer = match random.random_range(0..6) {
+            let index = random.random_range(0..bench.calls.len());
+            bench.calls.swap(0, index);
+            let result = match random.random_range(0..6) {
                 0 => Err(broken()),
                 1 => Err(expired()),
                 2 => Err(Error::invalid(None, "delay", "odd", "even")),
                 _ => Ok(()),
             };
-            bench.answer(answer);
+            bench.answer(result);
         }
         10 => match random.random_range(0..6) {
-            0 => bench.want(|wanted| wanted.is_paused = !wanted.is_paused),
+            0 => bench.desire(|desired| desired.is_paused = !desired.is_paused),
             1 => {
                 let workers = random.random_range(3..6);
-                *most = workers.max(*most);
-                bench.want(|wanted| wanted.workers = workers);
+                *max_workers = workers.max(*max_workers);
+                bench.desire(|desired| desired.workers = workers);
             }
             2 => {
-                // A worker ends without a word; what was in its inbox is gone with it.
-                let worker = random.random_range(0..bench.dispatcher.seats.len());
-                if bench.dispatcher.seats[worker].is_active() {
+                // A worker ends without a report; its assignments are gone with it.
+                let worker = random.random_range(0..bench.dispatcher.slots.len());
+                if bench.dispatcher.slots[worker].is_active() {
                     let own = bench.assigned.iter().find(|(of, _)| *of == worker);
                     own.iter().for_each(|(_, assigned)| {
                         let _ = assigned.lease.begin();
                     });
                     bench.assigned.retain(|(of, _)| *of != worker);
-                    bench.event(Event::WorkerEnded { worker });
+                    bench.input(Input::WorkerEnded { worker });
                 }
             }
             _ => {
-                if let Some(key) = bench.buried.pop_front() {
-                    let answer = if random.random() { Ok(letter()) } else { Err(broken()) };
-                    bench.event(Event::Buried { key, answer });
+                if let Some(key) = bench.storing.pop_front() {
+                    let has_reply = random.random();
+                    let result =
+                        if random.random() { Ok(stored(has_reply)) } else { Err(broken()) };
+                    bench.input(Input::DeadLetterStored { key, result });
+                }
+                if let Some(key) = bench.replying.pop_front() {
+                    let result = if random.random() { Ok(()) } else { Err(broken()) };
+                    bench.input(Input::ErrorReplySent { key, result });
+                }
+                if let Some((key, _)) = bench.reporting.pop_front() {
+                    bench.input(Input::DeadLetterReported { key });
                 }
             }
         },

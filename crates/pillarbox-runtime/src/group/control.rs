@@ -8,7 +8,8 @@ use std::sync::Arc;
 use super::health::Readiness;
 use super::registry::Registry;
 use super::stuck::Stuck;
-use crate::control::{Control, Stop};
+use crate::control::Control;
+use crate::desired_state::Stop;
 use crate::signals::Stops;
 
 /// A handle that controls a group of loops. Cheap to clone.

@@ -12,7 +12,8 @@ use super::health::{DeadLettersHealth, LoopStatus, Phase, Readiness, ReadinessOp
 use super::report::{GroupReport, LoopReport};
 use super::stuck::{LoopProgress, Stuck};
 use super::systemd::Systemd;
-use crate::control::{Control, Stop};
+use crate::control::Control;
+use crate::desired_state::Stop;
 use crate::runnable::LoopFailure;
 use crate::stats::{MailboxStats, StatsSnapshot};
 

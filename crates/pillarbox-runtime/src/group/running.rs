@@ -13,7 +13,7 @@ use super::registry::Registry;
 use super::report::{GroupError, GroupReport};
 use super::supervisor::Supervisor;
 use super::watchdog::Watchdog;
-use crate::control::Stop;
+use crate::desired_state::Stop;
 use crate::runnable::LoopFailure;
 
 /// Time that loops have to end after they were cancelled.

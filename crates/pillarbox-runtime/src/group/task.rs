@@ -9,7 +9,8 @@ use std::time::Duration;
 use pillarbox_core::BoxFuture;
 use tokio::sync::watch;
 
-use crate::control::{Control, Farewell, Shared, Stop, Wanted};
+use crate::control::{Control, ControlState, DrainedOnDrop};
+use crate::desired_state::{DesiredState, Stop};
 use crate::outcome::BoxError;
 use crate::runnable::{LoopFailure, Runnable};
 use crate::stats::{State, StatsSnapshot};
@@ -19,7 +20,7 @@ use crate::stats::{State, StatsSnapshot};
 ///
 /// ```
 /// use std::time::Duration;
-/// use pillarbox_runtime::{LoopGroup, StopSignal, Task};
+/// use pillarbox_runtime::group::{LoopGroup, StopSignal, Task};
 ///
 /// # async fn relay() -> std::io::Result<()> { Ok(()) }
 /// async fn outbox(mut stop: StopSignal) -> std::io::Result<()> {
@@ -58,8 +59,8 @@ use crate::stats::{State, StatsSnapshot};
 pub struct Task {
     name: String,
     work: Work,
-    shared: Arc<Shared>,
-    farewell: Farewell,
+    state: Arc<ControlState>,
+    drained: DrainedOnDrop,
 }
 
 type Work = Box<dyn FnOnce(StopSignal) -> BoxFuture<'static, Result<(), BoxError>> + Send>;
@@ -74,22 +75,22 @@ impl Task {
         F: Future<Output = Result<(), E>> + Send + 'static,
         E: Into<BoxError>,
     {
-        let shared = Arc::new(Shared::without_workers());
-        let farewell = Farewell(shared.clone());
+        let state = Arc::new(ControlState::without_workers());
+        let drained = DrainedOnDrop(state.clone());
         let work: Work = Box::new(move |stop| {
             let work = work(stop);
             Box::pin(async move { work.await.map_err(Into::into) })
         });
-        Self { name: name.into(), work, shared, farewell }
+        Self { name: name.into(), work, state, drained }
     }
 
     async fn serve(self) -> Result<StatsSnapshot, LoopFailure> {
-        let Self { name, work, shared, farewell } = self;
-        let mut wanted = shared.wanted.subscribe();
+        let Self { name, work, state, drained } = self;
+        let mut desired = state.desired.subscribe();
         // A stop that was requested before the start applies.
-        if wanted.borrow().stop.is_none() {
-            shared.say_state(State::Running);
-            let mut work = work(StopSignal::new(wanted.clone()));
+        if desired.borrow().stop.is_none() {
+            state.report_state(State::Running);
+            let mut work = work(StopSignal::new(desired.clone()));
             let mut stop = None;
             loop {
                 tokio::select! {
@@ -98,40 +99,40 @@ impl Task {
                         ended.map_err(|error| LoopFailure::Task(error.into()))?;
                         break;
                     }
-                    next = further_stop(&mut wanted, stop) => match next {
+                    next = further_stop(&mut desired, stop) => match next {
                         Stop::Graceful => {
-                            shared.say_state(State::Draining);
+                            state.report_state(State::Draining);
                             stop = Some(next);
                         }
                         Stop::Now => {
                             if stop.is_some() {
                                 tracing::warn!(task = name, "a task did not stop in time and is cancelled");
-                                shared.pulse.leave_behind();
+                                state.pulse.leave_behind();
                             }
                             break;
                         }
                     },
-                    () = turn(&shared) => shared.pulse.turn(),
+                    () = turn(&state) => state.pulse.turn(),
                 }
             }
         }
-        shared.pulse.end();
-        drop(farewell);
-        let stats = shared.stats.borrow().clone();
+        state.pulse.end();
+        drop(drained);
+        let stats = state.stats.borrow().clone();
         Ok(stats)
     }
 }
 
 /// Waits until a more urgent stop than `than` is requested.
-async fn further_stop(wanted: &mut watch::Receiver<Wanted>, than: Option<Stop>) -> Stop {
-    let further = wanted.wait_for(|wanted| wanted.stop > than).await;
+async fn further_stop(desired: &mut watch::Receiver<DesiredState>, than: Option<Stop>) -> Stop {
+    let further = desired.wait_for(|desired| desired.stop > than).await;
     // The sender outlives this, since its task has it.
-    further.ok().and_then(|wanted| wanted.stop).unwrap_or(Stop::Now)
+    further.ok().and_then(|desired| desired.stop).unwrap_or(Stop::Now)
 }
 
 /// Waits until the next turn that the watchdog expects, forever if nobody watches.
-async fn turn(shared: &Shared) {
-    match shared.pulse.turn_within() {
+async fn turn(state: &ControlState) {
+    match state.pulse.turn_within() {
         Some(within) => tokio::time::sleep((within / 2).max(Duration::from_millis(1))).await,
         None => std::future::pending().await,
     }
@@ -145,7 +146,7 @@ impl Runnable for Task {
     }
 
     fn control(&self) -> Control {
-        Control::new(self.shared.clone())
+        Control::new(self.state.clone())
     }
 
     fn work(self) -> impl Future<Output = Result<StatsSnapshot, LoopFailure>> + Send + 'static {
@@ -162,7 +163,7 @@ impl fmt::Debug for Task {
 /// A future that completes when its [`Task`] is to stop, and at once from then on. Can be cloned.
 ///
 /// ```
-/// # use pillarbox_runtime::StopSignal;
+/// # use pillarbox_runtime::group::StopSignal;
 /// # async fn accept() -> std::io::Result<()> { std::future::pending().await }
 /// async fn serve(mut stop: StopSignal) -> std::io::Result<()> {
 ///     loop {
@@ -178,23 +179,23 @@ impl fmt::Debug for Task {
 /// `axum::serve(listener, app).with_graceful_shutdown(stop).await`.
 #[must_use = "it must be awaited or checked"]
 pub struct StopSignal {
-    wanted: watch::Receiver<Wanted>,
+    desired: watch::Receiver<DesiredState>,
     waiting: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
 }
 
 impl StopSignal {
-    fn new(wanted: watch::Receiver<Wanted>) -> Self {
-        let mut receiver = wanted.clone();
+    fn new(desired: watch::Receiver<DesiredState>) -> Self {
+        let mut receiver = desired.clone();
         let waiting = Box::pin(async move {
             // It fails if the task is gone, which counts as a stop.
-            let _ = receiver.wait_for(|wanted| wanted.stop.is_some()).await;
+            let _ = receiver.wait_for(|desired| desired.stop.is_some()).await;
         });
-        Self { wanted, waiting }
+        Self { desired, waiting }
     }
 
     /// Whether the task is to stop.
     pub fn is_stopping(&self) -> bool {
-        self.wanted.borrow().stop.is_some() || self.wanted.has_changed().is_err()
+        self.desired.borrow().stop.is_some() || self.desired.has_changed().is_err()
     }
 }
 
@@ -208,7 +209,7 @@ impl Future for StopSignal {
 
 impl Clone for StopSignal {
     fn clone(&self) -> Self {
-        Self::new(self.wanted.clone())
+        Self::new(self.desired.clone())
     }
 }
 
@@ -224,12 +225,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_signal_completes_for_all_its_clones_and_stays_so() {
-        let shared = Shared::without_workers();
-        let mut stop = StopSignal::new(shared.wanted.subscribe());
+        let state = ControlState::without_workers();
+        let mut stop = StopSignal::new(state.desired.subscribe());
         let other = stop.clone();
         let early = tokio::time::timeout(Duration::from_secs(9), &mut stop).await;
         assert!(early.is_err() && !stop.is_stopping());
-        shared.wanted.send_modify(|wanted| wanted.stop = Some(Stop::Graceful));
+        state.desired.send_modify(|desired| desired.stop = Some(Stop::Graceful));
         (&mut stop).await;
         (&mut stop).await;
         other.clone().await;
@@ -239,17 +240,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_signal_that_outlives_its_task_is_complete() {
-        let shared = Shared::without_workers();
-        let stop = StopSignal::new(shared.wanted.subscribe());
-        drop(shared);
+        let state = ControlState::without_workers();
+        let stop = StopSignal::new(state.desired.subscribe());
+        drop(state);
         assert!(stop.is_stopping());
         stop.clone().await;
         stop.await;
     }
 
     #[test]
-    fn a_signal_can_be_sent_and_shared() {
-        fn shared<T: Send + Sync + Unpin>() {}
-        shared::<StopSignal>();
+    fn a_signal_can_be_sent_and_state() {
+        fn state<T: Send + Sync + Unpin>() {}
+        state::<StopSignal>();
     }
 }

@@ -1,4 +1,4 @@
-//! A client of a loop: calls, answers, what is left behind.
+//! Clients of main loops: calls, submissions, sweeps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,10 +6,11 @@ use std::time::Duration;
 use pillarbox_core::{
     Error, Json, Mailbox, Mailboxes, MemoryBackend, QueueOptions, Receive, SendOptions,
 };
-use pillarbox_runtime::{
-    CallError, Client, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind,
-    Runnable, Running, sweep_replies,
+use pillarbox_runtime::dead_letters::DlqPolicy;
+use pillarbox_runtime::loops::{
+    CallError, Client, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind, sweep_replies,
 };
+use pillarbox_runtime::{Runnable, Running};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 
 type Requests = Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>>;
@@ -22,7 +23,7 @@ fn open() -> (Mailboxes, Requests) {
     (backend, requests)
 }
 
-/// A loop that takes so many milliseconds as it is asked for, and refuses odd numbers.
+/// A loop that takes the requested number of milliseconds, and refuses odd numbers.
 fn start(requests: &Requests) -> Running {
     MainLoop::new(requests.clone(), |n: u64| async move {
         tokio::time::sleep(Duration::from_millis(n)).await;
@@ -32,7 +33,7 @@ fn start(requests: &Requests) -> Running {
     .start()
 }
 
-/// The reply mailboxes on a backend.
+/// Returns the names of all reply mailboxes.
 async fn reply_mailboxes(backend: &Mailboxes) -> Vec<String> {
     let names = backend.queues().await.expect("listed").into_iter().map(|name| name.to_string());
     names.filter(|name| name.starts_with("pillarbox-replies-")).collect()
@@ -53,11 +54,11 @@ async fn a_call_has_the_output_or_the_error_of_the_loop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_calls_are_under_way_at_once_and_each_has_its_own_answer() {
+async fn many_calls_in_progress_each_get_their_own_answer() {
     let (_, requests) = open();
     let running = start(&requests);
     let client = Client::new(&requests).unwrap();
-    // The first asked is the last answered.
+    // The first request is answered last.
     let calls = (0..50_u64).map(|n| {
         let client = client.clone();
         tokio::spawn(async move {
@@ -73,11 +74,11 @@ async fn many_calls_are_under_way_at_once_and_each_has_its_own_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_nobody_answers_ends_in_time_and_is_not_worked_on_later() {
+async fn a_call_that_times_out_is_not_handled_later() {
     let (_, requests) = open();
     let client = Client::new(&requests).unwrap();
     let request = MainLoopRequest::new(2);
-    // The deadline is by the clock on the wall, which a test cannot turn.
+    // The deadline goes by the system clock, which is not paused.
     let failed = client.call(&request, Duration::ZERO).await.unwrap_err();
     assert!(matches!(failed, CallError::Timeout { after: Duration::ZERO, .. }), "{failed:?}");
     let start = tokio::time::Instant::now();
@@ -86,7 +87,7 @@ async fn a_call_that_nobody_answers_ends_in_time_and_is_not_worked_on_later() {
         matches!(failed, CallError::Timeout { .. }) && start.elapsed() == 3 * SECOND,
         "{failed:?}"
     );
-    // Nor of one that a loop gets to see when it is too late.
+    // Neither is one that a loop receives too late.
     let real = Duration::from_millis(100);
     tokio::time::resume();
     assert!(client.call(&MainLoopRequest::new(2), real).await.is_err());
@@ -108,7 +109,7 @@ async fn a_call_that_nobody_answers_ends_in_time_and_is_not_worked_on_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_dropped_leaves_nothing_behind() {
+async fn the_answer_to_a_dropped_call_is_discarded() {
     let (backend, requests) = open();
     let running = start(&requests);
     let client = Client::new(&requests).unwrap();
@@ -118,7 +119,7 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
         assert!(dropped.is_err());
         assert!(format!("{client:?}").contains("waiting: 0"), "{client:?}");
     }
-    // Their answers come, and are thrown away.
+    // Their answers are received and discarded.
     tokio::time::sleep(5 * SECOND).await;
     let address = client.address().to_owned();
     let replies = backend.queue(&*address, QueueOptions::new()).unwrap();
@@ -127,7 +128,7 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_under_way_is_not_called_twice_at_once_but_may_be_again() {
+async fn a_request_in_progress_is_not_called_twice_at_once_but_may_be_again() {
     let (_, requests) = open();
     let running = start(&requests);
     let client = Client::new(&requests).unwrap();
@@ -142,7 +143,7 @@ async fn a_request_that_is_under_way_is_not_called_twice_at_once_but_may_be_agai
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_comes_twice_answers_one_call() {
+async fn an_answer_that_is_received_twice_answers_one_call() {
     let (backend, requests) = open();
     let client = Client::new(&requests).unwrap();
     let request = MainLoopRequest::new(2);
@@ -168,7 +169,7 @@ async fn an_answer_that_comes_twice_answers_one_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_cannot_be_read_fails_its_call_and_no_other() {
+async fn an_answer_that_cannot_be_decoded_fails_its_call_and_no_other() {
     let (backend, requests) = open();
     let running = start(&requests);
     let client = Client::new(&requests).unwrap();
@@ -212,7 +213,7 @@ async fn a_backend_that_is_closed_fails_every_call_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_that_is_out_of_reach_is_told_from_a_loop_that_is_silent() {
+async fn an_unreachable_backend_and_a_silent_loop_are_different_errors() {
     let (backend, requests) = open();
     let queue = backend.queue("answers", QueueOptions::new()).unwrap();
     let broken =
@@ -244,7 +245,7 @@ async fn a_request_that_cannot_be_sent_fails_its_call() {
         matches!(failed, CallError::Backend { error: Error::MailboxFull { .. }, .. }),
         "{failed:?}"
     );
-    // Of a batch, those that could be sent are answered.
+    // The requests of a batch that could be sent are answered.
     requests.purge().await.unwrap();
     let submitted = [MainLoopRequest::new(2), MainLoopRequest::new(4)];
     let submission = client.submit(&submitted).await.unwrap();
@@ -256,11 +257,11 @@ async fn a_request_that_cannot_be_sent_fails_its_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_submitted_together_is_collected_in_order_and_what_is_missing_is_told() {
+async fn a_submission_is_collected_in_order_with_an_error_for_each_missing_answer() {
     let (_, requests) = open();
     let running = start(&requests);
     let client = Client::new(&requests).unwrap();
-    // Those that take longer than is waited for are the last two.
+    // The last two take longer than the timeout.
     let submitted: Vec<_> = [300, 200, 101, 100, 9_000, 8_000].map(MainLoopRequest::new).into();
     let mut submission = client.submit(&submitted).await.unwrap();
     assert_eq!((submission.ids().len(), submission.left()), (6, 6));
@@ -271,7 +272,7 @@ async fn what_is_submitted_together_is_collected_in_order_and_what_is_missing_is
         .iter()
         .map(|answer| answer.as_ref().ok().and_then(|a| a.output().copied()))
         .collect();
-    // What was given out by `next` is not there again.
+    // Answers that `next` has returned are not collected again.
     assert_eq!(outputs, [Some(3_000), Some(2_000), None, None, None]);
     assert_eq!(answers[2].as_ref().unwrap().error().unwrap().text, "101 is odd");
     assert!(answers[3..].iter().all(|answer| matches!(answer, Err(CallError::Timeout { .. }))));
@@ -281,7 +282,7 @@ async fn what_is_submitted_together_is_collected_in_order_and_what_is_missing_is
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_dead_letter_is_the_answer_to_its_call() {
+async fn the_error_of_a_dead_letter_is_the_answer_to_its_call() {
     let (_, requests) = open();
     let running = MainLoop::new(requests.clone(), |_: u64| async { Err::<u64, _>("never") })
         .worker(|worker| worker.retry(pillarbox_runtime::Backoff::constant(SECOND)))
@@ -307,7 +308,7 @@ async fn a_client_that_is_closed_or_dropped_leaves_no_mailbox_behind() {
         client.call(&MainLoopRequest::new(2), 5 * SECOND).await.unwrap();
         assert_eq!(reply_mailboxes(&backend).await, [client.address()]);
         let other = client.clone();
-        // An answer that nobody waits for any more.
+        // An answer that nobody waits for.
         let answers: Mailbox<MainLoopResult<u64>> =
             requests.resolve_reply(client.address()).unwrap();
         answers.send(&MainLoopResult::new(Default::default(), Ok(1))).await.unwrap();
@@ -326,7 +327,7 @@ async fn a_client_that_is_closed_or_dropped_leaves_no_mailbox_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn mailboxes_of_clients_that_have_vanished_are_swept_and_those_of_others_are_not() {
+async fn mailboxes_of_clients_that_are_gone_are_swept_and_those_of_others_are_not() {
     let (backend, requests) = open();
     let client = Client::new(&requests).unwrap();
     let vanished = "pillarbox-replies-0193b1f46b1a7c008f4e3a52c0ffee00";
@@ -341,7 +342,7 @@ async fn mailboxes_of_clients_that_have_vanished_are_swept_and_those_of_others_a
     requests.forget_reply(vanished);
     let fresh = sweep_replies(&backend, 3600 * SECOND).await.unwrap();
     assert_eq!((fresh.looked_at, fresh.emptied.len()), (2, 0), "it may still be fetched");
-    // The loop does it by itself.
+    // The loop sweeps at an interval.
     let running = MainLoop::new(requests.clone(), |n: u64| async move { n })
         .keep_replies_for(4 * SECOND)
         .start();
@@ -354,7 +355,7 @@ async fn mailboxes_of_clients_that_have_vanished_are_swept_and_those_of_others_a
 #[tokio::test(start_paused = true)]
 async fn a_sweep_deletes_the_answers_that_are_old_and_no_younger_one_behind_them() {
     let (backend, requests) = open();
-    // Its client was suspended, and goes on just now.
+    // Its client was suspended, and has just resumed.
     let suspended = "pillarbox-replies-0193b1f46b1a7c008f4e3a52c0ffee00";
     let answers = requests.resolve_reply(suspended).unwrap();
     let answer = |n| MainLoopResult::new(Default::default(), Ok(n));
@@ -380,7 +381,7 @@ async fn a_sweep_forgets_an_empty_mailbox_that_the_loop_still_has_open() {
         .keep_replies_for(4 * SECOND)
         .start();
     tokio::time::sleep(SECOND).await;
-    // Its client fetches the answer, and is killed.
+    // Its client receives the answer, and is killed.
     let answers: Mailbox<MainLoopResult<u64>> = backend.mailbox(old).unwrap();
     answers.receive(Receive::one()).await.unwrap().acknowledge().await.unwrap().all().unwrap();
     drop(answers);
@@ -401,7 +402,7 @@ async fn answers_are_kept_for_a_second_at_least() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_called_again_is_not_forgotten_with_the_submission_that_had_it() {
+async fn a_request_that_is_called_again_outlives_its_dropped_submission() {
     let (_, requests) = open();
     let running = start(&requests);
     let client = Client::new(&requests).unwrap();
@@ -418,7 +419,7 @@ async fn a_request_that_is_called_again_is_not_forgotten_with_the_submission_tha
     running.stop().await.unwrap();
 }
 
-/// An answer that cannot be read without a panic.
+/// An answer whose decoding panics.
 #[derive(Debug)]
 struct Rude;
 
@@ -435,7 +436,7 @@ impl<'de> serde::Deserialize<'de> for Rude {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_panics_when_it_is_read_fails_its_call_and_the_client_goes_on() {
+async fn an_answer_whose_decoding_panics_fails_its_call_and_the_client_goes_on() {
     let backend = Mailboxes::new(MemoryBackend::new());
     let requests: Mailbox<MainLoopRequest<u64>, MainLoopResult<Rude>> =
         backend.mailbox("requests").unwrap();
@@ -450,7 +451,7 @@ async fn an_answer_that_panics_when_it_is_read_fails_its_call_and_the_client_goe
 }
 
 #[test]
-fn a_client_whose_runtime_has_ended_says_so_and_waits_for_nothing() {
+fn a_client_whose_runtime_has_ended_fails_at_once() {
     let (_, requests) = open();
     let make = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let first = make();
@@ -461,7 +462,7 @@ fn a_client_whose_runtime_has_ended_says_so_and_waits_for_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mailbox_without_a_way_to_reply_has_no_clients() {
+async fn a_mailbox_without_replies_has_no_clients() {
     let (backend, _) = open();
     let queue = backend.queue("requests", QueueOptions::new()).unwrap();
     let requests: Requests = Mailbox::new(queue, Json, pillarbox_core::NoReplies);
@@ -470,7 +471,7 @@ async fn a_mailbox_without_a_way_to_reply_has_no_clients() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn faults_of_every_kind_cost_time_and_no_answer() {
+async fn faults_of_every_kind_lose_no_answer() {
     let (backend, plain) = open();
     for seed in 0..20 {
         let faults = Faults::none().fail_before(0.1).fail_after(0.1).delay(0.2, SECOND / 5);
@@ -502,7 +503,7 @@ async fn faults_of_every_kind_cost_time_and_no_answer() {
 }
 
 #[tokio::test]
-async fn a_call_of_no_time_ends_at_once_whatever_the_backend_does() {
+async fn a_call_with_a_timeout_of_zero_ends_at_once() {
     let (backend, _) = open();
     let queue = backend.queue("requests", QueueOptions::new()).unwrap();
     let silent = FaultQueue::new(queue, Faults::none(), 1);

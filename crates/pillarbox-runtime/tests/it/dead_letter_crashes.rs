@@ -1,5 +1,5 @@
-//! Dead-lettering and replaying, with the process ending between every two steps, before and after each
-//! call of a queue has its effect: exactly one dead letter of each message, and none lost.
+//! Dead-lettering and replaying with a crash between every two steps, before and after each call of a queue takes
+//! effect: exactly one dead letter for each message, and none lost.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -9,27 +9,26 @@ use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, RawMessage,
     Receive, SendOptions,
 };
-use pillarbox_runtime::{
-    DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Outcome, Runnable, Worker,
-};
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqPolicy};
+use pillarbox_runtime::{DlqAction, DlqConsumer, Outcome, Runnable, Worker};
 
 use crate::common::crash::Crash;
 
 const LEASE: Duration = Duration::from_secs(30);
 const MESSAGES: u32 = 5;
 
-/// The queues, as they are: what a process that is well sees.
+/// The queues of a test.
 struct Stage {
     backend: Mailboxes,
     jobs: Mailbox<u32, String>,
     dead: Mailbox<DeadLetter<u32>>,
     replies: Mailbox<String>,
-    /// What the hooks of workers were told, in whatever process.
-    told: Arc<Mutex<Told>>,
+    /// The calls of the hooks of all workers.
+    calls: Arc<Mutex<HookCalls>>,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct HookCalls {
     failed: Vec<MessageId>,
     dead: Vec<MessageId>,
 }
@@ -41,12 +40,12 @@ impl Stage {
             jobs: backend.builder("jobs").allow_reply_to("replies").open().expect("a mailbox"),
             dead: backend.mailbox("jobs-dlq").expect("a mailbox"),
             replies: backend.mailbox("replies").expect("a mailbox"),
-            told: Arc::default(),
+            calls: Arc::default(),
             backend,
         }
     }
 
-    /// The same queues, as a process sees them that ends.
+    /// Returns the same queues for a process that crashes.
     fn ending(&self, crash: &std::sync::Arc<Crash>) -> Self {
         let over = |name: &str| {
             crash.over(self.backend.queue(name, QueueOptions::new()).expect("a queue"))
@@ -59,7 +58,7 @@ impl Stage {
             jobs: Mailbox::new(over("jobs"), Json, resolver),
             dead: Mailbox::new(over("jobs-dlq"), Json, NoReplies),
             replies,
-            told: self.told.clone(),
+            calls: self.calls.clone(),
         }
     }
 
@@ -74,29 +73,29 @@ impl Stage {
 
     /// Fails every message.
     async fn work(&self) {
-        let (failed, dead) = (self.told.clone(), self.told.clone());
+        let (failed, dead) = (self.calls.clone(), self.calls.clone());
         let worker = Worker::new(self.jobs.clone())
-            .on_failure(move |one| failed.lock().expect("told").failed.push(one.about.message_id))
-            .on_dead_letter(move |one, _| dead.lock().expect("told").dead.push(one.message_id))
+            .on_failure(move |one| failed.lock().expect("a lock").failed.push(one.about.message_id))
+            .on_dead_letter(move |one, _| dead.lock().expect("a lock").dead.push(one.message_id))
             .visibility(LEASE)
             .dead_letters(DlqPolicy::to(&self.dead))
             .error_reply(|letter| format!("{}: {}", letter.body.escape_ascii(), letter.last_error))
             .handler(|_: u32| async { Outcome::reject("no") });
-        worker.run_until_empty().await.expect("all is done");
+        worker.run_until_empty().await.expect("empty");
     }
 
-    /// What has become a dead letter was told as a failure, what was told as a dead letter is one, and what was
-    /// acknowledged was told as one. So a crash repeats what was told, and leaves nothing out.
-    async fn has_told_before_it_settled(&self, sent: &BTreeSet<MessageId>) {
+    /// Checks that each dead letter was reported as a failure, that each reported dead letter is stored, and that each
+    /// acknowledged message was reported as a dead letter: a crash repeats reports, and omits none.
+    async fn assert_reported_before_settled(&self, sent: &BTreeSet<MessageId>) {
         let letters: BTreeSet<_> = self.letters().await.iter().map(|one| one.message_id).collect();
         let left: BTreeSet<_> = self.messages().await.into_iter().collect();
         let gone: BTreeSet<_> = sent.difference(&left).copied().collect();
-        let told = self.told.lock().expect("told");
+        let calls = self.calls.lock().expect("a lock");
         let [failed, dead] =
-            [&told.failed, &told.dead].map(|ids| ids.iter().copied().collect::<BTreeSet<_>>());
-        assert!(failed.is_superset(&letters), "{told:?}, dead letters {letters:?}");
-        assert!(letters.is_superset(&dead), "{told:?}, dead letters {letters:?}");
-        assert!(dead.is_superset(&gone), "{told:?}, gone {gone:?}");
+            [&calls.failed, &calls.dead].map(|ids| ids.iter().copied().collect::<BTreeSet<_>>());
+        assert!(failed.is_superset(&letters), "{calls:?}, dead letters {letters:?}");
+        assert!(letters.is_superset(&dead), "{calls:?}, dead letters {letters:?}");
+        assert!(dead.is_superset(&gone), "{calls:?}, gone {gone:?}");
     }
 
     async fn letters(&self) -> Vec<DeadLetter<u32>> {
@@ -104,7 +103,7 @@ impl Stage {
         letters.into_iter().map(|letter| letter.body.expect("a dead letter")).collect()
     }
 
-    /// The messages that are there, by the ids that they were first sent under.
+    /// Returns the original ids of the messages in the queue.
     async fn messages(&self) -> Vec<MessageId> {
         let messages = self.jobs.peek(100).await.expect("messages");
         messages.into_iter().map(|one| first_id(&one.message)).collect()
@@ -116,8 +115,8 @@ fn first_id(message: &RawMessage) -> MessageId {
     original.map_or(message.id, |id| id.parse().expect("an id"))
 }
 
-/// Plays something with a process that ends at its first step, at its second, and so on, each time before
-/// the step and after it, until it does not end any more. Says how many steps there were.
+/// Runs a scenario that crashes at its first step, at its second, and so on, each time before and after the step, until
+/// it does not crash any more. Returns the number of steps.
 async fn at_every_step(mut play: impl AsyncFnMut(Stage, std::sync::Arc<Crash>) -> bool) -> usize {
     for step in 0..100 {
         for is_after in [false, true] {
@@ -134,15 +133,15 @@ async fn a_crash_between_any_two_steps_of_dead_lettering_makes_one_dead_letter_a
     let steps = at_every_step(async |stage, crash| {
         let sent = stage.send().await;
         let is_done = crash.run(stage.ending(&crash).work()).await.is_some();
-        stage.has_told_before_it_settled(&sent).await;
+        stage.assert_reported_before_settled(&sent).await;
         tokio::time::sleep(LEASE).await;
         stage.work().await;
-        stage.has_told_before_it_settled(&sent).await;
+        stage.assert_reported_before_settled(&sent).await;
         let letters = stage.letters().await;
         let ids: BTreeSet<_> = letters.iter().map(|letter| letter.message_id).collect();
         assert_eq!((ids, letters.len()), (sent, MESSAGES as usize), "{crash:?}");
         assert!(stage.messages().await.is_empty(), "{crash:?}");
-        // Each sender was told, once: nobody has taken the replies, so one that is sent again is the same.
+        // One reply for each sender: nobody has received the replies, so a repeated one is not stored.
         let replies = stage.replies.peek(100).await.expect("replies");
         assert_eq!(replies.len(), MESSAGES as usize, "{crash:?}");
         is_done
@@ -164,7 +163,7 @@ async fn a_crash_between_any_two_steps_of_a_replay_loses_no_message_and_doubles_
         };
         let ending = stage.ending(&crash);
         let is_done = crash.run(replay(&ending)).await.is_some();
-        // The leases that a pass takes run for two minutes.
+        // The leases of a pass last for two minutes.
         tokio::time::sleep(Duration::from_secs(120)).await;
         replay(&stage).await;
         let letters = stage.letters().await;
@@ -220,7 +219,7 @@ async fn a_crash_between_any_two_steps_of_a_consumer_that_replays_loses_no_messa
         let consume = async |stage: &Stage| {
             let replay = |_: DeadLetter<u32>| async { DlqAction::replay() };
             let consumer = DlqConsumer::new(stage.dead.clone(), replay).replay_to(&stage.jobs);
-            consumer.visibility(LEASE).run_until_empty().await.expect("all is done")
+            consumer.visibility(LEASE).run_until_empty().await.expect("empty")
         };
         let ending = stage.ending(&crash);
         let is_done = crash.run(consume(&ending)).await.is_some();
@@ -237,7 +236,7 @@ async fn a_crash_between_any_two_steps_of_a_consumer_that_replays_loses_no_messa
     println!("{steps} steps");
 }
 
-/// The way of a message that fails again after it was replayed, while the replay has not come to its end.
+/// A message fails again after it was replayed, before the replay is complete.
 #[tokio::test(start_paused = true)]
 async fn a_message_that_fails_before_its_replay_is_acknowledged_is_not_lost() {
     let steps = at_every_step(async |stage, crash| {
@@ -246,13 +245,13 @@ async fn a_message_that_fails_before_its_replay_is_acknowledged_is_not_lost() {
         let ending = stage.ending(&crash);
         let dlq = Dlq::of(&ending.dead).replay_to(&ending.jobs);
         let is_done = crash.run(dlq.replay().run()).await.is_some();
-        // It fails again, with the first dead letter still there or not.
+        // It fails again, with or without the first dead letter in its queue.
         stage.work().await;
         tokio::time::sleep(Duration::from_secs(120)).await;
         let ids: BTreeSet<_> =
             stage.letters().await.iter().map(|letter| letter.message_id).collect();
         assert_eq!(ids, sent, "{crash:?}");
-        // Replayed once more, all are there, some of them in both of their lives.
+        // Replayed again, all messages are there, some of them twice.
         let dlq = Dlq::of(&stage.dead).replay_to(&stage.jobs);
         dlq.replay().run().await.expect("replayed");
         let messages: BTreeSet<_> = stage.messages().await.into_iter().collect();

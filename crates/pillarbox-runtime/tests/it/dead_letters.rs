@@ -1,4 +1,4 @@
-//! Dead letters: when there are any, where they go, and what becomes of them.
+//! Dead letters: policies, replays, passes, consumers and retention.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,10 +12,13 @@ use pillarbox_core::{
     Result, SendOptions, Timestamp,
 };
 use pillarbox_redis::{RedisBackend, RedisOptions};
+use pillarbox_runtime::dead_letters::{
+    Classify, DeadLetter, DeadLetterCodec, Decision, Dlq, DlqLimits, DlqPolicy, DlqStatus,
+    ErrorClass, FailedDelivery,
+};
+use pillarbox_runtime::handler::Attempt;
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Classify, DeadLetter, DeadLetterCodec, Decision, Dlq, DlqAction,
-    DlqConsumer, DlqLimits, DlqPolicy, DlqStatus, ErrorClass, Event, FailedDelivery, FailureKind,
-    Outcome, Runnable, Worker,
+    Backoff, BoxError, DlqAction, DlqConsumer, Event, FailureKind, Outcome, Runnable, Worker,
 };
 use pillarbox_testing::server::RedisServer;
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue};
@@ -38,20 +41,20 @@ struct Limited;
 #[error("cannot charge")]
 struct Charge(#[source] io::Error);
 
-/// The letters in a mailbox.
+/// Returns the dead letters in a mailbox.
 async fn letters<T: 'static>(mailbox: &Mailbox<DeadLetter<T>>) -> Vec<DeadLetter<T>> {
     let letters = mailbox.peek(1000).await.expect("dead letters");
     letters.into_iter().map(|letter| letter.body.expect("a dead letter")).collect()
 }
 
-/// Sent to its queue so many days ago, by the clock of a backend that goes by that of the system.
+/// Options of a message that was sent this many days ago, by the system clock.
 fn days_ago(days: u32) -> SendOptions {
     let at = Timestamp::now().as_nanos() - (DAY * days).as_nanos() as i64;
     SendOptions::new().enqueued_at(Timestamp::from_nanos(at))
 }
 
-/// A queue with the dead letters of these orders, each because it is not wanted.
-async fn graveyard(backend: &Mailboxes, orders: &[u32]) -> Mailbox<DeadLetter<u32>> {
+/// Returns a mailbox with a dead letter for each of these orders, all of which were rejected.
+async fn dead_orders(backend: &Mailboxes, orders: &[u32]) -> Mailbox<DeadLetter<u32>> {
     let jobs: Mailbox<u32> = backend.mailbox("orders").expect("a mailbox");
     jobs.send_batch(orders).await.expect("sent").all().expect("sent");
     Worker::new(jobs)
@@ -59,12 +62,12 @@ async fn graveyard(backend: &Mailboxes, orders: &[u32]) -> Mailbox<DeadLetter<u3
         .handler(|order: u32| async move { Outcome::reject(format!("{order} is not wanted")) })
         .run_until_empty()
         .await
-        .expect("all is done");
+        .expect("empty");
     backend.mailbox("orders-dlq").expect("a mailbox")
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_letter_has_all_that_is_known() {
+async fn a_dead_letter_records_the_message_and_its_failure() {
     let backend = backend();
     let jobs: Mailbox<serde_json::Value> = backend.mailbox("orders").unwrap();
     let request = "0193b1f4-0000-7000-8000-000000000000";
@@ -108,7 +111,7 @@ async fn a_dead_letter_has_all_that_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_decide_by_their_type_and_go_to_places_of_their_own() {
+async fn errors_decide_by_their_type_and_have_mailboxes_of_their_own() {
     let (here, elsewhere) = (backend(), backend());
     let jobs: Mailbox<u32> = here.mailbox("orders").unwrap();
     let dead: Mailbox<DeadLetter<u32>> = here.mailbox("orders-dlq").unwrap();
@@ -181,7 +184,7 @@ impl Classify for Bank {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_says_its_class_and_how_long_to_wait() {
+async fn an_error_has_a_class_and_a_delay_before_the_retry() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     jobs.send_batch(&[0, 1]).await.unwrap().all().unwrap();
@@ -196,7 +199,7 @@ async fn an_error_says_its_class_and_how_long_to_wait() {
         .handler(move |order: u32, Attempt(attempt): Attempt| {
             noted.lock().unwrap().push((order, start.elapsed().as_secs()));
             async move {
-                // In a box, as `?` would have it.
+                // In a box, as `?` returns it.
                 let error = match (order, attempt) {
                     (0, _) => Bank::NoAccount,
                     (_, 1) => Bank::TooMany { retry_after: Some(Duration::from_secs(7)) },
@@ -218,7 +221,7 @@ async fn an_error_says_its_class_and_how_long_to_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_budget_of_errors_can_decide() {
+async fn a_function_with_an_error_budget_can_decide() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     jobs.send_batch(&(0..10).collect::<Vec<_>>()).await.unwrap().all().unwrap();
@@ -241,7 +244,7 @@ async fn a_budget_of_errors_can_decide() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_sender_is_told_of_the_end_and_of_no_retry() {
+async fn an_error_reply_is_sent_for_a_dead_letter_and_not_for_a_retry() {
     let backend = backend();
     let jobs = backend.builder("sums").allow_reply_to("answers");
     let jobs: Mailbox<u32, Result<u32, String>> = jobs.open().unwrap();
@@ -270,7 +273,7 @@ async fn the_sender_is_told_of_the_end_and_of_no_retry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_is_the_message_once_more_under_another_id_and_there_is_a_limit() {
+async fn a_replay_is_the_same_message_under_another_id_up_to_a_limit() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     let options = SendOptions::new().reply_to("clients").attribute("tenant", "acme");
@@ -314,7 +317,7 @@ async fn a_replay_is_the_message_once_more_under_another_id_and_there_is_a_limit
 async fn a_filtered_replay_leaves_the_others_in_their_order() {
     let backend = backend();
     let all: Vec<u32> = (0..1_300).collect();
-    let dead = graveyard(&backend, &all).await;
+    let dead = dead_orders(&backend, &all).await;
     let dlq = Dlq::of(&dead);
     let kept = dead.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
     let odd = |letter: &DeadLetter| letter.body.last().is_some_and(|digit| digit % 2 == 1);
@@ -330,9 +333,9 @@ async fn a_filtered_replay_leaves_the_others_in_their_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_are_replayed_than_are_wanted() {
+async fn a_pass_replays_at_most_its_maximum() {
     let backend = backend();
-    let dead = graveyard(&backend, &(0..100).collect::<Vec<_>>()).await;
+    let dead = dead_orders(&backend, &(0..100).collect::<Vec<_>>()).await;
     let dlq = Dlq::of(&dead);
     assert_eq!(dlq.replay().max(33).run().await.unwrap().done, 33);
     let first = |letter: &DeadLetter| letter.body[..] == b"99"[..];
@@ -342,9 +345,9 @@ async fn no_more_are_replayed_than_are_wanted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_keeps_to_a_rate_and_its_leases_meanwhile() {
+async fn a_replay_keeps_its_rate_and_its_leases() {
     let backend = backend();
-    let dead = graveyard(&backend, &(0..400).collect::<Vec<_>>()).await;
+    let dead = dead_orders(&backend, &(0..400).collect::<Vec<_>>()).await;
     let start = tokio::time::Instant::now();
     let half = |letter: &DeadLetter| letter.body.len() == 3 && letter.body[0] >= b'2';
     let seen = Arc::new(AtomicU32::new(0));
@@ -364,9 +367,9 @@ async fn a_replay_keeps_to_a_rate_and_its_leases_meanwhile() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_can_be_stopped_and_gives_everything_back() {
+async fn a_pass_that_is_stopped_releases_everything() {
     let backend = backend();
-    let dead = graveyard(&backend, &(0..50).collect::<Vec<_>>()).await;
+    let dead = dead_orders(&backend, &(0..50).collect::<Vec<_>>()).await;
     let dlq = Dlq::of(&dead);
     let pass = dlq.replay().matching(|letter| letter.body[..] != b"3"[..]);
     let stop = tokio::time::sleep(Duration::from_secs(10));
@@ -379,7 +382,7 @@ async fn a_pass_can_be_stopped_and_gives_everything_back() {
 #[tokio::test(start_paused = true)]
 async fn two_passes_at_a_time_replay_each_message_once() {
     let backend = backend();
-    let dead = graveyard(&backend, &(0..500).collect::<Vec<_>>()).await;
+    let dead = dead_orders(&backend, &(0..500).collect::<Vec<_>>()).await;
     let dlq = Dlq::of(&dead);
     let (one, other) = tokio::join!(dlq.replay().run(), dlq.replay().run());
     assert_eq!(one.unwrap().done + other.unwrap().done, 500);
@@ -388,9 +391,9 @@ async fn two_passes_at_a_time_replay_each_message_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_or_is_refused_stays() {
+async fn unreadable_or_refused_messages_stay() {
     let backend = backend();
-    let dead = graveyard(&backend, &[1, 2]).await;
+    let dead = dead_orders(&backend, &[1, 2]).await;
     let mut odd = letters(&dead).await.remove(0);
     let raw: Mailbox<Bytes> = dead.with_codec(Raw);
     raw.send(&Bytes::from_static(b"{\"no\": \"dead letter\"}")).await.unwrap();
@@ -409,14 +412,14 @@ async fn what_cannot_be_read_or_is_refused_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_that_fails_says_what_it_has_done_and_can_be_run_again() {
+async fn a_pass_that_fails_reports_what_it_has_done_and_can_be_run_again() {
     let backend = backend();
-    let dead = graveyard(&backend, &(0..100).collect::<Vec<_>>()).await;
+    let dead = dead_orders(&backend, &(0..100).collect::<Vec<_>>()).await;
     let queue = backend.queue("orders", QueueOptions::new()).unwrap();
     let faulty = FaultQueue::new(queue, Faults::none(), 1);
     let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
     let dlq = Dlq::of(&dead).replay_to(&jobs);
-    // The first batch has 16.
+    // The first batch has 16 messages.
     let calls = AtomicU32::new(0);
     let breaking = faulty.clone();
     let pass = dlq.replay().progress(move |_| {
@@ -433,12 +436,12 @@ async fn a_pass_that_fails_says_what_it_has_done_and_can_be_run_again() {
     assert_eq!(jobs.approximate_count().await.unwrap(), 100, "none is there twice");
 }
 
-/// The replay is sent, and not yet acknowledged, when its message fails again. If the new dead letter were
-/// taken for the old one, which is still there, acknowledging that would delete the message for good.
+/// The replay is sent, and its dead letter not yet acknowledged, when the message fails again. If the new dead letter
+/// had the id of the old one, acknowledging the old one would delete the message for good.
 #[tokio::test(start_paused = true)]
 async fn a_message_that_fails_again_while_it_is_being_replayed_has_a_dead_letter_of_its_own() {
     let backend = backend();
-    let dead = graveyard(&backend, &[7]).await;
+    let dead = dead_orders(&backend, &[7]).await;
     let queue = backend.queue("orders-dlq", QueueOptions::new()).unwrap();
     let slow = FaultQueue::new(queue, Faults::none(), 1);
     slow.next(Operation::Settle, Fault::Delay(Duration::from_secs(60)));
@@ -447,7 +450,7 @@ async fn a_message_that_fails_again_while_it_is_being_replayed_has_a_dead_letter
     let pass = Dlq::of(&slow).replay_to(&jobs).replay();
     let again = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        graveyard(&backend, &[]).await;
+        dead_orders(&backend, &[]).await;
         assert_eq!(jobs.approximate_count().await.unwrap(), 0, "it has failed again");
     };
     let (report, ()) = tokio::join!(pass.run(), again);
@@ -457,9 +460,9 @@ async fn a_message_that_fails_again_while_it_is_being_replayed_has_a_dead_letter
     assert_eq!((left.len(), left[0].replay_count), (1, 1));
 }
 
-/// Source and dead letters are on one backend, though each has a time to live of its own.
+/// Source and dead letters are on one backend, although each has its own time to live.
 #[tokio::test]
-async fn dead_letters_may_be_kept_longer_than_what_they_came_from() {
+async fn dead_letters_may_be_kept_longer_than_their_source_keeps_messages() {
     let server = RedisServer::start();
     let options = RedisOptions::from_url(&server.url()).unwrap();
     let backend = Mailboxes::new(RedisBackend::open(options).await.unwrap());
@@ -486,13 +489,13 @@ async fn dead_letters_may_be_kept_longer_than_what_they_came_from() {
     assert!((2.9..=3.0).contains(&days("requests")), "also where a replay sent");
 }
 
-/// Keeps the dead letters of some orders from others, each for so many minutes. The others stay ready.
-async fn keep(dead: &Mailbox<DeadLetter<u32>>, minutes: &[(u32, u64)]) {
+/// Delays the dead letters of some orders by a number of minutes each. The others stay ready.
+async fn delay(dead: &Mailbox<DeadLetter<u32>>, minutes: &[(u32, u64)]) {
     let batch = dead.receive(Receive::up_to(100)).await.expect("dead letters");
     for letter in batch {
         let order = letter.body().body;
         let minutes = minutes.iter().find(|(of, _)| *of == order).map_or(0, |(_, time)| *time);
-        letter.nack(Duration::from_secs(60 * minutes)).await.expect("kept");
+        letter.nack(Duration::from_secs(60 * minutes)).await.expect("delayed");
     }
 }
 
@@ -501,9 +504,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 #[tokio::test(start_paused = true)]
 async fn a_pass_may_wait_for_dead_letters_that_are_delayed() {
     let backend = backend();
-    let dead = graveyard(&backend, &[1, 2, 3, 4, 5]).await;
+    let dead = dead_orders(&backend, &[1, 2, 3, 4, 5]).await;
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
-    keep(&dead, &[(2, 10), (3, 50), (4, 50), (5, 90)]).await;
+    delay(&dead, &[(2, 10), (3, 50), (4, 50), (5, 90)]).await;
 
     let begun = Instant::now();
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -521,7 +524,7 @@ async fn a_pass_may_wait_for_dead_letters_that_are_delayed() {
     let before = |time: u64| Some(Duration::from_secs(60 * time + 1));
     assert!(told.contains(&(1, 3, before(50))) && told.contains(&(2, 3, before(40))), "{told:?}");
 
-    // A discard waits as a replay does.
+    // A discard waits as well.
     assert_eq!(Dlq::of(&dead).discard().run().await.unwrap().done, 0);
     assert_eq!(Dlq::of(&dead).discard().delayed(HOUR).run().await.unwrap().done, 1);
     assert_eq!(begun.elapsed().as_secs(), 90 * 60 + 1);
@@ -531,14 +534,14 @@ async fn a_pass_may_wait_for_dead_letters_that_are_delayed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_waits_for_none_that_it_would_leave() {
+async fn a_pass_does_not_wait_for_delayed_dead_letters_that_it_would_leave() {
     let backend = backend();
-    let dead = graveyard(&backend, &[1, 2, 3, 4]).await;
+    let dead = dead_orders(&backend, &[1, 2, 3, 4]).await;
     let (first, ids): (Vec<_>, Vec<_>) =
         letters(&dead).await.iter().map(|letter| (letter.body, letter.message_id)).unzip();
     assert_eq!(first, [1, 2, 3, 4]);
-    keep(&dead, &[(2, 10), (3, 20), (4, 30)]).await;
-    let waited = async |pass: pillarbox_runtime::Pass| {
+    delay(&dead, &[(2, 10), (3, 20), (4, 30)]).await;
+    let waited = async |pass: pillarbox_runtime::dead_letters::Pass| {
         let begun = Instant::now();
         let report = pass.delayed(HOUR).run().await.unwrap();
         (report.done, report.left, begun.elapsed().as_secs() / 60)
@@ -550,7 +553,7 @@ async fn a_pass_waits_for_none_that_it_would_leave() {
         (0, 1, 0)
     );
     assert_eq!(waited(dlq.replay().ids([ids[1]])).await, (1, 1, 10));
-    // One that is named and not meant comes before one that is.
+    // A dead letter that has an id but is not selected is ready before one that is selected.
     let pass = dlq.replay().ids([ids[2], ids[3]]).matching(|letter| letter.body[..] == b"4"[..]);
     assert_eq!(waited(pass).await, (1, 2, 20));
     assert_eq!(waited(dlq.discard().max(1)).await, (1, 0, 0));
@@ -559,10 +562,10 @@ async fn a_pass_waits_for_none_that_it_would_leave() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_that_waits_can_be_stopped_and_gives_back_what_it_held() {
+async fn a_pass_that_is_stopped_while_it_waits_releases_what_it_held() {
     let backend = backend();
-    let dead = graveyard(&backend, &[1, 2, 3]).await;
-    keep(&dead, &[(2, 10), (3, 30)]).await;
+    let dead = dead_orders(&backend, &[1, 2, 3]).await;
+    delay(&dead, &[(2, 10), (3, 30)]).await;
     let dlq = Dlq::of(&dead);
     let pass = dlq.replay().delayed(HOUR).matching(|letter| letter.body[..] != b"1"[..]);
     let report = pass.run_until(tokio::time::sleep(HOUR / 3)).await.unwrap();
@@ -573,12 +576,12 @@ async fn a_pass_that_waits_can_be_stopped_and_gives_back_what_it_held() {
     assert_eq!((report.done, report.unseen), (2, 0));
 }
 
-/// Of a queue that cannot be looked into it is not known what is delayed, or for how long.
+/// Without peek it is not known what is delayed, or for how long.
 #[tokio::test(start_paused = true)]
-async fn a_pass_waits_as_long_as_it_was_told_where_it_cannot_look() {
+async fn a_pass_without_peek_waits_for_the_whole_time() {
     let inner = backend();
-    let dead = graveyard(&inner, &[1, 2]).await;
-    keep(&dead, &[(2, 10)]).await;
+    let dead = dead_orders(&inner, &[1, 2]).await;
+    delay(&dead, &[(2, 10)]).await;
     let jobs: Mailbox<u32> = inner.mailbox("orders").unwrap();
     let blind = Blind::over(dead.queue());
     let blind: Mailbox<DeadLetter<u32>> = Mailbox::new(blind, Json, NoReplies);
@@ -592,21 +595,21 @@ async fn a_pass_waits_as_long_as_it_was_told_where_it_cannot_look() {
     assert!(begun.elapsed().is_zero(), "there is nothing to wait for");
 }
 
-/// In real time: then what is left of a wait is no whole number of seconds.
+/// In real time, so that the rest of a wait is not a whole number of seconds.
 #[tokio::test]
-async fn a_consumer_waits_where_waits_are_whole_seconds() {
+async fn a_consumer_works_on_a_backend_whose_waits_are_whole_seconds() {
     let inner = backend();
-    let dead = graveyard(&inner, &[]).await;
+    let dead = dead_orders(&inner, &[]).await;
     let blind: Mailbox<DeadLetter<u32>> = Mailbox::new(Blind::over(dead.queue()), Json, NoReplies);
     let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let consumer = DlqConsumer::new(blind, move |letter: DeadLetter<u32>| {
-        said.send(letter.body).expect("somebody listens");
+        said.send(letter.body).expect("a receiver");
         async {}
     });
     let mut events = consumer.control().events();
     let running = consumer.start();
     for body in 1..4 {
-        graveyard(&inner, &[body]).await;
+        dead_orders(&inner, &[body]).await;
         assert_eq!(heard.recv().await, Some(body));
     }
     running.stop().await.unwrap();
@@ -615,7 +618,7 @@ async fn a_consumer_waits_where_waits_are_whole_seconds() {
     }
 }
 
-/// A queue with the limits of one that cannot be looked into.
+/// A queue without peek and with waits of whole seconds.
 #[derive(Debug)]
 struct Blind {
     inner: Arc<dyn Queue>,
@@ -653,7 +656,7 @@ impl Queue for Blind {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_is_not_replayed_to_another_backend_unless_it_is_said() {
+async fn a_message_is_replayed_to_another_backend_only_if_it_is_named() {
     let (here, elsewhere) = (backend(), backend());
     let jobs: Mailbox<u32> = here.mailbox("orders").unwrap();
     jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
@@ -687,7 +690,7 @@ async fn a_message_is_not_replayed_to_another_backend_unless_it_is_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_reply_is_tried_again_and_may_panic_wherever_it_is_made() {
+async fn an_error_reply_is_retried_and_its_function_may_panic() {
     let backend = backend();
     let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("sums-dlq").unwrap();
     let queue = backend.queue("sums", QueueOptions::new()).unwrap();
@@ -724,9 +727,9 @@ async fn an_error_reply_is_tried_again_and_may_panic_wherever_it_is_made() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_keeps_no_old_dead_letter() {
+async fn an_unreadable_message_does_not_prevent_the_expiry_of_others() {
     let backend = backend();
-    let dead = graveyard(&backend, &[0, 1, 2]).await;
+    let dead = dead_orders(&backend, &[0, 1, 2]).await;
     let all = letters(&dead).await;
     dead.purge().await.unwrap();
     let raw: Mailbox<Bytes> = dead.with_codec(Raw);
@@ -744,16 +747,16 @@ async fn what_cannot_be_read_keeps_no_old_dead_letter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_for_some_ids_looks_no_further_than_those_are() {
+async fn a_pass_for_some_ids_ends_when_it_has_found_them() {
     let backend = backend();
-    let dead = graveyard(&backend, &(0..300).collect::<Vec<_>>()).await;
+    let dead = dead_orders(&backend, &(0..300).collect::<Vec<_>>()).await;
     let all = letters(&dead).await;
     let dlq = Dlq::of(&dead);
     let report = dlq.replay().ids([all[3].message_id]).run().await.unwrap();
     assert_eq!((report.done, report.left), (1, 15), "the first batch has 16");
     let report = dlq.discard().ids([MessageId::new()]).run().await.unwrap();
     assert_eq!((report.done, report.left), (0, 0), "there is none");
-    // All of a message, of which there may be several, wherever they are.
+    // All dead letters of a message, of which there may be several.
     dead.send(&all[4]).await.unwrap();
     let report = dlq.discard().ids([all[4].message_id]).run().await.unwrap();
     assert_eq!(report.done, 2);
@@ -761,18 +764,18 @@ async fn a_pass_for_some_ids_looks_no_further_than_those_are() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn odd_rates_and_leases_are_refused_or_kept_to() {
+async fn invalid_rates_and_leases_are_refused_and_extreme_ones_work() {
     let backend = backend();
-    let dead = graveyard(&backend, &[1, 2]).await;
+    let dead = dead_orders(&backend, &[1, 2]).await;
     let dlq = Dlq::of(&dead);
     let failed = dlq.replay().rate(0, Duration::from_secs(1)).run().await.unwrap_err();
     assert!(matches!(failed.error, Error::InvalidParameter { .. }), "{failed}");
     let pass = dlq.replay().rate(1, Duration::MAX).max(1);
     assert_eq!(pass.run().await.unwrap().done, 1);
-    // A lease that no queue gives is refused by the queue, if it is.
+    // A lease that is too long is up to the queue.
     let _ = dlq.replay().visibility(Duration::MAX).max(0).run().await;
 
-    // What was sent counts, acknowledged or not.
+    // A message that was sent counts even if its dead letter was not acknowledged.
     let slow = FaultQueue::new(dead.queue().clone(), Faults::none(), 1);
     slow.next(Operation::Settle, Fault::Delay(Duration::from_secs(2)));
     let slow: Mailbox<DeadLetter<u32>> = Mailbox::new(slow, Json, NoReplies);
@@ -784,9 +787,9 @@ async fn odd_rates_and_leases_are_refused_or_kept_to() {
     assert_eq!((report.done, report.unacknowledged), (0, 1), "after {:?}", start.elapsed());
 }
 
-/// A process that dies once has told nothing of any message.
+/// One crash of a process says nothing about its messages.
 #[tokio::test(start_paused = true)]
-async fn one_death_of_a_process_makes_no_dead_letter_however_few_attempts_there_are() {
+async fn one_crash_of_a_process_makes_no_dead_letter_even_with_one_attempt() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     jobs.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
@@ -801,9 +804,9 @@ async fn one_death_of_a_process_makes_no_dead_letter_however_few_attempts_there_
     assert_eq!((stats.succeeded, stats.dead_lettered), (3, 0));
 }
 
-/// What waited in the inbox of a process that died was never tried, however often that happens.
+/// Messages that were prefetched by a process that crashed were not attempted, however often that happens.
 #[tokio::test(start_paused = true)]
-async fn a_message_that_no_handler_has_seen_is_never_dead_lettered() {
+async fn a_message_that_no_handler_has_started_is_never_dead_lettered() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     jobs.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
@@ -828,7 +831,7 @@ async fn a_message_that_no_handler_has_seen_is_never_dead_lettered() {
             runs.iter().filter(|job| **job == *peeked.body.as_ref().unwrap()).count() as u32;
         let message = peeked.message;
         assert!(message.delivery_count >= 6, "{message:?}");
-        // The first run of a message may have gone unrecorded, for that would cost every message a call.
+        // The first run of a message may not be recorded, since that would cost every message a call.
         assert!(
             message.unsettled <= times && message.unsettled + 1 >= times,
             "{times}: {message:?}"
@@ -839,14 +842,14 @@ async fn a_message_that_no_handler_has_seen_is_never_dead_lettered() {
     assert_eq!((stats.succeeded, stats.dead_lettered), (4, 0), "{runs:?}");
 }
 
-/// The queue counts releases: a process that was not there knows of them.
+/// The queue counts releases, so that other processes know of them.
 #[tokio::test(start_paused = true)]
 async fn releases_use_up_no_attempt_of_a_process_that_did_not_see_them() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     jobs.send(&1).await.unwrap();
     for release in 0..25 {
-        // Each in a life of its own.
+        // Each by a worker of its own.
         let later = |_: u32| async { Outcome::release_for(Duration::from_secs(1)) };
         let worker = Worker::new(jobs.clone()).handler(later);
         worker.run_until(tokio::time::sleep(Duration::from_millis(500))).await.unwrap();
@@ -867,8 +870,8 @@ async fn releases_use_up_no_attempt_of_a_process_that_did_not_see_them() {
     assert_eq!(*attempts.lock().unwrap(), [1, 2, 3]);
 }
 
-/// A dead letter is there before its message is gone. Replayed then under the same id, the message would
-/// not be stored, and its acknowledgement would delete it for good.
+/// A dead letter is stored before its message is acknowledged. Replayed in between under the same id, the message would
+/// not be stored, and the acknowledgement would delete it for good.
 #[tokio::test(start_paused = true)]
 async fn a_message_that_is_replayed_before_it_is_acknowledged_is_not_lost() {
     for by_consumer in [false, true] {
@@ -902,28 +905,28 @@ async fn a_message_that_is_replayed_before_it_is_acknowledged_is_not_lost() {
     }
 }
 
-/// A pass is killed after it has sent a message, which fails again: two dead letters of two lives. The next
-/// pass sends both, and the message fails a third time before that pass has acknowledged them.
+/// A pass is killed after it has sent a message, which fails again: there are two dead letters of it. The next pass
+/// replays both, and the message fails a third time before that pass has acknowledged them.
 #[tokio::test(start_paused = true)]
 async fn two_dead_letters_of_one_message_are_two_replays() {
     let backend = backend();
-    let dead = graveyard(&backend, &[7]).await;
+    let dead = dead_orders(&backend, &[7]).await;
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     let faulty = FaultQueue::new(dead.queue().clone(), Faults::none(), 1);
     let letters_of: Mailbox<DeadLetter<u32>> = Mailbox::new(faulty.clone(), Json, NoReplies);
     let dlq = Dlq::of(&letters_of).replay_to(&jobs);
     faulty.next(Operation::Settle, Fault::FailBefore);
     assert_eq!(dlq.replay().run().await.unwrap_err().report.unacknowledged, 1);
-    // The first is there again when the second comes.
+    // The first is ready again when the second is stored.
     tokio::time::sleep(Duration::from_secs(120)).await;
-    graveyard(&backend, &[]).await;
+    dead_orders(&backend, &[]).await;
     let lives: Vec<_> = letters(&dead).await.iter().map(|letter| letter.replay_count).collect();
     assert_eq!(lives, [0, 1]);
 
     faulty.next(Operation::Settle, Fault::Delay(Duration::from_secs(60)));
     let again = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        graveyard(&backend, &[]).await;
+        dead_orders(&backend, &[]).await;
         assert_eq!(jobs.approximate_count().await.unwrap(), 0, "all have failed again");
     };
     let (report, ()) = tokio::join!(dlq.replay().run(), again);
@@ -932,9 +935,9 @@ async fn two_dead_letters_of_one_message_are_two_replays() {
     assert_eq!(left.iter().map(|letter| letter.replay_count).collect::<Vec<_>>(), [2]);
 }
 
-/// A handler that sends on what it got, attributes included, makes messages that look like replays.
+/// A handler that forwards messages with their attributes makes messages that look like replays.
 #[tokio::test(start_paused = true)]
-async fn messages_with_the_attributes_of_a_replay_are_not_taken_for_one_another() {
+async fn messages_with_the_attributes_of_a_replay_are_not_confused() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     let first = MessageId::new().to_string();
@@ -949,16 +952,16 @@ async fn messages_with_the_attributes_of_a_replay_are_not_taken_for_one_another(
         })
         .into();
     jobs.queue().send(copies).await.unwrap();
-    let dead = graveyard(&backend, &[]).await;
+    let dead = dead_orders(&backend, &[]).await;
     assert_eq!(letters(&dead).await.len(), 2);
     assert_eq!(Dlq::of(&dead).replay().run().await.unwrap().done, 2);
     assert_eq!(jobs.approximate_count().await.unwrap(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_consumer_does_what_its_handler_says() {
+async fn a_consumer_does_what_its_handler_returns() {
     let backend = backend();
-    let dead = graveyard(&backend, &[0, 1, 2, 3, 4]).await;
+    let dead = dead_orders(&backend, &[0, 1, 2, 3, 4]).await;
     let (said, mut heard) = tokio::sync::mpsc::channel(99);
     let start = tokio::time::Instant::now();
     let consumer = DlqConsumer::new(dead.clone(), move |letter: DeadLetter<u32>| {
@@ -989,7 +992,7 @@ async fn a_consumer_does_what_its_handler_says() {
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_fails_never_makes_a_dead_letter_of_a_dead_letter() {
     let backend = backend();
-    let dead = graveyard(&backend, &[7]).await;
+    let dead = dead_orders(&backend, &[7]).await;
     let text: Mailbox<DeadLetter<String>> = dead.with_codec(DeadLetterCodec(Json));
     let calls = Arc::new(AtomicU32::new(0));
     let count = calls.clone();
@@ -997,7 +1000,7 @@ async fn a_consumer_that_fails_never_makes_a_dead_letter_of_a_dead_letter() {
         count.fetch_add(1, Ordering::SeqCst);
         async { Err::<(), _>("no") }
     });
-    // Whatever is said of the worker beneath.
+    // Regardless of the options of the worker.
     let fails = fails.worker(|worker| {
         let other: Mailbox<DeadLetter<u32>> = backend.mailbox("dead-dead").unwrap();
         worker.max_deliveries(1).dead_letters(DlqPolicy::to(&other))
@@ -1012,9 +1015,9 @@ async fn a_consumer_that_fails_never_makes_a_dead_letter_of_a_dead_letter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_consumer_replays_no_more_often_than_it_may() {
+async fn a_consumer_replays_a_message_up_to_a_limit() {
     let backend = backend();
-    let dead = graveyard(&backend, &[7]).await;
+    let dead = dead_orders(&backend, &[7]).await;
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     let worker = Worker::new(jobs)
         .dead_letters(DlqPolicy::new())
@@ -1031,13 +1034,13 @@ async fn a_consumer_replays_no_more_often_than_it_may() {
     assert_eq!(letters(&dead).await[0].replay_count, 2);
 }
 
-/// A consumer that leaves what it is given, and says which bodies it was given.
+/// A consumer that leaves its dead letters, and sends their bodies to a channel.
 fn leaving(
     dead: &Mailbox<DeadLetter<u32>>,
 ) -> (DlqConsumer<u32>, tokio::sync::mpsc::UnboundedReceiver<u32>) {
     let (said, heard) = tokio::sync::mpsc::unbounded_channel();
     let consumer = DlqConsumer::new(dead.clone(), move |letter: DeadLetter<u32>| {
-        said.send(letter.body).expect("somebody listens");
+        said.send(letter.body).expect("a receiver");
         async { DlqAction::leave() }
     });
     (consumer, heard)
@@ -1046,7 +1049,7 @@ fn leaving(
 #[tokio::test(start_paused = true)]
 async fn what_a_consumer_leaves_is_ready_for_others_and_not_handled_again_by_it() {
     let backend = backend();
-    let dead = graveyard(&backend, &[0, 1, 2]).await;
+    let dead = dead_orders(&backend, &[0, 1, 2]).await;
     let (consumer, mut heard) = leaving(&dead);
     let running = consumer.start();
     for body in 0..3 {
@@ -1056,17 +1059,17 @@ async fn what_a_consumer_leaves_is_ready_for_others_and_not_handled_again_by_it(
     assert!(heard.try_recv().is_err(), "none is handled again");
     let counts = dead.counts().await.unwrap();
     assert_eq!((counts.ready, counts.in_flight, counts.delayed), (3, 0, 0));
-    // It does not take them again and again to find that out.
+    // It does not receive them again and again.
     let deliveries = dead.peek(9).await.unwrap().into_iter().map(|one| one.message.delivery_count);
     assert!(deliveries.max().unwrap() < 500, "a round is made every ten minutes");
 
-    // What comes later is handled soon, behind all that was left.
+    // A dead letter that is sent later is handled soon, although it is behind those that were left.
     let begun = tokio::time::Instant::now();
-    graveyard(&backend, &[3]).await;
+    dead_orders(&backend, &[3]).await;
     assert_eq!(heard.recv().await, Some(3));
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 
-    // Others find them while it runs: those who look after them, and the next consumer.
+    // Passes and other consumers receive them while it runs.
     assert_eq!(Dlq::of(&dead).replay().max(1).run().await.unwrap().done, 1);
     assert_eq!(running.stop().await.unwrap().released, 4);
     let (consumer, mut heard) = leaving(&dead);
@@ -1080,9 +1083,9 @@ async fn what_a_consumer_leaves_is_ready_for_others_and_not_handled_again_by_it(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_consumer_that_leaves_some_ends_when_only_those_are_there() {
+async fn a_consumer_that_leaves_some_ends_when_only_those_remain() {
     let backend = backend();
-    let dead = graveyard(&backend, &[0, 1, 2, 3, 4, 5]).await;
+    let dead = dead_orders(&backend, &[0, 1, 2, 3, 4, 5]).await;
     let calls = Arc::new(AtomicU32::new(0));
     let count = calls.clone();
     let consumer = DlqConsumer::new(dead.clone(), move |letter: DeadLetter<u32>| {
@@ -1091,7 +1094,7 @@ async fn a_consumer_that_leaves_some_ends_when_only_those_are_there() {
             match letter.body {
                 0 | 1 => DlqAction::leave(),
                 2 => DlqAction::replay(),
-                // One that is kept is waited for.
+                // A delayed one is waited for.
                 3 if call < 6 => DlqAction::keep_for(Duration::from_secs(60)),
                 _ => DlqAction::done(),
             }
@@ -1106,13 +1109,13 @@ async fn a_consumer_that_leaves_some_ends_when_only_those_are_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_iterations_of_a_consumer_handle_so_many_dead_letters_and_end() {
+async fn a_number_of_iterations_handles_that_number_of_dead_letters() {
     let backend = backend();
-    let dead = graveyard(&backend, &[0, 1, 2, 3, 4]).await;
+    let dead = dead_orders(&backend, &[0, 1, 2, 3, 4]).await;
     let done = || DlqConsumer::new(dead.clone(), |_: DeadLetter<u32>| async {});
     assert_eq!(done().run_iterations(2).await.unwrap().succeeded, 2);
     assert_eq!(done().run_iterations(0).await.unwrap().processed, 0);
-    // Those that are left, kept or fail are not waited for.
+    // Those that are left, delayed or failed are not waited for.
     let sort = |letter: DeadLetter<u32>| async move {
         match letter.body {
             2 => Ok(DlqAction::leave()),
@@ -1129,9 +1132,9 @@ async fn so_many_iterations_of_a_consumer_handle_so_many_dead_letters_and_end() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_consumer_that_is_stopped_at_any_moment_has_nothing_in_hand_of_what_it_left() {
+async fn a_consumer_that_is_stopped_at_any_moment_has_released_what_it_left() {
     let backend = backend();
-    let dead = graveyard(&backend, &[0, 1, 2]).await;
+    let dead = dead_orders(&backend, &[0, 1, 2]).await;
     for steps in 0..60 {
         let (consumer, _heard) = leaving(&dead);
         let stop = async {
@@ -1145,11 +1148,11 @@ async fn a_consumer_that_is_stopped_at_any_moment_has_nothing_in_hand_of_what_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_of_dead_letters_may_take_as_long_as_its_lease_runs() {
+async fn the_timeout_of_a_consumer_is_its_lease() {
     let backend = backend();
     let seconds = Duration::from_secs;
     let takes = async |time: Duration, change: fn(DlqConsumer<u32>) -> DlqConsumer<u32>| {
-        let dead = graveyard(&backend, &[7]).await;
+        let dead = dead_orders(&backend, &[7]).await;
         let consumer =
             DlqConsumer::new(dead.clone(), move |_: DeadLetter<u32>| tokio::time::sleep(time));
         let stats = change(consumer).run_iterations(1).await.unwrap();
@@ -1170,9 +1173,9 @@ async fn a_handler_of_dead_letters_may_take_as_long_as_its_lease_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn old_dead_letters_are_deleted_by_whoever_is_told_to() {
+async fn old_dead_letters_are_deleted_by_retention_consumers_and_passes() {
     let backend = backend();
-    let dead = graveyard(&backend, &[0, 1, 2, 3]).await;
+    let dead = dead_orders(&backend, &[0, 1, 2, 3]).await;
     let all = letters(&dead).await;
     let fill = async || {
         dead.purge().await.unwrap();
@@ -1209,10 +1212,10 @@ async fn old_dead_letters_are_deleted_by_whoever_is_told_to() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_whose_clock_is_a_month_ahead_deletes_no_dead_letter_that_is_young_to_its_backend()
+async fn a_worker_whose_clock_is_a_month_ahead_deletes_no_dead_letter_that_is_young_by_its_backend()
 {
-    // The dead letters were made a moment ago, by others. To the clock of this process that was 40 days ago.
-    let mut all = letters(&graveyard(&backend(), &[0, 1]).await).await;
+    // The dead letters were just sent by others. By the clock of this process, that was 40 days ago.
+    let mut all = letters(&dead_orders(&backend(), &[0, 1]).await).await;
     for letter in &mut all {
         let at = Timestamp::now().as_nanos() - (40 * DAY).as_nanos() as i64;
         letter.dead_lettered_at = Timestamp::from_nanos(at);
@@ -1222,7 +1225,7 @@ async fn a_worker_whose_clock_is_a_month_ahead_deletes_no_dead_letter_that_is_yo
     let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     let dlq = Dlq::of(&dead);
-    // Each of those who delete what is old; says how many are left.
+    // Runs each of the ways to delete old dead letters, and returns the number that are left.
     let expire = async || {
         dlq.expire(30 * DAY).await.unwrap();
         dead.approximate_count().await.unwrap()
@@ -1263,9 +1266,9 @@ async fn a_worker_whose_clock_is_a_month_ahead_deletes_no_dead_letter_that_is_yo
 }
 
 #[tokio::test(start_paused = true)]
-async fn health_tells_of_too_many_and_too_old_ones() {
+async fn health_is_degraded_by_too_many_or_too_old_dead_letters() {
     let backend = backend();
-    let dead = graveyard(&backend, &[0, 1, 2]).await;
+    let dead = dead_orders(&backend, &[0, 1, 2]).await;
     let dlq = Dlq::of(&dead);
     let health = dlq.health(DlqLimits::default()).await.unwrap();
     assert_eq!((health.status, health.depth, health.threshold), (DlqStatus::Healthy, 3, 100));
@@ -1284,9 +1287,9 @@ async fn health_tells_of_too_many_and_too_old_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_summary_groups_by_what_went_wrong() {
+async fn a_summary_groups_dead_letters_by_their_errors() {
     let backend = backend();
-    let dead = graveyard(&backend, &(0..20).collect::<Vec<_>>()).await;
+    let dead = dead_orders(&backend, &(0..20).collect::<Vec<_>>()).await;
     let mut other = letters(&dead).await.remove(0);
     other.last_error = "the disk is full".to_owned();
     other.last_error_type = "std::io::Error".to_owned();
@@ -1301,17 +1304,19 @@ async fn a_summary_groups_by_what_went_wrong() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_says_how_many_others_had_in_hand_when_it_ended() {
+async fn a_pass_reports_what_was_in_flight_when_it_ended() {
     let backend = backend();
-    let dead = graveyard(&backend, &(0..100).collect::<Vec<_>>()).await;
-    // Somebody comes for forty of them when it has begun, and keeps them.
+    let dead = dead_orders(&backend, &(0..100).collect::<Vec<_>>()).await;
+    // Another consumer receives forty of them once the pass has begun.
     let (other, calls) = (dead.clone(), AtomicU32::new(0));
     let (taken, take) = std::sync::mpsc::channel();
     let pass = Dlq::of(&dead).discard().matching(|_| false).progress(move |_| {
         if calls.fetch_add(1, Ordering::SeqCst) == 0 {
             let receive = other.receive(Receive::up_to(40).visibility(DAY / 2));
             let received = futures_util::FutureExt::now_or_never(receive);
-            taken.send(received.expect("memory does not wait").expect("received")).expect("heard");
+            taken
+                .send(received.expect("no wait in memory").expect("received"))
+                .expect("a receiver");
         }
     });
     let report = pass.run().await.unwrap();
@@ -1319,7 +1324,7 @@ async fn a_pass_says_how_many_others_had_in_hand_when_it_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_text_of_an_error_is_cut_wherever_it_is_told() {
+async fn the_text_of_an_error_is_truncated_everywhere() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("orders").unwrap();
     jobs.send(&7).await.unwrap();

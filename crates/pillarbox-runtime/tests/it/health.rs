@@ -1,4 +1,4 @@
-//! Health and metrics over HTTP, by real sockets.
+//! Health and metrics over HTTP, on real sockets.
 #![cfg(feature = "health")]
 
 use std::io::{Read, Write};
@@ -12,18 +12,18 @@ use pillarbox_core::{
     BoxFuture, Counts, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, Queue, QueueOptions,
     Result,
 };
-use pillarbox_runtime::{
-    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
-    RunningGroup, State, StatsSnapshot, Worker,
-};
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqLimits, DlqPolicy};
+use pillarbox_runtime::group::{GroupError, LoopGroup, RunningGroup};
+use pillarbox_runtime::stats::{State, StatsSnapshot};
+use pillarbox_runtime::{Control, Outcome, Runnable, Worker};
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue, on_threads};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-/// How long anything may take on a machine that has much else to do.
+/// Timeout of every step, for slow machines.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Whatever port is free.
+/// A free port of this machine.
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 fn backend() -> Mailboxes {
@@ -38,7 +38,7 @@ fn working(mailbox: &Mailbox<u32>) -> impl Runnable + use<> {
     Worker::new(mailbox.clone()).handler(|_: u32| async {})
 }
 
-/// An answer.
+/// An HTTP response.
 #[derive(Debug)]
 struct Answer {
     status: u16,
@@ -56,7 +56,7 @@ impl Answer {
     }
 }
 
-/// Asks as a probe does, from a thread of its own.
+/// Sends a request as a probe does. Blocks.
 fn ask_now(address: SocketAddr, method: &str, path: &str) -> Answer {
     let mut stream = TcpStream::connect(address).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("set");
@@ -81,7 +81,7 @@ fn address(running: &RunningGroup) -> SocketAddr {
     running.control().health_addr().expect("an address")
 }
 
-/// Asks until the answer is as it should be.
+/// Sends requests until the response satisfies a condition.
 async fn until(
     running: &RunningGroup,
     path: &'static str,
@@ -127,7 +127,7 @@ fn a_group_that_works_is_live_and_ready() {
 }
 
 #[test]
-fn other_paths_are_not_there_and_other_methods_not_allowed() {
+fn other_paths_are_not_found_and_other_methods_not_allowed() {
     on_threads(async {
         let group = LoopGroup::new().add(working(&mailbox(&backend(), "orders"))).health_addr(ANY);
         let running = group.start().unwrap();
@@ -145,7 +145,7 @@ fn other_paths_are_not_there_and_other_methods_not_allowed() {
     });
 }
 
-/// A loop that does not begin until it may.
+/// A loop that does not start until it is allowed to.
 struct Late<L> {
     gate: Arc<Semaphore>,
     inner: L,
@@ -169,7 +169,7 @@ impl<L: Runnable> Runnable for Late<L> {
 }
 
 #[test]
-fn starting_pausing_and_draining_are_not_ready_and_say_so() {
+fn a_group_that_is_starting_paused_or_draining_is_not_ready() {
     on_threads(async {
         let jobs = mailbox(&backend(), "orders");
         let (gate, work) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
@@ -196,7 +196,7 @@ fn starting_pausing_and_draining_are_not_ready_and_say_so() {
         control.resume();
         until(&running, "/health/ready", |answer| answer.status == 200).await;
 
-        // Probes are answered until the loops have ended.
+        // Probes are answered until all loops have ended.
         jobs.send(&1).await.unwrap();
         control.stats().wait_for(|stats| stats.in_flight == 1).await.unwrap();
         running.control().stop();
@@ -214,12 +214,12 @@ fn starting_pausing_and_draining_are_not_ready_and_say_so() {
 }
 
 #[test]
-fn a_queue_that_cannot_be_received_from_is_told_and_so_is_that_it_can_be_again() {
+fn a_queue_that_cannot_be_received_from_is_reported_until_it_recovers() {
     on_threads(async {
         let queue = backend().queue("orders", QueueOptions::new()).unwrap();
         let faulty = FaultQueue::new(queue, Faults::none(), 0);
         let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
-        // For as long as it takes to be seen: the wait doubles each time.
+        // Enough failures to be observed: the delay doubles each time.
         for _ in 0..6 {
             faulty.next(Operation::Receive, Fault::FailBefore);
         }
@@ -240,7 +240,7 @@ fn a_queue_that_cannot_be_received_from_is_told_and_so_is_that_it_can_be_again()
 }
 
 #[test]
-fn who_asks_from_elsewhere_learns_what_is_wrong_and_not_at_which_host() {
+fn a_probe_from_another_machine_sees_no_host_names() {
     on_threads(async {
         let queue = backend().queue("orders", QueueOptions::new()).unwrap();
         let faulty = FaultQueue::new(queue, Faults::none(), 0);
@@ -264,7 +264,7 @@ fn who_asks_from_elsewhere_learns_what_is_wrong_and_not_at_which_host() {
     });
 }
 
-/// Counts how often it is counted, and may be slow.
+/// A queue that counts the calls of `counts`, which may be slow.
 #[derive(Debug)]
 struct Counted {
     queue: Arc<dyn Queue>,
@@ -281,7 +281,7 @@ impl Queue for Counted {
 }
 
 #[test]
-fn too_many_dead_letters_are_degraded_and_ready_and_many_probes_count_them_seldom() {
+fn too_many_dead_letters_are_degraded_and_ready_and_many_probes_share_a_count() {
     on_threads(async {
         let backend = backend();
         let jobs = mailbox(&backend, "orders");
@@ -329,7 +329,7 @@ fn too_many_dead_letters_are_degraded_and_ready_and_many_probes_count_them_seldo
 }
 
 #[test]
-fn a_group_that_is_degraded_is_not_ready_where_the_program_says_so() {
+fn a_degraded_group_is_not_ready_if_the_program_wants_it() {
     on_threads(async {
         let backend = backend();
         let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
@@ -366,7 +366,7 @@ fn dead_letters_that_cannot_be_counted_in_time_are_degraded() {
 }
 
 #[test]
-fn a_loop_that_is_stuck_is_not_live_and_says_so_though_every_thread_is_blocked() {
+fn a_stuck_loop_is_reported_as_not_live_even_if_every_thread_is_blocked() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.unwrap();
@@ -400,7 +400,7 @@ fn a_loop_that_is_stuck_is_not_live_and_says_so_though_every_thread_is_blocked()
 }
 
 #[test]
-fn a_port_that_somebody_has_is_an_error_before_anything_begins() {
+fn a_port_in_use_is_an_error_before_anything_is_started() {
     on_threads(async {
         let jobs = mailbox(&backend(), "orders");
         jobs.send(&1).await.unwrap();
@@ -421,7 +421,7 @@ fn a_port_that_somebody_has_is_an_error_before_anything_begins() {
 }
 
 #[test]
-fn a_connection_that_is_kept_open_does_not_hold_up_the_end() {
+fn an_open_connection_does_not_delay_the_end() {
     on_threads(async {
         let group = LoopGroup::new().add(working(&mailbox(&backend(), "orders"))).health_addr(ANY);
         let running = group.start().unwrap();
@@ -439,18 +439,18 @@ fn a_connection_that_is_kept_open_does_not_hold_up_the_end() {
 }
 
 #[test]
-fn many_connections_that_say_nothing_do_not_keep_probes_from_their_answers() {
+fn many_silent_connections_do_not_block_probes() {
     on_threads(async {
         let group = LoopGroup::new().add(working(&mailbox(&backend(), "orders"))).health_addr(ANY);
         let running = group.start().unwrap();
         let connect = |_| TcpStream::connect(address(&running)).unwrap();
         let mut silent: Vec<_> = (0..200).map(connect).collect();
-        // It has not heard all of it.
+        // An incomplete request.
         silent[150].write_all(b"GET /health/live HTTP/1.1\r\n").unwrap();
         for path in ["/health/live", "/health/ready", "/metrics"] {
             until(&running, path, |answer| answer.status == 200).await;
         }
-        // The first have made room for the last.
+        // The first connections were closed for the last.
         for mut one in silent.drain(..100) {
             one.set_read_timeout(Some(PATIENCE)).unwrap();
             assert!(matches!(one.read(&mut [0; 1]), Ok(0) | Err(_)), "it is closed");
@@ -475,7 +475,7 @@ fn a_future_that_is_dropped_ends_everything_at_once() {
 }
 
 #[test]
-fn metrics_are_told_for_prometheus() {
+fn metrics_are_served_for_prometheus() {
     on_threads(async {
         let jobs = mailbox(&backend(), "orders");
         jobs.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
@@ -493,7 +493,7 @@ fn metrics_are_told_for_prometheus() {
             assert!(answer.body.contains(line), "{line} is not in\n{}", answer.body);
         }
         running.stop().await.unwrap();
-        // The next group of the process has the same.
+        // The next group of the process has the same metrics.
         let group = LoopGroup::new().add(working(&jobs)).health_addr(ANY);
         let running = group.start().unwrap();
         assert!(get(&running, "/metrics").await.body.contains(done));
@@ -501,7 +501,7 @@ fn metrics_are_told_for_prometheus() {
     });
 }
 
-/// There is one recorder in a process: this is another one. Not a test by itself.
+/// A process with its own recorder, since there is one per process. Not a test.
 #[test]
 #[ignore = "runs in a process of its own, started by the next test"]
 fn with_a_recorder() {
@@ -528,6 +528,6 @@ fn with_a_recorder() {
 }
 
 #[test]
-fn a_recorder_that_the_program_has_installed_is_left_alone_and_can_be_told() {
+fn the_metrics_recorder_of_the_program_is_left_alone_and_can_be_served() {
     Child::start("health::with_a_recorder", "", "").finish();
 }

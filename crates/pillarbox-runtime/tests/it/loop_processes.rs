@@ -1,30 +1,29 @@
-//! Clients and loops in processes of their own, either of which is killed: every request that is waited for is
-//! answered, and nothing is left behind by those who are gone.
+//! Clients and loops in separate processes that are killed: every request that is waited for is answered, and the
+//! mailboxes of clients that are gone are emptied.
 //!
-//! Each story is told once and happens on a SQLite file and on a Redis server.
+//! Each test runs on a SQLite file and on a Redis server.
 
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{Mailbox, Mailboxes};
-use pillarbox_runtime::{
-    Client, MainLoop, MainLoopRequest, MainLoopResult, Runnable, sweep_replies,
-};
+use pillarbox_runtime::Runnable;
+use pillarbox_runtime::loops::{Client, MainLoop, MainLoopRequest, MainLoopResult, sweep_replies};
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, told};
 
-use crate::common::employee::{end_with_the_parent, say};
-use crate::common::place::{Place, on_both, open};
+use crate::common::shared_backend::{SharedBackend, on_both, open};
+use crate::common::worker_process::{end_with_the_parent, say};
 
 type Requests = Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>>;
 
-/// How long anything may take on a machine that has much else to do.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long leases run: for so long is waited after each kill.
+/// Timeout of every step, for slow machines.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Duration of leases, which is waited for after each kill.
 const LEASE: Duration = Duration::from_secs(1);
-/// How long an answer may lie in the mailbox of a client that lives.
+/// Time after which unreceived answers are deleted.
 const KEEP: Duration = Duration::from_secs(3);
 
-/// The process that answers. Not a test by itself.
+/// The process that runs the loop. Not a test.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn answering() {
@@ -44,7 +43,7 @@ fn answering() {
     });
 }
 
-/// The process that asks, for ever. Not a test by itself.
+/// The process that calls the loop forever. Not a test.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn asking() {
@@ -70,14 +69,14 @@ fn requests(backend: &Mailboxes) -> Requests {
     backend.mailbox("requests").expect("a mailbox")
 }
 
-/// The reply mailboxes that there are.
+/// Returns the names of all reply mailboxes.
 async fn reply_mailboxes(backend: &Mailboxes) -> Vec<String> {
     let names = backend.queues().await.expect("listed").into_iter().map(|name| name.to_string());
     names.filter(|name| name.starts_with("pillarbox-replies-")).collect()
 }
 
 async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !is_so().await {
         assert!(Instant::now() < end, "not {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -86,22 +85,22 @@ async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
 
 on_both! {
     a_request_may_be_called_again_at_once_and_is_answered_each_time;
-    one_iteration_works_on_the_one_request_there_is;
+    one_iteration_handles_the_only_request;
     loops_that_are_killed_leave_no_call_without_its_answer;
-    clients_that_are_killed_leave_nothing_behind;
+    mailboxes_of_clients_that_are_killed_are_swept;
     a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process;
 }
 
-fn a_request_may_be_called_again_at_once_and_is_answered_each_time(place: Place) {
+fn a_request_may_be_called_again_at_once_and_is_answered_each_time(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let requests = requests(&backend);
         let running = MainLoop::new(requests.clone(), |n: u64| async move { n }).start();
         let client = Client::new(&requests).expect("a client");
-        // Each time while the answer of the last may not be acknowledged yet, nor its request.
+        // Each time before the previous request and its answer are acknowledged.
         let request = MainLoopRequest::new(7);
         for _ in 0..200 {
-            assert_eq!(client.call(&request, PATIENCE).await.expect("an answer"), 7);
+            assert_eq!(client.call(&request, TIMEOUT).await.expect("an answer"), 7);
         }
         client.close().await;
         running.stop().await.expect("it ends");
@@ -109,9 +108,9 @@ fn a_request_may_be_called_again_at_once_and_is_answered_each_time(place: Place)
     });
 }
 
-fn one_iteration_works_on_the_one_request_there_is(place: Place) {
+fn one_iteration_handles_the_only_request(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let requests = requests(&backend);
         for _ in 0..20 {
             requests.send(&MainLoopRequest::new(7)).await.expect("sent");
@@ -122,18 +121,18 @@ fn one_iteration_works_on_the_one_request_there_is(place: Place) {
     });
 }
 
-fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {
+fn loops_that_are_killed_leave_no_call_without_its_answer(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let client = Client::new(&requests(&backend)).expect("a client");
         let asked: Vec<_> = (0..60).map(MainLoopRequest::new).collect();
         let mut submission = client.submit(&asked).await.expect("submitted");
         let mut kills = 0;
         let mut answers = 0;
-        let mut child = Child::start("loop_processes::answering", &place.url, "20");
-        // Killed again and again, each time with requests in its hands.
+        let mut child = Child::start("loop_processes::answering", &shared.url, "20");
+        // Killed again and again, each time with requests in flight.
         while submission.left() > 0 {
-            let answer = tokio::time::timeout(PATIENCE, submission.next()).await.expect("in time");
+            let answer = tokio::time::timeout(TIMEOUT, submission.next()).await.expect("in time");
             let answer = answer.expect("one is left").expect("an answer");
             let n = asked
                 .iter()
@@ -145,14 +144,14 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {
             if answers % 12 == 0 && submission.left() > 0 {
                 child.kill();
                 kills += 1;
-                child = Child::start("loop_processes::answering", &place.url, "20");
+                child = Child::start("loop_processes::answering", &shared.url, "20");
             }
         }
         assert_eq!((answers, kills), (60, 4));
         let left = async || requests(&backend).approximate_count().await.expect("counted") == 0;
         until("all requests are done with", left).await;
         child.signal("TERM");
-        let (status, said) = child.end_within(PATIENCE);
+        let (status, said) = child.end_within(TIMEOUT);
         assert!(status.success() && said.iter().any(|line| line == "ended"), "{said:?}");
         client.close().await;
         drop(client);
@@ -160,24 +159,24 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {
     });
 }
 
-fn clients_that_are_killed_leave_nothing_behind(place: Place) {
+fn mailboxes_of_clients_that_are_killed_are_swept(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
-        let running = Child::start("loop_processes::answering", &place.url, "5");
+        let backend = open(&shared.url).await;
+        let running = Child::start("loop_processes::answering", &shared.url, "5");
         for _ in 0..3 {
-            let client = Child::start("loop_processes::asking", &place.url, "");
+            let client = Child::start("loop_processes::asking", &shared.url, "");
             client.wait_for("answered", 20);
             client.kill();
         }
-        // What was killed has answers under way, which come, and are swept away in the end.
+        // Answers to the killed clients are stored, and swept in the end.
         let clean = async || {
             reply_mailboxes(&backend).await.is_empty()
                 && requests(&backend).approximate_count().await.expect("counted") == 0
         };
         until("nothing is left of clients that are gone", clean).await;
-        // One that lives is served all the same.
+        // A live client is still served.
         let client = Client::new(&requests(&backend)).expect("a client");
-        assert_eq!(client.call(&MainLoopRequest::new(7), PATIENCE).await.expect("an answer"), 70);
+        assert_eq!(client.call(&MainLoopRequest::new(7), TIMEOUT).await.expect("an answer"), 70);
         client.close().await;
         drop(client);
         running.kill();
@@ -185,26 +184,26 @@ fn clients_that_are_killed_leave_nothing_behind(place: Place) {
     });
 }
 
-fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(place: Place) {
+fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let requests = requests(&backend);
         let client = Client::new(&requests).expect("a client");
-        let child = Child::start("loop_processes::answering", &place.url, "1");
-        assert_eq!(client.call(&MainLoopRequest::new(6), PATIENCE).await.expect("an answer"), 60);
+        let child = Child::start("loop_processes::answering", &shared.url, "1");
+        assert_eq!(client.call(&MainLoopRequest::new(6), TIMEOUT).await.expect("an answer"), 60);
         child.kill();
         assert_eq!(reply_mailboxes(&backend).await, [client.address()]);
-        let sweeper = Child::start("loop_processes::sweeping", &place.url, "");
-        // From now on it is a mailbox that has been empty for long.
+        let sweeper = Child::start("loop_processes::sweeping", &shared.url, "");
+        // From now on the mailbox has been empty for long.
         tokio::time::sleep(KEEP).await;
         sweeper.wait_for("swept", sweeper.said("swept") + 3);
         assert!(reply_mailboxes(&backend).await.is_empty(), "forgotten");
         let asking = tokio::spawn({
             let client = client.clone();
-            async move { client.call(&MainLoopRequest::new(7), PATIENCE).await }
+            async move { client.call(&MainLoopRequest::new(7), TIMEOUT).await }
         });
         sweeper.wait_for("swept", sweeper.said("swept") + 3);
-        let child = Child::start("loop_processes::answering", &place.url, "300");
+        let child = Child::start("loop_processes::answering", &shared.url, "300");
         assert_eq!(asking.await.expect("it ends").expect("an answer"), 70);
         child.kill();
         sweeper.kill();
@@ -214,7 +213,7 @@ fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(place: Pla
     });
 }
 
-/// The process that sweeps, for ever. Not a test by itself.
+/// The process that sweeps forever. Not a test.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn sweeping() {

@@ -1,4 +1,4 @@
-//! A loop that answers requests: what is answered, when, and what becomes of the request.
+//! Main loops: answers, failures, deadlines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,10 +7,12 @@ use std::time::Duration;
 use pillarbox_core::{
     Error, Json, Mailbox, Mailboxes, MemoryBackend, QueueOptions, Receive, SendOptions, Timestamp,
 };
-use pillarbox_runtime::{
-    Backoff, Budget, DeadLetter, Dlq, DlqPolicy, Event, LoopCall, MainLoop, MainLoopRequest,
-    MainLoopResult, RemoteErrorKind, Run, Runnable, State, Uuid,
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqPolicy};
+use pillarbox_runtime::loops::{
+    Budget, LoopCall, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind, Run, Uuid,
 };
+use pillarbox_runtime::stats::State;
+use pillarbox_runtime::{Backoff, Event, Runnable};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -40,7 +42,7 @@ impl<O: Clone + Serialize + DeserializeOwned + 'static> Office<O> {
         self.requests.send_with(request, options).await.expect("sent");
     }
 
-    /// The answers that are there, which are then gone.
+    /// Receives and acknowledges all answers.
     async fn take(&self) -> Vec<MainLoopResult<O>> {
         let batch = self.answers.receive(Receive::up_to(100)).await.expect("received");
         let mut answers = Vec::new();
@@ -77,7 +79,7 @@ async fn an_output_is_the_answer_with_the_id_of_the_request_and_its_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_adapter_knows_deadline_budget_resources_and_message() {
+async fn an_adapter_has_deadline_budget_resources_and_message() {
     struct Model(&'static str);
     struct Unknown;
     let office: Office<String> = Office::open();
@@ -96,7 +98,7 @@ async fn an_adapter_knows_deadline_budget_resources_and_message() {
         assert!(!run.heartbeat().is_lost());
         let unknown = run.live::<Unknown>().err().unwrap().to_string();
         assert!(unknown.contains("Unknown") && unknown.contains("MainLoop::resource"), "{unknown}");
-        Ok::<_, pillarbox_runtime::NotRegistered>(run.live::<Model>()?.0.to_owned())
+        Ok::<_, pillarbox_runtime::loops::NotRegistered>(run.live::<Model>()?.0.to_owned())
     })
     .resource(Model("large"))
     .run_until_empty()
@@ -134,14 +136,14 @@ async fn the_answer_is_stored_before_the_request_is_acknowledged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_worked_on_twice_is_answered_once() {
+async fn a_request_that_is_handled_twice_is_answered_once() {
     let office: Office<u32> = Office::open();
     let queue = office.backend.queue("requests", QueueOptions::new()).unwrap();
     let broken = FaultQueue::new(queue, Faults::none(), 1);
     let answers = office.answers.clone();
     let requests = Mailbox::new(broken.clone(), Json, move |_: &str| Ok(answers.clone()));
     office.ask(&MainLoopRequest::new(7)).await;
-    // Its acknowledgement is lost, as if the process had died.
+    // Its acknowledgement is lost, as if the process had crashed.
     let first = MainLoop::new(requests, |n: u32| async move { n }).visibility(10 * SECOND);
     let mut events = first.control().events();
     for _ in 0..50 {
@@ -167,7 +169,7 @@ async fn a_request_that_is_worked_on_twice_is_answered_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_without_reply_address_is_worked_on_and_done() {
+async fn a_request_without_a_reply_address_is_handled() {
     let office: Office<u32> = Office::open();
     for failing in [false, true] {
         office.requests.send(&MainLoopRequest::new(7)).await.unwrap();
@@ -183,7 +185,7 @@ async fn a_request_without_reply_address_is_worked_on_and_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reply_address_that_leads_nowhere_is_no_reason_to_work_twice() {
+async fn a_request_with_an_invalid_reply_address_is_handled_once() {
     let office: Office<u32> = Office::open();
     let options = SendOptions::new().reply_to("not a name");
     office.requests.send_with(&MainLoopRequest::new(7), options).await.unwrap();
@@ -192,7 +194,7 @@ async fn a_reply_address_that_leads_nowhere_is_no_reason_to_work_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_cannot_make_a_loop_write_into_a_queue_that_is_not_for_answers() {
+async fn a_request_cannot_make_a_loop_send_to_a_queue_that_is_not_for_answers() {
     let backend = Mailboxes::new(MemoryBackend::new());
     let requests: Requests<u32> = backend.mailbox("requests").unwrap();
     let addresses = ["payments", "requests", "pillarbox-replies-of-mine", "eval-nightly"];
@@ -211,11 +213,11 @@ async fn a_request_cannot_make_a_loop_write_into_a_queue_that_is_not_for_answers
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_whose_deadline_is_past_is_answered_with_an_error_and_not_run() {
+async fn a_request_whose_deadline_has_passed_is_answered_with_an_error_and_not_run() {
     let office: Office<u32> = Office::open();
     let past = MainLoopRequest::new(7).deadline(Timestamp::from_secs(1_000));
     office.ask(&past).await;
-    // Or that of whoever waits, said beside the request.
+    // Or the deadline of the client, which is an attribute.
     let options = SendOptions::new()
         .reply_to("answers")
         .attribute("pillarbox.deadline", "2001-01-01T00:00:00Z");
@@ -273,7 +275,7 @@ async fn a_run_is_cancelled_at_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn time_spent_waiting_for_the_adapter_counts() {
+async fn the_time_until_the_adapter_is_ready_counts_toward_the_timeout() {
     let office: Office<u32> = Office::open();
     for _ in 0..2 {
         office.ask(&MainLoopRequest::new(7).deadline_in(15 * SECOND)).await;
@@ -292,7 +294,7 @@ async fn time_spent_waiting_for_the_adapter_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_names_none_goes_by_its_message() {
+async fn a_request_without_an_id_has_the_id_of_its_message() {
     let office: Office<u32> = Office::open();
     let foreign: Mailbox<serde_json::Value> = office.backend.mailbox("requests").unwrap();
     let options = SendOptions::new().reply_to("answers");
@@ -344,14 +346,14 @@ async fn without_dead_letters_each_failure_is_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_dead_letters_a_failure_is_tried_again_and_only_the_end_is_the_answer() {
+async fn with_dead_letters_a_failure_is_retried_and_only_the_last_one_is_the_answer() {
     let office: Office<u32> = Office::open();
     let runs = Arc::new(AtomicU32::new(0));
     for n in [1, 2] {
         office.ask(&MainLoopRequest::new(n)).await;
     }
     let count = runs.clone();
-    // The first comes right at its third attempt, the second never.
+    // The first succeeds at its third attempt, the second never.
     MainLoop::new(office.requests.clone(), move |n: u32| {
         let count = count.clone();
         async move {
@@ -380,9 +382,9 @@ async fn with_dead_letters_a_failure_is_tried_again_and_only_the_end_is_the_answ
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_replayed_is_answered_again_even_if_its_error_was_not_fetched() {
+async fn a_replayed_request_is_answered_again_even_if_its_error_was_not_received() {
     let office: Office<u32> = Office::open();
-    // Whoever asked will not wait for that long.
+    // The client does not wait that long.
     let until = (Timestamp::now() + Duration::from_millis(500)).to_string();
     let options = SendOptions::new().reply_to("answers").attribute("pillarbox.deadline", until);
     office.requests.send_with(&MainLoopRequest::new(7), options).await.unwrap();
@@ -397,7 +399,7 @@ async fn a_request_that_is_replayed_is_answered_again_even_if_its_error_was_not_
     main_loop(false).await.unwrap();
     let dlq = Dlq::open(&office.backend, "requests-dlq").unwrap();
     assert_eq!(dlq.replay().run().await.unwrap().done, 1);
-    // The clock on the wall is not that of the test.
+    // The system clock does not follow the paused clock.
     std::thread::sleep(Duration::from_millis(510));
     main_loop(true).await.unwrap();
     let answers = office.take().await;
@@ -419,13 +421,13 @@ async fn an_undecodable_request_with_a_reply_address_is_a_dead_letter_and_answer
         .await
         .unwrap();
     let answers = office.take().await;
-    // It names no request, so it goes by its message, which a client gives the same id.
+    // It has no request id, so the id of its message is used, which is the same for messages of a client.
     assert_eq!(answers[0].request_id, *id.as_uuid());
     assert_eq!(answers[0].error().unwrap().error_type.as_deref(), Some("undecodable"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_cannot_be_stored_is_sent_again_and_then_the_request_is_tried_again() {
+async fn an_answer_that_cannot_be_stored_is_sent_again_and_then_the_request_is_retried() {
     let office: Office<u32> = Office::open();
     let queue = office.backend.queue("answers", QueueOptions::new()).unwrap();
     let broken = FaultQueue::new(queue, Faults::none(), 1);
@@ -436,7 +438,7 @@ async fn an_answer_that_cannot_be_stored_is_sent_again_and_then_the_request_is_t
     let runs = Arc::new(AtomicU32::new(0));
     let count = runs.clone();
     office.ask(&MainLoopRequest::new(7)).await;
-    // One that passes, and then an outage that outlasts all attempts.
+    // One failure that passes, and then an outage that outlasts all tries.
     for _ in 0..6 {
         broken.next(Operation::Send, Fault::FailBefore);
     }
@@ -453,8 +455,8 @@ async fn an_answer_that_cannot_be_stored_is_sent_again_and_then_the_request_is_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_output_that_cannot_be_written_is_told_in_words() {
-    /// Not JSON: its keys are no text.
+async fn an_output_that_cannot_be_serialized_is_answered_with_an_error() {
+    /// Not valid JSON, since its keys are not strings.
     type Map = std::collections::BTreeMap<Vec<u8>, u8>;
     let backend = Mailboxes::new(MemoryBackend::new());
     let requests: Mailbox<MainLoopRequest<u32>, MainLoopResult<Map>> =
@@ -471,7 +473,7 @@ async fn an_output_that_cannot_be_written_is_told_in_words() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_iterations_work_on_so_many_requests_and_end() {
+async fn a_number_of_iterations_handles_that_number_of_requests() {
     let office: Office<u32> = Office::open();
     for n in 0..5 {
         office.ask(&MainLoopRequest::new(n)).await;
@@ -482,7 +484,7 @@ async fn so_many_iterations_work_on_so_many_requests_and_end() {
     assert_eq!(main_loop().run_iterations(0).await.unwrap().succeeded, 0);
     assert_eq!(main_loop().run_iterations(10).await.unwrap().succeeded, 3);
     assert_eq!(main_loop().run_iterations(1).await.unwrap().processed, 0);
-    // The last one has as much time as any.
+    // The last one has the full timeout.
     office.ask(&MainLoopRequest::new(7)).await;
     let slow = MainLoop::new(office.requests.clone(), |n: u32| async move {
         tokio::time::sleep(200 * SECOND).await;

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::held::HeldReceipts;
 use super::{Pass, PassAction, PassReport, has_id};
-use crate::answers::each;
+use crate::batch_results::per_entry;
 use crate::dead_letters::dead_letter::DeadLetter;
 use crate::dead_letters::dlq::{Dlq, PeekedDeadLetter, backend_time, batch_sizer, record};
 use crate::dead_letters::replay::send_back;
@@ -307,7 +307,7 @@ impl PassRun {
             some.into_iter().map(|one| (one.letter, Settle::acknowledge(one.receipt))).unzip();
         let mut failed = None;
         let answers =
-            each(queue.settle(settles).await, letters.len(), Some(queue.name()), "settle");
+            per_entry(queue.settle(settles).await, letters.len(), Some(queue.name()), "settle");
         for (letter, answer) in letters.into_iter().zip(answers) {
             match answer {
                 Ok(()) => {

@@ -1,0 +1,94 @@
+//! The number of workers: starting, stopping and replacing them.
+
+use super::Dispatcher;
+use super::in_flight::{InFlight, Intent};
+use super::protocol::Action;
+use super::worker_slots::{SlotState, WorkerSlot};
+
+impl Dispatcher {
+    /// Starts or stops workers until there are `workers`.
+    pub(super) fn scale_to(&mut self, workers: usize) {
+        let mut active = self.active_workers();
+        for worker in (0..self.slots.len()).rev() {
+            if active <= workers {
+                break;
+            }
+            if self.stop_worker(worker) {
+                active -= 1;
+                // The request was made for more workers.
+                self.cancel_fetches();
+            }
+        }
+        let unassigned_before = self.unassigned.len();
+        self.reassign_from_stopping();
+        if self.unassigned.len() > unassigned_before || workers == 0 {
+            // There is no room for them here; other processes may have some.
+            self.return_unassigned();
+        }
+        while active < workers {
+            let vacant = self.slots.iter().position(|slot| slot.state == SlotState::Vacant);
+            let worker = vacant.unwrap_or(self.slots.len());
+            if worker == self.slots.len() {
+                self.slots.push(WorkerSlot::vacant());
+            }
+            self.start_worker(worker);
+            active += 1;
+        }
+    }
+
+    fn start_worker(&mut self, worker: usize) {
+        self.slots[worker].activate();
+        self.actions.push_back(Action::StartWorker { worker });
+    }
+
+    /// Lets a worker finish the delivery that it handles, and end. Returns false if it was not active.
+    pub(super) fn stop_worker(&mut self, worker: usize) -> bool {
+        if !self.slots[worker].is_active() {
+            return false;
+        }
+        self.slots[worker].state = SlotState::Stopping;
+        self.actions.push_back(Action::StopWorker { worker });
+        true
+    }
+
+    /// Takes back what stopping workers have not begun.
+    pub(super) fn reassign_from_stopping(&mut self) {
+        for worker in 0..self.slots.len() {
+            if self.slots[worker].state == SlotState::Stopping {
+                let taken = self.take_back(worker, usize::MAX);
+                taken.into_iter().for_each(|key| self.reassign(key));
+            }
+        }
+    }
+
+    /// Returns deliveries without a worker to their queues.
+    pub(super) fn return_unassigned(&mut self) {
+        let shed = std::mem::take(&mut self.shed).into_iter().map(|(_, key)| key);
+        let unassigned = std::mem::take(&mut self.unassigned).into_iter();
+        for key in unassigned.chain(shed).chain(self.quarantine.take_waiting()) {
+            if self.in_flight.get(key).is_some_and(InFlight::is_unassigned) {
+                self.settle(key, Intent::Return);
+            }
+        }
+    }
+
+    pub(super) fn worker_ended(&mut self, worker: usize) {
+        let unstarted = self.take_back(worker, usize::MAX);
+        let slot = std::mem::replace(&mut self.slots[worker], WorkerSlot::vacant());
+        // What it handled when it ended without a report has neither failed nor succeeded, as far as is known.
+        let started: Vec<_> = self
+            .in_flight
+            .iter()
+            .filter(|(key, delivery)| delivery.is_assigned_to(worker) && !unstarted.contains(key))
+            .map(|(key, delivery)| (key, delivery.source))
+            .collect();
+        for (key, source) in started {
+            let delay = self.sources[source].settings.park;
+            self.settle(key, Intent::Park { delay, is_uncounted: false });
+        }
+        if slot.is_active() && !self.mode.is_ending() {
+            self.start_worker(worker);
+        }
+        unstarted.into_iter().for_each(|key| self.reassign(key));
+    }
+}

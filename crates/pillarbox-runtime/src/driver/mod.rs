@@ -1,0 +1,378 @@
+//! The driver: the task that carries out the actions of the dispatcher and reports their results to it.
+//!
+//! Each turn takes in everything that has happened, lets the dispatcher plan, and carries out its actions. Calls
+//! of queues run concurrently within this task.
+
+mod calls;
+mod dead_lettering;
+mod outbox;
+mod reporting;
+
+use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::AbortHandle;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use pillarbox_core::clock::after;
+use pillarbox_core::{BoxFuture, Queue, Result};
+use tokio::sync::mpsc;
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::{Instant, Sleep};
+
+use self::calls::CallResult;
+use self::dead_lettering::DeadLetterInProgress;
+use self::outbox::Outbox;
+use crate::dispatcher::{Action, Assignment, Dispatcher, Finished, Input, Key, Mode};
+use crate::log::{CONTROL, DELIVERIES};
+use crate::metrics::{PoolMetrics, QueueMetrics};
+use crate::producer::SendRequest;
+use crate::stats::{StatsSnapshot, Tally};
+use crate::worker_task::{PoolContext, WorkerReport, WorkerTask, yield_behind_others};
+
+/// The longest time between two turns while nobody watches the driver.
+const LONGEST_TURN: Duration = Duration::from_secs(3600);
+/// Time that stopped workers have to end.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The queues of one mailbox.
+#[derive(Debug)]
+pub(crate) struct ServedQueue {
+    pub(crate) queue: Arc<dyn Queue>,
+    pub(crate) visibility: Duration,
+    pub(crate) wait: Duration,
+    /// The dead-letter queues, by route. The first is the default.
+    pub(crate) dead_letters: Vec<Arc<dyn Queue>>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct DriverSettings {
+    pub(crate) prefetch: usize,
+    pub(crate) result_buffer: usize,
+    pub(crate) call_timeout: Duration,
+    pub(crate) depth_every: Option<Duration>,
+    /// The name of the worker pool.
+    pub(crate) name: String,
+}
+
+pub(crate) struct Driver {
+    settings: DriverSettings,
+    queues: Vec<ServedQueue>,
+    dispatcher: Dispatcher,
+    /// Inputs that the dispatcher has not handled.
+    inputs: VecDeque<Input>,
+    /// The channels of the workers.
+    assignments: Vec<Option<mpsc::Sender<Assignment>>>,
+    workers: JoinSet<()>,
+    worker_of_task: HashMap<Id, usize>,
+    reports: mpsc::Receiver<WorkerReport>,
+    reports_sender: mpsc::Sender<WorkerReport>,
+    sends: mpsc::Receiver<SendRequest>,
+    sends_closed: bool,
+    /// Signals that the desired state has changed.
+    desired_changed: mpsc::Receiver<()>,
+    outbox: Outbox,
+    dead_letters: HashMap<Key, DeadLetterInProgress>,
+    calls: FuturesUnordered<BoxFuture<'static, CallResult>>,
+    /// The receive under way, by source.
+    fetches: Vec<Option<AbortHandle>>,
+    pool: Arc<PoolContext>,
+    timer: Pin<Box<Sleep>>,
+    tally: Tally,
+    queue_metrics: Vec<QueueMetrics>,
+    pool_metrics: PoolMetrics,
+    /// Something has happened since the last snapshot.
+    is_dirty: bool,
+    published_at: Option<Instant>,
+    depth_at: Option<Instant>,
+    /// Whether the messages of a source are being counted.
+    counting: Vec<bool>,
+    /// Whether the last receive of a source failed, so that only the first failure is logged.
+    is_failing: Vec<bool>,
+    mode: Mode,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        settings: DriverSettings,
+        queues: Vec<ServedQueue>,
+        dispatcher: Dispatcher,
+        pool: Arc<PoolContext>,
+        sends: mpsc::Receiver<SendRequest>,
+        desired_changed: mpsc::Receiver<()>,
+        snapshot: StatsSnapshot,
+    ) -> Self {
+        let now = Instant::now();
+        let (reports_sender, reports) = mpsc::channel(settings.result_buffer);
+        let queue_metrics = queues
+            .iter()
+            .map(|served| QueueMetrics::new(&served.queue, &served.dead_letters))
+            .collect();
+        Self {
+            inputs: VecDeque::new(),
+            assignments: Vec::new(),
+            workers: JoinSet::new(),
+            worker_of_task: HashMap::new(),
+            reports,
+            reports_sender,
+            sends,
+            sends_closed: false,
+            desired_changed,
+            outbox: Outbox::default(),
+            dead_letters: HashMap::new(),
+            calls: FuturesUnordered::new(),
+            fetches: queues.iter().map(|_| None).collect(),
+            timer: Box::pin(tokio::time::sleep_until(now)),
+            tally: Tally::new(snapshot, now),
+            queue_metrics,
+            pool_metrics: PoolMetrics::new(&settings.name),
+            is_dirty: true,
+            published_at: None,
+            depth_at: settings.depth_every.map(|_| now),
+            counting: vec![false; queues.len()],
+            is_failing: vec![false; queues.len()],
+            mode: Mode::Running,
+            settings,
+            queues,
+            dispatcher,
+            pool,
+        }
+    }
+
+    /// Runs until a stop is complete.
+    pub(crate) async fn run(mut self) -> Result<StatsSnapshot> {
+        let (group, workers) = (&*self.settings.name, self.dispatcher.active_workers());
+        tracing::info!(target: CONTROL, group, workers, "started");
+        loop {
+            self.pool.control.pulse.turn();
+            let now = Instant::now();
+            self.dispatcher.plan(now);
+            // Report what happened before starting what follows from it.
+            self.report();
+            let mut is_over = false;
+            while let Some(action) = self.dispatcher.next_action() {
+                is_over |= matches!(action, Action::Finish);
+                self.perform(action);
+            }
+            self.send();
+            self.count(now);
+            self.publish(now);
+            if is_over {
+                break;
+            }
+            self.set_timer(now);
+            std::future::poll_fn(|context| self.poll_inputs(context)).await;
+            // Tasks that are about to report may do so first: inputs of one turn share their calls.
+            yield_behind_others().await;
+            std::future::poll_fn(|context| {
+                let _ = self.poll_inputs(context);
+                Poll::Ready(())
+            })
+            .await;
+            let now = Instant::now();
+            while let Some(input) = self.inputs.pop_front() {
+                self.dispatcher.handle(input, now);
+            }
+        }
+        self.shut_down().await
+    }
+
+    /// Takes in everything that is ready. Pending if nothing is.
+    fn poll_inputs(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let mut any = !self.inputs.is_empty();
+        let mut reports = Vec::new();
+        while let Poll::Ready(1..) = self.reports.poll_recv_many(context, &mut reports, 256) {
+            any = true;
+            for report in reports.drain(..) {
+                self.worker_reported(report);
+            }
+        }
+        while let Poll::Ready(Some(call)) = self.calls.poll_next_unpin(context) {
+            any = true;
+            self.call_ended(call);
+        }
+        if !self.sends_closed {
+            any |= self.poll_sends(context);
+        }
+        while let Poll::Ready(Some(ended)) = self.workers.poll_join_next_with_id(context) {
+            any = true;
+            // What the worker reported before its end comes first.
+            while let Ok(report) = self.reports.try_recv() {
+                self.worker_reported(report);
+            }
+            self.worker_ended(ended);
+        }
+        while let Poll::Ready(Some(())) = self.desired_changed.poll_recv(context) {
+            any = true;
+            let desired = *self.pool.control.desired.borrow();
+            self.inputs.push_back(Input::Desired(desired));
+        }
+        any |= self.timer.as_mut().poll(context).is_ready();
+        if any { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Takes the messages of producers, whose number is bounded by their permits. Returns whether there was
+    /// something.
+    fn poll_sends(&mut self, context: &mut Context<'_>) -> bool {
+        let mut any = false;
+        let mut requests = Vec::new();
+        loop {
+            match self.sends.poll_recv_many(context, &mut requests, 256) {
+                Poll::Pending => return any,
+                Poll::Ready(0) => {
+                    self.sends_closed = true;
+                    return true;
+                }
+                Poll::Ready(_) => any = true,
+            }
+            requests.drain(..).for_each(|request| self.outbox.push_request(request));
+        }
+    }
+
+    fn worker_reported(&mut self, report: WorkerReport) {
+        let input = match report {
+            WorkerReport::Declined { key, worker } => Input::Returned { key, worker },
+            WorkerReport::Starting { key } => Input::Starting { key },
+            WorkerReport::Skipped { worker } => Input::Skipped { worker },
+            WorkerReport::Finished(finished) => {
+                if let Finished { worker, took: Some(took), source, verdict, .. } = &finished {
+                    self.tally.worked(*worker, verdict, *took);
+                    self.queue_metrics[*source].took(*took);
+                }
+                self.is_dirty = true;
+                Input::Finished(finished)
+            }
+        };
+        self.inputs.push_back(input);
+    }
+
+    fn worker_ended(&mut self, ended: std::result::Result<(Id, ()), JoinError>) {
+        let task = match ended {
+            Ok((task, ())) => task,
+            // Workers catch every panic of what they run, so this is a bug of the runtime.
+            Err(error) => {
+                let (group, worker_id) =
+                    (&*self.settings.name, self.worker_of_task.get(&error.id()));
+                tracing::error!(target: CONTROL, group, worker_id, %error, "a worker ended by itself and is replaced");
+                error.id()
+            }
+        };
+        if let Some(worker) = self.worker_of_task.remove(&task) {
+            self.assignments[worker] = None;
+            self.inputs.push_back(Input::WorkerEnded { worker });
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Fetch { source, max, waits } => self.fetch(source, max, waits),
+            Action::CancelFetch { source } => self.cancel_fetch(source),
+            Action::Assign { worker, assignment } => self.assign(worker, assignment),
+            Action::Settle { source, kind, batch } => self.settle(source, kind, batch),
+            Action::StoreDeadLetter(new) => self.store_dead_letter(new),
+            Action::SendErrorReply { key } => self.send_error_reply(key),
+            Action::ReportDeadLetter { key, reply_error } => {
+                self.report_dead_letter(key, reply_error);
+            }
+            Action::StartWorker { worker } => self.start_worker(worker),
+            Action::StopWorker { worker } => {
+                // It ends once it has emptied its channel.
+                self.assignments[worker] = None;
+                let group = &*self.settings.name;
+                tracing::debug!(target: CONTROL, group, worker_id = worker, "a worker stops");
+            }
+            Action::Finish => {}
+        }
+    }
+
+    fn assign(&mut self, worker: usize, assignment: Assignment) {
+        let Assignment { key, source, attempt, .. } = assignment;
+        let message_id = assignment.message.id;
+        let is_sent = match &self.assignments[worker] {
+            // There is room: the dispatcher assigns no more than the channels hold.
+            Some(sender) => sender.try_send(assignment).is_ok(),
+            None => false,
+        };
+        if is_sent {
+            let queue = self.queues[source].queue.name();
+            tracing::debug!(target: DELIVERIES, %queue, %message_id, attempt, worker_id = worker, "a message was dispatched");
+        } else {
+            self.inputs.push_back(Input::Returned { key, worker });
+        }
+    }
+
+    fn start_worker(&mut self, worker: usize) {
+        let (sender, assignments) = mpsc::channel(self.settings.prefetch + 1);
+        let reports = self.reports_sender.clone();
+        let task = WorkerTask::new(worker, assignments, reports, self.pool.clone());
+        if self.assignments.len() <= worker {
+            self.assignments.resize_with(worker + 1, || None);
+        }
+        self.assignments[worker] = Some(sender);
+        let task = self.workers.spawn(task.run());
+        self.worker_of_task.insert(task.id(), worker);
+        let group = &*self.settings.name;
+        tracing::debug!(target: CONTROL, group, worker_id = worker, "a worker starts");
+    }
+
+    fn set_timer(&mut self, now: Instant) {
+        let wakes = [self.dispatcher.next_wake(), self.next_publish(now), self.depth_at];
+        let next = wakes.into_iter().flatten().min();
+        // A driver that is watched shows signs of life even if there is nothing to do.
+        let longest = self.pool.control.pulse.turn_within().unwrap_or(LONGEST_TURN);
+        let next = next.map_or(now + longest, |next| next.min(now + longest));
+        if self.timer.deadline() != next || self.timer.is_elapsed() {
+            self.timer.as_mut().reset(next);
+        }
+    }
+
+    /// Ends the workers after everything is settled, and sends what producers have sent.
+    async fn shut_down(mut self) -> Result<StatsSnapshot> {
+        self.pool.control.pulse.end();
+        self.assignments.clear();
+        // Workers that want to report end instead.
+        self.reports.close();
+        let join = async { while self.workers.join_next().await.is_some() {} };
+        if tokio::time::timeout(JOIN_TIMEOUT, join).await.is_err() {
+            // A handler that blocks its thread cannot be cancelled. Its message comes back when its lease
+            // expires.
+            let group = &*self.settings.name;
+            tracing::error!(target: CONTROL, group, "a handler does not end; it is left behind");
+            self.pool.control.pulse.leave_behind();
+            self.workers.abort_all();
+        }
+        // Producers that wait for a permit get an error; requests with a permit are sent.
+        self.pool.control.send_permits.close();
+        self.sends.close();
+        while let Some(request) = self.sends.recv().await {
+            self.outbox.push_request(request);
+        }
+        let limit = self.settings.call_timeout;
+        let send = async {
+            self.send();
+            while !self.outbox.is_empty() {
+                let Some(call) = self.calls.next().await else { break };
+                self.call_ended(call);
+                self.send();
+            }
+        };
+        if tokio::time::timeout_at(after(limit), send).await.is_err() {
+            let group = &*self.settings.name;
+            tracing::warn!(target: CONTROL, group, "some messages were not sent before the end; their senders get an error");
+        }
+        let now = Instant::now();
+        (self.is_dirty, self.published_at) = (true, None);
+        self.publish(now);
+        let snapshot = self.pool.control.stats.borrow().clone();
+        let StatsSnapshot { processed, succeeded, failed, .. } = snapshot;
+        let group = &*self.settings.name;
+        tracing::info!(target: CONTROL, group, processed, succeeded, failed, "stopped");
+        self.pool.control.report_drained();
+        match self.dispatcher.closed() {
+            Some(error) => Err(error.clone()),
+            None => Ok(snapshot),
+        }
+    }
+}
