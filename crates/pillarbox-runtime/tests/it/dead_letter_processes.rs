@@ -16,7 +16,7 @@ use crate::common::employee::{
 use crate::common::place::{Place, on_both, open};
 
 /// Timeout of every step, for slow machines.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 /// Number of kills, and the maximum until one has hit a process between two steps.
 const KILLS: u64 = 5;
 const MOST_KILLS: u64 = 25;
@@ -96,7 +96,7 @@ impl Office {
 
     /// Waits until a condition holds.
     async fn until(&self, what: &str, is_so: impl AsyncFn(&Self) -> bool) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !is_so(self).await {
             assert!(Instant::now() < end, "not {what}");
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -128,7 +128,7 @@ fn kill_9_while_dead_lettering_makes_one_dead_letter_of_each_and_loses_none(plac
         let last = employ(&place, &terms);
         office.until("done", async |office| office.left().await == 0).await;
         last.signal("TERM");
-        let (status, _) = last.end_within(PATIENCE);
+        let (status, _) = last.end_within(TIMEOUT);
         assert!(status.success(), "{status}");
         let dead = office.dead().await;
         assert_eq!(dead.len() as u64, ORDERS, "one of each");
@@ -149,11 +149,11 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
         let office = Office::at(&place).await;
         let sent = office.send(ORDERS).await;
         let terms =
-            Terms { workers: 4, inbox: 64, results: 64, visibility: PATIENCE, retries: Some(9) };
+            Terms { workers: 4, inbox: 64, results: 64, visibility: TIMEOUT, retries: Some(9) };
         let worker = employ(&place, &terms);
         office.until("dead", async |office| office.left().await == 0).await;
         worker.signal("TERM");
-        worker.end_within(PATIENCE);
+        worker.end_within(TIMEOUT);
 
         let (mut kills, mut between) = (0, 0);
         while kills < KILLS || between == 0 {
@@ -177,7 +177,7 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
         }
         let replayer = Child::start("dead_letter_processes::replayer", &place.url, "");
         replayer.wait_for("replayed", 0);
-        replayer.end_within(PATIENCE);
+        replayer.end_within(TIMEOUT);
         let mut times: HashMap<MessageId, u32> = HashMap::new();
         let mut after = None;
         loop {

@@ -24,7 +24,7 @@ use crate::common::place::{Place, open};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Timeout of every step, for slow machines.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The process that runs a group. Not a test.
 #[test]
@@ -755,7 +755,7 @@ fn a_hook_may_stop_the_group_and_wait_for_its_end() {
             let _ = ended.lock().unwrap().recv();
             done.try_send(()).unwrap();
         });
-        let report = tokio::time::timeout(PATIENCE, group.run()).await.expect("it ends").unwrap();
+        let report = tokio::time::timeout(TIMEOUT, group.run()).await.expect("it ends").unwrap();
         assert_eq!(report.loops[0].stats.released, 1);
         assert!(is_done.try_recv().is_err(), "the hook still waits");
         drop(end);
@@ -785,7 +785,7 @@ fn a_loop_whose_threads_are_all_blocked_is_reported_as_stuck() {
             .start()
             .unwrap()
     };
-    let mut found = [told.recv_timeout(PATIENCE).unwrap(), told.recv_timeout(PATIENCE).unwrap()];
+    let mut found = [told.recv_timeout(TIMEOUT).unwrap(), told.recv_timeout(TIMEOUT).unwrap()];
     found.sort_by_key(|stuck| stuck.about.is_some());
     let [the_loop, handler] = found;
     assert!(the_loop.to_string().starts_with("loop 'orders' has done nothing for"), "{the_loop}");
@@ -853,7 +853,7 @@ fn sigterm_under_load_drains_both_loops_of_a_process_and_loses_nothing() {
                 child.wait_for(&format!("event {queue} succeeded"), 50);
             }
             child.signal(if stop % 2 == 0 { "INT" } else { "TERM" });
-            let (status, said) = child.end_within(PATIENCE);
+            let (status, said) = child.end_within(TIMEOUT);
             assert!(status.success(), "{status}");
             for ((queue, mailbox), done) in QUEUES.iter().zip(&mailboxes).zip(&mut done) {
                 let start = format!("done {queue} ");
@@ -884,7 +884,7 @@ fn a_second_signal_cancels_what_runs_in_all_loops() {
             child.wait_for(&format!("event {queue} draining"), 0);
         }
         child.signal("INT");
-        let (status, said) = child.end_within(PATIENCE);
+        let (status, said) = child.end_within(TIMEOUT);
         assert!(status.success(), "{status}");
         for (queue, mailbox) in QUEUES.iter().zip(&mailboxes) {
             assert!(said.contains(&format!("event {queue} released")));
@@ -905,7 +905,7 @@ fn a_process_ends_even_if_a_handler_that_blocks_its_thread_is_left_behind() {
             child.wait_for(&format!("begun {queue}"), 0);
         }
         child.signal("TERM");
-        let (status, said) = child.end_within(PATIENCE);
+        let (status, said) = child.end_within(TIMEOUT);
         assert_eq!(status.code(), Some(1), "{status}");
         let failed = "failed the loop 'orders' did not end in time and was left behind";
         assert!(said.contains(&failed.to_owned()), "{said:?}");
@@ -932,7 +932,7 @@ fn a_third_signal_ends_a_process_whose_threads_are_all_blocked() {
             child.signal(signal);
             std::thread::sleep(Duration::from_millis(100));
         }
-        let (status, _) = child.end_within(PATIENCE);
+        let (status, _) = child.end_within(TIMEOUT);
         assert!(matches!(status.code(), Some(130 | 143)), "{status}");
     });
 }
@@ -946,7 +946,7 @@ fn a_process_whose_threads_are_all_blocked_is_ended_by_its_watchdog() {
             mailbox.send_batch(&[Duty::Block; 4]).await.unwrap().all().unwrap();
         }
         let child = engage(&place, &STRICT);
-        let (status, said) = child.end_within(PATIENCE);
+        let (status, said) = child.end_within(TIMEOUT);
         assert_eq!(status.code(), Some(LoopGroup::STUCK_EXIT_CODE), "{status}");
         assert!(said.iter().filter(|line| line.starts_with("begun")).count() >= 2, "{said:?}");
         let mut total = 0;
@@ -972,7 +972,7 @@ fn a_process_that_was_suspended_is_not_taken_for_stuck() {
         child.signal("CONT");
         child.wait_for("event orders succeeded", 1);
         child.signal("TERM");
-        let (status, _) = child.end_within(PATIENCE);
+        let (status, _) = child.end_within(TIMEOUT);
         assert!(status.success(), "{status}");
     });
 }
@@ -993,7 +993,7 @@ impl Init {
 
     /// Returns the first notification with this prefix, and those before it.
     fn receive_until(&self, start: &str) -> (String, Vec<String>) {
-        let end = std::time::Instant::now() + PATIENCE;
+        let end = std::time::Instant::now() + TIMEOUT;
         let mut others = Vec::new();
         loop {
             let heard = self.receive();
@@ -1012,7 +1012,7 @@ fn systemd_is_notified_of_the_start_the_stop_and_that_the_loops_are_alive() {
         let place = Place::sqlite();
         let path = place.file("notify");
         let init = Init(UnixDatagram::bind(&path).unwrap());
-        init.0.set_read_timeout(Some(PATIENCE)).unwrap();
+        init.0.set_read_timeout(Some(TIMEOUT)).unwrap();
         let [orders, _] = mailboxes(&place).await;
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "200000");
@@ -1041,7 +1041,7 @@ fn pings_for_another_process_are_not_sent() {
         let place = Place::sqlite();
         let path = place.file("notify");
         let init = Init(UnixDatagram::bind(&path).unwrap());
-        init.0.set_read_timeout(Some(PATIENCE)).unwrap();
+        init.0.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "20000").env("WATCHDOG_PID", "1");
         let child = Child::start_by(command, ROLE, &place.url, &task(&CALM));
@@ -1049,6 +1049,6 @@ fn pings_for_another_process_are_not_sent() {
         child.signal("TERM");
         assert!(init.receive().starts_with("STOPPING=1"), "and nothing in between");
         assert_eq!(init.receive(), "STATUS=the loops have ended");
-        assert!(child.end_within(PATIENCE).0.success());
+        assert!(child.end_within(TIMEOUT).0.success());
     });
 }

@@ -18,7 +18,7 @@ use crate::common::place::{Place, on_both, open};
 type Requests = Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>>;
 
 /// Timeout of every step, for slow machines.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Duration of leases, which is waited for after each kill.
 const LEASE: Duration = Duration::from_secs(1);
 /// Time after which unreceived answers are deleted.
@@ -77,7 +77,7 @@ async fn reply_mailboxes(backend: &Mailboxes) -> Vec<String> {
 }
 
 async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !is_so().await {
         assert!(Instant::now() < end, "not {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -101,7 +101,7 @@ fn a_request_may_be_called_again_at_once_and_is_answered_each_time(place: Place)
         // Each time before the previous request and its answer are acknowledged.
         let request = MainLoopRequest::new(7);
         for _ in 0..200 {
-            assert_eq!(client.call(&request, PATIENCE).await.expect("an answer"), 7);
+            assert_eq!(client.call(&request, TIMEOUT).await.expect("an answer"), 7);
         }
         client.close().await;
         running.stop().await.expect("it ends");
@@ -133,7 +133,7 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {
         let mut child = Child::start("loop_processes::answering", &place.url, "20");
         // Killed again and again, each time with requests in flight.
         while submission.left() > 0 {
-            let answer = tokio::time::timeout(PATIENCE, submission.next()).await.expect("in time");
+            let answer = tokio::time::timeout(TIMEOUT, submission.next()).await.expect("in time");
             let answer = answer.expect("one is left").expect("an answer");
             let n = asked
                 .iter()
@@ -152,7 +152,7 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {
         let left = async || requests(&backend).approximate_count().await.expect("counted") == 0;
         until("all requests are done with", left).await;
         child.signal("TERM");
-        let (status, said) = child.end_within(PATIENCE);
+        let (status, said) = child.end_within(TIMEOUT);
         assert!(status.success() && said.iter().any(|line| line == "ended"), "{said:?}");
         client.close().await;
         drop(client);
@@ -177,7 +177,7 @@ fn mailboxes_of_clients_that_are_killed_are_swept(place: Place) {
         until("nothing is left of clients that are gone", clean).await;
         // A live client is still served.
         let client = Client::new(&requests(&backend)).expect("a client");
-        assert_eq!(client.call(&MainLoopRequest::new(7), PATIENCE).await.expect("an answer"), 70);
+        assert_eq!(client.call(&MainLoopRequest::new(7), TIMEOUT).await.expect("an answer"), 70);
         client.close().await;
         drop(client);
         running.kill();
@@ -191,7 +191,7 @@ fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(place: Pla
         let requests = requests(&backend);
         let client = Client::new(&requests).expect("a client");
         let child = Child::start("loop_processes::answering", &place.url, "1");
-        assert_eq!(client.call(&MainLoopRequest::new(6), PATIENCE).await.expect("an answer"), 60);
+        assert_eq!(client.call(&MainLoopRequest::new(6), TIMEOUT).await.expect("an answer"), 60);
         child.kill();
         assert_eq!(reply_mailboxes(&backend).await, [client.address()]);
         let sweeper = Child::start("loop_processes::sweeping", &place.url, "");
@@ -201,7 +201,7 @@ fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(place: Pla
         assert!(reply_mailboxes(&backend).await.is_empty(), "forgotten");
         let asking = tokio::spawn({
             let client = client.clone();
-            async move { client.call(&MainLoopRequest::new(7), PATIENCE).await }
+            async move { client.call(&MainLoopRequest::new(7), TIMEOUT).await }
         });
         sweeper.wait_for("swept", sweeper.said("swept") + 3);
         let child = Child::start("loop_processes::answering", &place.url, "300");
