@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds docs/ as a book into target/site, and sees to it that every link of it leads somewhere.
+"""Builds docs/ as a book into target/site, and checks every link.
 
 Pages link to files of the repository; those are put beside the book, so that it can be read from the disk or be
 served as it is. Warnings of mdbook are errors."""
@@ -18,7 +18,7 @@ BESIDE = ["README.md", "crates", "deploy", "specs"]
 
 
 class Page(html.parser.HTMLParser):
-    """The links and anchors of a page."""
+    """Returns the links and anchors of a page."""
 
     def __init__(self, path):
         super().__init__()
@@ -36,15 +36,15 @@ class Page(html.parser.HTMLParser):
 
 def build():
     run = subprocess.run(["mdbook", "build", ROOT / "docs"], capture_output=True, text=True)
-    said = run.stdout + run.stderr
-    if run.returncode != 0 or re.search(r"\b(WARN|ERROR)\b", said):
-        sys.exit(said)
+    output = run.stdout + run.stderr
+    if run.returncode != 0 or re.search(r"\b(WARN|ERROR)\b", output):
+        sys.exit(output)
     for name in BESIDE:
         link = SITE / name
         if not link.is_symlink():
             link.symlink_to(ROOT / name)
     for path in BOOK.glob("*.html"):
-        # mdbook takes every .md for a page of its own. Those outside are files.
+        # mdbook turns every link to .md into one to a page. Those outside of docs/ are files.
         text = path.read_text()
         outside = re.sub(r'(href="\.\./[^"#]*)\.html(["#])', r"\1.md\2", text)
         if outside != text:

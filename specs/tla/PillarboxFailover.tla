@@ -4,7 +4,7 @@
 (* fails, one of them takes over, and what it had not got never happened.  *)
 (*                                                                         *)
 (* Which promises survive that, if a call is answered at once, and if it   *)
-(* is answered when `Wait` replicas have confirmed it (confirm.rs,         *)
+(* is answered when `Wait` replicas have confirmed it (confirmations.rs,   *)
 (* confirm.lua): sends and settles wait, receives do not.                  *)
 (*                                                                         *)
 (* The queue is as small as possible. A log holds its state after each     *)

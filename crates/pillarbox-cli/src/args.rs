@@ -1,4 +1,4 @@
-//! What can be said on the command line.
+//! Command-line arguments.
 
 mod dlq;
 mod eval;
@@ -6,7 +6,7 @@ mod eval;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use pillarbox::{MessageId, QueueName, Receipt};
 
@@ -16,24 +16,25 @@ pub(crate) use self::dlq::{
 pub(crate) use self::eval::{
     Eval, EvalCollect, EvalCommand, EvalReport, EvalSubmit, Evaluator, Format, Limits,
 };
+pub(crate) use crate::output::file::Permissions;
 use crate::output::time;
 use crate::url::BackendUrl;
 
-/// What is good to know of every command.
-fn good_to_know() -> String {
+/// Returns the text after the help of the command.
+fn after_help() -> String {
     let backends: Vec<_> = pillarbox::url_forms().collect();
     format!(
-        "Exit codes: 0 done, 1 error, 2 usage, 3 nothing received, 130 interrupted.\n\n\
+        "Exit codes: 0 success, 1 error, 2 usage, 3 nothing received, 130 interrupted.\n\n\
          Durations: 1500ms, 30s, 5m, 1h, 2d, 1h30m.\n\n\
-         Backends: {}. A URL with a password can be kept off the command line: env:NAME takes \
-         the one in an environment variable, file:PATH the one in a file.",
+         Backends: {}. To keep a URL with a password off the command line, use env:NAME for the \
+         URL in an environment variable, or file:PATH for the URL in a file.",
         backends.join(", ")
     )
 }
 
-/// Durable mailboxes: send, receive, look, move and watch, on any backend.
+/// Durable mailboxes: send, receive, inspect, move and watch messages on any backend.
 #[derive(Debug, Parser)]
-#[command(name = "pillarbox", version, after_help = good_to_know(), max_term_width = 100)]
+#[command(name = "pillarbox", version, after_help = after_help(), max_term_width = 100)]
 #[command(arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -43,7 +44,7 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// The URLs that were given, each of which may say where it is to be found.
+    /// Returns the backend URLs of the arguments, to be resolved.
     pub(crate) fn urls(&mut self) -> Vec<&mut BackendUrl> {
         let target = match &mut self.command {
             Command::Move(args) => Some(&mut args.to_url),
@@ -54,16 +55,16 @@ impl Cli {
     }
 }
 
-/// What can be said to every command.
+/// Arguments of every command.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// The backend; without it, that of PILLARBOX_URL [default: sqlite:pillarbox.db].
+    /// URL of the backend; defaults to PILLARBOX_URL [default: sqlite:pillarbox.db].
     #[arg(long, short, global = true, env = "PILLARBOX_URL", hide_env = true)]
     pub(crate) url: Option<BackendUrl>,
     /// Write one JSON object per line, for scripts.
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Say more of what happens on stderr; twice for even more.
+    /// Log more to stderr; repeat for even more.
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -74,41 +75,41 @@ pub(crate) enum Command {
     Queues,
     /// Count the messages of queues, by state.
     Stats(Stats),
-    /// Send one message, or one for each line of a file.
+    /// Send one message, or one per line of a file.
     Send(Send),
-    /// Receive messages, each under a lease; settle them by `ack`, `nack` or `extend`.
+    /// Receive messages, each with a lease; settle them with `ack`, `nack` or `extend`.
     Receive(Receive),
-    /// Look at messages without delivering them.
+    /// Show messages without delivering them.
     Peek(Peek),
-    /// Acknowledge deliveries: their messages are deleted.
+    /// Acknowledge deliveries, which deletes their messages.
     Ack(Ack),
-    /// Give messages back, to be delivered again.
+    /// Return messages to the queue, to be delivered again.
     Nack(Nack),
-    /// Let the lease of a delivery run for so long from now.
+    /// Extend the lease of a delivery, from now.
     Extend(Extend),
     /// Delete all messages of a queue.
     Purge(Purge),
-    /// Write all messages of a queue as lines of JSON, and leave them where they are.
+    /// Write all messages of a queue as JSON lines, without removing them.
     Dump(Dump),
-    /// Write all ready messages of a queue as lines of JSON, and acknowledge them.
+    /// Write all ready messages of a queue as JSON lines, and acknowledge them.
     Drain(Drain),
-    /// Send what `dump` or `drain` has written, under the same ids.
+    /// Send messages that `dump` or `drain` has written, with the same ids.
     Load(Load),
-    /// Move all messages to another queue, on this backend or another; may be killed and run again.
+    /// Move all messages to another queue, on this or another backend; safe to kill and run again.
     Move(Move),
-    /// Look after dead letters: list, show, group, replay or discard them.
+    /// Manage dead letters: list, show, group, replay or discard them.
     Dlq(Dlq),
-    /// Run evals: send the samples of a dataset to workers, collect their results, report.
+    /// Run evals: submit the samples of a dataset, collect results, report.
     Eval(Eval),
-    /// Say over how many partitions a queue is spread, or spread it over so many, while it is in use.
+    /// Show or set the number of partitions of a queue, also while it is in use.
     Partitions(Partitions),
-    /// Say where the backend itself moves messages that were delivered too often, or tell it to.
+    /// Show or set the redrive policy of the backend for messages that were delivered too often.
     Redrive(Redrive),
     /// Watch all queues, full-screen.
     Top(Top),
-    /// Measure the backend, on a queue of its own.
+    /// Benchmark the backend, on a temporary queue.
     Bench(Bench),
-    /// Look for what may be wrong with the backend, and say what it promises.
+    /// Check the backend for problems, and show what it guarantees.
     Doctor(Doctor),
     /// Run 100 tasks on 4 workers, with failures, retries and dead letters.
     Demo(Demo),
@@ -118,16 +119,16 @@ pub(crate) enum Command {
     Man(Man),
 }
 
-/// A duration on the command line.
+/// Parses a duration.
 fn duration(text: &str) -> Result<Duration, String> {
     time::parse(text)
 }
 
-/// How often something is done on the command line.
+/// Parses an interval of at least 100 ms.
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = duration(text)?;
     if interval < Duration::from_millis(100) {
-        Err("at least 100ms".to_owned())
+        Err("must be at least 100ms".to_owned())
     } else {
         Ok(interval)
     }
@@ -135,52 +136,51 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
-    /// Which queues; all of them if none is named.
+    /// Names of queues; defaults to all.
     pub(crate) queues: Vec<QueueName>,
-    /// Count again every so often, until interrupted [default: 2s].
-    #[arg(long, short, value_name = "EVERY", value_parser = interval, num_args = 0..=1,
+    /// Repeat at this interval until interrupted [default: 2s].
+    #[arg(long, short, value_name = "INTERVAL", value_parser = interval, num_args = 0..=1,
           require_equals = true, default_missing_value = "2s")]
     pub(crate) watch: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The id is printed. Sending an id that the queue holds stores nothing and succeeds, so \
-    that a send whose fate is unknown can be repeated with --id or --key."
+    after_help = "Prints the id. Sending an id that the queue already holds succeeds and stores nothing, so \
+    a send with an unknown outcome can be repeated with --id or --key."
 )]
 pub(crate) struct Send {
     /// The queue.
     pub(crate) queue: QueueName,
-    /// The body; `-` takes all of standard input, as it is.
+    /// The body; `-` reads it from standard input, unchanged.
     #[arg(
         required_unless_present = "file",
         conflicts_with = "file",
         allow_negative_numbers = true
     )]
     pub(crate) body: Option<String>,
-    /// Send one message for each line of this file, which is its body as JSON; `-` for standard input.
+    /// Send one message per line of this file, each line being a JSON body; `-` for standard input.
     #[arg(long, value_name = "FILE.jsonl", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
-    /// Keep it invisible for so long.
+    /// Delay before the message becomes ready.
     #[arg(long, value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) delay: Duration,
-    /// Where an answer should go: the name of a queue.
+    /// Queue for replies.
     #[arg(long, value_name = "QUEUE")]
     pub(crate) reply_to: Option<String>,
-    /// An attribute; may be given several times.
+    /// Attribute; can be repeated.
     #[arg(long = "attr", value_name = "NAME=VALUE", value_parser = attribute)]
     pub(crate) attributes: Vec<(String, String)>,
-    /// The group: messages of one group keep their order in a queue that is spread over partitions, and on
-    /// FIFO queues of SQS.
+    /// Group: messages of a group keep their order in a partitioned queue and in SQS FIFO queues.
     #[arg(long, value_name = "TEXT")]
     pub(crate) group: Option<String>,
-    /// What it is known by if it is sent again, in place of its id: on FIFO queues of SQS.
+    /// Deduplication id for SQS FIFO queues, instead of the message id.
     #[arg(long, value_name = "TEXT")]
     pub(crate) deduplication: Option<String>,
-    /// The id, a UUID; a new one if it is not given.
+    /// Message id, a UUID; defaults to a new one.
     #[arg(long, conflicts_with = "file")]
     pub(crate) id: Option<MessageId>,
-    /// The id that belongs to this text, always the same: one message per order number, say.
+    /// Derive the message id from this text, such as an order number.
     #[arg(long, conflicts_with_all = ["file", "id"], value_name = "TEXT")]
     pub(crate) key: Option<String>,
 }
@@ -188,7 +188,7 @@ pub(crate) struct Send {
 fn attribute(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("write it as NAME=VALUE".to_owned()),
+        _ => Err("expected NAME=VALUE".to_owned()),
     }
 }
 
@@ -196,16 +196,16 @@ fn attribute(text: &str) -> Result<(String, String), String> {
 pub(crate) struct Receive {
     /// The queue.
     pub(crate) queue: QueueName,
-    /// The most messages to receive.
+    /// Maximum number of messages.
     #[arg(long, short = 'n', default_value_t = 1, value_parser = at_least_one)]
     pub(crate) max: usize,
-    /// How long the lease on each message runs.
+    /// Duration of the lease of each message.
     #[arg(long, value_parser = duration, default_value = "30s")]
     pub(crate) visibility: Duration,
-    /// How long to wait for a first message.
+    /// Time to wait for the first message.
     #[arg(long, short, value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) wait: Duration,
-    /// Acknowledge each message once it is printed.
+    /// Acknowledge each message after printing it.
     #[arg(long)]
     pub(crate) ack: bool,
 }
@@ -214,16 +214,16 @@ pub(crate) struct Receive {
 pub(crate) struct Peek {
     /// The queue.
     pub(crate) queue: QueueName,
-    /// The most messages to show.
+    /// Maximum number of messages.
     #[arg(long, short = 'n', default_value_t = 10, value_parser = at_least_one)]
     pub(crate) max: usize,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("at least 1".to_owned()),
+        Ok(0) => Err("must be at least 1".to_owned()),
         Ok(number) => Ok(number),
-        Err(_) => Err("a whole number, at least 1".to_owned()),
+        Err(_) => Err("expected an integer of at least 1".to_owned()),
     }
 }
 
@@ -243,7 +243,7 @@ pub(crate) struct Nack {
     /// Receipts, as `receive` prints them.
     #[arg(required = true, value_name = "RECEIPT")]
     pub(crate) receipts: Vec<Receipt>,
-    /// How long the messages stay invisible.
+    /// Delay before the messages become ready again.
     #[arg(long, value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) delay: Duration,
 }
@@ -254,7 +254,7 @@ pub(crate) struct Extend {
     pub(crate) queue: QueueName,
     /// A receipt, as `receive` prints it.
     pub(crate) receipt: Receipt,
-    /// How long the lease runs, from now.
+    /// Duration of the lease, from now.
     #[arg(value_parser = duration)]
     pub(crate) duration: Duration,
 }
@@ -263,69 +263,60 @@ pub(crate) struct Extend {
 pub(crate) struct Purge {
     /// The queue.
     pub(crate) queue: QueueName,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Messages stay where they are. With more partitions, new messages go to all of them; with \
-    fewer, those that are no longer sent to are received from until they are empty. All programs that \
-    use the queue learn of it by themselves, within seconds."
+    after_help = "Messages are not moved. With more partitions, new messages are sent to all of them; with \
+    fewer, the removed partitions are received from until they are empty. Programs that use the queue \
+    pick up the change within seconds."
 )]
 pub(crate) struct Partitions {
     /// The queue.
     pub(crate) queue: QueueName,
-    /// How many there shall be; without it, only says how many there are.
+    /// New number of partitions; without it, show the current number.
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) number: Option<u32>,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "On SQS only. What the backend moves arrives as it was sent, without an error: dead letters of a \
-    worker's own policy say more, and need no redrive."
+    after_help = "SQS only. Messages that the backend moves arrive unchanged, without an error. Dead letters of a \
+    worker's own policy have the error, and need no redrive policy."
 )]
 pub(crate) struct Redrive {
     /// The queue.
     pub(crate) queue: QueueName,
-    /// The queue that messages are moved to: by its name or, elsewhere, its ARN.
+    /// Queue that messages are moved to: its name, or the ARN of a queue of another account or region.
     #[arg(long, value_name = "QUEUE", requires = "after")]
     pub(crate) to: Option<String>,
-    /// How often a message is delivered before.
+    /// Number of deliveries after which a message is moved.
     #[arg(long, value_name = "DELIVERIES", requires = "to",
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) after: Option<u32>,
-    /// Leaves messages where they are from now on.
+    /// Remove the redrive policy.
     #[arg(long, conflicts_with = "to")]
     pub(crate) off: bool,
 }
 
-/// Who may read files that a command makes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Permissions {
-    /// Their owner alone.
-    Private,
-    /// Whoever the umask lets.
-    Umask,
-}
-
-/// Where results go, if not to stdout.
+/// Output file of a command.
 #[derive(Debug, Args)]
 pub(crate) struct ToFile {
-    /// Write to this file, which must not be there yet, rather than to stdout.
+    /// Write to this file instead of stdout; it must not exist.
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) output: Option<PathBuf>,
-    /// Who may read the new file.
-    #[arg(long, value_name = "WHOM", default_value = "private")]
+    /// Permissions of the new file.
+    #[arg(long, value_name = "WHO", default_value = "private")]
     pub(crate) permissions: Permissions,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Shows messages in every state. Bodies are kept to the byte, so that `load` restores \
-    them; what is sent or settled while it runs may be missed or shown."
+    after_help = "Includes messages in every state. Bodies are preserved exactly, so that `load` restores \
+    them. Messages that are sent or settled while it runs may or may not be included."
 )]
 pub(crate) struct Dump {
     /// The queue.
@@ -336,17 +327,17 @@ pub(crate) struct Dump {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A message is acknowledged once its line is written, and if that goes to a file, once it is \
-    on the disk: killed at any moment, `drain` may write a message twice when run again, and \
-    loses none. Messages that are in flight or delayed stay."
+    after_help = "A message is acknowledged after its line is written, and, for a file, is on disk: if `drain` is \
+    killed and run again, it may write a message twice, but loses none. Messages in flight or \
+    delayed stay."
 )]
 pub(crate) struct Drain {
     /// The queue.
     pub(crate) queue: QueueName,
-    /// The most messages to take; all if not given.
+    /// Maximum number of messages; defaults to all.
     #[arg(long, short = 'n', value_parser = at_least_one)]
     pub(crate) max: Option<usize>,
-    /// How long the lease on a message runs while it is written.
+    /// Duration of the lease of a message while it is written.
     #[arg(long, value_parser = duration, default_value = "5m")]
     pub(crate) visibility: Duration,
     #[command(flatten)]
@@ -355,31 +346,29 @@ pub(crate) struct Drain {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each line is an object: `body` (and `body_encoding`: json, text or base64; json if it is \
-    not given), and perhaps `id`, `attributes`, `reply_to`, `enqueued_at`, and `until`, \
-    before which the message stays invisible. A file is checked as a whole before anything \
-    is sent. A line whose id the queue holds is not stored again, so a load that was cut \
-    short can be run again."
+    after_help = "Each line is an object with `body`, and optionally `body_encoding` (json, text or base64; \
+    defaults to json), `id`, `attributes`, `reply_to`, `enqueued_at`, and `until`, the time at which \
+    the message becomes ready. A file is checked as a whole before anything is sent. A line whose \
+    id the queue already holds is not stored again, so an interrupted load can be run again."
 )]
 pub(crate) struct Load {
     /// The queue.
     pub(crate) queue: QueueName,
-    /// The file; standard input if it is `-` or not given.
+    /// The file; defaults to standard input, as does `-`.
     #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each message is received, sent to the destination under its id, with its attributes, \
-    reply address and time of sending, and acknowledged then. Killed at any moment and run \
-    again, it loses nothing, and makes no message twice: what the destination holds already \
-    is not stored again. (A message that was already consumed there would be; keep consumers \
-    off the destination until the move is done, or let them bear a duplicate.) Delivery \
-    counts start again.
+    after_help = "Each message is received, sent to the destination with its id, attributes, reply address and \
+    send time, and then acknowledged. If it is killed and run again, no message is lost or \
+    duplicated: a message that the destination still holds is not stored again. (One that was \
+    consumed there in the meantime would be; stop consumers of the destination until the move is \
+    done, or make them idempotent.) Delivery counts start again.
 
-It ends when the queue is empty. Messages that are in flight or delayed are waited for; \
-    --no-wait leaves them."
+It ends when the queue is empty. It waits for messages in flight or delayed, unless --no-wait is \
+    given."
 )]
 pub(crate) struct Move {
     /// The queue.
@@ -390,76 +379,76 @@ pub(crate) struct Move {
     /// The queue to move to.
     #[arg(value_name = "DEST-QUEUE")]
     pub(crate) to_queue: QueueName,
-    /// The most messages to move; all if not given.
+    /// Maximum number of messages; defaults to all.
     #[arg(long, short = 'n', value_parser = at_least_one)]
     pub(crate) max: Option<usize>,
-    /// End when no message is ready, rather than wait for those in flight or delayed.
+    /// End when no message is ready, instead of waiting for messages in flight or delayed.
     #[arg(long, conflicts_with = "follow")]
     pub(crate) no_wait: bool,
-    /// Go on for ever: move what comes, until interrupted.
+    /// Keep moving new messages until interrupted.
     #[arg(long)]
     pub(crate) follow: bool,
-    /// How long the lease on a message runs while it is copied.
+    /// Duration of the lease of a message while it is copied.
     #[arg(long, value_parser = duration, default_value = "30s")]
     pub(crate) visibility: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Top {
-    /// Which queues; all of them if none is named.
+    /// Names of queues; defaults to all.
     pub(crate) queues: Vec<QueueName>,
-    /// How often to count.
+    /// Interval between counts.
     #[arg(long, short, value_parser = duration, default_value = "1s")]
     pub(crate) interval: Duration,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Uses a queue of its own and removes what is left in it. What is measured is the whole \
-    way of a message: sent, received, acknowledged, each by a call of its own. Run it beside \
-    your load to see what is left, or alone to see what there is."
+    after_help = "Uses a temporary queue and purges it at the end. Measures the whole path of a message: send, \
+    receive and acknowledge, each with a separate call. Run it alongside your load to see the \
+    remaining capacity, or alone to see the total."
 )]
 pub(crate) struct Bench {
-    /// How many callers work at a time.
+    /// Number of concurrent callers.
     #[arg(long, short, default_value_t = 16, value_parser = at_least_one)]
     pub(crate) callers: usize,
-    /// How many messages a call carries.
+    /// Number of messages per call.
     #[arg(long, short, default_value_t = 1, value_parser = at_least_one)]
     pub(crate) batch: usize,
-    /// How long a body is, in bytes.
+    /// Size of a body, in bytes.
     #[arg(long, short, default_value_t = 256)]
     pub(crate) size: usize,
-    /// How long to measure.
+    /// Duration of the benchmark.
     #[arg(long, short, value_parser = duration, default_value = "5s")]
     pub(crate) duration: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Repair what can be repaired. No message is deleted.
+    /// Repair problems where possible. No message is deleted.
     #[arg(long)]
     pub(crate) fix: bool,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Without --url it makes a file for temporary data, which stays, to look into. The queues \
-    are `demo` and `demo-dlq`; they must be empty."
+    after_help = "Without --url it creates a SQLite file in the temporary directory, and keeps it for inspection. \
+    The queues are `demo` and `demo-dlq`; they must be empty."
 )]
 pub(crate) struct Demo {
-    /// How many tasks to send.
+    /// Number of tasks.
     #[arg(long, default_value_t = 100, value_parser = at_least_one)]
     pub(crate) tasks: usize,
-    /// How many workers to run.
+    /// Number of workers.
     #[arg(long, default_value_t = 4, value_parser = at_least_one)]
     pub(crate) workers: usize,
     /// Number of deliveries after which a task that fails becomes a dead letter.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_deliveries: u32,
-    /// Chooses which tasks fail: the same number, the same failures.
+    /// Seed that determines which tasks fail.
     #[arg(long, default_value_t = 7)]
     pub(crate) seed: u64,
-    /// Work ten times as fast.
+    /// Run ten times as fast.
     #[arg(long)]
     pub(crate) fast: bool,
 }
@@ -472,7 +461,7 @@ pub(crate) struct Completions {
 
 #[derive(Debug, Args)]
 pub(crate) struct Man {
-    /// The directory, which is made if it is not there.
+    /// The directory; created if needed.
     #[arg(value_hint = ValueHint::DirPath)]
     pub(crate) directory: PathBuf,
 }
@@ -499,7 +488,7 @@ mod tests {
         paths.iter().map(|path| (name(path), std::fs::read_to_string(path).unwrap())).collect()
     }
 
-    /// The commands of a page: those in blocks, and those in the text, which may be a beginning only.
+    /// Returns the commands of a page: those in code blocks, and those in the text, which may be incomplete.
     fn commands(text: &str) -> (Vec<String>, Vec<String>) {
         let (mut blocks, mut inline) = (String::new(), Vec::new());
         let mut inside = None;
@@ -521,7 +510,7 @@ mod tests {
         (blocks, inline.into_iter().filter(is_one).map(str::to_owned).collect())
     }
 
-    /// What clap says of a command, up to where a shell would see its end.
+    /// Parses a command up to where a shell would see its end.
     fn parse(cli: &clap::Command, line: &str) -> Result<(), clap::Error> {
         let words = shlex::split(line).unwrap_or_else(|| panic!("no words: {line}"));
         let words =
@@ -536,15 +525,15 @@ mod tests {
     }
 
     #[test]
-    fn every_command_in_the_documentation_can_be_said() {
+    fn every_command_in_the_documentation_is_valid() {
         use clap::error::ErrorKind as Kind;
         let cli = Cli::command();
-        let (mut said, mut wrong) = (0, Vec::new());
+        let (mut checked, mut wrong) = (0, Vec::new());
         for (page, text) in pages() {
             let (blocks, inline) = commands(&text);
             let inline = inline.iter().map(|line| (line, true));
             for (line, in_text) in blocks.iter().map(|line| (line, false)).chain(inline) {
-                said += 1;
+                checked += 1;
                 let Err(error) = parse(&cli, line) else { continue };
                 let is_placeholder = |word: &str| {
                     let is_name = word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase());
@@ -552,7 +541,7 @@ mod tests {
                 };
                 let allowed = match error.kind() {
                     Kind::DisplayHelp => true,
-                    // A command is named, not given.
+                    // The text names a command without its arguments.
                     Kind::MissingRequiredArgument
                     | Kind::MissingSubcommand
                     | Kind::DisplayHelpOnMissingArgumentOrSubcommand => in_text,
@@ -566,7 +555,7 @@ mod tests {
                 }
             }
         }
-        assert!(said > 100, "{said} commands");
+        assert!(checked > 100, "{checked} commands");
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 

@@ -1,4 +1,4 @@
-//! What every command is given.
+//! Backend and output of a command.
 
 use pillarbox::{Mailboxes, QueueName};
 
@@ -7,17 +7,17 @@ use crate::failure::{Failure, Result};
 use crate::output::Out;
 use crate::url::BackendUrl;
 
-/// Where to look, and where to write.
+/// Backend and output of a command.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// `None`: the default, since nothing was said.
+    /// `None`: the default.
     url: Option<BackendUrl>,
     pub(crate) out: Out,
 }
 
 impl Context {
     pub(crate) fn new(global: &Global) -> Self {
-        // An empty variable is as good as none.
+        // An empty variable counts as unset.
         let url = global.url.clone().filter(|url| !url.reveal().is_empty());
         Self { url, out: Out::new(global.json) }
     }
@@ -26,38 +26,38 @@ impl Context {
         self.url.clone().unwrap_or_default()
     }
 
-    /// The URL that was given, if one was.
+    /// Returns the URL from the command line or the environment.
     pub(crate) fn given_url(&self) -> Option<&BackendUrl> {
         self.url.as_ref()
     }
 
-    /// Opens the backend, and makes it where it can be made: for commands that put something in.
+    /// Opens the backend, creating it if it does not exist: for commands that send.
     pub(crate) async fn open(&self) -> Result<Mailboxes> {
         self.explain(pillarbox::open(self.url().reveal()).await)
     }
 
-    /// Opens the backend only if it is there.
+    /// Opens the backend if it exists.
     pub(crate) async fn open_existing(&self) -> Result<Mailboxes> {
         let opened = self.explain(pillarbox::open_existing(self.url().reveal()).await);
         opened.map_err(|failure| match failure {
             Failure::Other(text) if self.url.is_none() => {
-                Failure::Other(format!("{text} `pillarbox send QUEUE BODY` makes it."))
+                Failure::Other(format!("{text} `pillarbox send QUEUE BODY` creates it."))
             }
             other => other,
         })
     }
 
-    /// Opens the backend to put messages in, and says so if they will not stay.
+    /// Opens the backend to send messages, and warns if it is not durable.
     pub(crate) async fn open_to_send(&self) -> Result<Mailboxes> {
         let backend = self.open().await?;
         if !backend.capabilities().durable {
             self.out
-                .note(&format!("what is sent to {} is gone when this command ends", self.url()));
+                .note(&format!("messages sent to {} are lost when this command ends", self.url()));
         }
         Ok(backend)
     }
 
-    /// Has results written to a file, if one was named.
+    /// Redirects results to a file, if one was given.
     pub(crate) fn write_to(&mut self, to: &ToFile) -> Result<()> {
         to.output.as_ref().map_or(Ok(()), |path| self.out.write_to(path, to.permissions))
     }
@@ -76,8 +76,8 @@ impl Context {
         })
     }
 
-    /// Says on stderr that a queue that was found empty is not even known, for that may be a
-    /// slip of the pen. Not an error: a queue that is empty may be unknown.
+    /// Notes on stderr that a queue that seems empty does not exist, since its name may be mistyped. Not an error: an
+    /// empty queue need not exist.
     pub(crate) async fn note_if_unknown(
         &self,
         backend: &Mailboxes,
@@ -94,9 +94,9 @@ impl Context {
                 let names: Vec<_> = names.iter().map(QueueName::as_str).collect();
                 format!("it has: {}", names.join(", "))
             }
-            names => format!("`pillarbox queues` lists its {}", names.len()),
+            names => format!("`pillarbox queues` lists all {}", names.len()),
         };
-        self.out.note(&format!("{url} knows no queue '{queue}'; {others}"));
+        self.out.note(&format!("{url} has no queue '{queue}'; {others}"));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! How a command ends when it does not end well.
+//! Errors of commands, and exit codes.
 
 use std::io;
 use std::process::ExitCode;
@@ -9,40 +9,40 @@ use crate::url::BackendUrl;
 
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// Why a command did not do what it was told.
+/// Error of a command.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The contract said no.
+    /// Error of the backend.
     Pillarbox(Error),
-    /// What was asked for makes no sense; nothing was done.
+    /// Invalid use; nothing was done.
     Usage(String),
-    /// Anything else, in words that say what to do.
+    /// Any other error.
     Other(String),
-    /// What was found out could not be written.
+    /// The output could not be written.
     Output(io::Error),
-    /// There was nothing to receive. Not an error, but scripts ask.
+    /// There was nothing to receive. Not an error, but it has its own exit code.
     NothingReceived,
-    /// The user has had enough.
+    /// Interrupted by the user.
     Interrupted,
-    /// It was said already.
+    /// The error was printed already.
     Reported,
 }
 
 impl Failure {
-    /// What to say on stderr.
+    /// Returns the text for stderr.
     pub(crate) fn text(&self) -> Option<String> {
         match self {
             Self::Pillarbox(error) => Some(error.to_string()),
             Self::Usage(text) | Self::Other(text) => Some(text.clone()),
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
-            Self::Output(error) => {
-                Some(format!("cannot write to stdout: {error}. What was asked for may be done"))
-            }
+            Self::Output(error) => Some(format!(
+                "cannot write to stdout: {error}. The command itself may have succeeded"
+            )),
             Self::NothingReceived | Self::Interrupted | Self::Reported => None,
         }
     }
 
-    /// The same, without what a URL keeps to itself.
+    /// Removes the secrets of a URL from the text.
     pub(crate) fn without_secrets_of(self, url: &BackendUrl) -> Self {
         match self {
             Self::Pillarbox(error @ Error::InvalidParameter { .. }) => {
@@ -53,10 +53,10 @@ impl Failure {
         }
     }
 
-    /// The exit codes that the help promises.
+    /// Returns the exit code, as documented in the help.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            // Whoever reads our output has seen enough, as `head` does.
+            // The reader closed the pipe early, as `head` does.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Self::Pillarbox(Error::InvalidParameter { .. }) | Self::Usage(_) => 2,
             Self::Pillarbox(_) | Self::Other(_) | Self::Output(_) | Self::Reported => 1,

@@ -5,47 +5,47 @@ use tokio::task::JoinHandle;
 
 use crate::failure::{Failure, Result};
 
-/// Notices that the user wants to end. The second time, the process ends at once.
+/// Listens for an interrupt by the user. The second one ends the process at once.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
-    told: watch::Receiver<bool>,
+    received: watch::Receiver<bool>,
     listener: JoinHandle<()>,
 }
 
 impl Interrupt {
-    /// Begins to notice. From now on a signal ends nothing by itself.
+    /// Starts to listen. From now on a first signal does not end the process.
     pub(crate) fn listen() -> Result<Self> {
         let mut signals = Signals::new()
             .map_err(|error| Failure::Other(format!("cannot listen for signals: {error}")))?;
-        let (tell, told) = watch::channel(false);
+        let (sender, received) = watch::channel(false);
         let listener = tokio::spawn(async move {
             signals.next().await;
-            tell.send_replace(true);
+            sender.send_replace(true);
             signals.next().await;
             std::process::exit(130);
         });
-        Ok(Self { told, listener })
+        Ok(Self { received, listener })
     }
 
-    /// Whether the user wants to end.
-    pub(crate) fn is_told(&self) -> bool {
-        *self.told.borrow()
+    /// Returns whether there was an interrupt.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        *self.received.borrow()
     }
 
-    /// Waits until the user wants to end.
-    pub(crate) async fn told(&self) {
-        let mut told = self.told.clone();
-        // The sender lives as long as the listener, and that as long as this.
-        let _ = told.wait_for(|told| *told).await;
+    /// Waits for an interrupt.
+    pub(crate) async fn interrupted(&self) {
+        let mut received = self.received.clone();
+        // The sender lives as long as the listener, which lives as long as `self`.
+        let _ = received.wait_for(|received| *received).await;
     }
 
-    /// Does something unless the user wants to end first. What is ready wins: it is not thrown
-    /// away for a signal that came at the same moment.
+    /// Runs a future until it completes or there is an interrupt. Completion wins over a signal at the same
+    /// moment, so that a result is never dropped.
     pub(crate) async fn or<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         tokio::select! {
             biased;
             done = work => Ok(done),
-            () = self.told() => Err(Failure::Interrupted),
+            () = self.interrupted() => Err(Failure::Interrupted),
         }
     }
 }

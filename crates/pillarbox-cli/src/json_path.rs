@@ -1,15 +1,14 @@
 //! A condition on one value of a JSON body: `$.customer.id=42`.
 //!
 //! ```text
-//! EXPR  = PATH [ OP VALUE ]            without OP: the value is there, be it null
+//! EXPR  = PATH [ OP VALUE ]            without OP: the value exists, even if null
 //! PATH  = "$" { "." NAME | "[" NUMBER "]" | "[" STRING "]" }
 //! NAME  = letters, digits, "_" and "-"
 //! OP    = "=" | "==" | "!=" | "<" | "<=" | ">" | ">="
-//! VALUE = JSON (42, "text", true, null, [1]); anything else is text as it stands
+//! VALUE = JSON (42, "text", true, null, [1]); anything else is literal text
 //! ```
 //!
-//! What is not there fulfils no condition, `!=` included. `<` and its like hold between two numbers or two
-//! texts.
+//! A missing value fulfils no condition, not even `!=`. Ordering operators apply to two numbers or two strings.
 
 use std::cmp::Ordering;
 use std::str::FromStr;
@@ -20,7 +19,7 @@ use serde_json::{Number, Value};
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JsonPath {
     steps: Vec<Step>,
-    /// `None`: it is enough that the value is there.
+    /// `None`: the value only has to exist.
     test: Option<(Op, Value)>,
 }
 
@@ -40,7 +39,7 @@ enum Op {
     GreaterOrEqual,
 }
 
-/// Longer ones first, for `<` begins `<=`.
+/// Longer operators first, since `<` is a prefix of `<=`.
 const OPS: [(&str, Op); 7] = [
     ("==", Op::Equal),
     ("!=", Op::NotEqual),
@@ -52,11 +51,11 @@ const OPS: [(&str, Op); 7] = [
 ];
 
 impl JsonPath {
-    /// Whether a body fulfils it.
+    /// Returns whether a body fulfils the condition.
     pub(crate) fn holds(&self, body: &Value) -> bool {
         let value = self.steps.iter().try_fold(body, |value, step| match step {
             Step::Field(name) => value.as_object()?.get(name),
-            Step::Item(place) => value.as_array()?.get(*place),
+            Step::Item(index) => value.as_array()?.get(*index),
         });
         match (value, &self.test) {
             (None, _) => false,
@@ -85,7 +84,7 @@ impl Op {
     }
 }
 
-/// Whole numbers to the last digit, others as floating point has them.
+/// Compares integers exactly, and other numbers as floating point.
 fn compare(one: &Number, other: &Number) -> Option<Ordering> {
     let whole = |number: &Number| {
         number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
@@ -103,7 +102,7 @@ impl FromStr for JsonPath {
         let mut reader = Reader { text, rest: text.trim_start() };
         if !reader.take("$") {
             return Err(format!(
-                "it begins with $, the whole body: $.customer.id=42; not with '{}'",
+                "a path begins with $, the whole body: $.customer.id=42; not with '{}'",
                 reader.rest.chars().next().unwrap_or(' ')
             ));
         }
@@ -118,13 +117,13 @@ impl FromStr for JsonPath {
         let value = reader.value()?;
         let is_ordered = matches!(value, Value::Number(_) | Value::String(_));
         if !is_ordered && !matches!(op, Op::Equal | Op::NotEqual) {
-            return Err(format!("{value} can be compared by = and != only"));
+            return Err(format!("{value} can be compared with = and != only"));
         }
         Ok(Self { steps, test: Some((op, value)) })
     }
 }
 
-/// What is left of an expression.
+/// Parser of an expression.
 struct Reader<'a> {
     text: &'a str,
     rest: &'a str,
@@ -143,7 +142,7 @@ impl Reader<'_> {
             if self.take(".") {
                 steps.push(Step::Field(self.name()?));
             } else if self.take("[") {
-                steps.push(self.place()?);
+                steps.push(self.bracketed()?);
                 if !self.take("]") {
                     return Err(self.expected("']'"));
                 }
@@ -157,18 +156,20 @@ impl Reader<'_> {
         let ends = |c: char| !(c.is_alphanumeric() || c == '_' || c == '-');
         let (name, rest) = self.rest.split_at(self.rest.find(ends).unwrap_or(self.rest.len()));
         if name.is_empty() {
-            return Err(self.expected("a name (one with other signs is written [\"so it is\"])"));
+            return Err(
+                self.expected("a name (a name with other characters is written [\"like this\"])")
+            );
         }
         self.rest = rest;
         Ok(name.to_owned())
     }
 
-    /// What is between brackets.
-    fn place(&mut self) -> Result<Step, String> {
+    /// Parses the contents of brackets.
+    fn bracketed(&mut self) -> Result<Step, String> {
         if self.rest.starts_with('"') {
             let mut values = serde_json::Deserializer::from_str(self.rest).into_iter::<String>();
             let Some(Ok(name)) = values.next() else {
-                return Err(self.expected("a text that ends with '\"'"));
+                return Err(self.expected("a string that ends with '\"'"));
             };
             self.rest = &self.rest[values.byte_offset()..];
             return Ok(Step::Field(name));
@@ -176,30 +177,33 @@ impl Reader<'_> {
         let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
         let (number, rest) = self.rest.split_at(digits);
         let number = number.parse().map_err(|_| {
-            self.expected("a number from 0 on, or a name in quotes; a path is of one value")
+            self.expected("an index, or a name in quotes; a path selects one value")
         })?;
         self.rest = rest;
         Ok(Step::Item(number))
     }
 
-    /// All that is left: JSON, or text as it stands.
+    /// Parses the rest as JSON, or else as literal text.
     fn value(&self) -> Result<Value, String> {
         let text = self.rest.trim();
         if text.is_empty() {
-            return Err(self.expected("a value; no text at all is written \"\""));
+            return Err(self.expected("a value; the empty string is written \"\""));
         }
         match serde_json::from_str(text) {
             Ok(value) => Ok(value),
             Err(_) if !text.starts_with(['"', '[', '{']) => Ok(Value::String(text.to_owned())),
-            Err(error) => Err(format!("{text} is no JSON: {}", crate::line::problem(&error))),
+            Err(error) => Err(format!(
+                "{text} is not valid JSON: {}",
+                crate::message_json::describe_error(&error)
+            )),
         }
     }
 
     fn expected(&self, what: &str) -> String {
         let read = self.text.len() - self.rest.len();
-        let place = self.text[..read].chars().count() + 1;
+        let position = self.text[..read].chars().count() + 1;
         match self.rest.chars().next() {
-            Some(c) => format!("at character {place}, '{c}': expected {what}"),
+            Some(c) => format!("at character {position}, '{c}': expected {what}"),
             None => format!("at the end: expected {what}"),
         }
     }
@@ -273,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_condition_is_refused_with_the_place_and_what_belongs_there() {
+    fn an_invalid_condition_is_rejected_with_its_position_and_what_was_expected() {
         for (expression, says) in [
             ("", "begins with $"),
             ("customer.id=1", "begins with $"),
@@ -283,16 +287,16 @@ mod tests {
             ("$.*", "at character 3, '*': expected a name"),
             ("$.a b", "at character 5, 'b': expected '.name'"),
             ("$.é!", "at character 4, '!': expected '.name'"),
-            ("$.items[*]", "'*': expected a number"),
-            ("$.items[-1]", "'-': expected a number"),
+            ("$.items[*]", "'*': expected an index"),
+            ("$.items[-1]", "'-': expected an index"),
             ("$.items[0", "at the end: expected ']'"),
-            ("$.items[99999999999999999999]", "expected a number"),
-            ("$[\"a]", "expected a text that ends"),
+            ("$.items[99999999999999999999]", "expected an index"),
+            ("$[\"a]", "expected a string that ends"),
             ("$.a=", "expected a value"),
-            ("$.a=\"x", "is no JSON"),
-            ("$.a={x}", "is no JSON"),
-            ("$.a>true", "by = and != only"),
-            ("$.a<[1]", "by = and != only"),
+            ("$.a=\"x", "is not valid JSON"),
+            ("$.a={x}", "is not valid JSON"),
+            ("$.a>true", "with = and != only"),
+            ("$.a<[1]", "with = and != only"),
         ] {
             let error = expression.parse::<JsonPath>().unwrap_err();
             assert!(error.contains(says), "{expression}: {error}");

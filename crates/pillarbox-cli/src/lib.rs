@@ -1,38 +1,35 @@
-//! The `pillarbox` command: what an engineer has open all day.
+//! The `pillarbox` command.
 //!
 //! | to find | look at |
 //! |---|---|
-//! | what can be said on the command line | `args` |
-//! | what a command does | the file of its name in `commands/` |
-//! | how a message is written as a line of JSON, and read again | `line` |
-//! | the lines of a file or a pipe, some at a time | `lines` |
+//! | command-line arguments | `args` |
+//! | a command | the file of its name in `commands/` |
+//! | a message as a line of JSON, and back | `message_json` |
+//! | reading lines from a file or a pipe in batches | `input_lines` |
 //! | tables, colours, ages, progress | `output/` |
-//! | conditions on bodies | `json_path` |
-//! | URLs that tell no password | `url` |
+//! | conditions on JSON bodies | `json_path` |
+//! | URLs without passwords | `url` |
 //! | Ctrl+C | `interrupt` |
-//! | how much to take at a time, and when there is no more | `pace`, `emptiness` |
-//! | which failure ends with which exit code | `failure` |
+//! | errors and exit codes | `failure` |
 //!
-//! A command knows no backend by name: all of them go through `pillarbox::open` and the contract.
+//! Commands are independent of the backend: they use `pillarbox::open` and the queue API.
 //!
-//! A library only so that the fuzzer reaches what reads the command line and its input.
+//! It is a library only so that the fuzzer can call the parsers of arguments and input.
 
 mod args;
 mod commands;
 mod context;
-mod emptiness;
 mod failure;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod input_lines;
 mod interrupt;
 mod json_path;
-mod line;
-mod lines;
 #[cfg(test)]
-mod narrow;
+mod limited_queue;
+mod message_json;
 mod output;
-mod pace;
 mod url;
 
 use std::ffi::OsString;
@@ -50,14 +47,14 @@ use crate::failure::{Failure, Result};
 use crate::output::{Log, text};
 use crate::url::BackendUrl;
 
-/// Does what the command line says, and gives the exit code.
+/// Runs the command line and returns the exit code.
 pub fn main() -> ExitCode {
     let mut cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error),
+        Err(error) => return report_parse_error(&error),
     };
     log_to_stderr(cli.global.verbose, matches!(cli.command, args::Command::Top(_)));
-    let urls = cli.urls().into_iter().try_for_each(BackendUrl::look_up);
+    let urls = cli.urls().into_iter().try_for_each(BackendUrl::resolve);
     let mut context = Context::new(&cli.global);
     let result = urls.map_err(Failure::Usage).and_then(|()| run(&mut context, cli));
     let result = result.and_then(|()| context.out.flush());
@@ -72,10 +69,10 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Says what is wrong with the command line, or gives the help that was asked for.
-fn refuse(error: &clap::Error) -> ExitCode {
-    let told = error.to_string();
-    let shown = refusal(&told, std::env::args_os().skip(1));
+/// Prints the error of an invalid command line, or the help that was requested.
+fn report_parse_error(error: &clap::Error) -> ExitCode {
+    let original = error.to_string();
+    let shown = redact(&original, std::env::args_os().skip(1));
     let shown: String = shown
         .split_inclusive('\n')
         .map(|line| match line.strip_suffix('\n') {
@@ -84,32 +81,32 @@ fn refuse(error: &clap::Error) -> ExitCode {
         })
         .collect();
     let has_controls = |arg: OsString| arg.to_string_lossy().chars().any(char::is_control);
-    if shown == told && !std::env::args_os().skip(1).any(has_controls) {
-        // With colours, where there are any.
+    if shown == original && !std::env::args_os().skip(1).any(has_controls) {
+        // With colours, if the terminal has them.
         error.exit();
     }
     eprint!("{shown}");
     Failure::Usage(shown).exit_code()
 }
 
-/// What is said of a command line that is refused.
-fn refusal(told: &str, args: impl Iterator<Item = OsString>) -> String {
-    url::without_secrets(told.to_owned(), args.map(|arg| arg.to_string_lossy().into_owned()))
+/// Returns the text of an error without the secrets of URLs in the arguments.
+fn redact(text: &str, args: impl Iterator<Item = OsString>) -> String {
+    url::without_secrets(text.to_owned(), args.map(|arg| arg.to_string_lossy().into_owned()))
 }
 
 fn run(context: &mut Context, cli: Cli) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::Other(format!("cannot start: {error}")))?;
+        .map_err(|error| Failure::Other(format!("cannot start the async runtime: {error}")))?;
     let result = runtime.block_on(commands::run(context, cli.command));
-    // Reading from a terminal cannot be ended, and nothing else is left running.
+    // A blocking read from a terminal cannot be cancelled; nothing else is still running.
     runtime.shutdown_background();
     result
 }
 
-/// Shows what the backends warn of, and more where asked for. What the workers of the demo warn of is what
-/// the demo shows; and whoever has the whole screen shows by itself what is wrong.
+/// Logs warnings to stderr, and more with `--verbose`. Warnings of the runtime are hidden, since the demo shows them
+/// itself; so are all warnings while `top` has the whole screen.
 fn log_to_stderr(verbose: u8, has_screen: bool) {
     let level = match verbose {
         0 if has_screen => Level::ERROR,
@@ -119,7 +116,7 @@ fn log_to_stderr(verbose: u8, has_screen: bool) {
         _ => Level::TRACE,
     };
     let workers = if verbose == 0 { Level::ERROR } else { level };
-    // Without colours, for which it needs a feature, and says so on a terminal.
+    // Without the feature for colours it would print a warning on a terminal.
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(|| Log)
         .with_ansi(false)

@@ -1,4 +1,4 @@
-//! The `pillarbox` command. All of it is in the library beside this.
+//! The `pillarbox` command; see the library of this crate.
 
 use std::process::ExitCode;
 

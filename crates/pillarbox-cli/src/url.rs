@@ -1,4 +1,4 @@
-//! URLs that tell no password.
+//! Backend URLs, printed without secrets.
 
 use std::convert::Infallible;
 use std::env::VarError;
@@ -8,16 +8,16 @@ use std::io::Read;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// The URL of a backend. What is printed of it has no password.
+/// URL of a backend. `Display` and `Debug` hide its secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct BackendUrl(String);
 
 impl BackendUrl {
     pub(crate) const DEFAULT: &str = "sqlite:pillarbox.db";
 
-    /// Puts a URL in the place of one that only says where it is: `env:NAME` or `file:PATH`. So a password need not
-    /// be on a command line, which everybody on a machine can read.
-    pub(crate) fn look_up(&mut self) -> Result<(), String> {
+    /// Replaces `env:NAME` and `file:PATH` by the URL they refer to, so that a password need not be on the command line,
+    /// which every user of the machine can read.
+    pub(crate) fn resolve(&mut self) -> Result<(), String> {
         let found = match self.0.split_once(':') {
             Some(("env", name)) => from_environment(name)?,
             Some(("file", path)) => from_file(path)?,
@@ -27,21 +27,21 @@ impl BackendUrl {
         Ok(())
     }
 
-    /// A text in which the secrets of this URL are not to be seen.
+    /// Returns a text without the secrets of this URL.
     ///
-    /// One that may be a word or a number that has nothing to do with it is a secret only where it stands as in the
-    /// URL: before an `@`, or as the value of its option.
+    /// A secret that could be an ordinary word or number is hidden only in the context it has in the URL: before an `@`,
+    /// or as the value of its option.
     pub(crate) fn hide_secrets_in(&self, text: &str) -> String {
         let mut forms = Vec::new();
-        for place in self.secrets() {
-            let (before, secret) = (&self.0[..place.start], &self.0[place.clone()]);
+        for range in self.secrets() {
+            let (before, secret) = (&self.0[..range.start], &self.0[range.clone()]);
             if secret.is_empty() {
                 continue;
             }
             let [plain, quoted] = [secret.to_owned(), escaped(secret)];
             if !may_be_a_word(secret) {
                 forms.extend([plain, quoted].map(|form| (form, "***".to_owned())));
-            } else if self.0[place.end..].starts_with('@') {
+            } else if self.0[range.end..].starts_with('@') {
                 forms.extend([plain, quoted].map(|form| (form + "@", "***@".to_owned())));
             } else {
                 let from = before.rfind(['?', '&']).map_or(0, |sign| sign + 1);
@@ -51,29 +51,30 @@ impl BackendUrl {
                 );
             }
         }
-        // The longest first: one may be a part of another.
+        // The longest first, since one may be a part of another.
         forms.sort_by_key(|(form, _)| std::cmp::Reverse(form.len()));
         let hide = |text: String, (form, shown): &(String, String)| text.replace(form, shown);
         forms.iter().fold(text.to_owned(), hide)
     }
 
-    /// Its secrets, as they are quoted, each with what is before it: alone, a short one may be any word.
+    /// Returns the secrets as they may be quoted, each with the text before it, since a short secret alone could be any
+    /// word.
     fn quoted_secrets(&self) -> Vec<(String, String)> {
-        let forms = self.secrets().into_iter().flat_map(|place| {
-            let before = &self.0[..place.start];
-            // Not the scheme: an option may be written together with it.
+        let forms = self.secrets().into_iter().flat_map(|range| {
+            let before = &self.0[..range.start];
+            // Not the scheme: a short option may be written together with it.
             let from = before.rfind(['?', '&']).or_else(|| before.find("://")).unwrap_or_default();
-            let (before, secret) = (&before[from..], &self.0[place]);
+            let (before, secret) = (&before[from..], &self.0[range]);
             [(before.to_owned(), secret.to_owned()), (escaped(before), escaped(secret))]
         });
         forms.collect()
     }
 
-    /// Where in the text of the URL its secrets are, in order.
+    /// Returns the ranges of the secrets in the URL, in order.
     fn secrets(&self) -> Vec<Range<usize>> {
         let mut secrets = Vec::new();
         let mut rest = 0;
-        // A password may hold anything, even an `@` or a `?`.
+        // A password may contain an `@` or a `?`.
         if let Some((scheme, after)) = self.0.split_once("://")
             && let Some((user, _)) = after.rsplit_once('@')
         {
@@ -95,7 +96,7 @@ impl BackendUrl {
         secrets
     }
 
-    /// All of it, to open the backend with.
+    /// Returns the whole URL, to open the backend.
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
@@ -105,40 +106,42 @@ fn from_environment(name: &str) -> Result<String, String> {
     match std::env::var(name) {
         Ok(url) if url.is_empty() => Err(format!("the environment variable {name} is empty")),
         Ok(url) => Ok(url),
-        Err(VarError::NotPresent) => Err(format!("there is no environment variable {name}")),
-        Err(VarError::NotUnicode(_)) => Err(format!("the environment variable {name} is no text")),
+        Err(VarError::NotPresent) => Err(format!("the environment variable {name} is not set")),
+        Err(VarError::NotUnicode(_)) => {
+            Err(format!("the environment variable {name} is not valid UTF-8"))
+        }
     }
 }
 
 fn from_file(path: &str) -> Result<String, String> {
-    const LONGEST: u64 = 64 << 10;
+    const MAX_BYTES: u64 = 64 << 10;
     let mut bytes = Vec::new();
     File::open(path)
-        .and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes))
+        .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))
         .map_err(|error| format!("cannot read a URL from {path}: {error}"))?;
-    let text = std::str::from_utf8(&bytes).ok().filter(|_| bytes.len() as u64 <= LONGEST);
+    let text = std::str::from_utf8(&bytes).ok().filter(|_| bytes.len() as u64 <= MAX_BYTES);
     match text.map(str::trim) {
-        Some("") => Err(format!("there is no URL in {path}: it is empty")),
+        Some("") => Err(format!("{path} has no URL: it is empty")),
         Some(url) if !url.contains(char::is_control) => Ok(url.to_owned()),
         _ => Err(format!(
-            "{path} is not one line with a URL in it; a SQLite file is written sqlite:{path}"
+            "{path} is not a file with a URL on one line; the URL of a SQLite file is sqlite:{path}"
         )),
     }
 }
 
-/// Whether a text is likely to be where it is for another reason than that it is a secret.
+/// Returns whether a secret could occur in a text for another reason.
 fn may_be_a_word(secret: &str) -> bool {
-    /// Words of errors are shorter than most passwords.
-    const LONGEST: usize = 12;
+    /// Words of error texts are shorter than most passwords.
+    const MAX_WORD: usize = 12;
     let length = secret.chars().count();
     let is_number = || secret.bytes().all(|byte| byte.is_ascii_digit());
     let is_word = || secret.chars().all(char::is_alphabetic);
-    length < 4 || length <= LONGEST && (is_word() || is_number())
+    length < 4 || length <= MAX_WORD && (is_word() || is_number())
 }
 
-/// What clap says of a command line, with the URLs in it as they may be printed.
+/// Returns an error text of clap without the secrets of URLs in the arguments.
 pub(crate) fn without_secrets(text: String, args: impl Iterator<Item = String>) -> String {
-    // An option is quoted as it is, or cut at its =.
+    // clap quotes an option as it is, or the part after its `=`.
     let urls = args.flat_map(|arg| match arg.split_once('=') {
         Some((name, value)) if arg.starts_with('-') => {
             let value = value.to_owned();
@@ -149,33 +152,32 @@ pub(crate) fn without_secrets(text: String, args: impl Iterator<Item = String>) 
     let mut forms = Vec::new();
     for url in urls.filter(|url| url.contains("://")).map(BackendUrl) {
         let secrets = url.quoted_secrets();
-        // They are not told as they are, so what is told cannot be compared with them.
+        // clap escapes control characters, so the secrets could not be found in the text.
         if !secrets.is_empty() && url.0.contains(char::is_control) {
-            return "error: there are control characters in a URL\n".to_owned();
+            return "error: a URL contains control characters\n".to_owned();
         }
         forms.extend(secrets);
     }
-    // All at once: the secret of one may begin as that of another.
+    // All at once, since one secret may be a prefix of another.
     hide_after(&text, &forms)
 }
 
-/// A text as it is within quotes in an error.
+/// Returns a text as it is within quotes in an error.
 fn escaped(text: &str) -> String {
     let quoted = format!("{text:?}");
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// Hides what is a secret in a text, as far as it is there: it is known by what is before it. Both are given in each form that
-/// they may have.
+/// Hides secrets in a text, each after the text before it. A secret may be cut off in the text.
 fn hide_after(text: &str, forms: &[(String, String)]) -> String {
     let (mut hidden, mut rest) = (String::with_capacity(text.len()), text);
-    while let Some(place) = forms.iter().filter_map(|(before, _)| rest.find(before)).min() {
-        let here = forms.iter().filter(|(before, _)| rest[place..].starts_with(before));
+    while let Some(start) = forms.iter().filter_map(|(before, _)| rest.find(before)).min() {
+        let here = forms.iter().filter(|(before, _)| rest[start..].starts_with(before));
         let here = here.map(|(before, secret)| {
-            let from = place + before.len();
-            (in_common(&rest[from..], secret), from)
+            let from = start + before.len();
+            (common_prefix(&rest[from..], secret), from)
         });
-        // In another form, only the beginning would be hidden.
+        // The longest match: another form would hide only the beginning.
         let (same, from) = here.max().unwrap_or((0, rest.len()));
         hidden.push_str(&rest[..from]);
         hidden.push_str(if same > 0 { "***" } else { "" });
@@ -184,8 +186,8 @@ fn hide_after(text: &str, forms: &[(String, String)]) -> String {
     hidden + rest
 }
 
-/// How many bytes two texts have in common, from their beginning.
-fn in_common(one: &str, other: &str) -> usize {
+/// Returns the length of the common prefix, in bytes.
+fn common_prefix(one: &str, other: &str) -> usize {
     let same = one.chars().zip(other.chars()).take_while(|(one, other)| one == other);
     same.map(|(c, _)| c.len_utf8()).sum()
 }
@@ -217,7 +219,7 @@ impl fmt::Display for BackendUrl {
 
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    // A letter may be written as a number.
+    // `%` may encode a letter.
     ["%", "pass", "pwd", "secret", "token", "key", "auth"].iter().any(|word| name.contains(word))
 }
 
@@ -232,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_of_a_command_line_has_no_password_however_it_is_quoted() {
+    fn errors_of_the_command_line_contain_no_password_however_it_is_quoted() {
         let without =
             |text: &str, arg: &str| without_secrets(text.to_owned(), [arg.to_owned()].into_iter());
         let url = "redis://me:hun\"ter2@host";
@@ -247,8 +249,8 @@ mod tests {
             "bad 'redis://me:***@h' for -n"
         );
         assert_eq!(without("'x://a:x://a:hunter2@'", "x://a:x://a:hunter2@"), "'x://a:***@'");
-        let told = without("bad 'redis://me:hunter2@h'", "redis://me:\u{1}hunter2@h");
-        assert!(!told.contains("hunter2"), "{told}");
+        let shown = without("bad 'redis://me:hunter2@h'", "redis://me:\u{1}hunter2@h");
+        assert!(!shown.contains("hunter2"), "{shown}");
         assert_eq!(
             without("no secret: redis://h\u{1}", "redis://h\u{1}"),
             "no secret: redis://h\u{1}"
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_part_of_another_leaves_nothing_of_it() {
+    fn a_secret_that_is_part_of_another_is_hidden_completely() {
         let url = BackendUrl("redis-sentinel://:ab12@h/s?sentinel_password=ab123".to_owned());
         assert_eq!(url.hide_secrets_in("ab12 and ab123"), "*** and ***");
         let url = BackendUrl("redis-sentinel://:ab@h/s?sentinel_password=abc".to_owned());
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_a_word_is_hidden_where_it_is_one() {
+    fn a_secret_that_is_a_word_is_hidden_only_in_its_context() {
         let url = BackendUrl("redis://queue:queue@queue/?token=1&name=1".to_owned());
         assert_eq!(
             url.hide_secrets_in("queue 1 of redis://queue:queue@queue/?token=1&name=1, //queue@"),
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_has_no_password() {
+    fn a_printed_url_has_no_password() {
         for (url, shown) in [
             ("sqlite:a/b.db?synchronous=normal", "sqlite:a/b.db?synchronous=normal"),
             ("redis://host:6379/1", "redis://host:6379/1"),

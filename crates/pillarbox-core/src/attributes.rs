@@ -6,10 +6,9 @@ use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Serialize};
 
-/// Names and values that travel beside the body of a message, in order of name.
+/// Names and values beside the body of a message, in order of name.
 ///
-/// Cloning shares them: a redelivery or a copy of a message costs no copy of its attributes, and
-/// a message without attributes allocates nothing.
+/// Clones share the map, so a redelivery copies no attributes. An empty set allocates nothing.
 ///
 /// ```
 /// use pillarbox_core::Attributes;
@@ -24,42 +23,42 @@ pub struct Attributes(Option<Arc<BTreeMap<String, String>>>);
 static EMPTY: LazyLock<BTreeMap<String, String>> = LazyLock::new(BTreeMap::new);
 
 impl Attributes {
-    /// What the names of attributes that Pillarbox itself sets begin with.
+    /// Prefix of the names of attributes that Pillarbox itself sets.
     pub const OWN: &str = "pillarbox.";
 
-    /// Makes an empty set.
+    /// Creates an empty set.
     pub const fn new() -> Self {
         Self(None)
     }
 
-    /// The value of `name`.
+    /// Returns the value of `name`.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.map().get(name).map(String::as_str)
     }
 
-    /// Sets `name` to `value`, in place of what it was.
+    /// Sets `name` to `value`, replacing an earlier value.
     pub fn insert(&mut self, name: impl Into<String>, value: impl Into<String>) {
         let map = self.0.get_or_insert_default();
         Arc::make_mut(map).insert(name.into(), value.into());
     }
 
-    /// Takes `name` out, with what its value was.
+    /// Removes `name` and returns its value.
     pub fn remove(&mut self, name: &str) -> Option<String> {
         let map = self.0.as_mut().filter(|map| map.contains_key(name))?;
         Arc::make_mut(map).remove(name)
     }
 
-    /// All names and values, in order of name.
+    /// Returns all names and values, in order of name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.map().iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// How many there are.
+    /// Returns the number of attributes.
     pub fn len(&self) -> usize {
         self.map().len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no attributes.
     pub fn is_empty(&self) -> bool {
         self.map().is_empty()
     }
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_out_is_gone_here_and_not_elsewhere() {
+    fn a_removal_does_not_reach_a_clone() {
         let mut attributes = Attributes::new();
         assert_eq!(attributes.remove("tenant"), None);
         attributes.insert("tenant", "acme");
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_sets_are_equal_however_they_came_to_be() {
+    fn empty_sets_are_equal() {
         assert_eq!(Attributes::new(), BTreeMap::new().into());
         assert_eq!(serde_json::to_string(&Attributes::new()).unwrap(), "{}");
     }

@@ -1,96 +1,92 @@
-//! What a backend can do, and the checks that follow from it.
+//! Capabilities and limits of a backend, and the parameter checks that follow from them.
 
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::options::Receive;
-use crate::queue::{Outgoing, QueueOptions, Redrive, Settle, SettleAction, of_length};
+use crate::message::Outgoing;
+use crate::options::{QueueOptions, Receive, Redrive};
+use crate::settle::{Settle, SettleAction};
 use crate::{Attributes, QueueName};
 
-/// What a backend can do, and within which limits.
+/// Capabilities and limits of a backend.
 ///
-/// Where a backend cannot keep a rule of the contract it says so here, and the conformance suite
-/// leaves that rule out: by capability, never by the backend's name.
+/// A backend that cannot keep a rule of the contract declares it here, and the conformance suite skips that rule:
+/// by capability, never by the backend's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// The backend, for people: `memory`, `sqlite`, ...
+    /// Name of the backend, for people: `memory`, `sqlite`, ...
     pub backend: &'static str,
-    /// Messages outlive the process.
+    /// Whether messages outlive the process.
     pub durable: bool,
-    /// The most entries in one send or settle. [`Mailbox`](crate::Mailbox) splits larger ones.
+    /// Maximum number of entries in one send or settle. [`Mailbox`](crate::Mailbox) splits larger batches.
     pub max_batch: usize,
-    /// The most messages in one receive or peek.
+    /// Maximum number of messages in one receive or peek.
     pub max_receive: usize,
-    /// The longest wait of one receive. `None`: any.
+    /// Maximum wait of one receive. `None`: no limit.
     pub max_wait: Option<Duration>,
-    /// The longest delay of a send. `None`: any.
+    /// Maximum delay of a send. `None`: no limit.
     pub max_delay: Option<Duration>,
-    /// The longest delay of a nack. `None`: any.
+    /// Maximum delay of a nack. `None`: no limit.
     pub max_nack_delay: Option<Duration>,
-    /// Durations below a second are kept. Where not, only whole seconds are accepted.
+    /// Whether fractions of a second are supported. If not, only whole seconds are accepted.
     pub sub_second: bool,
-    /// The longest body in bytes. `None`: any.
+    /// Maximum length of a body in bytes. `None`: no limit.
     pub max_body: Option<usize>,
-    /// Bodies are kept as the bytes that they are. Where not, one that is no text is kept as base64, and
-    /// counts as a third longer against [`max_body`](Self::max_body).
+    /// Whether bodies are stored as bytes. If not, a body that is not UTF-8 is stored as base64, and counts as a
+    /// third longer against [`max_body`](Self::max_body).
     pub binary_bodies: bool,
-    /// The most attributes of one message, those of Pillarbox itself ([`Attributes::OWN`]) not
-    /// counted. `None`: any.
+    /// Maximum number of attributes of one message, not counting those of Pillarbox itself
+    /// ([`Attributes::OWN`]). `None`: no limit.
     pub max_attributes: Option<usize>,
-    /// Queue names may hold `:` and `/`.
+    /// Whether queue names may contain `:` and `/`.
     pub extended_names: bool,
-    /// Queue names may hold `.`, elsewhere than in an ending that means something to the backend.
+    /// Whether queue names may contain `.`, other than in a suffix with a meaning to the backend.
     pub dotted_names: bool,
-    /// Messages are delivered in the order in which they became ready.
+    /// Whether messages are delivered in the order in which they became ready.
     pub fifo: bool,
-    /// Sending an id that is in the queue stores nothing.
+    /// Whether sending an id that the queue holds stores nothing.
     pub idempotent_send: bool,
-    /// A send says whether it stored the message. Where not, [`is_new`](crate::Sent::is_new) is always
-    /// `true`.
-    pub tells_duplicates: bool,
-    /// How long an id is remembered that was sent: sent again within that time, it is not stored,
-    /// also when its message has gone. `None`: what is gone is forgotten.
+    /// Whether a send reports if it stored the message. If not, [`is_new`](crate::Sent::is_new) is always `true`.
+    pub reports_duplicates: bool,
+    /// Time for which the id of a sent message is remembered: sent again within that time, it is not stored, even
+    /// if its message is gone. `None`: the id of a message that is gone is forgotten.
     pub deduplication: Option<Duration>,
-    /// How long a message may be in flight in one delivery, all extensions included. `None`: for as
-    /// long as it is extended.
+    /// Maximum time that a message may be in flight in one delivery, including all extensions. `None`: no limit.
     pub max_delivery: Option<Duration>,
-    /// A receipt is refused from its deadline on, and after any other end of its delivery.
+    /// Whether a receipt is refused from its deadline on, and after any other end of its delivery.
     pub strict_receipts: bool,
-    /// Counts are exact at the moment they are taken.
+    /// Whether counts are exact at the time they are taken.
     pub exact_counts: bool,
-    /// Deliveries that nobody settles, and those that were no attempt, are counted. Where not,
-    /// [`unsettled`](crate::RawMessage::unsettled) and [`uncounted`](crate::RawMessage::uncounted) are
-    /// always 0.
+    /// Whether unsettled deliveries, and those that are no attempt, are counted. If not,
+    /// [`unsettled`](crate::RawMessage::unsettled) and [`uncounted`](crate::RawMessage::uncounted) are always 0.
     pub counts_unsettled: bool,
-    /// A message says when it was first delivered. Where not,
+    /// Whether the time of a message's first delivery is reported. If not,
     /// [`first_received_at`](crate::RawMessage::first_received_at) is always `None`.
-    pub tells_first_received: bool,
-    /// `max_size` is kept to the message: a send is refused if and only if the queue holds so many.
+    pub reports_first_received: bool,
+    /// Whether `max_size` is exact: a send is refused if and only if the queue holds that number of messages.
     pub bounded: bool,
-    /// The most partitions that a queue can be spread over. 1: every queue is kept whole.
+    /// Maximum number of partitions of a queue. 1: queues cannot be spread over partitions.
     pub max_partitions: u32,
-    /// The backend can delete a queue that nobody uses, after a time that whoever opens it
-    /// [names](QueueOptions::default_ttl).
+    /// Whether the backend can delete a queue after a [time without use](QueueOptions::default_ttl).
     pub default_ttl: bool,
-    /// Messages can be looked at without being delivered.
+    /// Whether messages can be peeked at without being delivered.
     pub peek: bool,
-    /// Sends and settles can join a transaction of the caller's own, in the database that holds the queue:
-    /// its other changes and these happen together or not at all.
+    /// Whether sends and settles can join a transaction of the caller in the database that holds the queue: they
+    /// and its other changes happen together or not at all.
     pub transactions: bool,
-    /// Waiting time between two purges.
+    /// Minimum interval between two purges.
     pub purge_cooldown: Option<Duration>,
-    /// The backend itself can move messages that were delivered too often to another queue: see
-    /// [`Redrive`](crate::Redrive).
+    /// Whether the backend itself can move messages to another queue after too many deliveries: see [`Redrive`].
     pub redrive: bool,
 }
 
 impl Capabilities {
-    /// The longest lease there is, on every backend: 12 hours.
+    /// Maximum length of a lease, on every backend: 12 hours.
     pub const MAX_VISIBILITY: Duration = Duration::from_secs(43_200);
 
-    /// A backend that keeps every rule, within the limits common to ours: 1,000 messages a call,
-    /// any wait, any delay, any size.
+    /// Returns the capabilities of a backend that keeps every rule, with the common limits of Pillarbox's own
+    /// backends: 1,000 messages per call, and any wait, delay and size.
     pub const fn full(backend: &'static str) -> Self {
         Self {
             backend,
@@ -108,13 +104,13 @@ impl Capabilities {
             dotted_names: true,
             fifo: true,
             idempotent_send: true,
-            tells_duplicates: true,
+            reports_duplicates: true,
             deduplication: None,
             max_delivery: None,
             strict_receipts: true,
             exact_counts: true,
             counts_unsettled: true,
-            tells_first_received: true,
+            reports_first_received: true,
             bounded: true,
             max_partitions: 1,
             default_ttl: false,
@@ -125,8 +121,8 @@ impl Capabilities {
         }
     }
 
-    /// The longest body of any bytes whatever: less than [`max_body`](Self::max_body) where bytes that
-    /// are no text are kept as base64. `None`: any.
+    /// Returns the maximum length of a body of arbitrary bytes: less than [`max_body`](Self::max_body) if bytes
+    /// that are not UTF-8 are stored as base64. `None`: no limit.
     ///
     /// ```
     /// # let mut capabilities = pillarbox_core::Capabilities::full("some");
@@ -139,8 +135,8 @@ impl Capabilities {
         self.max_body.map(|max| if self.binary_bodies { max } else { max / 4 * 3 })
     }
 
-    /// How much of [`max_body`](Self::max_body) a body takes.
-    fn kept_len(&self, body: &[u8]) -> usize {
+    /// Returns the length of a body as it counts against [`max_body`](Self::max_body).
+    fn stored_len(&self, body: &[u8]) -> usize {
         if self.binary_bodies || std::str::from_utf8(body).is_ok() {
             body.len()
         } else {
@@ -148,7 +144,7 @@ impl Capabilities {
         }
     }
 
-    /// Refuses a queue name that this backend cannot hold.
+    /// Refuses a queue name that the backend does not support.
     pub fn check_name(&self, name: &QueueName) -> Result<()> {
         if name.is_extended() && !self.extended_names {
             let allowed = format!("no ':' and no '/' on {}", self.backend);
@@ -157,8 +153,8 @@ impl Capabilities {
         Ok(())
     }
 
-    /// Refuses to open a queue in a way that the backend cannot do. A number of partitions that is more
-    /// than it has is not refused here: a backend that keeps every queue whole takes any.
+    /// Refuses options of a queue that the backend does not support. A number of partitions above the maximum is
+    /// not refused here: a backend without partitions accepts any number.
     pub fn check_options(&self, queue: &QueueName, options: &QueueOptions) -> Result<()> {
         if options.partitions == Some(0) {
             return Err(Error::invalid(Some(queue), "partitions", "0", "at least 1"));
@@ -174,17 +170,16 @@ impl Capabilities {
             return refuse(format!("none: {} cannot delete unused queues", self.backend));
         }
         if !self.default_ttl || options.partitions.is_some_and(|partitions| partitions > 1) {
-            return refuse("none where a queue is spread over partitions".to_owned());
+            return refuse("none for a queue that is spread over partitions".to_owned());
         }
         Ok(())
     }
 
-    /// Refuses to have messages moved by the backend itself where it does not do that, or after no
-    /// delivery.
+    /// Refuses a redrive rule if the backend does not support them, or if its number of deliveries is 0.
     pub fn check_redrive(&self, queue: &QueueName, redrive: Option<&Redrive>) -> Result<()> {
         if !self.redrive {
             let value = format!("not possible on {}", self.backend);
-            let allowed = "a policy of dead letters in the worker";
+            let allowed = "a dead letter policy of the worker";
             return Err(Error::invalid(Some(queue), "redrive", value, allowed));
         }
         match redrive {
@@ -195,28 +190,28 @@ impl Capabilities {
         }
     }
 
-    /// Refuses a batch of more entries than one call takes.
+    /// Refuses a batch with more entries than one call accepts.
     pub fn check_batch(&self, queue: &QueueName, entries: usize) -> Result<()> {
         at_most(queue, "batch size", entries, self.max_batch)
     }
 
-    /// Refuses a number of partitions that a queue cannot be spread over.
+    /// Refuses a number of partitions that the backend does not support.
     pub fn check_partitions(&self, queue: &QueueName, partitions: u32) -> Result<()> {
         if partitions == 0 {
             return Err(Error::invalid(Some(queue), "partitions", "0", "at least 1"));
         }
         if partitions > 1 && self.max_partitions == 1 {
-            let allowed = format!("1: {} keeps every queue whole", self.backend);
+            let allowed = format!("1: {} has no partitions", self.backend);
             return Err(Error::invalid(Some(queue), "partitions", partitions.to_string(), allowed));
         }
         at_most(queue, "partitions", partitions as usize, self.max_partitions as usize)
     }
 
-    /// Checks a batch and each of its entries, calls `operation` with those that pass, if there are
-    /// any, and puts its answers in order with the refusals of the others.
+    /// Checks a batch and each of its entries, calls `operation` with the valid entries, if there are any, and
+    /// returns its results and the errors of the invalid entries in the order of the batch.
     ///
-    /// Fails as a whole where the batch is too large, where `operation` fails, and where it answers
-    /// more or fewer entries than it was given.
+    /// Fails as a whole if the batch is too large, if `operation` fails, and if it returns more or fewer results
+    /// than it was given entries.
     ///
     /// ```
     /// use pillarbox_core::{Capabilities, Outgoing, QueueName, Result, Sent};
@@ -244,23 +239,23 @@ impl Capabilities {
     ) -> Result<Vec<Result<A>>> {
         self.check_batch(queue, batch.len())?;
         let mut refused = Vec::new();
-        let mut place = 0;
+        let mut index = 0;
         batch.retain(|entry| {
-            let checked = check(self, queue, entry).map_err(|error| refused.push((place, error)));
-            place += 1;
+            let checked = check(self, queue, entry).map_err(|error| refused.push((index, error)));
+            index += 1;
             checked.is_ok()
         });
         let entries = batch.len();
-        let answers = if batch.is_empty() { Vec::new() } else { operation(batch).await? };
-        let mut answers = of_length(answers, entries)?;
-        // The earlier ones first, so that each place is right when it is filled.
-        for (place, error) in refused {
-            answers.insert(place, Err(error));
+        let results = if batch.is_empty() { Vec::new() } else { operation(batch).await? };
+        let mut results = expect_len(results, entries)?;
+        // In ascending order, so that each index is correct when its error is inserted.
+        for (index, error) in refused {
+            results.insert(index, Err(error));
         }
-        Ok(answers)
+        Ok(results)
     }
 
-    /// Refuses to peek at more messages than one call shows, or where it cannot be done at all.
+    /// Refuses a peek at more messages than one call returns, or at any if the backend does not support it.
     pub fn check_peek(&self, queue: &QueueName, max: usize) -> Result<()> {
         if !self.peek {
             let value = format!("not possible on {}", self.backend);
@@ -272,7 +267,7 @@ impl Capabilities {
         at_most(queue, "max", max, self.max_receive)
     }
 
-    /// Refuses a receive outside of the limits.
+    /// Refuses a receive outside the limits.
     pub fn check_receive(&self, queue: &QueueName, request: &Receive) -> Result<()> {
         if request.max == 0 {
             return Err(Error::invalid(Some(queue), "max", "0", "at least 1"));
@@ -282,7 +277,7 @@ impl Capabilities {
         self.check_duration(queue, "wait", request.wait, self.max_wait)
     }
 
-    /// Refuses a message outside of the limits.
+    /// Refuses a message outside the limits.
     pub fn check_outgoing(&self, queue: &QueueName, message: &Outgoing) -> Result<()> {
         self.check_limits(queue, message).map_err(|error| error.about(Some(message.id)))
     }
@@ -290,33 +285,25 @@ impl Capabilities {
     fn check_limits(&self, queue: &QueueName, message: &Outgoing) -> Result<()> {
         self.check_duration(queue, "delay", message.delay, self.max_delay)?;
         if let Some(max) = self.max_body {
-            at_most(queue, "body size in bytes", self.kept_len(&message.body), max)?;
+            at_most(queue, "body size in bytes", self.stored_len(&message.body), max)?;
         }
         if let Some(max) = self.max_attributes {
-            let foreign = |(name, _): &(&str, &str)| !name.starts_with(Attributes::OWN);
-            let count = message.attributes.iter().filter(foreign).count();
+            let is_foreign = |(name, _): &(&str, &str)| !name.starts_with(Attributes::OWN);
+            let count = message.attributes.iter().filter(is_foreign).count();
             at_most(queue, "number of attributes", count, max)?;
         }
         if message.attributes.get("").is_some() {
-            return Err(Error::invalid(
-                Some(queue),
-                "attribute name",
-                "\"\"",
-                "a name that is not empty",
-            ));
+            let allowed = "a name that is not empty";
+            return Err(Error::invalid(Some(queue), "attribute name", "\"\"", allowed));
         }
         if message.reply_to.as_deref() == Some("") {
-            return Err(Error::invalid(
-                Some(queue),
-                "reply_to",
-                "\"\"",
-                "an address, or none at all",
-            ));
+            let allowed = "an address, or none at all";
+            return Err(Error::invalid(Some(queue), "reply_to", "\"\"", allowed));
         }
         Ok(())
     }
 
-    /// Refuses to settle with durations outside of the limits.
+    /// Refuses a settle with a duration outside the limits.
     pub fn check_settle(&self, queue: &QueueName, settle: &Settle) -> Result<()> {
         let checked = match settle.action {
             SettleAction::Acknowledge => Ok(()),
@@ -330,8 +317,7 @@ impl Capabilities {
         checked.map_err(|error| error.about(settle.receipt.message_id()))
     }
 
-    /// The same duration, rounded up to whole seconds where the backend keeps no others: for
-    /// durations that were computed and need not be exact.
+    /// Rounds a computed duration up to whole seconds, if the backend supports no fractions of a second.
     pub fn round_up(&self, duration: Duration) -> Duration {
         if self.sub_second || duration.subsec_nanos() == 0 {
             duration
@@ -340,8 +326,8 @@ impl Capabilities {
         }
     }
 
-    /// The longest wait of a [receive](crate::Receive::wait) that the backend takes, up to this one, in
-    /// [whole seconds](Self::round_up) where it must be.
+    /// Returns `wait`, or the longest wait of a [receive](crate::Receive::wait) that the backend accepts if that
+    /// is shorter, [rounded up](Self::round_up) to whole seconds if necessary.
     pub fn fit_wait(&self, wait: Duration) -> Duration {
         self.round_up(wait).min(self.max_wait.unwrap_or(Duration::MAX))
     }
@@ -373,12 +359,21 @@ fn at_most(queue: &QueueName, parameter: &'static str, value: usize, max: usize)
     Ok(())
 }
 
+/// Returns the results, unless a broken backend returned too many or too few.
+pub(crate) fn expect_len<T>(results: Vec<Result<T>>, expected: usize) -> Result<Vec<Result<T>>> {
+    if results.len() == expected {
+        return Ok(results);
+    }
+    let problem = format!("it answered {expected} entries with {} results", results.len());
+    Err(Error::connection(None, "use the backend", problem))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{MessageId, Nonce, Receipt};
 
-    /// The limits of SQS, as an example of a backend that keeps few rules.
+    /// The limits of SQS, as an example of a backend with narrow limits.
     fn narrow() -> Capabilities {
         Capabilities {
             max_batch: 10,
@@ -395,14 +390,14 @@ mod tests {
         }
     }
 
-    fn says(result: Result<()>, text: &str) {
+    fn assert_refused(result: Result<()>, text: &str) {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
-        assert!(error.to_string().contains(text), "{error} does not say {text:?}");
+        assert!(error.to_string().contains(text), "{error} does not contain {text:?}");
     }
 
     #[test]
-    fn a_duration_is_rounded_up_where_only_whole_seconds_are_kept() {
+    fn a_duration_is_rounded_up_if_only_whole_seconds_are_supported() {
         let odd = Duration::from_millis(1_001);
         assert_eq!(Capabilities::full("any").round_up(odd), odd);
         assert_eq!(narrow().round_up(odd), Duration::from_secs(2));
@@ -411,18 +406,27 @@ mod tests {
     }
 
     #[test]
-    fn every_limit_is_refused_with_what_is_allowed() {
+    fn a_value_over_a_limit_is_refused_with_the_allowed_values() {
         let caps = narrow();
         let queue: QueueName = "q".parse().unwrap();
         let receive = |request| caps.check_receive(&queue, &request);
-        says(caps.check_name(&"a/b".parse().unwrap()), "no ':' and no '/' on narrow");
-        says(caps.check_batch(&queue, 11), "batch size on queue 'q': 11; allowed: at most 10");
-        says(caps.check_peek(&queue, 1), "not possible on narrow");
-        says(receive(Receive::up_to(0)), "max on queue 'q': 0; allowed: at least 1");
-        says(receive(Receive::up_to(11)), "at most 10");
-        says(receive(Receive::one().visibility(Duration::from_secs(43_201))), "0 to 43200 s");
-        says(receive(Receive::one().visibility(Duration::from_millis(1500))), "whole seconds");
-        says(receive(Receive::one().wait(Duration::from_secs(21))), "0 to 20 s");
+        assert_refused(caps.check_name(&"a/b".parse().unwrap()), "no ':' and no '/' on narrow");
+        assert_refused(
+            caps.check_batch(&queue, 11),
+            "batch size on queue 'q': 11; allowed: at most 10",
+        );
+        assert_refused(caps.check_peek(&queue, 1), "not possible on narrow");
+        assert_refused(receive(Receive::up_to(0)), "max on queue 'q': 0; allowed: at least 1");
+        assert_refused(receive(Receive::up_to(11)), "at most 10");
+        assert_refused(
+            receive(Receive::one().visibility(Duration::from_secs(43_201))),
+            "0 to 43200 s",
+        );
+        assert_refused(
+            receive(Receive::one().visibility(Duration::from_millis(1500))),
+            "whole seconds",
+        );
+        assert_refused(receive(Receive::one().wait(Duration::from_secs(21))), "0 to 20 s");
 
         let send = |change: fn(&mut Outgoing)| {
             let mut message = Outgoing::new("body");
@@ -430,42 +434,63 @@ mod tests {
             caps.check_outgoing(&queue, &message)
         };
         assert!(send(|_| ()).is_ok());
-        says(send(|m| m.delay = Duration::from_secs(901)), "0 to 900 s");
-        says(send(|m| m.body = "longer".into()), "body size in bytes on queue 'q' for message");
-        says(send(|m| m.attributes = [("a", ""), ("b", "")].into_iter().collect()), "at most 1");
+        assert_refused(send(|m| m.delay = Duration::from_secs(901)), "0 to 900 s");
+        assert_refused(
+            send(|m| m.body = "longer".into()),
+            "body size in bytes on queue 'q' for message",
+        );
+        assert_refused(
+            send(|m| m.attributes = [("a", ""), ("b", "")].into_iter().collect()),
+            "at most 1",
+        );
         let own = [("a", ""), ("pillarbox.kind", ""), ("pillarbox.group", "")];
         let message = Outgoing { attributes: own.into_iter().collect(), ..Outgoing::new("body") };
-        assert!(caps.check_outgoing(&queue, &message).is_ok(), "ours do not count");
-        says(send(|m| m.attributes = Attributes::from_iter([("", "")])), "attribute name");
-        says(send(|m| m.reply_to = Some("".into())), "reply_to");
+        assert!(caps.check_outgoing(&queue, &message).is_ok(), "own attributes do not count");
+        assert_refused(
+            send(|m| m.attributes = Attributes::from_iter([("", "")])),
+            "attribute name",
+        );
+        assert_refused(send(|m| m.reply_to = Some("".into())), "reply_to");
 
         let receipt = Receipt::new(MessageId::new(), Nonce::random());
         let late = Duration::from_secs(43_201);
-        says(caps.check_settle(&queue, &Settle::nack(receipt.clone(), late)), "delay");
-        says(caps.check_settle(&queue, &Settle::extend(receipt.clone(), late)), "timeout");
+        assert_refused(caps.check_settle(&queue, &Settle::nack(receipt.clone(), late)), "delay");
+        assert_refused(
+            caps.check_settle(&queue, &Settle::extend(receipt.clone(), late)),
+            "timeout",
+        );
         assert!(caps.check_settle(&queue, &Settle::acknowledge(receipt)).is_ok());
     }
 
     #[test]
-    fn a_time_to_live_is_refused_where_a_queue_cannot_have_one() {
+    fn a_time_to_live_is_refused_if_the_backend_cannot_keep_it() {
         let queue: QueueName = "q".parse().unwrap();
         let day = QueueOptions::new().default_ttl(Duration::from_secs(86_400));
         let none = QueueOptions::new().default_ttl(Duration::ZERO);
         let mut caps = narrow();
-        says(caps.check_options(&queue, &day), "none: narrow cannot delete unused queues");
-        says(caps.check_options(&queue, &none), "more than 0");
+        assert_refused(
+            caps.check_options(&queue, &day),
+            "none: narrow cannot delete unused queues",
+        );
+        assert_refused(caps.check_options(&queue, &none), "more than 0");
         caps.max_partitions = 10;
-        says(caps.check_options(&queue, &day), "none where a queue is spread");
+        assert_refused(caps.check_options(&queue, &day), "none for a queue that is spread");
         caps.default_ttl = true;
         assert!(caps.check_options(&queue, &day).is_ok());
         assert!(caps.check_options(&queue, &day.partitions(1)).is_ok());
-        says(caps.check_options(&queue, &day.partitions(2)), "none where a queue is spread");
-        says(caps.check_options(&queue, &QueueOptions::new().partitions(0)), "at least 1");
+        assert_refused(
+            caps.check_options(&queue, &day.partitions(2)),
+            "none for a queue that is spread",
+        );
+        assert_refused(
+            caps.check_options(&queue, &QueueOptions::new().partitions(0)),
+            "at least 1",
+        );
         assert!(caps.check_options(&queue, &QueueOptions::new().partitions(99)).is_ok());
     }
 
     #[test]
-    fn a_body_that_is_no_text_takes_a_third_more_where_bodies_are_text() {
+    fn a_binary_body_counts_a_third_more_if_bodies_are_stored_as_text() {
         let mut caps = narrow();
         let queue: QueueName = "q".parse().unwrap();
         let fits = |caps: &Capabilities, body: &'static [u8]| {
@@ -478,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_themselves_are_allowed() {
+    fn values_at_the_limits_are_allowed() {
         let caps = narrow();
         let queue: QueueName = "q".parse().unwrap();
         let request = Receive::up_to(10)
@@ -489,17 +514,17 @@ mod tests {
         assert!(Capabilities::full("any").check_peek(&queue, 1000).is_ok());
     }
 
-    /// Sends bodies, of which those that are longer than 4 bytes are refused, and gives for each the
-    /// place that it had among those that were not.
+    /// Sends bodies, of which those longer than 4 bytes are refused, and returns the index of each of the others
+    /// among those that were sent.
     async fn send(
         bodies: &[&'static str],
         operation: impl AsyncFnOnce(Vec<Outgoing>) -> Result<Vec<Result<usize>>>,
     ) -> Result<Vec<Option<usize>>> {
         let queue: QueueName = "q".parse().unwrap();
         let batch = bodies.iter().copied().map(Outgoing::new).collect();
-        let answers =
+        let results =
             narrow().check_each(&queue, batch, Capabilities::check_outgoing, operation).await?;
-        Ok(answers.into_iter().map(Result::ok).collect())
+        Ok(results.into_iter().map(Result::ok).collect())
     }
 
     async fn numbered(batch: Vec<Outgoing>) -> Result<Vec<Result<usize>>> {
@@ -508,7 +533,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_refused_keeps_its_place_among_what_is_done() {
+    async fn refused_entries_keep_their_index_in_the_results() {
         let sent = send(&["good", "good"], numbered).await.unwrap();
         assert_eq!(sent, [Some(0), Some(1)]);
         let sent = send(&["wrong", "good", "wrong", "wrong", "good", "wrong"], numbered).await;
@@ -516,15 +541,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_done_where_nothing_passes() {
+    async fn the_operation_is_not_called_without_valid_entries() {
         let never = async |_| panic!("called");
         assert_eq!(send(&[], never).await.unwrap(), []);
         assert_eq!(send(&["wrong", "wrong"], never).await.unwrap(), [None, None]);
-        says(send(&["good"; 11], never).await.map(|_| ()), "at most 10");
+        assert_refused(send(&["good"; 11], never).await.map(|_| ()), "at most 10");
     }
 
     #[tokio::test]
-    async fn a_batch_that_is_not_answered_entry_by_entry_fails_as_a_whole() {
+    async fn a_batch_with_a_wrong_number_of_results_fails_as_a_whole() {
         let closed = async |_| Err(Error::Closed { queue: None });
         let error = send(&["wrong", "good"], closed).await.unwrap_err();
         assert!(matches!(error, Error::Closed { .. }), "{error}");

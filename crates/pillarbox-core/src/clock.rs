@@ -1,4 +1,4 @@
-//! Time as a backend sees it.
+//! Timestamps and the clocks of backends.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,11 +9,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::queue::BoxFuture;
+use crate::future::BoxFuture;
 
-/// A moment in time, in nanoseconds since 1970 (UTC): from the year 1677 to 2262.
+/// Point in time, in nanoseconds since 1970 (UTC), from the year 1677 to 2262.
 ///
-/// As text, and so in JSON, it is RFC 3339 in UTC. Arithmetic saturates at the ends.
+/// Its text, also in JSON, is RFC 3339 in UTC. Arithmetic saturates.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -28,42 +28,42 @@ use crate::queue::BoxFuture;
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// The earliest moment there is.
+    /// The earliest timestamp.
     pub const MIN: Self = Self(i64::MIN);
-    /// The latest moment there is.
+    /// The latest timestamp.
     pub const MAX: Self = Self(i64::MAX);
 
-    /// The present moment by the machine's wall clock.
+    /// Returns the current time of the machine's wall clock.
     pub fn now() -> Self {
         SystemTime::now().into()
     }
 
-    /// The moment so many nanoseconds after the beginning of 1970.
+    /// Creates a timestamp from nanoseconds since 1970.
     pub const fn from_nanos(nanos: i64) -> Self {
         Self(nanos)
     }
 
-    /// The moment so many microseconds after the beginning of 1970.
+    /// Creates a timestamp from microseconds since 1970.
     pub const fn from_micros(micros: i64) -> Self {
         Self(micros.saturating_mul(1_000))
     }
 
-    /// The moment so many seconds after the beginning of 1970.
+    /// Creates a timestamp from seconds since 1970.
     pub const fn from_secs(secs: i64) -> Self {
         Self(secs.saturating_mul(1_000_000_000))
     }
 
-    /// Nanoseconds since the beginning of 1970.
+    /// Returns the nanoseconds since 1970.
     pub const fn as_nanos(self) -> i64 {
         self.0
     }
 
-    /// Microseconds since the beginning of 1970, rounded down.
+    /// Returns the microseconds since 1970, rounded down.
     pub const fn as_micros(self) -> i64 {
         self.0.div_euclid(1_000)
     }
 
-    /// How long it is from `earlier` to this moment: nothing when `earlier` is later.
+    /// Returns the time from `earlier` to this timestamp, or zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         let nanos = self.0 as i128 - earlier.0 as i128;
         if nanos <= 0 {
@@ -78,7 +78,7 @@ impl std::ops::Add<Duration> for Timestamp {
     type Output = Self;
 
     fn add(self, by: Duration) -> Self {
-        // The span from end to end is 64 bits long, and a `Duration` may be longer still.
+        // The whole range of timestamps is 64 bits long, and a `Duration` may be longer.
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add_unsigned(by))
     }
@@ -104,7 +104,7 @@ impl From<Timestamp> for SystemTime {
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Cannot fail: jiff reaches from the year -9999 to 9999.
+        // Cannot fail: jiff covers the years -9999 to 9999.
         let at = jiff::Timestamp::from_nanosecond(self.0.into()).map_err(|_| fmt::Error)?;
         fmt::Display::fmt(&at, f)
     }
@@ -144,23 +144,21 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
-/// The clock of a backend that lives in this process.
+/// Clock of a backend that runs in this process.
 ///
-/// A backend judges deadlines by one clock only, its own: the server's where there is a server,
-/// one of these where there is none.
+/// A backend judges deadlines by a single clock: that of its server if it has one, and a `Clock` otherwise.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The present moment. Never earlier than an answer given before.
+    /// Returns the current time. Never goes backwards.
     fn now(&self) -> Timestamp;
 
-    /// Waits until [`now`](Self::now) has reached `deadline`.
+    /// Completes when [`now`](Self::now) has reached `deadline`.
     fn sleep_until(&self, deadline: Timestamp) -> BoxFuture<'_, ()>;
 }
 
-/// The clock of the machine, made monotonic.
+/// Monotonic clock of the machine.
 ///
-/// It reads the wall clock once, when it is made, and counts on from there with tokio's clock.
-/// A step of the wall clock therefore neither expires a lease nor prolongs one, and under
-/// `tokio::time::pause` the clock stands still and moves with tokio's.
+/// Reads the wall clock once, when it is created, and advances with tokio's clock from there. So a step of the
+/// wall clock neither expires nor extends a lease, and `tokio::time::pause` pauses this clock, too.
 #[derive(Debug, Clone)]
 pub struct SystemClock {
     start: Timestamp,
@@ -168,7 +166,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// Makes a clock that starts at the machine's present time.
+    /// Creates a clock that starts at the machine's current time.
     pub fn new() -> Self {
         Self { start: Timestamp::now(), origin: Instant::now() }
     }
@@ -190,21 +188,20 @@ impl Clock for SystemClock {
     }
 }
 
-/// The moment so much later by tokio's clock, until which a caller waits; in some decades where that
-/// is out of reach.
+/// Returns the instant `wait` from now by tokio's clock, at most 30 years ahead.
 ///
-/// For waits that no clock of a backend judges, such as how long a receive may take.
+/// For timeouts that a backend's clock does not judge, such as the maximum wait of a receive.
 pub fn after(wait: Duration) -> Instant {
     later(Instant::now(), wait)
 }
 
-/// So long after a moment, and within decades of it: a caller may say [`Duration::MAX`].
+/// Adds `by` to `now`, at most 30 years, so that [`Duration::MAX`] does not overflow.
 pub fn later(now: Instant, by: Duration) -> Instant {
-    const DECADES: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
-    now + by.min(DECADES)
+    const MAX: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    now + by.min(MAX)
 }
 
-/// A clock that moves only when told to, for tests.
+/// Clock for tests that moves only by [`advance`](Self::advance).
 ///
 /// ```
 /// use std::time::Duration;
@@ -221,17 +218,17 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// Makes a clock that stands at the machine's present time.
+    /// Creates a clock that stands at the machine's current time.
     pub fn new() -> Self {
         Self::at(Timestamp::now())
     }
 
-    /// Makes a clock that stands at `now`.
+    /// Creates a clock that stands at `now`.
     pub fn at(now: Timestamp) -> Self {
         Self { now: watch::Sender::new(now) }
     }
 
-    /// Moves the clock forward and wakes whoever slept until then. Clones move along.
+    /// Moves the clock and its clones forward, and wakes the sleepers whose deadline has come.
     pub fn advance(&self, by: Duration) {
         self.now.send_modify(|now| *now = *now + by);
     }
@@ -270,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_manual_clock_wakes_sleepers_when_it_gets_there() {
+    async fn a_manual_clock_wakes_sleepers_at_their_deadline() {
         let clock = ManualClock::new();
         let sleeper = tokio::spawn({
             let clock = clock.clone();
@@ -285,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_has_an_end_however_long_it_is() {
+    async fn a_wait_of_any_length_has_an_end() {
         let now = Instant::now();
         assert_eq!(after(Duration::ZERO), now);
         assert_eq!(after(Duration::from_millis(1500)), now + Duration::from_millis(1500));
@@ -303,9 +300,9 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_survives_text_and_system_time() {
-        let moments = [0, 1, -1, i64::MAX, i64::MIN, 1_763_200_000_123_456_789];
-        for at in moments.map(Timestamp::from_nanos) {
+    fn a_timestamp_survives_text_and_system_time() {
+        let timestamps = [0, 1, -1, i64::MAX, i64::MIN, 1_763_200_000_123_456_789];
+        for at in timestamps.map(Timestamp::from_nanos) {
             assert_eq!(at.to_string().parse::<Timestamp>().unwrap(), at, "{at}");
             assert_eq!(Timestamp::from(SystemTime::from(at)), at, "{at}");
             let json = serde_json::to_string(&at).unwrap();

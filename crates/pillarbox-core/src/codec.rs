@@ -1,4 +1,4 @@
-//! How bodies become bytes and bytes become bodies.
+//! Codecs, which encode and decode bodies.
 
 use std::error::Error as StdError;
 
@@ -6,22 +6,21 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What a codec says when it fails; the mailbox adds the queue and the message.
+/// Error of a codec. The mailbox adds the queue and the message.
 pub type CodecError = Box<dyn StdError + Send + Sync + 'static>;
 
-/// Turns bodies of type `T` into bytes and back.
+/// Encodes bodies of type `T` and decodes them.
 ///
-/// A mailbox is bound to one when it is opened; [`Json`] unless told otherwise. Both ends of a
-/// queue must agree on it: a body that cannot be decoded is handed to the receiver as raw bytes
-/// and never lost.
+/// A mailbox gets its codec when it is opened. Defaults to [`Json`]. Senders and receivers of a queue must use the
+/// same codec; a body that cannot be decoded is not lost but delivered as raw bytes.
 pub trait Codec<T>: Send + Sync + 'static {
-    /// The name of the format, for error texts.
+    /// Returns the name of the format, for error texts.
     fn name(&self) -> &'static str;
 
-    /// Turns a body into bytes.
+    /// Encodes a body.
     fn encode(&self, body: &T) -> Result<Bytes, CodecError>;
 
-    /// Turns bytes into a body.
+    /// Decodes a body.
     fn decode(&self, bytes: &Bytes) -> Result<T, CodecError>;
 }
 
@@ -39,7 +38,7 @@ impl<T: 'static> Codec<T> for std::sync::Arc<dyn Codec<T>> {
     }
 }
 
-/// JSON, for any type that serde knows. Readable in every tool, and so the default.
+/// JSON, for any type that implements serde's traits. The default, since every tool can read it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Json;
 
@@ -57,8 +56,8 @@ impl<T: Serialize + DeserializeOwned> Codec<T> for Json {
     }
 }
 
-/// MessagePack with field names, for any type that serde knows: smaller and faster than JSON,
-/// and as open to added fields.
+/// MessagePack with field names, for any type that implements serde's traits. Smaller and faster than JSON, and
+/// equally tolerant of added fields.
 #[cfg(feature = "msgpack")]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MessagePack;
@@ -74,17 +73,17 @@ impl<T: Serialize + DeserializeOwned> Codec<T> for MessagePack {
     }
 
     fn decode(&self, bytes: &Bytes) -> Result<T, CodecError> {
-        // As deep as JSON may be. A thousand levels, which would do otherwise, can be more than a stack holds,
-        // and then a message takes its process down.
-        const DEPTH: usize = 128;
+        // The limit of serde_json. The default of 1,000 levels can overflow the stack, and then a message
+        // aborts the process.
+        const MAX_DEPTH: usize = 128;
         let mut reader = rmp_serde::Deserializer::from_read_ref(&bytes[..]);
-        reader.set_max_depth(DEPTH);
+        reader.set_max_depth(MAX_DEPTH);
         Ok(T::deserialize(&mut reader)?)
     }
 }
 
-/// The bytes as they are, for `Bytes`, `Vec<u8>`, `String` and, for mailboxes that nobody replies
-/// to, `()`. With `Bytes` neither way copies.
+/// Unencoded bytes, for `Bytes`, `Vec<u8>`, `String`, and `()` for mailboxes without replies. `Bytes` are not
+/// copied.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Raw;
 
@@ -164,7 +163,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "msgpack")]
-    fn a_body_that_is_too_deep_is_refused() {
+    fn a_body_that_is_nested_too_deeply_is_refused() {
         let deep = Bytes::from([vec![0x91; 900], vec![0xc0]].concat());
         let refused = Codec::<serde_json::Value>::decode(&MessagePack, &deep).unwrap_err();
         assert!(refused.to_string().contains("depth"), "{refused}");
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn every_codec_gives_back_what_it_took() {
+    fn every_codec_round_trips() {
         round_trip(&Json, Job { n: u64::MAX, note: Some("ü \u{0}".into()) });
         round_trip(&Json, ());
         #[cfg(feature = "msgpack")]
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_do_not_fit_are_an_error() {
+    fn bytes_that_do_not_decode_are_an_error() {
         let bytes = Bytes::from_static(b"\xff{");
         assert!(Codec::<Job>::decode(&Json, &bytes).is_err());
         assert!(Codec::<String>::decode(&Raw, &bytes).is_err());

@@ -1,67 +1,66 @@
-//! How many messages a queue holds, and how many it was ever given.
+//! Counts of the messages of a queue.
 
 use std::time::Duration;
 
-use crate::Timestamp;
+use crate::clock::Timestamp;
 
-/// How many messages a queue holds, by state.
+/// Number of messages of a queue, by state.
 ///
-/// Exact or approximate as the backend's [`Capabilities`](crate::Capabilities) say.
+/// Exact or approximate, depending on [`Capabilities::exact_counts`](crate::Capabilities::exact_counts).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Messages that a receive would deliver now.
+    /// Number of messages that a receive would deliver now.
     pub ready: u64,
-    /// Messages delivered and not yet settled, whose lease runs.
+    /// Number of messages that are delivered and whose lease has not expired.
     pub in_flight: u64,
-    /// Messages that wait for their time, sent or nacked with a delay.
+    /// Number of messages that were sent or nacked with a delay and are not ready yet.
     pub delayed: u64,
-    /// How long ago the next message to be delivered was sent. `None` when none is ready, or
-    /// when the backend cannot tell.
+    /// Age, since it was sent, of the next message to be delivered. `None` if no message is ready, or if the
+    /// backend cannot determine it.
     pub oldest_age: Option<Duration>,
-    /// How many messages were ever stored here. `None` where the backend does not count them. What
-    /// left the queue, by acknowledgement or purge, is this less [`total`](Self::total).
+    /// Number of messages ever stored. `None` if the backend does not count them.
     ///
-    /// Never falls while the backend knows the queue. One that holds nothing may be forgotten when
-    /// a program lets go of it, and begins again at 0.
+    /// Never falls while the backend knows the queue. An empty queue may be forgotten when a program drops
+    /// its last handle, and then starts again at 0.
     pub sent: Option<u64>,
-    /// When this was counted, by the clock that stamps messages
-    /// ([`enqueued_at`](crate::RawMessage::enqueued_at)), or a little earlier: how old a message is by the
-    /// backend's own time, and not by that of whoever asks. `None` where the backend cannot tell.
+    /// Time of the count, or slightly earlier, by the clock that stamps messages
+    /// ([`enqueued_at`](crate::RawMessage::enqueued_at)): the reference for the age of a message, in place of
+    /// the caller's clock. `None` if the backend cannot determine it.
     pub counted_at: Option<Timestamp>,
 }
 
 impl Counts {
-    /// Makes counts from the three states, with no age, without what was sent, and of no known time.
+    /// Creates counts of the three states. The other fields are `None`.
     pub const fn new(ready: u64, in_flight: u64, delayed: u64) -> Self {
         Self { ready, in_flight, delayed, oldest_age: None, sent: None, counted_at: None }
     }
 
-    /// The same counts with the age of the next message to be delivered.
+    /// Sets the age of the next message to be delivered.
     pub const fn with_oldest_age(mut self, age: Option<Duration>) -> Self {
         self.oldest_age = age;
         self
     }
 
-    /// The same counts with how many messages were ever stored.
+    /// Sets the number of messages ever stored.
     pub const fn with_sent(mut self, sent: Option<u64>) -> Self {
         self.sent = sent;
         self
     }
 
-    /// The same counts with when they were counted, by the backend's clock.
+    /// Sets the time of the count, by the backend's clock.
     pub const fn with_counted_at(mut self, counted_at: Option<Timestamp>) -> Self {
         self.counted_at = counted_at;
         self
     }
 
-    /// All messages that the queue holds, whatever their state.
+    /// Returns the number of messages in any state.
     pub const fn total(&self) -> u64 {
         self.ready + self.in_flight + self.delayed
     }
 
-    /// How many messages have left the queue, by acknowledgement or purge. `None` where the
-    /// backend does not count what was sent.
+    /// Returns the number of messages that were acknowledged or purged. `None` if the backend does not count
+    /// the messages that were sent.
     pub const fn removed(&self) -> Option<u64> {
         match self.sent {
             Some(sent) => Some(sent.saturating_sub(self.total())),
@@ -75,11 +74,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_sent_and_is_not_here_was_removed() {
+    fn removed_is_what_was_sent_and_is_not_stored() {
         let counts = Counts::new(1, 2, 3);
         assert_eq!(counts.removed(), None);
         assert_eq!(counts.with_sent(Some(10)).removed(), Some(4));
-        // Approximate counts may be of different moments.
+        // Approximate counts may have been taken at different times.
         assert_eq!(counts.with_sent(Some(5)).removed(), Some(0));
     }
 }

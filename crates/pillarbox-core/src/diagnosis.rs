@@ -1,32 +1,32 @@
-//! What a backend finds out about itself.
+//! The result of diagnosing a backend.
 
 use crate::Capabilities;
 use crate::clock::Timestamp;
 
-/// What a backend tells about itself and what it found wrong, for the people who operate it.
+/// Facts about a backend and the problems found, for its operators.
 ///
-/// [`Mailboxes::diagnose`](crate::Mailboxes::diagnose) gives one. Its texts are for people and may
-/// change; whether there is a [problem](Self::problems) is for programs too.
+/// [`Mailboxes::diagnose`](crate::Mailboxes::diagnose) returns one. The texts are for people and may change;
+/// programs can rely on [`problems`](Self::problems).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Versions, places, sizes and settings.
+    /// Versions, locations, sizes and settings.
     pub facts: Vec<Fact>,
-    /// What an answered send has survived, with the settings there are.
+    /// What a confirmed send survives with the current settings.
     pub promise: String,
-    /// What the backend's own clock said. `None`: the backend has only the caller's.
+    /// Time by the backend's own clock. `None`: the backend uses the caller's clock.
     pub clock: Option<Timestamp>,
-    /// What is worth knowing, and what is wrong.
+    /// Warnings and problems.
     pub findings: Vec<Finding>,
 }
 
 impl Diagnosis {
-    /// Makes a diagnosis of nothing but a promise.
+    /// Creates a diagnosis with a promise and nothing else.
     pub fn new(promise: impl Into<String>) -> Self {
         Self { facts: Vec::new(), promise: promise.into(), clock: None, findings: Vec::new() }
     }
 
-    /// What can be said of any backend by its capabilities.
+    /// Creates the diagnosis that follows from the capabilities of a backend alone.
     pub fn of(capabilities: &Capabilities) -> Self {
         let promise = if capabilities.durable {
             "messages outlive this process"
@@ -43,7 +43,7 @@ impl Diagnosis {
         self
     }
 
-    /// What is wrong and was not repaired.
+    /// Returns the problems that were not repaired.
     pub fn problems(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|finding| {
             finding.severity == Severity::Problem && finding.repair != Repair::Done
@@ -51,44 +51,44 @@ impl Diagnosis {
     }
 }
 
-/// Something to know about a backend, such as a version.
+/// A fact about a backend, such as a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
-    /// What it is about, in a word or two.
+    /// Subject, in a word or two.
     pub name: &'static str,
-    /// What is so.
+    /// Value.
     pub value: String,
 }
 
-/// Something that a diagnosis has found.
+/// A warning or problem that a diagnosis found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// What was found.
+    /// Description of the finding.
     pub text: String,
-    /// What to do about it.
+    /// What the operator should do about it.
     pub advice: String,
-    /// What can be, or was, done about it by the backend itself.
+    /// Whether the backend can fix it, or has fixed it.
     pub repair: Repair,
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// Messages are safe; something could be better.
+    /// Messages are safe, but something should be improved.
     Warning,
     /// Messages are lost, stuck or may be delivered wrongly.
     Problem,
 }
 
-/// Whether a backend can put right what it found.
+/// Whether a backend can fix what it found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Repair {
     /// It cannot: follow the advice.
     Manual,
-    /// It would, if it were told to.
+    /// It can, if `repair` is set.
     Possible,
-    /// It did.
+    /// It has.
     Done,
 }

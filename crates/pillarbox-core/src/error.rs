@@ -8,31 +8,30 @@ use std::time::Duration;
 
 use crate::{MessageId, QueueName, Receipt};
 
-/// A result whose error is of the contract.
+/// Result with an [`Error`] of the contract.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What caused an error, shared so that one failure can answer every entry of a batch.
+/// Cause of an error, shared so that one failure can be the result of every entry of a batch.
 pub type Cause = Arc<dyn StdError + Send + Sync + 'static>;
 
-/// Why an operation on a mailbox failed.
+/// Error of an operation on a mailbox, the same on every backend.
 ///
-/// The same on every backend. Each text says what was tried, on which queue and message, and
-/// where it helps, what to do about it.
+/// Its text states what was tried, on which queue and message, and if useful, what to do about it.
 ///
-/// `{:?}` is that text, too, with what caused it: a `main` that returns this error ends with a line that
-/// people can read. `{:#?}` shows the fields.
+/// `{:?}` prints the same text with its causes, so that a `main` that returns this error ends with a readable
+/// line. `{:#?}` shows the fields.
 ///
 /// ```
 /// # use pillarbox_core::Error;
-/// let error = Error::connection(None, "open", "nobody listens there");
-/// assert_eq!(format!("{error:?}"), "cannot open: nobody listens there");
+/// let error = Error::connection(None, "open", "connection refused");
+/// assert_eq!(format!("{error:?}"), "cannot open: connection refused");
 /// assert!(format!("{error:#?}").starts_with("Connection {"));
 /// ```
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The receipt settles nothing any more: its deadline passed, or its message was settled,
-    /// redelivered or purged. Whoever holds it must assume that somebody else has the message.
+    /// The receipt is no longer valid: its lease expired, or its message was settled, redelivered or purged.
+    /// Its holder must assume that another receiver has the message.
     #[error(
         "{} is no longer valid in queue '{queue}': its visibility timeout passed, or the message \
          was settled, redelivered or purged",
@@ -45,32 +44,32 @@ pub enum Error {
         receipt: Receipt,
     },
 
-    /// The queue holds as many messages as it may, or as its server has memory for, and this one was not
-    /// stored; or as many are in flight as may be, and none was delivered.
+    /// The queue is full or its server is out of memory, and the message was not stored; or the maximum number
+    /// of messages is in flight, and none was delivered.
     #[error("queue '{queue}' is full{}{}", Limit(max_size), Refused(id))]
     MailboxFull {
         /// The queue.
         queue: QueueName,
-        /// The message that was refused. `None`: no message was delivered, for too many are in flight.
+        /// The message that was refused. `None`: no message was delivered, because too many are in flight.
         id: Option<MessageId>,
-        /// How many messages the queue may hold, or have in flight. `None`: its server has no memory left.
+        /// Maximum number of messages in the queue, or in flight. `None`: the server has no memory left.
         max_size: Option<u64>,
     },
 
-    /// The queue was purged a short time ago, and cannot be purged again yet.
+    /// The queue was purged recently and cannot be purged again yet.
     #[error(
-        "queue '{queue}' was purged less than {} s ago and cannot be purged again before; nothing was \
-         deleted. Wait, or receive and acknowledge what is there",
+        "queue '{queue}' was purged less than {} s ago and cannot be purged again yet; nothing was \
+         deleted. Wait, or receive and acknowledge the messages",
         cooldown.as_secs()
     )]
     PurgeCooldown {
         /// The queue.
         queue: QueueName,
-        /// How long there must be between two purges.
+        /// Minimum interval between two purges.
         cooldown: Duration,
     },
 
-    /// A body could not be turned into bytes, or bytes into a body.
+    /// A body could not be encoded or decoded.
     #[error("cannot {action} message {id} of queue '{queue}' as {codec}: {cause}")]
     Serialization {
         /// The queue.
@@ -79,28 +78,27 @@ pub enum Error {
         id: MessageId,
         /// `encode` or `decode`.
         action: &'static str,
-        /// The name of the codec.
+        /// Name of the codec.
         codec: &'static str,
-        /// What the codec said.
+        /// Error of the codec.
         #[source]
         cause: Cause,
     },
 
-    /// The backend could not be reached, or failed to answer.
+    /// The backend is unreachable or did not answer.
     ///
-    /// A send that ends so may have been stored: repeat it under the same
-    /// [id](Error::message_id). An acknowledgement or a nack that ends so may have been done:
-    /// repeat it, and take [`Error::ReceiptHandleExpired`] for "done". An extension that ends so
-    /// and is refused when repeated means that the lease is lost.
-    #[error("cannot {action}{}: {cause}", Concerning(queue, id))]
+    /// The operation may have taken effect. Repeat a send under the same [id](Error::message_id). Repeat an
+    /// acknowledgement or a nack, and treat [`Error::ReceiptHandleExpired`] as success. If a repeated extension
+    /// is refused, the lease is lost.
+    #[error("cannot {action}{}: {cause}", Subject(queue, id))]
     Connection {
-        /// The queue, where one is concerned.
+        /// The queue, if the error is about one.
         queue: Option<QueueName>,
-        /// The message, where one is concerned.
+        /// The message, if the error is about one.
         id: Option<MessageId>,
-        /// What was tried, such as `send`.
+        /// The operation, such as `send`.
         action: &'static str,
-        /// What the backend or the network said.
+        /// Error of the backend or the network.
         #[source]
         cause: Cause,
     },
@@ -112,30 +110,30 @@ pub enum Error {
         queue: QueueName,
         /// The message.
         id: MessageId,
-        /// Why: no reply address, an address that does not resolve, or a queue that is not there.
+        /// Reason: no reply address, an address that does not resolve, or a queue that does not exist.
         #[source]
         cause: Cause,
     },
 
-    /// A value is outside what the contract or the backend allows. Nothing was done.
-    #[error("invalid {parameter}{}: {value}; allowed: {allowed}", Concerning(queue, id))]
+    /// A value is outside the range that the contract or the backend allows. Nothing was done.
+    #[error("invalid {parameter}{}: {value}; allowed: {allowed}", Subject(queue, id))]
     InvalidParameter {
-        /// The queue, where one is concerned.
+        /// The queue, if the error is about one.
         queue: Option<QueueName>,
-        /// The message, where one is concerned.
+        /// The message, if the error is about one.
         id: Option<MessageId>,
-        /// The name of the parameter. `queue`: the backend has no such queue, and makes none.
+        /// Name of the parameter. `queue`: the queue does not exist, and the backend does not create it.
         parameter: &'static str,
-        /// What was given.
+        /// The value given.
         value: Box<str>,
-        /// What is allowed.
+        /// Description of the allowed values.
         allowed: Box<str>,
     },
 
-    /// The mailbox was closed, or the backend as a whole.
-    #[error("the mailbox{} was closed", Concerning(queue, &None))]
+    /// The mailbox or its backend was closed.
+    #[error("the mailbox{} was closed", Subject(queue, &None))]
     Closed {
-        /// The queue, unless it is about the whole backend.
+        /// The queue. `None`: the whole backend.
         queue: Option<QueueName>,
     },
 }
@@ -151,8 +149,8 @@ crate::__error_debug!(enum Error {
     Closed { queue },
 });
 
-/// Not part of the interface: `Debug` of an error as `main` prints it, which is its text with its causes;
-/// and its fields with `{:#?}`.
+/// Implements `Debug` of an error for the output of `main`: its text and causes with `{:?}`, its fields with
+/// `{:#?}`. Not part of the public API.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __error_debug {
@@ -185,15 +183,15 @@ macro_rules! __error_debug {
     };
 }
 
-/// Not part of the interface: an error with what caused it, what caused that, and so on, each once. The text of
-/// an error often has that of its cause in it.
+/// Writes an error and its chain of causes. Omits a cause whose text is already included, as many errors include
+/// the text of their cause. Not part of the public API.
 #[doc(hidden)]
 pub fn __fmt_error(error: &(dyn StdError + 'static), f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    // One that is its own cause would never end.
-    const LONGEST_CHAIN: usize = 32;
+    // Ends the loop for an error that is its own cause.
+    const MAX_CAUSES: usize = 32;
     let mut text = error.to_string();
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    for cause in causes.take(LONGEST_CHAIN).map(ToString::to_string) {
+    for cause in causes.take(MAX_CAUSES).map(ToString::to_string) {
         if !text.contains(&cause) {
             text.push_str(": ");
             text.push_str(&cause);
@@ -203,7 +201,7 @@ pub fn __fmt_error(error: &(dyn StdError + 'static), f: &mut fmt::Formatter<'_>)
 }
 
 impl Error {
-    /// Says that `parameter` has a value outside of what is `allowed`.
+    /// Creates an [`Error::InvalidParameter`].
     pub fn invalid(
         queue: Option<&QueueName>,
         parameter: &'static str,
@@ -219,7 +217,7 @@ impl Error {
         }
     }
 
-    /// Says that the backend failed while it was to do `action`.
+    /// Creates an [`Error::Connection`]: the backend failed to do `action`.
     pub fn connection(
         queue: Option<&QueueName>,
         action: &'static str,
@@ -228,7 +226,7 @@ impl Error {
         Self::Connection { queue: queue.cloned(), id: None, action, cause: cause.into().into() }
     }
 
-    /// The same error, saying which message it is about where that was not said.
+    /// Sets the message that the error is about, unless it is set.
     #[must_use]
     pub fn about(mut self, message: Option<MessageId>) -> Self {
         if let Self::Connection { id, .. } | Self::InvalidParameter { id, .. } = &mut self {
@@ -237,12 +235,12 @@ impl Error {
         self
     }
 
-    /// Whether the backend has no such queue, and makes none.
+    /// Returns whether the queue does not exist and the backend does not create it.
     pub(crate) fn is_missing_queue(&self) -> bool {
         matches!(self, Self::InvalidParameter { parameter: "queue", .. })
     }
 
-    /// Whether the same call may succeed later without any change by the caller.
+    /// Returns whether the same call may succeed later without any change by the caller.
     pub const fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -250,7 +248,7 @@ impl Error {
         )
     }
 
-    /// The queue that the error is about.
+    /// Returns the queue that the error is about.
     pub const fn queue(&self) -> Option<&QueueName> {
         match self {
             Self::ReceiptHandleExpired { queue, .. }
@@ -264,7 +262,7 @@ impl Error {
         }
     }
 
-    /// The message that the error is about.
+    /// Returns the message that the error is about.
     pub const fn message_id(&self) -> Option<MessageId> {
         match self {
             Self::ReceiptHandleExpired { receipt, .. } => receipt.message_id(),
@@ -283,10 +281,10 @@ impl From<Infallible> for Error {
     }
 }
 
-/// ` on queue 'Q' for message M`, as far as they are known.
-struct Concerning<'a>(&'a Option<QueueName>, &'a Option<MessageId>);
+/// Writes ` on queue 'Q' for message M`, as far as they are known.
+struct Subject<'a>(&'a Option<QueueName>, &'a Option<MessageId>);
 
-impl fmt::Display for Concerning<'_> {
+impl fmt::Display for Subject<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self(Some(queue), None) => write!(f, " on queue '{queue}'"),
@@ -297,7 +295,7 @@ impl fmt::Display for Concerning<'_> {
     }
 }
 
-/// What a queue is full at.
+/// Writes the limit that a full queue has reached.
 struct Limit<'a>(&'a Option<u64>);
 
 impl fmt::Display for Limit<'_> {
@@ -311,19 +309,19 @@ impl fmt::Display for Limit<'_> {
     }
 }
 
-/// What could not be done with a queue that is full.
+/// Writes what a full queue refused.
 struct Refused<'a>(&'a Option<MessageId>);
 
 impl fmt::Display for Refused<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(id) => write!(f, "; message {id} was not stored"),
-            None => f.write_str(" in flight; none was delivered. Settle those that are"),
+            None => f.write_str(" in flight; none was delivered. Settle some of them first"),
         }
     }
 }
 
-/// Names the message and keeps the secret of the receipt out of logs.
+/// Writes the message of a receipt, and keeps its secret out of logs.
 struct DescribeReceipt<'a>(&'a Receipt);
 
 impl fmt::Display for DescribeReceipt<'_> {
@@ -377,7 +375,7 @@ mod tests {
         );
         assert_eq!(
             text(Error::MailboxFull { queue: queue(), id: None, max_size: Some(3) }),
-            "queue 'orders' is full at 3 messages in flight; none was delivered. Settle those that are"
+            "queue 'orders' is full at 3 messages in flight; none was delivered. Settle some of them first"
         );
         let cooldown = Duration::from_secs(60);
         let again = Error::PurgeCooldown { queue: queue(), cooldown };
@@ -390,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_does_not_tell_the_secret_of_a_receipt() {
+    fn an_error_does_not_reveal_the_secret_of_a_receipt() {
         let nonce = Nonce::random();
         let receipt = Receipt::new(MessageId::new(), nonce);
         let error = Error::ReceiptHandleExpired { queue: queue(), receipt };
@@ -399,7 +397,7 @@ mod tests {
         }
     }
 
-    /// An error that says what caused it, or leaves that to whoever asks.
+    /// An error with an optional cause.
     #[derive(Debug, thiserror::Error)]
     #[error("{text}")]
     struct Link {
@@ -409,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_shown_as_its_text_with_each_cause_once_and_with_its_fields_where_asked() {
+    fn debug_prints_the_text_with_each_cause_once_and_alternate_debug_the_fields() {
         let chain = ["the server is down: no answer", "no answer", "cable cut"];
         let mut cause = None;
         for text in chain.into_iter().rev() {

@@ -1,19 +1,19 @@
-//! Events within a process: typed publish and subscribe, without a queue.
+//! Typed publish and subscribe within a process, without a queue.
 //!
-//! A [`Dispatcher`] calls every subscriber of an event's type on the thread that dispatches it. Nothing is
-//! stored, nothing is acknowledged, and nobody outside of the process sees it. What must not be lost is a
-//! message in a [`Mailbox`](crate::Mailbox).
+//! A [`Dispatcher`] calls every subscriber of an event's type on the thread that dispatches it. Events are neither
+//! stored nor acknowledged, and are not visible outside the process. Send what must not be lost to a
+//! [`Mailbox`](crate::Mailbox).
 //!
 //! | | `Dispatcher` | `Mailbox` | `Control::events` of a worker |
 //! |---|---|---|---|
 //! | pattern | broadcast | point to point | broadcast |
-//! | delivery | to all subscribers, before `dispatch` returns | to one consumer, at least once | to all listeners; a slow one misses the oldest |
+//! | delivery | to all subscribers, before `dispatch` returns | to one consumer, at least once | to all listeners; a slow one misses the oldest events |
 //! | acknowledgement | none | required | none |
 //! | durability | none | that of the backend | none |
 //! | across processes | no | yes | no |
-//! | order | that of subscription | that of the backend | as it happened |
-//! | whose events | the program's own types | the program's own types | what workers do with messages |
-//! | use it for | telemetry, notifications, coordination within a process | requests, work, whatever must survive a crash | watching workers, tests that wait |
+//! | order | order of subscription | order of the backend | order of occurrence |
+//! | payload | types of the program | types of the program | events of the workers |
+//! | use it for | telemetry, notifications, coordination within a process | requests, work, anything that must survive a crash | watching workers, tests that wait |
 //!
 //! ```
 //! use pillarbox_core::events::Dispatcher;
@@ -44,25 +44,25 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Wea
 
 use crate::error::Cause;
 
-/// Calls the subscribers of an event, by its type. Cheap to clone; clones share their subscribers.
+/// Dispatcher of events to subscribers by type. Cheap to clone; clones share their subscribers.
 ///
-/// No lock is held while subscribers run: a subscriber may subscribe, unsubscribe and dispatch. Each
-/// dispatch calls those who were subscribed when it began.
+/// No lock is held while subscribers run, so a subscriber may subscribe, unsubscribe and dispatch. Each dispatch calls
+/// those that were subscribed when it started.
 #[derive(Clone, Default)]
 pub struct Dispatcher {
-    shared: Arc<Shared>,
+    subscribers: Arc<Subscribers>,
 }
 
 impl Dispatcher {
-    /// Makes a dispatcher without subscribers.
+    /// Creates a dispatcher without subscribers.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Calls `subscriber` with every event of type `E` until the subscription is dropped.
     ///
-    /// The subscriber returns `()`, or a `Result` whose error goes into the [`Report`] under the
-    /// subscriber's type name. It must not block for long: whoever dispatches waits for it.
+    /// The subscriber returns `()`, or a `Result` whose error goes into the [`Report`] under the subscriber's type
+    /// name. It must not block for long, because `dispatch` waits for it.
     pub fn subscribe<E: 'static, O: IntoResult>(
         &self,
         subscriber: impl Fn(&E) -> O + Send + Sync + 'static,
@@ -81,17 +81,18 @@ impl Dispatcher {
         subscriber: impl Fn(&E) -> O + Send + Sync + 'static,
     ) -> Subscription {
         let call: Box<Call<E>> = Box::new(move |event| subscriber(event).into_result());
-        let id = self.shared.add(name.into(), call);
-        Subscription { shared: Arc::downgrade(&self.shared), id, remove: Shared::remove::<E> }
+        let id = self.subscribers.add(name.into(), call);
+        let subscribers = Arc::downgrade(&self.subscribers);
+        Subscription { subscribers, id, remove: Subscribers::remove::<E> }
     }
 
-    /// Calls every subscriber of `E` with the event, on this thread, in the order in which they
-    /// subscribed. One that fails or panics does not keep the others from being called.
+    /// Calls every subscriber of `E` with the event, on this thread, in the order of subscription. A subscriber that
+    /// fails or panics does not affect the others.
     ///
-    /// Where nobody subscribes, this is a look-up and allocates nothing.
+    /// Without subscribers, this is a single lookup and allocates nothing.
     pub fn dispatch<E: 'static>(&self, event: &E) -> Report {
         let mut report = Report { event: type_name::<E>(), called: 0, errors: Vec::new() };
-        for subscriber in self.shared.subscribers::<E>().iter().flat_map(|list| list.iter()) {
+        for subscriber in self.subscribers.of_type::<E>().iter().flat_map(|list| list.iter()) {
             report.called += 1;
             if let Err(error) = subscriber.call(event) {
                 report.errors.push(error);
@@ -103,29 +104,29 @@ impl Dispatcher {
 
 impl fmt::Debug for Dispatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dispatcher").field("types", &self.shared.read().lists.len()).finish()
+        f.debug_struct("Dispatcher").field("types", &self.subscribers.read().lists.len()).finish()
     }
 }
 
-/// Keeps a subscriber subscribed. Dropping it unsubscribes.
+/// Handle of a subscription. Dropping it unsubscribes.
 #[must_use = "dropping a subscription unsubscribes; `detach` keeps it"]
 pub struct Subscription {
-    shared: Weak<Shared>,
+    subscribers: Weak<Subscribers>,
     id: u64,
-    remove: fn(&Shared, u64),
+    remove: fn(&Subscribers, u64),
 }
 
 impl Subscription {
-    /// Keeps the subscriber for as long as the dispatcher is there.
+    /// Keeps the subscriber until the dispatcher is dropped.
     pub fn detach(mut self) {
-        self.shared = Weak::new();
+        self.subscribers = Weak::new();
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if let Some(shared) = self.shared.upgrade() {
-            (self.remove)(&shared, self.id);
+        if let Some(subscribers) = self.subscribers.upgrade() {
+            (self.remove)(&subscribers, self.id);
         }
     }
 }
@@ -136,9 +137,9 @@ impl fmt::Debug for Subscription {
     }
 }
 
-/// What a subscriber may return: `()`, or a `Result` with any error.
+/// Return type of a subscriber: `()`, or a `Result` with any error.
 pub trait IntoResult {
-    /// Whether the subscriber has succeeded.
+    /// Converts the return value into a result.
     fn into_result(self) -> Result<(), Cause>;
 }
 
@@ -154,20 +155,20 @@ impl<E: Into<Box<dyn StdError + Send + Sync>>> IntoResult for Result<(), E> {
     }
 }
 
-/// What became of one dispatch. May be ignored where nobody minds that a subscriber failed.
+/// Outcome of one dispatch. May be ignored if failures of subscribers do not matter.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Report {
-    /// The name of the event's type.
+    /// Name of the event's type.
     pub event: &'static str,
-    /// Number of subscribers that were called, those that failed included.
+    /// Number of subscribers that were called, including those that failed.
     pub called: usize,
-    /// The failures, in the order of the calls.
+    /// Failures, in the order of the calls.
     pub errors: Vec<SubscriberError>,
 }
 
 impl Report {
-    /// Whether no subscriber failed.
+    /// Returns whether no subscriber failed.
     pub const fn is_ok(&self) -> bool {
         self.errors.is_empty()
     }
@@ -178,23 +179,23 @@ impl Report {
     }
 }
 
-/// Why a subscriber failed.
+/// Failure of a subscriber.
 #[derive(Clone, thiserror::Error)]
 #[error("subscriber {subscriber} {}: {cause}", if *.is_panic { "panicked" } else { "failed" })]
 #[non_exhaustive]
 pub struct SubscriberError {
-    /// The name of the subscriber: that of its type, unless it was given one.
+    /// Name of the subscriber. Defaults to the name of its type.
     pub subscriber: Cow<'static, str>,
-    /// Whether it panicked.
+    /// Whether the subscriber panicked.
     pub is_panic: bool,
-    /// The error that it returned, or the message of its panic.
+    /// The error that the subscriber returned, or the message of its panic.
     #[source]
     pub cause: Cause,
 }
 
 crate::__error_debug!(struct SubscriberError { subscriber, is_panic, cause });
 
-/// A dispatch of which at least one subscriber failed. Its source is the first failure.
+/// Error of a dispatch in which at least one subscriber failed. Its source is the first failure.
 #[derive(Clone)]
 pub struct DispatchError {
     report: Report,
@@ -203,7 +204,7 @@ pub struct DispatchError {
 crate::__error_debug!(struct DispatchError { report });
 
 impl DispatchError {
-    /// The report of the dispatch, with every failure.
+    /// Returns the report of the dispatch, with every failure.
     pub const fn report(&self) -> &Report {
         &self.report
     }
@@ -239,7 +240,7 @@ impl<E> Subscriber<E> {
         let failed = |is_panic, cause| {
             Err(SubscriberError { subscriber: self.name.clone(), is_panic, cause })
         };
-        // What a panic leaves behind is the subscriber's, and it is called again at its own risk.
+        // Only the subscriber's own state can be inconsistent after a panic.
         match catch_unwind(AssertUnwindSafe(|| (self.call)(event))) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(cause)) => failed(false, cause),
@@ -254,18 +255,18 @@ fn panic_text(payload: &(dyn Any + Send)) -> &str {
     text.unwrap_or("the panic has no message")
 }
 
-/// The subscribers of one type of event. Replaced, never changed: a dispatch goes on with what it has.
+/// Subscribers of one event type. Replaced and never modified, so a dispatch continues with the list that it has.
 type List<E> = Vec<Arc<Subscriber<E>>>;
 
 #[derive(Default)]
-struct Shared {
+struct Subscribers {
     state: RwLock<State>,
 }
 
 #[derive(Default)]
 struct State {
     next_id: u64,
-    /// By type of event, an `Arc<List<E>>` that is not empty.
+    /// An `Arc<List<E>>` for each event type with subscribers.
     lists: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
 }
 
@@ -274,7 +275,7 @@ impl State {
         self.lists.get(&TypeId::of::<E>())?.clone().downcast().ok()
     }
 
-    /// Replaces the list of `E`, and returns what must be dropped once the lock is released: the drop of a
+    /// Replaces the list of `E`, and returns the old one, which must be dropped after the lock is released: dropping a
     /// subscriber may run code that uses the dispatcher.
     #[must_use]
     fn replace<E: 'static>(&mut self, list: List<E>) -> Option<Arc<dyn Any + Send + Sync>> {
@@ -287,7 +288,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl Subscribers {
     fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -296,7 +297,7 @@ impl Shared {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn subscribers<E: 'static>(&self) -> Option<Arc<List<E>>> {
+    fn of_type<E: 'static>(&self) -> Option<Arc<List<E>>> {
         self.read().list()
     }
 
@@ -334,7 +335,7 @@ mod tests {
     struct Placed(u64);
     struct Cancelled;
 
-    /// What happened, in order.
+    /// Records the calls of subscribers, in order.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_nobody_subscribes_to_is_reported_as_such() {
+    fn an_event_without_subscribers_is_reported_as_such() {
         let report = Dispatcher::new().dispatch(&Placed(7));
         assert!(report.is_ok());
         assert_eq!((report.called, report.errors.capacity()), (0, 0));
@@ -443,7 +444,7 @@ mod tests {
                 .detach();
             assert_eq!(inner.dispatch(&Placed(placed.0 + 1)).called, 1);
         }));
-        // The dispatch that it was subscribed in does not call the new one.
+        // The current dispatch does not call a subscriber that was added during it.
         assert_eq!(events.dispatch(&Placed(7)).called, 1);
         assert_eq!(log.take(), ["once", "new 8"]);
         events.dispatch(&Placed(9));
@@ -451,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_subscriber_owns_may_use_the_dispatcher_when_it_is_dropped() {
+    fn a_value_owned_by_a_subscriber_may_use_the_dispatcher_when_it_is_dropped() {
         struct DispatchOnDrop(Dispatcher);
         impl Drop for DispatchOnDrop {
             fn drop(&mut self) {
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_may_dispatch_and_subscribe_at_the_same_time() {
+    fn threads_may_dispatch_and_subscribe_concurrently() {
         let (events, calls) = (Dispatcher::new(), Arc::new(AtomicUsize::new(0)));
         let counted = calls.clone();
         events

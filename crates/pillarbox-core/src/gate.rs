@@ -1,4 +1,4 @@
-//! Closing: one way in which every handle says `Closed`.
+//! Closing of handles.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +8,10 @@ use tokio::sync::Notify;
 use crate::QueueName;
 use crate::error::{Error, Result};
 
-/// Tells the users of a handle that it was closed, at once where they wait.
+/// Closed flag of a handle, which wakes the calls that wait on it.
 ///
-/// A backend holds one, and makes a [`child`](Gate::child) for each queue that it opens: closing
-/// the backend closes its queues, closing a queue closes only that handle. Once closed, a gate
-/// stays closed.
+/// A backend has one, and creates a [`child`](Gate::child) for each queue that it opens: closing the backend
+/// closes its queues, closing a queue closes only that handle. A closed gate stays closed.
 #[derive(Debug, Default)]
 pub struct Gate {
     closed: AtomicBool,
@@ -21,12 +20,12 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Makes an open gate.
+    /// Creates an open gate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes an open gate that closes when `parent` does.
+    /// Creates an open gate that closes when `parent` does.
     pub fn child(parent: &Arc<Gate>) -> Self {
         Self { parent: Some(parent.clone()), ..Self::default() }
     }
@@ -37,23 +36,23 @@ impl Gate {
         self.changed.notify_waiters();
     }
 
-    /// Whether the gate, or its parent, is closed.
+    /// Returns whether the gate or its parent is closed.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
             || self.parent.as_ref().is_some_and(|parent| parent.is_closed())
     }
 
-    /// Fails with [`Error::Closed`] once the gate is closed.
+    /// Fails with [`Error::Closed`] for `queue` once the gate is closed.
     pub fn check(&self, queue: &QueueName) -> Result<()> {
         if self.is_closed() { Err(Error::Closed { queue: Some(queue.clone()) }) } else { Ok(()) }
     }
 
-    /// Fails with [`Error::Closed`] of no queue in particular once the gate is closed.
+    /// Fails with [`Error::Closed`] for the whole backend once the gate is closed.
     pub fn check_backend(&self) -> Result<()> {
         if self.is_closed() { Err(Error::Closed { queue: None }) } else { Ok(()) }
     }
 
-    /// Waits until the gate is closed.
+    /// Completes when the gate is closed.
     pub async fn closed(&self) {
         match &self.parent {
             Some(parent) => tokio::select! {
@@ -66,7 +65,7 @@ impl Gate {
 
     async fn closed_itself(&self) {
         let mut changed = std::pin::pin!(self.changed.notified());
-        // Listen first, look second: a close in between is seen by one of the two.
+        // Registers before it checks, so that a close in between is not missed.
         changed.as_mut().enable();
         if !self.closed.load(Ordering::Acquire) {
             changed.await;
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closing_wakes_whoever_waits() {
+    async fn closing_wakes_waiters() {
         let gate = Arc::new(Gate::new());
         let waiter = tokio::spawn({
             let gate = gate.clone();

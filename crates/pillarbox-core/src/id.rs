@@ -2,41 +2,38 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rand::Rng;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use uuid::Uuid;
 
-use crate::error::{Error, Result};
-
-/// Separates ids made from a caller's key from every other name-based UUID in the world.
+/// Namespace of the UUIDs that are derived from a caller's key.
 const KEY_NAMESPACE: Uuid = Uuid::from_u128(0x6f8a_5d3e_1c47_4b0e_9a52_70c1_8d2b_e4f6);
 
-/// How many ids of a thread are of one run.
-const RUN: u16 = 256;
+/// Number of consecutive ids of a thread that share their last 16 bits.
+const RUN_LEN: u16 = 256;
 
-/// The run that the next id of this thread is of. Beside it, an id has 46 random bits, and the time to a
+/// Returns the run of this thread's next id. The rest of an id has 46 random bits, and the time in steps of a
 /// quarter of a microsecond.
-fn run() -> u16 {
+fn next_run() -> u16 {
     thread_local! {
-        /// The run, and how many ids are still to be of it.
+        /// The current run, and the number of ids left in it.
         static CURRENT: Cell<(u16, u16)> = const { Cell::new((0, 0)) };
     }
     let (run, left) = match CURRENT.get() {
-        (_, 0) => (rand::rng().next_u32() as u16, RUN),
+        (_, 0) => (rand::rng().next_u32() as u16, RUN_LEN),
         current => current,
     };
     CURRENT.set((run, left - 1));
     run
 }
 
-/// The identity of a message within its queue.
+/// Id of a message within its queue.
 ///
-/// The sender makes it: [`MessageId::new`] gives a UUIDv7, whose order is that of the sender's
-/// clock, to a quarter of a microsecond. Sending an id that the queue already holds stores nothing and succeeds, so a send whose reply
-/// was lost can be repeated with the same id.
+/// The sender chooses it: [`MessageId::new`] creates a UUIDv7, which sorts by the sender's clock in steps of a
+/// quarter of a microsecond. Sending an id that the queue already holds stores nothing and succeeds, so a send
+/// whose reply was lost can be repeated with the same id.
 ///
 /// ```
 /// use pillarbox_core::MessageId;
@@ -44,7 +41,7 @@ fn run() -> u16 {
 /// let id = MessageId::new();
 /// assert_eq!(id.to_string().parse::<MessageId>()?, id);
 ///
-/// // The same business key is the same message, however often it is sent.
+/// // The same business key always gives the same id.
 /// assert_eq!(MessageId::from_key("invoice-4711"), MessageId::from_key("invoice-4711"));
 /// # Ok::<(), pillarbox_core::Error>(())
 /// ```
@@ -52,43 +49,43 @@ fn run() -> u16 {
 pub struct MessageId(Uuid);
 
 impl MessageId {
-    /// Makes a new id.
+    /// Creates a new id.
     #[expect(clippy::new_without_default, reason = "two defaults would not be equal")]
     pub fn new() -> Self {
-        // RFC 9562, section 6.2, method 3: 48 bits of milliseconds, then in place of 12 random
-        // bits the fraction of the millisecond, then 62 random bits. Nothing is shared between
-        // threads, and nothing needs to be: order is a convenience, uniqueness is not.
+        // RFC 9562, section 6.2, method 3: 48 bits of milliseconds, then the fraction of the millisecond in
+        // place of 12 random bits, then 62 random bits. No state is shared between threads: ids must be
+        // unique, but their order is only a convenience.
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let fraction = u64::from(since_1970.subsec_nanos() % 1_000_000) * 4096 / 1_000_000;
         let high = (since_1970.as_millis() as u64) << 16 | 0x7000 | fraction;
         let low = 0b10 << 62 | rand::rng().next_u64() >> 2;
-        Self(Uuid::from_u64_pair(high, low & !0xffff | u64::from(run())))
+        Self(Uuid::from_u64_pair(high, low & !0xffff | u64::from(next_run())))
     }
 
-    /// The last 16 bits. They are the same for some ids that a thread makes one after the other, and
-    /// random otherwise: a backend that spreads a queue by them keeps batches together, and finds an id
-    /// where it was sent before.
+    /// Returns the last 16 bits, which are equal for a run of ids that a thread creates one after the other
+    /// and random otherwise. A backend that chooses partitions by them keeps batches together, and finds an
+    /// id in the partition that it was sent to before.
     pub const fn run(&self) -> u16 {
         let bytes = self.0.as_bytes();
         u16::from_be_bytes([bytes[14], bytes[15]])
     }
 
-    /// Makes the id that belongs to `key`, always the same one (a UUIDv5).
+    /// Derives an id from `key` (a UUIDv5): the same key always gives the same id.
     pub fn from_key(key: &str) -> Self {
         Self(Uuid::new_v5(&KEY_NAMESPACE, key.as_bytes()))
     }
 
-    /// Makes an id of a UUID of any version.
+    /// Creates an id from a UUID of any version.
     pub const fn from_uuid(uuid: Uuid) -> Self {
         Self(uuid)
     }
 
-    /// The id as a UUID.
+    /// Returns the id as a UUID.
     pub const fn as_uuid(&self) -> &Uuid {
         &self.0
     }
 
-    /// The 16 bytes of the id.
+    /// Returns the 16 bytes of the id.
     pub const fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
     }
@@ -103,21 +100,6 @@ impl fmt::Display for MessageId {
 impl fmt::Debug for MessageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MessageId({})", self.0)
-    }
-}
-
-impl FromStr for MessageId {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        Uuid::try_parse(text).map(Self).map_err(|_| {
-            Error::invalid(
-                None,
-                "message id",
-                format!("{text:?}"),
-                "a UUID, such as 0197b3a2-5f3c-7c1e-9d53-0b8f5d0c6a11",
-            )
-        })
     }
 }
 
@@ -139,19 +121,13 @@ impl Serialize for MessageId {
     }
 }
 
-impl<'de> Deserialize<'de> for MessageId {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
-    fn ids_come_in_runs_that_are_of_all_kinds() {
+    fn ids_come_in_runs_of_random_values() {
         let runs: Vec<_> = (0..100_000).map(|_| MessageId::new().run()).collect();
         let changes = runs.windows(2).filter(|two| two[0] != two[1]).count();
         assert!((350..=391).contains(&changes), "{changes}");
@@ -192,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_uuid_is_refused() {
+    fn text_that_is_not_a_uuid_is_refused() {
         let error = "order-17".parse::<MessageId>().unwrap_err();
         assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
     }

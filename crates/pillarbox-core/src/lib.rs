@@ -1,16 +1,16 @@
 //! The contract of Pillarbox: durable mailboxes with SQS semantics, the same on every backend.
 //!
-//! Most programs use the `pillarbox` crate, which re-exports what they need from here. This crate
-//! is for those who write a backend, a tool or a test double.
+//! Most programs use the `pillarbox` crate, which re-exports this one. Depend on this crate to write a backend, a
+//! tool or a test double.
 //!
-//! | to find | look at |
+//! | subject | items |
 //! |---|---|
-//! | what users hold | [`Mailbox`], [`Message`], [`Batch`], [`Mailboxes`] |
-//! | what a backend writes | [`Queue`], [`Backend`], [`Capabilities`] |
-//! | what the rules mean, exactly | [`lease::Ledger`] |
-//! | the backend in memory | [`MemoryBackend`] |
-//! | how bodies become bytes | [`Codec`] |
-//! | where replies go | [`MailboxResolver`] |
+//! | typed mailboxes, for users | [`Mailbox`], [`Message`], [`Batch`], [`Mailboxes`] |
+//! | traits of a backend | [`Queue`], [`Backend`], [`Capabilities`] |
+//! | executable specification of the contract | [`lease::Ledger`] |
+//! | in-memory backend | [`MemoryBackend`] |
+//! | encoding of bodies | [`Codec`] |
+//! | reply addresses | [`MailboxResolver`] |
 //! | time | [`Clock`] |
 //! | events within a process | [`events::Dispatcher`] |
 
@@ -22,6 +22,7 @@ mod counts;
 mod diagnosis;
 mod error;
 pub mod events;
+mod future;
 mod gate;
 mod id;
 #[doc(hidden)]
@@ -29,11 +30,14 @@ pub mod internal;
 pub mod lease;
 mod mailbox;
 mod memory;
+mod message;
 mod name;
 mod options;
+mod parse;
 mod queue;
 mod readable;
 mod receipt;
+mod settle;
 
 pub use attributes::Attributes;
 pub use capabilities::Capabilities;
@@ -46,6 +50,7 @@ pub use diagnosis::{Diagnosis, Fact, Finding, Repair, Severity};
 #[doc(hidden)]
 pub use error::__fmt_error;
 pub use error::{Cause, Error, Result};
+pub use future::BoxFuture;
 pub use gate::Gate;
 pub use id::MessageId;
 pub use mailbox::{
@@ -53,11 +58,10 @@ pub use mailbox::{
     Message, NoReplies, Peek, Registry, RegistryThenFactory, Undecodable,
 };
 pub use memory::MemoryBackend;
+pub use message::{Cursor, Delivery, MessageState, Outgoing, PeekPage, Peeked, RawMessage, Sent};
 pub use name::QueueName;
-pub use options::{Receive, SendOptions};
-pub use queue::{
-    Backend, BoxFuture, Cursor, Delivery, MessageState, Outgoing, Partitions, PeekPage, Peeked,
-    Queue, QueueOptions, RawMessage, Redrive, Sent, Settle, SettleAction,
-};
+pub use options::{Partitions, QueueOptions, Receive, Redrive, SendOptions};
+pub use queue::{Backend, Queue};
 pub use readable::{BodyEncoding, ReadableBody};
 pub use receipt::{Nonce, Receipt};
+pub use settle::{Settle, SettleAction};

@@ -1,19 +1,15 @@
 //! Queue names.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::error::{Error, Result};
-
-/// The name of a queue: 1 to 80 characters out of `A-Z a-z 0-9 _ . - : /`.
+/// Name of a queue: 1 to 80 characters out of `A-Z a-z 0-9 _ . - : /`.
 ///
-/// A name is checked when it is made, so that no backend ever builds a broken key, path or URL
-/// from one. `:` and `/` are not portable: a backend that cannot hold them says so in
-/// [`Capabilities::extended_names`](crate::Capabilities::extended_names) and refuses to open
-/// such a queue.
+/// A name is checked when it is created, so that no backend builds a broken key, path or URL from it. `:` and
+/// `/` are not portable: a backend that does not support them reports so in
+/// [`Capabilities::extended_names`](crate::Capabilities::extended_names) and refuses to open such a queue.
 ///
 /// ```
 /// use pillarbox_core::QueueName;
@@ -23,39 +19,33 @@ use crate::error::{Error, Result};
 /// assert!("no spaces".parse::<QueueName>().is_err());
 /// # Ok::<(), pillarbox_core::Error>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(into = "String")]
 pub struct QueueName(Arc<str>);
 
 impl QueueName {
-    /// The longest name allowed, in characters.
+    /// Maximum length of a name, in characters.
     pub const MAX_LEN: usize = 80;
 
-    /// Checks `name` and makes a queue name of it.
-    pub fn new(name: &str) -> Result<Self> {
-        let problem = if name.is_empty() {
-            "is empty".to_owned()
+    /// Checks a name; the error describes what is wrong with it.
+    pub(crate) fn check(name: &str) -> Result<Self, String> {
+        if name.is_empty() {
+            Err("is empty".to_owned())
         } else if let Some(bad) = name.chars().find(|c| !is_allowed(*c)) {
-            format!("contains {bad:?}")
+            Err(format!("contains {bad:?}"))
         } else if name.len() > Self::MAX_LEN {
-            format!("has {} characters", name.len())
+            Err(format!("has {} characters", name.len()))
         } else {
-            return Ok(Self(name.into()));
-        };
-        Err(Error::invalid(
-            None,
-            "queue name",
-            format!("{:?} {problem}", shorten(name)),
-            "1 to 80 characters out of A-Z a-z 0-9 _ . - : /",
-        ))
+            Ok(Self(name.into()))
+        }
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether the name uses `:` or `/`, which not every backend can hold.
+    /// Returns whether the name contains `:` or `/`, which not every backend supports.
     pub fn is_extended(&self) -> bool {
         self.0.contains([':', '/'])
     }
@@ -63,14 +53,6 @@ impl QueueName {
 
 fn is_allowed(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | ':' | '/')
-}
-
-/// Keeps an error text readable when somebody passes a whole document as a name.
-fn shorten(name: &str) -> String {
-    match name.char_indices().nth(QueueName::MAX_LEN) {
-        Some((end, _)) => format!("{}…", &name[..end]),
-        None => name.to_owned(),
-    }
 }
 
 impl fmt::Display for QueueName {
@@ -82,38 +64,6 @@ impl fmt::Display for QueueName {
 impl fmt::Debug for QueueName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "QueueName({})", self.0)
-    }
-}
-
-impl FromStr for QueueName {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::new(name)
-    }
-}
-
-impl TryFrom<&str> for QueueName {
-    type Error = Error;
-
-    fn try_from(name: &str) -> Result<Self> {
-        Self::new(name)
-    }
-}
-
-impl TryFrom<String> for QueueName {
-    type Error = Error;
-
-    fn try_from(name: String) -> Result<Self> {
-        Self::new(&name)
-    }
-}
-
-impl TryFrom<&String> for QueueName {
-    type Error = Error;
-
-    fn try_from(name: &String) -> Result<Self> {
-        Self::new(name)
     }
 }
 
@@ -132,9 +82,10 @@ impl From<QueueName> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
-    fn allowed_characters_and_lengths_make_a_name() {
+    fn allowed_characters_and_lengths_are_accepted() {
         for good in ["a", "A.b_c-9", "tenant:acme/orders", &"x".repeat(80)] {
             assert_eq!(QueueName::new(good).unwrap().as_str(), good);
         }

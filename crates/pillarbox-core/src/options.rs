@@ -1,11 +1,13 @@
-//! What callers say about a send or a receive.
+//! Options of a send, a receive and a queue.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Attributes, MessageId, Timestamp};
+use crate::clock::Timestamp;
+use crate::message::Outgoing;
+use crate::{Attributes, MessageId};
 
-/// How a message is sent.
+/// Options of a send.
 ///
 /// ```
 /// use std::time::Duration;
@@ -27,25 +29,25 @@ pub struct SendOptions {
 }
 
 impl SendOptions {
-    /// No reply address, no delay, no attributes, a new id.
+    /// Creates the default options: a new id, no reply address, no delay, no attributes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sends under this id. If the queue already holds it, the send succeeds and stores nothing.
+    /// Sets the id of the message. If the queue already holds this id, the send succeeds and stores nothing.
     pub fn id(mut self, id: MessageId) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// Says where an answer should go: the name of a queue, or what the receiver's
-    /// [`MailboxResolver`](crate::MailboxResolver) understands.
+    /// Sets the address for a reply: the name of a queue, or any address that the receiver's
+    /// [`MailboxResolver`](crate::MailboxResolver) resolves.
     pub fn reply_to(mut self, address: impl Into<Arc<str>>) -> Self {
         self.reply_to = Some(address.into());
         self
     }
 
-    /// Keeps the message invisible for this long.
+    /// Sets the time until the message becomes ready. Defaults to 0.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
@@ -57,50 +59,50 @@ impl SendOptions {
         self
     }
 
-    /// Sets all attributes at once, in place of those there were.
+    /// Replaces all attributes.
     pub fn attributes(mut self, attributes: Attributes) -> Self {
         self.attributes = attributes;
         self
     }
 
-    /// Names the group of the message, which keeps its order with others of the same group where the queue as
-    /// a whole has none. What it does depends on the backend:
+    /// Sets the group of the message. Messages of one group stay in order even if the queue as a whole does
+    /// not. The effect depends on the backend:
     ///
     /// | queue | messages of one group |
     /// |---|---|
     /// | Redis, [spread over partitions](crate::QueueOptions::partitions) | are in the same partition, and so are delivered in the order in which they became ready |
     /// | SQS FIFO | are a message group of SQS: delivered in the order of sending, and none while an earlier one of the group is in flight |
-    /// | any other | as all others: a queue of memory, SQLite or Redis that is whole delivers all messages in the order in which they became ready, an SQS standard queue promises no order |
+    /// | any other | are delivered as all others: memory, SQLite and Redis without partitions deliver all messages in the order in which they became ready, an SQS standard queue guarantees no order |
     ///
-    /// Except on SQS FIFO queues, it does not keep two workers from handling messages of a group at the
-    /// same time, and a message that is given back lines up behind the others. It is the value of the
-    /// attribute [`Outgoing::GROUP`](crate::Outgoing::GROUP), so it goes wherever the message goes.
+    /// Except on SQS FIFO queues, two workers may handle messages of a group at the same time, and a message
+    /// that is returned goes to the tail of the queue. The group is the value of the attribute
+    /// [`Outgoing::GROUP`], so it travels with the message.
     pub fn group(self, group: impl Into<String>) -> Self {
-        self.attribute(crate::Outgoing::GROUP, group)
+        self.attribute(Outgoing::GROUP, group)
     }
 
-    /// Says what the message is known by if it is sent again, in place of its id, where the backend has a
-    /// window for that ([`Capabilities::deduplication`](crate::Capabilities::deduplication)): SQS FIFO.
-    /// Elsewhere it is an attribute and nothing more; a repeated [`id`](Self::id) is enough there.
+    /// Sets the id by which a repeated message is recognized in place of its message id, if the backend has a
+    /// [deduplication window](crate::Capabilities::deduplication) (SQS FIFO). On other backends it is a plain
+    /// attribute; a repeated [`id`](Self::id) is enough there.
     pub fn deduplication(self, deduplication: impl Into<String>) -> Self {
-        self.attribute(crate::Outgoing::DEDUPLICATION, deduplication)
+        self.attribute(Outgoing::DEDUPLICATION, deduplication)
     }
 
-    /// Says of which kind the message is, for a mailbox that carries several: a worker's router
-    /// finds the handler by it. It is the value of the attribute
-    /// [`Outgoing::KIND`](crate::Outgoing::KIND).
+    /// Sets the kind of the message, by which a worker's router chooses the handler. It is the value of the
+    /// attribute [`Outgoing::KIND`].
     pub fn kind(self, kind: impl Into<String>) -> Self {
-        self.attribute(crate::Outgoing::KIND, kind)
+        self.attribute(Outgoing::KIND, kind)
     }
 
-    /// Keeps the time at which the message was first sent, when it is moved from another queue.
+    /// Sets the time at which the message was first sent, for a message that is moved from another queue.
+    /// Defaults to now, by the backend's clock.
     pub fn enqueued_at(mut self, at: Timestamp) -> Self {
         self.enqueued_at = Some(at);
         self
     }
 }
 
-/// How messages are received.
+/// Options of a receive.
 ///
 /// ```
 /// use std::time::Duration;
@@ -114,22 +116,22 @@ impl SendOptions {
 #[non_exhaustive]
 #[must_use]
 pub struct Receive {
-    /// The most messages to deliver. At least 1.
+    /// Maximum number of messages to deliver. At least 1.
     pub max: usize,
-    /// How long the lease on each message runs. 0 to 43,200 s, 30 s by default.
+    /// Length of the lease on each message: 0 to 43,200 s. Defaults to 30 s.
     pub visibility: Duration,
-    /// How long to wait for a first message. 0 by default: not at all.
+    /// Maximum time to wait for a first message. Defaults to 0: no wait.
     pub wait: Duration,
 }
 
 impl Receive {
-    /// The lease that a receive starts unless told otherwise.
+    /// Default length of a lease.
     pub const DEFAULT_VISIBILITY: Duration = Duration::from_secs(30);
 
-    /// Receives up to `max` messages, without waiting for the batch to fill.
+    /// Receives at most `max` messages, without waiting for the batch to fill.
     ///
-    /// At most [`Capabilities::max_receive`](crate::Capabilities::max_receive): 10 on SQS, 1,000
-    /// elsewhere. More is refused.
+    /// A `max` above [`Capabilities::max_receive`](crate::Capabilities::max_receive), which is 10 on SQS and
+    /// 1,000 on the other backends, is refused.
     pub const fn up_to(max: usize) -> Self {
         Self { max, visibility: Self::DEFAULT_VISIBILITY, wait: Duration::ZERO }
     }
@@ -139,13 +141,13 @@ impl Receive {
         Self::up_to(1)
     }
 
-    /// Sets how long the lease on each message runs.
+    /// Sets the length of the lease on each message. Defaults to 30 s.
     pub const fn visibility(mut self, visibility: Duration) -> Self {
         self.visibility = visibility;
         self
     }
 
-    /// Sets how long to wait for a first message (a long poll).
+    /// Sets the maximum time to wait for a first message (a long poll). Defaults to 0.
     pub const fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
@@ -155,5 +157,100 @@ impl Receive {
 impl Default for Receive {
     fn default() -> Self {
         Self::one()
+    }
+}
+
+/// Options of an open queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueueOptions {
+    /// Maximum number of messages, in any state, that sends through this handle may fill the queue up to.
+    /// `None`: no limit.
+    pub max_size: Option<u64>,
+    /// Minimum number of partitions of the queue, if the backend supports partitions. `None`: as many as it
+    /// has.
+    pub partitions: Option<u32>,
+    /// Time without use after which the backend deletes the queue with its messages. `None`: the default that
+    /// the backend was opened with, which is never unless set.
+    pub default_ttl: Option<Duration>,
+}
+
+impl QueueOptions {
+    /// Creates the default options.
+    pub const fn new() -> Self {
+        Self { max_size: None, partitions: None, default_ttl: None }
+    }
+
+    /// Sets the maximum number of messages. Sends that would exceed it are refused. Defaults to no limit.
+    pub const fn max_size(mut self, max_size: u64) -> Self {
+        self.max_size = Some(max_size);
+        self
+    }
+
+    /// Sets the minimum number of partitions, which may be on different servers. Order is then kept within a
+    /// partition; messages of one [group](crate::Outgoing::group) are always in the same partition. The
+    /// number applies to all users of the queue until
+    /// [`Backend::set_partitions`](crate::Backend::set_partitions) changes it.
+    ///
+    /// A backend without partitions ([`Capabilities::max_partitions`](crate::Capabilities::max_partitions)
+    /// is 1) accepts any number and keeps all messages in order.
+    pub const fn partitions(mut self, partitions: u32) -> Self {
+        self.partitions = Some(partitions);
+        self
+    }
+
+    /// Sets the time without a send, receive or settle after which the backend deletes the queue, **with all
+    /// its messages**. Defaults to the value that the backend was opened with.
+    ///
+    /// The time applies to all handles that this backend has of the queue, including those that set none. If
+    /// several handles set different times, the longest applies, until the last handle of the queue is
+    /// dropped. Use through another backend handle or process renews the time only if that sets one, too.
+    ///
+    /// Refused, and never ignored, if the backend cannot delete unused queues
+    /// ([`Capabilities::default_ttl`](crate::Capabilities::default_ttl)), and together with
+    /// [`partitions`](Self::partitions).
+    pub const fn default_ttl(mut self, time: Duration) -> Self {
+        self.default_ttl = Some(time);
+        self
+    }
+}
+
+/// Partitions of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Partitions {
+    /// Number of partitions that messages are sent to.
+    pub sent_to: u32,
+    /// Number of partitions that may hold messages. Greater than [`sent_to`](Self::sent_to) after the number
+    /// was reduced, until the surplus partitions are empty.
+    pub held_in: u32,
+}
+
+impl Partitions {
+    /// The single partition of a queue that is not spread.
+    pub const WHOLE: Self = Self { sent_to: 1, held_in: 1 };
+
+    /// Creates a description of the partitions of a queue.
+    pub const fn new(sent_to: u32, held_in: u32) -> Self {
+        Self { sent_to, held_in }
+    }
+}
+
+/// Rule by which a backend itself moves messages to another queue after too many deliveries, without a worker.
+///
+/// They arrive as they were sent: without an error, which only a worker knows.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Redrive {
+    /// Target queue: its name on this backend, or the backend's form of an address elsewhere.
+    pub to: Box<str>,
+    /// Number of deliveries after which a message is moved.
+    pub max_deliveries: u32,
+}
+
+impl Redrive {
+    /// Moves messages to the queue `to` after `max_deliveries` deliveries.
+    pub fn new(to: impl Into<Box<str>>, max_deliveries: u32) -> Self {
+        Self { to: to.into(), max_deliveries }
     }
 }

@@ -1,4 +1,4 @@
-//! Bodies within JSON that people and scripts read.
+//! Bodies as JSON values, for people and scripts.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -6,20 +6,19 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// How a body is written within JSON.
+/// Encoding of a body as a JSON value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BodyEncoding {
-    /// The value that it is.
+    /// The body is JSON and is written as that value.
     Json,
-    /// A string; also for JSON that is nested deeper than [`ReadableBody::MAX_DEPTH`].
+    /// A string. Also used for JSON that is nested deeper than [`ReadableBody::MAX_DEPTH`].
     Text,
-    /// A string of base64, for bytes that are no UTF-8 and for JSON with half of a surrogate pair in it, such as
-    /// `"\ud800"`.
+    /// A base64 string, for bytes that are not UTF-8 and for JSON with an unpaired surrogate, such as `"\ud800"`.
     Base64,
 }
 
-/// A body as a JSON value that can be read, and that becomes the body again.
+/// A body as a readable JSON value, which can be converted back to the body.
 ///
 /// ```
 /// use pillarbox_core::{BodyEncoding, ReadableBody};
@@ -32,54 +31,55 @@ pub enum BodyEncoding {
 /// ```
 #[derive(Debug, Clone)]
 pub struct ReadableBody {
-    /// How it is written.
+    /// Encoding of the value.
     pub encoding: BodyEncoding,
     /// The value.
     pub value: Box<RawValue>,
 }
 
 impl ReadableBody {
-    /// The deepest nesting of arrays and objects that is given as JSON. Readers of JSON have limits (this crate's
-    /// reads 127 levels, others read 256 or 1,000), and a body is written within other objects.
+    /// Maximum nesting of arrays and objects that is written as JSON. JSON parsers have limits (127 levels in
+    /// serde_json, 256 or 1,000 in others), and the body itself is written inside other objects.
     pub const MAX_DEPTH: usize = 100;
 
-    /// A body that comes back to the byte: JSON that would not, for the white space around it, is given as
-    /// text.
+    /// Encodes a body so that it converts back to the same bytes. JSON that would not, because of the white space
+    /// around it, is written as text.
     pub fn exact(body: &[u8]) -> Self {
         Self::new(body, |json, text| json == text)
     }
 
-    /// A body that is easy to use: all JSON is given as JSON, though white space around it and line breaks
-    /// in it may change.
+    /// Encodes a body so that it is easy to use: all JSON is written as JSON, although white space around it and line
+    /// breaks in it may change.
     pub fn convenient(body: &[u8]) -> Self {
         Self::new(body, |_, _| true)
     }
 
-    fn new(body: &[u8], is_good: impl Fn(&str, &str) -> bool) -> Self {
+    /// Encodes a body as JSON if `accepts` the JSON value, given with the original text.
+    fn new(body: &[u8], accepts: impl Fn(&str, &str) -> bool) -> Self {
         let base64 =
             || Self { encoding: BodyEncoding::Base64, value: string(&BASE64.encode(body)) };
         let Ok(text) = std::str::from_utf8(body) else { return base64() };
         let text_value = || Self { encoding: BodyEncoding::Text, value: string(text) };
         let Ok(json) = serde_json::from_str::<&RawValue>(text) else { return text_value() };
-        match obstacle(json.get()) {
-            Some(Obstacle::HalfCharacter) => return base64(),
-            Some(Obstacle::Depth) => return text_value(),
+        match rejection(json.get()) {
+            Some(Rejection::UnpairedSurrogate) => return base64(),
+            Some(Rejection::Depth) => return text_value(),
             None => {}
         }
         match on_one_line(json) {
-            Some(value) if is_good(value.get(), text) => {
+            Some(value) if accepts(value.get(), text) => {
                 Self { encoding: BodyEncoding::Json, value }
             }
             _ => text_value(),
         }
     }
 
-    /// The body. Fails where the value is not what the encoding says, and says how.
+    /// Decodes the body. Fails with a description if the value does not match the encoding.
     pub fn bytes(&self) -> Result<Bytes, String> {
         Self::read(self.encoding, &self.value)
     }
 
-    /// The same of a value that was not taken over.
+    /// Decodes a body from a borrowed value.
     pub fn read(encoding: BodyEncoding, value: &RawValue) -> Result<Bytes, String> {
         let text = || {
             serde_json::from_str::<String>(value.get()).map_err(|_| {
@@ -97,50 +97,50 @@ impl ReadableBody {
     }
 }
 
-/// JSON, character by character but for line breaks in it.
+/// Replaces the line breaks of a JSON value by spaces.
 fn on_one_line(json: &RawValue) -> Option<Box<RawValue>> {
     if json.get().contains(['\n', '\r']) {
-        // Not within a string, where JSON has them escaped.
+        // None is inside a string, where JSON escapes them.
         RawValue::from_string(json.get().replace(['\n', '\r'], " ")).ok()
     } else {
         Some(json.to_owned())
     }
 }
 
-/// Why readers of JSON refuse what its grammar allows.
+/// Reason why parsers reject JSON that its grammar allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Obstacle {
+enum Rejection {
     /// It is nested too deeply.
     Depth,
-    /// An escape in it is half of a surrogate pair, which no text in UTF-8 can hold.
-    HalfCharacter,
+    /// It contains an unpaired surrogate, which UTF-8 cannot represent.
+    UnpairedSurrogate,
 }
 
-/// Looks for what readers refuse in what is JSON by its grammar.
-fn obstacle(json: &str) -> Option<Obstacle> {
+/// Returns why parsers would reject grammatical JSON.
+fn rejection(json: &str) -> Option<Rejection> {
     let bytes = json.as_bytes();
-    let (mut place, mut depth, mut is_text, mut is_deep) = (0, 0_usize, false, false);
-    while let Some(byte) = bytes.get(place) {
-        place += 1;
-        match (is_text, byte) {
-            (_, b'"') => is_text = !is_text,
+    let (mut position, mut depth, mut in_string, mut is_deep) = (0, 0_usize, false, false);
+    while let Some(byte) = bytes.get(position) {
+        position += 1;
+        match (in_string, byte) {
+            (_, b'"') => in_string = !in_string,
             (true, b'\\') => {
-                place += 1;
-                let unit = match bytes.get(place - 1) {
-                    Some(b'u') => utf16_unit(bytes, place),
+                position += 1;
+                let unit = match bytes.get(position - 1) {
+                    Some(b'u') => utf16_unit(bytes, position),
                     _ => continue,
                 };
-                place += 4;
+                position += 4;
                 match unit {
                     Some(0xD800..=0xDBFF) => {
-                        let is_escape = bytes.get(place..place + 2) == Some(br"\u");
-                        let low = if is_escape { utf16_unit(bytes, place + 2) } else { None };
+                        let is_escape = bytes.get(position..position + 2) == Some(br"\u");
+                        let low = if is_escape { utf16_unit(bytes, position + 2) } else { None };
                         if !matches!(low, Some(0xDC00..=0xDFFF)) {
-                            return Some(Obstacle::HalfCharacter);
+                            return Some(Rejection::UnpairedSurrogate);
                         }
-                        place += 6;
+                        position += 6;
                     }
-                    Some(0xDC00..=0xDFFF) => return Some(Obstacle::HalfCharacter),
+                    Some(0xDC00..=0xDFFF) => return Some(Rejection::UnpairedSurrogate),
                     _ => {}
                 }
             }
@@ -152,17 +152,17 @@ fn obstacle(json: &str) -> Option<Obstacle> {
             _ => {}
         }
     }
-    is_deep.then_some(Obstacle::Depth)
+    is_deep.then_some(Rejection::Depth)
 }
 
-/// The four hexadecimal digits from a place on.
-fn utf16_unit(bytes: &[u8], place: usize) -> Option<u16> {
-    let digits = std::str::from_utf8(bytes.get(place..place + 4)?).ok()?;
+/// Parses the four hexadecimal digits at a position.
+fn utf16_unit(bytes: &[u8], position: usize) -> Option<u16> {
+    let digits = std::str::from_utf8(bytes.get(position..position + 4)?).ok()?;
     u16::from_str_radix(digits, 16).ok()
 }
 
 fn string(text: &str) -> Box<RawValue> {
-    // A string can always be written as JSON.
+    // Serializing a string cannot fail.
     serde_json::value::to_raw_value(text).unwrap_or_default()
 }
 
@@ -191,8 +191,8 @@ mod tests {
     }
 
     #[test]
-    fn json_that_other_readers_refuse_is_not_given_as_json() {
-        for half in [
+    fn json_that_parsers_reject_is_not_written_as_json() {
+        for unpaired in [
             r#""\udc00""#,
             r#""\ud800x""#,
             r#""\ud800\n""#,
@@ -200,12 +200,12 @@ mod tests {
             r#"{"\uDBFF": 1}"#,
             r#"[["x", "\\\ud800\u0041"]]"#,
         ] {
-            assert!(serde_json::from_str::<serde_json::Value>(half).is_err(), "{half}");
+            assert!(serde_json::from_str::<serde_json::Value>(unpaired).is_err(), "{unpaired}");
             for readable in
-                [ReadableBody::exact, ReadableBody::convenient].map(|f| f(half.as_bytes()))
+                [ReadableBody::exact, ReadableBody::convenient].map(|f| f(unpaired.as_bytes()))
             {
-                assert_eq!(readable.encoding, BodyEncoding::Base64, "{half}");
-                assert_eq!(readable.bytes().unwrap(), half.as_bytes());
+                assert_eq!(readable.encoding, BodyEncoding::Base64, "{unpaired}");
+                assert_eq!(readable.bytes().unwrap(), unpaired.as_bytes());
             }
         }
         let nested = |depth| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
@@ -218,13 +218,13 @@ mod tests {
             let readable = ReadableBody::exact(body.as_bytes());
             assert_eq!((readable.encoding, readable.bytes().unwrap() == body), (encoding, true));
         }
-        // Brackets of a text nest nothing, and what is closed is not nested.
+        // Brackets inside a string do not nest, and neither do closed ones.
         let flat = format!("[{:?}, {}0]", "[".repeat(1000), "[[]],".repeat(1000));
         assert_eq!(ReadableBody::exact(flat.as_bytes()).encoding, BodyEncoding::Json);
     }
 
     #[test]
-    fn an_exact_body_comes_back_to_the_byte() {
+    fn an_exact_body_converts_back_to_the_same_bytes() {
         for body in [
             &b"{\"n\": 1.10}"[..],
             b" {\n \"n\": 1}\n",
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_what_its_encoding_says_is_refused() {
+    fn a_value_that_does_not_match_its_encoding_is_refused() {
         for encoding in [BodyEncoding::Text, BodyEncoding::Base64] {
             let value = RawValue::from_string("1".to_owned()).unwrap();
             assert!(ReadableBody { encoding, value }.bytes().unwrap_err().contains("is a string"));

@@ -1,25 +1,22 @@
-//! Receipts: what a consumer settles a delivery with.
+//! Receipts, by which a consumer settles a delivery.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use rand::Rng;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use uuid::Uuid;
 
 use crate::MessageId;
-use crate::error::{Error, Result};
 
-/// The right to settle one delivery of one message.
+/// Token that settles one delivery of one message.
 ///
-/// Every delivery has a receipt of its own, which cannot be guessed and dies when the delivery
-/// ends: by settling, by expiry, by a purge. A receipt may leave the process as text and settle
-/// from another one.
+/// Every delivery has its own receipt, which cannot be guessed and becomes invalid when the delivery ends: by
+/// settling, expiry or a purge. A receipt may be passed to another process as text and settle from there.
 ///
-/// Backends of ours write a receipt as the message id, a dot and 16 random characters, so that a
-/// receipt in a log can be traced to its message. Others, such as SQS, have a form of their own,
-/// which is carried untouched.
+/// Pillarbox's own backends write a receipt as the message id, a dot and 16 random characters, so that a
+/// receipt in a log can be traced to its message. Other services, such as SQS, have their own form, which is
+/// carried unchanged.
 ///
 /// ```
 /// use pillarbox_core::Receipt;
@@ -32,8 +29,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Receipt(Form);
 
-/// Both forms have one text each, and no text belongs to both: equality of receipts is equality
-/// of their texts.
+/// No text parses to both forms, so receipts are equal if and only if their texts are.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Form {
     Token { id: MessageId, nonce: Nonce },
@@ -41,22 +37,25 @@ enum Form {
 }
 
 impl Receipt {
-    /// The longest text that [`Receipt::from_str`] takes; SQS promises to stay within 1,024.
+    /// Maximum length of a receipt's text. SQS promises at most 1,024.
     const MAX_LEN: usize = 4096;
 
-    /// Makes the receipt of one delivery of message `id`.
+    /// Creates the receipt of one delivery of message `id`.
     pub const fn new(id: MessageId, nonce: Nonce) -> Self {
         Self(Form::Token { id, nonce })
     }
 
-    /// Carries a receipt in a form of the backend's own.
-    ///
-    /// Fails where the text is empty, longer than 4,096 bytes or holds a control character.
-    pub fn foreign(text: &str) -> Result<Self> {
-        text.parse()
+    /// Parses a receipt of either form. `None` if the text is empty, too long or contains a control character.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        if let Some(token) = parse_token(text) {
+            return Some(Self(token));
+        }
+        let is_valid =
+            !text.is_empty() && text.len() <= Self::MAX_LEN && !text.contains(char::is_control);
+        is_valid.then(|| Self(Form::Foreign(text.into())))
     }
 
-    /// The message and the delivery, where the receipt has the form of [`Receipt::new`].
+    /// Returns the message id and the nonce, if the receipt has the form of [`Receipt::new`].
     pub const fn token(&self) -> Option<(MessageId, Nonce)> {
         match self.0 {
             Form::Token { id, nonce } => Some((id, nonce)),
@@ -64,7 +63,7 @@ impl Receipt {
         }
     }
 
-    /// The message that the receipt is for, where the receipt tells.
+    /// Returns the id of the message, if the receipt contains it.
     pub const fn message_id(&self) -> Option<MessageId> {
         match self.0 {
             Form::Token { id, .. } => Some(id),
@@ -84,7 +83,7 @@ impl fmt::Display for Receipt {
 
 impl fmt::Debug for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Enough to tell two apart in a log, and not enough to settle with.
+        // Enough to distinguish two receipts in a log, and not enough to settle with.
         let text = self.to_string();
         let visible = match self.message_id() {
             Some(_) => 36 + 1 + 4,
@@ -94,27 +93,8 @@ impl fmt::Debug for Receipt {
     }
 }
 
-impl FromStr for Receipt {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        if let Some(token) = parse_token(text) {
-            return Ok(Self(token));
-        }
-        if text.is_empty() || text.len() > Self::MAX_LEN || text.contains(char::is_control) {
-            return Err(Error::invalid(
-                None,
-                "receipt",
-                format!("{} bytes of text", text.len()),
-                "the text of a receipt as it was received, 1 to 4,096 bytes without control characters",
-            ));
-        }
-        Ok(Self(Form::Foreign(text.into())))
-    }
-}
-
-/// Reads exactly what `Display` writes for a token; any other spelling of the same UUID is
-/// another text and so another receipt.
+/// Parses exactly what `Display` writes for a token. Another spelling of the same UUID is another text, and so
+/// another receipt.
 fn parse_token(text: &str) -> Option<Form> {
     let (id, nonce) = text.split_once('.')?;
     if id.len() != 36 || id.bytes().any(|b| b.is_ascii_uppercase()) {
@@ -130,31 +110,23 @@ impl Serialize for Receipt {
     }
 }
 
-impl<'de> Deserialize<'de> for Receipt {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-/// The secret part of a receipt: 96 bits, written as 16 characters out of `A-Z a-z 0-9 - _`.
+/// Secret part of a receipt: 96 bits, written as 16 characters out of `A-Z a-z 0-9 - _`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nonce([u8; 12]);
 
 impl Nonce {
-    /// The length of a nonce as text.
+    /// Length of a nonce as text.
     pub const TEXT_LEN: usize = 16;
 
-    /// Makes a nonce that nobody can guess, from a cryptographic generator.
+    /// Creates an unguessable nonce from a cryptographic generator.
     pub fn random() -> Self {
         let mut bytes = [0; 12];
         rand::rng().fill_bytes(&mut bytes);
         Self(bytes)
     }
 
-    /// Makes a nonce whose first 84 bits nobody can guess, and whose last 12 are the backend's own:
-    /// what it must know of a delivery to find it, such as a partition. Of the mark, only 12 bits are
-    /// taken.
+    /// Creates a nonce whose first 84 bits are unguessable and whose last 12 bits are `mark`: what the backend
+    /// needs to find the delivery, such as its partition. The upper 4 bits of `mark` are ignored.
     pub fn random_with_mark(mark: u16) -> Self {
         let mut nonce = Self::random();
         nonce.0[10] = nonce.0[10] & 0xf0 | (mark >> 8) as u8 & 0x0f;
@@ -162,22 +134,22 @@ impl Nonce {
         nonce
     }
 
-    /// The last 12 bits.
+    /// Returns the last 12 bits.
     pub const fn mark(&self) -> u16 {
         (self.0[10] as u16 & 0x0f) << 8 | self.0[11] as u16
     }
 
-    /// Makes a nonce of the caller's bytes, for tests and for models that must be repeatable.
+    /// Creates a nonce from the caller's bytes, for tests and models that must be repeatable.
     pub const fn from_bytes(bytes: [u8; 12]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes of the nonce.
+    /// Returns the bytes of the nonce.
     pub const fn as_bytes(&self) -> &[u8; 12] {
         &self.0
     }
 
-    /// Reads a nonce from its text.
+    /// Parses a nonce from its text.
     pub fn parse(text: &str) -> Option<Self> {
         let digits: &[u8; Self::TEXT_LEN] = text.as_bytes().try_into().ok()?;
         let mut bytes = [0; 12];
@@ -191,20 +163,20 @@ impl Nonce {
         Some(Self(bytes))
     }
 
-    /// The characters of the nonce, for those who write it somewhere without a `String`.
+    /// Returns the characters of the nonce without allocating.
     pub fn to_text(self) -> [u8; Self::TEXT_LEN] {
         let mut text = [0; Self::TEXT_LEN];
         for (four, three) in text.chunks_exact_mut(4).zip(self.0.chunks_exact(3)) {
             let group = u32::from_be_bytes([0, three[0], three[1], three[2]]);
-            for (place, digit) in four.iter_mut().enumerate() {
-                *digit = DIGITS[(group >> (18 - 6 * place) & 63) as usize];
+            for (index, digit) in four.iter_mut().enumerate() {
+                *digit = DIGITS[(group >> (18 - 6 * index) & 63) as usize];
             }
         }
         text
     }
 }
 
-/// The URL-safe alphabet of base64.
+/// URL-safe base64 alphabet.
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 fn digit_value(digit: u8) -> Option<u32> {
@@ -239,6 +211,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Error;
 
     #[test]
     fn nonces_do_not_repeat() {
@@ -247,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_carries_a_mark_and_stays_secret() {
+    fn a_nonce_carries_a_mark_and_stays_random() {
         for mark in [0, 1, 15, 255, 256, 2741, 4095] {
             let (one, other) = (Nonce::random_with_mark(mark), Nonce::random_with_mark(mark));
             assert_eq!((one.mark(), other.mark()), (mark, mark));
@@ -281,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_or_endless_text_is_no_receipt() {
+    fn empty_or_overlong_text_is_not_a_receipt() {
         for bad in ["", "a\nb", &"x".repeat(5000)] {
             assert!(matches!(bad.parse::<Receipt>(), Err(Error::InvalidParameter { .. })));
         }

@@ -1,4 +1,4 @@
-//! Results, on their way back.
+//! Collection of results.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,62 +19,62 @@ use crate::evaluator::{BoxEvaluator, Case, IntoEvaluator, Session};
 use crate::message::Scored;
 use crate::report::EvalReport;
 use crate::result::EvalResult;
-use crate::run::slots::{Index, Light};
+use crate::run::sample_state::{Index, ResultSummary};
 use crate::run::{EvalRun, Progress, ScoredBy, Stray};
 
-/// How long the collector keeps results to itself: longer than it takes to write them down, and as long as the next
-/// one waits for them if it is killed. If it ends too early, they come twice and count once.
+/// Lease of results that were scored by workers: longer than it takes to store them. If it expires too early they are
+/// delivered again, and count once.
 const LEASE: Duration = Duration::from_secs(10);
-/// The same where it judges them first, one after the other. What comes again because that took too long is known by
-/// then.
+/// Lease of outputs that the collector scores, one after the other. An output that is delivered again is not scored
+/// again.
 const LONG_LEASE: Duration = Duration::from_secs(60);
-/// The longest single wait for results.
+/// Maximum wait of one receive.
 const POLL: Duration = Duration::from_secs(10);
-/// How long to wait after an error of the backend.
-const PAUSE: Duration = Duration::from_millis(500);
-/// After how long without any result that is worth a word.
-const SILENCE: Duration = Duration::from_secs(30);
+/// Delay after an error of the backend.
+const ERROR_DELAY: Duration = Duration::from_millis(500);
+/// Time without any result after which a warning is logged.
+const WARN_AFTER: Duration = Duration::from_secs(30);
 
-/// Somebody who is told how far it is.
-type Told = Box<dyn FnMut(&Progress) + Send>;
+/// Callback for the progress.
+type OnProgress = Box<dyn FnMut(&Progress) + Send>;
 
-/// How results are collected: for how long, and who is told how far it is.
+/// Options for collecting results: time limit and progress.
 #[must_use]
 #[derive(Default)]
 pub struct Collect {
     timeout: Option<Duration>,
-    told: Option<Told>,
+    on_progress: Option<OnProgress>,
     #[cfg(feature = "progress")]
     has_bar: bool,
 }
 
 impl Collect {
-    /// Until all results are there, however long that takes.
+    /// Collects until all results have arrived.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Until all results are there, but for so long at most; then it takes what is there by then. What is missing is in
-    /// the report as such, and can be collected later.
+    /// Collects until all results have arrived or the time is over. Results that are available then are still taken;
+    /// the others are reported as missing and can be collected later.
     pub fn within(timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..Self::default() }
     }
 
-    /// Those that are there already.
-    pub fn what_is_there() -> Self {
+    /// Collects the results that are available now.
+    pub fn available() -> Self {
         Self::within(Duration::ZERO)
     }
 
-    /// Shows a bar on stderr, if that is a terminal.
+    /// Shows a progress bar on stderr if that is a terminal.
     #[cfg(feature = "progress")]
     pub fn progress_bar(mut self) -> Self {
         self.has_bar = true;
         self
     }
 
-    /// Calls a function now and then with how far it is.
-    pub fn on_progress(mut self, told: impl FnMut(&Progress) + Send + 'static) -> Self {
-        self.told = Some(Box::new(told));
+    /// Sets a function that is called with the progress.
+    pub fn on_progress(mut self, callback: impl FnMut(&Progress) + Send + 'static) -> Self {
+        self.on_progress = Some(Box::new(callback));
         self
     }
 }
@@ -85,38 +85,38 @@ impl fmt::Debug for Collect {
     }
 }
 
-/// Collects the results of a run from [`EvalLoop`](crate::EvalLoop)s, and reports. Those of all samples that were
-/// sent are waited for.
+/// Collects the results of a run from [`EvalLoop`](crate::EvalLoop)s, and returns a report. Waits for the results of all
+/// samples that were sent.
 ///
-/// Each is written down before it is acknowledged: killed at any moment and called again, nothing is lost, and
-/// nothing is counted twice. The same if its future is dropped.
+/// A result is stored before it is acknowledged: if the process is killed or the future dropped at any point, calling
+/// it again loses no result and counts none twice.
 ///
 /// # Errors
 ///
-/// Where the backend does not answer until the time is over, or the results cannot be written down.
+/// If the backend is unreachable when the time is over, or a result cannot be stored.
 pub async fn collect_results<T: 'static>(
     run: &mut EvalRun,
     requests: &Mailbox<T, MainLoopResult<Scored>>,
     how: Collect,
 ) -> Result<EvalReport> {
     if run.requests().is_some() && run.scored_by() == ScoredBy::Collector {
-        let text = "its outputs are to be judged when they are collected: collect them by `collect_outputs`";
+        let text = "its outputs are scored while they are collected: use `collect_outputs`";
         return Err(EvalError::Invalid(format!("run {}: {text}", run.id())));
     }
     let results = requests.resolve_reply(&run.address())?;
-    let collecting = Collecting { run, results, how, lease: LEASE, most: 500 };
-    collecting.all(Judged).await
+    let collector = Collector { run, results, how, lease: LEASE, max_batch: 500 };
+    collector.run(ScoredByWorker).await
 }
 
-/// Collects the outputs of a run from a main loop that knows of no eval, judges them, and reports.
+/// Collects the outputs of a run from a plain main loop, scores them, and returns a report.
 ///
-/// They are judged one after the other, and each is written down at once. An evaluator that takes its time, such as a
-/// judge that asks a model, is better off in an [`EvalLoop`](crate::EvalLoop). One that fails or panics fails the
-/// sample. Judging is not cut short when the time is over.
+/// Outputs are scored one after the other, and each score is stored at once. A slow evaluator, such as a judge that asks
+/// a model, belongs into an [`EvalLoop`](crate::EvalLoop) instead. An evaluator that fails or panics fails the sample.
+/// An evaluation is not cancelled when the time is over.
 ///
 /// # Errors
 ///
-/// Those of [`collect_results`].
+/// The same as [`collect_results`].
 pub async fn collect_outputs<T, I, O, E, Args>(
     run: &mut EvalRun,
     requests: &Mailbox<T, MainLoopResult<O>>,
@@ -130,22 +130,21 @@ where
     E: DeserializeOwned + Send + Sync + 'static,
 {
     if run.requests().is_some() && run.scored_by() == ScoredBy::Workers {
-        let text =
-            "its outputs are judged by the workers: collect its results by `collect_results`";
+        let text = "its outputs are scored by the workers: use `collect_results`";
         return Err(EvalError::Invalid(format!("run {}: {text}", run.id())));
     }
     let evaluator = evaluator.into_evaluator();
     let results = requests.resolve_reply(&run.address())?;
-    let collecting = Collecting { run, results, how, lease: LONG_LEASE, most: 16 };
-    collecting.all(ToJudge(evaluator)).await
+    let collector = Collector { run, results, how, lease: LONG_LEASE, max_batch: 16 };
+    collector.run(ScoredHere(evaluator)).await
 }
 
-/// Makes a result of an answer.
-trait Judging<O> {
-    /// It costs something: each is written down at once.
-    const IS_COSTLY: bool;
+/// Turns an answer into a scored one.
+trait Scorer<O> {
+    /// Whether each result is stored at once, because scoring is expensive.
+    const IS_EXPENSIVE: bool;
 
-    fn judge(
+    fn score(
         &self,
         run: &EvalRun,
         index: Index,
@@ -153,19 +152,19 @@ trait Judging<O> {
     ) -> impl Future<Output = MainLoopResult<Scored>> + Send;
 }
 
-/// A worker has judged it.
-struct Judged;
+/// For answers that a worker has scored.
+struct ScoredByWorker;
 
-impl Judging<Scored> for Judged {
-    const IS_COSTLY: bool = false;
+impl Scorer<Scored> for ScoredByWorker {
+    const IS_EXPENSIVE: bool = false;
 
-    async fn judge(
+    async fn score(
         &self,
         _: &EvalRun,
         _: Index,
         mut answer: MainLoopResult<Scored>,
     ) -> MainLoopResult<Scored> {
-        // A worker may be no loop of ours.
+        // The worker may not be an `EvalLoop`.
         if let Some(Err(text)) = answer.output().map(|scored| scored.score.check()) {
             answer.outcome = Err(RemoteError::new(RemoteErrorKind::Failed, text));
         }
@@ -173,18 +172,18 @@ impl Judging<Scored> for Judged {
     }
 }
 
-/// It is judged here.
-struct ToJudge<I, O, E>(BoxEvaluator<I, O, E>);
+/// For outputs that the collector scores.
+struct ScoredHere<I, O, E>(BoxEvaluator<I, O, E>);
 
-impl<I, O, E> Judging<O> for ToJudge<I, O, E>
+impl<I, O, E> Scorer<O> for ScoredHere<I, O, E>
 where
     I: DeserializeOwned + Send + Sync + 'static,
     O: Serialize + Send + Sync + 'static,
     E: DeserializeOwned + Send + Sync + 'static,
 {
-    const IS_COSTLY: bool = true;
+    const IS_EXPENSIVE: bool = true;
 
-    async fn judge(
+    async fn score(
         &self,
         run: &EvalRun,
         index: Index,
@@ -192,31 +191,31 @@ where
     ) -> MainLoopResult<Scored> {
         let MainLoopResult { request_id, outcome, session_id, completed_at, .. } = answer;
         let outcome = match outcome {
-            // The evaluator is gone with a panic; what evaluators share is theirs to keep sound.
+            // The future is dropped after a panic; state that evaluators share is their own responsibility.
             Ok(output) => {
-                let judging = AssertUnwindSafe(self.score(run, index, output, session_id));
-                let judged = judging.catch_unwind().await;
-                let judged = judged.unwrap_or_else(|_| Err("the evaluator panicked".into()));
-                judged.map_err(|error| {
-                    let text = format!("the output cannot be judged: {error}");
+                let scoring = AssertUnwindSafe(self.evaluate(run, index, output, session_id));
+                let scored = scoring.catch_unwind().await;
+                let scored = scored.unwrap_or_else(|_| Err("the evaluator panicked".into()));
+                scored.map_err(|error| {
+                    let text = format!("the output cannot be scored: {error}");
                     RemoteError::new(RemoteErrorKind::Failed, text)
                 })
             }
             Err(error) => Err(error),
         };
-        let mut judged = MainLoopResult::new(request_id, outcome);
-        (judged.session_id, judged.completed_at) = (session_id, completed_at);
-        judged
+        let mut scored = MainLoopResult::new(request_id, outcome);
+        (scored.session_id, scored.completed_at) = (session_id, completed_at);
+        scored
     }
 }
 
-impl<I, O, E> ToJudge<I, O, E>
+impl<I, O, E> ScoredHere<I, O, E>
 where
     I: DeserializeOwned + Send + Sync + 'static,
     O: Serialize + Send + Sync + 'static,
     E: DeserializeOwned + Send + Sync + 'static,
 {
-    async fn score(
+    async fn evaluate(
         &self,
         run: &EvalRun,
         index: Index,
@@ -240,48 +239,48 @@ where
     }
 }
 
-struct Collecting<'a, O> {
+struct Collector<'a, O> {
     run: &'a mut EvalRun,
     results: Mailbox<MainLoopResult<O>>,
     how: Collect,
     lease: Duration,
-    /// How many are taken at a time.
-    most: usize,
+    /// Maximum number of results per receive.
+    max_batch: usize,
 }
 
-impl<O: 'static> Collecting<'_, O> {
-    /// Collects until there is nothing left to come, or the time is over.
-    async fn all(mut self, judge: impl Judging<O>) -> Result<EvalReport> {
-        let begun = Instant::now();
+impl<O: 'static> Collector<'_, O> {
+    /// Collects until no result is missing or the time is over.
+    async fn run(mut self, scorer: impl Scorer<O>) -> Result<EvalReport> {
+        let started = Instant::now();
         let deadline = self.how.timeout.map(after);
-        let known = self.run.slots.requests(|index, round| self.run.request_id(index, round));
-        let most = self.most.min(self.results.capabilities().max_receive);
+        let known = self.run.states.requests(|index, round| self.run.request_id(index, round));
+        let max_batch = self.max_batch.min(self.results.capabilities().max_receive);
         let poll = POLL.min(self.results.capabilities().max_wait.unwrap_or(POLL));
-        let mut show = Show::new(&mut self.how, self.run);
-        let (mut last, mut silence) = (begun, SILENCE);
-        // When the time is over: how many were there then, and are still taken.
-        let mut there: Option<u64> = None;
+        let mut reporter = ProgressReporter::new(&mut self.how, self.run);
+        let (mut last, mut warn_after) = (started, WARN_AFTER);
+        // Number of results still to take, once the time is over.
+        let mut remaining: Option<u64> = None;
         loop {
-            let awaited = self.run.slots.awaited();
+            let awaited = self.run.states.awaited();
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            // What is there is taken in any case: a dead letter may have been replayed.
+            // Available results are taken even if none is missing: a dead letter may have been replayed.
             let is_last = awaited == 0 || left.is_some_and(|left| left.is_zero());
-            if is_last && there.is_none() {
-                there = Some(self.results.counts().await?.ready);
+            if is_last && remaining.is_none() {
+                remaining = Some(self.results.counts().await?.ready);
             }
             let wait = if is_last { Duration::ZERO } else { poll.min(left.unwrap_or(poll)) };
             let wait = self.results.capabilities().round_up(wait);
-            let receive = Receive::up_to(most).visibility(self.lease).wait(wait);
+            let receive = Receive::up_to(max_batch).visibility(self.lease).wait(wait);
             match self.results.receive(receive).await {
                 Ok(batch) => {
-                    let come = batch.len() + batch.undecodable().len();
-                    there = there.map(|there| there.saturating_sub(come as u64));
-                    if come > 0 {
-                        take(self.run, &self.results, batch, &known, &judge).await?;
-                        show.now(self.run);
-                        (last, silence) = (Instant::now(), SILENCE);
+                    let received = batch.len() + batch.undecodable().len();
+                    remaining = remaining.map(|left| left.saturating_sub(received as u64));
+                    if received > 0 {
+                        store_batch(self.run, &self.results, batch, &known, &scorer).await?;
+                        reporter.update(self.run);
+                        (last, warn_after) = (Instant::now(), WARN_AFTER);
                     }
-                    if is_last && (come == 0 || there == Some(0)) {
+                    if is_last && (received == 0 || remaining == Some(0)) {
                         break;
                     }
                 }
@@ -289,67 +288,68 @@ impl<O: 'static> Collecting<'_, O> {
                     if is_last {
                         return Err(error.into());
                     }
-                    tracing::warn!(%error, "results cannot be collected just now");
-                    tokio::time::sleep(PAUSE.min(left.unwrap_or(PAUSE))).await;
+                    tracing::warn!(%error, "cannot receive results, trying again");
+                    tokio::time::sleep(ERROR_DELAY.min(left.unwrap_or(ERROR_DELAY))).await;
                 }
                 Err(error) => return Err(error.into()),
             }
-            if last.elapsed() >= silence {
+            if last.elapsed() >= warn_after {
                 let requests = self.run.requests().unwrap_or_default();
                 tracing::warn!(
                     requests,
                     awaited,
-                    "no result has come for {}s: does a loop work on these requests?",
+                    "no result for {}s: is a loop running for these requests?",
                     last.elapsed().as_secs()
                 );
-                silence *= 2;
+                warn_after *= 2;
             }
         }
-        drop(show);
+        drop(reporter);
         self.run.report()
     }
 }
 
-/// Writes down what came, and then acknowledges it. If that cannot be done, gives back what came.
-async fn take<O: 'static>(
+/// Stores a batch and then acknowledges it, or releases it if it cannot be stored.
+async fn store_batch<O: 'static>(
     run: &mut EvalRun,
     mailbox: &Mailbox<MainLoopResult<O>>,
     batch: Batch<MainLoopResult<O>, ()>,
     known: &HashMap<Uuid, (Index, u32)>,
-    judge: &impl Judging<O>,
+    scorer: &impl Scorer<O>,
 ) -> Result<()> {
-    let unread = batch.undecodable().iter().map(|unread| unread.message().receipt());
-    let read = batch.messages().iter().map(|message| message.receipt());
-    let receipts: Vec<_> = read.chain(unread).cloned().collect();
-    let kept = keep(run, batch, known, judge).await;
-    let settle = |receipt| match kept {
+    let undecodable = batch.undecodable().iter().map(|one| one.message().receipt());
+    let decoded = batch.messages().iter().map(|message| message.receipt());
+    let receipts: Vec<_> = decoded.chain(undecodable).cloned().collect();
+    let stored = record_batch(run, batch, known, scorer).await;
+    let settle = |receipt| match stored {
         Ok(()) => Settle::acknowledge(receipt),
         Err(_) => Settle::release(receipt, Duration::ZERO),
     };
     match mailbox.settle(receipts.into_iter().map(settle).collect::<Vec<_>>()).await {
         Ok(settled) => {
             let failed = settled.into_iter().filter_map(std::result::Result::err);
-            failed.for_each(|error| tracing::debug!(%error, "a result may come once more"));
+            failed.for_each(|error| tracing::debug!(%error, "a result may be delivered again"));
         }
-        Err(error) => tracing::debug!(%error, "these results may come once more"),
+        Err(error) => tracing::debug!(%error, "these results may be delivered again"),
     }
-    kept
+    stored
 }
 
-/// Writes down what came.
-async fn keep<O: 'static, J: Judging<O>>(
+/// Scores and stores a batch.
+async fn record_batch<O: 'static, S: Scorer<O>>(
     run: &mut EvalRun,
     mut batch: Batch<MainLoopResult<O>, ()>,
     known: &HashMap<Uuid, (Index, u32)>,
-    judge: &J,
+    scorer: &S,
 ) -> Result<()> {
     let mut strays = Vec::new();
     let mut results = Vec::new();
-    // What is new in this batch.
-    let mut taken: HashMap<Index, Light> = HashMap::new();
-    for unread in batch.take_undecodable() {
-        let (message, error) = (&unread.message().delivery().message, unread.error());
-        match answers(&message.body).and_then(|request| known.get(&request)) {
+    // New results of this batch.
+    let mut taken: HashMap<Index, ResultSummary> = HashMap::new();
+    for undecodable in batch.take_undecodable() {
+        let message = &undecodable.message().delivery().message;
+        let error = undecodable.error();
+        match answered_request(&message.body).and_then(|request| known.get(&request)) {
             Some(&(index, round)) => {
                 results.push((index, unreadable(run, index, round, message, error)?));
             }
@@ -359,32 +359,32 @@ async fn keep<O: 'static, J: Judging<O>>(
     for message in batch {
         let (answer, delivery) = message.into_parts();
         let Some(&(index, round)) = known.get(&answer.request_id) else {
-            let reason = format!("request {} is not of this run", answer.request_id);
+            let reason = format!("request {} does not belong to this run", answer.request_id);
             strays.push(stray(&delivery.message, reason));
             continue;
         };
-        // One that is known already is not judged again.
-        let may_count = |other: &Light| other.may_be_replaced_in(round);
-        if !run.slots.may_count(index, round) || !taken.get(&index).is_none_or(may_count) {
+        // A result that cannot count is not scored.
+        let may_count = |other: &ResultSummary| other.may_be_replaced_in(round);
+        if !run.states.may_count(index, round) || !taken.get(&index).is_none_or(may_count) {
             continue;
         }
-        let answer = judge.judge(run, index, answer).await;
+        let answer = scorer.score(run, index, answer).await;
         let (experiment, sample) = (&run.experiment(index).name, run.sample_id(index));
         let result = EvalResult::new(experiment, sample, round, answer);
-        let light = Light::of(&result, 0);
-        if taken.get(&index).is_none_or(|other| light.replaces(other)) {
-            taken.insert(index, light);
+        let summary = ResultSummary::of(&result, 0);
+        if taken.get(&index).is_none_or(|other| summary.replaces(other)) {
+            taken.insert(index, summary);
             results.push((index, result));
         }
-        if J::IS_COSTLY {
-            run.keep(std::mem::take(&mut results), Vec::new()).await?;
+        if S::IS_EXPENSIVE {
+            run.store(std::mem::take(&mut results), Vec::new()).await?;
         }
     }
-    run.keep(results, strays).await
+    run.store(results, strays).await
 }
 
-/// Which request a body answers, if it is an answer at all.
-fn answers(body: &[u8]) -> Option<Uuid> {
+/// Returns the request that a body answers, if it is an answer.
+fn answered_request(body: &[u8]) -> Option<Uuid> {
     #[derive(serde::Deserialize)]
     struct Answer {
         request_id: Uuid,
@@ -392,8 +392,8 @@ fn answers(body: &[u8]) -> Option<Uuid> {
     serde_json::from_slice::<Answer>(body).ok().map(|answer| answer.request_id)
 }
 
-/// What becomes of an answer to one of our requests that cannot be read. If it is JSON, whoever collects expects
-/// something else, and can collect it once more; if it is not, nobody can.
+/// Handles an answer to one of our requests that cannot be decoded. If it is JSON, the collector expects the wrong type
+/// and the answer stays in the queue; otherwise the sample has failed.
 fn unreadable(
     run: &EvalRun,
     index: Index,
@@ -403,30 +403,30 @@ fn unreadable(
 ) -> Result<EvalResult> {
     if serde_json::from_slice::<serde_json::Value>(&message.body).is_ok() {
         return Err(EvalError::Invalid(format!(
-            "the answer to sample {:?} is not what is expected here, and stays where it is: {error}",
+            "the answer to sample {:?} does not have the expected type, and stays in the queue: {error}",
             run.sample_id(index)
         )));
     }
-    Ok(run.failed(index, round, format!("its answer cannot be read: {error}")))
+    Ok(run.failed(index, round, format!("its answer cannot be decoded: {error}")))
 }
 
 fn stray(message: &RawMessage, reason: String) -> Stray {
-    tracing::warn!(message_id = %message.id, reason, "a message is no result of this run, and is put aside");
+    tracing::warn!(message_id = %message.id, reason, "a message is not a result of this run, it goes to strays.jsonl");
     let ReadableBody { encoding, value } = ReadableBody::convenient(&message.body);
     Stray { message_id: message.id, reason, body_encoding: encoding, body: value }
 }
 
-/// Tells how far it is.
-struct Show {
-    told: Option<Told>,
+/// Reports the progress to the callback and the progress bar.
+struct ProgressReporter {
+    on_progress: Option<OnProgress>,
     #[cfg(feature = "progress")]
     bar: indicatif::ProgressBar,
 }
 
-impl Show {
+impl ProgressReporter {
     fn new(how: &mut Collect, run: &EvalRun) -> Self {
-        let mut show = Self {
-            told: how.told.take(),
+        let mut reporter = Self {
+            on_progress: how.on_progress.take(),
             #[cfg(feature = "progress")]
             bar: if how.has_bar {
                 bar(run.progress().sent)
@@ -434,32 +434,32 @@ impl Show {
                 indicatif::ProgressBar::hidden()
             },
         };
-        show.now(run);
-        show
+        reporter.update(run);
+        reporter
     }
 
-    fn now(&mut self, run: &EvalRun) {
+    fn update(&mut self, run: &EvalRun) {
         #[cfg(feature = "progress")]
-        let is_watched = !self.bar.is_hidden();
+        let is_bar_visible = !self.bar.is_hidden();
         #[cfg(not(feature = "progress"))]
-        let is_watched = false;
-        if self.told.is_none() && !is_watched {
+        let is_bar_visible = false;
+        if self.on_progress.is_none() && !is_bar_visible {
             return;
         }
         let progress = run.progress();
-        if let Some(told) = &mut self.told {
-            told(&progress);
+        if let Some(callback) = &mut self.on_progress {
+            callback(&progress);
         }
         #[cfg(feature = "progress")]
         {
             self.bar.set_position((progress.sent - progress.awaited) as u64);
-            self.bar.set_message(in_short(&progress));
+            self.bar.set_message(summary(&progress));
         }
     }
 }
 
 #[cfg(feature = "progress")]
-impl Drop for Show {
+impl Drop for ProgressReporter {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
@@ -468,7 +468,7 @@ impl Drop for Show {
 #[cfg(feature = "progress")]
 fn bar(total: usize) -> indicatif::ProgressBar {
     let bar = indicatif::ProgressBar::new(total as u64);
-    // The template is ours and well formed; a plain bar would do as well.
+    // The template is a constant and valid.
     let style = "{bar:32} {pos} of {len} results  {per_sec}  {eta} left  {msg}";
     if let Ok(style) = indicatif::ProgressStyle::with_template(style) {
         bar.set_style(style);
@@ -477,9 +477,9 @@ fn bar(total: usize) -> indicatif::ProgressBar {
     bar
 }
 
-/// How it goes, in a few words.
+/// Returns the progress in a few words.
 #[cfg(feature = "progress")]
-fn in_short(progress: &Progress) -> String {
+fn summary(progress: &Progress) -> String {
     let mut text = format!("{} passed", progress.passed);
     let others =
         [("not passed", progress.not_passed), ("failed", progress.failed), ("died", progress.died)];

@@ -1,4 +1,4 @@
-//! Samples, read from lines of JSON.
+//! Datasets of samples, read from JSON lines.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -10,39 +10,39 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-/// An input, and what should come out.
+/// An input and the expected output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sample<I, E> {
-    /// What it is known by, in its dataset.
+    /// Id, unique in its dataset.
     #[serde(deserialize_with = "sample_id")]
     pub id: String,
-    /// What the adapter is given.
+    /// Input of the adapter.
     pub input: I,
-    /// What the evaluator compares its output with.
+    /// What the evaluator compares the output with.
     pub expected: E,
-    /// Whatever else its line says: nobody looks at it but reports.
+    /// Other fields of the line. They are only shown in reports.
     #[serde(flatten, default)]
     pub metadata: BTreeMap<String, Value>,
 }
 
 impl<I, E> Sample<I, E> {
-    /// A sample.
+    /// Creates a sample.
     pub fn new(id: impl Into<String>, input: I, expected: E) -> Self {
         Self { id: id.into(), input, expected, metadata: BTreeMap::new() }
     }
 }
 
-/// Samples, each under an id of its own.
+/// Samples with unique ids.
 ///
-/// From a file of JSON, one object per line:
+/// In a file of JSON lines:
 ///
 /// ```text
 /// {"id": "capital-fr", "input": "The capital of France?", "expected": "Paris"}
 /// {"input": "The capital of Peru?", "expected": "Lima", "source": "quiz 7"}
 /// ```
 ///
-/// A sample without an `id` goes by the number of its line. Empty lines are left out. Every other line that is
-/// no sample is an error that names it: nothing is skipped in silence.
+/// The id of a sample without an `id` is the number of its line. Empty lines are skipped. Every other invalid line is
+/// reported with its number.
 ///
 /// ```
 /// use pillarbox_evals::Dataset;
@@ -53,7 +53,7 @@ impl<I, E> Sample<I, E> {
 /// let error = Dataset::<u32, u32>::from_jsonl(text.as_bytes()).unwrap_err();
 /// assert_eq!(
 ///     error.to_string(),
-///     "2 of 3 lines are no samples:\n  \
+///     "2 of 3 lines are not valid samples:\n  \
 ///      line 2, column 17: invalid type: string \"three\", expected u32\n  \
 ///      line 3, column 12: missing field `expected`"
 /// );
@@ -64,44 +64,44 @@ pub struct Dataset<I, E> {
 }
 
 impl<I, E> Dataset<I, E> {
-    /// A dataset of these samples.
+    /// Creates a dataset of these samples.
     ///
     /// # Errors
     ///
-    /// Where there is none, or two have the same id, or one has none.
+    /// If there is no sample, two have the same id, or an id is empty.
     pub fn new(samples: impl IntoIterator<Item = Sample<I, E>>) -> Result<Self, DatasetError> {
-        let mut reading = Reading::of("sample");
-        for (place, sample) in samples.into_iter().enumerate() {
-            reading.add(place + 1, sample);
+        let mut builder = DatasetBuilder::new("sample");
+        for (index, sample) in samples.into_iter().enumerate() {
+            builder.add(index + 1, sample);
         }
-        reading.done()
+        builder.finish()
     }
 
-    /// The samples, in their order.
+    /// Returns the samples, in order.
     pub fn samples(&self) -> &[Sample<I, E>] {
         &self.samples
     }
 
-    /// Goes through the samples, in their order.
+    /// Iterates over the samples, in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Sample<I, E>> {
         self.samples.iter()
     }
 
-    /// How many there are. At least one.
-    #[expect(clippy::len_without_is_empty, reason = "it never is")]
+    /// Returns the number of samples, which is at least one.
+    #[expect(clippy::len_without_is_empty, reason = "a dataset is never empty")]
     pub fn len(&self) -> usize {
         self.samples.len()
     }
 }
 
 impl<I: DeserializeOwned, E: DeserializeOwned> Dataset<I, E> {
-    /// Reads samples from lines of JSON.
+    /// Reads samples from JSON lines.
     ///
     /// # Errors
     ///
-    /// Where a line is no sample, or has the id of another, or there is no sample; all of them are named.
+    /// If a line is not a sample or repeats an id, or there is no sample. The error names all of them.
     pub fn from_jsonl(mut lines: impl BufRead) -> Result<Self, DatasetError> {
-        let mut reading = Reading::of("line");
+        let mut builder = DatasetBuilder::new("line");
         let mut line = Vec::new();
         for number in 1.. {
             line.clear();
@@ -114,22 +114,22 @@ impl<I: DeserializeOwned, E: DeserializeOwned> Dataset<I, E> {
             if text.is_empty() {
                 continue;
             }
-            match serde_json::from_slice::<Line<I, E>>(text) {
+            match serde_json::from_slice::<SampleLine<I, E>>(text) {
                 Ok(read) => {
-                    reading.is_numbered = read.id.is_none();
-                    reading.add(number, read.into_sample(number));
+                    builder.is_numbered = read.id.is_none();
+                    builder.add(number, read.into_sample(number));
                 }
-                Err(error) => reading.bad(number, Some(error.column()), without_place(&error)),
+                Err(error) => builder.bad(number, Some(error.column()), without_position(&error)),
             }
         }
-        reading.done()
+        builder.finish()
     }
 
-    /// Reads samples from a file of lines of JSON.
+    /// Reads samples from a file of JSON lines.
     ///
     /// # Errors
     ///
-    /// Those of [`from_jsonl`](Self::from_jsonl), and where there is no such file.
+    /// The same as [`from_jsonl`](Self::from_jsonl), and if the file cannot be read.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DatasetError> {
         let path = path.as_ref();
         let here = |error| DatasetError::Unreadable { path: Some(path.to_owned()), error };
@@ -153,10 +153,10 @@ impl<'a, I, E> IntoIterator for &'a Dataset<I, E> {
     }
 }
 
-/// A sample, as a line has it.
+/// Deserialized form of a line.
 #[derive(Deserialize)]
 #[serde(expecting = "a sample: an object with `input` and `expected`")]
-struct Line<I, E> {
+struct SampleLine<I, E> {
     #[serde(default, deserialize_with = "some_sample_id")]
     id: Option<String>,
     input: I,
@@ -165,16 +165,16 @@ struct Line<I, E> {
     metadata: BTreeMap<String, Value>,
 }
 
-impl<I, E> Line<I, E> {
+impl<I, E> SampleLine<I, E> {
     fn into_sample(self, number: usize) -> Sample<I, E> {
         let Self { id, input, expected, metadata } = self;
         Sample { id: id.unwrap_or_else(|| number.to_string()), input, expected, metadata }
     }
 }
 
-/// An id may be text or a whole number.
+/// An id is a string or an integer.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "invalid `id`: neither text nor a whole number")]
+#[serde(untagged, expecting = "invalid `id`: neither a string nor an integer")]
 enum Id {
     Text(String),
     Number(i64),
@@ -191,28 +191,28 @@ fn some_sample_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<S
     sample_id(deserializer).map(Some)
 }
 
-/// What is wrong, without where: each line is parsed by itself, so its number there is always 1.
-fn without_place(error: &serde_json::Error) -> String {
+/// Returns the text of an error without its position: each line is parsed by itself, so the line would always be 1.
+fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rfind(" at line ") {
-        Some(place) => text[..place].to_owned(),
+        Some(end) => text[..end].to_owned(),
         None => text,
     }
 }
 
-/// Collects samples, and what is wrong with some.
-struct Reading<I, E> {
+/// Collects samples and invalid lines.
+struct DatasetBuilder<I, E> {
     samples: Vec<Sample<I, E>>,
-    /// Where each id was first seen.
+    /// Line of each id.
     seen: HashMap<String, usize>,
     bad: Vec<BadLine>,
-    /// Whether the sample goes by its number.
+    /// Whether the id of the current sample is its number.
     is_numbered: bool,
     unit: &'static str,
 }
 
-impl<I, E> Reading<I, E> {
-    fn of(unit: &'static str) -> Self {
+impl<I, E> DatasetBuilder<I, E> {
+    fn new(unit: &'static str) -> Self {
         Self {
             samples: Vec::new(),
             seen: HashMap::new(),
@@ -229,7 +229,7 @@ impl<I, E> Reading<I, E> {
         if let Some(name) =
             ["id", "input", "expected"].iter().find(|name| sample.metadata.contains_key(**name))
         {
-            return self.bad(number, None, format!("`{name}` is in its metadata too"));
+            return self.bad(number, None, format!("`{name}` is also in its metadata"));
         }
         if let Some(first) = self.seen.get(&sample.id) {
             let whose = if self.is_numbered { "it has no id, and its number" } else { "its id" };
@@ -244,7 +244,7 @@ impl<I, E> Reading<I, E> {
         self.bad.push(BadLine { line, column, reason });
     }
 
-    fn done(self) -> Result<Dataset<I, E>, DatasetError> {
+    fn finish(self) -> Result<Dataset<I, E>, DatasetError> {
         let of = self.samples.len() + self.bad.len();
         if !self.bad.is_empty() {
             return Err(DatasetError::Bad { path: None, lines: self.bad, of, unit: self.unit });
@@ -256,40 +256,40 @@ impl<I, E> Reading<I, E> {
     }
 }
 
-/// A line that is no sample.
+/// A line that is not a valid sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BadLine {
-    /// Its number, from 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// Where in the line, if that is known.
+    /// Column, if known.
     pub column: Option<usize>,
-    /// What is wrong with it.
+    /// What is wrong with the line.
     pub reason: String,
 }
 
-/// Why there is no dataset.
+/// Error when a dataset is created.
 #[non_exhaustive]
 pub enum DatasetError {
     /// It cannot be read.
     Unreadable {
         /// The file, if it is one.
         path: Option<PathBuf>,
-        /// What happened.
+        /// The error.
         error: std::io::Error,
     },
-    /// Some of it are no samples.
+    /// Some lines are not valid samples.
     Bad {
         /// The file, if it is one.
         path: Option<PathBuf>,
-        /// All lines that are none.
+        /// All invalid lines.
         lines: Vec<BadLine>,
-        /// How many there are in all, empty ones not counted.
+        /// Number of lines, without empty ones.
         of: usize,
-        /// What is counted: lines or samples.
+        /// Unit of the numbers: line or sample.
         unit: &'static str,
     },
-    /// There are no samples in it.
+    /// There are no samples.
     Empty {
         /// The file, if it is one.
         path: Option<PathBuf>,
@@ -302,7 +302,7 @@ pillarbox_core::__error_debug!(enum DatasetError {
     Empty { path },
 });
 
-/// How many bad lines are shown; all of them are there.
+/// Number of invalid lines in the text of an error.
 const SHOWN: usize = 20;
 
 impl fmt::Display for DatasetError {
@@ -316,8 +316,8 @@ impl fmt::Display for DatasetError {
             Self::Empty { .. } => f.write_str("there are no samples"),
             Self::Bad { lines, of, unit, .. } => {
                 match lines.len() {
-                    1 => write!(f, "1 of {of} {unit}s is no sample:")?,
-                    bad => write!(f, "{bad} of {of} {unit}s are no samples:")?,
+                    1 => write!(f, "1 of {of} {unit}s is not a valid sample:")?,
+                    bad => write!(f, "{bad} of {of} {unit}s are not valid samples:")?,
                 }
                 for BadLine { line, column, reason } in lines.iter().take(SHOWN) {
                     write!(f, "\n  {unit} {line}")?;
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_read_with_what_else_their_lines_say() {
+    fn samples_are_read_with_the_other_fields_of_their_lines() {
         let text = "\u{FEFF}{\"id\": \"a\", \"input\": 1, \"expected\": 2, \"topic\": \"sums\"}\r\n\
                     \n  \n{\"input\": null, \"expected\": null}\n\
                     {\"id\": 77, \"input\": \"last, without a newline\", \"expected\": []}";
@@ -367,32 +367,35 @@ mod tests {
     }
 
     #[test]
-    fn every_line_that_is_no_sample_is_named_and_none_is_skipped() {
+    fn every_invalid_line_is_reported() {
         let text = "{\"input\": 1, \"expected\": 1}\nnot json\n[1]\n{\"expected\": 1}\n\
                     {\"id\": \"1\", \"input\": 1, \"expected\": 1}\n{\"id\": \"\", \"input\": 1, \"expected\": 1}\n\
                     {\"id\": {}, \"input\": 1, \"expected\": 1}\n{\"input\": 1, \"expected\": 1} x\n";
         let DatasetError::Bad { lines, of, .. } = read(text).unwrap_err() else { panic!() };
         assert_eq!(of, 8);
-        let told: Vec<_> = lines.iter().map(|bad| (bad.line, &*bad.reason)).collect();
-        assert_eq!(told[0], (2, "expected ident"));
-        assert_eq!(told[1].0, 3);
-        assert_eq!(told[2], (4, "missing field `input`"));
-        assert_eq!(told[3], (5, "its id \"1\" is the id of line 1"));
-        assert_eq!(told[4], (6, "its id is empty"));
-        assert!(told[5].1.contains("neither text nor a whole number"), "{told:?}");
-        assert_eq!(told[6], (8, "trailing characters"));
-        assert_eq!(told.len(), 7);
+        let reported: Vec<_> = lines.iter().map(|bad| (bad.line, &*bad.reason)).collect();
+        assert_eq!(reported[0], (2, "expected ident"));
+        assert_eq!(reported[1].0, 3);
+        assert_eq!(reported[2], (4, "missing field `input`"));
+        assert_eq!(reported[3], (5, "its id \"1\" is the id of line 1"));
+        assert_eq!(reported[4], (6, "its id is empty"));
+        assert!(reported[5].1.contains("neither a string nor an integer"), "{reported:?}");
+        assert_eq!(reported[6], (8, "trailing characters"));
+        assert_eq!(reported.len(), 7);
     }
 
     #[test]
-    fn what_is_no_text_at_all_is_a_bad_line_too() {
+    fn a_line_that_is_not_utf8_is_invalid() {
         let bytes = b"{\"input\": \"\xFF\", \"expected\": 1}\n{\"input\": 1, \"expected\": 1}\n";
         let error = Dataset::<Value, Value>::from_jsonl(&bytes[..]).unwrap_err();
-        assert!(error.to_string().starts_with("1 of 2 lines is no sample:\n  line 1"), "{error}");
+        assert!(
+            error.to_string().starts_with("1 of 2 lines is not a valid sample:\n  line 1"),
+            "{error}"
+        );
     }
 
     #[test]
-    fn a_long_list_of_bad_lines_is_cut_where_people_read_it() {
+    fn a_long_list_of_invalid_lines_is_cut_in_the_text() {
         let error = read(&"x\n".repeat(50)).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("line 20") && !text.contains("line 21"), "{text}");
@@ -402,24 +405,24 @@ mod tests {
     }
 
     #[test]
-    fn a_dataset_without_samples_is_refused() {
+    fn a_dataset_without_samples_is_rejected() {
         assert!(matches!(read("\n\n").unwrap_err(), DatasetError::Empty { .. }));
         let missing = Dataset::<Value, Value>::from_file("/no/such/file").unwrap_err();
         assert!(missing.to_string().starts_with("/no/such/file: cannot read"), "{missing}");
     }
 
     #[test]
-    fn samples_that_a_program_makes_need_ids_of_their_own_too() {
+    fn samples_of_a_program_need_unique_ids() {
         let twice = [Sample::new("a", 1, 1), Sample::new("a", 2, 2)];
         let error = Dataset::new(twice).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "1 of 2 samples is no sample:\n  sample 2: its id \"a\" is the id of sample 1"
+            "1 of 2 samples is not a valid sample:\n  sample 2: its id \"a\" is the id of sample 1"
         );
     }
 
     #[test]
-    fn a_sample_is_written_as_it_is_read() {
+    fn a_sample_survives_a_round_trip() {
         let mut sample = Sample::new("a", json!({"x": 1}), json!("y"));
         sample.metadata.insert("topic".to_owned(), json!("sums"));
         let text = serde_json::to_string(&sample).unwrap();

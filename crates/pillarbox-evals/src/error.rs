@@ -1,44 +1,42 @@
-//! What can go wrong around a run.
+//! Errors of eval runs.
 
 use std::path::PathBuf;
 
 use crate::DatasetError;
 
-/// Why something of an eval run could not be done. What was done before stays done: the run can be gone on with.
+/// Error of an eval run. Everything done before the error is kept, and the run can be continued.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum EvalError {
-    /// The dataset is none.
+    /// The dataset is invalid.
     #[error(transparent)]
     Dataset(#[from] DatasetError),
-    /// A queue said no.
+    /// A call of the backend failed.
     #[error(transparent)]
     Backend(#[from] pillarbox_core::Error),
-    /// A queue did not take all samples.
-    #[error(
-        "{sent} samples were sent, {left} were not: {error}. Submit again to send the rest, and only that"
-    )]
+    /// The queue did not take all samples.
+    #[error("{sent} samples were sent, {left} were not: {error}. Submit again to send the rest")]
     Unsent {
-        /// How many were sent by this submission.
+        /// Number of samples that this submission sent.
         sent: usize,
-        /// How many were not.
+        /// Number of samples that were not sent.
         left: usize,
-        /// What the queue said to the first of them.
+        /// Error of the first of them.
         #[source]
         error: pillarbox_core::Error,
     },
-    /// A file of the run cannot be used.
+    /// Access to a file of the run failed.
     #[error("cannot {what} {}: {error}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The error.
         #[source]
         error: std::io::Error,
     },
-    /// What is asked for makes no sense for this run.
+    /// The call is not valid for this run.
     #[error("{0}")]
     Invalid(String),
 }
@@ -52,7 +50,7 @@ pillarbox_core::__error_debug!(enum EvalError {
 });
 
 impl EvalError {
-    /// For `map_err`: what was tried with which file.
+    /// Returns a function for `map_err` that adds the operation and the file.
     pub(crate) fn file(
         what: &'static str,
         path: impl Into<PathBuf>,
@@ -62,5 +60,5 @@ impl EvalError {
     }
 }
 
-/// What comes of it, or why nothing does.
+/// Result with an [`EvalError`].
 pub type Result<T, E = EvalError> = std::result::Result<T, E>;

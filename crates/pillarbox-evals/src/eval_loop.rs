@@ -1,9 +1,9 @@
-//! A loop that works on samples and judges what comes out.
+//! A loop that runs an adapter on samples and scores its outputs.
 
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pillarbox_core::{BoxFuture, Error, Result};
 use pillarbox_runtime::tower::util::BoxCloneSyncService;
@@ -16,9 +16,9 @@ use serde::Serialize;
 
 use crate::evaluator::{BoxEvaluator, Case, IntoEvaluator, Session};
 use crate::message::{EvalRequest, EvalRequests, Scored};
+use crate::steps::{StepRecorder, milliseconds};
 
-/// Gives samples to the adapter of a main loop, judges what comes out, and sends the score to whoever collects
-/// the run.
+/// Runs the adapter of a main loop on samples, scores the outputs, and sends the scores to the collector of the run.
 ///
 /// ```
 /// use std::time::Duration;
@@ -31,10 +31,10 @@ use crate::message::{EvalRequest, EvalRequests, Scored};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
-/// // The loop of the program, as it runs in production ...
+/// // The main loop, as it runs in production ...
 /// let squares: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> = backend.mailbox("squares")?;
 /// let main_loop = MainLoop::new(squares, |n: i64| async move { n * n });
-/// // ... and one that finds out how good it is.
+/// // ... and an eval loop around its adapter.
 /// let requests: EvalRequests<i64, i64> = backend.mailbox("squares-eval")?;
 /// let running = EvalLoop::new(main_loop, exact_match, requests.clone()).start();
 ///
@@ -48,14 +48,14 @@ use crate::message::{EvalRequest, EvalRequests, Scored};
 /// # Ok(()) }
 /// ```
 ///
-/// It is a [`MainLoop`], with all that one does: leases, timeouts, deadlines, dead letters. Any number of them, in
-/// any number of processes, work on a run together.
+/// It is a [`MainLoop`], with its leases, timeouts, deadlines and dead letters. Any number of eval loops, in any number
+/// of processes, can work on a run.
 #[must_use = "a loop does nothing until it is run"]
 pub struct EvalLoop<I, E> {
     inner: MainLoop<EvalRequest<I, E>, Scored>,
 }
 
-/// The worker beneath a loop.
+/// The worker of an eval loop.
 type EvalWorker<I, E> = Worker<MainLoopRequest<EvalRequest<I, E>>, MainLoopResult<Scored>>;
 
 impl<I, E> EvalLoop<I, E>
@@ -63,8 +63,8 @@ where
     I: Clone + Send + Sync + 'static,
     E: Send + Sync + 'static,
 {
-    /// Judges what the adapter of a main loop gives, with the resources and the timeout that it has there. Its own
-    /// requests are left alone.
+    /// Creates a loop around the adapter of a main loop, with that loop's resources and timeout. The main loop's own
+    /// requests are not touched.
     pub fn new<O, Args>(
         main_loop: MainLoop<I, O>,
         evaluator: impl IntoEvaluator<I, O, E, Args>,
@@ -74,15 +74,16 @@ where
         O: Serialize + Send + Sync + 'static,
     {
         let evaluator = evaluator.into_evaluator();
-        let inner = main_loop.behind(requests, |adapter| Evaluating { adapter, evaluator });
-        // Nobody is a client here, and who collects a run may take its time.
+        let inner = main_loop.behind(requests, |adapter| EvalService { adapter, evaluator });
+        // Results wait for a collector, which may come much later than a client would.
         Self { inner: inner.keep_all_replies() }
     }
 
-    /// Judges what an adapter gives that is not that of a main loop.
+    /// Creates a loop around an adapter.
     ///
-    /// Where it returns a `Result`, the type of its output must be said: `EvalLoop::of::<String, _, _>(...)`.
-    pub fn of<O, A, V>(
+    /// If the adapter returns a `Result`, the type of its output has to be given:
+    /// `EvalLoop::from_adapter::<String, _, _>(...)`.
+    pub fn from_adapter<O, A, V>(
         adapter: impl Adapter<I, O, A>,
         evaluator: impl IntoEvaluator<I, O, E, V>,
         requests: EvalRequests<I, E>,
@@ -92,17 +93,17 @@ where
         O: Serialize + Send + Sync + 'static,
     {
         let adapter = BoxCloneSyncService::new(AdapterService::new(adapter));
-        let evaluating = Evaluating { adapter, evaluator: evaluator.into_evaluator() };
+        let evaluating = EvalService { adapter, evaluator: evaluator.into_evaluator() };
         Self { inner: MainLoop::service(requests, evaluating).keep_all_replies() }
     }
 
-    /// Gives the adapter something to work with that cannot travel; see [`MainLoop::resource`].
+    /// Adds a resource of this process for the adapter; see [`MainLoop::resource`].
     pub fn resource<T: Send + Sync + 'static>(self, resource: T) -> Self {
         Self { inner: self.inner.resource(resource) }
     }
 
-    /// Where samples go that fail as often as they may: from now on a failure of the adapter or of the evaluator is
-    /// tried again, and only a sample that has become a dead letter has died.
+    /// Sets the policy for samples whose adapter or evaluator fails: they are retried, and become dead letters when
+    /// they have used up their deliveries.
     pub fn dead_letters(self, policy: DlqPolicy) -> Self {
         Self { inner: self.inner.dead_letters(policy) }
     }
@@ -113,28 +114,28 @@ where
         Self { inner: self.inner.max_deliveries(deliveries) }
     }
 
-    /// How many samples are worked on at the same time. 4 unless said otherwise.
+    /// Sets the number of samples that are processed concurrently. Defaults to 4.
     pub fn workers(self, workers: usize) -> Self {
         Self { inner: self.inner.workers(workers) }
     }
 
-    /// How long the lease of a sample runs: how long others wait if this process dies. It is extended while the
-    /// work goes on. 5 minutes unless said otherwise.
+    /// Sets the lease duration of a sample: the time after which another process takes it over if this one dies. The
+    /// lease is extended while the sample is processed. Defaults to 5 minutes.
     pub fn visibility(self, visibility: Duration) -> Self {
         Self { inner: self.inner.visibility(visibility) }
     }
 
-    /// How long the adapter and the evaluator may take together. That of the main loop unless said otherwise.
+    /// Sets the time limit for the adapter and the evaluator together. Defaults to that of the main loop.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { inner: self.inner.timeout(timeout) }
     }
 
-    /// Lets them take as long as they want.
+    /// Removes the time limit.
     pub fn without_timeout(self) -> Self {
         Self { inner: self.inner.without_timeout() }
     }
 
-    /// Changes the worker beneath; see [`MainLoop::worker`].
+    /// Changes the underlying worker; see [`MainLoop::worker`].
     pub fn worker(self, change: impl FnOnce(EvalWorker<I, E>) -> EvalWorker<I, E>) -> Self {
         Self { inner: self.inner.worker(change) }
     }
@@ -166,19 +167,19 @@ impl<I: 'static, E: 'static> fmt::Debug for EvalLoop<I, E> {
     }
 }
 
-/// The service of the loop: runs the adapter, judges what it gives.
-struct Evaluating<I, O, E> {
+/// The service of the loop: runs the adapter and scores its output.
+struct EvalService<I, O, E> {
     adapter: BoxCloneSyncService<LoopCall<I>, O, BoxError>,
     evaluator: BoxEvaluator<I, O, E>,
 }
 
-impl<I, O, E> Clone for Evaluating<I, O, E> {
+impl<I, O, E> Clone for EvalService<I, O, E> {
     fn clone(&self) -> Self {
         Self { adapter: self.adapter.clone(), evaluator: self.evaluator.clone() }
     }
 }
 
-impl<I, O, E> Service<LoopCall<EvalRequest<I, E>>> for Evaluating<I, O, E>
+impl<I, O, E> Service<LoopCall<EvalRequest<I, E>>> for EvalService<I, O, E>
 where
     I: Clone + Send + Sync + 'static,
     O: Serialize + Send + Sync + 'static,
@@ -188,7 +189,7 @@ where
     type Error = BoxError;
     type Future = BoxFuture<'static, std::result::Result<Scored, BoxError>>;
 
-    /// The adapter gets ready within the time that a sample has.
+    /// The readiness of the adapter counts towards the time limit of a sample.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::result::Result<(), BoxError>> {
         Poll::Ready(Ok(()))
     }
@@ -199,19 +200,19 @@ where
             let run = call.run.clone();
             let mut request = None;
             let call = call.map(|whole| request.insert(whole).sample.input.clone());
-            let begun = Instant::now();
+            let recorder = run.extensions().insert(StepRecorder::new());
             let output = adapter.oneshot(call).await?;
-            let latency = begun.elapsed();
+            let latency = recorder.elapsed();
             let EvalRequest { run_id, experiment, sample } =
                 request.ok_or("a call without a request")?;
             let written = serde_json::to_value(&output)
-                .map_err(|error| format!("the output cannot be written as JSON: {error}"))?;
+                .map_err(|error| format!("the output cannot be serialized to JSON: {error}"))?;
             let session = Session {
                 run_id,
                 experiment,
                 session_id: run.session_id(),
                 latency: Some(latency),
-                steps: run.steps(),
+                steps: recorder.steps(),
                 resources: run.resources().clone(),
                 budget: run.budget().clone(),
             };
@@ -222,9 +223,4 @@ where
             Ok(Scored { score, output: written, latency_ms, steps })
         })
     }
-}
-
-/// To the microsecond.
-pub(crate) fn milliseconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
 }

@@ -1,15 +1,15 @@
-//! Variants that are compared.
+//! Experiments: variants to compare.
 
 use pillarbox_runtime::{Budget, Resources};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
 
-/// A variant of what is evaluated: the samples of a run are given to the adapter once for each.
+/// A variant of what is evaluated. Every sample of a run is processed once per experiment.
 ///
-/// What makes it a variant travels with the requests: the adapter finds it in
-/// [`Run::resources`](pillarbox_runtime::Run::resources) and [`Run::budget`](pillarbox_runtime::Run::budget),
-/// where it finds the settings of any other request.
+/// Its settings are sent with the requests, and the adapter reads them from
+/// [`Run::resources`](pillarbox_runtime::Run::resources) and [`Run::budget`](pillarbox_runtime::Run::budget), as for
+/// any other request.
 ///
 /// ```
 /// use pillarbox_evals::Experiment;
@@ -21,24 +21,24 @@ use crate::EvalError;
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Experiment {
-    /// What it is called in reports.
+    /// Name in reports.
     pub name: String,
-    /// What it is about, for people.
+    /// Description for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// What the adapter shall work with.
+    /// Settings for the adapter.
     #[serde(default, skip_serializing_if = "Resources::is_empty")]
     pub resources: Resources,
-    /// What a sample may cost.
+    /// Budget per sample.
     #[serde(default, skip_serializing_if = "Budget::is_empty")]
     pub budget: Budget,
 }
 
 impl Experiment {
-    /// The name of the one experiment of a run that compares nothing.
+    /// Name of the only experiment of a run that compares nothing.
     pub const BASELINE: &str = "baseline";
 
-    /// A variant of this name.
+    /// Creates an experiment with this name.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -48,37 +48,37 @@ impl Experiment {
         }
     }
 
-    /// The variant that others are compared with, or the only one.
+    /// Creates the experiment that others are compared with, or the only one.
     pub fn baseline() -> Self {
         Self::new(Self::BASELINE)
     }
 
-    /// Says what it is about.
+    /// Sets the description.
     #[must_use]
     pub fn description(mut self, text: impl Into<String>) -> Self {
         self.description = Some(text.into());
         self
     }
 
-    /// Adds something that the adapter shall work with: a name, a setting.
+    /// Adds a setting for the adapter.
     ///
     /// # Panics
     ///
-    /// Where it cannot be written as JSON. See [`Resources::insert`] for one that fails instead.
+    /// If the value cannot be serialized to JSON. [`Resources::insert`] returns an error instead.
     #[must_use]
     pub fn resource(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
         self.resources = self.resources.with(name, value);
         self
     }
 
-    /// Says what a sample may cost.
+    /// Sets the budget per sample.
     #[must_use]
     pub fn budget(mut self, budget: Budget) -> Self {
         self.budget = budget;
         self
     }
 
-    /// Refuses names that cannot be told apart.
+    /// Rejects an empty list, invalid names and duplicate names.
     pub(crate) fn check(experiments: &[Self]) -> Result<(), EvalError> {
         let mut names: Vec<_> = experiments.iter().map(|one| &*one.name).collect();
         names.sort_unstable();
@@ -87,13 +87,13 @@ impl Experiment {
         }
         if let Some(name) = names.iter().find(|name| name.trim() != **name || name.is_empty()) {
             let text = format!(
-                "{name:?} is no name for an experiment: it is empty, or has blanks around it"
+                "{name:?} is not a valid name for an experiment: it is empty, or has spaces around it"
             );
             return Err(EvalError::Invalid(text));
         }
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(EvalError::Invalid(format!(
-                "two experiments are called {:?}: each needs a name of its own",
+                "two experiments are called {:?}: names must be unique",
                 pair[0]
             ))),
             None => Ok(()),
@@ -106,20 +106,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn experiments_need_names_of_their_own() {
+    fn experiments_need_unique_names() {
         let named = |names: &[&str]| {
             let all: Vec<_> = names.iter().map(|name| Experiment::new(*name)).collect();
             Experiment::check(&all).map_err(|error| error.to_string())
         };
         assert!(named(&["a", "b"]).is_ok());
         assert!(named(&[]).unwrap_err().contains("no experiment"));
-        assert!(named(&["a", ""]).unwrap_err().contains("no name"));
-        assert!(named(&["a", " a"]).unwrap_err().contains("no name"));
+        assert!(named(&["a", ""]).unwrap_err().contains("not a valid name"));
+        assert!(named(&["a", " a"]).unwrap_err().contains("not a valid name"));
         assert!(named(&["a", "b", "a"]).unwrap_err().contains("\"a\""));
     }
 
     #[test]
-    fn an_experiment_is_written_as_it_is_read_and_a_slip_is_noticed() {
+    fn an_experiment_survives_a_round_trip_and_unknown_fields_are_rejected() {
         let one = Experiment::new("a").description("of").resource("model", "small");
         let text = serde_json::to_string(&one).unwrap();
         assert_eq!(serde_json::from_str::<Experiment>(&text).unwrap(), one);

@@ -1,5 +1,5 @@
-//! Eval runs over Pillarbox: the samples of a dataset go to any number of workers, their results come back to one
-//! mailbox, and a report says how good what was evaluated is.
+//! Eval runs over Pillarbox: the samples of a dataset are sent to any number of workers, their results are collected
+//! from one mailbox, and a report shows scores and comparisons.
 //!
 //! ```text
 //!                                ┌─ eval loop: adapter, evaluator ─┐
@@ -9,16 +9,16 @@
 //!
 //! | to find | look at |
 //! |---|---|
-//! | how to begin | [`EvalLoop`], [`submit_dataset`], [`collect_results`] |
-//! | samples, from lines of JSON | [`Dataset`], [`Sample`] |
-//! | who judges outputs | [`IntoEvaluator`], [`exact_match`], [`json_subset`], [`judge`], [`all_of`] |
-//! | variants that are compared | [`Experiment`], [`submit_experiments`] |
-//! | a run that survives the process, and is gone on with | [`EvalRun`] |
-//! | what came out: tables, JSON, JUnit, a web page | [`EvalReport`] |
-//! | main loops that know of no eval | [`submit_inputs`], [`collect_outputs`] |
+//! | where to start | [`EvalLoop`], [`submit_dataset`], [`collect_results`] |
+//! | samples, from JSON lines | [`Dataset`], [`Sample`] |
+//! | evaluators | [`IntoEvaluator`], [`exact_match`], [`json_subset`], [`judge`], [`all_of`] |
+//! | variants to compare | [`Experiment`], [`submit_experiments`] |
+//! | a run that survives its process | [`EvalRun`] |
+//! | reports: table, JSON, JUnit, HTML | [`EvalReport`] |
+//! | evals of a plain main loop | [`submit_inputs`], [`collect_outputs`] |
 //!
-//! Three things hold whatever dies: every sample is in the report, with a result or as one that has none; none is
-//! counted twice; and what was collected is never paid for again.
+//! Three things hold whichever process dies: every sample is in the report, with its result or as missing; no sample is
+//! counted twice; and a collected result is never computed again.
 
 mod collect;
 mod dataset;
@@ -31,6 +31,7 @@ mod report;
 mod result;
 mod run;
 mod score;
+mod steps;
 mod submit;
 
 pub use collect::{Collect, collect_outputs, collect_results};
@@ -48,6 +49,7 @@ pub use report::{
     Tally,
 };
 pub use result::{EvalResult, Status};
-pub use run::{Again, EvalRun, FilePermissions, Progress, ScoredBy};
+pub use run::{EvalRun, FilePermissions, Progress, Resubmit, ScoredBy};
 pub use score::{IntoScore, Score};
+pub use steps::{RecordSteps, Step};
 pub use submit::{Submitted, submit_dataset, submit_experiments, submit_inputs};

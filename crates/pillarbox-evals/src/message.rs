@@ -1,41 +1,41 @@
-//! What travels between those who submit, those who work and those who collect.
+//! Messages between submitter, workers and collector.
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{MainLoopRequest, MainLoopResult, Step};
+use pillarbox_runtime::{MainLoopRequest, MainLoopResult};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::dataset::Sample;
 use crate::score::Score;
+use crate::steps::Step;
 
-/// The mailbox of an [`EvalLoop`](crate::EvalLoop): requests in the form of a main loop's, and its answers.
+/// Mailbox of an [`EvalLoop`](crate::EvalLoop).
 pub type EvalRequests<I, E> = Mailbox<MainLoopRequest<EvalRequest<I, E>>, MainLoopResult<Scored>>;
 
-/// A sample that is to be worked on and judged.
+/// Request to run the adapter on a sample and score the output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EvalRequest<I, E> {
-    /// The run that it is a part of.
+    /// Id of the run.
     pub run_id: String,
-    /// The variant that shall be used, by its name. What it consists of is in the resources and the budget of the
-    /// request.
+    /// Name of the experiment. Its settings are in the resources and the budget of the request.
     pub experiment: String,
-    /// What to work on.
+    /// The sample.
     pub sample: Sample<I, E>,
 }
 
-/// A sample that was worked on and judged: the answer to an [`EvalRequest`].
+/// Answer to an [`EvalRequest`]: the scored output of a sample.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Scored {
-    /// How well it did.
+    /// The score.
     pub score: Score,
-    /// What came out, as JSON.
+    /// The output, as JSON.
     pub output: Value,
-    /// How long the adapter took, in milliseconds.
+    /// Run time of the adapter, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_ms: Option<f64>,
-    /// What the adapter said that it did, of a sample that did not pass.
+    /// Steps of the adapter, if the sample did not pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
 }

@@ -1,32 +1,43 @@
-//! What became of a sample.
+//! Results of samples.
 
 use pillarbox_core::Timestamp;
-use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Step, Uuid};
+use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::message::Scored;
-use crate::run::slots::check_round;
 use crate::score::Score;
+use crate::steps::Step;
 
-/// What became of a sample, as it is collected and kept: one line of `results.jsonl`.
+/// Result of a sample: one line of `results.jsonl`.
 ///
-/// A line has `score`, `output` and `latency_ms`, or else `error` and `error_kind`.
+/// A line has either `score`, `output` and `latency_ms`, or `error` and `error_kind`.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct EvalResult {
-    /// The variant that was used.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The sample.
+    /// Id of the sample.
     pub sample_id: String,
-    /// How often it was submitted by then.
+    /// Number of times the sample had been submitted, this one included.
     pub round: u32,
-    /// How well it did, or why there is no telling.
+    /// Score and output, or the error.
     pub outcome: Result<Scored, RemoteError>,
-    /// The session that the output came out of, if the adapter named it.
+    /// Session id, if the adapter set one.
     pub session_id: Option<Uuid>,
-    /// When it was answered, by the clock of the loop.
+    /// Time of the answer, by the clock of the loop.
     pub completed_at: Timestamp,
+}
+
+/// Maximum number of times that a sample is submitted.
+const MAX_ROUNDS: u32 = 1000;
+
+/// Rejects a round outside of 1 to [`MAX_ROUNDS`].
+pub(crate) fn check_round(round: u32) -> Result<(), String> {
+    if round == 0 || round > MAX_ROUNDS {
+        return Err(format!("round {round} is not from 1 to {MAX_ROUNDS}"));
+    }
+    Ok(())
 }
 
 impl EvalResult {
@@ -46,7 +57,7 @@ impl EvalResult {
         }
     }
 
-    /// Refuses what no run can have.
+    /// Rejects values that no run produces.
     pub(crate) fn check(&self) -> Result<(), String> {
         check_round(self.round)?;
         match &self.outcome {
@@ -55,7 +66,7 @@ impl EvalResult {
         }
     }
 
-    /// What it counts as.
+    /// Returns the status that the result counts as.
     pub fn status(&self) -> Status {
         match &self.outcome {
             Ok(scored) if scored.score.passed => Status::Passed,
@@ -66,29 +77,29 @@ impl EvalResult {
     }
 }
 
-/// What a sample counts as.
+/// Status of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Status {
-    /// Its output is good enough.
+    /// The output passed.
     Passed,
-    /// Its output is not.
+    /// The output did not pass.
     NotPassed,
-    /// There is no output, or none that could be judged: the adapter or the evaluator failed.
+    /// There is no score: the adapter or the evaluator failed.
     Failed,
-    /// It failed as often as it may, or took its processes down: it is a dead letter now.
+    /// It became a dead letter: it used up its deliveries, or crashed its processes.
     Died,
     /// There is no result yet.
     Missing,
 }
 
 impl Status {
-    /// All of them, the best first.
+    /// All statuses, best first.
     pub const ALL: &[Self] =
         &[Self::Passed, Self::NotPassed, Self::Failed, Self::Died, Self::Missing];
 
-    /// Its name, in snake case.
+    /// Returns the name in snake case.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Passed => "passed",
@@ -99,7 +110,7 @@ impl Status {
         }
     }
 
-    /// Its name, for people.
+    /// Returns the name for people.
     pub const fn label(self) -> &'static str {
         match self {
             Self::NotPassed => "not passed",
@@ -107,15 +118,15 @@ impl Status {
         }
     }
 
-    /// Whether it has a score.
+    /// Returns whether a sample with this status has a score.
     pub const fn is_scored(self) -> bool {
         matches!(self, Self::Passed | Self::NotPassed)
     }
 }
 
-/// How a result is written.
+/// Serialized form of a result.
 #[derive(Serialize)]
-struct Written<'a> {
+struct SerializedResult<'a> {
     experiment: &'a str,
     sample_id: &'a str,
     round: u32,
@@ -139,10 +150,10 @@ struct Written<'a> {
     completed_at: Timestamp,
 }
 
-/// And how it is read.
+/// Deserialized form of a result.
 #[derive(Deserialize)]
 #[serde(expecting = "the result of a sample")]
-struct Read {
+struct DeserializedResult {
     experiment: String,
     sample_id: String,
     round: u32,
@@ -165,7 +176,7 @@ impl Serialize for EvalResult {
             Ok(scored) => (Some(scored), None),
             Err(error) => (None, Some(error)),
         };
-        Written {
+        SerializedResult {
             experiment: &self.experiment,
             sample_id: &self.sample_id,
             round: self.round,
@@ -186,10 +197,10 @@ impl Serialize for EvalResult {
 
 impl<'de> Deserialize<'de> for EvalResult {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let read = Read::deserialize(deserializer)?;
+        let read = DeserializedResult::deserialize(deserializer)?;
         let outcome = match (read.score, read.error) {
             (Some(score), None) => {
-                let Read { output, latency_ms, steps, .. } = read;
+                let DeserializedResult { output, latency_ms, steps, .. } = read;
                 Ok(Scored { score, output, latency_ms, steps })
             }
             (None, Some(text)) => {
@@ -198,7 +209,7 @@ impl<'de> Deserialize<'de> for EvalResult {
                 error.error_type = read.error_type;
                 Err(error)
             }
-            _ => return Err(serde::de::Error::custom("it needs a score, or else an error")),
+            _ => return Err(serde::de::Error::custom("expected either a score or an error")),
         };
         Ok(Self {
             experiment: read.experiment,
@@ -218,7 +229,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_that_no_run_can_have_is_refused() {
+    fn a_round_is_from_1_to_1000() {
+        assert!(check_round(1).is_ok() && check_round(MAX_ROUNDS).is_ok());
+        for round in [0, MAX_ROUNDS + 1, u32::MAX] {
+            assert!(check_round(round).unwrap_err().contains("is not from 1 to 1000"));
+        }
+    }
+
+    #[test]
+    fn a_result_with_values_that_no_run_produces_is_rejected() {
         let read = |round: u32, value: f64| {
             let score = json!({"value": value, "passed": true});
             let result = json!({"experiment": "a", "sample_id": "7", "round": round, "score": score,
@@ -226,7 +245,7 @@ mod tests {
             serde_json::from_value::<EvalResult>(result).unwrap().check()
         };
         assert_eq!(read(1, 1.0), Ok(()));
-        // One so high would have all rounds before it looked for.
+        // All rounds before it would be looked up.
         assert!(read(u32::MAX, 1.0).unwrap_err().contains("round"));
         assert!(read(1, 7.0).unwrap_err().contains("not from 0 to 1"));
     }
@@ -257,6 +276,6 @@ mod tests {
         let neither =
             r#"{"experiment":"a","sample_id":"7","round":1,"completed_at":"2026-01-01T00:00:00Z"}"#;
         let error = serde_json::from_str::<EvalResult>(neither).unwrap_err();
-        assert!(error.to_string().contains("a score, or else an error"), "{error}");
+        assert!(error.to_string().contains("either a score or an error"), "{error}");
     }
 }

@@ -1,9 +1,9 @@
-//! How well an output does.
+//! Scores.
 
 use pillarbox_runtime::BoxError;
 use serde::{Deserialize, Serialize};
 
-/// What an evaluator thinks of an output.
+/// Score that an evaluator gives to an output.
 ///
 /// ```
 /// use pillarbox_evals::Score;
@@ -15,39 +15,39 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// From 0, the worst, to 1, the best.
+    /// Value from 0 (worst) to 1 (best).
     pub value: f64,
-    /// Whether that is good enough.
+    /// Whether the output passed.
     pub passed: bool,
-    /// Why, in words for people.
+    /// Reason, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 impl Score {
-    /// As good as can be.
+    /// Returns a score of 1 that passes.
     pub const fn pass() -> Self {
         Self { value: 1.0, passed: true, reason: None }
     }
 
-    /// As bad as can be, for this reason.
+    /// Returns a score of 0 that does not pass.
     pub fn fail(reason: impl Into<String>) -> Self {
         Self { value: 0.0, passed: false, reason: Some(reason.into()) }
     }
 
-    /// Something in between, which is good enough from `threshold` on.
+    /// Returns a score that passes if the value is at least `threshold`.
     pub fn graded(value: f64, threshold: f64) -> Self {
         Self { value, passed: value >= threshold, reason: None }
     }
 
-    /// Says why.
+    /// Sets the reason.
     #[must_use]
     pub fn because(mut self, reason: impl Into<String>) -> Self {
         self.reason = Some(reason.into());
         self
     }
 
-    /// Refuses a value that is none.
+    /// Rejects a value outside of 0 to 1.
     pub(crate) fn check(&self) -> Result<(), String> {
         if (0.0..=1.0).contains(&self.value) {
             return Ok(());
@@ -56,9 +56,9 @@ impl Score {
     }
 }
 
-/// What a function that evaluates may return: a [`Score`], whether the output is right, or a `Result` of either.
+/// Return type of an evaluator function: a [`Score`], a `bool` (passed or not), or a `Result` of either.
 pub trait IntoScore {
-    /// The score, or why there is none.
+    /// Returns the score, or the error of the evaluator.
     fn into_score(self) -> Result<Score, BoxError>;
 }
 
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_may_say_whether_or_how_well_or_fail() {
+    fn an_evaluator_returns_a_bool_a_score_or_an_error() {
         assert_eq!(true.into_score().unwrap(), Score::pass());
         let failed = false.into_score().unwrap();
         assert_eq!((failed.value, failed.passed, failed.reason), (0.0, false, None));

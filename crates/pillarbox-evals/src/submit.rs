@@ -1,4 +1,4 @@
-//! Samples, on their way to those who work on them.
+//! Submission of samples.
 
 use pillarbox_core::{Error, Mailbox};
 use pillarbox_runtime::{MainLoopRequest, MainLoopResult};
@@ -10,20 +10,21 @@ use crate::experiment::Experiment;
 use crate::message::{EvalRequest, EvalRequests};
 use crate::run::{EvalRun, ScoredBy};
 
-/// How many samples are sent before it is noted that they were: what a killed process may send once more.
+/// Number of samples that are sent before that is recorded: a killed process may send this many again.
 const BATCH: usize = 100;
 
-/// What a submission has done.
+/// Outcome of a submission, in numbers of samples. A sample counts once per experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Submitted {
-    /// How many samples were sent, each counted once for each experiment.
+    /// Samples that were sent.
     pub sent: usize,
-    /// How many had been sent before, and were not again.
+    /// Samples that had been sent before and were skipped.
     pub before: usize,
-    /// How many the queue will never take, such as one that is too large: they have failed, and the report says why.
+    /// Samples that the queue rejects for good, such as one that is too large. They count as failed, and the report
+    /// has the reason.
     pub refused: usize,
-    /// How many there are in all.
+    /// All samples.
     pub total: usize,
 }
 
@@ -31,7 +32,7 @@ pub struct Submitted {
 ///
 /// # Errors
 ///
-/// Those of [`submit_experiments`].
+/// The same as [`submit_experiments`].
 pub async fn submit_dataset<I, E>(
     run: &mut EvalRun,
     requests: &EvalRequests<I, E>,
@@ -45,16 +46,16 @@ where
     submit_experiments(run, requests, dataset, &[experiment]).await
 }
 
-/// Sends the samples of a dataset to [`EvalLoop`](crate::EvalLoop)s, once for each experiment.
+/// Sends the samples of a dataset to [`EvalLoop`](crate::EvalLoop)s, once per experiment.
 ///
-/// What was sent before is left out: called again, it goes on where it ended. A sample that was sent just before a
-/// process was killed, and not noted, is sent again under the id that it had: if it is still there, that changes
-/// nothing, and if it was worked on already, its second result does not count.
+/// Samples that were sent before are skipped, so calling it again continues an interrupted submission. A sample that was
+/// sent just before its process was killed is sent again under the same id: that has no effect while the queue still
+/// holds it, and a second result of it does not count.
 ///
 /// # Errors
 ///
-/// Where the queue takes no more, by [`EvalError::Unsent`]; where the run was begun with another dataset, on another
-/// queue, or has another experiment of that name.
+/// [`EvalError::Unsent`] if the queue does not take all samples; [`EvalError::Invalid`] if the run was started with a
+/// different dataset or queue, or has a different experiment of the same name.
 pub async fn submit_experiments<I, E>(
     run: &mut EvalRun,
     requests: &EvalRequests<I, E>,
@@ -75,12 +76,12 @@ where
     .await
 }
 
-/// Sends the inputs of a dataset to a main loop that knows of no eval, once for each experiment. Its outputs are
-/// judged when they are collected, by [`collect_outputs`](crate::collect_outputs).
+/// Sends the inputs of a dataset to a plain main loop, once per experiment. Its outputs are scored by
+/// [`collect_outputs`](crate::collect_outputs).
 ///
 /// # Errors
 ///
-/// Those of [`submit_experiments`].
+/// The same as [`submit_experiments`].
 pub async fn submit_inputs<I, O, E>(
     run: &mut EvalRun,
     requests: &Mailbox<MainLoopRequest<I>, MainLoopResult<O>>,
@@ -96,7 +97,7 @@ where
     submit(run, requests, dataset, |sample, _| sample.input.clone()).await
 }
 
-/// The name of a queue, and what it is on.
+/// Returns the name of a queue and of its backend.
 fn queue<T: 'static, R: 'static>(mailbox: &Mailbox<T, R>) -> (&str, &str) {
     (mailbox.name().as_str(), mailbox.capabilities().backend)
 }
@@ -108,11 +109,11 @@ async fn submit<I, E, U: 'static, O: 'static>(
     make: impl Fn(&Sample<I, E>, &Experiment) -> U,
 ) -> Result<Submitted> {
     let address = run.address();
-    let to_send = run.slots.to_send();
-    let total = run.slots.len();
+    let to_send = run.states.to_send();
+    let total = run.states.len();
     let before = total - to_send.len();
     let (mut sent, mut refused) = (0, 0);
-    // Those of a batch are sent for the so-manieth time together.
+    // All samples of a batch are in the same round.
     for batch in to_send.chunk_by(|one, other| one.1 == other.1).flat_map(|same| same.chunks(BATCH))
     {
         let round = batch[0].1;
@@ -143,18 +144,18 @@ async fn submit<I, E, U: 'static, O: 'static>(
             match result {
                 Ok(_) => stored.push(index),
                 Err(error @ (Error::InvalidParameter { .. } | Error::Serialization { .. })) => {
-                    let text = format!("it could not be sent: {error}");
+                    let text = format!("the sample could not be sent: {error}");
                     failed.push((index, run.failed(index, round, text)));
                 }
                 Err(error) => stopped = stopped.or(Some(error)),
             }
         }
-        run.note_sent(&stored, round).await?;
+        run.record_sent(&stored, round).await?;
         if let Some(error) = stopped {
             return Err(unsent(stored.len(), error));
         }
         refused += failed.len();
-        run.keep(failed, Vec::new()).await?;
+        run.store(failed, Vec::new()).await?;
         sent += stored.len();
     }
     Ok(Submitted { sent, before, refused, total })

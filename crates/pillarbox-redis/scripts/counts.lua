@@ -1,9 +1,9 @@
 -- Counts the messages by state.
 --
--- Reads and writes: what due and promote do; reads data.
--- Reply: 1 if there may be more that is due, and 0 if not (ask again while there is); ready, in flight,
---   delayed, ever sent; the time now in microseconds; the first bytes of the data of the next message.
--- Twice: changes nothing that time has not changed already.
+-- Reads and writes: as due and promote; reads data.
+-- Reply: 1 if more messages may be due, and 0 if not (ask again while it is 1); ready, in flight, delayed,
+--   ever sent; the time in microseconds; the first bytes of the data of the next message.
+-- Idempotence: changes nothing that time has not changed already.
 -- @due
 if wrong then return wrong end
 -- @promote

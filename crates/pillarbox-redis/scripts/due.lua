@@ -1,5 +1,7 @@
--- Finds up to at_once messages whose time has come, for promote; promoted says how many. Where a key is of
--- another type, wrong is the error, and nothing must be written.
+-- Part: finds up to at_once messages that are due, for promote.
+-- Uses locals: redis_call, unpack, invisible, pending, meta, now_text, at_once.
+-- Defines locals: due, the ids; due_known, their fields in meta; promoted, their number; wrong, the error if a
+--   key has another type (then nothing may be written), or false.
 -- Reads: invisible, pending, meta. Writes: nothing.
 local due, due_known
 local promoted = redis.pcall('ZCOUNT', invisible, '-inf', now_text)

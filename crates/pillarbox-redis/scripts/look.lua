@@ -1,9 +1,9 @@
--- Says whether there is something to deliver, and delivers nothing.
+-- Counts the ready messages, and delivers nothing.
 --
--- Reads and writes: what due and promote do.
--- Reply: how many messages are ready; microseconds until the next one becomes ready: -1 for never, 0 if
---   there may be more at once.
--- Twice: changes nothing that time has not changed already.
+-- Reads and writes: as due and promote.
+-- Reply: number of ready messages; microseconds until the next one becomes ready: -1 for never, 0 if there may
+--   be more at once.
+-- Idempotence: changes nothing that time has not changed already.
 -- @due
 if wrong then return wrong end
 -- @promote

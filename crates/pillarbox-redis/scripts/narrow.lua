@@ -1,11 +1,11 @@
--- Notes that partitions at the end are gone, unless the layout was changed since it was read: somebody who
--- sends to a partition that was not there changes it.
+-- Removes the last partitions from the layout, unless it was changed since it was read: a sender that creates a
+-- partition changes it.
 --
--- Keys: 1 partitions, see layout.lua. Arguments: 1 the microsecond at which it was changed, as it was
---   read; 2 how many partitions may still hold messages, or 0 if none does and the queue is forgotten.
+-- Keys: 1 partitions, see layout.lua. Arguments: 1 the microsecond of the last change, as it was read; 2 how
+--   many partitions may still hold messages, or 0 if none does and the queue is deleted.
 -- Reads: partitions. Writes: partitions.
--- Reply: 1 if it is so.
--- Twice: the second time it was changed, by the first.
+-- Reply: 1 if it was not changed meanwhile.
+-- Idempotence: after the first run, the layout has changed.
 local stored = redis.call('GET', KEYS[1])
 if not stored then return 0 end
 local sent_to, held_in, version, kept = string.match(stored, '^(%d+) (%d+) (%d+) (%d)$')

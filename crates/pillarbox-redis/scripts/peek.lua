@@ -1,12 +1,13 @@
--- Shows messages: the ready ones in order of delivery, then the others by when they become ready.
+-- Shows messages: the ready ones in order of delivery, then the others by the time at which they become ready.
 --
--- Arguments after the common ones: 4 the most to show; 5 'r' or 'i', for in which part the last page
---   ended; 6 how many messages of that part were shown, or the last one's score; 7 its id, or nothing.
--- Reads and writes: what due and promote do; reads data.
--- Reply: 'm' alone if there may be more that is due (ask again while there is). Otherwise 'r' or 'i' for
---   where this page ended, how many ready ones are shown in all pages; then for each message its id, its
---   score ('' if it is ready), its meta and its data.
--- Twice: changes nothing that time has not changed already.
+-- Arguments after the common ones: 4 maximum number of messages; 5 'r' or 'i', the part in which the last page
+--   ended; 6 number of messages of that part that were shown, or the score of the last one; 7 its id, or
+--   nothing.
+-- Reads and writes: as due and promote; reads data.
+-- Reply: 'm' alone if more messages may be due (ask again while it is). Otherwise 'r' or 'i' for the part in
+--   which this page ended, and the number of ready messages shown in all pages; then for each message its id,
+--   its score ('' if it is ready), its meta and its data.
+-- Idempotence: changes nothing that time has not changed already.
 -- @due
 if wrong then return wrong end
 -- @promote
@@ -17,7 +18,7 @@ local skip = 0
 if part == 'r' then
   skip = tonumber(ARGV[6])
   if last ~= '' then
-    -- The line moves on while pages are turned: go by where the last one shown is now.
+    -- The list changes between pages: continue after the current position of the last message shown.
     local place = redis_call('LPOS', pending, last, 'RANK', -1, 'MAXLEN', 10000)
     if place then skip = redis_call('LLEN', pending) - place end
   end

@@ -1,6 +1,7 @@
--- Moves the messages that due has found to the tail of pending. If they are less than at_once, meta then has
--- a secret for exactly those messages whose lease runs. A delivery whose lease has expired is counted as such
--- with its secret's going.
+-- Part: moves the messages that due has found to the tail of pending. If there were fewer than at_once, meta then
+-- has a secret for exactly the messages with a running lease. An expired delivery is counted in the same step
+-- in which its secret is removed.
+-- Uses locals: redis_call, unpack, sub, invisible, pending, meta; due, due_known, promoted of due.
 -- Writes: invisible, pending, meta.
 if promoted > 0 then
   local ended, delayed = {}, 0
@@ -17,7 +18,7 @@ if promoted > 0 then
   end
   redis_call('ZREM', invisible, unpack(due))
   redis_call('LPUSH', pending, unpack(due))
-  -- @live
+  -- @extend_ttl
   if #ended > 0 then redis_call('HSET', meta, unpack(ended)) end
   if delayed > 0 then redis_call('HINCRBY', meta, '#delayed', -delayed) end
 end

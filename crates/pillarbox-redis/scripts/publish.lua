@@ -1,9 +1,9 @@
--- Wakes those who wait for nothing, to find out whether the user may.
+-- Publishes a wake-up without a message, to find out whether the user may.
 --
 -- Keys: 1 any key of a partition.
 -- Reads and writes: nothing.
--- Reply: nothing, or why nobody can be woken.
--- Twice: wakes twice.
+-- Reply: nothing, or the error.
+-- Idempotence: a second wake-up is harmless.
 local message = ''
 -- @wake
 if type(published) == 'table' then return published.err end

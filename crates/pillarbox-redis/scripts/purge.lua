@@ -1,8 +1,8 @@
 -- Deletes all messages.
 --
 -- Reads: pending, invisible, meta. Writes: pending, invisible, data, meta, call.
--- Reply: how many there were.
--- Twice: see header.lua. Works when the server is out of memory.
+-- Reply: number of messages deleted.
+-- Idempotence: see header.lua. Works when the server is out of memory.
 local record = redis_call('GET', call)
 if record and record >= ARGV[1] then return tonumber(sub(record, 13)) end
 
@@ -11,8 +11,8 @@ local about = redis_call('HGET', meta, '#about')
 local purged = redis_call('LLEN', pending) + redis_call('ZCOUNT', invisible, '-inf', '(+inf')
 local never = redis_call('ZRANGEBYSCORE', invisible, '+inf', '+inf')
 redis_call('UNLINK', pending, invisible, data, meta)
--- May fail while the queue's slot is on its way to another node: what this node has deleted is looked for
--- there. The messages are gone all the same, and it must be said how many.
+-- These may fail while the slot moves to another node, since keys that this script has deleted are looked for
+-- there. The messages are deleted all the same, and their number must be returned.
 if sent then redis.pcall('HSET', meta, '#sent', sent) end
 if about then redis.pcall('HSET', meta, '#about', about) end
 if #never > 0 then redis.pcall('ZADD', invisible, '+inf', never[1]) end

@@ -1,16 +1,16 @@
 -- Delivers ready messages to one or several receivers and starts a lease on each.
 --
--- Arguments after the common ones: 4 how many messages all receivers take together; 5 how many
---   receivers; for each of them how many it takes, and the microseconds of its leases; then for each
---   message that may be delivered the 16 secret characters of its receipt and a 1.
+-- Arguments after the common ones: 4 maximum number of messages for all receivers together; 5 number of
+--   receivers; for each of them its maximum, and the microseconds of its leases; then for each message that may
+--   be delivered the 16 secret characters of its receipt and a 1.
 -- Reads: pending, data, meta, invisible. Writes: pending, invisible, meta, call.
--- Reply: microseconds until the next message becomes ready, those delivered aside: -1 for never, 0 if
---   there may be more at once; then, if there are any, the ids, data and meta of the messages as they
---   were before. The first receiver gets as many as it takes, then the second, and so on; the n-th id
---   has the n-th secret. One without data is no message. The data are no more than most_bytes, unless the
---   first message has more: then it is the only one.
--- Twice: see header.lua. What is remembered are the ids; a second run reads the messages anew, and
---   leaves out the data of those whose lease is not the one given then.
+-- Reply: microseconds until the next message becomes ready, apart from those delivered: -1 for never, 0 if there
+--   may be more at once; then, if there are any, the ids, data and meta of the messages as they were before. The
+--   first receiver gets its maximum, then the second, and so on; the n-th id has the n-th secret. An entry
+--   without data is no message. The data are at most most_bytes, unless the first message has more: then it
+--   is the only one.
+-- Idempotence: see header.lua. The record holds the ids; a second run reads the messages again, and leaves out
+--   the data of those whose lease is not the one given then.
 local record = redis_call('GET', call)
 local secrets = 5 + 2 * ARGV[5]
 if record and record >= ARGV[1] then
@@ -32,7 +32,7 @@ if record and record >= ARGV[1] then
 end
 
 local wanted = tonumber(ARGV[4])
--- The most bytes that one call delivers: a slow network must get them through before the client gives up.
+-- Maximum number of bytes that one call delivers: a slow network must transfer them within the response timeout.
 local most_bytes = 1048576
 local ids = redis_call('RPOP', pending, ARGV[4]) or {}
 local wait = 0
@@ -51,9 +51,8 @@ if #ids < wanted then
   elseif #ids == 0 then
     return wrong
   end
-  -- Where something is wrong, what was taken is delivered: it could not be given back if the slot of the
-  -- queue is on its way to another node, for there a list that has become empty must not be used again
-  -- by the same script. If a key is of another type, that shows below.
+  -- With an error, what was popped is delivered: it could not be pushed back while the slot moves to another
+  -- node, since a script must not use a list again that it has emptied. A key of another type is noticed below.
   if #ids == 0 then
     if KEYS[6] then
       local answer = ''
@@ -65,7 +64,7 @@ end
 
 local count, fits = #ids, #ids
 if count > 1 then
-  -- If all are like the first, more than these are too much, and need not even be read.
+  -- If all are as long as the first, more than these do not fit, and need not be read.
   local length = redis.pcall('HSTRLEN', data, ids[1])
   if type(length) == 'number' and length * count > most_bytes then
     fits = math.max(1, math.floor(most_bytes / length))
@@ -74,7 +73,7 @@ end
 local bodies = redis.pcall('HMGET', data, unpack(ids, 1, fits))
 local known = bodies.err and bodies or redis.pcall('HMGET', meta, unpack(ids, 1, fits))
 if known.err then
-  -- A key is of another type: all goes back to where it was.
+  -- A key has another type: all ids go back.
   -- @give_back
   return known
 end
@@ -87,21 +86,21 @@ for n = 1, fits do
   end
 end
 if fits < count then
-  -- What is too much is the next to be delivered.
+  -- The rest is the next to be delivered.
   local rest = {}
   for n = count, fits + 1, -1 do rest[#rest + 1] = ids[n] end
   if type(redis.pcall('RPUSH', pending, unpack(rest))) == 'number' then
     for n = fits + 1, count do ids[n], bodies[n], known[n] = nil, nil, nil end
     count, wait = fits, 0
   else
-    -- The slot of the queue is on its way to another node, see above.
+    -- The slot moves to another node, see above.
     bodies = redis_call('HMGET', data, unpack(ids))
     known = redis_call('HMGET', meta, unpack(ids))
   end
 end
 local leases, counts, lost = {}, {}, nil
 local receiver, left, place, last = 4, 0, 0, ''
--- A sorted set compares bytes; Lua compares as the server's locale says, which may be otherwise.
+-- A sorted set compares bytes; Lua compares by the locale of the server, which may differ.
 local by_bytes = 'B' < 'a' and '-' < '0' and 'Z' < '_'
 local ends, lease
 for n = 1, count do
@@ -110,14 +109,14 @@ for n = 1, count do
     receiver = receiver + 2
     left = tonumber(ARGV[receiver])
     ends = now_text + ARGV[receiver + 1]
-    -- What another receiver was given before in this call comes back before this does.
+    -- Leases of an earlier receiver in this call expire before this one does.
     lease = n == 1 and string.format('%.0f', ends) or ends + n / 4
     last = ''
   end
   left = left - 1
   if bodies[n] then
-    -- Of leases that end at the same moment, the one with the lower id is the first. Where that is
-    -- not the order of delivery, they end a quarter of a microsecond apart.
+    -- Of leases that expire at the same moment, the one with the lower id is first. If that is not the
+    -- order of delivery, they expire a quarter of a microsecond apart.
     if not by_bytes or id < last then lease = ends + n / 4 end
     last = id
     local secret = ARGV[secrets + n]
@@ -139,7 +138,7 @@ end
 if place > 0 then
   local leased = redis.pcall('ZADD', invisible, unpack(leases))
   if type(leased) == 'table' then
-    -- So is this one.
+    -- This key has another type.
     -- @give_back
     return leased
   end

@@ -1,13 +1,13 @@
--- Takes deliveries back that nobody has seen: the messages are the next to be delivered again, and
--- the deliveries are not counted.
+-- Takes back deliveries that nobody has received: the messages are the next to be delivered again, and the
+-- deliveries are not counted.
 --
--- Arguments after the common ones: if the number of the call is 0, for each delivery, in order, the id of
---   its message and the 16 secret characters of its receipt. Otherwise it is the number of a receive of
---   the caller whose answer was lost, and the secrets are those that it was given: what it has delivered,
---   its record says; and if it has no record, it must not deliver anything any more.
+-- Arguments after the common ones: if the number of the call is 0, for each delivery, in order, the id of its
+--   message and the 16 secret characters of its receipt. Otherwise it is the number of a receive of the caller
+--   whose answer was lost, and the secrets are those that it was given: its record names what it has
+--   delivered; without a record, it must not deliver anything any more.
 -- Reads: invisible, meta, pending, call. Writes: invisible, pending, meta, call.
--- Reply: how many were taken back.
--- Twice: a receipt that was taken back is no longer current. Works when the server is out of memory.
+-- Reply: number of deliveries taken back.
+-- Idempotence: a receipt that was taken back is no longer current. Works when the server is out of memory.
 local ids, secrets = {}, {}
 if tonumber(ARGV[1]) == 0 then
   for n = 4, #ARGV, 2 do
@@ -17,7 +17,7 @@ if tonumber(ARGV[1]) == 0 then
 else
   local record = redis_call('GET', call)
   if not record or record < ARGV[1] then
-    -- It may still be on its way.
+    -- The receive may still be on its way.
     local answer = ''
     -- @renew
   elseif sub(record, 1, 12) == ARGV[1] then
@@ -48,7 +48,7 @@ end
 if #back == 0 then return 0 end
 redis_call('ZREM', invisible, unpack(back))
 redis_call('RPUSH', pending, unpack(back))
--- @live
+-- @extend_ttl
 if #counts > 0 then redis_call('HSET', meta, unpack(counts)) end
 if #never > 0 then redis_call('HDEL', meta, unpack(never)) end
 if empty then

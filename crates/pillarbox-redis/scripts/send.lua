@@ -1,14 +1,14 @@
--- Stores messages, ready or delayed. One whose id is here already is not stored again.
+-- Stores messages, ready or delayed. A message whose id is here already is not stored again.
 --
--- Arguments after the common ones: 4 the most messages that the queue may hold, or nothing; 5 how many
---   messages; then all ids, each only once; then all bodies; then all heads, or none if all are empty.
---   A head is empty, or: delay in microseconds, space, nanosecond at which it was first sent or '-',
---   and a space and JSON if there is any.
+-- Arguments after the common ones: 4 maximum number of messages in the queue, or nothing; 5 number of messages;
+--   then all ids, each only once; then all bodies; then all heads, or none if all are empty. A head is empty, or:
+--   delay in microseconds, space, nanosecond at which it was first sent or '-', and a space and JSON if there is
+--   any.
 -- Reads: data, invisible. Writes: meta, invisible, pending, data, call.
--- Reply: + if all are stored; or for each message a character: 1 stored, 0 was here already, F full. Then
---   a ! if there was no such queue before, or it is a partition that is not enlisted; then a ~ if the
---   user may not publish, and nobody was woken.
--- Twice: see header.lua. Refused as a whole, with nothing changed, when the server is out of memory.
+-- Reply: + if all are stored; or for each message a character: 1 stored, 0 was here already, F full. Then a ! if
+--   the queue is new, or it is a partition that is not enlisted; then a ~ if the user may not publish, and nobody
+--   was woken.
+-- Idempotence: see header.lua. Refused as a whole, with nothing changed, when the server is out of memory.
 local record = redis_call('GET', call)
 if record and record >= ARGV[1] then return sub(record, 13) end
 
@@ -20,7 +20,7 @@ if ARGV[4] ~= '' then room = ARGV[4] - redis_call('HLEN', data) end
 
 local answer, stored, size, line, timed = '+', {}, 0, nil, nil
 if #ARGV == heads and room >= count then
-  -- All are ready at once, and most often all are new.
+  -- Fast path: all are ready at once, and most often all are new.
   local start = now_text .. '000\n'
   for n = 1, count do
     if here[n] then
@@ -51,7 +51,7 @@ if size == 0 then
       if not delay or delay == '0' then
         line[#line + 1] = id
       else
-        -- A quarter of a microsecond apart: those that become ready together keep their order.
+        -- A quarter of a microsecond apart: messages that become ready together keep their order.
         timed[#timed + 1] = now_text + delay + #timed / 8
         timed[#timed + 1] = id
       end
@@ -65,7 +65,7 @@ if size == 0 then
     if KEYS[6] then
       -- @renew
     else
-      -- @live
+      -- @extend_ttl
     end
     return answer
   end
@@ -82,7 +82,7 @@ if is_new then
 end
 -- @promote
 if promoted == at_once then
-  -- There may be more that became ready before these, which therefore line up behind them.
+  -- More messages may have become ready before these, which therefore line up behind them.
   line, timed = line or {unpack(ARGV, 6, last_id)}, timed or {}
   for n = 1, #line do
     timed[#timed + 1] = now_text + n / 4
@@ -98,12 +98,12 @@ elseif #line > 0 then
   length = redis.pcall('LPUSH', pending, unpack(line))
 end
 if type(length) == 'table' then
-  -- Pending is of another type, and nothing is stored.
+  -- Pending has another type, and nothing is stored.
   redis_call('HINCRBY', meta, '#sent', -size / 2)
   return length
 end
 redis_call('HSET', data, unpack(stored))
--- Nothing was pending before, or somebody must look at the clock again.
+-- Pending was empty before, or a waiter must look at the clock again.
 local news = promoted > 0 or length == pushed
 if timed and #timed > 0 then
   local first = redis_call('ZRANGE', invisible, 0, 0)[1]
@@ -111,7 +111,7 @@ if timed and #timed > 0 then
   redis_call('HINCRBY', meta, '#delayed', #timed / 2)
   news = news or redis_call('ZRANGE', invisible, 0, 0)[1] ~= first
 end
--- Said by every send until the partition is known to be received from.
+-- Every send reports this until the partition is enlisted.
 if is_new or string.find(pending, '#', 1, true) and redis_call('HEXISTS', meta, '#enlisted') == 0 then
   answer = answer .. '!'
 end

@@ -1,12 +1,12 @@
--- Ends or extends leases, each only if its receipt is the current one and still runs.
+-- Ends or extends leases, each only if its receipt is the current one and the lease still runs.
 --
--- Arguments after the common ones: 4 how many entries; then the ids of all; then their tokens: the 16
---   secret characters of the receipt and a 1 to acknowledge; instead of the 1 an 'n' and microseconds to
---   give back, ready after so long, or an 'r' to do the same where the delivery was no attempt; an 'e' and
---   microseconds to extend, or an 's' to do the same and note that the delivery is started.
+-- Arguments after the common ones: 4 number of entries; then the ids of all; then their tokens: the 16 secret
+--   characters of the receipt and a 1 to acknowledge; instead of the 1 an 'n' and microseconds to nack with that
+--   delay, or an 'r' to release, which is no attempt; an 'e' and microseconds to extend, or an 's' to extend and
+--   record that the delivery is started.
 -- Reads: invisible, meta, pending. Writes: data, invisible, meta, pending, call.
 -- Reply: + if all are done; or for each entry a character: 1 done, 0 refused.
--- Twice: see header.lua. Works when the server is out of memory.
+-- Idempotence: see header.lua. Works when the server is out of memory.
 local record = redis_call('GET', call)
 if record and record >= ARGV[1] then return sub(record, 13) end
 
@@ -17,7 +17,7 @@ if wrong then return wrong end
 -- @promote
 local known = redis_call('HMGET', meta, unpack(ARGV, 5, last_id))
 
--- Most often all are acknowledged, after their first delivery, and none is there twice.
+-- Fast path: most often all are acknowledged, after their first delivery, and none is there twice.
 local plain = promoted < at_once
 for n = 1, count do
   if known[n] ~= ARGV[last_id + n] then
@@ -33,7 +33,7 @@ if plain and redis_call('HDEL', data, unpack(ARGV, 5, last_id)) == count then
   return answer
 end
 
--- Where not all that is due was promoted, a lease that has ended is known by its score.
+-- If not all due messages were promoted, a lease that has ended is known by its score.
 local scores = promoted == at_once and redis_call('ZMSCORE', invisible, unpack(ARGV, 5, last_id))
 local now = tonumber(now_text)
 local answer, gone, line, timed, moved, given_back = {}, {}, {}, {}, {}, {}
@@ -59,7 +59,7 @@ for n = 1, count do
         if is_started then deliveries = sub(deliveries, 1, -2) end
       elseif kind == 115 and not is_started then
         deliveries = deliveries .. 's'
-        -- Further entries of this call may be of the same delivery.
+        -- Further entries of this call may be for the same delivery.
         current = sub(current, 1, 16) .. deliveries
         started[id] = current
         if micros > 0 then
@@ -68,7 +68,7 @@ for n = 1, count do
         end
       end
       if release or not back and micros == 0 then
-        -- A lease that is extended by nothing expires, and a release counts like one that was not started.
+        -- A lease that is extended by 0 expires, and a release counts like one that was not started.
         -- @expired
       end
       if back or micros == 0 then
@@ -96,11 +96,11 @@ if not string.find(answer, '1', 1, true) then return answer end
 
 local empty = #line > 0 and redis_call('LLEN', pending) == 0
 if #timed > 0 then
-  -- Taken out first: that is never refused for lack of memory, and lets what follows pass.
+  -- Removed first: that is never refused for lack of memory, and allows the writes that follow.
   redis_call('ZREM', invisible, unpack(moved))
   redis_call('ZADD', invisible, unpack(timed))
 end
--- Before what ends: an entry may be started and settled in one call.
+-- Before the settled ones: an entry may be started and settled in one call.
 if #marked > 0 then redis_call('HSET', meta, unpack(marked)) end
 if #gone > 0 then
   redis_call('HDEL', data, unpack(gone))
@@ -110,7 +110,7 @@ end
 if #line > 0 then
   redis_call('ZREM', invisible, unpack(line))
   if promoted == at_once then
-    -- There may be more that became ready before these, which therefore line up behind them.
+    -- More messages may have become ready before these, which therefore line up behind them.
     local behind = {}
     for n = 1, #line do
       behind[2 * n - 1] = now + n / 4

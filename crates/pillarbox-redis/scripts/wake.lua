@@ -1,7 +1,7 @@
--- Wakes those who wait: there is something to deliver, or something will be sooner than they know; or,
--- if message says 'p', the queue is spread otherwise. It is the last thing that a script does, and may
--- fail: a user may lack the channel, and a server before 7 has none that belong to one shard. published is
--- the error if nobody was woken for that reason.
+-- Part: publishes a wake-up: there is a message to deliver, or one will be ready sooner than waiters know; or, if
+-- message is 'p', the layout has changed. It is the last thing that a script does, and may fail: the user may
+-- lack the channel, and a server before 7 has no sharded channels.
+-- Uses locals: message. Defines locals: channel; published, an error table if nobody was woken.
 local channel = string.match(KEYS[1], '^.*:') .. 'wake'
 local published = redis.pcall('SPUBLISH', channel, message)
 if type(published) == 'table' then

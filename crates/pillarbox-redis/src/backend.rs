@@ -1,64 +1,42 @@
-//! A server as a backend.
+//! The backend.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use pillarbox_core::{
-    Backend, BoxFuture, Capabilities, Diagnosis, Error, Gate, Partitions, Queue, QueueName,
-    QueueOptions, Result,
+    Backend, BoxFuture, Capabilities, Diagnosis, Error, Partitions, Queue, QueueName, QueueOptions,
+    Result,
 };
 use redis::Client;
 use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 
+use crate::capabilities::{CAPABILITIES, PARTITIONED_CAPABILITIES};
+use crate::context::{Context, REGISTRY_ROUTE};
 use crate::diagnose;
-use crate::engine::{Engine, LIST_ROUTE, foreign_list};
 use crate::failure::Failure;
 use crate::format::{Keys, REGISTRY};
-use crate::layout::{MAX_PARTITIONS, Number};
-use crate::link::Link;
-use crate::options::{RedisOptions, Usage};
+use crate::layout::PartitionNumber;
+use crate::open_queues::OpenQueues;
+use crate::options::{RedisOptions, Settings, partitions_with_ttl};
 use crate::queue::RedisQueue;
-use crate::reply::Words;
+use crate::queue_state::QueueState;
+use crate::reply::ReplyReader;
+use crate::retrying_client::RetryingClient;
 use crate::scripts;
 use crate::servers::{Node, Route, Servers};
-use crate::state::QueueState;
 
-/// The longest body. Redis itself ends at 512 MiB, for everything that is sent at once.
-const MAX_BODY: usize = 256 << 20;
+/// Time in seconds after which a queue that does not exist is removed from the list. Longer than the interval
+/// at which a program that sends to it puts it there again.
+const REGISTRATION_TTL: f64 = 3600.0;
 
-pub(crate) static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
-    let mut capabilities = Capabilities::full("redis");
-    capabilities.durable = true;
-    capabilities.max_body = Some(MAX_BODY);
-    capabilities.tells_first_received = false;
-    capabilities.max_partitions = MAX_PARTITIONS;
-    capabilities.default_ttl = true;
-    capabilities
-});
+/// Maximum number of queues that are queried concurrently.
+const MAX_CONCURRENT: usize = 1000;
 
-/// Those of a queue that is spread over partitions.
-pub(crate) static SPREAD_CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| {
-    let mut capabilities = CAPABILITIES.clone();
-    capabilities.fifo = false;
-    // Each partition takes its share.
-    capabilities.bounded = false;
-    // Its keys are not used together, and some would be deleted.
-    capabilities.default_ttl = false;
-    capabilities
-});
-
-/// How long a queue that holds nothing stays on the list, in seconds. Longer than it takes until a
-/// program that sends to it puts it there again.
-const LISTED_FOR: f64 = 3600.0;
-
-/// How many queues are asked for at the same time.
-const LOOKS_AT_ONCE: usize = 1000;
-
-/// Queues on Redis or Valkey: one server, one with replicas that sentinels watch, or a cluster.
+/// Queues on Redis or Valkey: one server, one with replicas behind Sentinel, or a cluster.
 ///
-/// One connection to each server serves all queues, and a second one listens for all who wait. Must be used within
-/// the tokio runtime that it was opened in.
+/// One connection to each server serves all queues, and a second one receives wake-ups for waiting receives.
+/// Must be used within the tokio runtime that it was opened in.
 ///
 /// ```no_run
 /// use pillarbox_core::{Mailbox, Mailboxes};
@@ -73,142 +51,149 @@ const LOOKS_AT_ONCE: usize = 1000;
 /// ```
 #[derive(Debug)]
 pub struct RedisBackend {
-    pub(crate) engine: Arc<Engine>,
+    queues: Arc<OpenQueues>,
 }
 
 impl RedisBackend {
-    /// Connects to a server, and fails where that does not succeed within
-    /// [`retry_for`](RedisOptions::retry_for). Warns where the server may throw messages away.
+    /// Connects to the servers, and fails if that does not succeed within
+    /// [`retry_for`](RedisOptions::retry_for). Logs a warning if a server may evict messages.
     pub async fn open(options: RedisOptions) -> Result<Self> {
-        let servers = options.servers()?;
-        let backend = Self::new(Link::new(servers, options.usage))?;
-        diagnose::warn(&backend.engine).await.map_err(|failure| failure.on(None, "open"))?;
+        let servers = Servers::new(&options)?;
+        let backend = Self::new(RetryingClient::new(servers, options.settings))?;
+        let checked = diagnose::connect_and_warn(backend.context()).await;
+        checked.map_err(|failure| failure.into_error(None, "open"))?;
         Ok(backend)
     }
 
-    /// Uses a client that the program has already. Connects when first used.
+    /// Uses an existing client. Connects when first used.
     ///
     /// Fails outside of a tokio runtime.
     pub fn from_client(client: Client) -> Result<Self> {
-        let usage = Usage::default();
-        let node = Node::of(client, usage.response_timeout);
-        Self::new(Link::new(Servers::One(Arc::new(node)), usage))
+        let settings = Settings::default();
+        let node = Node::new(client, settings.response_timeout);
+        Self::new(RetryingClient::new(Servers::One(Arc::new(node)), settings))
     }
 
-    /// Uses a connection that the program has already, such as a
+    /// Uses an existing connection, such as a
     /// [`MultiplexedConnection`](redis::aio::MultiplexedConnection) or a connection manager, which is
     /// then shared.
     ///
-    /// A connection cannot also listen: receivers that wait look every half second, and find what
-    /// this process sends at once. Nor is it made anew when it breaks, unless it does so itself. Where
-    /// you can, give the client instead. Fails outside of a tokio runtime.
+    /// A connection cannot also subscribe: waiting receives poll every half second, and find what this
+    /// process sends at once. It is not replaced when it breaks, unless it reconnects by itself. Prefer
+    /// [`from_client`](Self::from_client). Fails outside of a tokio runtime.
     pub fn from_connection<C>(connection: C) -> Result<Self>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
         let node = Node::given(connection);
-        Self::new(Link::new(Servers::One(Arc::new(node)), Usage::default()))
+        Self::new(RetryingClient::new(Servers::One(Arc::new(node)), Settings::default()))
     }
 
-    fn new(link: Link) -> Result<Self> {
+    fn new(client: RetryingClient) -> Result<Self> {
         let runtime =
             Handle::try_current().map_err(|error| Error::connection(None, "open", error))?;
-        Ok(Self { engine: Engine::new(link, runtime) })
+        Ok(Self { queues: Arc::new(OpenQueues::new(Context::new(client, runtime))) })
     }
 
-    /// The queues on the list that are there. Those that are not, and were not used for long, are
-    /// taken off it.
-    async fn list(&self) -> Result<Vec<QueueName>, Failure> {
-        let Engine { link, gate, .. } = &*self.engine;
-        let now: f64 = link.ask(gate, *LIST_ROUTE, &redis::cmd("TIME")).await?.parsed()?;
+    fn context(&self) -> &Arc<Context> {
+        &self.queues.context
+    }
+
+    /// Returns the queues on the list that exist. Those that do not, and were not used for long, are
+    /// removed from it.
+    async fn registered_queues(&self) -> Result<Vec<QueueName>, Failure> {
+        let Context { client, gate, .. } = &**self.context();
+        let now: f64 = client.query(gate, *REGISTRY_ROUTE, &redis::cmd("TIME")).await?.parsed()?;
         let mut list = redis::cmd("ZRANGE");
         list.arg(REGISTRY).arg(0).arg(-1).arg("WITHSCORES");
-        let listed = match link.ask(gate, *LIST_ROUTE, &list).await {
-            Ok(words) => listed(words)?,
-            Err(failure) => return Err(foreign_list(&self.engine, failure).await),
+        let registered = match client.query(gate, *REGISTRY_ROUTE, &list).await {
+            Ok(reply) => read_registry(reply)?,
+            Err(failure) => return Err(self.context().explain_registry(failure).await),
         };
-        let (mut there, mut gone) = (Vec::new(), Vec::new());
-        for some in listed.chunks(LOOKS_AT_ONCE) {
+        let (mut existing, mut gone) = (Vec::new(), Vec::new());
+        for some in registered.chunks(MAX_CONCURRENT) {
             let exists = some.iter().map(async |(name, _)| {
                 let mut exists = redis::cmd("EXISTS");
                 let keys = Keys::new(name, 0);
                 let Keys { pending, invisible, data, meta, .. } = &keys;
                 exists.arg(pending).arg(invisible).arg(data).arg(meta).arg(keys.partitions());
-                link.ask(gate, Route::Slot(keys.slot), &exists).await?.integer()
+                client.query(gate, Route::Slot(keys.slot), &exists).await?.integer()
             });
             for ((name, used), exists) in some.iter().zip(join_all(exists).await) {
-                // One whose server cannot be reached may be there.
-                if exists.or_else(|failure| failure.passing(1))? > 0 {
-                    there.push(name.clone());
-                } else if now - used > LISTED_FOR {
+                // A queue whose server is unreachable may exist.
+                if exists.or_else(|failure| failure.or_if_transient(1))? > 0 {
+                    existing.push(name.clone());
+                } else if now - used > REGISTRATION_TTL {
                     gone.push((name.as_str(), used));
                 }
             }
         }
         for (name, used) in gone {
-            self.engine.run_on_list(&scripts::UNLIST, &[name, &used.to_string()]).await?;
+            let arguments = [name, &used.to_string()];
+            self.context().run_on_registry(&scripts::UNLIST, &arguments).await?;
         }
-        there.sort();
-        Ok(there)
+        existing.sort();
+        Ok(existing)
     }
 
-    /// A queue that is spread has keys that are not used together, some of which would be deleted.
     fn check_no_ttl(&self, queue: &QueueName, partitions: u32) -> Result<()> {
-        let ttl = self.engine.named_ttl(queue).or(self.engine.link.usage.default_ttl);
+        let ttl = self.queues.requested_ttl(queue);
+        let ttl = ttl.or(self.context().client.settings.default_ttl);
         if partitions > 1 && ttl.is_some() {
-            let allowed = "1 where there is a default_ttl";
-            return Err(Error::invalid(Some(queue), "partitions", partitions.to_string(), allowed));
+            return Err(partitions_with_ttl(Some(queue), partitions));
         }
         Ok(())
     }
 
-    /// What is known of a queue, whether it is open or not.
+    /// Returns the state of a queue, open or not.
     fn state(&self, queue: &QueueName) -> Result<QueueState> {
-        self.engine.gate.check(queue)?;
-        Ok(QueueState::new(queue.clone(), self.engine.clone()))
+        self.context().gate.check(queue)?;
+        Ok(QueueState::new(queue.clone(), self.context().clone()))
     }
 }
 
-/// Reads the list of queues: names, and when each was last used. What is no name is passed over.
-pub(crate) fn listed(mut words: Words) -> Result<Vec<(QueueName, f64)>, Failure> {
-    let mut listed = Vec::new();
-    while !words.is_empty() {
-        let (name, used): (String, f64) = (words.parsed()?, words.parsed()?);
+/// Reads the list of queues: names, and when each was last used. Invalid names are skipped.
+pub(crate) fn read_registry(mut reply: ReplyReader) -> Result<Vec<(QueueName, f64)>, Failure> {
+    let mut registered = Vec::new();
+    while !reply.is_empty() {
+        let (name, used): (String, f64) = (reply.parsed()?, reply.parsed()?);
         if let Ok(name) = QueueName::new(&name) {
-            listed.push((name, used));
+            registered.push((name, used));
         }
     }
-    Ok(listed)
+    Ok(registered)
 }
 
 impl Backend for RedisBackend {
     fn capabilities(&self) -> &Capabilities {
-        match self.engine.link.usage.partitions {
+        match self.context().client.settings.partitions {
             1 => &CAPABILITIES,
-            _ => &SPREAD_CAPABILITIES,
+            _ => &PARTITIONED_CAPABILITIES,
         }
     }
 
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>> {
-        self.engine.gate.check(name)?;
+        self.context().gate.check(name)?;
         if let Some(partitions) = options.partitions {
             CAPABILITIES.check_partitions(name, partitions)?;
         }
-        let gate = Gate::child(&self.engine.gate);
-        Ok(Arc::new(RedisQueue::new(self.engine.open_hub(name, &options)?, options, gate)))
+        Ok(Arc::new(RedisQueue::open(&self.queues, name, options)?))
     }
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
         Box::pin(async {
-            self.engine.gate.check_backend()?;
-            self.list().await.map_err(|failure| failure.on(None, "list queues"))
+            self.context().gate.check_backend()?;
+            let queues = self.registered_queues().await;
+            queues.map_err(|failure| failure.into_error(None, "list queues"))
         })
     }
 
     fn partitions<'a>(&'a self, queue: &'a QueueName) -> BoxFuture<'a, Result<Partitions>> {
         Box::pin(async move {
-            let layout = self.state(queue)?.learn_layout(1).await;
-            layout.map(Into::into).map_err(|failure| failure.on(Some(queue), "read the layout"))
+            let layout = self.state(queue)?.read_layout(1).await;
+            layout
+                .map(Into::into)
+                .map_err(|failure| failure.into_error(Some(queue), "read the layout"))
         })
     }
 
@@ -222,31 +207,31 @@ impl Backend for RedisBackend {
             CAPABILITIES.check_partitions(queue, partitions)?;
             self.check_no_ttl(queue, partitions)?;
             let spread = async {
-                self.engine.list(queue).await?;
-                state.spread(partitions as Number).await
+                self.context().register(queue).await?;
+                state.spread(partitions as PartitionNumber).await
             };
             let layout = spread.await;
-            layout.map(Into::into).map_err(|failure| failure.on(Some(queue), "spread"))
+            layout.map(Into::into).map_err(|failure| failure.into_error(Some(queue), "spread"))
         })
     }
 
     fn diagnose(&self, repair: bool) -> BoxFuture<'_, Result<Diagnosis>> {
         Box::pin(async move {
-            self.engine.gate.check_backend()?;
+            self.context().gate.check_backend()?;
             let diagnosis = async {
-                let listed = match self.list().await {
+                let registered = match self.registered_queues().await {
                     Ok(queues) => Ok(queues),
-                    // It is told beside whatever else is found.
+                    // It is reported beside whatever else is found.
                     Err(failure @ Failure::ForeignKey { .. }) => Err(failure),
                     Err(failure) => return Err(failure),
                 };
-                diagnose::diagnose(&self.engine, listed, repair).await
+                diagnose::diagnose(&self.queues, registered, repair).await
             };
-            diagnosis.await.map_err(|failure| failure.on(None, "diagnose"))
+            diagnosis.await.map_err(|failure| failure.into_error(None, "diagnose"))
         })
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(self.engine.close())
+        Box::pin(self.queues.close())
     }
 }

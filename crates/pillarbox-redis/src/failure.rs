@@ -1,4 +1,4 @@
-//! What can go wrong at a server, in words that say what to do.
+//! Failures of calls, which of them are transient, and advice for each.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,15 +6,15 @@ use std::time::Duration;
 use pillarbox_core::{Error, QueueName};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-/// Why a call to the server failed for good.
+/// Why a call failed after all retries.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
-    #[error("{place} cannot be used: {what}{}", advice(.what))]
+    #[error("{endpoint} cannot be used: {text}{}", advice(.text))]
     Server {
-        place: Arc<str>,
-        what: String,
-        /// Whether an attempt got no answer, and may have been done.
-        is_unsure: bool,
+        endpoint: Arc<str>,
+        text: String,
+        /// Whether a try got no answer and may have taken effect.
+        effect_unknown: bool,
         #[source]
         cause: Arc<RedisError>,
     },
@@ -23,81 +23,81 @@ pub(crate) enum Failure {
          queue name or database, or rename or remove the key"
     )]
     ForeignKey { key: String, found: String, expected: &'static str },
-    #[error("{place} answered in a form that is not expected: is it Redis or Valkey?")]
-    Reply { place: Arc<str> },
+    #[error("{endpoint} gave an unexpected reply: is it Redis or Valkey?")]
+    Reply { endpoint: Arc<str> },
     #[error(
-        "{place} has done it, and only {confirmed} of {wanted} replicas have confirmed that within \
-         {within:?}: it is lost if the server fails now. A send can be repeated under the same id"
+        "{endpoint} has done it, but only {confirmed} of {wanted} replicas confirmed it within {within:?}: it \
+         is lost if the server fails now. A send can be repeated with the same id"
     )]
-    Unconfirmed { place: Arc<str>, confirmed: u32, wanted: u32, within: Duration },
+    Unconfirmed { endpoint: Arc<str>, confirmed: u32, wanted: u32, within: Duration },
     #[error(
-        "the key {key} does not say over how many partitions the queue is spread: another program uses it, or \
-         somebody has changed it. Delete it, and `pillarbox doctor --fix` finds the partitions there are"
+        "the key {key} does not hold the number of partitions of the queue: another program uses or has \
+         changed it. Delete it, and `pillarbox doctor --fix` finds the partitions"
     )]
     Layout { key: String },
     #[error(
-        "the queue is spread over partitions, and a default_ttl would delete some of them: open it without"
+        "the queue has partitions, some of which a default_ttl would delete: open it without one"
     )]
-    Mortal,
+    TtlWithPartitions,
     #[error("the backend was closed")]
     Closed,
 }
 
 /// What to do after an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Send the script along: the server does not know it.
+pub(crate) enum Recovery {
+    /// Retry with the text of the script: the server does not know it.
     SendScript,
-    /// Try again after a pause, on a new connection.
+    /// Retry after a delay, on a new connection.
     Reconnect,
-    /// Try again at the server that the error names: for this call, or for all of its slot.
-    GoTo { for_good: bool },
-    /// Try again after a pause.
+    /// Retry at the server that the error names: for this call, or permanently for the slot.
+    Redirect { permanent: bool },
+    /// Retry after a delay.
     Wait,
-    /// Tell the caller.
+    /// Return the error to the caller.
     GiveUp,
 }
 
-/// Judges an error by its code, and by its text where a script of an old server hides the code.
-pub(crate) fn judge(error: &RedisError) -> Verdict {
+/// Classifies an error by its code, or by its text if a script of an old server hides the code.
+pub(crate) fn classify(error: &RedisError) -> Recovery {
     if let ErrorKind::Server(kind) = error.kind() {
         match kind {
-            ServerErrorKind::NoScript => return Verdict::SendScript,
-            ServerErrorKind::Moved => return Verdict::GoTo { for_good: true },
-            ServerErrorKind::Ask => return Verdict::GoTo { for_good: false },
+            ServerErrorKind::NoScript => return Recovery::SendScript,
+            ServerErrorKind::Moved => return Recovery::Redirect { permanent: true },
+            ServerErrorKind::Ask => return Recovery::Redirect { permanent: false },
             ServerErrorKind::BusyLoading
             | ServerErrorKind::TryAgain
             | ServerErrorKind::ClusterDown
-            | ServerErrorKind::MasterDown => return Verdict::Wait,
-            // Perhaps the address belongs to another server by now.
-            ServerErrorKind::ReadOnly => return Verdict::Reconnect,
+            | ServerErrorKind::MasterDown => return Recovery::Wait,
+            // The address may belong to another server by now.
+            ServerErrorKind::ReadOnly => return Recovery::Reconnect,
             _ => {}
         }
     }
     let says = |word: &str| error.code() == Some(word) || mentions(error, word);
     if says("READONLY") {
-        Verdict::Reconnect
-    } else if is_moving(error)
+        Recovery::Reconnect
+    } else if is_slot_moving(error)
         || says("LOADING")
         || says("BUSY")
         || says("MASTERDOWN")
         || says("NOREPLICAS")
     {
-        Verdict::Wait
+        Recovery::Wait
     } else if error.code().is_some() {
-        Verdict::GiveUp
+        Recovery::GiveUp
     } else {
         match error.kind() {
-            ErrorKind::Io | ErrorKind::Parse => Verdict::Reconnect,
-            _ if error.is_connection_dropped() || error.is_timeout() => Verdict::Reconnect,
-            _ => Verdict::GiveUp,
+            ErrorKind::Io | ErrorKind::Parse => Recovery::Reconnect,
+            _ if error.is_connection_dropped() || error.is_timeout() => Recovery::Reconnect,
+            _ => Recovery::GiveUp,
         }
     }
 }
 
-/// Whether a script met a key that it has deleted itself, while the slot is on its way to another node: what
-/// is not here is looked for there.
-fn is_moving(error: &RedisError) -> bool {
+/// Returns whether a script used a key that it had deleted itself while the slot is being moved: a missing key
+/// is looked for at the other node.
+fn is_slot_moving(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.contains("non local key in a cluster node"))
 }
 
@@ -107,19 +107,19 @@ fn mentions(error: &RedisError, word: &str) -> bool {
     })
 }
 
-/// What the reader can do about it.
-fn advice(what: &str) -> &'static str {
-    let says = |word: &str| what.contains(word);
+/// Returns what the reader can do about an error.
+fn advice(text: &str) -> &'static str {
+    let says = |word: &str| text.contains(word);
     if says("OOM") {
         "; the server is out of memory (maxmemory): nothing was stored. Receiving and settling \
          still work and make room"
     } else if says("WRONGTYPE") {
-        "; a key of ours ({queue:NAME}:... or pillarbox:queues) is of another type: another program \
+        "; a key ({queue:NAME}:... or pillarbox:queues) has another type: another program \
          uses the same name. Choose another queue name or database, or remove the key"
     } else if says("NOAUTH") {
-        "; the server wants a password: redis://:PASSWORD@HOST"
+        "; the server requires a password: redis://:PASSWORD@HOST"
     } else if says("WRONGPASS") || says("authentication failed") || says("invalid password") {
-        "; user or password are wrong"
+        "; the user or password is wrong"
     } else if says("NOPERM") {
         "; the user needs the commands of the scripts, keys {queue:* and pillarbox:*, and channels \
          {queue:*"
@@ -147,69 +147,73 @@ fn advice(what: &str) -> &'static str {
 }
 
 impl Failure {
-    pub(crate) fn server(place: &Arc<str>, error: RedisError) -> Self {
-        let what = text(&error);
-        Self::Server { place: place.clone(), what, is_unsure: false, cause: Arc::new(error) }
+    pub(crate) fn server(endpoint: &Arc<str>, error: RedisError) -> Self {
+        let text = text(&error);
+        let (endpoint, cause) = (endpoint.clone(), Arc::new(error));
+        Self::Server { endpoint, text, effect_unknown: false, cause }
     }
 
-    /// The same, after an attempt that got no answer, if there was one.
+    /// Sets whether a try got no answer and may have taken effect.
     #[must_use]
-    pub(crate) fn unsure(mut self, is_so: bool) -> Self {
-        if let Self::Server { is_unsure, .. } = &mut self {
-            *is_unsure = is_so;
+    pub(crate) fn with_effect_unknown(mut self, is_unknown: bool) -> Self {
+        if let Self::Server { effect_unknown, .. } = &mut self {
+            *effect_unknown = is_unknown;
         }
         self
     }
 
-    /// Whether the call may have been done all the same.
-    pub(crate) const fn may_be_done(&self) -> bool {
-        matches!(self, Self::Server { is_unsure: true, .. } | Self::Reply { .. } | Self::Closed)
+    /// Returns whether the call may have taken effect nevertheless.
+    pub(crate) const fn may_have_taken_effect(&self) -> bool {
+        matches!(
+            self,
+            Self::Server { effect_unknown: true, .. } | Self::Reply { .. } | Self::Closed
+        )
     }
 
-    /// Whether the server has no memory left, and has stored nothing.
+    /// Returns whether the server has no memory left and has stored nothing.
     pub(crate) fn is_out_of_memory(&self) -> bool {
-        !self.may_be_done() && self.says("OOM")
+        !self.may_have_taken_effect() && self.says("OOM")
     }
 
-    /// Whether a key is of another type.
+    /// Returns whether a key has another type.
     pub(crate) fn is_wrong_type(&self) -> bool {
         self.says("WRONGTYPE")
     }
 
-    /// Whether the server says so: by the code, or by the text where a script of an old server hides it.
+    /// Returns whether the server answered with this code, also if a script of an old server hides it in a text.
     fn says(&self, code: &str) -> bool {
         matches!(self, Self::Server { cause, .. } if cause.code() == Some(code) || mentions(cause, code))
     }
 
-    /// The same, after it was tried for so long.
+    /// Adds the time for which the call was tried.
     #[must_use]
     pub(crate) fn after(mut self, time: Duration) -> Self {
-        if let Self::Server { place, what, .. } = &mut self {
-            if place.starts_with("rediss") && what.contains("timed out") {
-                what.push_str(" (does it speak TLS there?)");
+        if let Self::Server { endpoint, text, .. } = &mut self {
+            if endpoint.starts_with("rediss") && text.contains("timed out") {
+                text.push_str(" (does it use TLS there?)");
             }
-            what.push_str(&format!(" (tried for {time:?})"));
+            text.push_str(&format!(" (tried for {time:?})"));
         }
         self
     }
 
-    /// Whether it was tried again and may succeed later: no server could be reached that would do it.
-    pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, Self::Server { cause, .. } if judge(cause) != Verdict::GiveUp)
+    /// Returns whether the call was retried and may succeed later: no suitable server was reachable.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, Self::Server { cause, .. } if classify(cause) != Recovery::GiveUp)
     }
 
-    /// What to assume where it may pass.
-    pub(crate) fn passing<T>(self, assumed: T) -> Result<T, Self> {
-        if self.may_pass() { Ok(assumed) } else { Err(self) }
+    /// Returns `assumed` if the failure is transient.
+    pub(crate) fn or_if_transient<T>(self, assumed: T) -> Result<T, Self> {
+        if self.is_transient() { Ok(assumed) } else { Err(self) }
     }
 
-    /// Whether the user of the server may not do it.
+    /// Returns whether the user lacks a permission.
     pub(crate) fn is_forbidden(&self) -> bool {
         matches!(self, Self::Server { cause, .. } if cause.code() == Some("NOPERM"))
     }
 
-    /// The error that a caller gets.
-    pub(crate) fn on(self, queue: Option<&QueueName>, action: &'static str) -> Error {
+    /// Converts into the error of the public API.
+    pub(crate) fn into_error(self, queue: Option<&QueueName>, action: &'static str) -> Error {
         match self {
             Self::Closed => Error::Closed { queue: queue.cloned() },
             failure => Error::connection(queue, action, failure),
@@ -217,7 +221,7 @@ impl Failure {
     }
 }
 
-/// What the server or the network said, in one line.
+/// Returns the text of the server or the network, in one line.
 fn text(error: &RedisError) -> String {
     let code = error.code().filter(|code| *code != "ERR");
     let text = match (code, error.detail()) {
@@ -226,7 +230,7 @@ fn text(error: &RedisError) -> String {
         (_, Some(detail)) => detail.to_owned(),
         (None, None) => error.to_string(),
     };
-    // What cannot be read is explained in several.
+    // Parse errors have several lines.
     text.trim_end().replace('\n', ", ")
 }
 
@@ -242,47 +246,47 @@ mod tests {
 
     #[test]
     fn errors_are_told_apart_on_new_servers_and_old_ones() {
-        for (line, verdict) in [
-            ("NOSCRIPT No matching script.", Verdict::SendScript),
-            ("LOADING Redis is loading the dataset in memory", Verdict::Wait),
-            ("BUSY Redis is busy running a script.", Verdict::Wait),
-            ("READONLY You can't write against a read only replica.", Verdict::Reconnect),
+        for (line, recovery) in [
+            ("NOSCRIPT No matching script.", Recovery::SendScript),
+            ("LOADING Redis is loading the dataset in memory", Recovery::Wait),
+            ("BUSY Redis is busy running a script.", Recovery::Wait),
+            ("READONLY You can't write against a read only replica.", Recovery::Reconnect),
             (
                 "ERR Error running script (call to f_1): @user_script:1: -READONLY You can't",
-                Verdict::Reconnect,
+                Recovery::Reconnect,
             ),
-            ("OOM command not allowed when used memory > 'maxmemory'.", Verdict::GiveUp),
-            ("WRONGTYPE Operation against a key", Verdict::GiveUp),
-            ("WRONGPASS invalid username-password pair", Verdict::GiveUp),
-            ("NOAUTH Authentication required.", Verdict::GiveUp),
-            ("NOREPLICAS Not enough good replicas to write.", Verdict::Wait),
-            ("CLUSTERDOWN Hash slot not served", Verdict::Wait),
-            ("TRYAGAIN Multiple keys request during rehashing of slot", Verdict::Wait),
+            ("OOM command not allowed when used memory > 'maxmemory'.", Recovery::GiveUp),
+            ("WRONGTYPE Operation against a key", Recovery::GiveUp),
+            ("WRONGPASS invalid username-password pair", Recovery::GiveUp),
+            ("NOAUTH Authentication required.", Recovery::GiveUp),
+            ("NOREPLICAS Not enough good replicas to write.", Recovery::Wait),
+            ("CLUSTERDOWN Hash slot not served", Recovery::Wait),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Recovery::Wait),
             (
                 "ERR Script attempted to access a non local key in a cluster node script: 1, on @1.",
-                Verdict::Wait,
+                Recovery::Wait,
             ),
-            ("MOVED 866 127.0.0.1:7001", Verdict::GoTo { for_good: true }),
-            ("ASK 866 127.0.0.1:7001", Verdict::GoTo { for_good: false }),
+            ("MOVED 866 127.0.0.1:7001", Recovery::Redirect { permanent: true }),
+            ("ASK 866 127.0.0.1:7001", Recovery::Redirect { permanent: false }),
         ] {
-            assert_eq!(judge(&server_error(line)), verdict, "{line}");
+            assert_eq!(classify(&server_error(line)), recovery, "{line}");
         }
         let io = RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
-        assert_eq!(judge(&io), Verdict::Reconnect);
+        assert_eq!(classify(&io), Recovery::Reconnect);
     }
 
     #[test]
-    fn an_answer_that_cannot_be_read_is_told_in_one_line() {
+    fn an_unreadable_answer_is_reported_in_one_line() {
         let error = redis::parse_redis_value(b"$2\r\nabcd").unwrap_err();
         assert!(error.to_string().contains('\n'), "{error}");
         assert!(!text(&error).contains('\n'), "{}", text(&error));
     }
 
     #[test]
-    fn a_failure_says_where_what_and_what_to_do() {
-        let place: Arc<str> = "redis://h:1/0".into();
-        let failure = Failure::server(&place, server_error("OOM command not allowed"));
-        let text = failure.on(Some(&"q".parse().unwrap()), "send").to_string();
+    fn a_failure_names_the_server_the_cause_and_the_remedy() {
+        let endpoint: Arc<str> = "redis://h:1/0".into();
+        let failure = Failure::server(&endpoint, server_error("OOM command not allowed"));
+        let text = failure.into_error(Some(&"q".parse().unwrap()), "send").to_string();
         for part in ["cannot send on queue 'q'", "redis://h:1/0", "OOM command", "make room"] {
             assert!(text.contains(part), "{text}");
         }

@@ -1,6 +1,6 @@
-//! How a queue is written down in Redis: names of keys, ids, heads and bodies.
+//! The stored format of a queue: names of keys, ids, heads and bodies.
 //!
-//! What the keys hold is said in `scripts/header.lua`.
+//! `scripts/header.lua` describes what the keys hold.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,13 +12,13 @@ use pillarbox_core::{
 use redis::{RedisWrite, ToRedisArgs};
 use serde::{Deserialize, Serialize};
 
-use crate::layout::{MAX_PARTITIONS, Number};
+use crate::layout::{MAX_PARTITIONS, PartitionNumber};
 use crate::servers::slot;
 
-/// The names of all queues that may be there, by when they were last used.
+/// Key of the list of queues: names by the time of their last use. A queue on it may no longer exist.
 pub(crate) const REGISTRY: &str = "pillarbox:queues";
 
-/// When a message was sent that does not say so.
+/// Time of sending of a message that does not have one.
 pub(crate) const LONG_AGO: Timestamp = Timestamp::from_secs(0);
 
 /// The keys of one partition of a queue, all in one slot of a cluster.
@@ -28,16 +28,16 @@ pub(crate) struct Keys {
     pub(crate) invisible: String,
     pub(crate) data: String,
     pub(crate) meta: String,
-    /// Where the wake-ups are published.
+    /// Channel of the wake-ups.
     pub(crate) wake: String,
-    /// The slot of all of them.
+    /// Slot of all keys.
     pub(crate) slot: u16,
     tag: String,
 }
 
 impl Keys {
-    /// The keys of one partition of a queue. No name of a queue has a `#`.
-    pub(crate) fn new(queue: &QueueName, partition: Number) -> Self {
+    /// Returns the keys of one partition of a queue. A queue name contains no `#`.
+    pub(crate) fn new(queue: &QueueName, partition: PartitionNumber) -> Self {
         let tag = match partition {
             0 => format!("{{queue:{queue}}}"),
             _ => format!("{{queue:{queue}#{partition}}}"),
@@ -53,42 +53,42 @@ impl Keys {
         }
     }
 
-    /// What each of the keys is.
+    /// Returns the keys with their types.
     pub(crate) fn types(&self) -> [(&str, &'static str); 4] {
         let Self { pending, invisible, data, meta, .. } = self;
         [(pending, "list"), (invisible, "zset"), (data, "hash"), (meta, "hash")]
     }
 
-    /// The key that says how the queue is spread, of partition 0.
+    /// Returns the key of the layout. Of partition 0.
     pub(crate) fn partitions(&self) -> String {
         format!("{}:partitions", self.tag)
     }
 
-    /// Which queue and which partition a key belongs to, and what it holds.
-    pub(crate) fn owner(key: &str) -> Option<(QueueName, Number, &str)> {
-        let (tag, what) = key.strip_prefix("{queue:")?.split_once("}:")?;
+    /// Returns the queue and the partition that a key belongs to, and the rest of the key.
+    pub(crate) fn owner(key: &str) -> Option<(QueueName, PartitionNumber, &str)> {
+        let (tag, rest) = key.strip_prefix("{queue:")?.split_once("}:")?;
         let (name, partition) = match tag.split_once('#') {
             Some((name, partition)) => {
-                let number: Number = partition.parse().ok()?;
-                // As we write it: another key with a nought before or a sign is not ours.
+                let number: PartitionNumber = partition.parse().ok()?;
+                // Only the form that `new` writes: no sign, no leading zero.
                 let is_ours = number > 0 && u32::from(number) < MAX_PARTITIONS;
                 (name, Some(number).filter(|_| is_ours && partition == number.to_string())?)
             }
             None => (tag, 0),
         };
-        Some((QueueName::new(name).ok()?, partition, what))
+        Some((QueueName::new(name).ok()?, partition, rest))
     }
 
-    /// The key that remembers the last call of a caller.
+    /// Returns the key of the record of a caller.
     pub(crate) fn call(&self, caller: &str) -> String {
         format!("{}:call:{caller}", self.tag)
     }
 }
 
-/// The characters of an id as text, in the order of their bytes, so that ids sort alike in both forms.
+/// Digits of an id as text, in the order of their bytes, so that ids sort alike in both forms.
 const DIGITS: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
 
-/// Of each byte, its place among the digits.
+/// Value of each byte as a digit.
 const VALUES: [u8; 256] = {
     let mut values = [NO_DIGIT; 256];
     let mut value = 0;
@@ -100,7 +100,7 @@ const VALUES: [u8; 256] = {
 };
 const NO_DIGIT: u8 = 255;
 
-/// A message id as 22 characters: 14 less than the usual form, in three places per message.
+/// A message id as 22 characters: 14 fewer than the usual form, stored three times per message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IdText([u8; 22]);
 
@@ -133,7 +133,7 @@ impl IdText {
     }
 }
 
-/// What stands beside the time in front of a body, if there is anything.
+/// Optional part of a head.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Extra {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -142,7 +142,7 @@ struct Extra {
     attributes: Attributes,
 }
 
-/// Whether a message is nothing but a body.
+/// Returns whether a message consists of a body only.
 pub(crate) fn is_plain(message: &Outgoing) -> bool {
     message.delay.is_zero()
         && message.enqueued_at.is_none()
@@ -150,18 +150,18 @@ pub(crate) fn is_plain(message: &Outgoing) -> bool {
         && message.attributes.is_empty()
 }
 
-/// How many bytes a message has, about.
+/// Returns the approximate number of bytes of a message.
 pub(crate) fn size_of(message: &Outgoing) -> usize {
     size(&message.body, &message.attributes, message.reply_to.as_deref())
 }
 
-/// How many bytes a message has of this body, with these attributes and this address, about.
+/// Returns the approximate number of bytes of a message with these parts.
 pub(crate) fn size(body: &[u8], attributes: &Attributes, reply_to: Option<&str>) -> usize {
     let attributes = attributes.iter().map(|(name, value)| name.len() + value.len());
     body.len() + attributes.sum::<usize>() + reply_to.map_or(0, str::len)
 }
 
-/// The head of a message on its way to `send.lua`.
+/// Returns the head of a message as `send.lua` takes it.
 pub(crate) fn head(message: &Outgoing) -> String {
     if is_plain(message) {
         return String::new();
@@ -176,7 +176,7 @@ pub(crate) fn head(message: &Outgoing) -> String {
         let reply_to = message.reply_to.as_deref().map(str::to_owned);
         let extra = Extra { reply_to, attributes: message.attributes.clone() };
         head.push(' ');
-        // Nor can writing strings as JSON.
+        // Neither can writing strings as JSON.
         head.push_str(&serde_json::to_string(&extra).unwrap_or_default());
     }
     head
@@ -184,14 +184,14 @@ pub(crate) fn head(message: &Outgoing) -> String {
 
 /// Reads a message from a value of `data`.
 ///
-/// One that does not begin as ours do, for somebody else has written it, is all body, and as old as can
-/// be: its receiver cannot decode it, and sets it aside like any other.
+/// A value without a valid head, which another program has written, is all body, with the earliest time: its
+/// receiver cannot decode it, and handles it like any other undecodable message.
 pub(crate) fn message(id: MessageId, data: Vec<u8>, deliveries: Deliveries) -> RawMessage {
     let (at, extra, start) = read_head(&data).unwrap_or_else(|| {
-        tracing::warn!(%id, "the data of a message do not begin as ours do");
+        tracing::warn!(%id, "the data of a message have no valid head");
         (LONG_AGO, Extra::default(), 0)
     });
-    // Moves the start, where a slice would have to share.
+    // Moves the start in place; a slice would have to share the buffer.
     let mut body = Bytes::from(data);
     body.advance(start);
     let mut message = RawMessage::new(id, body, at);
@@ -203,7 +203,7 @@ pub(crate) fn message(id: MessageId, data: Vec<u8>, deliveries: Deliveries) -> R
     message
 }
 
-/// The time of sending, what stands beside it, and where the body starts.
+/// Reads the time of sending, the optional part, and the offset of the body.
 fn read_head(data: &[u8]) -> Option<(Timestamp, Extra, usize)> {
     let end = data.iter().position(|byte| *byte == b'\n')?;
     let head = std::str::from_utf8(&data[..end]).ok()?;
@@ -214,25 +214,25 @@ fn read_head(data: &[u8]) -> Option<(Timestamp, Extra, usize)> {
     Some((sent_at(head.as_bytes())?, extra, end + 1))
 }
 
-/// When a message was sent, by the first bytes of its data.
+/// Reads the time of sending from the first bytes of the data.
 pub(crate) fn sent_at(start: &[u8]) -> Option<Timestamp> {
     let end = start.iter().position(|byte| b" \n".contains(byte)).unwrap_or(start.len());
     std::str::from_utf8(&start[..end]).ok()?.parse().ok().map(Timestamp::from_nanos)
 }
 
-/// Number of deliveries of a message, and what became of them.
+/// Numbers of deliveries of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Deliveries {
     pub(crate) count: u32,
-    /// Number of them that were started and expired.
+    /// Number of deliveries that were started and expired.
     pub(crate) unsettled: u32,
-    /// Number of them that were no attempt: released, or expired before they were started.
+    /// Number of deliveries without an attempt: released, or expired before they were started.
     pub(crate) uncounted: u32,
 }
 
 impl Deliveries {
-    /// Reads a value of `meta` without its secret: of the number, the low 32 bits are the count and those
-    /// above the unsettled ones; after a colon come the uncounted ones.
+    /// Parses a value of `meta` without its secret: the low 32 bits of the number are the count and those above
+    /// the unsettled; the uncounted follow after a colon.
     fn parse(text: &str) -> Option<Self> {
         let (number, uncounted) = text.split_once(':').unwrap_or((text, "0"));
         let number = digits(number)?;
@@ -240,42 +240,42 @@ impl Deliveries {
         Some(Self { count: number as u32, unsettled: (number >> 32) as u32, uncounted })
     }
 
-    /// After one more delivery.
+    /// Adds one delivery.
     pub(crate) fn delivered(self) -> Self {
         Self { count: self.count.saturating_add(1), ..self }
     }
 }
 
-/// A number that is written with digits alone.
+/// Parses a number that consists of digits only.
 fn digits(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Reads a value of `meta`: whether somebody holds a receipt, and the deliveries.
+/// Reads a value of `meta`: whether it has the secret of a receipt, and the deliveries.
 pub(crate) fn meta(value: &[u8]) -> Option<(bool, Deliveries)> {
     // A secret has no colon.
-    let is_held = value
+    let has_secret = value
         .get(..=Nonce::TEXT_LEN)
         .is_some_and(|start| !start[..Nonce::TEXT_LEN].contains(&b':'));
-    let text = if is_held { &value[Nonce::TEXT_LEN..] } else { value };
-    // Only what is in flight can be started.
-    let text = if is_held { text.strip_suffix(b"s").unwrap_or(text) } else { text };
+    let text = if has_secret { &value[Nonce::TEXT_LEN..] } else { value };
+    // Only a message in flight can be started.
+    let text = if has_secret { text.strip_suffix(b"s").unwrap_or(text) } else { text };
     if text.is_empty() {
         return Some((false, Deliveries::default())).filter(|_| value.is_empty());
     }
     let deliveries = Deliveries::parse(std::str::from_utf8(text).ok()?)?;
-    Some((is_held, deliveries))
+    Some((has_secret, deliveries))
 }
 
-/// Reads a score of `invisible`: when the message becomes ready. `None` for one that is.
+/// Reads a score of `invisible`: when the message becomes ready. `None` for one that is ready.
 pub(crate) fn score(text: &[u8]) -> Option<Timestamp> {
     let micros: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
     Some(Timestamp::from_micros(micros as i64))
 }
 
-/// What `settle.lua` is told about one delivery.
+/// Returns the argument of `settle.lua` for one delivery.
 pub(crate) fn token(nonce: Nonce, action: SettleAction) -> Token {
-    let mut token = Token { text: [0; Token::MOST], length: Nonce::TEXT_LEN + 1 };
+    let mut token = Token { text: [0; Token::MAX_LEN], length: Nonce::TEXT_LEN + 1 };
     token.text[..Nonce::TEXT_LEN].copy_from_slice(&nonce.to_text());
     let (kind, time) = match action {
         SettleAction::Acknowledge => (b'1', None),
@@ -295,15 +295,15 @@ pub(crate) fn token(nonce: Nonce, action: SettleAction) -> Token {
     token
 }
 
-/// A receipt, and what to do with it, for scripts: there are two of them for each message.
+/// Secret of a receipt and the action, as scripts take them. Without an allocation: each message has two.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Token {
-    text: [u8; Self::MOST],
+    text: [u8; Self::MAX_LEN],
     length: usize,
 }
 
 impl Token {
-    const MOST: usize = Nonce::TEXT_LEN + 1 + 20;
+    const MAX_LEN: usize = Nonce::TEXT_LEN + 1 + 20;
 
     fn as_bytes(&self) -> &[u8] {
         &self.text[..self.length]
@@ -316,11 +316,11 @@ impl ToRedisArgs for Token {
     }
 }
 
-/// A duration in whole microseconds, rounded up: what is not nothing stays so. Beyond a thousand
-/// years it does not matter, and a score is exact up to there.
+/// Returns a duration in microseconds, rounded up, so that only zero becomes zero. Limited to a thousand years,
+/// up to which a score is exact.
 pub(crate) fn micros(time: std::time::Duration) -> u64 {
-    const MOST: u64 = 1000 * 366 * 86_400 * 1_000_000;
-    u64::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(MOST).min(MOST)
+    const MAX: u64 = 1000 * 366 * 86_400 * 1_000_000;
+    u64::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(MAX).min(MAX)
 }
 
 #[cfg(test)]
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_have_the_receipt_and_what_to_do_with_it() {
+    fn tokens_have_the_secret_and_the_action() {
         let nonce = Nonce::from_bytes([7; 12]);
         let text = |action| String::from_utf8(token(nonce, action).as_bytes().to_vec()).unwrap();
         let delay = Duration::from_millis(25);

@@ -1,50 +1,51 @@
-//! How a queue is spread over partitions. Pure.
+//! The layout of a queue: its partitions, and which messages go to which. Pure.
 //!
-//! Partition 0 has the keys that the queue has when it is whole, so a queue that is spread further
-//! keeps its messages where they are. What is sent goes to the first [`Layout::sent_to`] partitions;
-//! what is received may come from all [`Layout::held_in`].
+//! Partition 0 has the keys of a queue without partitions, so that a queue to which partitions are added
+//! keeps its messages in place. Messages are sent to the first [`Layout::sent_to`] partitions, and received
+//! from all [`Layout::held_in`].
 
 use pillarbox_core::{Outgoing, Partitions};
 
-/// The most partitions of a queue: so many fit into the mark of a receipt, and then some.
+/// Maximum number of partitions of a queue. The mark of a receipt has room for more.
 pub(crate) const MAX_PARTITIONS: u32 = 1000;
 
-/// The number of a partition.
-pub(crate) type Number = u16;
+/// Number of a partition, or of partitions.
+pub(crate) type PartitionNumber = u16;
 
-/// How a queue is spread.
+/// Layout of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// How many partitions are sent to.
-    pub(crate) sent_to: Number,
-    /// How many partitions may hold messages.
-    pub(crate) held_in: Number,
-    /// Grows with every change.
+    /// Number of partitions that are sent to.
+    pub(crate) sent_to: PartitionNumber,
+    /// Number of partitions that may hold messages.
+    pub(crate) held_in: PartitionNumber,
+    /// Increases with every change.
     pub(crate) version: u64,
 }
 
 impl Layout {
-    pub(crate) const WHOLE: Self = Self { sent_to: 1, held_in: 1, version: 0 };
+    /// The layout of a queue without partitions.
+    pub(crate) const SINGLE: Self = Self { sent_to: 1, held_in: 1, version: 0 };
 
-    /// Reads what the server has stored, if it is text at all.
+    /// Reads the stored form. `None` if it is invalid.
     pub(crate) fn read(stored: &[u8]) -> Option<Self> {
         std::str::from_utf8(stored).ok().and_then(Self::parse)
     }
 
-    /// Reads what the server has stored: three numbers, and others that it needs for itself.
+    /// Parses the stored form: three numbers, and others that only the scripts use.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
         let (sent_to, held_in, version) = (next()?, next()?, next()?);
-        let sent_to = Number::try_from(sent_to).ok()?;
-        let held_in = Number::try_from(held_in).ok()?;
-        let is_sound = sent_to >= 1 && held_in >= sent_to && u32::from(held_in) <= MAX_PARTITIONS;
-        is_sound.then_some(Self { sent_to, held_in, version })
+        let sent_to = PartitionNumber::try_from(sent_to).ok()?;
+        let held_in = PartitionNumber::try_from(held_in).ok()?;
+        let is_valid = sent_to >= 1 && held_in >= sent_to && u32::from(held_in) <= MAX_PARTITIONS;
+        is_valid.then_some(Self { sent_to, held_in, version })
     }
 
-    /// The partition of a message: that of its group, or, where it has none, that of the run that its id
-    /// is of. So a message that is sent again goes to where it was sent, and a batch stays together.
-    pub(crate) fn place(&self, message: &Outgoing) -> Number {
+    /// Returns the partition of a message: by its group if it has one, or else by the run that its id belongs
+    /// to. So a message that is sent again goes to the same partition, and a batch stays together.
+    pub(crate) fn partition_of(&self, message: &Outgoing) -> PartitionNumber {
         match message.group() {
             _ if self.sent_to == 1 => 0,
             Some(group) => jump(hash(group.as_bytes()), self.sent_to),
@@ -52,8 +53,7 @@ impl Layout {
         }
     }
 
-    /// How many of at most `max_size` messages of the queue may be in each partition: some room for all,
-    /// and together hardly more.
+    /// Returns the share of each partition in the `max_size` of the queue, rounded up.
     pub(crate) fn share(&self, max_size: u64) -> u64 {
         max_size.div_ceil(self.sent_to.into())
     }
@@ -65,7 +65,7 @@ impl From<Layout> for Partitions {
     }
 }
 
-/// FNV-1a, and then mixed well: near texts must not have near hashes.
+/// FNV-1a with a final mix, so that similar texts do not have similar hashes.
 fn hash(bytes: &[u8]) -> u64 {
     let fnv = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -75,23 +75,23 @@ fn hash(bytes: &[u8]) -> u64 {
     mixed ^ mixed >> 33
 }
 
-/// Jump consistent hashing (Lamping and Veach): when partitions are added, what moves goes to the new
-/// ones only, and as little as possible moves.
-fn jump(mut hash: u64, partitions: Number) -> Number {
-    let (mut place, mut next) = (0_i64, 0_i64);
+/// Jump consistent hashing (Lamping and Veach): when partitions are added, as little as possible moves, and
+/// only to the new ones.
+fn jump(mut hash: u64, partitions: PartitionNumber) -> PartitionNumber {
+    let (mut bucket, mut next) = (0_i64, 0_i64);
     while next < i64::from(partitions) {
-        place = next;
+        bucket = next;
         hash = hash.wrapping_mul(2_862_933_555_777_941_757).wrapping_add(1);
-        next = ((place + 1) as f64 * (f64::from(1_u32 << 31) / ((hash >> 33) + 1) as f64)) as i64;
+        next = ((bucket + 1) as f64 * (f64::from(1_u32 << 31) / ((hash >> 33) + 1) as f64)) as i64;
     }
-    place as Number
+    bucket as PartitionNumber
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn layout(sent_to: Number) -> Layout {
+    fn layout(sent_to: PartitionNumber) -> Layout {
         Layout { sent_to, held_in: sent_to, version: 1 }
     }
 
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_has_stored_is_read_and_nonsense_is_not() {
+    fn only_a_valid_stored_form_is_parsed() {
         let read = Layout::parse("4 12 7 1");
         assert_eq!(read, Some(Layout { sent_to: 4, held_in: 12, version: 7 }));
         for wrong in ["", "4", "4 12", "0 1 1", "3 2 1", "1 1001 1", "1 -1 1", "a b c", "1 70000 1"]
@@ -112,26 +112,26 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_sent_again_goes_to_where_it_was_sent_and_a_batch_stays_together() {
+    fn a_message_that_is_sent_again_goes_to_the_same_partition_and_a_batch_stays_together() {
         let twelve = layout(12);
         let mut held = [0_u32; 12];
         let mut last = None;
         let mut changes = 0;
         for n in 0..100_000 {
             let message = Outgoing::new(n.to_string());
-            let place = twelve.place(&message);
-            assert_eq!(twelve.place(&Outgoing::with_id(message.id, "again")), place);
-            assert_eq!(layout(1).place(&message), 0);
-            held[usize::from(place)] += 1;
-            changes += u32::from(last.replace(place) != Some(place));
+            let number = twelve.partition_of(&message);
+            assert_eq!(twelve.partition_of(&Outgoing::with_id(message.id, "again")), number);
+            assert_eq!(layout(1).partition_of(&message), 0);
+            held[usize::from(number)] += 1;
+            changes += u32::from(last.replace(number) != Some(number));
         }
         assert!(changes < 400, "{changes}");
         assert!(held.iter().all(|count| (3000..16_000).contains(count)), "{held:?}");
-        // Ids that were made by others come from everywhere.
+        // Ids from other sources have no runs.
         let mut held = [0_u32; 12];
         for n in 0..12_000 {
             let id = pillarbox_core::MessageId::from_key(&n.to_string());
-            held[usize::from(twelve.place(&Outgoing::with_id(id, "")))] += 1;
+            held[usize::from(twelve.partition_of(&Outgoing::with_id(id, "")))] += 1;
         }
         assert!(held.iter().all(|count| (850..1150).contains(count)), "{held:?}");
     }
@@ -140,17 +140,18 @@ mod tests {
     fn groups_are_spread_evenly() {
         let mut held = [0_u32; 12];
         for n in 0..12_000 {
-            held[usize::from(layout(12).place(&of_group(&n.to_string())))] += 1;
+            held[usize::from(layout(12).partition_of(&of_group(&n.to_string())))] += 1;
         }
         assert!(held.iter().all(|count| (850..1150).contains(count)), "{held:?}");
     }
 
     #[test]
-    fn what_moves_when_there_are_more_partitions_goes_to_the_new_ones() {
+    fn added_partitions_take_over_few_groups_and_no_others_move() {
         let mut moved = 0;
         for n in 0..10_000 {
             let message = of_group(&n.to_string());
-            let (before, after) = (layout(8).place(&message), layout(12).place(&message));
+            let (before, after) =
+                (layout(8).partition_of(&message), layout(12).partition_of(&message));
             assert!(before == after || after >= 8, "{before} {after}");
             moved += u32::from(before != after);
         }

@@ -1,5 +1,5 @@
-//! Pillarbox mailboxes on Redis and Valkey: four keys a queue, one script a batch; on one server, behind
-//! Sentinel, or on a Cluster.
+//! Pillarbox mailboxes on Redis and Valkey: four keys per queue, one script call per batch; on one server,
+//! behind Sentinel, or on a Cluster.
 //!
 //! ```no_run
 //! use pillarbox_core::{Mailbox, Mailboxes};
@@ -15,54 +15,57 @@
 //!
 //! Programs that use the `pillarbox` crate open it by URL, with the feature `redis` or `redis-tls`.
 //!
-//! # What is in the server
+//! # Stored data
 //!
-//! | key | type | what it holds |
+//! | key | type | contents |
 //! |---|---|---|
 //! | `{queue:NAME}:pending` | list | ids of ready messages; sent at the left, delivered from the right |
 //! | `{queue:NAME}:invisible` | sorted set | ids in flight or delayed, by the microsecond at which they become ready |
-//! | `{queue:NAME}:data` | hash | id → time of sending, perhaps JSON, a newline, the body |
+//! | `{queue:NAME}:data` | hash | id → time of sending, optionally JSON, a newline, the body |
 //! | `{queue:NAME}:meta` | hash | id → secret of the receipt while in flight, and delivery count; `#sent`, `#delayed` |
 //!
-//! `docs/redis.md` in the repository says more, and how to look at them with `redis-cli`. Every
-//! operation is one of the scripts in `scripts/`, each of which says what it reads, writes and answers,
-//! and why it may run twice.
+//! See `docs/redis.md` in the repository for details, and for how to inspect them with `redis-cli`. Every
+//! operation is one of the scripts in `scripts/`, each of which documents what it reads, writes and answers,
+//! and why it is idempotent.
 //!
-//! Of a queue that is spread over partitions, each has such keys: `{queue:NAME}` the first, and
-//! `{queue:NAME#K}` the others.
+//! Each partition of a queue has such keys: the first under `{queue:NAME}`, the others under
+//! `{queue:NAME#K}`.
 //!
-//! # When something is wrong
+//! # Errors
 //!
-//! A connection that breaks, a server that restarts, loads, is a replica or is replaced by one: the operation is repeated
-//! for as long as [`RedisOptions::retry_for`] says, and takes effect once. Then, and at once where
-//! waiting does not help (wrong password, a key of another type), it is an
+//! If a connection breaks, or a server restarts, loads its data, is a replica or is replaced by one, the
+//! operation is retried for [`RedisOptions::retry_for`], and takes effect once. After that, or at once if
+//! a retry does not help (wrong password, a key of another type), it is an
 //! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do. A send for which the
 //! server has no memory is an [`Error::MailboxFull`](pillarbox_core::Error::MailboxFull).
 
 mod backend;
-mod confirm;
+mod batcher;
+mod caller;
+mod capabilities;
+mod confirmations;
+mod context;
 mod diagnose;
-mod ears;
-mod engine;
 mod failure;
 mod format;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod hub;
-mod lane;
 mod layout;
-mod line;
-mod link;
+mod open_queues;
 mod operations;
 mod options;
 mod partition;
+mod partitioned_queue;
 mod queue;
+mod queue_state;
 mod reply;
+mod retrying_client;
+mod script_runner;
 mod scripts;
 mod servers;
-mod state;
 mod tls;
+mod waiting;
 
 pub use backend::RedisBackend;
 pub use options::{Durability, RedisOptions};

@@ -1,4 +1,4 @@
-//! The operations that callers ask for together: one script call each.
+//! The batched operations: sends, receives, settles and purges, each one script call.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,53 +9,51 @@ use pillarbox_core::{
     Delivery, MessageId, Nonce, Outgoing, QueueName, Receipt, Receive, Settle, SettleAction,
 };
 use redis::Cmd;
-use tokio::time::Instant;
 
+use crate::batcher::Operation;
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::format::{self, IdText, micros};
-use crate::lane::{Caller, Lane, Operation};
-use crate::partition::Partition;
-use crate::reply::{Reply, Words};
+use crate::reply::{Reply, ReplyReader};
+use crate::script_runner::{LostReceive, ScriptRunner};
 use crate::scripts;
 
-/// Storing messages.
+/// Stores messages.
 #[derive(Debug)]
 pub(crate) struct Sends;
 
-/// The messages of one caller.
+/// Messages of one caller.
 #[derive(Debug)]
-pub(crate) struct Sending {
+pub(crate) struct SendRequest {
     pub(crate) messages: Vec<Outgoing>,
     pub(crate) max_size: Option<u64>,
 }
 
 impl Operation for Sends {
-    type Request = Sending;
-    type Answer = Vec<Stored>;
+    type Executor = ScriptRunner;
+    type Request = SendRequest;
+    type Answer = Vec<SendOutcome>;
 
-    fn lane(partition: &Partition) -> &Lane<Self> {
-        &partition.sends
-    }
-
-    fn size(request: &Sending) -> (usize, usize) {
+    fn size(request: &SendRequest) -> (usize, usize) {
         let bytes = request.messages.iter().map(format::size_of).sum();
         (request.messages.len(), bytes)
     }
 
-    fn joins(one: &Sending, other: &Sending) -> bool {
+    fn can_join(one: &SendRequest, other: &SendRequest) -> bool {
         one.max_size == other.max_size
     }
 
     async fn call(
-        partition: &Arc<Partition>,
+        runner: &Arc<ScriptRunner>,
         caller: &Caller,
-        requests: &[Sending],
-    ) -> Result<Vec<Vec<Stored>>, Failure> {
-        partition.queue.list().await?;
+        requests: &[SendRequest],
+    ) -> Result<Vec<Vec<SendOutcome>>, Failure> {
+        runner.queue.register().await?;
         let max_size = requests[0].max_size.map_or(String::new(), |max| max.to_string());
         let all = || requests.iter().flat_map(|request| &request.messages);
-        let unique = Unique::new(all().map(|message| message.id));
-        let messages: Vec<_> = all().zip(&unique.first).filter(|(_, first)| **first).collect();
+        let unique = Deduplicated::new(all().map(|message| message.id));
+        let messages: Vec<_> =
+            all().zip(&unique.is_first).filter(|(_, is_first)| **is_first).collect();
         let messages = || messages.iter().map(|(message, _)| *message);
         let is_plain = messages().all(format::is_plain);
         let arguments = |command: &mut Cmd| {
@@ -70,115 +68,111 @@ impl Operation for Sends {
                 command.arg(format::head(message));
             }
         };
-        // What is there already may have been sent by a call that was not confirmed.
+        // A duplicate may have been stored by a call that was not confirmed.
         let is_stored = |reply: &Reply| b"+10".iter().any(|answer| reply.has(*answer));
-        let reply = partition.run_durably(&scripts::SEND, caller, arguments, is_stored).await?;
-        let (answers, marks) = reply.characters(messages().count())?;
-        if marks.is_unheard {
-            partition.engine().warn_unheard(Some(&partition.queue.name));
+        let reply = runner.run_durably(&scripts::SEND, caller, arguments, is_stored).await?;
+        let (answers, flags) = reply.characters(messages().count())?;
+        if flags.publish_failed {
+            runner.context().warn_of_publish(Some(&runner.queue.name));
         }
-        if marks.is_unknown {
+        if flags.must_enlist {
             // Whatever fails from here on, the messages are stored.
-            partition.enlist().await.map_err(|failure| failure.unsure(true))?;
+            runner.enlist().await.map_err(|failure| failure.with_effect_unknown(true))?;
         }
         let answers = unique.answers(&answers);
         let entries = requests.iter().map(|request| request.messages.len());
-        Ok(share(&answers, entries, |answer| match answer {
-            b'F' => Stored::Full,
-            b'0' => Stored::Before,
-            _ => Stored::New,
+        Ok(split_answers(&answers, entries, |answer| match answer {
+            b'F' => SendOutcome::Full,
+            b'0' => SendOutcome::Duplicate,
+            _ => SendOutcome::Stored,
         }))
     }
 }
 
-/// What became of a message that was sent.
+/// Outcome of sending one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stored {
-    /// It was stored by this call.
-    New,
-    /// The queue had a message of its id before.
-    Before,
+pub(crate) enum SendOutcome {
+    Stored,
+    /// The queue had a message with its id before.
+    Duplicate,
     /// There was no room for it.
     Full,
 }
 
-/// Which ids are there for the first time: the server is told of each message once.
+/// Ids of a batch without duplicates: each message is sent to the server once.
 #[derive(Debug)]
-struct Unique {
-    first: Vec<bool>,
-    /// Of each, where among the first ones its like is.
-    places: Vec<usize>,
+struct Deduplicated {
+    is_first: Vec<bool>,
+    /// For each id, its index among the distinct ones.
+    indices: Vec<usize>,
 }
 
-impl Unique {
+impl Deduplicated {
     fn new(ids: impl Iterator<Item = MessageId>) -> Self {
         let mut seen = HashMap::new();
-        let (mut first, mut places) = (Vec::new(), Vec::new());
+        let (mut is_first, mut indices) = (Vec::new(), Vec::new());
         for id in ids {
             let next = seen.len();
-            let place = *seen.entry(id).or_insert(next);
-            first.push(place == next);
-            places.push(place);
+            let index = *seen.entry(id).or_insert(next);
+            is_first.push(index == next);
+            indices.push(index);
         }
-        Self { first, places }
+        Self { is_first, indices }
     }
 
-    /// The answers of the first ones, for all: what the first has stored, the others find there.
+    /// Expands the answers for the distinct ids to all: what the first has stored is there for the others.
     fn answers(&self, answers: &[u8]) -> Vec<u8> {
-        let answer = |(place, first): (&usize, &bool)| match answers[*place] {
-            b'1' if !first => b'0',
+        let answer = |(index, is_first): (&usize, &bool)| match answers[*index] {
+            b'1' if !is_first => b'0',
             answer => answer,
         };
-        self.places.iter().zip(&self.first).map(answer).collect()
+        self.indices.iter().zip(&self.is_first).map(answer).collect()
     }
 }
 
-/// Delivering messages.
+/// Delivers messages.
 #[derive(Debug)]
 pub(crate) struct Receives;
 
-/// What a receive found.
+/// Outcome of a receive.
 #[derive(Debug)]
-pub(crate) enum Found {
-    /// Messages, and when there will be more.
-    Claim { claim: Claim, next: Option<Duration> },
-    /// Nothing, and when there will be something.
-    Nothing { next: Option<Duration> },
+pub(crate) enum ReceiveOutcome {
+    /// Deliveries, and the time until there will be more.
+    Delivered { deliveries: UnclaimedDeliveries, next: Option<Duration> },
+    /// Nothing, and the time until there will be something.
+    Empty { next: Option<Duration> },
 }
 
-/// The most bytes of messages that one call delivers, unless a single one has more: `receive.lua` sees to it.
-pub(crate) const MOST_BYTES: usize = 1 << 20;
+/// Maximum number of bytes of messages that one call delivers, unless a single message has more. Enforced by
+/// `receive.lua`.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
 
 impl Operation for Receives {
+    type Executor = ScriptRunner;
     type Request = Receive;
-    type Answer = Found;
+    type Answer = ReceiveOutcome;
 
-    const FAILS_ONCE: bool = true;
-
-    fn lane(partition: &Partition) -> &Lane<Self> {
-        &partition.receives
-    }
+    const RETIRES_FAILED_CALLER: bool = true;
 
     fn size(request: &Receive) -> (usize, usize) {
         (request.max, 0)
     }
 
-    fn joins(_: &Receive, _: &Receive) -> bool {
+    fn can_join(_: &Receive, _: &Receive) -> bool {
         true
     }
 
     async fn call(
-        partition: &Arc<Partition>,
+        runner: &Arc<ScriptRunner>,
         caller: &Caller,
         requests: &[Receive],
-    ) -> Result<Vec<Found>, Failure> {
+    ) -> Result<Vec<ReceiveOutcome>, Failure> {
         let wanted = requests.iter().map(|request| request.max).sum();
-        let nonces: Vec<_> =
-            (0..wanted).map(|_| Nonce::random_with_mark(partition.number)).collect();
+        let nonces: Vec<_> = (0..wanted).map(|_| Nonce::random_with_mark(runner.number)).collect();
         let lease = requests.iter().map(|request| request.visibility).max().unwrap_or_default();
-        // What was delivered must be known for as long as it can be given back.
-        let remembered = lease.max(partition.engine().link.usage.remembered());
-        let reply = partition.run_remembered(&scripts::RECEIVE, caller, remembered, |command| {
+        // The record is needed for as long as the deliveries can be released.
+        let record_ttl = lease.max(runner.context().client.settings.record_ttl());
+        let reply = runner.run_remembered(&scripts::RECEIVE, caller, record_ttl, |command| {
             command.arg(wanted).arg(requests.len());
             for request in requests {
                 command.arg(request.max).arg(micros(request.visibility));
@@ -187,32 +181,34 @@ impl Operation for Receives {
                 command.arg(format::token(*nonce, SettleAction::Acknowledge));
             }
         });
-        let mut claims: Vec<_> = requests.iter().map(|_| Claim::new(partition)).collect();
-        let places = requests.iter().map(|request| request.max);
-        let queue = &partition.queue.name;
+        let mut received: Vec<_> =
+            requests.iter().map(|_| UnclaimedDeliveries::new(runner)).collect();
+        let wanted = requests.iter().map(|request| request.max);
+        let queue = &runner.queue.name;
         let next = reply.await.and_then(|reply| {
-            deliveries(queue, reply.words(), places, &nonces, |place, delivery| {
-                claims[place].deliveries.push(delivery);
+            deliveries(queue, reply.into_reader(), wanted, &nonces, |receiver, delivery| {
+                received[receiver].deliveries.push(delivery);
             })
         });
         let next = next.inspect_err(|failure| {
-            if failure.may_be_done() {
-                partition.recall(LostReceive::new(caller, nonces, lease));
+            if failure.may_have_taken_effect() {
+                let caller = Caller { key: caller.key.clone(), ..*caller };
+                runner.release_lost(LostReceive { caller, nonces, until: after(lease) });
             }
         })?;
-        let found = |claim: Claim| match claim.len() {
-            0 => Found::Nothing { next },
-            _ => Found::Claim { claim, next },
+        let outcome = |deliveries: UnclaimedDeliveries| match deliveries.len() {
+            0 => ReceiveOutcome::Empty { next },
+            _ => ReceiveOutcome::Delivered { deliveries, next },
         };
-        Ok(claims.into_iter().map(found).collect())
+        Ok(received.into_iter().map(outcome).collect())
     }
 }
 
-/// Reads what `receive.lua` answers: gives each delivery to the receiver whose turn it is, of which each
-/// wants so many, and says when there will be more.
+/// Reads the answer of `receive.lua`. Passes each delivery to `give`, with the index of its receiver, each of
+/// which wants a number of them; and returns the time until there will be more.
 pub(crate) fn deliveries(
     queue: &QueueName,
-    mut reply: Words,
+    mut reply: ReplyReader,
     wanted: impl Iterator<Item = usize>,
     nonces: &[Nonce],
     mut give: impl FnMut(usize, Delivery),
@@ -222,60 +218,44 @@ pub(crate) fn deliveries(
         return Ok(next);
     }
     let (mut ids, mut data, mut meta) = (reply.list()?, reply.list()?, reply.list()?);
-    let places = wanted.enumerate().flat_map(|(place, max)| std::iter::repeat_n(place, max));
-    for (place, nonce) in places.zip(nonces) {
+    let receivers =
+        wanted.enumerate().flat_map(|(receiver, max)| std::iter::repeat_n(receiver, max));
+    for (receiver, nonce) in receivers.zip(nonces) {
         if ids.is_empty() {
             break;
         }
         let id = ids.bytes()?;
-        let known = meta.bytes_or_nothing()?.unwrap_or_default();
-        // Without data it is no message, or not ours any more.
-        let Some(data) = data.bytes_or_nothing()? else { continue };
+        let known = meta.optional_bytes()?.unwrap_or_default();
+        // Without data there is no message, or its lease is not ours any more.
+        let Some(data) = data.optional_bytes()? else { continue };
         let Some(id) = IdText::parse(&id) else {
-            tracing::warn!(%queue, "an entry has an id that is not ours");
+            tracing::warn!(%queue, "an entry has an invalid id");
             continue;
         };
-        let (_, before) = format::meta(&known).ok_or_else(|| reply.wrong())?;
+        let (_, before) = format::meta(&known).ok_or_else(|| reply.unexpected())?;
         let message = format::message(id, data, before.delivered());
-        give(place, Delivery::new(message, Receipt::new(id, *nonce)));
+        give(receiver, Delivery::new(message, Receipt::new(id, *nonce)));
     }
     Ok(next)
 }
 
-/// A receive that got no answer: what it has delivered is in flight, and nobody knows what that is but the
-/// server.
+/// Deliveries on their way to a receiver; released when dropped.
 #[derive(Debug)]
-pub(crate) struct LostReceive {
-    pub(crate) caller: Caller,
-    pub(crate) nonces: Vec<Nonce>,
-    /// When its leases have ended at the latest.
-    pub(crate) until: Instant,
-}
-
-impl LostReceive {
-    fn new(caller: &Caller, nonces: Vec<Nonce>, lease: Duration) -> Self {
-        let caller = Caller { key: caller.key.clone(), ..*caller };
-        Self { caller, nonces, until: after(lease) }
-    }
-}
-
-/// Deliveries on their way to a receiver, which go back to the queue if it is not there any more.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    partition: Arc<Partition>,
+pub(crate) struct UnclaimedDeliveries {
+    runner: Arc<ScriptRunner>,
     deliveries: Vec<Delivery>,
 }
 
-impl Claim {
-    fn new(partition: &Arc<Partition>) -> Self {
-        Self { partition: partition.clone(), deliveries: Vec::new() }
+impl UnclaimedDeliveries {
+    fn new(runner: &Arc<ScriptRunner>) -> Self {
+        Self { runner: runner.clone(), deliveries: Vec::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.deliveries.len()
     }
 
-    /// How many bytes of messages there are.
+    /// Returns the number of bytes of the messages.
     pub(crate) fn bytes(&self) -> usize {
         let bytes = |delivery: &Delivery| {
             let message = &delivery.message;
@@ -284,43 +264,40 @@ impl Claim {
         self.deliveries.iter().map(bytes).sum()
     }
 
-    /// Hands over the deliveries.
+    /// Takes the deliveries, which are not released then.
     pub(crate) fn take(mut self) -> Vec<Delivery> {
         std::mem::take(&mut self.deliveries)
     }
 }
 
-impl Drop for Claim {
+impl Drop for UnclaimedDeliveries {
     fn drop(&mut self) {
         if !self.deliveries.is_empty() {
-            self.partition.clone().release(std::mem::take(&mut self.deliveries));
+            self.runner.clone().release(std::mem::take(&mut self.deliveries));
         }
     }
 }
 
-/// Ending and extending leases.
+/// Ends and extends leases.
 #[derive(Debug)]
 pub(crate) struct Settles;
 
 impl Operation for Settles {
+    type Executor = ScriptRunner;
     type Request = Vec<Settle>;
-    /// Of each delivery, whether its receipt was good.
+    /// For each delivery, whether its receipt was valid.
     type Answer = Vec<bool>;
-
-    fn lane(partition: &Partition) -> &Lane<Self> {
-        &partition.settles
-    }
 
     fn size(request: &Vec<Settle>) -> (usize, usize) {
         (request.len(), 0)
     }
 
-    fn joins(_: &Vec<Settle>, _: &Vec<Settle>) -> bool {
+    fn can_join(_: &Vec<Settle>, _: &Vec<Settle>) -> bool {
         true
     }
 
     async fn call(
-        partition: &Arc<Partition>,
+        runner: &Arc<ScriptRunner>,
         caller: &Caller,
         requests: &[Vec<Settle>],
     ) -> Result<Vec<Vec<bool>>, Failure> {
@@ -328,7 +305,7 @@ impl Operation for Settles {
         let arguments = |command: &mut Cmd| {
             command.arg(all().count());
             for settle in all() {
-                // A receipt of another backend has no id, and nothing here has that.
+                // A receipt of another backend has no id, and matches no message here.
                 match settle.receipt.message_id() {
                     Some(id) => command.arg(IdText::new(id).as_bytes()),
                     None => command.arg(""),
@@ -341,47 +318,44 @@ impl Operation for Settles {
                 };
             }
         };
-        let has_done = |reply: &Reply| reply.has(b'+') || reply.has(b'1');
-        let reply = partition.run_durably(&scripts::SETTLE, caller, arguments, has_done).await?;
+        let has_effect = |reply: &Reply| reply.has(b'+') || reply.has(b'1');
+        let reply = runner.run_durably(&scripts::SETTLE, caller, arguments, has_effect).await?;
         let entries = requests.iter().map(Vec::len);
         let (answers, _) = reply.characters(entries.clone().sum())?;
-        Ok(share(&answers, entries, |answer| answer == b'1'))
+        Ok(split_answers(&answers, entries, |answer| answer == b'1'))
     }
 }
 
-/// Deleting all messages.
+/// Deletes all messages.
 #[derive(Debug)]
 pub(crate) struct Purges;
 
 impl Operation for Purges {
+    type Executor = ScriptRunner;
     type Request = ();
-    /// How many there were.
+    /// Number of messages deleted.
     type Answer = u64;
-
-    fn lane(partition: &Partition) -> &Lane<Self> {
-        &partition.purges
-    }
 
     fn size((): &()) -> (usize, usize) {
         (1, 0)
     }
 
-    fn joins((): &(), (): &()) -> bool {
+    fn can_join((): &(), (): &()) -> bool {
         false
     }
 
     async fn call(
-        partition: &Arc<Partition>,
+        runner: &Arc<ScriptRunner>,
         caller: &Caller,
         _: &[()],
     ) -> Result<Vec<u64>, Failure> {
-        let reply = partition.run_durably(&scripts::PURGE, caller, |_| (), |_| true).await?;
-        Ok(vec![reply.words().count()?])
+        let reply = runner.run_durably(&scripts::PURGE, caller, |_| (), |_| true).await?;
+        Ok(vec![reply.into_reader().count()?])
     }
 }
 
-/// Cuts one answer per entry into those of each request.
-fn share<A>(
+/// Splits the answers, one per entry, into those of each request.
+fn split_answers<A>(
     answers: &[u8],
     entries: impl Iterator<Item = usize>,
     read: impl Fn(u8) -> A,

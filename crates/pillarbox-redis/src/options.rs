@@ -1,18 +1,16 @@
-//! Which servers, and how they are used.
+//! Options of a backend, and their URL form.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox_core::{Error, Result};
+use pillarbox_core::{Error, QueueName, Result};
 use redis::io::tcp::TcpSettings;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::layout::MAX_PARTITIONS;
-use crate::servers::{Cluster, Maker, Node, Sentinels, Servers};
 
-/// Which servers, and how they are used.
+/// Servers of a backend, and how it uses them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,74 +27,74 @@ use crate::servers::{Cluster, Maker, Node, Sentinels, Servers};
 #[derive(Clone)]
 #[must_use]
 pub struct RedisOptions {
-    /// The server, or one like those that are named elsewhere.
-    server: ConnectionInfo,
-    found: Found,
-    tls: TlsFiles,
-    pub(crate) usage: Usage,
+    /// The server, or a template for those of the topology.
+    pub(crate) server: ConnectionInfo,
+    pub(crate) topology: Topology,
+    pub(crate) tls: TlsFiles,
+    pub(crate) settings: Settings,
 }
 
 /// How the servers are found.
 #[derive(Clone, PartialEq, Eq)]
-enum Found {
-    /// There is only one.
-    There,
-    /// Sentinels know it.
+pub(crate) enum Topology {
+    /// One server.
+    Single,
+    /// The primary that these sentinels name.
     Sentinels { hosts: Vec<Host>, service: String, user: Option<String>, password: Option<String> },
-    /// These nodes of a cluster, or some of them, know all of them.
+    /// The cluster of these nodes, some of which may be down.
     Cluster { hosts: Vec<Host> },
 }
 
-/// A name and a port.
-type Host = (String, u16);
+/// Name and port.
+pub(crate) type Host = (String, u16);
 
-/// A name, and a port if one was said.
+/// Name, and the port if the URL has one.
 type BareHost = (String, Option<u16>);
 
-/// How a server is used, whichever way it is reached.
+/// Options that do not depend on how the servers are found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Usage {
+pub(crate) struct Settings {
     pub(crate) retry_for: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) default_ttl: Option<Duration>,
     pub(crate) coalesce: bool,
     pub(crate) durability: Option<Durability>,
-    /// The least number of partitions of every queue.
+    /// Minimum number of partitions of every queue.
     pub(crate) partitions: u32,
 }
 
-/// What an answered send or settle has reached beside the primary. See
+/// Number of replicas that must confirm a send or settle before it is answered. See
 /// [`RedisOptions::durability`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Durability {
-    /// How many replicas must have it.
+    /// Number of replicas that must confirm.
     pub replicas: u32,
-    /// How long they are waited for.
+    /// Time within which they must confirm.
     pub timeout: Duration,
 }
 
 impl Durability {
-    /// So many replicas, which are waited for no longer than a second.
+    /// Creates a durability of this number of replicas, with a timeout of one second.
     pub const fn replicas(replicas: u32) -> Self {
         Self { replicas, timeout: Duration::from_secs(1) }
     }
 
-    /// Waits so long for them.
+    /// Sets the time within which the replicas must confirm. Defaults to one second.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Nothing, where no replica is asked for; and no wait that is none or has no end.
-    fn sensible(self) -> Option<Self> {
-        let timeout = self.timeout.clamp(A_MOMENT, A_DAY);
+    /// Clamps the timeout. `None` if no replica has to confirm.
+    fn normalized(self) -> Option<Self> {
+        let timeout = self.timeout.clamp(MIN_TIMEOUT, MAX_TIMEOUT);
         (self.replicas > 0).then_some(Self { timeout, ..self })
     }
 }
 
-impl Default for Usage {
+impl Default for Settings {
     fn default() -> Self {
         Self {
             retry_for: Duration::from_secs(15),
@@ -109,33 +107,33 @@ impl Default for Usage {
     }
 }
 
-/// Less than any answer takes.
-const A_MOMENT: Duration = Duration::from_millis(1);
+/// Shortest timeout of an answer.
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// More than anybody waits for.
-const A_DAY: Duration = Duration::from_secs(86_400);
+/// Longest timeout: a day.
+const MAX_TIMEOUT: Duration = Duration::from_secs(86_400);
 
-/// A century: Redis cannot count much more in milliseconds.
-pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(36_525 * 86_400);
+/// Longest time to live: a century. Redis cannot count much more in milliseconds.
+pub(crate) const MAX_TTL: Duration = Duration::from_secs(36_525 * 86_400);
 
-impl Usage {
-    /// How long the server remembers what a call has answered: longer than it is made again.
-    pub(crate) fn remembered(&self) -> Duration {
+impl Settings {
+    /// Returns the time for which the server remembers the answer of a call: longer than the call is retried.
+    pub(crate) fn record_ttl(&self) -> Duration {
         self.retry_for * 2 + Duration::from_secs(60)
     }
 
-    /// Whether nothing is beyond what the options promise.
+    /// Returns whether all values are within their bounds.
     #[cfg(feature = "fuzzing")]
-    pub(crate) fn is_sensible(&self) -> bool {
-        let waits = self.durability.map(|durability| durability.timeout);
-        self.retry_for <= A_DAY
-            && (A_MOMENT..=A_DAY).contains(&self.response_timeout)
-            && self.default_ttl.is_none_or(|ttl| !ttl.is_zero() && ttl <= LONGEST_TTL)
-            && waits.is_none_or(|timeout| (A_MOMENT..=A_DAY).contains(&timeout))
+    pub(crate) fn is_within_bounds(&self) -> bool {
+        let replicas_timeout = self.durability.map(|durability| durability.timeout);
+        self.retry_for <= MAX_TIMEOUT
+            && (MIN_TIMEOUT..=MAX_TIMEOUT).contains(&self.response_timeout)
+            && self.default_ttl.is_none_or(|ttl| !ttl.is_zero() && ttl <= MAX_TTL)
+            && replicas_timeout.is_none_or(|timeout| (MIN_TIMEOUT..=MAX_TIMEOUT).contains(&timeout))
             && (1..=MAX_PARTITIONS).contains(&self.partitions)
     }
 
-    /// Sets an option of a URL. Says whether there is such an option, and the value is a good one.
+    /// Sets an option of a URL, and returns whether the option exists and the value is valid.
     fn set(&mut self, name: &str, value: &str) -> bool {
         let seconds = value.parse().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
         let positive = seconds.filter(|time| !time.is_zero());
@@ -157,11 +155,11 @@ impl Usage {
             _ => {}
         }
         match (name, seconds, positive, value.parse()) {
-            ("retry_for", Some(time), ..) => self.retry_for = time.min(A_DAY),
+            ("retry_for", Some(time), ..) => self.retry_for = time.min(MAX_TIMEOUT),
             ("response_timeout", _, Some(time), _) => {
-                self.response_timeout = time.clamp(A_MOMENT, A_DAY);
+                self.response_timeout = time.clamp(MIN_TIMEOUT, MAX_TIMEOUT);
             }
-            ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time.min(LONGEST_TTL)),
+            ("default_ttl", _, Some(time), _) => self.default_ttl = Some(time.min(MAX_TTL)),
             ("coalesce", _, _, Ok(coalesce)) => self.coalesce = coalesce,
             _ => return false,
         }
@@ -169,7 +167,7 @@ impl Usage {
     }
 }
 
-/// Files in PEM format that TLS needs beside what the machine has.
+/// Files in PEM format for TLS.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
     pub(crate) ca: Option<PathBuf>,
@@ -178,7 +176,7 @@ pub(crate) struct TlsFiles {
 }
 
 impl TlsFiles {
-    /// Sets an option of a URL. Says whether there is such an option.
+    /// Sets an option of a URL, and returns whether it exists.
     fn set(&mut self, name: &str, path: &str) -> bool {
         let file = match name {
             "ca" => &mut self.ca,
@@ -194,38 +192,38 @@ impl TlsFiles {
 const FORMS: &str = "redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], \
                      redis+unix:///PATH?db=N&user=U&pass=P, \
                      redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT],.../SERVICE[/DATABASE], \
-                     redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],..., or with rediss in place of \
-                     redis the same over TLS; then perhaps retry_for=SECONDS, \
+                     redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],..., or with rediss instead of \
+                     redis the same over TLS; then optionally retry_for=SECONDS, \
                      response_timeout=SECONDS, default_ttl=SECONDS, coalesce=true|false, \
                      replicas=N, replicas_timeout=SECONDS, partitions=N, for sentinels \
                      sentinel_user=U, sentinel_password=P, and for TLS ca=FILE, cert=FILE, key=FILE";
 
-/// The port of sentinels that do not name theirs.
+/// Default port of sentinels.
 const SENTINEL_PORT: u16 = 26379;
 
-/// The port of servers that do not name theirs.
+/// Default port of servers.
 const PORT: u16 = 6379;
 
 impl RedisOptions {
-    /// Reads a URL:
+    /// Parses a URL:
     ///
     /// * `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`: one server
-    /// * `redis+unix:///PATH?db=N&user=U&pass=P`: one server, by a Unix socket
+    /// * `redis+unix:///PATH?db=N&user=U&pass=P`: one server, on a Unix socket
     /// * `redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT],.../SERVICE[/DATABASE]`: the server that
     ///   these sentinels name as the primary of a service. User and password are those of the
     ///   server; the sentinels' own are `?sentinel_user=U&sentinel_password=P`
     /// * `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],...`: the cluster that these nodes belong to;
     ///   one that answers is enough
     /// * `rediss://`, `rediss-sentinel://`, `rediss-cluster://`: the same over TLS (feature `tls`),
-    ///   with the certificates that the machine trusts, or those of `?ca=FILE`; with a certificate of
-    ///   our own by `cert=FILE` and `key=FILE`
+    ///   with the certificates that the machine trusts, or those of `?ca=FILE`; with a client
+    ///   certificate by `cert=FILE` and `key=FILE`
     ///
-    /// After a `?`, and with `&` between them: `retry_for`, `response_timeout` and `default_ttl` in
+    /// Options follow after a `?`, separated by `&`: `retry_for`, `response_timeout` and `default_ttl` in
     /// seconds, `coalesce=true|false`, `replicas=N` and `replicas_timeout` in seconds for the
-    /// [durability](Self::durability), `partitions=N`. See the methods of the same names. A password
-    /// with special characters is written with percent signs, as in any URL.
+    /// [durability](Self::durability), `partitions=N`. See the methods of the same names. Special
+    /// characters in a password are percent-encoded, as in any URL.
     ///
-    /// No error tells more of the URL than its scheme and the names of options.
+    /// Errors show no more of the URL than its scheme and the names of options.
     pub fn from_url(url: &str) -> Result<Self> {
         let invalid = |problem: &str| Error::invalid(None, "backend URL", problem, FORMS);
         let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
@@ -234,7 +232,7 @@ impl RedisOptions {
             return Err(invalid("this program was built without the feature for TLS"));
         }
         let (first, hosts) = match kind {
-            "sentinel" | "cluster" => first_host(url, one).map_err(|problem| invalid(&problem))?,
+            "sentinel" | "cluster" => split_hosts(url, one).map_err(|problem| invalid(&problem))?,
             _ => (url.to_owned(), Vec::new()),
         };
         let mut parsed = url::Url::parse(&first).map_err(|error| invalid(&error.to_string()))?;
@@ -245,7 +243,7 @@ impl RedisOptions {
             other => return Err(invalid(&format!("unknown scheme {other:?}"))),
         };
         let mut tls = TlsFiles::default();
-        let mut usage = Usage::default();
+        let mut settings = Settings::default();
         let (mut user, mut password) = (None, None);
         let mut left = Vec::new();
         for (name, value) in parsed.query_pairs() {
@@ -256,32 +254,34 @@ impl RedisOptions {
             let known = match (kind, &*name) {
                 ("sentinel", "sentinel_user") => user.replace(value.into_owned()).is_none(),
                 ("sentinel", "sentinel_password") => password.replace(value.into_owned()).is_none(),
-                _ => usage.set(&name, &value) || one == "rediss" && tls.set(&name, &value),
+                _ => settings.set(&name, &value) || one == "rediss" && tls.set(&name, &value),
             };
-            // Only its name: the value may be a secret. Where there is an @, so may the name.
+            // Only its name: the value may be a secret. If there is an @, so may the name.
             if !known && parsed.query().is_some_and(|query| query.contains('@')) {
-                return Err(invalid("unknown option; in a password, a ? is written %3F"));
+                return Err(invalid("unknown option; write a ? in a password as %3F"));
             }
             if !known {
-                return Err(invalid(&format!("unknown option or value of {name:?}")));
+                return Err(invalid(&format!(
+                    "unknown option {name:?}, or an invalid value of it"
+                )));
             }
         }
         if tls.certificate.is_some() != tls.key.is_some() {
             return Err(invalid("cert and key belong together"));
         }
-        usage.durability = usage.durability.and_then(Durability::sensible);
+        settings.durability = settings.durability.and_then(Durability::normalized);
         parsed.set_query(None);
         if !left.is_empty() {
             parsed.query_pairs_mut().extend_pairs(left);
         }
-        let found = match kind {
+        let topology = match kind {
             "sentinel" => {
                 let path = parsed.path().trim_start_matches('/').to_owned();
                 let (service, database) = path.split_once('/').unwrap_or((&path, ""));
                 if path.contains('@') {
-                    // It would be told wherever the server is named.
+                    // It would be shown wherever the server is named.
                     return Err(invalid(
-                        "behind the hosts is an @: a / in a password is written %2F",
+                        "there is an @ after the hosts: write a / in a password as %2F",
                     ));
                 }
                 if service.is_empty() {
@@ -291,107 +291,70 @@ impl RedisOptions {
                     .ok_or_else(|| invalid("the name of the service is not text"))?;
                 parsed.set_path(database);
                 let hosts = with_ports(hosts, SENTINEL_PORT);
-                Found::Sentinels { hosts, service, user, password }
+                Topology::Sentinels { hosts, service, user, password }
             }
             "cluster" => {
                 if !matches!(parsed.path(), "" | "/" | "/0") {
                     return Err(invalid("a cluster has only the database 0"));
                 }
-                Found::Cluster { hosts: with_ports(hosts, PORT) }
+                Topology::Cluster { hosts: with_ports(hosts, PORT) }
             }
-            _ => Found::There,
+            _ => Topology::Single,
         };
         let server = parsed
             .into_connection_info()
             .map_err(|error| invalid(error.detail().map_or(error.category(), |detail| detail)))?;
-        Ok(Self { server: robust(server), found, tls, usage })
+        Ok(Self { server: with_tcp_settings(server), topology, tls, settings })
     }
 
-    /// The servers. Nothing is connected yet.
-    pub(crate) fn servers(&self) -> Result<Servers> {
-        if self.usage.default_ttl.is_some() && self.usage.partitions > 1 {
-            let allowed = "1 where there is a default_ttl";
-            return Err(Error::invalid(
-                None,
-                "partitions",
-                self.usage.partitions.to_string(),
-                allowed,
-            ));
-        }
-        let client = crate::tls::client(self.server.clone(), &self.tls)?;
-        let response_timeout = self.usage.response_timeout;
-        let maker = Maker { like: client.get_connection_info().clone() };
-        Ok(match &self.found {
-            Found::There => Servers::One(Arc::new(Node::of(client, response_timeout))),
-            Found::Cluster { hosts } => {
-                Servers::Cluster(Cluster::new(self.place().into(), hosts, maker, response_timeout))
-            }
-            Found::Sentinels { hosts, service, user, password } => {
-                let mut settings = redis::RedisConnectionInfo::default();
-                if let Some(user) = user {
-                    settings = settings.set_username(user);
-                }
-                if let Some(password) = password {
-                    settings = settings.set_password(password);
-                }
-                let sentinels = Sentinels {
-                    place: self.place().into(),
-                    addresses: hosts.clone(),
-                    sentinels: Maker { like: maker.like.clone().set_redis_settings(settings) },
-                    service: service.clone(),
-                    servers: maker,
-                };
-                Servers::One(Arc::new(Node::behind(sentinels, response_timeout)))
-            }
-        })
-    }
-
-    /// How long an operation is tried again, with growing pauses, while the server cannot be
-    /// reached, loads its data or is a replica. After that, the error is the caller's. 15 seconds
-    /// unless told otherwise, and a day at most.
+    /// Sets the time for which an operation is retried, with growing delays, while the server is
+    /// unreachable, loads its data or is a replica. After that, the error is returned. Defaults to 15
+    /// seconds; at most a day.
     pub fn retry_for(mut self, time: Duration) -> Self {
-        self.usage.retry_for = time.min(A_DAY);
+        self.settings.retry_for = time.min(MAX_TIMEOUT);
         self
     }
 
-    /// How long an answer may take, the way there and back included, before the connection is given up
-    /// and the operation tried anew. 5 seconds unless told otherwise. Where bodies are large and the
-    /// network is slow, it must be longer than a batch takes to be sent or received.
+    /// Sets the time within which an answer must arrive before the connection is closed and the
+    /// operation retried. Defaults to 5 seconds. If bodies are large and the network is slow, it must be
+    /// longer than a batch takes to be sent or received.
     pub fn response_timeout(mut self, time: Duration) -> Self {
-        self.usage.response_timeout = time.clamp(A_MOMENT, A_DAY);
+        self.settings.response_timeout = time.clamp(MIN_TIMEOUT, MAX_TIMEOUT);
         self
     }
 
     /// Lets the server delete a queue, **with all its messages**, when nothing was sent, received or
-    /// settled for this long, unless whoever opens the queue
-    /// [names](pillarbox_core::QueueOptions::default_ttl) another time. Defaults to never; so does zero.
+    /// settled for this long, unless the queue is opened with
+    /// [another time](pillarbox_core::QueueOptions::default_ttl). Defaults to never, which is also what
+    /// zero means.
     pub fn default_ttl(mut self, time: Duration) -> Self {
-        self.usage.default_ttl = Some(time.min(LONGEST_TTL)).filter(|time| !time.is_zero());
+        self.settings.default_ttl = Some(time.min(MAX_TTL)).filter(|time| !time.is_zero());
         self
     }
 
-    /// Whether operations that callers of one queue ask for at the same time are put together into
-    /// one call to the server. They are, unless told otherwise.
+    /// Sets whether concurrent operations on a queue are coalesced into one call to the server. Defaults
+    /// to true.
     pub fn coalesce(mut self, coalesce: bool) -> Self {
-        self.usage.coalesce = coalesce;
+        self.settings.coalesce = coalesce;
         self
     }
 
-    /// Answers a send or a settle only when so many replicas have confirmed that they have it, too;
-    /// otherwise it is an error after the time given, though the primary has done it. Zero replicas is
-    /// what there is without: the primary answers, and tells the replicas afterwards.
+    /// Answers a send or a settle only when this number of replicas has confirmed it; if they do not in
+    /// time, it is an error although the primary has done it. Defaults to zero replicas: the primary
+    /// answers, and replicates afterwards.
     ///
-    /// Many callers are confirmed together (one `WAIT`), and receivers do not wait for it. What it does
-    /// and does not promise is said in `docs/redis.md`.
+    /// Concurrent calls are confirmed together (one `WAIT`), and receives do not wait for it. What it does
+    /// and does not guarantee is in `docs/redis.md`.
     pub fn durability(mut self, durability: Durability) -> Self {
-        self.usage.durability = durability.sensible();
+        self.settings.durability = durability.normalized();
         self
     }
 
-    /// Spreads every queue that is used over at least so many partitions, 1,000 at most, as
-    /// [`QueueOptions::partitions`](pillarbox_core::QueueOptions::partitions) does for one.
+    /// Spreads every queue that is used over at least this number of partitions, as
+    /// [`QueueOptions::partitions`](pillarbox_core::QueueOptions::partitions) does for one. Defaults to 1;
+    /// at most 1,000.
     pub fn partitions(mut self, partitions: u32) -> Self {
-        self.usage.partitions = partitions.clamp(1, MAX_PARTITIONS);
+        self.settings.partitions = partitions.clamp(1, MAX_PARTITIONS);
         self
     }
 
@@ -401,54 +364,53 @@ impl RedisOptions {
         self
     }
 
-    /// Shows a certificate of our own to the server. Both files are in PEM format.
+    /// Presents a client certificate to the server. Both files are in PEM format.
     pub fn certificate(mut self, certificate: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
         self.tls.certificate = Some(certificate.as_ref().to_owned());
         self.tls.key = Some(key.as_ref().to_owned());
         self
     }
 
-    /// Where the servers are, without secrets.
-    pub(crate) fn place(&self) -> String {
+    /// Returns the URL of the servers, without secrets.
+    pub(crate) fn endpoint(&self) -> String {
         let one = scheme(&self.server);
-        match &self.found {
-            Found::There => place(&self.server),
-            Found::Sentinels { hosts, service, .. } => {
+        match &self.topology {
+            Topology::Single => endpoint(&self.server),
+            Topology::Sentinels { hosts, service, .. } => {
                 format!("{one}-sentinel://{}/{service}", hosts_text(hosts))
             }
-            Found::Cluster { hosts } => format!("{one}-cluster://{}", hosts_text(hosts)),
+            Topology::Cluster { hosts } => format!("{one}-cluster://{}", hosts_text(hosts)),
         }
     }
 }
 
-/// Takes a URL with several hosts apart: a URL of another scheme with only the first of them, and all
-/// of them with their ports, if they have any.
-fn first_host(url: &str, scheme: &str) -> Result<(String, Vec<BareHost>), String> {
+/// Splits a URL with several hosts into a URL of `scheme` with only the first of them, and the list of all.
+fn split_hosts(url: &str, scheme: &str) -> Result<(String, Vec<BareHost>), String> {
     let rest = url.split_once("://").ok_or("no hosts are named")?.1;
     let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let (user, names) = authority.rsplit_once('@').map_or(("", authority), |(u, n)| (u, n));
     if user.contains('@') {
         return Err(
-            "there are two @: of user and password there is one for all hosts, and an @ in them \
-                    is written %40"
+            "there are two @: give user and password once, for all hosts, and write an @ in them as \
+                    %40"
                 .into(),
         );
     }
     let mut hosts = Vec::new();
     for name in names.split(',') {
-        // As one of a URL of its own, so that the same names are good.
-        let alone = url::Url::parse(&format!("{scheme}://{name}/"));
-        let alone = alone.map_err(|error| format!("one of the hosts: {error}"))?;
-        let host = alone.host_str().filter(|host| !host.is_empty()).ok_or("a host is missing")?;
-        hosts.push((host.trim_matches(['[', ']']).to_owned(), alone.port()));
+        // Parsed as the host of a URL, so that the same names are valid.
+        let parsed = url::Url::parse(&format!("{scheme}://{name}/"));
+        let parsed = parsed.map_err(|error| format!("one of the hosts: {error}"))?;
+        let host = parsed.host_str().filter(|host| !host.is_empty()).ok_or("a host is missing")?;
+        hosts.push((host.trim_matches(['[', ']']).to_owned(), parsed.port()));
     }
     let first = names.split(',').next().unwrap_or_default();
     let at = if authority.contains('@') { "@" } else { "" };
     Ok((format!("{scheme}://{user}{at}{first}{tail}"), hosts))
 }
 
-fn with_ports(hosts: Vec<BareHost>, usual: u16) -> Vec<Host> {
-    hosts.into_iter().map(|(host, port)| (host, port.unwrap_or(usual))).collect()
+fn with_ports(hosts: Vec<BareHost>, default: u16) -> Vec<Host> {
+    hosts.into_iter().map(|(host, port)| (host, port.unwrap_or(default))).collect()
 }
 
 fn percent_decoded(text: &str) -> Option<String> {
@@ -456,8 +418,8 @@ fn percent_decoded(text: &str) -> Option<String> {
     Some(decoded.into_owned())
 }
 
-/// Several hosts, as they are written in a URL.
-pub(crate) fn hosts_text(hosts: &[Host]) -> String {
+/// Returns hosts as they are written in a URL.
+fn hosts_text(hosts: &[Host]) -> String {
     let hosts: Vec<_> = hosts.iter().map(|(host, port)| host_text(host, *port)).collect();
     hosts.join(",")
 }
@@ -466,17 +428,24 @@ fn host_text(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
+/// Returns the error for partitions together with a `default_ttl`: the partitions of a queue are not used
+/// together, and the server would delete some of them.
+pub(crate) fn partitions_with_ttl(queue: Option<&QueueName>, partitions: u32) -> Error {
+    let allowed = "1 if there is a default_ttl";
+    Error::invalid(queue, "partitions", partitions.to_string(), allowed)
+}
+
 impl fmt::Debug for RedisOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisOptions")
-            .field("server", &self.place())
+            .field("server", &self.endpoint())
             .field("tls", &self.tls)
-            .field("usage", &self.usage)
+            .field("settings", &self.settings)
             .finish()
     }
 }
 
-/// `rediss` with TLS, and `redis` without.
+/// Returns `rediss` with TLS, and `redis` without.
 fn scheme(server: &ConnectionInfo) -> &'static str {
     match server.addr() {
         ConnectionAddr::TcpTls { .. } => "rediss",
@@ -484,8 +453,8 @@ fn scheme(server: &ConnectionInfo) -> &'static str {
     }
 }
 
-/// Where a server is, for people and without secrets.
-pub(crate) fn place(server: &ConnectionInfo) -> String {
+/// Returns the URL of a server, without secrets.
+pub(crate) fn endpoint(server: &ConnectionInfo) -> String {
     let db = server.redis_settings().db();
     match server.addr() {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
@@ -496,8 +465,8 @@ pub(crate) fn place(server: &ConnectionInfo) -> String {
     }
 }
 
-/// Small packets go out at once, and a peer that vanished is noticed.
-fn robust(server: ConnectionInfo) -> ConnectionInfo {
+/// Sends small packets at once, and detects a peer that has vanished.
+fn with_tcp_settings(server: ConnectionInfo) -> ConnectionInfo {
     let keepalive = redis::io::tcp::socket2::TcpKeepalive::new()
         .with_time(Duration::from_secs(15))
         .with_interval(Duration::from_secs(5));
@@ -516,12 +485,12 @@ mod tests {
     }
 
     #[test]
-    fn urls_name_servers_as_people_write_them() {
-        assert_eq!(read("redis://localhost").place(), "redis://localhost:6379/0");
-        assert_eq!(read("redis://127.0.0.1:7000/3").place(), "redis://127.0.0.1:7000/3");
-        assert_eq!(read("redis://[::1]:7000").place(), "redis://[::1]:7000/0");
+    fn urls_of_single_servers_are_parsed() {
+        assert_eq!(read("redis://localhost").endpoint(), "redis://localhost:6379/0");
+        assert_eq!(read("redis://127.0.0.1:7000/3").endpoint(), "redis://127.0.0.1:7000/3");
+        assert_eq!(read("redis://[::1]:7000").endpoint(), "redis://[::1]:7000/0");
         let unix = read("redis+unix:///run/redis.sock?db=2&user=me&pass=hunter2");
-        assert_eq!(unix.place(), "redis+unix:///run/redis.sock?db=2");
+        assert_eq!(unix.endpoint(), "redis+unix:///run/redis.sock?db=2");
         assert_eq!(unix.server.redis_settings().username(), Some("me"));
         assert_eq!(unix.server.redis_settings().password(), Some("hunter2"));
         let user = read("redis://me:p%40ss%2F@h");
@@ -532,45 +501,45 @@ mod tests {
     }
 
     #[test]
-    fn every_option_can_be_said() {
+    fn every_option_can_be_set_in_a_url() {
         let options =
             read("redis://h?retry_for=2.5&response_timeout=1&default_ttl=60&coalesce=false");
-        let expected = Usage {
+        let expected = Settings {
             retry_for: Duration::from_millis(2500),
             response_timeout: Duration::from_secs(1),
             default_ttl: Some(Duration::from_secs(60)),
             coalesce: false,
-            ..Usage::default()
+            ..Settings::default()
         };
-        assert_eq!(options.usage, expected);
-        let usage = read("redis://h?replicas=2&replicas_timeout=0.5&partitions=12").usage;
+        assert_eq!(options.settings, expected);
+        let settings = read("redis://h?replicas=2&replicas_timeout=0.5&partitions=12").settings;
         let durability = Durability::replicas(2).timeout(Duration::from_millis(500));
-        assert_eq!((usage.durability, usage.partitions), (Some(durability), 12));
-        assert_eq!(read("redis://h?replicas=0&replicas_timeout=5").usage, Usage::default());
+        assert_eq!((settings.durability, settings.partitions), (Some(durability), 12));
+        assert_eq!(read("redis://h?replicas=0&replicas_timeout=5").settings, Settings::default());
     }
 
     #[test]
-    fn sentinels_and_nodes_are_named_together() {
+    fn urls_of_sentinels_and_clusters_name_several_hosts() {
         let sentinel = read(
             "redis-sentinel://me:hunter2@a,b:7,[::1]:8/the%20jobs%26more/3?sentinel_password=s",
         );
-        assert_eq!(sentinel.place(), "redis-sentinel://a:26379,b:7,[::1]:8/the jobs&more");
+        assert_eq!(sentinel.endpoint(), "redis-sentinel://a:26379,b:7,[::1]:8/the jobs&more");
         let settings = sentinel.server.redis_settings();
         assert_eq!((settings.username(), settings.password()), (Some("me"), Some("hunter2")));
         assert_eq!(settings.db(), 3);
-        let Found::Sentinels { password, user, .. } = &sentinel.found else { panic!() };
+        let Topology::Sentinels { password, user, .. } = &sentinel.topology else { panic!() };
         assert_eq!((user.as_deref(), password.as_deref()), (None, Some("s")));
         let cluster = read("redis-cluster://:hunter2@a:7000,b");
-        assert_eq!(cluster.place(), "redis-cluster://a:7000,b:6379");
+        assert_eq!(cluster.endpoint(), "redis-cluster://a:7000,b:6379");
         assert_eq!(cluster.server.redis_settings().password(), Some("hunter2"));
         assert!(!format!("{cluster:?} {sentinel:?}").contains("hunter2"));
     }
 
     #[cfg(feature = "tls")]
     #[test]
-    fn files_of_tls_can_be_said() {
+    fn tls_files_can_be_set_in_a_url() {
         let options = read("rediss://h?ca=/etc/ca.pem&cert=c.pem&key=k.pem");
-        assert_eq!(options.place(), "rediss://h:6379/0");
+        assert_eq!(options.endpoint(), "rediss://h:6379/0");
         assert_eq!(options.tls.ca, Some("/etc/ca.pem".into()));
         assert_eq!(options.tls.key, Some("k.pem".into()));
         let error = RedisOptions::from_url("rediss://h?cert=c.pem").unwrap_err().to_string();
@@ -578,24 +547,24 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_has_a_moment_at_least() {
-        assert_eq!(read("redis://h?response_timeout=1e-9").usage.response_timeout, A_MOMENT);
+    fn a_response_timeout_has_a_minimum() {
+        assert_eq!(read("redis://h?response_timeout=1e-9").settings.response_timeout, MIN_TIMEOUT);
     }
 
     #[test]
-    fn times_beyond_reason_are_cut_short() {
-        let huge = read("redis://h?retry_for=1e18&response_timeout=1e18&default_ttl=1e18").usage;
-        assert_eq!((huge.retry_for, huge.response_timeout), (A_DAY, A_DAY));
-        assert_eq!(huge.default_ttl, Some(LONGEST_TTL));
+    fn times_have_a_maximum() {
+        let huge = read("redis://h?retry_for=1e18&response_timeout=1e18&default_ttl=1e18").settings;
+        assert_eq!((huge.retry_for, huge.response_timeout), (MAX_TIMEOUT, MAX_TIMEOUT));
+        assert_eq!(huge.default_ttl, Some(MAX_TTL));
         let options = read("redis://h").retry_for(Duration::MAX).default_ttl(Duration::MAX);
         assert_eq!(
-            (options.usage.retry_for, options.usage.default_ttl),
-            (A_DAY, Some(LONGEST_TTL))
+            (options.settings.retry_for, options.settings.default_ttl),
+            (MAX_TIMEOUT, Some(MAX_TTL))
         );
     }
 
     #[test]
-    fn what_is_not_known_is_refused_and_no_secret_told() {
+    fn invalid_urls_are_refused_without_showing_secrets() {
         for url in [
             "redis:",
             "redis://",

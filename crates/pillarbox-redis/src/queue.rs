@@ -7,115 +7,128 @@ use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, Outgoing, PeekPage, Queue,
     QueueName, QueueOptions, Receive, Result, Sent, Settle,
 };
-use tokio::sync::Notify;
-use tokio::time::Instant;
 
-use crate::backend::{CAPABILITIES, SPREAD_CAPABILITIES};
+use crate::capabilities::{CAPABILITIES, PARTITIONED_CAPABILITIES};
 use crate::failure::Failure;
-use crate::hub::{Hub, Outcomes, Page};
-use crate::layout::{Layout, MAX_PARTITIONS, Number};
-use crate::line::Ticket;
-use crate::operations::Stored;
+use crate::layout::{Layout, MAX_PARTITIONS, PartitionNumber};
+use crate::open_queues::OpenQueues;
+use crate::operations::SendOutcome;
+use crate::partitioned_queue::{Outcomes, PartitionedQueue, Position};
+use crate::waiting::{self, QueueWaiters};
 
 /// A handle of one queue.
 #[derive(Debug)]
 pub(crate) struct RedisQueue {
-    hub: Arc<Hub>,
+    queue: Arc<PartitionedQueue>,
+    open: Arc<OpenQueues>,
     options: QueueOptions,
     gate: Gate,
 }
 
 impl RedisQueue {
-    pub(crate) fn new(hub: Arc<Hub>, options: QueueOptions, gate: Gate) -> Self {
-        Self { hub, options, gate }
+    pub(crate) fn open(
+        open: &Arc<OpenQueues>,
+        name: &QueueName,
+        options: QueueOptions,
+    ) -> Result<Self> {
+        let queue = open.open(name, &options)?;
+        Ok(Self { queue, open: open.clone(), options, gate: Gate::child(&open.context.gate) })
     }
 
     fn check(&self) -> Result<()> {
-        self.gate.check(self.hub.name())
+        self.gate.check(self.queue.name())
     }
 
-    fn use_it(&self) -> Result<()> {
-        self.hub.state.use_it();
+    fn check_and_mark_used(&self) -> Result<()> {
+        self.queue.state.mark_used();
         self.check()
     }
 
-    /// How the queue is spread, which is as far as this handle wants it at least.
+    /// Returns the layout, with at least the partitions that this handle wants.
     async fn layout(&self, action: &'static str) -> Result<Layout> {
-        self.layout_of(self.least()).await.map_err(self.failed(action))
+        self.layout_with(self.wanted_partitions()).await.map_err(self.failed(action))
     }
 
-    /// How the queue is spread, and left so: who looks changes nothing.
-    async fn layout_as_it_is(&self, action: &'static str) -> Result<Layout> {
-        self.layout_of(1).await.map_err(self.failed(action))
+    /// Returns the layout, without a change to it.
+    async fn layout_unchanged(&self, action: &'static str) -> Result<Layout> {
+        self.layout_with(1).await.map_err(self.failed(action))
     }
 
-    /// How the queue is spread, over so many partitions at least. Fails where others have spread a queue
-    /// that is to have a time to live here.
-    async fn layout_of(&self, least: Number) -> Result<Layout, Failure> {
-        let layout = self.hub.state.layout(least).await?;
-        let ttl = self.options.default_ttl.or(self.hub.engine().link.usage.default_ttl);
-        if layout.held_in > 1 && ttl.is_some() { Err(Failure::Mortal) } else { Ok(layout) }
+    /// Returns the layout, with at least `least` partitions. Fails if this handle has a `default_ttl` and
+    /// others have added partitions.
+    async fn layout_with(&self, least: PartitionNumber) -> Result<Layout, Failure> {
+        let layout = self.queue.state.layout(least).await?;
+        let ttl = self.options.default_ttl.or(self.queue.context().client.settings.default_ttl);
+        if layout.held_in > 1 && ttl.is_some() {
+            Err(Failure::TtlWithPartitions)
+        } else {
+            Ok(layout)
+        }
     }
 
-    /// How many partitions this handle wants there to be.
-    fn least(&self) -> Number {
+    /// Returns the number of partitions that this handle wants.
+    fn wanted_partitions(&self) -> PartitionNumber {
         let wanted = self.options.partitions.unwrap_or(1);
-        let wanted = wanted.max(self.hub.engine().link.usage.partitions);
-        wanted.min(MAX_PARTITIONS) as Number
+        let wanted = wanted.max(self.queue.context().client.settings.partitions);
+        wanted.min(MAX_PARTITIONS) as PartitionNumber
     }
 
     fn failed(&self, action: &'static str) -> impl Fn(Failure) -> Error {
-        move |failure| failure.on(Some(self.hub.name()), action)
+        move |failure| failure.into_error(Some(self.queue.name()), action)
     }
 
-    fn closed(&self) -> Error {
-        Error::Closed { queue: Some(self.hub.name().clone()) }
+    fn closed_error(&self) -> Error {
+        Error::Closed { queue: Some(self.queue.name().clone()) }
     }
 
-    async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
+    async fn send_checked(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
         let max_size = self.options.max_size;
-        let stored = match self.layout_of(self.least()).await {
-            Ok(layout) => self.hub.send(batch, max_size, layout).await,
+        let outcomes = match self.layout_with(self.wanted_partitions()).await {
+            Ok(layout) => self.queue.send(batch, max_size, layout).await,
             Err(failure) => ids.iter().map(|_| Err(failure.clone())).collect(),
         };
-        // Of a server that has no memory left it is known as well that there was no room.
-        let stored = stored.into_iter().map(|stored| match stored {
-            Ok(Stored::New) => Ok(Ok(true)),
-            Ok(Stored::Before) => Ok(Ok(false)),
-            Ok(Stored::Full) => Ok(Err(max_size)),
+        // A server without memory has no room either.
+        let outcomes = outcomes.into_iter().map(|outcome| match outcome {
+            Ok(SendOutcome::Stored) => Ok(Ok(true)),
+            Ok(SendOutcome::Duplicate) => Ok(Ok(false)),
+            Ok(SendOutcome::Full) => Ok(Err(max_size)),
             Err(failure) if failure.is_out_of_memory() => {
-                tracing::debug!(queue = %self.hub.name(), %failure, "a message was not stored");
+                tracing::debug!(queue = %self.queue.name(), %failure, "a message was not stored");
                 Ok(Err(None))
             }
             Err(failure) => Err(failure),
         });
-        let stored = self.known("send", stored.collect())?;
-        let answer = |(id, stored)| match stored {
+        let outcomes = self.each_or_all_failed("send", outcomes.collect())?;
+        let answer = |(id, outcome)| match outcome {
             Ok(Ok(is_new)) => Ok(if is_new { Sent::stored(id) } else { Sent::duplicate(id) }),
             Ok(Err(max_size)) => {
-                Err(Error::MailboxFull { queue: self.hub.name().clone(), id: Some(id), max_size })
+                Err(Error::MailboxFull { queue: self.queue.name().clone(), id: Some(id), max_size })
             }
             Err(error) => Err(Error::about(error, Some(id))),
         };
-        Ok(ids.into_iter().zip(stored).map(answer).collect())
+        Ok(ids.into_iter().zip(outcomes).map(answer).collect())
     }
 
-    async fn end(&self, batch: Vec<Settle>) -> Result<Vec<Result<()>>> {
+    async fn settle_checked(&self, batch: Vec<Settle>) -> Result<Vec<Result<()>>> {
         let receipts: Vec<_> = batch.iter().map(|settle| settle.receipt.clone()).collect();
-        let settled = self.known("settle", self.hub.settle(batch).await)?;
+        let settled = self.each_or_all_failed("settle", self.queue.settle(batch).await)?;
         let answer = |(receipt, settled)| match settled {
             Ok(true) => Ok(()),
             Ok(false) => {
-                Err(Error::ReceiptHandleExpired { queue: self.hub.name().clone(), receipt })
+                Err(Error::ReceiptHandleExpired { queue: self.queue.name().clone(), receipt })
             }
             Err(error) => Err(error),
         };
         Ok(receipts.into_iter().zip(settled).map(answer).collect())
     }
 
-    /// What has become of each entry; or the failure alone, where all have failed.
-    fn known<T>(&self, action: &'static str, mut outcomes: Outcomes<T>) -> Result<Vec<Result<T>>> {
+    /// Returns the outcome of each entry, or a single failure if all have failed.
+    fn each_or_all_failed<T>(
+        &self,
+        action: &'static str,
+        mut outcomes: Outcomes<T>,
+    ) -> Result<Vec<Result<T>>> {
         if outcomes.iter().all(Result::is_err)
             && let Some(Err(failure)) = outcomes.pop()
         {
@@ -124,157 +137,92 @@ impl RedisQueue {
         Ok(outcomes.into_iter().map(|outcome| outcome.map_err(self.failed(action))).collect())
     }
 
-    /// Delivers what is there, and waits for nothing.
+    /// Delivers messages that are ready, without waiting.
     async fn receive_now(&self, request: Receive) -> Result<Vec<Delivery>> {
         let layout = self.layout("receive").await?;
-        let partitions = self.hub.state.line().answering(layout.held_in);
-        let found = self.hub.receive(request, &partitions, true).await;
-        let found = found.map_err(self.failed("receive"));
-        self.hub.narrow(layout);
-        found
+        let partitions = self.queue.state.waiters.lock().responsive(layout.held_in);
+        let received = self.queue.receive(request, &partitions, true).await;
+        let received = received.map_err(self.failed("receive"));
+        self.queue.narrow(layout);
+        received
     }
 
-    /// Waits in line until there is something or time is up.
+    /// Waits until there are messages or the time is up.
     async fn wait(&self, request: Receive) -> Result<Vec<Delivery>> {
-        let state = &self.hub.state;
         let end = after(request.wait);
-        let layout = self.layout("receive").await?;
-        self.hub.narrow(layout);
-        let place = Place::join(self);
-        let (mut has_asked, mut listened) = (false, 0);
-        let mut listening: Option<BoxFuture<'_, Vec<Number>>> = None;
-        let mut to_ask = state.line().unquiet(Instant::now());
-        loop {
-            if !to_ask.is_empty() {
-                has_asked = true;
-                let found = self.ask(request, &to_ask).await?;
-                if !found.is_empty() {
-                    return Ok(found);
-                }
-            }
-            // Read anew where somebody said that it was changed.
-            self.hub.narrow(self.open(self.layout("receive")).await??);
-            let (unheard, covered) = {
-                let line = state.line();
-                (line.unheard(), line.covered())
-            };
-            listened = covered.min(listened);
-            if !unheard.is_empty() && listened < covered {
-                listened = covered;
-                listening = Some(Box::pin(self.listen(unheard)));
-            }
-            let until = place.asleep_until().map_or(end, |until| until.min(end));
-            let now_heard = async {
-                match &mut listening {
-                    Some(listening) => listening.await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = self.gate.closed() => return Err(self.closed()),
-                // Subscribe first, ask second: what comes in between is seen by one of them.
-                heard = now_heard => {
-                    listening = None;
-                    to_ask = heard;
-                    continue;
-                }
-                () = place.signal.notified() => {}
-                () = tokio::time::sleep_until(until) => {}
-            }
-            let now = Instant::now();
-            if now >= end {
-                // A wake-up may still be on its way.
-                if has_asked {
-                    return Ok(Vec::new());
-                }
-                let unquiet = state.line().unquiet(now);
-                return self.ask(request, &unquiet).await;
-            }
-            to_ask = state.line().must_ask(place.ticket, now, self.hub.engine().patience());
-        }
+        self.queue.narrow(self.layout("receive").await?);
+        waiting::wait(&WaitingReceive { queue: self, request }, end).await
     }
 
-    /// Has partitions listened for, as far as that can be done at present. Gives them back.
-    async fn listen(&self, partitions: Vec<Number>) -> Vec<Number> {
-        let all: Vec<_> = partitions.iter().map(|number| self.hub.partition(*number)).collect();
-        self.hub.engine().ears.listen(&all).await;
-        partitions
-    }
-
-    /// Asks the servers, unless the handle is closed meanwhile.
-    async fn ask(&self, request: Receive, partitions: &[Number]) -> Result<Vec<Delivery>> {
-        let found = self.open(self.hub.receive(request, partitions, false)).await?;
-        found.map_err(self.failed("receive"))
-    }
-
-    /// Does something unless the handle is closed meanwhile.
-    async fn open<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+    /// Runs work unless the handle is closed meanwhile.
+    async fn unless_closed<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         tokio::select! {
             biased;
-            () = self.gate.closed() => Err(self.closed()),
+            () = self.gate.closed() => Err(self.closed_error()),
             done = work => Ok(done),
         }
     }
 }
 
-/// A place in line, given up when dropped.
-struct Place<'a> {
+/// A receive that waits.
+struct WaitingReceive<'a> {
     queue: &'a RedisQueue,
-    ticket: Ticket,
-    signal: Arc<Notify>,
+    request: Receive,
 }
 
-impl<'a> Place<'a> {
-    fn join(queue: &'a RedisQueue) -> Self {
-        let state = &queue.hub.state;
-        let mut line = state.line();
-        let (ticket, signal) = line.join();
-        state.count_waiters(&line);
-        Self { queue, ticket, signal }
+impl waiting::Source for WaitingReceive<'_> {
+    fn waiters(&self) -> &QueueWaiters {
+        &self.queue.queue.state.waiters
     }
 
-    fn asleep_until(&self) -> Option<Instant> {
-        let state = &self.queue.hub.state;
-        state.line().asleep_until(self.ticket, state.engine.patience())
+    async fn refresh_layout(&self) -> Result<()> {
+        let layout = self.queue.unless_closed(self.queue.layout("receive")).await??;
+        self.queue.queue.narrow(layout);
+        Ok(())
     }
-}
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let state = &self.queue.hub.state;
-        let mut line = state.line();
-        line.leave(self.ticket);
-        state.count_waiters(&line);
+    async fn query(&self, partitions: &[PartitionNumber]) -> Result<Vec<Delivery>> {
+        let receive = self.queue.queue.receive(self.request, partitions, false);
+        self.queue.unless_closed(receive).await?.map_err(self.queue.failed("receive"))
+    }
+
+    async fn subscribe(&self, partitions: &[PartitionNumber]) {
+        self.queue.queue.subscribe(partitions).await;
+    }
+
+    async fn closed(&self) -> Error {
+        self.queue.gate.closed().await;
+        self.queue.closed_error()
     }
 }
 
 impl Queue for RedisQueue {
     fn name(&self) -> &QueueName {
-        self.hub.name()
+        self.queue.name()
     }
 
     fn capabilities(&self) -> &Capabilities {
-        let is_spread = self.least() > 1 || self.hub.state.known_layout().held_in > 1;
-        if is_spread { &SPREAD_CAPABILITIES } else { &CAPABILITIES }
+        let is_partitioned =
+            self.wanted_partitions() > 1 || self.queue.state.known_layout().held_in > 1;
+        if is_partitioned { &PARTITIONED_CAPABILITIES } else { &CAPABILITIES }
     }
 
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
-            self.use_it()?;
-            let (check, store) = (Capabilities::check_outgoing, |batch| self.store(batch));
-            CAPABILITIES.check_each(self.name(), batch, check, store).await
+            self.check_and_mark_used()?;
+            let (check, send) = (Capabilities::check_outgoing, |batch| self.send_checked(batch));
+            CAPABILITIES.check_each(self.name(), batch, check, send).await
         })
     }
 
     fn receive(&self, request: Receive) -> BoxFuture<'_, Result<Vec<Delivery>>> {
         Box::pin(async move {
-            self.use_it()?;
+            self.check_and_mark_used()?;
             CAPABILITIES.check_receive(self.name(), &request)?;
             if request.wait.is_zero() {
                 self.receive_now(request).await
             } else {
-                // In a box of its own: those that do not wait need not carry the room.
+                // Boxed separately, to keep the future of a receive without a wait small.
                 Box::pin(self.wait(request)).await
             }
         })
@@ -282,9 +230,9 @@ impl Queue for RedisQueue {
 
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
         Box::pin(async move {
-            self.use_it()?;
-            let (check, end) = (Capabilities::check_settle, |batch| self.end(batch));
-            CAPABILITIES.check_each(self.name(), batch, check, end).await
+            self.check_and_mark_used()?;
+            let (check, settle) = (Capabilities::check_settle, |batch| self.settle_checked(batch));
+            CAPABILITIES.check_each(self.name(), batch, check, settle).await
         })
     }
 
@@ -292,26 +240,26 @@ impl Queue for RedisQueue {
         Box::pin(async move {
             self.check()?;
             CAPABILITIES.check_peek(self.name(), max)?;
-            let after = after.map(|cursor| Page::of(&cursor, self.name())).transpose()?;
-            let layout = self.layout_as_it_is("peek").await?;
-            self.hub.peek(max, after, layout).await.map_err(self.failed("peek"))
+            let after = after.map(|cursor| Position::parse(&cursor, self.name())).transpose()?;
+            let layout = self.layout_unchanged("peek").await?;
+            self.queue.peek(max, after, layout).await.map_err(self.failed("peek"))
         })
     }
 
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
         Box::pin(async move {
             self.check()?;
-            let layout = self.layout_as_it_is("count").await?;
-            self.hub.counts(layout).await.map_err(self.failed("count"))
+            let layout = self.layout_unchanged("count").await?;
+            self.queue.counts(layout).await.map_err(self.failed("count"))
         })
     }
 
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move {
-            self.use_it()?;
-            // Not what was read some time ago: all of it is to be deleted.
-            let layout = self.hub.state.learn_layout(1).await.map_err(self.failed("purge"))?;
-            self.hub.purge(layout).await.map_err(self.failed("purge"))
+            self.check_and_mark_used()?;
+            // The current layout, because messages of all partitions must be deleted.
+            let layout = self.queue.state.read_layout(1).await.map_err(self.failed("purge"))?;
+            self.queue.purge(layout).await.map_err(self.failed("purge"))
         })
     }
 
@@ -326,6 +274,6 @@ impl Queue for RedisQueue {
 
 impl Drop for RedisQueue {
     fn drop(&mut self) {
-        self.hub.engine().close_handle(self.hub.name());
+        self.open.close_handle(self.queue.name());
     }
 }

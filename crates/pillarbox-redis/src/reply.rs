@@ -1,4 +1,4 @@
-//! Reading what a script answers, word by word.
+//! Reading the answers of scripts and commands.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,52 +7,52 @@ use redis::Value;
 
 use crate::failure::Failure;
 
-/// What a script answered.
+/// Answer of a script or command.
 #[derive(Debug)]
 pub(crate) struct Reply {
     value: Value,
-    place: Arc<str>,
+    endpoint: Arc<str>,
 }
 
-/// The words of an answer that is a list, one after the other.
+/// Reader of the values of an answer, one after the other.
 #[derive(Debug)]
-pub(crate) struct Words {
-    words: std::vec::IntoIter<Value>,
-    place: Arc<str>,
+pub(crate) struct ReplyReader {
+    values: std::vec::IntoIter<Value>,
+    endpoint: Arc<str>,
 }
 
-/// What a script says beside its answers.
+/// What a script reports beside its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Marks {
-    /// There was no such queue before, or it is a partition that is not enlisted.
-    pub(crate) is_unknown: bool,
+pub(crate) struct Flags {
+    /// The queue was created by this call, or the partition is not enlisted.
+    pub(crate) must_enlist: bool,
     /// The user may not publish, and nobody was woken.
-    pub(crate) is_unheard: bool,
+    pub(crate) publish_failed: bool,
 }
 
 impl Reply {
-    pub(crate) fn new(value: Value, place: &Arc<str>) -> Self {
-        Self { value, place: place.clone() }
+    pub(crate) fn new(value: Value, endpoint: &Arc<str>) -> Self {
+        Self { value, endpoint: endpoint.clone() }
     }
 
-    /// The answer as words: those of a list, or one alone.
-    pub(crate) fn words(self) -> Words {
-        let words = match self.value {
-            Value::Array(words) => words,
-            word => vec![word],
+    /// Returns a reader of the values of a list, or of one value alone.
+    pub(crate) fn into_reader(self) -> ReplyReader {
+        let values = match self.value {
+            Value::Array(values) => values,
+            value => vec![value],
         };
-        Words { words: words.into_iter(), place: self.place }
+        ReplyReader { values: values.into_iter(), endpoint: self.endpoint }
     }
 
-    /// The same, where pairs and lists within the list are words of it: newer protocols have them where
-    /// older ones have not.
-    pub(crate) fn flat_words(self) -> Words {
-        let mut words = Vec::new();
-        flatten(self.value, &mut words);
-        Words { words: words.into_iter(), place: self.place }
+    /// Returns a reader of all values, those of nested lists and maps included: newer protocols nest where
+    /// older ones do not.
+    pub(crate) fn into_flat_reader(self) -> ReplyReader {
+        let mut values = Vec::new();
+        flatten(self.value, &mut values);
+        ReplyReader { values: values.into_iter(), endpoint: self.endpoint }
     }
 
-    /// Whether the answer is a text with this character in it.
+    /// Returns whether the answer is a text with this character in it.
     pub(crate) fn has(&self, character: u8) -> bool {
         match &self.value {
             Value::BulkString(bytes) => bytes.contains(&character),
@@ -61,91 +61,90 @@ impl Reply {
         }
     }
 
-    /// The answer as one character for each of so many entries, or a plus for all of them; and the marks
-    /// that follow.
-    pub(crate) fn characters(self, entries: usize) -> Result<(Vec<u8>, Marks), Failure> {
-        let mut words = self.words();
-        let mut characters = words.bytes()?;
-        let is_unheard = characters.pop_if(|last| *last == b'~').is_some();
-        let is_unknown = characters.pop_if(|last| *last == b'!').is_some();
-        let marks = Marks { is_unknown, is_unheard };
+    /// Returns one character for each entry, and the flags that follow. A plus stands for all entries.
+    pub(crate) fn characters(self, entries: usize) -> Result<(Vec<u8>, Flags), Failure> {
+        let mut reader = self.into_reader();
+        let mut characters = reader.bytes()?;
+        let publish_failed = characters.pop_if(|last| *last == b'~').is_some();
+        let must_enlist = characters.pop_if(|last| *last == b'!').is_some();
+        let flags = Flags { must_enlist, publish_failed };
         match &characters[..] {
-            b"+" => Ok((vec![b'1'; entries], marks)),
-            each if each.len() == entries => Ok((characters, marks)),
-            _ => Err(words.wrong()),
+            b"+" => Ok((vec![b'1'; entries], flags)),
+            each if each.len() == entries => Ok((characters, flags)),
+            _ => Err(reader.unexpected()),
         }
     }
 }
 
-fn flatten(value: Value, words: &mut Vec<Value>) {
+fn flatten(value: Value, values: &mut Vec<Value>) {
     match value {
-        Value::Array(list) => list.into_iter().for_each(|value| flatten(value, words)),
+        Value::Array(list) => list.into_iter().for_each(|value| flatten(value, values)),
         Value::Map(pairs) => pairs.into_iter().for_each(|(name, value)| {
-            flatten(name, words);
-            flatten(value, words);
+            flatten(name, values);
+            flatten(value, values);
         }),
-        word => words.push(word),
+        value => values.push(value),
     }
 }
 
-impl Words {
+impl ReplyReader {
     pub(crate) fn is_empty(&self) -> bool {
-        self.words.len() == 0
+        self.values.len() == 0
     }
 
     pub(crate) fn bytes(&mut self) -> Result<Vec<u8>, Failure> {
-        self.bytes_or_nothing()?.ok_or_else(|| self.wrong())
+        self.optional_bytes()?.ok_or_else(|| self.unexpected())
     }
 
-    pub(crate) fn bytes_or_nothing(&mut self) -> Result<Option<Vec<u8>>, Failure> {
-        match self.words.next() {
+    pub(crate) fn optional_bytes(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        match self.values.next() {
             Some(Value::BulkString(bytes)) => Ok(Some(bytes)),
             Some(Value::SimpleString(text) | Value::VerbatimString { text, .. }) => {
                 Ok(Some(text.into_bytes()))
             }
             Some(Value::Double(number)) => Ok(Some(number.to_string().into_bytes())),
             Some(Value::Nil) => Ok(None),
-            _ => Err(self.wrong()),
+            _ => Err(self.unexpected()),
         }
     }
 
-    /// The words of a list within the list.
+    /// Returns a reader of a nested list.
     pub(crate) fn list(&mut self) -> Result<Self, Failure> {
-        match self.words.next() {
-            Some(Value::Array(words)) => {
-                Ok(Self { words: words.into_iter(), place: self.place.clone() })
+        match self.values.next() {
+            Some(Value::Array(values)) => {
+                Ok(Self { values: values.into_iter(), endpoint: self.endpoint.clone() })
             }
-            _ => Err(self.wrong()),
+            _ => Err(self.unexpected()),
         }
     }
 
     pub(crate) fn integer(&mut self) -> Result<i64, Failure> {
-        match self.words.next() {
+        match self.values.next() {
             Some(Value::Int(number)) => Ok(number),
-            _ => Err(self.wrong()),
+            _ => Err(self.unexpected()),
         }
     }
 
-    /// A number of microseconds, or none if it is negative.
+    /// Reads a number of microseconds. `None` if it is negative.
     pub(crate) fn micros(&mut self) -> Result<Option<Duration>, Failure> {
         Ok(u64::try_from(self.integer()?).ok().map(Duration::from_micros))
     }
 
-    /// A number that is not negative.
+    /// Reads a number, of which a negative one counts as 0.
     pub(crate) fn count(&mut self) -> Result<u64, Failure> {
-        // A count that was damaged by hand may be below nothing.
+        // A counter may have been changed by hand.
         self.integer().map(|number| number.max(0) as u64)
     }
 
-    /// A text that is something else.
+    /// Reads a text and parses it.
     pub(crate) fn parsed<T: std::str::FromStr>(&mut self) -> Result<T, Failure> {
         let bytes = self.bytes()?;
         let text = std::str::from_utf8(&bytes).ok();
-        text.and_then(|text| text.parse().ok()).ok_or_else(|| self.wrong())
+        text.and_then(|text| text.parse().ok()).ok_or_else(|| self.unexpected())
     }
 
-    /// The failure to say when a word is not what it should be.
-    pub(crate) fn wrong(&self) -> Failure {
-        Failure::Reply { place: self.place.clone() }
+    /// Returns the failure for a value of an unexpected form.
+    pub(crate) fn unexpected(&self) -> Failure {
+        Failure::Reply { endpoint: self.endpoint.clone() }
     }
 }

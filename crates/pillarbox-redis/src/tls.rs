@@ -1,14 +1,14 @@
-//! Clients, with TLS where the feature is there.
+//! Clients, with TLS if the feature is enabled.
 
 use pillarbox_core::{Error, Result};
 use redis::{Client, ConnectionInfo};
 
 use crate::options::TlsFiles;
 
-/// Makes a client of a server. Nothing is connected yet.
+/// Creates a client of a server. It does not connect yet.
 pub(crate) fn client(server: ConnectionInfo, files: &TlsFiles) -> Result<Client> {
-    let made = if is_tls(&server) { secure(server, files)? } else { Client::open(server) };
-    made.map_err(|error| Error::connection(None, "open", error))
+    let client = if is_tls(&server) { secure(server, files)? } else { Client::open(server) };
+    client.map_err(|error| Error::connection(None, "open", error))
 }
 
 fn is_tls(server: &ConnectionInfo) -> bool {
@@ -21,12 +21,12 @@ fn secure(server: ConnectionInfo, files: &TlsFiles) -> Result<redis::RedisResult
 
     use redis::{ClientTlsConfig, TlsCertificates};
 
-    // The cryptography of this process, unless the program has chosen before.
+    // Fails if the program has installed another provider, which is used then.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let read = |path: &Path| {
         std::fs::read(path).map_err(|error| {
-            let what = format!("cannot read {}: {error}", path.display());
-            Error::invalid(None, "file for TLS", what, "files in PEM format that can be read")
+            let problem = format!("cannot read {}: {error}", path.display());
+            Error::invalid(None, "file for TLS", problem, "readable files in PEM format")
         })
     };
     let root_cert = files.ca.as_deref().map(read).transpose()?;

@@ -84,9 +84,9 @@ pub use handler::{FromRequest, Handler, HandlerService, Parts};
 pub use hooks::FailedAttempt;
 pub use lease::Heartbeat;
 pub use loops::{
-    Adapter, AdapterService, Budget, CallError, Client, IntoOutput, LoopCall, MainLoop,
+    Adapter, AdapterService, Budget, CallError, Client, Extensions, IntoOutput, LoopCall, MainLoop,
     MainLoopRequest, MainLoopResult, NotRegistered, RemoteError, RemoteErrorKind, Resources, Run,
-    Step, Submission, Swept, sweep_replies,
+    Submission, Swept, sweep_replies,
 };
 pub use outcome::{BoxError, Failure, FailureKind, IntoOutcome, Outcome};
 pub use producer::ProducerHandle;

@@ -1,4 +1,4 @@
-//! The backend and its queues, as [`pillarbox_core`] knows them.
+//! [`Backend`] and [`Queue`] on SQLite.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,15 +12,15 @@ use pillarbox_core::{
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::connection::open_to_read;
 use crate::diagnose;
 use crate::engine::Session;
 use crate::failure::Failure;
-use crate::file::open_to_read;
-use crate::inbox::{Call, Claim, Op, Received, Request, Sending};
 use crate::options::SqliteOptions;
+use crate::requests::{Call, DeliveryGuard, Op, ReceiveReply, Request, SendBatch};
 use crate::store::{PeekFrom, Store};
 
-/// The longest body: SQLite's own limit on a row is a thousand million bytes.
+/// Largest body: SQLite's own limit on a row is 1,000,000,000 bytes.
 const MAX_BODY: usize = 900_000_000;
 
 pub(crate) static IN_FILE: Capabilities = capabilities(true);
@@ -29,8 +29,8 @@ static IN_MEMORY: Capabilities = capabilities(false);
 const fn capabilities(durable: bool) -> Capabilities {
     let mut capabilities = Capabilities::full("sqlite");
     capabilities.durable = durable;
-    capabilities.tells_first_received = false;
-    // One in memory belongs to the connection of this backend alone.
+    capabilities.reports_first_received = false;
+    // A database in memory belongs to the connection of this backend alone.
     capabilities.transactions = durable;
     capabilities.max_body = Some(MAX_BODY);
     capabilities
@@ -38,9 +38,8 @@ const fn capabilities(durable: bool) -> Capabilities {
 
 /// Queues in a SQLite file.
 ///
-/// All that open the same file with the same options in one process share one thread that writes
-/// it. The thread ends when the last backend of the file is closed, or is dropped with the last of
-/// its queues.
+/// All backends that open the same file with the same options in one process share one writer thread. The thread
+/// ends when the last of them is closed, or dropped together with its queues.
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Mailboxes, Receive};
@@ -69,16 +68,15 @@ pub struct SqliteBackend {
 }
 
 impl SqliteBackend {
-    /// Opens a file, or makes it where it is not there.
+    /// Opens a file, and creates it if it does not exist.
     ///
-    /// Fails with [`Error::Connection`], and has not touched the file, where it is damaged, belongs
-    /// to another program or was written by a newer version of this crate.
+    /// Fails with [`Error::Connection`], without touching the file, if it is damaged, belongs to another program or
+    /// was written by a newer version of this crate.
     pub async fn open(options: SqliteOptions) -> Result<Self> {
         Self::start(options, None).await
     }
 
-    /// Opens a file on the caller's clock, for tests. Such a backend shares nothing with others
-    /// of this process.
+    /// Opens a file with the caller's clock, for tests. Such a backend shares no thread with others of this process.
     pub async fn open_with_clock(options: SqliteOptions, clock: Arc<dyn Clock>) -> Result<Self> {
         Self::start(options, Some(clock)).await
     }
@@ -110,10 +108,10 @@ impl Backend for SqliteBackend {
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
         Box::pin(async {
             self.session.gate.check_backend()?;
-            let (call, answer) = Call::new(());
-            // About no queue in particular; the name is not looked at.
+            let (call, reply) = Call::new(());
+            // Of no particular queue; the name is not used.
             let request = Request { queue: QueueName::new("queues")?, op: Op::Queues(call) };
-            let names = self.session.ask(request, answer).await;
+            let names = self.session.call(request, reply).await;
             let names = names.map_err(|failure| failure.during("list the queues", None))?;
             names.iter().map(|name| QueueName::new(name)).collect()
         })
@@ -123,13 +121,13 @@ impl Backend for SqliteBackend {
         Box::pin(async move {
             self.session.gate.check_backend()?;
             let options = self.options.clone();
-            let Some(pair) = self.session.engine.pair.clone() else {
+            let Some(files) = self.session.engine.files.clone() else {
                 return Ok(diagnose::in_memory());
             };
-            // On connections of its own: whoever sends and receives goes on meanwhile.
-            let look = move || diagnose::diagnose(&pair, &options, repair);
-            let found = tokio::task::spawn_blocking(look).await;
-            let found = found.unwrap_or(Err(Failure::WriterGone));
+            // On connections of its own, so that sends and receives go on meanwhile.
+            let run = move || diagnose::diagnose(&files, &options, repair);
+            let found = tokio::task::spawn_blocking(run).await;
+            let found = found.unwrap_or(Err(Failure::WriterStopped));
             found.map_err(|failure| failure.during("diagnose", None))
         })
     }
@@ -137,9 +135,9 @@ impl Backend for SqliteBackend {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
             self.session.gate.close();
-            self.session.leave();
+            self.session.release();
             let engine = &self.session.engine;
-            if engine.inbox.is_closed() {
+            if engine.requests.is_closed() {
                 engine.ended.closed().await;
             }
         })
@@ -148,7 +146,7 @@ impl Backend for SqliteBackend {
 
 impl Session {
     fn capabilities(&self) -> &'static Capabilities {
-        if self.engine.pair.is_some() { &IN_FILE } else { &IN_MEMORY }
+        if self.engine.files.is_some() { &IN_FILE } else { &IN_MEMORY }
     }
 }
 
@@ -159,21 +157,21 @@ struct SqliteQueue {
     options: QueueOptions,
     gate: Gate,
     session: Arc<Session>,
-    /// Whether it was used for more than to look.
+    /// Whether it was used for more than to read.
     used: AtomicBool,
 }
 
 impl SqliteQueue {
-    /// Asks the writer something about this queue.
-    async fn ask<Q, A>(
+    /// Has the writer execute an operation on this queue.
+    async fn call<I, O>(
         &self,
         action: &'static str,
-        ask: Q,
-        op: impl FnOnce(Call<Q, A>) -> Op,
-    ) -> Result<A> {
-        let (call, answer) = Call::new(ask);
+        input: I,
+        op: impl FnOnce(Call<I, O>) -> Op,
+    ) -> Result<O> {
+        let (call, reply) = Call::new(input);
         let request = Request { queue: self.name.clone(), op: op(call) };
-        self.session.ask(request, answer).await.map_err(|failure| self.failed(failure, action))
+        self.session.call(request, reply).await.map_err(|failure| self.failed(failure, action))
     }
 
     fn failed(&self, failure: Failure, action: &'static str) -> Error {
@@ -186,7 +184,7 @@ impl SqliteQueue {
     async fn send_checked(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
         let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
         let max_size = self.options.max_size;
-        let sent = self.ask("send", Sending { batch, max_size }, Op::Send).await?;
+        let sent = self.call("send", SendBatch { batch, max_size }, Op::Send).await?;
         let each = ids.into_iter().zip(sent).map(|(id, sent)| match sent {
             Ok(true) => Ok(Sent::stored(id)),
             Ok(false) => Ok(Sent::duplicate(id)),
@@ -199,7 +197,7 @@ impl SqliteQueue {
 
     async fn settle_checked(&self, batch: Vec<Settle>) -> Result<Vec<Result<()>>> {
         let receipts: Vec<_> = batch.iter().map(|settle| settle.receipt.clone()).collect();
-        let settled = self.ask("settle", batch, Op::Settle).await?;
+        let settled = self.call("settle", batch, Op::Settle).await?;
         let each = receipts.into_iter().zip(settled).map(|(receipt, settled)| {
             settled
                 .map_err(|Stale| Error::ReceiptHandleExpired { queue: self.name.clone(), receipt })
@@ -209,58 +207,59 @@ impl SqliteQueue {
 
     async fn receive_checked(&self, request: Receive) -> Result<Vec<Delivery>> {
         let end = clock::after(request.wait);
-        let (call, answer) = Call::new(request);
-        let asked = Request { queue: self.name.clone(), op: Op::Receive(call) };
-        let received = self.session.ask(asked, answer).await;
-        let claim = match received.map_err(|failure| self.failed(failure, "receive"))? {
-            Received::Now(claim) => claim,
-            // In a box of its own: most receives do not wait, and need not carry the room.
-            Received::Later(answer) => match Box::pin(self.wait(answer, end)).await? {
-                Some(claim) => claim,
+        let (call, reply) = Call::new(request);
+        let request = Request { queue: self.name.clone(), op: Op::Receive(call) };
+        let received = self.session.call(request, reply).await;
+        let guard = match received.map_err(|failure| self.failed(failure, "receive"))? {
+            ReceiveReply::Delivered(guard) => guard,
+            // Boxed: most receives do not wait, and their futures stay small.
+            ReceiveReply::Waiting(reply) => match Box::pin(self.wait(reply, end)).await? {
+                Some(guard) => guard,
                 None => return Ok(Vec::new()),
             },
         };
-        // Taken in the poll that returns it: a future that is dropped before has given it back.
-        Ok(claim.take())
+        // Taken in the poll that returns it: a future that is dropped earlier undoes the delivery.
+        Ok(guard.take())
     }
 
-    /// Shows messages on a connection of its own, as far as they can be read. Whoever sends and receives
-    /// goes on meanwhile.
+    /// Reads as many messages as can be read, on a connection of its own, so that sends and receives go on meanwhile.
     async fn salvage(&self, max: usize, after: Option<i64>) -> Result<PeekPage, Failure> {
-        let Some(pair) = self.session.engine.pair.clone() else { return Err(Failure::WriterGone) };
+        let Some(files) = self.session.engine.files.clone() else {
+            return Err(Failure::WriterStopped);
+        };
         let name = self.name.clone();
-        let look = move || {
-            pair.check()?;
-            let connection = open_to_read(&pair.file.path)?;
-            // All of a page is of the same moment.
+        let read = move || {
+            files.check()?;
+            let connection = open_to_read(&files.database.path)?;
+            // One snapshot for the whole page.
             connection.execute_batch("BEGIN")?;
             Store::new(&connection).salvage(&name, max, after, Timestamp::now())
         };
-        tokio::task::spawn_blocking(look).await.unwrap_or(Err(Failure::WriterGone))
+        tokio::task::spawn_blocking(read).await.unwrap_or(Err(Failure::WriterStopped))
     }
 
-    /// Waits for messages, no longer than until `end`.
+    /// Waits for messages until `end`.
     async fn wait(
         &self,
-        mut answer: oneshot::Receiver<Result<Claim, Failure>>,
+        mut reply: oneshot::Receiver<Result<DeliveryGuard, Failure>>,
         end: Instant,
-    ) -> Result<Option<Claim>> {
-        let claim = tokio::select! {
+    ) -> Result<Option<DeliveryGuard>> {
+        let guard = tokio::select! {
             biased;
-            claim = &mut answer => claim.unwrap_or(Err(Failure::WriterGone)),
+            guard = &mut reply => guard.unwrap_or(Err(Failure::WriterStopped)),
             () = self.gate.closed() => {
                 return Err(Error::Closed { queue: Some(self.name.clone()) });
             }
             () = tokio::time::sleep_until(end) => {
-                // From here on the writer gives nothing; what it gave before counts.
-                answer.close();
-                match answer.try_recv() {
-                    Ok(claim) => claim,
+                // From here on the writer sends nothing; what it sent before counts.
+                reply.close();
+                match reply.try_recv() {
+                    Ok(guard) => guard,
                     Err(_) => return Ok(None),
                 }
             }
         };
-        claim.map(Some).map_err(|failure| self.failed(failure, "receive"))
+        guard.map(Some).map_err(|failure| self.failed(failure, "receive"))
     }
 }
 
@@ -317,11 +316,11 @@ impl Queue for SqliteQueue {
                 let page = self.salvage(max, Some(key)).await;
                 return page.map_err(|failure| self.failed(failure, "peek"));
             }
-            let (call, answer) = Call::new((max, after));
+            let (call, reply) = Call::new((max, after));
             let request = Request { queue: self.name.clone(), op: Op::Peek(call) };
-            let page = match self.session.ask(request, answer).await {
+            let page = match self.session.call(request, reply).await {
                 Err(failure) if failure.is_unreadable() => {
-                    // From the beginning: what comes first there is not what comes first in line.
+                    // From the start: salvage has an order of its own.
                     let page = self.salvage(max, None).await;
                     page.map(|mut page| {
                         page.unreadable.insert(0, failure.to_string());
@@ -337,7 +336,7 @@ impl Queue for SqliteQueue {
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
         Box::pin(async move {
             self.gate.check(&self.name)?;
-            self.ask("count", (), Op::Counts).await
+            self.call("count", (), Op::Counts).await
         })
     }
 
@@ -345,7 +344,7 @@ impl Queue for SqliteQueue {
         self.used.store(true, Ordering::Relaxed);
         Box::pin(async move {
             self.gate.check(&self.name)?;
-            self.ask("purge", (), Op::Purge).await
+            self.call("purge", (), Op::Purge).await
         })
     }
 

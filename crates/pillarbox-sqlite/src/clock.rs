@@ -1,12 +1,11 @@
-//! The clock of the machine that the file is on.
+//! The clock of the machine that the database is on.
 
 use pillarbox_core::{BoxFuture, Clock, Timestamp};
 
-/// The wall clock, the one clock that all processes of a machine share and that goes on over a
-/// restart.
+/// The wall clock, the only one that all processes of a machine share and that continues after a reboot.
 ///
-/// When it is set back, leases and delays last that much longer; when it is set forward, they end
-/// that much earlier. Neither loses a message, and neither lets a stale receipt settle.
+/// When it is set back, leases and delays last that much longer; when it is set forward, they end that much
+/// earlier. Neither loses a message or makes a stale receipt valid.
 #[derive(Debug)]
 pub(crate) struct WallClock;
 

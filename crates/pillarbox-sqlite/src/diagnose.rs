@@ -1,32 +1,35 @@
-//! What a file tells of itself, and putting right what is wrong with it.
+//! Diagnoses and repairs a database.
 
 use std::path::Path;
 use std::time::Instant;
 
 use pillarbox_core::{Diagnosis, Finding, Repair, Severity, Timestamp};
-use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+use rusqlite::TransactionBehavior;
 
 use crate::checkpoint;
+use crate::connection::{BUSY_TIMEOUT, open_to_read, open_to_write};
+use crate::database_files::DatabaseFiles;
 use crate::failure::Failure;
-use crate::file::{BUSY_TIMEOUT, OpenFile, Pair, Patience, is_damage, open_to_read};
+use crate::failure::is_damage;
+use crate::file::OpenDatabase;
 use crate::options::{SqliteOptions, Synchronous};
 use crate::schema;
-use crate::verify::{self, Kind, Problem};
+use crate::verify::{self, Problem, ProblemKind};
+use crate::write_lock::LockWait;
 
-/// A log of which more than this cannot be moved into the file grows behind a reader.
+/// Size of the part of the log that cannot be checkpointed from which on a reader is to blame.
 const LONG_LOG: u64 = 64 << 20;
-/// A disk with less room than this is full: the log alone needs as much.
-const NO_ROOM: u64 = 4 << 20;
-/// A disk with less room than this is nearly full.
-const LITTLE_ROOM: u64 = 64 << 20;
-/// Free space below this is not worth a word.
-const MUCH_SPACE: u64 = 64 << 20;
+/// Free space below which a disk is full: the log alone needs as much.
+const FULL_DISK: u64 = 4 << 20;
+/// Free space below which a disk is nearly full.
+const NEARLY_FULL_DISK: u64 = 64 << 20;
+/// Unused space in the file below which no warning is given.
+const MUCH_UNUSED: u64 = 64 << 20;
 
-/// Makes the tables agree with each other again, by what the messages themselves say. Each step
-/// relies on those before it; no step deletes a message. The keys of a queue are those from
-/// `queue << 45` on, so that each step reads the rows of a queue and no others.
+/// Rebuilds the other tables from the messages themselves. Each step relies on those before it; no step deletes a
+/// message. The keys of a queue start at `queue << 45`, so each step reads the rows of one queue and no others.
 const REPAIRS: &str = "
-    -- Messages belong to the queue that their key says. One that has no row gets one.
+    -- A message belongs to the queue in its key. A queue without a row gets one.
     UPDATE OR IGNORE pillarbox_message SET queue = key >> 45 WHERE queue <> key >> 45;
     INSERT INTO pillarbox_queue
         (queue, name, next_place, cursor, next_timer, total, in_flight, delayed, requeued, sent)
@@ -34,7 +37,7 @@ const REPAIRS: &str = "
         FROM (SELECT DISTINCT key >> 45 << 45 AS key FROM pillarbox_message)
         WHERE key >> 45 NOT IN (SELECT queue FROM pillarbox_queue);
 
-    -- What cannot be read is kept in a form that can. A queue has a name that can be said.
+    -- Unreadable values are replaced by readable ones, and invalid names of queues by valid ones.
     UPDATE pillarbox_message SET id = randomblob(16) WHERE length(id) <> 16;
     UPDATE pillarbox_message SET attributes = json_object('unreadable', CAST(attributes AS TEXT))
         WHERE attributes IS NOT NULL AND CASE WHEN json_valid(attributes)
@@ -42,7 +45,7 @@ const REPAIRS: &str = "
     UPDATE pillarbox_queue SET name = 'recovered-' || lower(hex(randomblob(4)))
         WHERE name GLOB '*[^A-Za-z0-9_.:/-]*' OR length(name) NOT BETWEEN 1 AND 80;
 
-    -- A message is in flight or delayed, or in the line of its queue once; nothing else is.
+    -- A message is either in flight or delayed, or ready again once in its own queue.
     DELETE FROM pillarbox_timer WHERE key NOT IN (SELECT key FROM pillarbox_message);
     DELETE FROM pillarbox_requeued
         WHERE message NOT IN (SELECT key FROM pillarbox_message)
@@ -51,14 +54,14 @@ const REPAIRS: &str = "
     DELETE FROM pillarbox_requeued
         WHERE key NOT IN (SELECT min(key) FROM pillarbox_requeued GROUP BY message);
 
-    -- What was delivered is behind the cursor.
+    -- Delivered messages are not past the cursor.
     UPDATE pillarbox_queue AS q SET cursor = max(cursor, coalesce((
         SELECT max(m.key & 0xFFFFFFFFFFF) FROM pillarbox_message AS m
             WHERE m.key BETWEEN q.queue << 45 AND (q.queue << 45) + 0xFFFFFFFFFFF
             AND (m.key IN (SELECT key FROM pillarbox_timer)
                 OR m.key IN (SELECT message FROM pillarbox_requeued))), 0));
 
-    -- New places come after all that are or were used; new timers after all that run.
+    -- New places come after all that are or were used; new timers after all existing ones.
     UPDATE pillarbox_queue AS q SET
         next_place = 1 + max(next_place - 1, cursor,
             coalesce((SELECT max(key & 0xFFFFFFFFFFF) FROM pillarbox_message
@@ -71,7 +74,7 @@ const REPAIRS: &str = "
             coalesce((SELECT max(timer) FROM pillarbox_timer
                 WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF), 0));
 
-    -- What is behind the cursor, or was sent with a delay, and is nowhere else, goes to the tail.
+    -- Messages that no receive can find become ready, after all others.
     CREATE TEMP TABLE stranded AS
         SELECT m.key AS key, q.queue AS queue, 1 - (m.key >> 44 & 1) AS deliveries,
             row_number() OVER (PARTITION BY q.queue ORDER BY m.key & 0xFFFFFFFFFFF) - 1 AS after
@@ -88,7 +91,7 @@ const REPAIRS: &str = "
         WHERE s.queue = q.queue;
     DROP TABLE stranded;
 
-    -- No more deliveries were unsettled or uncounted than have ended.
+    -- Unsettled and uncounted deliveries do not exceed those that have ended.
     UPDATE pillarbox_timer
         SET unsettled = max(0, min(unsettled, deliveries - (nonce IS NOT NULL)))
         WHERE unsettled < 0 OR unsettled > deliveries - (nonce IS NOT NULL);
@@ -100,13 +103,13 @@ const REPAIRS: &str = "
     UPDATE pillarbox_requeued SET uncounted = max(0, min(uncounted, deliveries - unsettled))
         WHERE uncounted < 0 OR uncounted > deliveries - unsettled;
 
-    -- Every timer is found by its tenth of a second.
+    -- Every timer is in the range of its bucket.
     DELETE FROM pillarbox_expiry;
     INSERT INTO pillarbox_expiry (queue, bucket, lo, hi)
         SELECT key >> 45, due_at / 100000000, min(key), max(key)
         FROM pillarbox_timer GROUP BY 1, 2;
 
-    -- Counts are those of the rows.
+    -- Counts match the rows.
     UPDATE pillarbox_queue AS q SET
         total = (SELECT count(*) FROM pillarbox_message
             WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF),
@@ -120,44 +123,46 @@ const REPAIRS: &str = "
     UPDATE pillarbox_queue SET sent = max(sent, total) WHERE name IS NOT NULL;
 ";
 
-/// What there is to say of queues that are in no file.
+/// Returns the diagnosis of queues in memory.
 pub(crate) fn in_memory() -> Diagnosis {
     Diagnosis::new("messages are gone when this process ends")
         .with_fact("backend", format!("SQLite {}, in memory", rusqlite::version()))
 }
 
-/// Looks at a file from end to end, and repairs it if told to.
+/// Verifies a database completely, and repairs it if `repair` is set.
 pub(crate) fn diagnose(
-    pair: &Pair,
+    files: &DatabaseFiles,
     options: &SqliteOptions,
     repair: bool,
 ) -> Result<Diagnosis, Failure> {
-    let path = &pair.file.path;
-    let opened =
-        pair.check().and_then(|_| OpenFile::again(pair, options.permissions)).and_then(|file| {
+    let path = &files.database.path;
+    let opened = files
+        .check()
+        .and_then(|_| OpenDatabase::reopen(files, options.permissions))
+        .and_then(|file| {
             check_content(&file)?;
             Ok(file)
         });
     let file = match opened {
         Ok(file) => file,
-        // What is there is not what is open: it says nothing of what this process has.
+        // The file at the path is not the open one, so its content says nothing about it.
         Err(
             failure @ (Failure::Replaced
             | Failure::LogGone(_)
             | Failure::Linked(_)
             | Failure::OtherDevice(_)
-            | Failure::CopiedOver(_)),
-        ) => return Ok(astray(path, options, &failure)),
+            | Failure::Overwritten(_)),
+        ) => return Ok(misplaced(path, options, &failure)),
         Err(failure) => return Err(failure),
     };
-    let mut found = verify::look(path)?;
+    let mut found = verify::find_problems(path)?;
     let mut remaining = found.clone();
     if repair {
-        // What was in the way of other questions is put right first: one kind after the other.
+        // One kind after the other, since some problems hide others.
         for _ in 0..3 {
             let Some(first) = remaining.first() else { break };
             repair_kind(&file, first.kind)?;
-            let now = verify::look(path)?;
+            let now = verify::find_problems(path)?;
             if now == remaining {
                 break;
             }
@@ -182,109 +187,97 @@ pub(crate) fn diagnose(
     Ok(diagnosis)
 }
 
-/// Fails if another file was copied over this one. Where another program does not give up its turn,
-/// that is not looked at.
-fn check_content(file: &OpenFile) -> Result<(), Failure> {
-    let connection = open_to_read(&file.pair.file.path)?;
-    // It knows its log once it has read something.
+/// Fails if another file was copied over the database. Not checked if another program does not release the write
+/// lock.
+fn check_content(file: &OpenDatabase) -> Result<(), Failure> {
+    let connection = open_to_read(&file.files.database.path)?;
+    // A connection opens the log when it first reads.
     let _ = schema::content(&connection);
     let start = Instant::now();
-    match file.take_turn(&mut Patience::new(&|| start.elapsed() > BUSY_TIMEOUT)) {
-        Ok(_turn) => file.check_content(&connection),
+    match file.lock_for_writing(&mut LockWait::new(&|| start.elapsed() > BUSY_TIMEOUT)) {
+        Ok(_guard) => file.check_content(&connection),
         Err(Failure::Locked(_)) => Ok(()),
         Err(failure) => Err(failure),
     }
 }
 
-/// What there is to say of a file that is not, or not only, where it was.
-fn astray(path: &Path, options: &SqliteOptions, failure: &Failure) -> Diagnosis {
-    let mut diagnosis = basics(path, options);
+/// Returns the diagnosis of a file that was replaced or linked.
+fn misplaced(path: &Path, options: &SqliteOptions, failure: &Failure) -> Diagnosis {
+    let mut diagnosis = base_diagnosis(path, options);
     diagnosis.findings.push(Finding {
         severity: Severity::Problem,
         text: failure.to_string(),
-        advice: "nothing is sent, received or settled until then".to_owned(),
+        advice: "no message can be sent, received or settled until this is fixed".to_owned(),
         repair: Repair::Manual,
     });
     diagnosis
 }
 
-/// Repairs what can be, of problems of this kind.
-fn repair_kind(file: &OpenFile, kind: Kind) -> Result<(), Failure> {
-    let path = &file.pair.file.path;
+/// Repairs problems of this kind, if possible.
+fn repair_kind(file: &OpenDatabase, kind: ProblemKind) -> Result<(), Failure> {
+    let path = &file.files.database.path;
     match kind {
-        // An index can be made again from its table, unless that is damaged too.
-        Kind::Pages => change(file, "REINDEX").or_else(|failure| match &failure {
+        // An index can be rebuilt from its table, unless that is damaged too.
+        ProblemKind::Pages => run_sql(file, "REINDEX").or_else(|failure| match &failure {
             Failure::Sqlite(error) if is_damage(error) => Ok(()),
             _ => Err(failure),
         }),
-        Kind::Missing => {
+        ProblemKind::Missing => {
             let missing = schema::missing(&open_to_read(path)?)?;
             let all: Vec<_> = missing.into_iter().map(|(_, sql)| sql).collect();
-            change(file, &all.join(";\n"))
+            run_sql(file, &all.join(";\n"))
         }
-        Kind::Tables(_) => change(file, REPAIRS),
+        ProblemKind::Tables(_) => run_sql(file, REPAIRS),
     }
 }
 
 fn finding(path: &Path, problem: &Problem, repair: Repair) -> Finding {
     let advice = match (problem.kind, repair) {
         (_, Repair::Manual) => format!(
-            "the disk or the memory has damaged the file: restore it from a backup, or get out what \
-             can be read: pillarbox dump QUEUE, or sqlite3 {} .recover | sqlite3 NEW",
+            "the disk or the memory has damaged the file: restore it from a backup, or export the \
+             readable part: pillarbox dump QUEUE, or sqlite3 {} .recover | sqlite3 NEW",
             path.display()
         ),
-        (Kind::Pages, _) => {
-            "an index can be made again, and nothing else: restore the file from a \
-                             backup if that does not help"
+        (ProblemKind::Pages, _) => {
+            "only an index can be rebuilt: if that does not help, restore the file from a backup"
                 .to_owned()
         }
-        (Kind::Missing | Kind::Tables(_), _) => {
-            "repairing makes the tables agree again and deletes no message".to_owned()
+        (ProblemKind::Missing | ProblemKind::Tables(_), _) => {
+            "a repair makes the tables consistent and deletes no message".to_owned()
         }
     };
     Finding { severity: Severity::Problem, text: problem.text.clone(), advice, repair }
 }
 
-/// Changes the file in one transaction, while no other process of ours writes.
-fn change(file: &OpenFile, sql: &str) -> Result<(), Failure> {
-    let mut patience = Patience::new(&|| false);
-    let turn = file.take_turn(&mut patience)?;
-    let mut connection = open_to_write(&file.pair.file.path)?;
-    patience.retry(|| {
+/// Runs SQL in one transaction, while no other process of ours writes.
+fn run_sql(file: &OpenDatabase, sql: &str) -> Result<(), Failure> {
+    let mut wait = LockWait::new(&|| false);
+    let guard = file.lock_for_writing(&mut wait)?;
+    let mut connection = open_to_write(&file.files.database.path)?;
+    wait.retry(|| {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         transaction.execute_batch(sql)?;
         Ok(transaction.commit()?)
     })?;
-    drop(turn);
+    drop(guard);
     Ok(())
 }
 
-/// A connection that writes when it is told to, and to the log alone.
-fn open_to_write(path: &Path) -> Result<Connection, Failure> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
-    connection.execute_batch(
-        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 0",
-    )?;
-    Ok(connection)
-}
-
-/// How many pages of the log cannot be moved into the file, after an attempt to move them. A log that
-/// is only long, as after much was deleted, has none: its room is used again.
-fn stuck_pages(file: &OpenFile) -> Result<u64, Failure> {
-    let connection = open_to_write(&file.pair.file.path)?;
+/// Checkpoints, and returns the number of pages that could not be copied. A log that is only long, as after many
+/// deletes, has none: its space is reused.
+fn stuck_pages(file: &OpenDatabase) -> Result<u64, Failure> {
+    let connection = open_to_write(&file.files.database.path)?;
     schema::content(&connection)?;
     let start = Instant::now();
-    // Nobody of ours makes the log longer meanwhile.
-    let _turn = file.take_turn(&mut Patience::new(&|| start.elapsed() > BUSY_TIMEOUT))?;
+    // No process of ours writes to the log meanwhile.
+    let _guard = file.lock_for_writing(&mut LockWait::new(&|| start.elapsed() > BUSY_TIMEOUT))?;
     file.check_content(&connection)?;
-    file.while_moving(&connection, || checkpoint::move_pages(&connection));
-    let stuck = checkpoint::length(&connection).map_or(0, |(pages, moved)| pages - moved);
+    file.during_checkpoint(&connection, || checkpoint::checkpoint(&connection));
+    let stuck = checkpoint::log_pages(&connection).map_or(0, |(pages, moved)| pages - moved);
     Ok(stuck.unsigned_abs())
 }
 
-/// How many bytes can be written to the disk that a file is on. `None`: it cannot be told.
+/// Returns the free bytes of the disk that a file is on. `None` if unknown.
 #[cfg(unix)]
 fn free_space(path: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(path).ok()?;
@@ -296,16 +289,16 @@ fn free_space(_: &Path) -> Option<u64> {
     None
 }
 
-/// Version, file and promise.
-fn basics(path: &Path, options: &SqliteOptions) -> Diagnosis {
+/// Returns a diagnosis with version, path and durability.
+fn base_diagnosis(path: &Path, options: &SqliteOptions) -> Diagnosis {
     let (setting, promise) = match options.synchronous {
         Synchronous::Full => {
-            ("full", "what was answered is on the disk; a power failure loses nothing")
+            ("full", "every confirmed operation is on the disk; a power failure loses nothing")
         }
         Synchronous::Normal => (
             "normal",
-            "what was answered survives the end of any process; a power failure may lose the last \
-             moments, never the file",
+            "every confirmed operation survives the end of any process; a power failure may lose the \
+             last moments, but not the file",
         ),
     };
     Diagnosis::new(promise)
@@ -315,11 +308,11 @@ fn basics(path: &Path, options: &SqliteOptions) -> Diagnosis {
         .with_fact("synchronous", setting)
 }
 
-/// Versions, sizes, settings, and what could be better.
-fn describe(file: &OpenFile, options: &SqliteOptions) -> Result<Diagnosis, Failure> {
-    let path = &file.pair.file.path;
+/// Returns a diagnosis with versions, sizes, settings and warnings.
+fn describe(file: &OpenDatabase, options: &SqliteOptions) -> Result<Diagnosis, Failure> {
+    let path = &file.files.database.path;
     let connection = open_to_read(path)?;
-    // What cannot be read is not told; the findings say why.
+    // Unreadable numbers are shown as 0; the findings say why.
     let number = |sql: &str| -> Result<u64, Failure> {
         match connection.query_row(sql, [], |row| row.get(0)) {
             Err(error) if is_damage(&error) => Ok(0),
@@ -340,56 +333,55 @@ fn describe(file: &OpenFile, options: &SqliteOptions) -> Result<Diagnosis, Failu
         now.as_nanos().saturating_add(60_000_000_000)
     ))?;
 
-    let mut diagnosis = basics(path, options)
+    let mut diagnosis = base_diagnosis(path, options)
         .with_fact(
             "size",
             format!("{}, {} of it free; log {}", size_of(size), size_of(free), size_of(log)),
         )
         .with_fact("messages", messages.to_string())
         .with_fact("queues", queues.to_string())
-        .with_fact("clock", "that of this machine");
+        .with_fact("clock", "this machine");
     let mut warn = |text: String, advice: String| {
         let (severity, repair) = (Severity::Warning, Repair::Manual);
         diagnosis.findings.push(Finding { severity, text, advice, repair });
     };
-    // This connection itself must not be the reader.
+    // This connection itself must not be the reader that is to blame.
     drop(connection);
     let stuck = if log > LONG_LOG { page * stuck_pages(file).unwrap_or(0) } else { 0 };
     if stuck > LONG_LOG {
         warn(
-            format!("{} of the log cannot be moved into the file", size_of(stuck)),
-            "a program has been reading for long and keeps it from being moved: end its transaction"
-                .to_owned(),
+            format!("{} of the log cannot be checkpointed", size_of(stuck)),
+            "a program has had a read transaction open for long: end its transaction".to_owned(),
         );
     }
-    if free > MUCH_SPACE && free > size / 2 {
+    if free > MUCH_UNUSED && free > size / 2 {
         warn(
-            format!("{} of the {} of the file are free", size_of(free), size_of(size)),
-            format!("they are used again; to give them back: sqlite3 {} VACUUM", path.display()),
+            format!("{} of the {} of the file are unused", size_of(free), size_of(size)),
+            format!("the space is reused; to shrink the file: sqlite3 {} VACUUM", path.display()),
         );
     }
     if ahead > 0 {
         warn(
-            format!("{ahead} messages were sent at a time that is still to come"),
+            format!("{ahead} messages were sent in the future"),
             "the clock was set back, or they came from a machine whose clock is ahead: their age \
-             is shown as none"
+             is shown as zero"
                 .to_owned(),
         );
     }
-    if let Some(room) = free_space(path) {
-        let advice = "sending, receiving and acknowledging all need room, for the log: make room. What was \
-                      answered is safe meanwhile";
-        if room < NO_ROOM {
+    if let Some(space) = free_space(path) {
+        let advice = "sends, receives and acknowledgements need space for the log: free some. Confirmed \
+                      operations are safe meanwhile";
+        if space < FULL_DISK {
             diagnosis.findings.push(Finding {
                 severity: Severity::Problem,
-                text: format!("the disk is full: {} are left", size_of(room)),
+                text: format!("the disk is full: {} are free", size_of(space)),
                 advice: advice.to_owned(),
                 repair: Repair::Manual,
             });
-        } else if room < LITTLE_ROOM {
+        } else if space < NEARLY_FULL_DISK {
             diagnosis.findings.push(Finding {
                 severity: Severity::Warning,
-                text: format!("the disk is nearly full: {} are left", size_of(room)),
+                text: format!("the disk is nearly full: {} are free", size_of(space)),
                 advice: advice.to_owned(),
                 repair: Repair::Manual,
             });
@@ -398,7 +390,7 @@ fn describe(file: &OpenFile, options: &SqliteOptions) -> Result<Diagnosis, Failu
     Ok(diagnosis)
 }
 
-/// A size in a unit that suits it.
+/// Formats a size in KiB or MiB.
 fn size_of(bytes: u64) -> String {
     match bytes {
         0..0x10_0000 => format!("{} KiB", bytes.div_ceil(1 << 10)),
@@ -416,10 +408,12 @@ mod tests {
     };
     use std::time::Duration;
 
+    use rusqlite::Connection;
+
     use super::*;
     use crate::SqliteBackend;
 
-    /// Each makes the tables disagree in another way, and takes away no message.
+    /// Statements that make the tables inconsistent in different ways, and delete no message.
     const DAMAGES: &[&str] = &[
         "UPDATE pillarbox_queue SET total = 5",
         "UPDATE pillarbox_queue SET in_flight = 0, delayed = 7, requeued = 0, sent = 0",
@@ -451,8 +445,8 @@ mod tests {
         "UPDATE pillarbox_timer SET uncounted = -7; UPDATE pillarbox_requeued SET uncounted = 7",
     ];
 
-    /// A file with messages 1 to 9 in every state: in flight, ready again, delayed, fresh.
-    async fn file(path: &Path) {
+    /// Creates a database with messages 1 to 9 in every state: in flight, ready again, delayed, never delivered.
+    async fn create_database(path: &Path) {
         let backend = Mailboxes::new(SqliteBackend::open(SqliteOptions::new(path)).await.unwrap());
         let queue: Mailbox<u32> = backend.mailbox("q").unwrap();
         queue.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
@@ -467,19 +461,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_repair_makes_the_tables_agree_and_loses_nothing() {
+    async fn a_repair_makes_the_tables_consistent_and_loses_nothing() {
         for damage in DAMAGES {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("repair.db");
-            file(&path).await;
+            create_database(&path).await;
             Connection::open(&path).unwrap().execute_batch(damage).unwrap();
-            assert!(!verify::look(&path).unwrap().is_empty(), "{damage}");
+            assert!(!verify::find_problems(&path).unwrap().is_empty(), "{damage}");
 
             let backend =
                 Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap());
-            // The writer knows the queue before it is repaired.
+            // The writer caches the queue before the repair.
             let known: Mailbox<u32> = backend.mailbox("q").unwrap();
-            // It may fail, by what is missing.
+            // It fails if a table is missing.
             let _ = known.counts().await;
             let before = backend.diagnose(false).await.unwrap();
             assert!(before.problems().all(|one| one.repair == Repair::Possible), "{before:?}");
@@ -488,7 +482,7 @@ mod tests {
             assert_eq!(after.problems().count(), 0, "{damage}: {after:?}");
             assert_eq!(backend.diagnose(false).await.unwrap().findings, [], "{damage}");
 
-            // With the leases and delays over, all of them come, each once.
+            // After the leases and delays have ended, each message is delivered once.
             Connection::open(&path)
                 .unwrap()
                 .execute_batch(
@@ -508,15 +502,15 @@ mod tests {
             assert_eq!(bodies.len(), 10, "{damage}: {bodies:?}");
             drop(got);
             backend.close().await;
-            assert_eq!(verify::look(&path).unwrap(), [], "{damage}");
+            assert_eq!(verify::find_problems(&path).unwrap(), [], "{damage}");
         }
     }
 
     #[tokio::test]
-    async fn a_sound_file_says_what_it_promises() {
+    async fn an_intact_file_is_diagnosed_with_its_promise() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("sound.db");
-        file(&path).await;
+        create_database(&path).await;
         let options = SqliteOptions::new(&path).synchronous(Synchronous::Normal);
         let backend = Mailboxes::new(SqliteBackend::open(options).await.unwrap());
         let diagnosis = backend.diagnose(true).await.unwrap();
@@ -527,12 +521,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_damaged_index_is_made_again() {
+    async fn a_damaged_index_is_rebuilt() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("index.db");
-        file(&path).await;
+        create_database(&path).await;
         let connection = Connection::open(&path).unwrap();
-        // An index that is not that of its table, as a bad disk would leave it.
+        // An index that does not match its table, as a bad disk would leave it.
         connection
             .execute_batch(
                 "PRAGMA writable_schema = ON;
@@ -550,11 +544,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn damaged_pages_are_beyond_repair_and_said_to_be() {
+    async fn damaged_pages_are_reported_as_beyond_repair() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pages.db");
-        file(&path).await;
-        // The root of the messages, as a bad disk would leave it.
+        create_database(&path).await;
+        // The root page of the messages, as a bad disk would leave it.
         let root: u64 = Connection::open(&path)
             .unwrap()
             .query_row(
@@ -574,7 +568,7 @@ mod tests {
         assert!(problem.advice.contains("restore it from a backup"), "{problem:?}");
     }
 
-    /// A repair goes through the tables once, however long they are.
+    /// A repair takes linear time.
     #[tokio::test]
     async fn a_large_file_is_repaired_without_keeping_others_waiting() {
         let directory = tempfile::tempdir().unwrap();
@@ -591,7 +585,7 @@ mod tests {
         let start = std::time::Instant::now();
         let after = backend.diagnose(true).await.unwrap();
         assert_eq!(after.problems().count(), 0, "{after:?}");
-        // Quadratic, it would take minutes.
+        // In quadratic time it would take minutes.
         assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
         let names = backend.queues().await.unwrap();
         assert_eq!(names.iter().filter(|name| name.as_str().starts_with("recovered")).count(), 100);
@@ -601,9 +595,9 @@ mod tests {
         }
     }
 
-    /// What a purge has left to be deleted stays so, and leases that run still settle.
+    /// Purged messages stay deleted, and running leases can be settled.
     #[tokio::test]
-    async fn a_repair_brings_back_nothing_and_ends_no_lease() {
+    async fn a_repair_restores_no_purged_message_and_ends_no_lease() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("purged.db");
         let backend = Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap());
@@ -626,7 +620,7 @@ mod tests {
         assert!(rest.messages().iter().all(|message| message.delivery_count() == 1));
     }
 
-    /// A log stays as long as it once was until it is started again.
+    /// A log keeps its length until it is restarted.
     #[tokio::test]
     async fn a_reader_is_blamed_for_a_long_log_while_it_reads_and_not_afterwards() {
         let directory = tempfile::tempdir().unwrap();
@@ -648,7 +642,7 @@ mod tests {
         assert!(log > LONG_LOG, "{log}");
         assert_eq!(backend.diagnose(false).await.unwrap().findings, []);
         queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
-        assert_eq!(verify::look(&path).unwrap(), []);
+        assert_eq!(verify::find_problems(&path).unwrap(), []);
     }
 
     #[tokio::test]

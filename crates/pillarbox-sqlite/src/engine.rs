@@ -1,33 +1,34 @@
-//! The threads of a file, and who shares them.
+//! The threads of a database, and the sessions that share them.
 //!
-//! All that open the same file in one process share an [`Engine`]: one writer, one connection. Each
-//! `open` makes a [`Session`], which the backend and its queues hold; with the last session of an
-//! engine, its threads end and the file is closed.
+//! All backends that open the same file in one process share an [`Engine`]: one writer, one connection. Each
+//! `open` makes a [`Session`], which the backend and its queues hold. When the last session of an engine ends, so
+//! do its threads, and the file is closed.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::thread::JoinHandle;
 
+use pillarbox_core::internal::lock;
 use pillarbox_core::{Clock, Gate, QueueName, Result};
 use tokio::sync::oneshot;
 
 use crate::clock::WallClock;
+use crate::database_files::{DatabaseFiles, TrackedFile};
 use crate::failure::Failure;
-use crate::file::{Located, Pair};
-use crate::inbox::{Inbox, Op, Request};
 use crate::options::{SqliteOptions, Synchronous};
+use crate::requests::{Op, Request, RequestQueue};
 use crate::sync::Syncer;
 use crate::{file, writer};
 
-/// What a backend and its queues share.
+/// The share of a backend and its queues in an engine.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) engine: Arc<Engine>,
     pub(crate) gate: Arc<Gate>,
-    /// Whether the engine was told that this session needs it no more.
-    left: AtomicBool,
+    /// Whether the engine was released already.
+    is_released: AtomicBool,
 }
 
 impl Session {
@@ -36,43 +37,43 @@ impl Session {
         clock: Option<Arc<dyn Clock>>,
     ) -> Result<Self, Failure> {
         let engine = Engine::open(options, clock).await?;
-        Ok(Self { engine, gate: Arc::new(Gate::new()), left: AtomicBool::new(false) })
+        Ok(Self { engine, gate: Arc::new(Gate::new()), is_released: AtomicBool::new(false) })
     }
 
-    /// Puts a question to the writer and waits for the answer.
-    pub(crate) async fn ask<A>(
+    /// Submits a request to the writer and waits for its reply.
+    pub(crate) async fn call<T>(
         &self,
         request: Request,
-        answer: oneshot::Receiver<Result<A, Failure>>,
-    ) -> Result<A, Failure> {
-        self.engine.inbox.send(request).await?;
-        answer.await.unwrap_or(Err(Failure::WriterGone))
+        reply: oneshot::Receiver<Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        self.engine.requests.submit(request).await?;
+        reply.await.unwrap_or(Err(Failure::WriterStopped))
     }
 
-    /// Lets go of the engine, which ends with the last to do so.
-    pub(crate) fn leave(&self) {
-        if !self.left.swap(true, Ordering::AcqRel) {
-            self.engine.leave();
+    /// Releases the engine, which ends when its last session does so.
+    pub(crate) fn release(&self) {
+        if !self.is_released.swap(true, Ordering::AcqRel) {
+            self.engine.release();
         }
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.leave();
+        self.release();
     }
 }
 
-/// The thread that writes one file, as all who use it in this process know it.
+/// The threads that write one database, shared by all its backends in this process.
 pub(crate) struct Engine {
-    pub(crate) inbox: Arc<Inbox>,
-    /// Closed when the thread has ended.
+    pub(crate) requests: Arc<RequestQueue>,
+    /// Closed when the writer thread has ended.
     pub(crate) ended: Arc<Gate>,
     thread: Option<JoinHandle<()>>,
-    /// The file that was opened, and its log. `None`: in memory.
-    pub(crate) pair: Option<Pair>,
-    /// Under which it can be found; `None` where it is private.
-    shared_as: Option<Name>,
+    /// The database and its log. `None` if in memory.
+    pub(crate) files: Option<DatabaseFiles>,
+    /// The key under which other backends find it. `None` if it is not shared.
+    shared_as: Option<EngineKey>,
     handles: Mutex<HashMap<QueueName, Handles>>,
 }
 
@@ -80,101 +81,105 @@ pub(crate) struct Engine {
 #[derive(Debug, Default)]
 struct Handles {
     open: usize,
-    /// Whether one of them did more than look.
+    /// Whether one of them was used for more than to read.
     used: bool,
 }
 
-/// The same file, with the same promise.
-type Name = (Located, Synchronous);
+/// The file and the durability for which an engine is shared.
+type EngineKey = (TrackedFile, Synchronous);
 
-/// The engines of this process that are shared.
-static ENGINES: LazyLock<Mutex<HashMap<Name, Running>>> = LazyLock::new(Mutex::default);
+/// The shared engines of this process.
+static ENGINES: LazyLock<Mutex<HashMap<EngineKey, SharedEngine>>> = LazyLock::new(Mutex::default);
 
-struct Running {
+struct SharedEngine {
     engine: Weak<Engine>,
-    /// Counted here, under the lock: of two that leave at once, exactly one is the last.
+    /// Counted under the lock: of two sessions that end at once, exactly one is the last.
     sessions: usize,
 }
 
 impl Engine {
-    /// Finds the engine of a file, or starts it. One with a clock of its own is not shared.
+    /// Finds the engine of a file, or starts one. An engine with a clock of the caller is not shared.
     async fn open(
         options: SqliteOptions,
         clock: Option<Arc<dyn Clock>>,
     ) -> Result<Arc<Self>, Failure> {
-        let shared = clock.is_none();
-        if shared && let Some(engine) = name(&options).and_then(Self::join) {
+        let is_shared = clock.is_none();
+        if is_shared && let Some(engine) = engine_key(&options).and_then(Self::join) {
             return Ok(engine);
         }
         let clock = clock.unwrap_or_else(|| Arc::new(WallClock));
         let mut engine = Self::start(&options, clock).await?;
-        let Some(name) = name(&options).filter(|_| shared) else { return Ok(Arc::new(engine)) };
+        let Some(key) = engine_key(&options).filter(|_| is_shared) else {
+            return Ok(Arc::new(engine));
+        };
         let mut engines = lock(&ENGINES);
-        if let Some(running) = engines.get_mut(&name)
-            && let Some(other) = running.join()
+        if let Some(shared) = engines.get_mut(&key)
+            && let Some(other) = shared.join()
         {
-            // Somebody else was quicker. This one is dropped once the lock is free.
+            // Another task was quicker. This engine is dropped after the lock.
             drop(engines);
             return Ok(other);
         }
-        engine.shared_as = Some(name.clone());
+        engine.shared_as = Some(key.clone());
         let engine = Arc::new(engine);
-        engines.insert(name, Running { engine: Arc::downgrade(&engine), sessions: 1 });
+        engines.insert(key, SharedEngine { engine: Arc::downgrade(&engine), sessions: 1 });
         Ok(engine)
     }
 
-    /// Adds a session to the engine of that name, if there is one and it runs.
-    fn join(name: Name) -> Option<Arc<Self>> {
-        lock(&ENGINES).get_mut(&name)?.join()
+    /// Adds a session to the engine with this key, if there is one and it runs.
+    fn join(key: EngineKey) -> Option<Arc<Self>> {
+        lock(&ENGINES).get_mut(&key)?.join()
     }
 
-    /// Ends a session. With the last one the engine ends.
-    fn leave(&self) {
-        if let Some(name) = &self.shared_as {
+    /// Ends a session. The engine ends with the last one.
+    fn release(&self) {
+        if let Some(key) = &self.shared_as {
             let mut engines = lock(&ENGINES);
-            if let Some(running) = engines.get_mut(name)
-                && std::ptr::eq(running.engine.as_ptr(), self)
+            if let Some(shared) = engines.get_mut(key)
+                && std::ptr::eq(shared.engine.as_ptr(), self)
             {
-                running.sessions -= 1;
-                if running.sessions > 0 {
+                shared.sessions -= 1;
+                if shared.sessions > 0 {
                     return;
                 }
-                engines.remove(name);
+                engines.remove(key);
             }
         }
-        self.inbox.close();
+        self.requests.close();
     }
 
-    /// Starts the thread, which opens the file.
+    /// Starts the writer thread, which opens the file.
     async fn start(options: &SqliteOptions, clock: Arc<dyn Clock>) -> Result<Self, Failure> {
-        let inbox = Arc::new(Inbox::new());
+        let requests = Arc::new(RequestQueue::new());
         let ended = Arc::new(Gate::new());
-        let (opened, is_open) = oneshot::channel();
+        let (opened, when_open) = oneshot::channel();
         let thread = {
-            let (options, inbox) = (options.clone(), inbox.clone());
-            let end = CloseOnDrop { ended: ended.clone(), inbox: inbox.clone() };
+            let (options, requests) = (options.clone(), requests.clone());
+            let end = CloseOnDrop { ended: ended.clone(), requests: requests.clone() };
             let body = move || {
                 let _end = end;
-                let ready =
-                    file::open(&options, &|| inbox.is_closed()).and_then(|(connection, place)| {
+                let ready = file::open(&options, &|| requests.is_closed()).and_then(
+                    |(connection, storage)| {
                         let log = match options.synchronous {
-                            Synchronous::Full => place.log()?,
+                            Synchronous::Full => storage.log()?,
                             Synchronous::Normal => None,
                         };
-                        let syncer = Syncer::start(log, place.pair().cloned(), inbox.clone())?;
-                        Ok((connection, place, syncer))
-                    });
+                        let syncer =
+                            Syncer::start(log, storage.files().cloned(), requests.clone())?;
+                        Ok((connection, storage, syncer))
+                    },
+                );
                 match ready {
-                    Ok((connection, place, syncer)) => {
-                        if opened.send(Ok(place.pair().cloned())).is_ok() {
-                            writer::run(&connection, &place, &inbox, &*clock, &syncer);
+                    Ok((connection, storage, syncer)) => {
+                        if opened.send(Ok(storage.files().cloned())).is_ok() {
+                            writer::run(&connection, &storage, &requests, &*clock, &syncer);
                         }
-                        // Its last answers are given before the file is closed.
+                        // It sends its last replies before the file is closed.
                         drop(syncer);
-                        place.before_close(&connection);
+                        storage.before_close(&connection);
                         drop(connection);
                     }
-                    // Nobody waits for it any more where this fails.
+                    // Fails only if the caller is gone.
                     Err(failure) => drop(opened.send(Err(failure))),
                 }
             };
@@ -182,14 +187,14 @@ impl Engine {
             thread.spawn(body).map_err(|error| Failure::io("cannot start a thread", error))?
         };
         let mut engine = Self {
-            inbox,
+            requests,
             ended,
             thread: Some(thread),
-            pair: None,
+            files: None,
             shared_as: None,
             handles: Mutex::default(),
         };
-        engine.pair = is_open.await.unwrap_or(Err(Failure::WriterGone))?;
+        engine.files = when_open.await.unwrap_or(Err(Failure::WriterStopped))?;
         Ok(engine)
     }
 
@@ -197,8 +202,8 @@ impl Engine {
         lock(&self.handles).entry(name.clone()).or_default().open += 1;
     }
 
-    /// Forgets a queue that holds nothing when its last handle goes, so that short-lived reply
-    /// queues do not pile up. Not if it was only looked at: looking changes nothing.
+    /// Deletes an empty queue when its last handle is dropped, so that short-lived reply queues do not pile up. A
+    /// queue that was only read stays: reading changes nothing.
     pub(crate) fn handle_dropped(&self, name: &QueueName, used: bool) {
         let mut handles = lock(&self.handles);
         let Some(of_queue) = handles.get_mut(name) else { return };
@@ -208,13 +213,13 @@ impl Engine {
             let used = of_queue.used;
             handles.remove(name);
             if used {
-                self.inbox.put(Request { queue: name.clone(), op: Op::Forget });
+                self.requests.push(Request { queue: name.clone(), op: Op::Forget });
             }
         }
     }
 }
 
-impl Running {
+impl SharedEngine {
     /// Adds a session, if the engine runs.
     fn join(&mut self) -> Option<Arc<Engine>> {
         let engine = self.engine.upgrade().filter(|engine| !engine.ended.is_closed())?;
@@ -224,11 +229,11 @@ impl Running {
 }
 
 impl Drop for Engine {
-    /// Ends the thread and waits for it: what is in line is done, and the file closed.
+    /// Closes the request queue and waits for the thread, which executes the remaining requests and closes the file.
     fn drop(&mut self) {
-        self.inbox.close();
+        self.requests.close();
         if let Some(thread) = self.thread.take() {
-            // Its panic, if there was one, was printed when it happened.
+            // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
     }
@@ -240,24 +245,20 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// Tells that the thread has ended, however it did.
+/// Reports the end of the thread, whether it returns or panics.
 struct CloseOnDrop {
     ended: Arc<Gate>,
-    inbox: Arc<Inbox>,
+    requests: Arc<RequestQueue>,
 }
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        self.inbox.abandon();
+        self.requests.abandon();
         self.ended.close();
     }
 }
 
-fn name(options: &SqliteOptions) -> Option<Name> {
+fn engine_key(options: &SqliteOptions) -> Option<EngineKey> {
     let path = options.path.as_deref()?;
-    Some((Located::of(path).ok()?, options.synchronous))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    Some((TrackedFile::of(path).ok()?, options.synchronous))
 }

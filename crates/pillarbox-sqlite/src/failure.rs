@@ -1,4 +1,4 @@
-//! What can go wrong with the file, in words that say what to do.
+//! Failures of a database file, with texts that say what to do.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,29 +7,29 @@ use pillarbox_core::{Error, QueueName};
 use rusqlite::ErrorCode;
 use rusqlite::ffi::{SQLITE_IOERR_SHMSIZE, SQLITE_IOERR_SHORT_READ};
 
-/// Why the file could not be opened, read or written.
+/// The reason why a database could not be opened, read or written.
 ///
-/// It is the cause of an [`Error::Connection`]. Nothing was done, and the same call succeeds once the
-/// reason is gone; but for [`NotKept`](Self::NotKept) and [`Unconfirmed`](Self::Unconfirmed), with which it is
-/// unknown whether it was done.
+/// It is the cause of an [`Error::Connection`]. Nothing was done, and the same call succeeds once the reason is
+/// gone, except for [`SyncFailed`](Self::SyncFailed) and [`Unconfirmed`](Self::Unconfirmed): then it is unknown
+/// whether the operation was done.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{}", explain(.0))]
     Sqlite(Arc<rusqlite::Error>),
-    #[error("{} is not there: create the directory first", .0.display())]
+    #[error("{} does not exist: create the directory first", .0.display())]
     NoDirectory(PathBuf),
     #[error("{} is not a file", .0.display())]
     NotAFile(PathBuf),
-    #[error("there is no file {}, or it is empty, and none is to be made here: check the path", .0.display())]
+    #[error("there is no file {}, or it is empty, and the options forbid creating it: check the path", .0.display())]
     NoFile(PathBuf),
     #[error(
-        "{} is not a SQLite database, or it is damaged; it was not touched. Name another file, or \
-         restore it from a backup", .0.display()
+        "{} is not a SQLite database, or it is damaged; it was not touched. Use another file, or \
+         restore this one from a backup", .0.display()
     )]
     NotADatabase(PathBuf),
     #[error(
-        "{} is a SQLite database of another program; it was not touched. Name another file, or say \
-         adopt=true to keep queues in it beside its own tables", .0.display()
+        "{} is a SQLite database of another program; it was not touched. Use another file, or set \
+         adopt=true to store queues in it beside its own tables", .0.display()
     )]
     Foreign(PathBuf),
     #[error(
@@ -39,117 +39,117 @@ pub(crate) enum Failure {
     Newer { found: i64, known: i64 },
     #[error(
         "the file has version {found} of the schema and this program writes version {known}: open it \
-         once as a backend, which brings it up to date; nothing was done"
+         once as a backend, which migrates it; nothing was done"
     )]
     Older { found: i64, known: i64 },
     #[error(
         "the file was moved, deleted or replaced while it was open. Put it back and this works again; \
-         what it holds, and what is in the -wal file beside it, is nowhere else"
+         its content, and that of the -wal file beside it, is nowhere else"
     )]
     Replaced,
     #[error(
         "{}, the log of the file, was moved, deleted or replaced while it was in use. If it was moved, put \
          it back and this works again. If it was deleted, close all programs that use the file, and do not \
-         kill them: the last one moves what was answered into the file", .0.display()
+         kill them: the last one to close copies the log to the file", .0.display()
     )]
     LogGone(PathBuf),
     #[error(
-        "{} has several names (hard links), and under each of them it would have a log of its own: delete \
+        "{} has several names (hard links), and would have a separate log under each of them: delete \
          all names but one (find DIRECTORY -samefile FILE lists them), and this works again", .0.display()
     )]
     Linked(PathBuf),
     #[error(
-        "{}, the log of the file, is on another device than the file, and would be lost without it. Mount \
-         the directory that the file is in, not the file alone", .0.display()
+        "{}, the log of the file, is on another device than the file, and could be lost without it. Mount \
+         the directory that contains the file, not the file alone", .0.display()
     )]
     OtherDevice(PathBuf),
     #[error(
         "{path} was written by something other than SQLite while it was in use. Stop all programs that use it. If \
          nothing was copied over it (it was touched, or the former file is back), delete {path}-lock and open it \
          again: nothing is lost. If another file was copied over it, put the former one back and do the same; or, to \
-         go on with the other one, delete {path}-wal, which is the log of the former one, and what is in it",
+         continue with the other one, delete {path}-wal, the log of the former one, and the messages in it",
         path = .0.display()
     )]
-    CopiedOver(PathBuf),
+    Overwritten(PathBuf),
     #[error("it is unknown whether this was done: {}", .0)]
     Unconfirmed(Arc<Failure>),
     #[error(
-        "cannot open {}, which belongs to it: {}. Check that this user may write to it and to the \
-         directory", .0.display(), .1
+        "cannot open {}, which belongs to the database: {}. Check that this user may write to it and to \
+         the directory", .0.display(), .1
     )]
-    Beside(PathBuf, Arc<std::io::Error>),
+    CompanionFile(PathBuf, Arc<std::io::Error>),
     #[error(
-        "{path} is not there, and its log {path}-wal is: the file was moved or deleted while a program used \
-         it, and the log holds messages. Put the file back; or, if they may be lost, delete the log",
+        "{path} does not exist, but its log {path}-wal does: the file was moved or deleted while a program used \
+         it, and the log holds messages. Put the file back; or, if the messages may be lost, delete the log",
         path = .0.display()
     )]
     LogWithoutFile(PathBuf),
     #[error(
         "{} has tables or views of other programs whose names begin with pillarbox; it was not touched. \
-         Name another file", .0.display()
+         Use another file", .0.display()
     )]
-    Clash(PathBuf),
+    NameClash(PathBuf),
     #[error(
         "the connection of this transaction is to a file without queues: connect to the file that the \
          mailbox is in"
     )]
     NoQueues,
     #[error(
-        "somebody else has written since this transaction began to read, or is writing. Roll it back, \
+        "another connection is writing, or has written since this transaction began to read. Roll it back, \
          and begin with TransactionBehavior::Immediate, which waits instead"
     )]
-    Upgrade,
+    LockUpgrade,
     #[error(
         "another program has kept the file locked for {} s; nothing was done. End its transaction, or \
-         let it go on if it was stopped. If it is a transaction of this program: do not use a mailbox \
+         resume it if it was stopped. If the transaction is one of this program: do not use a mailbox \
          while it is open", .0.as_secs()
     )]
     Locked(std::time::Duration),
     #[error("{}: {}", .0, .1)]
     Io(&'static str, Arc<std::io::Error>),
-    #[error("the file system of {} cannot hold a write-ahead log (is it a network share?)", .0.display())]
+    #[error("the file system of {} does not support a write-ahead log (is it a network share?): use a local one", .0.display())]
     NoWal(PathBuf),
     #[error(
         "the disk did not keep what was written; it is unknown whether this was done. Check the disk \
          and restart this program"
     )]
-    NotKept,
-    #[error("the queue has used up all its places; drain it and it starts again")]
-    NoPlaceLeft,
-    #[error("the file holds 262,143 queues, which is all it can")]
+    SyncFailed,
+    #[error("the queue has used all its message numbers: drain it, and it starts again")]
+    PlacesExhausted,
+    #[error("the file holds 262,143 queues, the maximum: use another file for further ones")]
     TooManyQueues,
-    #[error("the file was closed; if the program did not close it, a panic tells why")]
-    WriterGone,
+    #[error("the file was closed; if the program did not close it, its writer thread has panicked")]
+    WriterStopped,
 }
 
 impl Failure {
-    pub(crate) fn io(what: &'static str, error: std::io::Error) -> Self {
-        Self::Io(what, Arc::new(error))
+    pub(crate) fn io(problem: &'static str, error: std::io::Error) -> Self {
+        Self::Io(problem, Arc::new(error))
     }
 
-    /// Whether somebody else has the file locked, and trying again is all there is to do.
+    /// Returns whether another connection has the database locked, so that a retry may succeed.
     pub(crate) fn is_busy(&self) -> bool {
         let Self::Sqlite(error) = self else { return false };
         let code = error.sqlite_error_code();
         matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
     }
 
-    /// Whether a file is shorter than SQLite has reason to believe.
+    /// Returns whether a file is shorter than SQLite expects.
     pub(crate) fn is_short_read(&self) -> bool {
         matches!(self, Self::Sqlite(error) if extended_code(error) == Some(SQLITE_IOERR_SHORT_READ))
     }
 
-    /// Whether something in the file cannot be read, and other things may be.
+    /// Returns whether part of the file cannot be read, while other parts may be readable.
     pub(crate) fn is_unreadable(&self) -> bool {
         matches!(self, Self::Sqlite(error) if is_unreadable(error))
     }
 
-    /// Whether it may be about one request of a batch, so that the others succeed by themselves: a
-    /// body too large for the disk, a row that cannot be read.
-    pub(crate) fn may_concern_one(&self) -> bool {
+    /// Returns whether one request of a batch may have caused this, so that the others succeed without it: a body
+    /// too large for the disk, a row that cannot be read.
+    pub(crate) fn may_concern_one_request(&self) -> bool {
         match self {
             Self::Sqlite(_) => !self.is_busy(),
-            Self::NoPlaceLeft | Self::TooManyQueues => true,
+            Self::PlacesExhausted | Self::TooManyQueues => true,
             _ => false,
         }
     }
@@ -165,10 +165,10 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
-/// What a failure inside a transaction of the caller's comes to.
+/// Returns the failure to report for one inside a transaction of the caller.
 pub(crate) fn in_transaction(failure: Failure) -> Failure {
     match &failure {
-        Failure::Sqlite(_) if failure.is_busy() => Failure::Upgrade,
+        Failure::Sqlite(_) if failure.is_busy() => Failure::LockUpgrade,
         Failure::Sqlite(error) if error.to_string().contains("no such table: pillarbox_") => {
             Failure::NoQueues
         }
@@ -176,8 +176,14 @@ pub(crate) fn in_transaction(failure: Failure) -> Failure {
     }
 }
 
-/// Whether it is about what the file holds, and not about who may use it or whether there is room: a
-/// damaged page, a sector that the disk cannot read, a value that makes no sense.
+/// Returns whether SQLite reports the file as damaged, or as no database.
+pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
+    let damage = [ErrorCode::NotADatabase, ErrorCode::DatabaseCorrupt];
+    error.sqlite_error_code().is_some_and(|code| damage.contains(&code))
+}
+
+/// Returns whether the content of the file is to blame, and not permissions or a full disk: a damaged page, a sector
+/// that the disk cannot read, an invalid value.
 pub(crate) fn is_unreadable(error: &rusqlite::Error) -> bool {
     use ErrorCode::{DatabaseCorrupt, NotADatabase, SystemIoFailure};
     let codes = [DatabaseCorrupt, NotADatabase, SystemIoFailure];
@@ -194,24 +200,22 @@ fn extended_code(error: &rusqlite::Error) -> Option<i32> {
 }
 
 const DISK_FULL: &str =
-    "the disk is full; nothing was lost, and this works again once there is room";
+    "the disk is full; nothing was lost, and this works again once there is space";
 
-/// What SQLite said, and what it means to whoever reads the log.
+/// Explains an error of SQLite, and what to do about it.
 fn explain(error: &rusqlite::Error) -> String {
     let advice = match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => DISK_FULL,
-        // There is no room for the index of the log.
+        // No space for the index of the log.
         _ if extended_code(error) == Some(SQLITE_IOERR_SHMSIZE) => DISK_FULL,
-        Some(ErrorCode::ReadOnly) => {
-            "the file, or the directory that it is in, cannot be written by this user"
-        }
+        Some(ErrorCode::ReadOnly) => "the file, or its directory, cannot be written by this user",
         Some(ErrorCode::CannotOpen) => {
             "the file or one beside it cannot be opened; check that this user may write to it and \
              to the directory"
         }
-        Some(ErrorCode::PermissionDenied) => "this user may not use the file",
+        Some(ErrorCode::PermissionDenied) => "this user has no access to the file",
         Some(ErrorCode::DatabaseCorrupt) => {
-            "the file is damaged; look at it with `sqlite3 FILE 'PRAGMA integrity_check'` and \
+            "the file is damaged; check it with `sqlite3 FILE 'PRAGMA integrity_check'` and \
              restore it from a backup"
         }
         Some(ErrorCode::NotADatabase) => "the file is not a SQLite database",
@@ -221,9 +225,9 @@ fn explain(error: &rusqlite::Error) -> String {
         }
         Some(ErrorCode::TooBig) => "a message is larger than SQLite can hold",
         _ if is_conversion(error) => {
-            "a row of the file cannot be read; `pillarbox doctor --fix` puts it right"
+            "a row of the file cannot be read; `pillarbox doctor --fix` repairs it"
         }
-        _ => return format!("SQLite says: {error}"),
+        _ => return format!("SQLite reports: {error}"),
     };
-    format!("{advice} (SQLite says: {error})")
+    format!("{advice} (SQLite reports: {error})")
 }

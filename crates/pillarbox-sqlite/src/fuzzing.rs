@@ -1,4 +1,4 @@
-//! What reads foreign bytes, for the fuzzer alone: no part of the API.
+//! Parsers of untrusted bytes, for the fuzzer. Not part of the API.
 
 use pillarbox_core::{Cursor, RawMessage};
 use rusqlite::Connection;
@@ -6,15 +6,14 @@ use rusqlite::types::Value;
 
 use crate::store::{PeekFrom, read_message};
 
-/// A row of the table of messages, as whoever has written to the file has left it: key, id, enqueued_at,
-/// reply_to, attributes, body.
+/// Reads a row of the table of messages, with any content: key, id, enqueued_at, reply_to, attributes, body.
 pub fn row(connection: &Connection, row: [Value; 6]) -> rusqlite::Result<RawMessage> {
     connection
         .prepare_cached("SELECT ?1, ?2, ?3, ?4, ?5, ?6")?
         .query_row(rusqlite::params_from_iter(row), read_message)
 }
 
-/// A cursor that is said to be ours, written again.
+/// Parses a cursor and formats it again.
 pub fn cursor(text: &str) -> Option<String> {
     let from = PeekFrom::of_cursor(&Cursor::new(text))?;
     Some(from.to_cursor().as_str().to_owned())

@@ -1,7 +1,7 @@
 //! Pillarbox mailboxes in one SQLite file: durable, shared by processes, transactional.
 //!
-//! A file holds any number of queues. Any number of processes of one machine may have it open, and
-//! any of them may be killed at any moment: what was answered is in the file.
+//! A file holds any number of queues. Any number of processes on one machine may have it open, and any of them may
+//! be killed at any moment: every confirmed operation is in the file.
 //!
 //! ```
 //! use pillarbox_core::{Mailbox, Mailboxes};
@@ -19,31 +19,30 @@
 //! Programs that use the `pillarbox` crate open it by URL: `sqlite:jobs.db`, and others as in
 //! [`SqliteOptions::from_url`].
 //!
-//! # What is on the disk
+//! # Files on the disk
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
 //! | `jobs.db` | the database |
 //! | `jobs.db-wal`, `jobs.db-shm` | SQLite's write-ahead log and its index. They belong to the database: copy or move them along, or close all programs first, which removes them |
-//! | `jobs.db-lock` | a small file whose lock goes round between processes, so that each gets its turn to write |
+//! | `jobs.db-lock` | a small file that processes lock in turn to write |
 //!
-//! New files can be read and written by their owner alone, unless
-//! [`permissions`](SqliteOptions::permissions) says otherwise.
+//! New files are readable and writable by their owner alone, unless
+//! [`permissions`](SqliteOptions::permissions) are set.
 //!
-//! The file must be on a file system of the machine: a network share cannot hold a write-ahead log.
-//! Space of acknowledged messages is used again; the file does not shrink by itself (`VACUUM` makes
-//! it smaller).
+//! The file must be on a local file system: a network share cannot hold a write-ahead log. The space of acknowledged
+//! messages is reused; the file does not shrink by itself (`VACUUM` shrinks it).
 //!
 //! # Looking inside
 //!
-//! Two views are made for people:
+//! Two views are meant for people:
 //!
 //! ```console
 //! $ sqlite3 jobs.db 'SELECT queue, id, state, delivery_count, unsettled, until, body FROM pillarbox'
 //! $ sqlite3 jobs.db 'SELECT * FROM pillarbox_queues'
 //! ```
 //!
-//! The tables behind them, with what each column means:
+//! The tables behind them:
 //!
 //! ```sql
 #![doc = include_str!("schema.sql")]
@@ -52,24 +51,25 @@
 #![doc = include_str!("schema-4.sql")]
 //! ```
 //!
-//! Read them as you like; do not write to them. To write inside a transaction of your own, see
+//! Other programs may read them, but must not write to them. To send and settle inside a transaction of your own, see
 //! [`transaction`].
 //!
-//! # When something is wrong
+//! # Errors
 //!
-//! A file that is no database, belongs to another program or was written by a newer version is refused
-//! when it is opened, and not touched; so is one whose damage shows then. A full disk, a file that cannot be read or written, a lock
-//! that another program does not let go of, a file or a log that was deleted, replaced, copied over or linked while it
-//! is open: each is an
-//! [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do, the operation was
-//! not done, and the next one succeeds once the reason is gone. Only where a file goes astray in the midst of an
-//! operation, or after an fsync that failed, it is unknown what was done, and the error says so; after the latter the
-//! program must be restarted. `SQLITE_BUSY` does not reach callers:
-//! they wait their turn.
+//! A file that is no database, belongs to another program, was written by a newer version or is found to be damaged
+//! is refused when it is opened, and not touched. While it is open, a full disk, a file that cannot be read or
+//! written, a lock that another program does not release, a database or a log that was deleted, replaced, copied over
+//! or hard-linked: each is an [`Error::Connection`](pillarbox_core::Error::Connection) that says what to do. The
+//! operation was not done, and the next one succeeds once the cause is gone. There are two exceptions: if the file is
+//! lost in the middle of an operation, and after an fsync that failed, it is unknown whether the operation was done,
+//! and the error says so; after a failed fsync the program must be restarted. `SQLITE_BUSY` does not reach callers:
+//! they wait instead.
 
 mod backend;
 mod checkpoint;
 mod clock;
+mod connection;
+mod database_files;
 mod diagnose;
 mod engine;
 mod failure;
@@ -78,14 +78,15 @@ mod frames;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod inbox;
 mod options;
 mod overwrite;
+mod requests;
 mod schema;
 mod store;
 mod sync;
 pub mod transaction;
 mod verify;
+mod write_lock;
 mod writer;
 
 pub use backend::SqliteBackend;

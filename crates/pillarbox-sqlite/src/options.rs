@@ -1,10 +1,10 @@
-//! How a file is opened.
+//! Options with which a database is opened.
 
 use std::path::{Path, PathBuf};
 
 use pillarbox_core::{Error, Result};
 
-/// Which file, and how it is opened.
+/// Path of a database, and the options with which it is opened.
 ///
 /// ```
 /// use pillarbox_sqlite::{SqliteOptions, Synchronous};
@@ -16,7 +16,7 @@ use pillarbox_core::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct SqliteOptions {
-    /// `None`: in memory.
+    /// `None` if in memory.
     pub(crate) path: Option<PathBuf>,
     pub(crate) synchronous: Synchronous,
     pub(crate) create: bool,
@@ -24,29 +24,29 @@ pub struct SqliteOptions {
     pub(crate) permissions: FilePermissions,
 }
 
-/// What an answered operation has survived.
+/// Durability of a confirmed operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Synchronous {
-    /// The disk was told to keep it before the answer was given: a power failure loses nothing.
+    /// Synced to the disk before the call returns: a power failure loses nothing.
     #[default]
     Full,
-    /// The operating system has it: `kill -9` loses nothing, and a power failure loses the last
-    /// commits, never the file. Faster where few callers are at work at a time.
+    /// Written to the operating system: `kill -9` loses nothing; a power failure may lose the last commits, but
+    /// does not damage the file. Faster with few concurrent callers.
     Normal,
 }
 
-/// Who may read and write files that are made. Files that are there keep their permissions.
+/// Permissions of new files. Existing files keep theirs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum FilePermissions {
-    /// Their owner alone: mode 0600.
+    /// Readable and writable by the owner alone: mode 0600.
     #[default]
     Private,
-    /// As the umask of the process says: mode 0666 without the bits of the umask.
+    /// Mode 0666 without the bits of the process's umask.
     Umask,
 }
 
 impl SqliteOptions {
-    /// The file at `path`, which is made if it is not there.
+    /// Options for the file at `path`, which is created if it does not exist.
     pub fn new(path: impl AsRef<Path>) -> Self {
         let path = Some(path.as_ref().to_owned());
         Self {
@@ -58,51 +58,48 @@ impl SqliteOptions {
         }
     }
 
-    /// No file: queues in SQLite's own memory, private to the backend, gone with it.
+    /// Options for queues in SQLite's own memory, private to the backend and gone when it is dropped.
     pub fn in_memory() -> Self {
         Self { path: None, ..Self::new("") }
     }
 
-    /// What an answered operation has survived. [`Synchronous::Full`] unless told otherwise.
+    /// Sets the durability of confirmed operations. Defaults to [`Synchronous::Full`].
     pub fn synchronous(mut self, synchronous: Synchronous) -> Self {
         self.synchronous = synchronous;
         self
     }
 
-    /// Whether a file that is not there is made. It is, unless told otherwise.
+    /// Sets whether a file that does not exist is created. Defaults to `true`.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
     }
 
-    /// Whether the queues may be kept in a database of another program, beside its own tables.
-    /// They may not, unless told otherwise: the file is refused and not touched. A file that is adopted
-    /// has a write-ahead log from then on, for the other program too.
+    /// Sets whether queues may be stored in the database of another program, beside its own tables. Defaults to
+    /// `false`: the file is refused and not touched. An adopted file uses a write-ahead log from then on, for the
+    /// other program too.
     ///
-    /// A file that holds queues already is opened whatever else it holds.
+    /// A file that already holds queues is opened whatever else it holds.
     pub fn adopt(mut self, adopt: bool) -> Self {
         self.adopt = adopt;
         self
     }
 
-    /// Who may read and write the files that are made: the database, its log, the index of the log and
-    /// the lock file. Defaults to [`FilePermissions::Private`]. A database that is there keeps its
-    /// permissions, and the files beside it get the same. Without effect where the operating system is
-    /// not a Unix.
+    /// Sets the permissions of new files: the database, its log, the index of the log and the lock file. Defaults to
+    /// [`FilePermissions::Private`]. An existing database keeps its permissions, and the files beside it get the
+    /// same. Has no effect on systems other than Unix.
     pub fn permissions(mut self, permissions: FilePermissions) -> Self {
         self.permissions = permissions;
         self
     }
 
-    /// Reads `sqlite:PATH`, `sqlite://PATH` or `sqlite::memory:`, with options after a `?`:
-    /// `synchronous=full|normal`, `create=true|false`, `adopt=true|false`,
-    /// `permissions=private|umask`.
+    /// Parses `sqlite:PATH`, `sqlite://PATH` or `sqlite::memory:`, with options after a `?`:
+    /// `synchronous=full|normal`, `create=true|false`, `adopt=true|false`, `permissions=private|umask`.
     ///
-    /// The path is taken as it stands; one that holds a `?` needs [`SqliteOptions::new`].
+    /// The path is not decoded; one that contains a `?` needs [`SqliteOptions::new`].
     pub fn from_url(url: &str) -> Result<Self> {
-        let allowed = "sqlite:PATH or sqlite::memory:, then perhaps ?synchronous=full|normal, \
-                       create=true|false, adopt=true|false, permissions=private|umask, with & \
-                       between them";
+        let allowed = "sqlite:PATH or sqlite::memory:, optionally with ?synchronous=full|normal, \
+                       create=true|false, adopt=true|false, permissions=private|umask, separated by &";
         let invalid = |problem: String| Error::invalid(None, "backend URL", problem, allowed);
         let rest = url.strip_prefix("sqlite:").ok_or_else(|| invalid(format!("{url:?}")))?;
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -110,7 +107,7 @@ impl SqliteOptions {
         let mut options = match path {
             "" => return Err(invalid(format!("{url:?} names no file"))),
             path if path.starts_with("file:") => {
-                return Err(invalid(format!("{url:?}: URIs of SQLite's own are not read")));
+                return Err(invalid(format!("{url:?}: SQLite's own file: URIs are not supported")));
             }
             ":memory:" => Self::in_memory(),
             path => Self::new(path),
@@ -123,8 +120,8 @@ impl SqliteOptions {
                 Some(("adopt", value @ ("true" | "false"))) => options.adopt(value == "true"),
                 Some(("permissions", "private")) => options.permissions(FilePermissions::Private),
                 Some(("permissions", "umask")) => options.permissions(FilePermissions::Umask),
-                // Only its name: the value may be a secret of somebody who took this for a server. Where there is an @, so
-                // may the name.
+                // Only the name is shown: the value may be a secret of a server's URL. If there is an @, so may the
+                // name.
                 _ if query.contains('@') => {
                     return Err(invalid(
                         "unknown option; a file has no user and no password".into(),
@@ -146,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_name_files_as_people_write_them() {
+    fn urls_name_files_in_the_usual_ways() {
         let path = |url: &str| SqliteOptions::from_url(url).unwrap().path;
         assert_eq!(path("sqlite:a/b.db"), Some("a/b.db".into()));
         assert_eq!(path("sqlite://a/b.db"), Some("a/b.db".into()));
@@ -156,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_can_be_said() {
+    fn a_url_can_set_every_option() {
         let url = "sqlite:f?synchronous=normal&create=false&adopt=true&permissions=umask";
         let options = SqliteOptions::new("f").synchronous(Synchronous::Normal);
         let options = options.create(false).adopt(true).permissions(FilePermissions::Umask);
@@ -166,13 +163,13 @@ mod tests {
     }
 
     #[test]
-    fn who_took_it_for_a_server_reads_no_password() {
+    fn no_error_shows_a_password() {
         let error = SqliteOptions::from_url("sqlite://me:a?hunter2=b@h").unwrap_err().to_string();
         assert!(!error.contains("hunter2"), "{error}");
     }
 
     #[test]
-    fn what_is_not_known_is_refused_with_what_is() {
+    fn an_unknown_option_is_refused_with_the_known_ones() {
         for url in [
             "sqlite:",
             "sqlite://",

@@ -1,338 +1,328 @@
-//! Noticing that another file was copied over a database that is in use.
+//! Detects that another file was copied over a database that is open.
 //!
-//! A copy keeps the inode: the path still leads to the file that is open, and to go on would mix the
-//! log of one database with the pages of another. But with a write-ahead log, the file itself changes
-//! only when pages of the log are moved into it. Whoever does so notes the size and the time of the file
-//! afterwards, in the lock file, which all processes share and write while it is their turn. Where the
-//! file is not as noted, either a connection of another program has moved pages, which its log shows, or
-//! has begun to, which the pages show ([`frames`]), or the file was written by something else.
+//! Such a copy keeps the inode: the path still leads to the open file, and to go on would mix the log of one
+//! database with the pages of another. But with a write-ahead log, the database file changes only during a
+//! checkpoint. Each checkpoint of ours records the size and the modification time of the file in the lock
+//! file, which all processes share and write only while they hold the lock. If the file does not match the
+//! record, there are three explanations: a connection of another program has checkpointed, which the log
+//! shows; it has begun to, which the pages show ([`frames`]); or the file was overwritten.
 
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
 use crate::checkpoint;
+use crate::database_files::{FileStamp, companion_path};
 use crate::failure::Failure;
-use crate::file::beside;
 use crate::frames;
 
-/// How long to wait for a connection of another program to say that it is done with moving pages.
-const GRACE: Duration = Duration::from_secs(3);
-/// Between two looks at it.
-const PAUSE: Duration = Duration::from_millis(5);
-/// The length of a note, so that each covers the last one and needs no further room on the disk.
-const NOTE_BYTES: usize = 128;
+/// How long to wait for another program to complete a checkpoint.
+const FOREIGN_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval at which its progress is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Length of the record, so that each overwrites the last one and needs no further space on the disk.
+const RECORD_BYTES: usize = 128;
 
-/// The size of a file and when it was last written, in nanoseconds since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    len: u64,
-    written: i128,
-}
-
-impl Stamp {
-    pub(crate) fn of(file: &std::fs::Metadata) -> Self {
-        let written = file.modified().map_or(0, |time| match time.duration_since(UNIX_EPOCH) {
-            Ok(since) => since.as_nanos() as i128,
-            Err(before) => -(before.duration().as_nanos() as i128),
-        });
-        Self { len: file.len(), written }
-    }
-
-    pub(crate) const fn is_empty(self) -> bool {
-        self.len == 0
-    }
-
-    fn at(path: &Path) -> Option<Self> {
-        std::fs::metadata(path).ok().as_ref().map(Self::of)
-    }
-}
-
-/// How much of the log was moved into the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Moved {
-    /// The salt of the log, which is another each time that it is started again. `None`: it is empty.
-    salt: Option<u64>,
-    pages: i64,
-    /// Whether that was all.
-    whole: bool,
-    /// When the log was last written.
-    written: i128,
-}
-
-impl Moved {
-    fn now(connection: &Connection, log: &File) -> Option<Self> {
-        let (pages, moved) = checkpoint::length(connection)?;
-        let written = Stamp::of(&log.metadata().ok()?).written;
-        Some(Self { salt: frames::salt(log), pages: moved, whole: pages == moved, written })
-    }
-
-    /// Whether pages may have been moved between this and what is `now`.
-    fn may_have_advanced(self, now: Self) -> bool {
-        match (self.salt, now.salt) {
-            (Some(then), Some(same)) if then == same => self.pages != now.pages,
-            // It was written, moved and cut down to nothing; or never written.
-            (None, None) => self.written != now.written,
-            // It is started again when all of it was moved.
-            _ => true,
-        }
-    }
-
-    /// Whether a checkpoint that did not end, or has not yet, is all that has happened to the file.
-    fn explains(self, path: &Path, log: &File) -> bool {
-        let pages = self.pages.try_into().unwrap_or(0);
-        self.salt.is_some_and(|salt| frames::belongs(path, log, salt, pages))
-    }
-
-    /// Whether the log is started again by the next commit, which moves nothing.
-    const fn is_at_end(self) -> bool {
-        self.whole || self.salt.is_none()
-    }
-}
-
-/// What the lock file says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Note {
-    /// Nothing: pages are being moved, or an older program has made the lock file.
-    Nothing,
-    /// The file as of when its log was last moved.
-    Is(Stamp, Moved),
-    /// The same, and since then it was written by something else.
-    CopiedOver(Stamp, Moved),
-}
-
-impl Note {
-    fn read(mut lock: &File) -> Self {
-        let mut bytes = Vec::new();
-        let read = lock.seek(SeekFrom::Start(0)).and_then(|_| {
-            let mut note = lock.take(NOTE_BYTES as u64);
-            note.read_to_end(&mut bytes)
-        });
-        let text = read.ok().and_then(|_| std::str::from_utf8(&bytes).ok());
-        text.and_then(Self::parse).unwrap_or(Self::Nothing)
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let mut words = text.split_ascii_whitespace();
-        let kind = words.next()?;
-        let stamp =
-            Stamp { len: words.next()?.parse().ok()?, written: words.next()?.parse().ok()? };
-        let salt = match words.next()? {
-            "-" => None,
-            number => Some(number.parse().ok()?),
-        };
-        let pages = words.next()?.parse().ok()?;
-        let whole = words.next()? == "whole";
-        let moved = Moved { salt, pages, whole, written: words.next()?.parse().ok()? };
-        match kind {
-            "is" => Some(Self::Is(stamp, moved)),
-            "copied-over" => Some(Self::CopiedOver(stamp, moved)),
-            _ => None,
-        }
-    }
-
-    /// Writes the note. Where that fails, the worst is that a later change cannot be explained, or
-    /// seems to be: no reason not to go on.
-    fn write(self, mut lock: &File) {
-        let (kind, stamp, moved) = match self {
-            Self::Nothing => ("nothing", None, None),
-            Self::Is(stamp, moved) => ("is", Some(stamp), Some(moved)),
-            Self::CopiedOver(stamp, moved) => ("copied-over", Some(stamp), Some(moved)),
-        };
-        let mut text = kind.to_owned();
-        if let (Some(Stamp { len, written }), Some(moved)) = (stamp, moved) {
-            let salt = moved.salt.map_or("-".to_owned(), |number| number.to_string());
-            let (pages, whole) = (moved.pages, if moved.whole { "whole" } else { "part" });
-            text = format!("{kind} {len} {written} {salt} {pages} {whole} {}", moved.written);
-        }
-        let line = format!("{text:width$}\n", width = NOTE_BYTES - 1);
-        let written = lock.seek(SeekFrom::Start(0)).and_then(|_| lock.write_all(line.as_bytes()));
-        if let Err(error) = written {
-            tracing::debug!(%error, "cannot write to the lock file");
-        }
-    }
-}
-
-/// What a process knows of the file that it has open.
+/// Compares the database that this process has open with the checkpoint record.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
-    /// The file as it was when nothing was wrong with it.
-    seen: Cell<Option<Stamp>>,
-    /// The next commit starts the log again, and that must be noted: nothing is moved by it.
-    is_at_end: Cell<bool>,
-    is_copied_over: Cell<bool>,
+pub(crate) struct OverwriteDetector {
+    /// The file when it was last found to be right.
+    accepted: Cell<Option<FileStamp>>,
+    /// The next commit restarts the log, which must be recorded although it copies nothing.
+    is_log_at_end: Cell<bool>,
+    is_overwritten: Cell<bool>,
 }
 
-/// The files that are looked at.
+/// The files that are compared.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Files<'a> {
+pub(crate) struct Handles<'a> {
     pub(crate) path: &'a Path,
     pub(crate) lock: &'a File,
     pub(crate) log: &'a File,
 }
 
-impl Watch {
-    /// Takes the file for what it should be: nobody else has it open. To be called when it is this
-    /// process's turn.
-    pub(crate) fn begin(&self, files: Files<'_>, connection: &Connection) {
-        let now = Moved::now(connection, files.log);
-        if let Some(found) = Stamp::at(files.path) {
-            self.accept(found, now, Note::Nothing, files);
+impl OverwriteDetector {
+    /// Accepts the file as it is: no other process has it open. Requires the write lock.
+    pub(crate) fn accept_current(&self, handles: Handles<'_>, connection: &Connection) {
+        let progress = LogProgress::read(connection, handles.log);
+        if let Some(found) = FileStamp::at(handles.path) {
+            self.accept(found, progress, CheckpointRecord::Unknown, handles);
         }
     }
 
-    /// Whether the file is not as it was.
-    pub(crate) fn is_changed(&self, found: Stamp) -> bool {
-        self.seen.get() != Some(found)
+    /// Returns whether the file is not as it was accepted.
+    pub(crate) fn is_changed(&self, found: FileStamp) -> bool {
+        self.accepted.get() != Some(found)
     }
 
-    /// Fails if the file was written by something that is not SQLite. To be called when it is this
-    /// process's turn, and for nothing where the file is as it was.
+    /// Fails if the file was written by something other than SQLite. Requires the write lock. Costs nothing if
+    /// the file is unchanged.
     pub(crate) fn check(
         &self,
-        found: Stamp,
-        files: Files<'_>,
+        found: FileStamp,
+        handles: Handles<'_>,
         connection: &Connection,
     ) -> Result<(), Failure> {
         if !self.is_changed(found) {
             return Ok(());
         }
-        let end = Instant::now() + GRACE;
+        let end = Instant::now() + FOREIGN_CHECKPOINT_TIMEOUT;
         loop {
-            // Before the file: what is moved in between then explains that the file changes later.
-            let now = Moved::now(connection, files.log);
-            let Some(found) = Stamp::at(files.path) else { return Err(Failure::Replaced) };
-            let note = Note::read(files.lock);
-            let (stamp, moved, told) = match note {
-                Note::Nothing => {
-                    self.accept(found, now, note, files);
+            // Before the file: a checkpoint in between then explains a later change of the file.
+            let progress = LogProgress::read(connection, handles.log);
+            let Some(found) = FileStamp::at(handles.path) else { return Err(Failure::Replaced) };
+            let record = CheckpointRecord::read(handles.lock);
+            let (stamp, recorded, is_reported) = match record {
+                CheckpointRecord::Unknown => {
+                    self.accept(found, progress, record, handles);
                     return Ok(());
                 }
-                Note::Is(stamp, moved) => (stamp, moved, false),
-                Note::CopiedOver(stamp, moved) => (stamp, moved, true),
+                CheckpointRecord::Known(stamp, recorded) => (stamp, recorded, false),
+                CheckpointRecord::Overwritten(stamp, recorded) => (stamp, recorded, true),
             };
             let is_explained =
-                stamp == found || now.is_some_and(|now| moved.may_have_advanced(now));
-            let is_late = told || Instant::now() >= end;
-            if is_explained || (is_late && moved.explains(files.path, files.log)) {
-                self.accept(found, now, note, files);
+                stamp == found || progress.is_some_and(|now| recorded.may_have_advanced(now));
+            let is_late = is_reported || Instant::now() >= end;
+            if is_explained || (is_late && recorded.explains(handles.path, handles.log)) {
+                self.accept(found, progress, record, handles);
                 return Ok(());
             }
             if is_late {
-                self.is_copied_over.set(true);
-                Note::CopiedOver(stamp, moved).write(files.lock);
-                return Err(Failure::CopiedOver(files.path.to_owned()));
+                self.is_overwritten.set(true);
+                CheckpointRecord::Overwritten(stamp, recorded).write(handles.lock);
+                return Err(Failure::Overwritten(handles.path.to_owned()));
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Moves pages of the log into the file. To be called when it is this process's turn: if it is killed
-    /// meanwhile, the next one finds no note.
-    pub(crate) fn while_moving<T>(
+    /// Runs a checkpoint and records its result. Requires the write lock. If the process is killed meanwhile, the
+    /// next one finds no record and draws no conclusion.
+    pub(crate) fn during_checkpoint<T>(
         &self,
-        files: Files<'_>,
+        handles: Handles<'_>,
         connection: &Connection,
-        shift: impl FnOnce() -> T,
+        checkpoint: impl FnOnce() -> T,
     ) -> T {
-        Note::Nothing.write(files.lock);
-        let done = shift();
-        self.begin(files, connection);
+        CheckpointRecord::Unknown.write(handles.lock);
+        let done = checkpoint();
+        self.accept_current(handles, connection);
         done
     }
 
-    /// Notes that the log was started again, if it was. To be called after each commit, while it is still this
-    /// process's turn.
-    pub(crate) fn committed(&self, files: Files<'_>, connection: &Connection) {
-        if !self.is_at_end.get() {
+    /// Records that the log was restarted, if it was. To be called after each commit, with the write lock still
+    /// held.
+    pub(crate) fn after_commit(&self, handles: Handles<'_>, connection: &Connection) {
+        if !self.is_log_at_end.get() {
             return;
         }
-        let now = Moved::now(connection, files.log);
-        if let Some(found) = Stamp::at(files.path).filter(|found| !self.is_changed(*found)) {
-            self.accept(found, now, Note::Nothing, files);
+        let progress = LogProgress::read(connection, handles.log);
+        if let Some(found) = FileStamp::at(handles.path).filter(|found| !self.is_changed(*found)) {
+            self.accept(found, progress, CheckpointRecord::Unknown, handles);
         }
     }
 
-    /// Whether the file was found to be another.
-    pub(crate) fn is_copied_over(&self) -> bool {
-        self.is_copied_over.get()
+    /// Returns whether the last check found the file overwritten.
+    pub(crate) fn is_overwritten(&self) -> bool {
+        self.is_overwritten.get()
     }
 
-    /// Takes the file for what it should be, as it was `found` after the log was as it is `now`.
-    fn accept(&self, found: Stamp, now: Option<Moved>, note: Note, files: Files<'_>) {
-        self.seen.set(Some(found));
-        self.is_copied_over.set(false);
-        let note = match note {
-            Note::Is(stamp, _) if stamp == found => note,
+    /// Accepts the file as it was `found`, after the log was as in `progress`.
+    fn accept(
+        &self,
+        found: FileStamp,
+        progress: Option<LogProgress>,
+        record: CheckpointRecord,
+        handles: Handles<'_>,
+    ) {
+        self.accepted.set(Some(found));
+        self.is_overwritten.set(false);
+        let record = match record {
+            CheckpointRecord::Known(stamp, _) if stamp == found => record,
             _ => {
-                let note = now.map_or(Note::Nothing, |now| Note::Is(found, now));
-                note.write(files.lock);
-                note
+                let record = progress.map_or(CheckpointRecord::Unknown, |progress| {
+                    CheckpointRecord::Known(found, progress)
+                });
+                record.write(handles.lock);
+                record
             }
         };
-        self.is_at_end.set(!matches!(note, Note::Is(_, moved) if !moved.is_at_end()));
+        let is_in_log =
+            matches!(record, CheckpointRecord::Known(_, progress) if !progress.is_at_end());
+        self.is_log_at_end.set(!is_in_log);
     }
 }
 
-/// Fails if a program has found that a file was copied over this one, and its log is still here:
-/// SQLite would move it into the file, which it does not belong to.
-pub(crate) fn check_note(path: &Path) -> Result<(), Failure> {
-    let Ok(lock) = File::open(beside(path, "-lock")) else { return Ok(()) };
-    let Note::CopiedOver(stamp, moved) = Note::read(&lock) else { return Ok(()) };
-    let name = beside(path, "-wal");
+/// Fails if a program has found the database overwritten and its log is still there: SQLite would checkpoint
+/// the log into a file that it does not belong to.
+pub(crate) fn check_record(path: &Path) -> Result<(), Failure> {
+    let Ok(lock) = File::open(companion_path(path, "-lock")) else { return Ok(()) };
+    let CheckpointRecord::Overwritten(stamp, recorded) = CheckpointRecord::read(&lock) else {
+        return Ok(());
+    };
+    let name = companion_path(path, "-wal");
     let has_log = std::fs::metadata(&name).is_ok_and(|log| log.len() > 0);
-    if !has_log || Stamp::at(path) == Some(stamp) {
+    if !has_log || FileStamp::at(path) == Some(stamp) {
         return Ok(());
     }
-    // They may have been wrong, or the former file is back.
-    if File::open(name).is_ok_and(|log| moved.explains(path, &log)) {
+    // It may have been a false alarm, or the former file is back.
+    if File::open(name).is_ok_and(|log| recorded.explains(path, &log)) {
         return Ok(());
     }
-    Err(Failure::CopiedOver(path.to_owned()))
+    Err(Failure::Overwritten(path.to_owned()))
 }
 
-/// Whether the file of this name is a log that was written.
+/// Returns whether the file at this path is a log with a header.
 pub(crate) fn is_written_log(log: &Path) -> bool {
     File::open(log).is_ok_and(|log| frames::salt(&log).is_some())
+}
+
+/// The number of pages of the log that were copied to the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LogProgress {
+    /// The salt of the log, which changes each time the log is restarted. `None` if the log is empty.
+    salt: Option<u64>,
+    copied_pages: i64,
+    /// Whether those were all pages.
+    is_complete: bool,
+    /// Modification time of the log, in nanoseconds since 1970.
+    modified: i128,
+}
+
+impl LogProgress {
+    fn read(connection: &Connection, log: &File) -> Option<Self> {
+        let (pages, copied_pages) = checkpoint::log_pages(connection)?;
+        let modified = FileStamp::of(&log.metadata().ok()?).modified;
+        let is_complete = pages == copied_pages;
+        Some(Self { salt: frames::salt(log), copied_pages, is_complete, modified })
+    }
+
+    /// Returns whether pages may have been copied between this and `now`.
+    fn may_have_advanced(self, now: Self) -> bool {
+        match (self.salt, now.salt) {
+            (Some(then), Some(same)) if then == same => self.copied_pages != now.copied_pages,
+            // It was written, checkpointed and truncated; or never written.
+            (None, None) => self.modified != now.modified,
+            // It is restarted once all of it was copied.
+            _ => true,
+        }
+    }
+
+    /// Returns whether a checkpoint that was interrupted, or still runs, explains the content of the file.
+    fn explains(self, path: &Path, log: &File) -> bool {
+        let copied = self.copied_pages.try_into().unwrap_or(0);
+        self.salt.is_some_and(|salt| frames::matches_log(path, log, salt, copied))
+    }
+
+    /// Returns whether the next commit restarts the log.
+    const fn is_at_end(self) -> bool {
+        self.is_complete || self.salt.is_none()
+    }
+}
+
+/// The record in the lock file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CheckpointRecord {
+    /// A checkpoint is under way, or an older version has created the lock file.
+    Unknown,
+    /// The database and its log after the last checkpoint.
+    Known(FileStamp, LogProgress),
+    /// The same, and the database was overwritten since.
+    Overwritten(FileStamp, LogProgress),
+}
+
+impl CheckpointRecord {
+    fn read(mut lock: &File) -> Self {
+        let mut bytes = Vec::new();
+        let read = lock.seek(SeekFrom::Start(0)).and_then(|_| {
+            let mut record = lock.take(RECORD_BYTES as u64);
+            record.read_to_end(&mut bytes)
+        });
+        let text = read.ok().and_then(|_| std::str::from_utf8(&bytes).ok());
+        text.and_then(Self::parse).unwrap_or(Self::Unknown)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_ascii_whitespace();
+        let kind = words.next()?;
+        let (len, modified) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let stamp = FileStamp { len, modified };
+        let salt = match words.next()? {
+            "-" => None,
+            number => Some(number.parse().ok()?),
+        };
+        let copied_pages = words.next()?.parse().ok()?;
+        let is_complete = words.next()? == "whole";
+        let modified = words.next()?.parse().ok()?;
+        let progress = LogProgress { salt, copied_pages, is_complete, modified };
+        match kind {
+            "is" => Some(Self::Known(stamp, progress)),
+            "copied-over" => Some(Self::Overwritten(stamp, progress)),
+            _ => None,
+        }
+    }
+
+    /// Writes the record. A failure is not fatal: at worst a later change cannot be explained, or an overwrite is
+    /// taken for a checkpoint.
+    fn write(self, mut lock: &File) {
+        let text = match self {
+            Self::Unknown => "nothing".to_owned(),
+            Self::Known(stamp, progress) => Self::format("is", stamp, progress),
+            Self::Overwritten(stamp, progress) => Self::format("copied-over", stamp, progress),
+        };
+        let line = format!("{text:width$}\n", width = RECORD_BYTES - 1);
+        let written = lock.seek(SeekFrom::Start(0)).and_then(|_| lock.write_all(line.as_bytes()));
+        if let Err(error) = written {
+            tracing::debug!(%error, "cannot write to the lock file");
+        }
+    }
+
+    fn format(kind: &str, stamp: FileStamp, progress: LogProgress) -> String {
+        let FileStamp { len, modified } = stamp;
+        let salt = progress.salt.map_or("-".to_owned(), |number| number.to_string());
+        let whole = if progress.is_complete { "whole" } else { "part" };
+        let (pages, log_modified) = (progress.copied_pages, progress.modified);
+        format!("{kind} {len} {modified} {salt} {pages} {whole} {log_modified}")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn moved(salt: Option<u64>, pages: i64, whole: bool) -> Moved {
-        Moved { salt, pages, whole, written: 1_700_000_000_000_000_000 }
+    fn progress(salt: Option<u64>, copied_pages: i64, is_complete: bool) -> LogProgress {
+        LogProgress { salt, copied_pages, is_complete, modified: 1_700_000_000_000_000_000 }
     }
 
     #[test]
-    fn a_note_is_read_as_it_was_written_over_a_longer_one() {
+    fn a_record_is_read_as_it_was_written_over_a_longer_one() {
         let lock = tempfile::tempfile().unwrap();
-        assert_eq!(Note::read(&lock), Note::Nothing);
-        let stamp = Stamp { len: 1 << 40, written: 1_700_000_000_000_000_000 };
-        for note in [
-            Note::CopiedOver(stamp, moved(Some(u64::MAX), 1 << 31, false)),
-            Note::Is(Stamp { len: 0, written: -1 }, moved(None, 0, true)),
-            Note::Nothing,
+        assert_eq!(CheckpointRecord::read(&lock), CheckpointRecord::Unknown);
+        let stamp = FileStamp { len: 1 << 40, modified: 1_700_000_000_000_000_000 };
+        for record in [
+            CheckpointRecord::Overwritten(stamp, progress(Some(u64::MAX), 1 << 31, false)),
+            CheckpointRecord::Known(FileStamp { len: 0, modified: -1 }, progress(None, 0, true)),
+            CheckpointRecord::Unknown,
         ] {
-            note.write(&lock);
-            assert_eq!(Note::read(&lock), note);
-            assert_eq!(lock.metadata().unwrap().len(), NOTE_BYTES as u64);
+            record.write(&lock);
+            assert_eq!(CheckpointRecord::read(&lock), record);
+            assert_eq!(lock.metadata().unwrap().len(), RECORD_BYTES as u64);
         }
     }
 
     #[test]
-    fn pages_may_have_been_moved_if_more_are_or_the_log_is_another() {
-        let (part, all) = (moved(Some(7), 5, false), moved(Some(7), 9, true));
+    fn pages_may_have_been_copied_if_the_number_or_the_log_has_changed() {
+        let (part, all) = (progress(Some(7), 5, false), progress(Some(7), 9, true));
         assert!(!part.may_have_advanced(part) && !all.may_have_advanced(all));
         assert!(part.may_have_advanced(all));
-        assert!(part.may_have_advanced(moved(Some(8), 0, false)));
-        let empty = moved(None, 0, true);
+        assert!(part.may_have_advanced(progress(Some(8), 0, false)));
+        let empty = progress(None, 0, true);
         assert!(!empty.may_have_advanced(empty));
-        assert!(empty.may_have_advanced(Moved { written: 0, ..empty }), "it was cut down again");
+        assert!(empty.may_have_advanced(LogProgress { modified: 0, ..empty }), "truncated again");
         assert!(empty.may_have_advanced(part) && part.may_have_advanced(empty));
     }
 }

@@ -1,5 +1,5 @@
--- Version 2: a queue knows how many messages were ever stored in it, purged ones included. Of those
--- that left it before version 2, nothing is known.
+-- Version 2: a queue counts the messages that were ever stored in it, purged ones included. Messages
+-- deleted before version 2 are not counted.
 ALTER TABLE pillarbox_queue ADD COLUMN sent INTEGER NOT NULL DEFAULT 0;
 UPDATE pillarbox_queue SET sent = total;
 

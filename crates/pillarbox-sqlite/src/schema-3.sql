@@ -1,5 +1,5 @@
--- Version 3: a message knows how many of its deliveries nobody has settled: their lease ran out. Of
--- those before version 3, nothing is known.
+-- Version 3: a message counts its unsettled deliveries: their lease expired. Deliveries
+-- before version 3 are not counted.
 ALTER TABLE pillarbox_timer ADD COLUMN unsettled INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE pillarbox_requeued ADD COLUMN unsettled INTEGER NOT NULL DEFAULT 0;
 

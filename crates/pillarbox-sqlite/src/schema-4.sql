@@ -1,6 +1,6 @@
--- Version 4: a message knows how many of its deliveries were no attempt at the work: they were released, or
--- their lease expired before the delivery was known to be started. From here on, only deliveries that were
--- started count as unsettled.
+-- Version 4: a message counts the deliveries that were no attempt: they were released, or their lease expired
+-- before it was known to be started. From here on, only started deliveries count as
+-- unsettled.
 ALTER TABLE pillarbox_timer ADD COLUMN uncounted INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE pillarbox_timer ADD COLUMN started INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE pillarbox_requeued ADD COLUMN uncounted INTEGER NOT NULL DEFAULT 0;

@@ -1,12 +1,12 @@
-//! The schema of a file: what it is, how it gets there, and what is refused.
+//! The schema of a database, its versions and its migration.
 
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use crate::failure::Failure;
 
-/// From each version of the schema to the next: the first makes version 1 out of nothing.
+/// The migrations from each version of the schema to the next; the first creates version 1.
 ///
-/// A step is never changed once it is released. It runs in one transaction with those after it.
+/// The statements of a released step never change. A step runs in one transaction with those after it.
 const STEPS: &[&str] = &[
     include_str!("schema.sql"),
     include_str!("schema-2.sql"),
@@ -14,23 +14,23 @@ const STEPS: &[&str] = &[
     include_str!("schema-4.sql"),
 ];
 
-/// The version that this program writes.
+/// The schema version of this program.
 pub(crate) const VERSION: i64 = STEPS.len() as i64;
 
-/// What is in a file.
+/// The content of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Nothing at all.
+    /// No tables.
     Nothing,
-    /// Tables of somebody else, and none of ours.
+    /// Tables of another program, and none of ours.
     Foreign,
-    /// Tables of somebody else with names like ours.
-    Clash,
-    /// Our tables, of this version, perhaps beside others.
+    /// Tables of another program with names like ours.
+    NameClash,
+    /// Our tables, of this version, possibly beside others.
     Ours(i64),
 }
 
-/// Looks at what is in a file, and changes nothing.
+/// Reads the kind of content of a database, and changes nothing.
 pub(crate) fn content(connection: &Connection) -> Result<Content, Failure> {
     let tables = "SELECT count(*), coalesce(sum(name = 'pillarbox_schema'), 0),
         coalesce(sum(name LIKE 'pillarbox%'), 0) FROM sqlite_schema";
@@ -39,7 +39,7 @@ pub(crate) fn content(connection: &Connection) -> Result<Content, Failure> {
     match (all, ours, alike) {
         (0, ..) => return Ok(Content::Nothing),
         (_, 0, 0) => return Ok(Content::Foreign),
-        (_, 0, _) => return Ok(Content::Clash),
+        (_, 0, _) => return Ok(Content::NameClash),
         _ => {}
     }
     let version = connection
@@ -48,7 +48,7 @@ pub(crate) fn content(connection: &Connection) -> Result<Content, Failure> {
     Ok(Content::Ours(version.unwrap_or(0)))
 }
 
-/// Refuses a version that is newer than what this program knows.
+/// Refuses a version that is newer than that of this program.
 pub(crate) fn check_version(version: i64) -> Result<(), Failure> {
     if version > VERSION {
         return Err(Failure::Newer { found: version, known: VERSION });
@@ -56,8 +56,7 @@ pub(crate) fn check_version(version: i64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a version that this program does not write: a newer one, and an older one that nobody
-/// has migrated.
+/// Refuses a version other than that of this program: a newer one, and an older one that was not migrated.
 pub(crate) fn check_current(version: i64) -> Result<(), Failure> {
     check_version(version)?;
     if version < VERSION {
@@ -66,7 +65,7 @@ pub(crate) fn check_current(version: i64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Brings a file to the version of this program. All of it happens, or nothing.
+/// Migrates a database to the version of this program, completely or not at all.
 pub(crate) fn migrate(connection: &mut Connection) -> Result<(), Failure> {
     migrate_by(connection, STEPS)
 }
@@ -75,7 +74,7 @@ fn migrate_by(connection: &mut Connection, steps: &[&str]) -> Result<(), Failure
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let version = match content(&transaction)? {
         Content::Ours(version) => version,
-        Content::Nothing | Content::Foreign | Content::Clash => 0,
+        Content::Nothing | Content::Foreign | Content::NameClash => 0,
     };
     let known = steps.len() as i64;
     if version > known {
@@ -91,14 +90,13 @@ fn migrate_by(connection: &mut Connection, steps: &[&str]) -> Result<(), Failure
     Ok(())
 }
 
-/// Makes a file as an earlier program would have made it.
+/// Creates the schema of an earlier version.
 #[cfg(test)]
 pub(crate) fn make_version(connection: &mut Connection, version: usize) {
     migrate_by(connection, &STEPS[..version]).unwrap();
 }
 
-/// Tables, indexes and views that should be in a file of this version and are not, with what
-/// makes them.
+/// Returns the tables, indexes and views that a database of this version lacks, with the statements that create them.
 pub(crate) fn missing(connection: &Connection) -> Result<Vec<(String, String)>, Failure> {
     let mut whole = Connection::open_in_memory()?;
     migrate(&mut whole)?;
@@ -169,7 +167,7 @@ mod tests {
         assert_eq!(shown, "empty 0 0,full 4 4");
     }
 
-    /// A file that version 2 wrote, with a message in every state.
+    /// A database of version 2, with a message in every state.
     #[test]
     fn a_message_of_version_2_was_never_unsettled() {
         let mut connection = Connection::open_in_memory().unwrap();
@@ -194,7 +192,7 @@ mod tests {
         assert_eq!(shown, "a 3 0,b 2 0,c 0 0,d 0 0");
     }
 
-    /// A file that version 3 wrote, with a message in flight and one that is ready again.
+    /// A database of version 3, with a message in flight and one that is ready again.
     #[test]
     fn a_message_of_version_3_keeps_its_unsettled_deliveries() {
         let mut connection = Connection::open_in_memory().unwrap();

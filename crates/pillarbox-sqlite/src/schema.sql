@@ -1,20 +1,20 @@
--- One row: which version of this schema the file has.
+-- One row: the version of this schema in the file.
 CREATE TABLE pillarbox_schema (
     version     INTEGER NOT NULL
 ) STRICT;
 
--- A queue, and all that is known of it without looking at its messages.
--- A queue that was purged has no name and waits for its rows to be deleted, a few at a time.
+-- A queue, with the counters that need no look at its messages.
+-- A purged queue has no name; its rows are deleted a few at a time.
 CREATE TABLE pillarbox_queue (
     queue       INTEGER PRIMARY KEY,    -- its number, 1 to 262,143
     name        TEXT UNIQUE,
-    next_place  INTEGER NOT NULL,       -- what becomes ready next gets this place in line
+    next_place  INTEGER NOT NULL,       -- next free place
     cursor      INTEGER NOT NULL,       -- places up to this one were delivered at least once
     next_timer  INTEGER NOT NULL,       -- orders timers that end at the same moment
-    total       INTEGER NOT NULL,       -- messages, whatever their state
+    total       INTEGER NOT NULL,       -- messages in all states
     in_flight   INTEGER NOT NULL,
     delayed     INTEGER NOT NULL,
-    requeued    INTEGER NOT NULL        -- of the ready ones, those in pillarbox_requeued
+    requeued    INTEGER NOT NULL        -- ready messages in pillarbox_requeued
 ) STRICT;
 
 -- A message: written once, never updated.
@@ -33,14 +33,14 @@ CREATE UNIQUE INDEX pillarbox_message_id ON pillarbox_message (id, queue);
 CREATE TABLE pillarbox_timer (
     key         INTEGER PRIMARY KEY,    -- of the message
     due_at      INTEGER NOT NULL,       -- the deadline of the lease, or the end of the delay
-    timer       INTEGER NOT NULL,       -- order among those of the same moment
+    timer       INTEGER NOT NULL,       -- order among timers of the same moment
     deliveries  INTEGER NOT NULL,
-    place       INTEGER NOT NULL,       -- where in line it was when it was delivered
-    nonce       BLOB                    -- of the receipt. NULL: delayed, nobody holds it
+    place       INTEGER NOT NULL,       -- place from which it was delivered
+    nonce       BLOB                    -- of the receipt. NULL: delayed, not leased
 ) STRICT;
 
--- Where to look for timers that end within a tenth of a second: keys from lo to hi. Stands in
--- for an index on due_at, which would cost every delivery two more changes.
+-- Timers that end within a tenth of a second have keys from lo to hi. Replaces an index on due_at,
+-- which would cost every delivery two more writes.
 CREATE TABLE pillarbox_expiry (
     queue       INTEGER NOT NULL,
     bucket      INTEGER NOT NULL,       -- tenths of a second since 1970
@@ -49,10 +49,10 @@ CREATE TABLE pillarbox_expiry (
     PRIMARY KEY (queue, bucket, lo)
 ) STRICT, WITHOUT ROWID;
 
--- A message that is ready again: nacked, expired or due. Others that are ready are the messages
--- past the cursor of their queue; the two lines are merged by place.
+-- A message that is ready again: nacked, expired or due. The other ready messages are those past the
+-- cursor of their queue; both are merged by place.
 CREATE TABLE pillarbox_requeued (
-    key         INTEGER PRIMARY KEY,    -- queue << 45 | place in line
+    key         INTEGER PRIMARY KEY,    -- queue << 45 | place
     message     INTEGER NOT NULL,       -- key of the message
     deliveries  INTEGER NOT NULL
 ) STRICT;
@@ -80,7 +80,7 @@ SELECT queue.name AS queue,
   LEFT JOIN pillarbox_timer AS t ON t.key = m.key
   LEFT JOIN pillarbox_requeued AS r ON r.message = m.key;
 
--- For people: each queue with its counts, as of the last time that somebody used it.
+-- For people: each queue with its counts as of its last use.
 CREATE VIEW pillarbox_queues AS
 SELECT name AS queue, total - in_flight - delayed AS ready, in_flight, delayed, total
   FROM pillarbox_queue WHERE name IS NOT NULL ORDER BY name;

@@ -1,22 +1,21 @@
-//! Keeping what was committed: the wait for the disk, apart from the work of the writer.
+//! Waits for the disk apart from the work of the writer.
 //!
-//! SQLite is told not to wait for the disk at each commit (`synchronous = NORMAL`); the log is
-//! synced here instead, and nobody is answered before it is. The writer carries out the next batch
-//! while the disk works on the last one, so that with many callers neither waits for the other:
+//! The writer's connection does not sync at each commit (`synchronous = NORMAL`); the log is synced here instead,
+//! and no reply is sent before. The writer executes the next batch while the disk works on the last one, so that
+//! with many callers neither waits for the other:
 //!
 //! ```text
 //!   writer   ┤ batch 1 ├┤ batch 2 ├─────┤ batch 3 ├─────┤
 //!   syncer             ┤ disk: 1        ├┤ disk: 2        ├┤ disk: 3
-//!   callers                              ↑ answers to 1     ↑ answers to 2
+//!   callers                              ↑ replies to 1     ↑ replies to 2
 //! ```
 //!
-//! This keeps all that `synchronous = FULL` promises. Transactions follow each other in the log,
-//! and one that is not whole ends it: if a batch is on the disk, so are all before it, whichever
-//! process wrote them. Before SQLite moves the log into the file, it syncs the log by itself.
+//! This gives the same guarantee as `synchronous = FULL`. Transactions follow each other in the log, and an
+//! incomplete one ends it: if a batch is on the disk, so are all before it, whichever process wrote them. Before a
+//! checkpoint, SQLite syncs the log by itself.
 //!
-//! What is on the disk must also be where the next program looks for it. So nobody is answered, with
-//! `FULL` or `NORMAL`, before it is known that the paths still lead to the file and the log that were
-//! written.
+//! What is on the disk must also be where the next program looks for it. So no reply is sent, with `FULL` or
+//! `NORMAL`, before it is known that the paths still lead to the database and the log that were written.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -24,135 +23,135 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use crate::database_files::DatabaseFiles;
 use crate::failure::Failure;
-use crate::file::Pair;
-use crate::inbox::{Inbox, Request};
+use crate::requests::{Request, RequestQueue};
 
-/// What must be on the disk before it is answered.
-type Answers = Vec<Request>;
+/// Requests of one transaction.
+type Batch = Vec<Request>;
 
-/// Answers what was committed, once it is on the disk.
+/// Replies to committed batches once they are on the disk.
 pub(crate) struct Syncer {
-    shared: Arc<Shared>,
-    /// Where batches are handed over. `None` once the thread is to end.
-    line: Option<SyncSender<Answers>>,
+    state: Arc<SyncState>,
+    /// Hands batches to the thread. `None` once the thread is to end.
+    batches: Option<SyncSender<Batch>>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
-    /// The write-ahead log. `None`: there is no waiting for a disk.
+struct SyncState {
+    /// The write-ahead log. `None` if there is no disk to wait for.
     log: Option<File>,
-    /// Where what was written must be found. `None`: nowhere.
-    pair: Option<Pair>,
-    inbox: Arc<Inbox>,
-    /// Batches handed over and not answered.
+    /// The files that were written to. `None` if in memory.
+    files: Option<DatabaseFiles>,
+    requests: Arc<RequestQueue>,
+    /// Number of batches that were handed to the thread and not replied to.
     pending: AtomicUsize,
-    /// The disk has failed to keep something.
-    broken: AtomicBool,
+    /// A sync has failed.
+    is_broken: AtomicBool,
 }
 
 impl Syncer {
     /// Starts the thread that waits for the disk, if there is one to wait for.
     pub(crate) fn start(
         log: Option<File>,
-        pair: Option<Pair>,
-        inbox: Arc<Inbox>,
+        files: Option<DatabaseFiles>,
+        requests: Arc<RequestQueue>,
     ) -> Result<Self, Failure> {
-        let needed = log.is_some();
-        let (pending, broken) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let shared = Arc::new(Shared { log, pair, inbox, pending, broken });
-        if !needed {
-            return Ok(Self { shared, line: None, thread: None });
+        let has_disk = log.is_some();
+        let (pending, is_broken) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let state = Arc::new(SyncState { log, files, requests, pending, is_broken });
+        if !has_disk {
+            return Ok(Self { state, batches: None, thread: None });
         }
-        // One batch may lie ready while the disk works on another; then the writer waits.
-        let (line, batches) = sync_channel(1);
+        // One batch may wait while the disk works on another; then the writer waits.
+        let (sender, batches) = sync_channel(1);
         let thread = std::thread::Builder::new().name("pillarbox-sync".into()).spawn({
-            let shared = shared.clone();
-            move || shared.run(&batches)
+            let state = state.clone();
+            move || state.run(&batches)
         });
         let thread = thread.map_err(|error| Failure::io("cannot start a thread", error))?;
-        Ok(Self { shared, line: Some(line), thread: Some(thread) })
+        Ok(Self { state, batches: Some(sender), thread: Some(thread) })
     }
 
-    /// Answers a batch that was committed. Where nothing else is to be done meanwhile, waits for
-    /// the disk here, which saves waking the thread.
-    pub(crate) fn complete(&self, answers: Answers, must_keep: bool) {
-        if !must_keep {
-            return self.shared.answer(answers, Ok(()));
+    /// Replies to a committed batch. If there is nothing else to do meanwhile, waits for the disk on the caller's
+    /// thread, which saves waking the other one.
+    pub(crate) fn complete(&self, batch: Batch, must_sync: bool) {
+        if !must_sync {
+            return self.state.reply(batch, Ok(()));
         }
-        match &self.line {
-            Some(line) if !self.shared.is_alone() => {
-                self.shared.pending.fetch_add(1, Ordering::Relaxed);
-                self.shared.inbox.expect_release();
-                if let Err(left) = line.send(answers) {
-                    self.shared.answer(left.0, Err(Failure::WriterGone));
+        match &self.batches {
+            Some(batches) if !self.state.is_idle() => {
+                self.state.pending.fetch_add(1, Ordering::Relaxed);
+                self.state.requests.add_outstanding();
+                if let Err(unsent) = batches.send(batch) {
+                    self.state.reply(unsent.0, Err(Failure::WriterStopped));
                 }
             }
-            _ => self.shared.keep(answers),
+            _ => self.state.sync_and_reply(batch),
         }
     }
 
-    /// Whether the disk has failed, so that nothing more can be promised.
+    /// Returns whether a sync has failed, so that nothing more can be confirmed.
     pub(crate) fn is_broken(&self) -> bool {
-        self.shared.broken.load(Ordering::Relaxed)
+        self.state.is_broken.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Syncer {
     fn drop(&mut self) {
-        self.line = None;
+        self.batches = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-impl Shared {
-    fn run(&self, batches: &Receiver<Answers>) {
-        for mut answers in batches {
+impl SyncState {
+    fn run(&self, batches: &Receiver<Batch>) {
+        for mut batch in batches {
             let mut count = 1;
-            // One wait for the disk serves all that is there.
+            // One sync serves all batches that are there.
             while let Ok(more) = batches.try_recv() {
-                answers.extend(more);
+                batch.extend(more);
                 count += 1;
             }
-            self.keep(answers);
+            self.sync_and_reply(batch);
             self.pending.fetch_sub(count, Ordering::Relaxed);
-            (0..count).for_each(|_| self.inbox.expect_no_release());
+            (0..count).for_each(|_| self.requests.remove_outstanding());
         }
     }
 
-    /// Whether nobody waits: neither for the disk nor for the writer.
-    fn is_alone(&self) -> bool {
-        self.pending.load(Ordering::Relaxed) == 0 && self.inbox.is_empty()
+    /// Returns whether no batch waits for the disk and no request for the writer.
+    fn is_idle(&self) -> bool {
+        self.pending.load(Ordering::Relaxed) == 0 && self.requests.is_empty()
     }
 
-    /// Waits for the disk and answers.
-    fn keep(&self, answers: Answers) {
+    fn sync_and_reply(&self, batch: Batch) {
         let synced = match &self.log {
-            Some(log) if !self.broken.load(Ordering::Relaxed) => log.sync_data(),
+            Some(log) if !self.is_broken.load(Ordering::Relaxed) => log.sync_data(),
             _ => Ok(()),
         };
         if let Err(error) = &synced {
-            // What the operating system failed to write it may since have forgotten; to try again
-            // would prove nothing.
-            self.broken.store(true, Ordering::Relaxed);
+            // The operating system may have dropped what it failed to write, so a later sync that succeeds proves
+            // nothing.
+            self.is_broken.store(true, Ordering::Relaxed);
             tracing::error!(%error, "the disk did not keep what was written");
         }
-        let kept = if self.broken.load(Ordering::Relaxed) { Err(Failure::NotKept) } else { Ok(()) };
-        self.answer(answers, kept.and_then(|()| self.confirm()));
+        let is_broken = self.is_broken.load(Ordering::Relaxed);
+        let synced = if is_broken { Err(Failure::SyncFailed) } else { Ok(()) };
+        self.reply(batch, synced.and_then(|()| self.check_files()));
     }
 
     /// Fails if what was written is not where the next program would look for it.
-    fn confirm(&self) -> Result<(), Failure> {
-        let checked = self.pair.as_ref().map_or(Ok(()), |pair| pair.check().map(drop));
+    fn check_files(&self) -> Result<(), Failure> {
+        let checked = self.files.as_ref().map_or(Ok(()), |files| files.check().map(drop));
         checked.map_err(|failure| Failure::Unconfirmed(Arc::new(failure)))
     }
 
-    fn answer(&self, answers: Answers, kept: Result<(), Failure>) {
-        for request in answers {
-            match &kept {
-                Ok(()) => request.answer(&self.inbox),
+    fn reply(&self, batch: Batch, synced: Result<(), Failure>) {
+        for request in batch {
+            match &synced {
+                Ok(()) => request.send_reply(&self.requests),
                 Err(failure) => request.fail(failure),
             }
         }
@@ -166,85 +165,79 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::inbox::{Call, Op, Sending};
+    use crate::requests::{Call, Op, SendBatch};
 
-    type Answer = oneshot::Receiver<Result<Vec<Result<bool, Full>>, Failure>>;
+    type Reply = oneshot::Receiver<Result<Vec<Result<bool, Full>>, Failure>>;
 
-    /// A disk that keeps nothing.
+    /// A disk whose syncs fail.
     fn broken() -> Syncer {
         let log = File::options().write(true).open("/dev/null").unwrap();
         assert!(log.sync_data().is_err(), "it cannot be synced");
-        Syncer::start(Some(log), None, Arc::new(Inbox::new())).unwrap()
+        Syncer::start(Some(log), None, Arc::new(RequestQueue::new())).unwrap()
     }
 
-    fn send() -> (Request, Answer) {
-        let (mut call, answer) = Call::new(Sending { batch: Vec::new(), max_size: None });
-        call.answer = Some(Vec::new());
-        (Request { queue: "q".parse().unwrap(), op: Op::Send(call) }, answer)
+    fn send() -> (Request, Reply) {
+        let (mut call, reply) = Call::new(SendBatch { batch: Vec::new(), max_size: None });
+        call.output = Some(Vec::new());
+        (Request { queue: "q".parse().unwrap(), op: Op::Send(call) }, reply)
+    }
+
+    /// Completes a send, on the thread of the syncer if other requests wait.
+    fn complete(syncer: &Syncer, is_busy: bool) -> Result<Vec<Result<bool, Full>>, Failure> {
+        let (waiting, _reply) = send();
+        if is_busy {
+            syncer.state.requests.push(waiting);
+        }
+        let (request, reply) = send();
+        syncer.complete(vec![request], true);
+        reply.blocking_recv().unwrap()
     }
 
     #[test]
-    fn nothing_is_promised_that_the_disk_has_not_kept() {
+    fn nothing_is_confirmed_that_the_disk_has_not_kept() {
         let syncer = broken();
-        let (request, answer) = send();
-        syncer.complete(vec![request], true);
-        assert!(matches!(answer.blocking_recv(), Ok(Err(Failure::NotKept))));
+        assert!(matches!(complete(&syncer, false), Err(Failure::SyncFailed)));
         assert!(syncer.is_broken());
     }
 
     #[test]
-    fn nor_by_the_thread_that_waits_for_the_disk() {
-        let syncer = broken();
-        // Somebody is in line, so the writer does not wait for the disk itself.
-        let (waiting, _answer) = send();
-        syncer.shared.inbox.put(waiting);
-        let (request, answer) = send();
-        syncer.complete(vec![request], true);
-        assert!(matches!(answer.blocking_recv(), Ok(Err(Failure::NotKept))));
+    fn nothing_is_confirmed_by_the_thread_that_the_disk_has_not_kept() {
+        assert!(matches!(complete(&broken(), true), Err(Failure::SyncFailed)));
     }
 
-    /// What is done between the look before a transaction and the answer to it.
+    /// The log is lost between the check before a transaction and the reply.
     #[cfg(unix)]
     #[test]
-    fn nothing_is_promised_that_is_in_a_log_which_is_gone() {
+    fn nothing_is_confirmed_that_is_in_a_log_which_is_gone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gone.db");
         let connection = rusqlite::Connection::open(&path).unwrap();
         connection.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE t (x)").unwrap();
-        let pair = Pair::of(&path).unwrap();
+        let files = DatabaseFiles::of(&path).unwrap();
         let log = directory.path().join("gone.db-wal");
         for synced in [true, false] {
             let file = synced.then(|| File::options().write(true).open(&log).unwrap());
-            let inbox = Arc::new(Inbox::new());
-            let syncer = Syncer::start(file, Some(pair.clone()), inbox).unwrap();
-            let complete = |is_busy: bool| {
-                let (waiting, _answer) = send();
-                if is_busy {
-                    syncer.shared.inbox.put(waiting);
-                }
-                let (request, answer) = send();
-                syncer.complete(vec![request], true);
-                answer.blocking_recv().unwrap()
-            };
-            assert!(complete(false).is_ok());
+            let requests = Arc::new(RequestQueue::new());
+            let syncer = Syncer::start(file, Some(files.clone()), requests).unwrap();
+            assert!(complete(&syncer, false).is_ok());
             let aside = directory.path().join("aside");
             std::fs::rename(&log, &aside).unwrap();
             for is_busy in [false, true] {
-                let told = complete(is_busy);
-                assert!(matches!(told, Err(Failure::Unconfirmed(_))), "{told:?}");
+                let reply = complete(&syncer, is_busy);
+                assert!(matches!(reply, Err(Failure::Unconfirmed(_))), "{reply:?}");
             }
             std::fs::rename(&aside, &log).unwrap();
-            assert!(complete(true).is_ok() && !syncer.is_broken());
+            assert!(complete(&syncer, true).is_ok() && !syncer.is_broken());
         }
     }
 
     #[test]
-    fn what_promises_nothing_does_not_wait_for_the_disk() {
+    fn a_request_that_changes_nothing_does_not_wait_for_the_disk() {
         let syncer = broken();
-        let (mut call, answer) = Call::new(());
-        call.answer = Some(Counts::default());
+        let (mut call, reply) = Call::new(());
+        call.output = Some(Counts::default());
         let request = Request { queue: "q".parse().unwrap(), op: Op::Counts(call) };
         syncer.complete(vec![request], false);
-        assert!(matches!(answer.blocking_recv(), Ok(Ok(_))));
+        assert!(matches!(reply.blocking_recv(), Ok(Ok(_))));
     }
 }

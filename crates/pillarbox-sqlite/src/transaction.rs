@@ -1,8 +1,8 @@
-//! Sending and acknowledging inside a transaction of the caller's own.
+//! Sends and acknowledges inside a transaction of the caller.
 //!
-//! A program that keeps its data in the same file can change it and send, or change it and
-//! acknowledge, in one transaction: both happen, or neither does, whatever is killed when. There is
-//! no outbox to drain and no moment at which the work is done and the message still there.
+//! A program that stores its data in the same file can change it and send, or change it and acknowledge, in one
+//! transaction: both happen or neither does, whatever is killed when. There is no outbox to drain, and no moment at
+//! which the work is done and the message still in the queue.
 //!
 //! ```
 //! use pillarbox_core::{Mailbox, Mailboxes, Receive, SendOptions};
@@ -38,7 +38,7 @@
 //!
 //! # In the handler of a worker
 //!
-//! A handler of a `Worker` has no [`Message`](pillarbox_core::Message); it passes its `Metadata`, which is a [`Leased`] delivery, too:
+//! The handler of a `Worker` has no [`Message`](pillarbox_core::Message); it passes its `Metadata`, which is a [`Leased`] delivery as well:
 //!
 //! ```
 //! use pillarbox_core::Leased;
@@ -47,7 +47,7 @@
 //!
 //! type Error = Box<dyn std::error::Error + Send + Sync>;
 //!
-//! /// Marks an order as paid and acknowledges the message that says so: both, or neither.
+//! /// Marks an order as paid and acknowledges its message: both, or neither.
 //! fn pay(shop: &mut Connection, order: u64, delivery: &impl Leased) -> Result<(), Error> {
 //!     let both = shop.transaction_with_behavior(TransactionBehavior::Immediate)?;
 //!     both.execute("UPDATE orders SET paid = 1 WHERE id = ?1", [order])?;
@@ -56,25 +56,23 @@
 //! }
 //! ```
 //!
-//! The handler calls `pay(&mut shop, order, &metadata)?` and returns `Outcome::settled()`: nothing more is settled. From the
-//! acknowledgement on, the transaction decides. If it is committed, the message is done, whatever the handler says or
-//! however it fails after that; if it is rolled back, what the handler says counts, but for `settled()`, after which the
-//! message comes back when its lease ends. Once the handler has ended, what it has left behind cannot acknowledge any
-//! more.
+//! The handler calls `pay(&mut shop, order, &metadata)?` and returns `Outcome::settled()`, so that nothing more is
+//! settled. From the acknowledgement on, the transaction decides. If it commits, the message is done, whatever the
+//! handler returns afterwards. If it is rolled back, the handler's outcome counts, except for `settled()`, after which
+//! the message is ready again when its lease expires. Tasks that outlive the handler cannot acknowledge any more.
 //!
-//! # What to bear in mind
+//! # Rules
 //!
-//! * The connection must be to the file that the mailbox is in. It is not checked: to another file
-//!   with queues, the message goes to the queue of that name there.
-//! * Begin with [`TransactionBehavior::Immediate`]: a deferred transaction that has read before it
-//!   writes fails with `SQLITE_BUSY` when somebody else has written in between.
-//! * Do not await a mailbox while the transaction is open. The mailbox waits for the transaction,
-//!   and if the transaction waits for the mailbox, both fail after a minute. Nor send by the producer of a handler; the
-//!   extension of its lease waits as well, by itself.
-//! * What a commit survives is decided by `PRAGMA synchronous` of the connection that commits.
-//! * A transaction that is long keeps every sender and receiver waiting.
-//! * `max_size` is a limit of the mailbox handle and is not checked here; nor is whether the handle
-//!   was closed.
+//! * The connection must be to the file that the mailbox is in. This is not checked: on another file with queues, the
+//!   message goes to the queue of that name there.
+//! * Begin with [`TransactionBehavior::Immediate`]: a deferred transaction that has read before it writes fails with
+//!   `SQLITE_BUSY` if another connection has written in between.
+//! * Do not await a mailbox while the transaction is open. The mailbox waits for the transaction, and if the
+//!   transaction waits for the mailbox, both fail after a minute. Nor send by the producer of a handler. The extension
+//!   of the handler's lease waits too, by itself.
+//! * The durability of a commit is that of `PRAGMA synchronous` on the connection that commits.
+//! * A long transaction keeps every sender and receiver waiting.
+//! * `max_size` is a limit of the mailbox handle and is not checked here; nor is whether the handle is closed.
 //!
 //! [`TransactionBehavior::Immediate`]: rusqlite::TransactionBehavior::Immediate
 
@@ -89,10 +87,10 @@ use crate::backend::IN_FILE;
 use crate::failure::{Failure, in_transaction};
 use crate::store::Store;
 
-/// Sends a message when, and if, the transaction commits.
+/// Sends a message if and when the transaction commits.
 ///
-/// Fails, and leaves the transaction as it was, where the mailbox is not in SQLite, the file has no
-/// queues or the message is outside of the limits.
+/// Fails, and leaves the transaction as it was, if the mailbox is not in SQLite, the file has no queues or the message
+/// exceeds the limits.
 pub fn send<T: 'static, R: 'static>(
     transaction: &Transaction<'_>,
     mailbox: &Mailbox<T, R>,
@@ -106,28 +104,28 @@ pub fn send<T: 'static, R: 'static>(
     results.pop().map_or(Ok(id), |sent| sent.map(|sent| sent.id))
 }
 
-/// Acknowledges a delivery when, and if, the transaction commits.
+/// Acknowledges a delivery if and when the transaction commits.
 ///
-/// The delivery is a [`Message`](pillarbox_core::Message), which is borrowed, not consumed, for a transaction that is
-/// rolled back leaves it to be settled; or the `Metadata` of a worker's handler
+/// The delivery is a [`Message`](pillarbox_core::Message), which is borrowed, not consumed, because it is still to be
+/// settled if the transaction is rolled back; or the `Metadata` of a worker's handler
 /// ([above](self#in-the-handler-of-a-worker)).
 ///
-/// Fails with [`Error::ReceiptHandleExpired`] where the lease has ended, and leaves the transaction as it was. Roll back
-/// then: somebody else has the message, and will do the work.
+/// Fails with [`Error::ReceiptHandleExpired`] if the lease has ended, and leaves the transaction as it was. Roll it
+/// back then: another worker has the message, and will do the work.
 pub fn acknowledge(transaction: &Transaction<'_>, delivery: &impl Leased) -> Result<()> {
     let (queue, receipt) = (delivery.queue_name(), delivery.receipt());
     check_backend(queue, delivery.capabilities())?;
     let settle = |store: &mut Store<'_>| {
         store.settle(queue, receipt, SettleAction::Acknowledge).map_err(Failure::from)
     };
-    // The acknowledgement is written by now, so that nobody else writes until the transaction has ended.
+    // The acknowledgement is written, so no other connection can write until the transaction has ended.
     with_store(transaction, queue, "settle", settle, |settled| match settled {
         Ok(()) if delivery.acknowledging() => Ok(()),
         _ => Err(stale(queue, receipt)),
     })
 }
 
-/// Sends messages to a queue as bytes, and says of each whether it will be stored.
+/// Sends messages to a queue as bytes, and returns for each whether it will be stored.
 ///
 /// The outer error leaves the transaction as it was.
 pub fn send_all(
@@ -154,7 +152,7 @@ pub fn send_all(
     with_store(transaction, queue, "send", send, Ok)
 }
 
-/// Settles deliveries of a queue, and says of each how it will go.
+/// Settles deliveries of a queue, and returns the result of each.
 ///
 /// The outer error leaves the transaction as it was.
 pub fn settle_all(
@@ -181,7 +179,7 @@ fn stale(queue: &QueueName, receipt: &Receipt) -> Error {
     Error::ReceiptHandleExpired { queue: queue.clone(), receipt: receipt.clone() }
 }
 
-/// Does something with the queues of a file, writes it, and makes an answer of what came out. An error leaves the
+/// Runs an operation on the store, writes its changes, and turns its result into an answer. An error leaves the
 /// transaction as it was.
 fn with_store<T, U>(
     transaction: &Transaction<'_>,
@@ -205,19 +203,19 @@ fn with_store<T, U>(
         Ok(answer)
     });
     kept.inspect_err(|_| {
-        // Where SQLite has rolled back the whole transaction, there is nothing to go back to.
+        // If SQLite has rolled back the whole transaction, there is no savepoint to return to.
         let _ = sql("ROLLBACK TO pillarbox; RELEASE pillarbox");
     })
 }
 
-/// Refuses a mailbox that cannot join the transaction. One of another database may be able to join
-/// transactions as well, but not this one.
+/// Refuses a mailbox that cannot join the transaction. A mailbox of another database may support transactions as
+/// well, but not this one.
 fn check_backend(queue: &QueueName, capabilities: &Capabilities) -> Result<()> {
     if capabilities.transactions && capabilities.backend == IN_FILE.backend {
         return Ok(());
     }
-    let place = if capabilities.durable { "" } else { " in memory" };
-    let value = format!("one of the {} backend{place}", capabilities.backend);
+    let location = if capabilities.durable { "" } else { " in memory" };
+    let value = format!("one of the {} backend{location}", capabilities.backend);
     Err(Error::invalid(Some(queue), "mailbox", value, "one of the sqlite backend in a file"))
 }
 

@@ -1,20 +1,19 @@
-//! Verifying a file from end to end.
+//! Verifies a database completely.
 
 use std::path::Path;
 
 use pillarbox_core::Result;
 use rusqlite::Connection;
 
-use crate::failure::Failure;
-use crate::file::{is_damage, open_to_read};
+use crate::connection::open_to_read;
+use crate::failure::{Failure, is_damage};
 use crate::schema::{self, Content};
 
-/// What must not be found, and the question that finds it; and from which version of the schema on
-/// it can be asked.
+/// Problems: the version of the schema from which on each applies, its text, and the query that counts it.
 const PROBLEMS: &[(i64, &str, &str)] = &[
     (
         1,
-        "queues whose counts are not those of their messages",
+        "queues whose counts do not match their messages",
         "WITH
             message(queue, messages) AS (
                 SELECT key >> 45, count(*) FROM pillarbox_message GROUP BY key >> 45),
@@ -35,12 +34,12 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         2,
-        "queues that were sent less than they hold",
+        "queues that hold more messages than were sent",
         "SELECT count(*) FROM pillarbox_queue WHERE name IS NOT NULL AND sent < total",
     ),
     (
         1,
-        "messages of no queue",
+        "messages without a queue",
         "SELECT count(*) FROM pillarbox_message AS m
             WHERE NOT EXISTS (SELECT 1 FROM pillarbox_queue WHERE queue = m.queue)
             OR m.queue <> m.key >> 45",
@@ -56,7 +55,7 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         1,
-        "queues whose name is none",
+        "queues with an invalid name",
         "SELECT count(*) FROM pillarbox_queue
             WHERE name GLOB '*[^A-Za-z0-9_.:/-]*' OR length(name) NOT BETWEEN 1 AND 80",
     ),
@@ -69,7 +68,7 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         1,
-        "messages in line twice, or in line without being there",
+        "messages that are ready twice, or ready entries without a message",
         "SELECT count(*) FROM (SELECT r.message AS message, count(*) AS times
             FROM pillarbox_requeued AS r
             JOIN pillarbox_queue AS q ON q.queue = r.key >> 45 AND q.name IS NOT NULL
@@ -80,14 +79,14 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         1,
-        "messages that are in the line of another queue",
+        "messages that are ready in another queue",
         "SELECT count(*) FROM pillarbox_requeued AS r
             JOIN pillarbox_queue AS q ON q.queue = r.key >> 45 AND q.name IS NOT NULL
             WHERE r.key >> 45 <> r.message >> 45",
     ),
     (
         1,
-        "messages that no receive will ever find",
+        "messages that no receive can find",
         "SELECT count(*) FROM pillarbox_message AS m
             JOIN pillarbox_queue AS q ON q.queue = m.queue AND q.name IS NOT NULL
             WHERE (m.key >> 44 & 1 = 1 OR m.key & 0xFFFFFFFFFFF <= q.cursor)
@@ -96,7 +95,7 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         1,
-        "messages that were delivered or delayed and are past the cursor",
+        "delivered or delayed messages past the cursor",
         "SELECT count(*) FROM pillarbox_message AS m
             JOIN pillarbox_queue AS q ON q.queue = m.queue AND q.name IS NOT NULL
             WHERE m.key >> 44 & 1 = 0 AND m.key & 0xFFFFFFFFFFF > q.cursor
@@ -105,7 +104,7 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         3,
-        "messages with more unsettled deliveries than have ended",
+        "messages with more unsettled than ended deliveries",
         "SELECT (SELECT count(*) FROM pillarbox_timer
                 WHERE unsettled < 0 OR unsettled > deliveries - (nonce IS NOT NULL))
             + (SELECT count(*) FROM pillarbox_requeued
@@ -113,7 +112,7 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         4,
-        "messages with more uncounted deliveries than have ended otherwise",
+        "messages with more uncounted than ended deliveries",
         "SELECT (SELECT count(*) FROM pillarbox_timer
                 WHERE uncounted < 0 OR uncounted > deliveries - (nonce IS NOT NULL) - unsettled)
             + (SELECT count(*) FROM pillarbox_requeued
@@ -121,7 +120,7 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         1,
-        "queues whose next place in line is taken",
+        "queues whose next place is taken",
         "WITH used(queue, place) AS (
                 SELECT key >> 45, key & 0xFFFFFFFFFFF FROM pillarbox_message
                 UNION ALL SELECT key >> 45, key & 0xFFFFFFFFFFF FROM pillarbox_requeued),
@@ -132,7 +131,7 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
     (
         1,
-        "timers that no sweep will ever find",
+        "timers that no sweep can find",
         "SELECT count(*) FROM pillarbox_timer AS t
             JOIN pillarbox_queue AS q ON q.queue = t.key >> 45 AND q.name IS NOT NULL
             WHERE NOT EXISTS (SELECT 1 FROM pillarbox_expiry AS e WHERE e.queue = q.queue
@@ -140,69 +139,72 @@ const PROBLEMS: &[(i64, &str, &str)] = &[
     ),
 ];
 
-/// Looks for everything that must not be in a file, and says what was found: SQLite's own
-/// integrity check, and whether the tables of the queues agree with each other.
+/// Verifies a database and returns the problems: those of SQLite's own integrity check, and inconsistencies between
+/// the tables of the queues.
 ///
-/// Reads the whole file, and may be used while others use it; the write-ahead log grows meanwhile. No
-/// problem means an empty list.
+/// Reads the whole file. Other processes may use it meanwhile, while the write-ahead log grows.
 pub fn verify(path: impl AsRef<Path>) -> Result<Vec<String>> {
-    let problems = look(path.as_ref()).map_err(|failure| failure.during("verify", None))?;
+    let problems =
+        find_problems(path.as_ref()).map_err(|failure| failure.during("verify", None))?;
     Ok(problems.into_iter().map(|problem| problem.text).collect())
 }
 
-/// Something that must not be in a file.
+/// A problem of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Problem {
-    pub(crate) kind: Kind,
+    pub(crate) kind: ProblemKind,
     pub(crate) text: String,
 }
 
-/// Where a problem is.
+/// The kind of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// SQLite itself cannot make sense of the file.
+pub(crate) enum ProblemKind {
+    /// SQLite's own integrity check has failed.
     Pages,
-    /// A table, an index or a view is not there.
+    /// A table, an index or a view is missing.
     Missing,
-    /// Our tables do not agree with each other, as the question of this number has found.
+    /// Our tables are inconsistent, as the query with this index has found.
     Tables(usize),
 }
 
-/// Looks for problems. Where pages are damaged or something is missing, nothing is asked about
-/// tables: what they answer could not be believed.
-pub(crate) fn look(path: &Path) -> Result<Vec<Problem>, Failure> {
+/// Finds the problems of a database. If pages are damaged or something is missing, the tables are not queried: their
+/// results could not be trusted.
+pub(crate) fn find_problems(path: &Path) -> Result<Vec<Problem>, Failure> {
     let mut connection = open_to_read(path)?;
-    // All questions are about the same moment.
+    // One snapshot for all queries.
     let snapshot = connection.transaction()?;
     let damage = match check_pages(&snapshot) {
         Err(error) if is_damage(&error) => vec![error.to_string()],
         checked => checked?,
     };
     if !damage.is_empty() {
-        return Ok(damage.into_iter().map(|text| Problem { kind: Kind::Pages, text }).collect());
+        return Ok(damage
+            .into_iter()
+            .map(|text| Problem { kind: ProblemKind::Pages, text })
+            .collect());
     }
     let version = match schema::content(&snapshot)? {
         Content::Ours(version @ 1..) => version,
-        // The questions say what is missing.
+        // The queries fail if something is missing.
         _ => schema::VERSION,
     };
     if version == schema::VERSION {
         let missing = schema::missing(&snapshot)?;
         if !missing.is_empty() {
-            let text = |name: String| format!("{name} is not there");
+            let text = |name: String| format!("{name} is missing");
             let missing = missing.into_iter().map(|(name, _)| text(name));
-            return Ok(missing.map(|text| Problem { kind: Kind::Missing, text }).collect());
+            return Ok(missing.map(|text| Problem { kind: ProblemKind::Missing, text }).collect());
         }
     }
     let mut problems = Vec::new();
-    for (number, (since, problem, question)) in PROBLEMS.iter().enumerate() {
+    for (index, (since, problem, query)) in PROBLEMS.iter().enumerate() {
         if *since > version {
             continue;
         }
-        let found: u64 = snapshot.query_row(question, [], |row| row.get(0))?;
+        let found: u64 = snapshot.query_row(query, [], |row| row.get(0))?;
         if found > 0 {
             let text = format!("{problem}: {found}");
-            problems.push(Problem { kind: Kind::Tables(number), text });
+            problems.push(Problem { kind: ProblemKind::Tables(index), text });
         }
     }
     Ok(problems)
@@ -218,7 +220,7 @@ fn check_pages(connection: &Connection) -> rusqlite::Result<Vec<String>> {
 mod tests {
     use super::*;
 
-    /// A file with a message in every state, damaged by one statement.
+    /// Verifies a database with a message in every state, damaged by one statement.
     fn damaged(damage: &str) -> Vec<String> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("verify.db");
@@ -253,15 +255,15 @@ mod tests {
         finds("UPDATE pillarbox_queue SET total = 5", "counts");
         finds("UPDATE pillarbox_queue SET in_flight = 0", "counts");
         finds("UPDATE pillarbox_queue SET requeued = 0", "counts");
-        finds("UPDATE pillarbox_queue SET sent = 3", "sent less than they hold");
-        finds("DELETE FROM pillarbox_queue", "of no queue");
+        finds("UPDATE pillarbox_queue SET sent = 3", "more messages than were sent");
+        finds("DELETE FROM pillarbox_queue", "without a queue");
         finds(
             "DELETE FROM pillarbox_message WHERE id = x'00000000000000000000000000000001'",
             "timers without a message",
         );
         finds(
             "DELETE FROM pillarbox_message WHERE id = x'00000000000000000000000000000002'",
-            "in line",
+            "ready entries without a message",
         );
         finds(
             "INSERT INTO pillarbox_requeued SELECT key + 1, message, 1, 0, 0 FROM pillarbox_requeued",
@@ -281,8 +283,8 @@ mod tests {
         finds("UPDATE pillarbox_message SET attributes = '[]'", "cannot be read");
         finds("UPDATE pillarbox_message SET id = substr(id, 2)", "cannot be read");
         finds("UPDATE pillarbox_queue SET name = 'a b'", "name");
-        finds("DROP INDEX pillarbox_message_id", "pillarbox_message_id is not there");
-        finds("DROP VIEW pillarbox", "pillarbox is not there");
+        finds("DROP INDEX pillarbox_message_id", "pillarbox_message_id is missing");
+        finds("DROP VIEW pillarbox", "pillarbox is missing");
         finds("UPDATE pillarbox_queue SET cursor = 9", "next place");
         finds(
             "UPDATE pillarbox_requeued SET key = (2 << 45) + 8;

@@ -1,4 +1,4 @@
-//! SQS as a backend.
+//! [`Backend`] on SQS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,19 +24,19 @@ use crate::limits::{Kind, MAX_WAIT};
 use crate::options::SqsOptions;
 use crate::queue::SqsQueue;
 use crate::redrive;
-use crate::service::{Missing, Service, Target};
+use crate::service::{IfMissing, Service, Target};
 
-/// How long a request may take, one that waits for messages included.
-const PATIENCE: Duration = MAX_WAIT.saturating_add(Duration::from_secs(10));
-/// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(5);
-/// The region of servers that have none.
+/// Timeout of a request, long polls included.
+const REQUEST_TIMEOUT: Duration = MAX_WAIT.saturating_add(Duration::from_secs(10));
+/// Timeout of a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The region of servers without one.
 const LOCAL_REGION: &str = "us-east-1";
 
-/// Queues on AWS SQS, or on a server that speaks its protocol.
+/// Queues on AWS SQS, or on a server with its protocol.
 ///
-/// Must be used within the tokio runtime that it was opened in. When you are done, close it: a long poll that nobody
-/// waits for any more is ended in order then, and what it is answered with given back.
+/// Must be used within the tokio runtime in which it was opened. Close it before the program ends: closing waits for
+/// cancelled long polls, and releases their messages.
 ///
 /// ```no_run
 /// use pillarbox_core::{Mailbox, Mailboxes};
@@ -58,22 +58,21 @@ pub struct SqsBackend {
 }
 
 impl SqsBackend {
-    /// Finds region and credentials as AWS's own tools do: environment, profile, web identity, container,
-    /// instance. Nothing is asked of SQS yet.
+    /// Opens a backend, with region and credentials from the sources of AWS's own tools: environment, profile, web
+    /// identity, container, instance. Sends no request to SQS yet.
     ///
-    /// A server at `http://` (not `https://`) gets the credentials of the environment
-    /// (`AWS_ACCESS_KEY_ID`), or made up ones where there are none.
+    /// A server at `http://` (not `https://`) gets the credentials of the environment (`AWS_ACCESS_KEY_ID`), or
+    /// dummy ones if there are none.
     ///
-    /// For credentials by SSO, and whatever else the SDK can be told, see
-    /// [`from_client`](Self::from_client).
+    /// For SSO credentials and other settings of the SDK, see [`from_client`](Self::from_client).
     pub async fn open(options: SqsOptions) -> Result<Self> {
-        let attempts = options.usage.attempts;
+        let tries = options.usage.tries;
         let mut loader = aws_config::defaults(BehaviorVersion::latest())
-            .retry_config(RetryConfig::standard().with_max_attempts(attempts))
+            .retry_config(RetryConfig::standard().with_max_attempts(tries))
             .timeout_config(
                 TimeoutConfig::builder()
-                    .connect_timeout(CONNECT)
-                    .operation_attempt_timeout(PATIENCE)
+                    .connect_timeout(CONNECT_TIMEOUT)
+                    .operation_attempt_timeout(REQUEST_TIMEOUT)
                     .build(),
             );
         loader = match &options.endpoint {
@@ -81,7 +80,7 @@ impl SqsBackend {
                 let loader = loader.http_client(plain_http()).endpoint_url(endpoint);
                 match std::env::var_os("AWS_ACCESS_KEY_ID") {
                     Some(_) => loader,
-                    None => loader.credentials_provider(nobodys()),
+                    None => loader.credentials_provider(dummy_credentials()),
                 }
             }
             Some(endpoint) => loader.http_client(https()).endpoint_url(endpoint),
@@ -104,8 +103,8 @@ impl SqsBackend {
         Self::from_client(Client::new(&config), options)
     }
 
-    /// Uses a client that the program has already, with whatever region, endpoint, credentials,
-    /// interceptors and retries it was given; those of the options do not count.
+    /// Opens a backend on an existing client, with its region, endpoint, credentials, interceptors and retries; those
+    /// of the options are ignored.
     ///
     /// Fails outside of a tokio runtime.
     ///
@@ -132,7 +131,7 @@ impl SqsBackend {
         Ok(Self { service, capabilities })
     }
 
-    /// The client, for what is not in the contract.
+    /// Returns the client, for operations beyond the contract.
     pub fn client(&self) -> &Client {
         &self.service.client
     }
@@ -141,7 +140,7 @@ impl SqsBackend {
         Arc::new(SqsQueue::new(self.service.clone(), name.clone(), target, options))
     }
 
-    /// The names of all queues that are of this backend.
+    /// Returns the names of all queues of this backend.
     async fn list(&self) -> Result<Vec<QueueName>, Failure> {
         let prefix = &self.service.usage.prefix;
         let mut pages = self
@@ -171,14 +170,14 @@ impl SqsBackend {
     }
 
     async fn write_redrive(&self, target: &Target, policy: String) -> Result<(), Failure> {
-        let written = self.service.call(target, Missing::Make, |url| {
+        let written = self.service.call(target, IfMissing::Create, |url| {
             let request = self.service.client.set_queue_attributes().queue_url(&*url);
             request.attributes(Attribute::RedrivePolicy, &policy).send()
         });
         written.await.map(|_| ())
     }
 
-    /// The ARN of a queue that is named by its name here or by its ARN.
+    /// Returns the ARN of a queue, given its name or its ARN.
     async fn arn_of(&self, queue: &str) -> Result<String> {
         if queue.starts_with("arn:") {
             return Ok(queue.to_owned());
@@ -186,15 +185,16 @@ impl SqsBackend {
         let name = QueueName::new(queue)?;
         let target = self.service.target(&name)?;
         let names = [Attribute::QueueArn];
-        let found = self.service.call(&target, Missing::Make, |url| {
+        let found = self.service.call(&target, IfMissing::Create, |url| {
             let request = self.service.client.get_queue_attributes().queue_url(&*url);
             request.set_attribute_names(Some(names.to_vec())).send()
         });
-        let place = self.service.place(Some(&name), &target);
-        let found = found.await.map_err(|failure| failure.on(&place, "read the address"))?;
+        let context = self.service.error_context(Some(&name), &target);
+        let found =
+            found.await.map_err(|failure| failure.into_error(&context, "read the address"))?;
         let mut found = found.attributes.unwrap_or_default();
         found.remove(&Attribute::QueueArn).ok_or_else(|| {
-            Error::connection(Some(&name), "read the address", "SQS does not tell its ARN")
+            Error::connection(Some(&name), "read the address", "the response of SQS has no ARN")
         })
     }
 }
@@ -216,7 +216,7 @@ impl Backend for SqsBackend {
         let physical = last_part(address);
         let name = self.service.name_of(physical).unwrap_or_else(|| physical.to_owned());
         let name = QueueName::new(&name).map_err(|_| {
-            let allowed = "the URL of an SQS queue, whose last part is its name";
+            let allowed = "the URL of an SQS queue, which ends with its name";
             Error::invalid(None, "address", format!("{address:?}"), allowed)
         })?;
         self.service.gate.check(&name)?;
@@ -234,9 +234,9 @@ impl Backend for SqsBackend {
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
         Box::pin(async {
             self.service.gate.check_backend()?;
-            let nowhere = Target::Name("".into());
-            let place = self.service.place(None, &nowhere);
-            self.list().await.map_err(|failure| failure.on(&place, "list queues"))
+            let no_queue = Target::Name("".into());
+            let context = self.service.error_context(None, &no_queue);
+            self.list().await.map_err(|failure| failure.into_error(&context, "list queues"))
         })
     }
 
@@ -244,9 +244,9 @@ impl Backend for SqsBackend {
         Box::pin(async move {
             self.service.gate.check(queue)?;
             let target = self.service.target(queue)?;
-            let place = self.service.place(Some(queue), &target);
+            let context = self.service.error_context(Some(queue), &target);
             let read = self.read_redrive(&target).await;
-            read.map_err(|failure| failure.on(&place, "read the redrive policy"))
+            read.map_err(|failure| failure.into_error(&context, "read the redrive policy"))
         })
     }
 
@@ -265,9 +265,9 @@ impl Backend for SqsBackend {
                 }
                 None => String::new(),
             };
-            let place = self.service.place(Some(queue), &target);
+            let context = self.service.error_context(Some(queue), &target);
             let written = self.write_redrive(&target, policy).await;
-            written.map_err(|failure| failure.on(&place, "set the redrive policy"))
+            written.map_err(|failure| failure.into_error(&context, "set the redrive policy"))
         })
     }
 
@@ -287,7 +287,7 @@ impl Backend for SqsBackend {
     }
 }
 
-/// The name of a queue in its URL.
+/// Returns the name of a queue in its URL.
 fn last_part(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or(url)
 }
@@ -300,7 +300,7 @@ fn https() -> SharedHttpClient {
     Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https()
 }
 
-/// Credentials for a server that asks for some and checks none.
-fn nobodys() -> Credentials {
-    Credentials::new("pillarbox", "pillarbox", None, None, "made up for a local server")
+/// Credentials for a local server that requires some and does not check them.
+fn dummy_credentials() -> Credentials {
+    Credentials::new("pillarbox", "pillarbox", None, None, "dummy credentials for a local server")
 }

@@ -1,4 +1,4 @@
-//! What can be told about SQS, and what is worth a word.
+//! Diagnoses the queues of a backend.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use pillarbox_core::{Capabilities, Diagnosis, Finding, QueueName, Repair, Result
 use crate::redrive;
 use crate::service::Service;
 
-/// How many queues are looked at. Each is a request.
-const LOOKED_AT: usize = 100;
-/// Messages that are deleted after less than this are worth a word.
+/// Number of queues that are checked. Each takes a request.
+const MAX_CHECKED: usize = 100;
+/// Retention period below which a warning is given.
 const SHORT_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 pub(crate) async fn diagnose(
@@ -20,8 +20,8 @@ pub(crate) async fn diagnose(
     queues: &[QueueName],
 ) -> Result<Diagnosis> {
     let mut diagnosis = Diagnosis::new(
-        "messages are on several machines of the region, until they are acknowledged or the queue's \
-         retention period ends",
+        "messages are stored on several machines of the region, until they are acknowledged or the \
+         queue's retention period ends",
     )
     .with_fact("backend", capabilities.backend)
     .with_fact("endpoint", service.endpoint.clone())
@@ -30,9 +30,9 @@ pub(crate) async fn diagnose(
         diagnosis = diagnosis.with_fact("prefix", service.usage.prefix.clone());
     }
     let names = [Attribute::RedrivePolicy, Attribute::MessageRetentionPeriod];
-    for queue in queues.iter().take(LOOKED_AT) {
+    for queue in queues.iter().take(MAX_CHECKED) {
         let target = service.target(queue)?;
-        // Deleted since it was listed, or not ours to look at.
+        // Deleted since it was listed, or not accessible.
         let Ok((found, _)) = service.attributes(&target, &names).await else { continue };
         let policy = found.get(&Attribute::RedrivePolicy);
         if let Some(redrive) =
@@ -51,7 +51,7 @@ pub(crate) async fn diagnose(
                     "messages of '{queue}' are deleted {} s after they were sent, received or not",
                     retention.as_secs()
                 ),
-                advice: "raise the queue's MessageRetentionPeriod, to 14 days at most".to_owned(),
+                advice: "raise the queue's MessageRetentionPeriod, to at most 14 days".to_owned(),
                 repair: Repair::Manual,
             });
         }

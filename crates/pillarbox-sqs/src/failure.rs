@@ -1,4 +1,4 @@
-//! What SQS refuses, and what does not reach it, in words of the contract.
+//! Translates failures of SQS and of the SDK to errors of the contract.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,51 +9,51 @@ use pillarbox_core::{Error, MessageId, QueueName, Receipt};
 
 use crate::limits::{Kind, PURGE_COOLDOWN};
 
-/// What went wrong, before it is known what it means for whom.
+/// A failure that is not yet related to a queue or a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
-    /// What SQS or the SDK said.
+    /// The text of SQS or of the SDK.
     text: String,
 }
 
-/// Why something failed.
+/// The reason of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// There is no such queue.
+    /// The queue does not exist.
     NoQueue,
-    /// The receipt is none, or none any more.
-    Receipt,
-    /// As many messages are in flight as may be.
+    /// The receipt is malformed or expired.
+    InvalidReceipt,
+    /// Too many messages are in flight.
     OverLimit,
     /// The queue was purged less than a minute ago.
-    Purged,
-    /// Too many requests, even after several attempts.
+    PurgeCooldown,
+    /// Too many requests, even after several tries.
     Throttled,
-    /// SQS does not know who asks, or does not let them.
+    /// The credentials are missing, wrong or not authorized.
     Credentials,
-    /// SQS cannot be reached.
+    /// SQS is unreachable.
     Unreachable,
-    /// The request is wrong.
-    Request,
-    /// Anything else, which may pass.
+    /// The request is invalid.
+    InvalidRequest,
+    /// Any other reason; a retry may succeed.
     Service,
 }
 
 impl Reason {
-    /// By the error code, which comes in the words of two protocols: `QueueDoesNotExist` and
+    /// Returns the reason for an error code, which has the form of one of two protocols: `QueueDoesNotExist` or
     /// `AWS.SimpleQueueService.NonExistentQueue`.
-    fn of(code: &str, text: &str, is_senders_fault: bool) -> Self {
+    fn of(code: &str, text: &str, is_sender_fault: bool) -> Self {
         let name = code.rsplit(['.', '#']).next().unwrap_or(code);
         match name {
             "QueueDoesNotExist" | "NonExistentQueue" => Self::NoQueue,
-            "ReceiptHandleIsInvalid" | "MessageNotInflight" => Self::Receipt,
-            // An old receipt is one parameter among others, for SQS.
+            "ReceiptHandleIsInvalid" | "MessageNotInflight" => Self::InvalidReceipt,
+            // SQS reports an expired receipt as an invalid parameter.
             "InvalidParameterValue" if text.to_ascii_lowercase().contains("receipt") => {
-                Self::Receipt
+                Self::InvalidReceipt
             }
             "OverLimit" => Self::OverLimit,
-            "PurgeQueueInProgress" => Self::Purged,
+            "PurgeQueueInProgress" => Self::PurgeCooldown,
             "RequestThrottled"
             | "Throttling"
             | "ThrottlingException"
@@ -80,12 +80,12 @@ impl Reason {
             | "NotAuthorized"
             | "KmsAccessDenied"
             | "InvalidAccessKeyId" => Self::Credentials,
-            _ if is_senders_fault => Self::Request,
+            _ if is_sender_fault => Self::InvalidRequest,
             _ => Self::Service,
         }
     }
 
-    /// What the reader can do about it.
+    /// Returns what the reader can do about it.
     fn advice(self) -> &'static str {
         match self {
             Self::Credentials => {
@@ -96,40 +96,41 @@ impl Reason {
                 "check the region or the endpoint in the URL, and that the network lets this machine \
                  reach it"
             }
-            Self::Throttled => "ask for less at a time, or have the quota raised",
+            Self::Throttled => "send fewer requests at a time, or have the quota raised",
             _ => "",
         }
     }
 }
 
 impl Failure {
-    /// A request that nobody is there to make any more.
-    pub(crate) fn cut_short() -> Self {
-        let text = "the request was cut short: the runtime that the backend was opened in is gone"
+    /// The failure of a request whose runtime has shut down.
+    pub(crate) fn runtime_gone() -> Self {
+        let text = "the request was cancelled: the tokio runtime in which the backend was opened has shut down"
             .to_owned();
         Self { reason: Reason::Unreachable, text }
     }
 
-    /// What an SDK call failed by.
+    /// Returns the failure for an error of the SDK.
     pub(crate) fn of<E>(error: SdkError<E>) -> Self
     where
         E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
     {
-        let said = |error: &dyn StdError| DisplayErrorContext(error).to_string();
+        let describe = |error: &dyn StdError| DisplayErrorContext(error).to_string();
         match &error {
-            SdkError::ServiceError(answer) => {
-                let code = answer.err().code().unwrap_or_default();
-                let text = match answer.err().message() {
+            SdkError::ServiceError(response) => {
+                let code = response.err().code().unwrap_or_default();
+                let text = match response.err().message() {
                     Some(message) => format!("{code}: {message}"),
-                    None => said(&error),
+                    None => describe(&error),
                 };
-                let status = answer.raw().status();
+                let status = response.raw().status();
                 Self { reason: Reason::of(code, &text, status.is_client_error()), text }
             }
             SdkError::DispatchFailure(dispatch) => {
-                let text =
-                    dispatch.as_connector_error().map_or_else(|| said(&error), |it| said(it));
-                // Asking for credentials comes before the request, and fails in the same way.
+                let text = dispatch
+                    .as_connector_error()
+                    .map_or_else(|| describe(&error), |it| describe(it));
+                // The lookup of credentials precedes the request, and fails in the same way.
                 let is_network = dispatch.is_io() || dispatch.is_timeout();
                 let is_about_credentials = text.to_lowercase().contains("credential");
                 let reason = match is_about_credentials && !is_network {
@@ -139,14 +140,14 @@ impl Failure {
                 Self { reason, text }
             }
             SdkError::TimeoutError(_) => {
-                Self { reason: Reason::Unreachable, text: "no answer in time".to_owned() }
+                Self { reason: Reason::Unreachable, text: "no response in time".to_owned() }
             }
-            SdkError::ResponseError(_) => Self { reason: Reason::Service, text: said(&error) },
-            _ => Self { reason: Reason::Request, text: said(&error) },
+            SdkError::ResponseError(_) => Self { reason: Reason::Service, text: describe(&error) },
+            _ => Self { reason: Reason::InvalidRequest, text: describe(&error) },
         }
     }
 
-    /// What one entry of a batch failed by.
+    /// Returns the failure of one entry of a batch.
     pub(crate) fn of_entry(entry: &BatchResultErrorEntry) -> Self {
         let text = match entry.message() {
             Some(message) => format!("{}: {message}", entry.code()),
@@ -155,80 +156,85 @@ impl Failure {
         Self { reason: Reason::of(entry.code(), &text, entry.sender_fault()), text }
     }
 
-    /// An entry that SQS has not answered.
-    pub(crate) fn unanswered() -> Self {
-        Self { reason: Reason::Service, text: "SQS did not answer this entry".to_owned() }
+    /// The failure of an entry that is not in the response.
+    pub(crate) fn no_result() -> Self {
+        Self {
+            reason: Reason::Service,
+            text: "the response of SQS has no result for this entry".to_owned(),
+        }
     }
 
-    /// Whether the same may succeed if it is tried again soon.
-    pub(crate) fn is_passing(&self) -> bool {
+    /// Returns whether a retry may succeed soon.
+    pub(crate) fn is_transient(&self) -> bool {
         matches!(self.reason, Reason::Throttled | Reason::Service)
     }
 
-    /// As an error of the contract.
-    pub(crate) fn on(self, place: &Place<'_>, action: &'static str) -> Error {
-        let queue = place.queue;
+    /// Returns the error of the contract.
+    pub(crate) fn into_error(self, context: &ErrorContext<'_>, action: &'static str) -> Error {
+        let queue = context.queue;
         match (self.reason, queue) {
             (Reason::NoQueue, _) => Error::invalid(
                 queue,
                 "queue",
-                format!("there is no '{}' at {}", place.physical, place.endpoint),
-                match place.creates {
-                    true => "a queue that exists: it is made when it is first sent to",
-                    false => "a queue that exists: make it, or open the backend with `create=true`",
+                format!("there is no '{}' at {}", context.physical, context.endpoint),
+                match context.creates {
+                    true => "a queue that exists: it is created by the first send",
+                    false => {
+                        "a queue that exists: create it, or open the backend with `create=true`"
+                    }
                 },
             ),
-            (Reason::Purged, Some(queue)) => {
+            (Reason::PurgeCooldown, Some(queue)) => {
                 Error::PurgeCooldown { queue: queue.clone(), cooldown: PURGE_COOLDOWN }
             }
             (Reason::OverLimit, Some(queue)) => {
-                let max_size = Some(Kind::of(place.physical).max_in_flight());
+                let max_size = Some(Kind::of(context.physical).max_in_flight());
                 Error::MailboxFull { queue: queue.clone(), id: None, max_size }
             }
-            (Reason::Request | Reason::Receipt, _) => {
-                Error::invalid(queue, "request", self.text, "what SQS takes, as it says")
+            (Reason::InvalidRequest | Reason::InvalidReceipt, _) => {
+                Error::invalid(queue, "request", self.text, "a request that SQS accepts")
             }
             (reason, _) => {
-                let endpoint = place.endpoint.to_owned();
+                let endpoint = context.endpoint.to_owned();
                 Error::connection(queue, action, Cause { endpoint, reason, text: self.text })
             }
         }
     }
 
-    /// As an error of the contract about a message that was to be sent.
-    pub(crate) fn on_message(
+    /// Returns the error of the contract about a message that was not sent.
+    pub(crate) fn into_message_error(
         self,
-        place: &Place<'_>,
+        context: &ErrorContext<'_>,
         action: &'static str,
         id: MessageId,
     ) -> Error {
-        self.on(place, action).about(Some(id))
+        self.into_error(context, action).about(Some(id))
     }
 
-    /// As an error of the contract about a delivery that was to be settled.
-    pub(crate) fn on_receipt(self, place: &Place<'_>, receipt: Receipt) -> Error {
-        match (self.reason, place.queue) {
-            (Reason::Receipt, Some(queue)) => {
+    /// Returns the error of the contract about a delivery that was not settled.
+    pub(crate) fn into_receipt_error(self, context: &ErrorContext<'_>, receipt: Receipt) -> Error {
+        match (self.reason, context.queue) {
+            (Reason::InvalidReceipt, Some(queue)) => {
                 Error::ReceiptHandleExpired { queue: queue.clone(), receipt }
             }
-            _ => self.on(place, "settle"),
+            _ => self.into_error(context, "settle"),
         }
     }
 }
 
-/// Where something failed.
+/// The queue and the endpoint of a failure.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct ErrorContext<'a> {
     pub(crate) queue: Option<&'a QueueName>,
-    /// The name or URL that SQS knows the queue by.
+    /// The name or the URL of the queue on SQS.
     pub(crate) physical: &'a str,
-    /// Where SQS is.
+    /// The region or the URL of SQS.
     pub(crate) endpoint: &'a str,
-    /// Whether queues are made when they are first used.
+    /// Whether queues are created when they are first used.
     pub(crate) creates: bool,
 }
 
-/// What is behind an error of the connection, with what to check.
+/// The cause of a connection error, with advice.
 #[derive(Debug)]
 struct Cause {
     endpoint: String,
@@ -256,8 +262,16 @@ mod tests {
     fn a_code_means_the_same_in_both_protocols() {
         let pairs = [
             ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue", Reason::NoQueue),
-            ("PurgeQueueInProgress", "AWS.SimpleQueueService.PurgeQueueInProgress", Reason::Purged),
-            ("MessageNotInflight", "AWS.SimpleQueueService.MessageNotInflight", Reason::Receipt),
+            (
+                "PurgeQueueInProgress",
+                "AWS.SimpleQueueService.PurgeQueueInProgress",
+                Reason::PurgeCooldown,
+            ),
+            (
+                "MessageNotInflight",
+                "AWS.SimpleQueueService.MessageNotInflight",
+                Reason::InvalidReceipt,
+            ),
             ("com.amazonaws.sqs#OverLimit", "OverLimit", Reason::OverLimit),
             ("RequestThrottled", "ThrottlingException", Reason::Throttled),
         ];
@@ -268,45 +282,45 @@ mod tests {
     }
 
     #[test]
-    fn an_old_receipt_is_told_from_other_wrong_parameters() {
+    fn an_expired_receipt_is_distinguished_from_other_invalid_parameters() {
         let of = |text| Reason::of("InvalidParameterValue", text, true);
         let expired = "Value AQEB for parameter ReceiptHandle is invalid. Reason: The receipt handle has expired.";
-        assert_eq!(of(expired), Reason::Receipt);
-        assert_eq!(of("VisibilityTimeout must be <= 43200"), Reason::Request);
+        assert_eq!(of(expired), Reason::InvalidReceipt);
+        assert_eq!(of("VisibilityTimeout must be <= 43200"), Reason::InvalidRequest);
     }
 
     #[test]
-    fn whose_fault_it_is_decides_about_codes_that_are_not_known() {
-        assert_eq!(Reason::of("Whatever", "", true), Reason::Request);
+    fn the_sender_fault_flag_decides_about_unknown_codes() {
+        assert_eq!(Reason::of("Whatever", "", true), Reason::InvalidRequest);
         assert_eq!(Reason::of("InternalError", "", false), Reason::Service);
     }
 
     #[test]
-    fn an_error_says_where_and_what_to_check() {
+    fn an_error_names_the_endpoint_and_what_to_check() {
         let queue = "jobs".parse().unwrap();
-        let place = Place {
+        let context = ErrorContext {
             queue: Some(&queue),
             physical: "shop-jobs.fifo",
             endpoint: "eu-west-1",
             creates: false,
         };
         let failure = |reason| Failure { reason, text: "said".to_owned() };
-        let text = |reason| failure(reason).on(&place, "send").to_string();
+        let text = |reason| failure(reason).into_error(&context, "send").to_string();
         assert_eq!(
             text(Reason::NoQueue),
             "invalid queue on queue 'jobs': there is no 'shop-jobs.fifo' at eu-west-1; allowed: a queue \
-             that exists: make it, or open the backend with `create=true`"
+             that exists: create it, or open the backend with `create=true`"
         );
-        let made = Place { creates: true, ..place };
-        let text_of_made = failure(Reason::NoQueue).on(&made, "count").to_string();
-        assert!(!text_of_made.contains("create=true"), "{text_of_made}");
+        let creating = ErrorContext { creates: true, ..context };
+        let text_if_creating = failure(Reason::NoQueue).into_error(&creating, "count").to_string();
+        assert!(!text_if_creating.contains("create=true"), "{text_if_creating}");
         assert!(
             text(Reason::Credentials).contains("SQS at eu-west-1: said; check AWS_ACCESS_KEY_ID")
         );
         assert!(text(Reason::Unreachable).contains("check the region or the endpoint"));
         assert!(text(Reason::OverLimit).contains("20000 messages in flight"));
         let receipt: Receipt = "handle".parse().unwrap();
-        let expired = failure(Reason::Receipt).on_receipt(&place, receipt);
+        let expired = failure(Reason::InvalidReceipt).into_receipt_error(&context, receipt);
         assert!(matches!(expired, Error::ReceiptHandleExpired { .. }));
     }
 }

@@ -14,7 +14,7 @@
 //!
 //! Programs that use the `pillarbox` crate open it by URL, with the feature `sqs`.
 //!
-//! # What becomes what
+//! # Mapping
 //!
 //! | in Pillarbox | on SQS |
 //! |---|---|
@@ -22,17 +22,17 @@
 //! | receive | `ReceiveMessage`, with a long poll of up to 20 s |
 //! | acknowledge | `DeleteMessageBatch` |
 //! | nack, extend | `ChangeMessageVisibilityBatch` |
-//! | purge | `PurgeQueue`, once in 60 s |
+//! | purge | `PurgeQueue`, at most once in 60 s |
 //! | counts | `GetQueueAttributes`, approximate |
 //! | attributes | `MessageAttributes` |
-//! | id | the attribute `pillarbox.id`; of messages from elsewhere, SQS's own |
+//! | id | the attribute `pillarbox.id`; for messages of other programs, the id of SQS |
 //! | reply address | the attribute `pillarbox.reply_to`: the name of a queue, or its URL |
 //! | delivery count | `ApproximateReceiveCount` |
 //! | time of sending | `SentTimestamp`, or the attribute `pillarbox.enqueued_at` of a message that was moved |
-//! | a body that is no text | base64, and the attribute `pillarbox.encoding` says so |
+//! | a body that is not text | base64, marked by the attribute `pillarbox.encoding` |
 //!
-//! Where SQS cannot keep a rule of the contract, the capabilities say so; `docs/sqs.md` in the repository
-//! lists what that means for a program.
+//! The capabilities state which rules of the contract SQS cannot keep; `docs/sqs.md` in the repository lists what that
+//! means for a program.
 
 mod attributes;
 mod backend;

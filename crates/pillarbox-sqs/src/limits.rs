@@ -1,30 +1,30 @@
-//! What SQS allows, by its documentation.
+//! Limits of SQS, from its documentation, and the capabilities that follow.
 
 use std::time::Duration;
 
 use pillarbox_core::Capabilities;
 
-/// The most entries of a batch, and messages of a receive.
+/// Largest number of entries of a batch, and of messages of a receive.
 pub(crate) const MAX_BATCH: usize = 10;
-/// The longest long poll.
+/// Longest long poll.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(20);
-/// The longest delay of a send.
+/// Longest delay of a send.
 const MAX_DELAY: Duration = Duration::from_secs(900);
-/// The most attributes of a message.
+/// Largest number of attributes of a message.
 pub(crate) const MAX_ATTRIBUTES: usize = 10;
-/// The most characters in the name of a queue, `.fifo` included.
+/// Largest number of characters in the name of a queue, `.fifo` included.
 pub(crate) const MAX_NAME: usize = 80;
-/// How long FIFO queues remember a deduplication id.
+/// How long a FIFO queue stores a deduplication id.
 const DEDUPLICATION: Duration = Duration::from_secs(300);
-/// The time between two purges.
+/// Shortest interval between two purges.
 pub(crate) const PURGE_COOLDOWN: Duration = Duration::from_secs(60);
-/// The largest message, attributes included, and what a batch may be in all.
+/// Largest size of a message, attributes included, and of a batch in total.
 pub(crate) const MAX_MESSAGE: usize = 1 << 20;
 
-/// What every message has beside its body: the attribute with its id.
-const OWN: usize = "pillarbox.id".len() + "String".len() + 36;
+/// Size of the attribute with the id, which every message has.
+const ID_ATTRIBUTE: usize = "pillarbox.id".len() + "String".len() + 36;
 
-/// Which kind a queue is of.
+/// The kind of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Standard,
@@ -32,17 +32,18 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// By the name that SQS knows it by, or its URL.
+    /// Returns the kind of a queue by its name on SQS, or by its URL.
     pub(crate) fn of(name: &str) -> Self {
-        if name.ends_with(FIFO_ENDING) { Self::Fifo } else { Self::Standard }
+        if name.ends_with(FIFO_SUFFIX) { Self::Fifo } else { Self::Standard }
     }
 
-    /// How many messages may be in flight, of either kind. (A FIFO queue says nothing then, and delivers no more.)
+    /// Returns the largest number of messages in flight. (A FIFO queue that reaches it returns no error, and delivers no
+    /// more.)
     pub(crate) const fn max_in_flight(self) -> u64 {
         120_000
     }
 
-    /// What can be done with queues of this kind, with messages up to this size.
+    /// Returns the capabilities of queues of this kind, with messages up to this size.
     pub(crate) fn capabilities(self, max_message: usize) -> Capabilities {
         let mut capabilities = Capabilities::full("sqs");
         capabilities.durable = true;
@@ -52,14 +53,14 @@ impl Kind {
         capabilities.max_delay = Some(MAX_DELAY);
         capabilities.max_nack_delay = Some(Capabilities::MAX_VISIBILITY);
         capabilities.sub_second = false;
-        capabilities.max_body = Some(max_message.saturating_sub(OWN));
+        capabilities.max_body = Some(max_message.saturating_sub(ID_ATTRIBUTE));
         capabilities.binary_bodies = false;
         capabilities.max_attributes = Some(MAX_ATTRIBUTES);
         capabilities.extended_names = false;
         capabilities.dotted_names = false;
         capabilities.fifo = false;
         capabilities.idempotent_send = false;
-        capabilities.tells_duplicates = false;
+        capabilities.reports_duplicates = false;
         capabilities.max_delivery = Some(Capabilities::MAX_VISIBILITY);
         capabilities.strict_receipts = false;
         capabilities.exact_counts = false;
@@ -69,7 +70,7 @@ impl Kind {
         capabilities.purge_cooldown = Some(PURGE_COOLDOWN);
         capabilities.redrive = true;
         if self == Self::Fifo {
-            // Only a queue as a whole can be delayed.
+            // Only the queue as a whole can have a delay.
             capabilities.max_delay = Some(Duration::ZERO);
             capabilities.deduplication = Some(DEDUPLICATION);
         }
@@ -77,5 +78,5 @@ impl Kind {
     }
 }
 
-/// What the names of FIFO queues end with.
-pub(crate) const FIFO_ENDING: &str = ".fifo";
+/// Suffix of the names of FIFO queues.
+pub(crate) const FIFO_SUFFIX: &str = ".fifo";

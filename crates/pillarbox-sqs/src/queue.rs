@@ -1,4 +1,4 @@
-//! A handle of one queue.
+//! [`Queue`] on SQS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use pillarbox_core::{
 };
 use tokio::time::Instant;
 
-use crate::failure::{Failure, Place, Reason};
+use crate::failure::{ErrorContext, Failure, Reason};
 use crate::limits::{Kind, MAX_BATCH};
 use crate::polls::Polls;
-use crate::service::{Backoff, Missing, Service, Target};
+use crate::service::{IfMissing, Service, Target, Tries};
 use crate::wire::{Encoded, seconds};
 
-/// How often a queue is looked for that is not there yet.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Interval at which a receive looks for a queue that does not exist yet.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A handle of one queue.
 #[derive(Debug)]
@@ -36,8 +36,8 @@ pub(crate) struct SqsQueue {
     polls: Arc<Polls>,
 }
 
-/// What became of each entry of a batch.
-type Outcomes = Vec<Result<(), Failure>>;
+/// The result of each entry of a batch.
+type Results = Vec<Result<(), Failure>>;
 
 impl SqsQueue {
     pub(crate) fn new(
@@ -63,98 +63,101 @@ impl SqsQueue {
         self.gate.check(&self.name)
     }
 
-    fn place(&self) -> Place<'_> {
-        self.service.place(Some(&self.name), &self.target)
+    fn error_context(&self) -> ErrorContext<'_> {
+        self.service.error_context(Some(&self.name), &self.target)
     }
 
     fn failed(&self, action: &'static str) -> impl Fn(Failure) -> Error {
-        move |failure| failure.on(&self.place(), action)
+        move |failure| failure.into_error(&self.error_context(), action)
     }
 
-    /// Encodes messages, and sends those that are not too large.
-    async fn store(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
-        let room = self.room().await?;
+    /// Sends messages, except for those that cannot be encoded.
+    async fn send_checked(&self, batch: Vec<Outgoing>) -> Result<Vec<Result<Sent>>> {
+        let capacity = self.capacity().await?;
         let max = self.service.usage.max_message;
-        let mut answers = Vec::with_capacity(batch.len());
-        let mut good: Vec<(usize, Encoded)> = Vec::with_capacity(batch.len());
-        for (place, message) in batch.into_iter().enumerate() {
+        let mut results = Vec::with_capacity(batch.len());
+        let mut valid: Vec<(usize, Encoded)> = Vec::with_capacity(batch.len());
+        for (index, message) in batch.into_iter().enumerate() {
             let id = message.id;
-            answers.push(match Encoded::new(message, self.kind, &self.name, max) {
-                Ok(_) if good.len() as u64 >= room => Err(self.full(id)),
+            results.push(match Encoded::new(message, self.kind, &self.name, max) {
+                Ok(_) if valid.len() as u64 >= capacity => Err(self.full(id)),
                 Ok(encoded) => {
-                    good.push((place, encoded));
-                    // SQS does not say whether it had the message already.
+                    valid.push((index, encoded));
+                    // SQS does not report duplicates.
                     Ok(Sent::stored(id))
                 }
                 Err(error) => Err(error),
             });
         }
-        let is_alone = good.len() == answers.len();
-        // A call may be as large as the largest message. One after the other, for they may be in order.
-        let mut rest = &good[..];
+        let all_valid = valid.len() == results.len();
+        // A call may be as large as the largest message. The calls are sequential to preserve the order.
+        let mut rest = &valid[..];
         let mut stopped: Option<Failure> = None;
         while !rest.is_empty() {
-            let (group, others) = rest.split_at(fitting(rest, max));
+            let (chunk, others) = rest.split_at(fitting(rest, max));
             rest = others;
-            // What comes after a message that was not stored would overtake it.
+            // Later messages would overtake one that was not stored.
             if let Some(failure) = stopped.as_ref().filter(|_| self.kind == Kind::Fifo) {
-                for (place, encoded) in group {
+                for (index, encoded) in chunk {
                     let failure = failure.clone();
-                    answers[*place] = Err(failure.on_message(&self.place(), "send", encoded.id));
+                    results[*index] = Err(self.send_error(failure, encoded.id));
                 }
                 continue;
             }
-            match self.send_group(group).await {
-                Ok(outcomes) => {
-                    for ((place, encoded), outcome) in group.iter().zip(outcomes) {
-                        if let Err(failure) = outcome {
+            match self.send_chunk(chunk).await {
+                Ok(sent) => {
+                    for ((index, encoded), result) in chunk.iter().zip(sent) {
+                        if let Err(failure) = result {
                             stopped.get_or_insert_with(|| failure.clone());
-                            let error = failure.on_message(&self.place(), "send", encoded.id);
-                            answers[*place] = Err(error);
+                            let error = self.send_error(failure, encoded.id);
+                            results[*index] = Err(error);
                         }
                     }
                 }
-                Err(failure) if is_alone && group.len() == good.len() => {
+                Err(failure) if all_valid && chunk.len() == valid.len() => {
                     return Err(self.failed("send")(failure));
                 }
                 Err(failure) => {
-                    for (place, encoded) in group {
+                    for (index, encoded) in chunk {
                         let failure = failure.clone();
-                        answers[*place] =
-                            Err(failure.on_message(&self.place(), "send", encoded.id));
+                        results[*index] = Err(self.send_error(failure, encoded.id));
                     }
                     stopped.get_or_insert(failure);
                 }
             }
         }
-        Ok(answers)
+        Ok(results)
     }
 
-    async fn send_group(&self, group: &[(usize, Encoded)]) -> Result<Outcomes, Failure> {
-        // Where order matters, an entry is not sent again behind those that came after it.
-        let attempts = match self.kind {
-            Kind::Standard => self.service.usage.attempts,
+    async fn send_chunk(&self, chunk: &[(usize, Encoded)]) -> Result<Results, Failure> {
+        // In a FIFO queue, a retried entry would come after those that were sent after it.
+        let tries = match self.kind {
+            Kind::Standard => self.service.usage.tries,
             Kind::Fifo => 1,
         };
-        self.each_within(attempts, group.len(), |places| async move {
-            let answer = self.service.call(&self.target, Missing::Make, |url| {
-                let entries = places.iter().map(|place| group[*place].1.entry(*place)).collect();
+        self.call_with_tries(tries, chunk.len(), |indices| async move {
+            let response = self.service.call(&self.target, IfMissing::Create, |url| {
+                let entries = indices.iter().map(|index| chunk[*index].1.entry(*index)).collect();
                 let request = self.service.client.send_message_batch().queue_url(&*url);
                 request.set_entries(Some(entries)).send()
             });
-            let answer = answer.await?;
-            let done = answer.successful.iter().map(|entry| entry.id()).collect();
-            Ok(outcomes_of(&places, done, &answer.failed))
+            let response = response.await?;
+            let done = response.successful.iter().map(|entry| entry.id()).collect();
+            Ok(results_of(&indices, done, &response.failed))
         })
         .await
     }
 
-    /// How many messages may be added. As exact as the counts are, which is not very.
-    async fn room(&self) -> Result<u64> {
+    /// Returns the number of messages that may be added, which is as approximate as the counts.
+    async fn capacity(&self) -> Result<u64> {
         match self.options.max_size {
             Some(max_size) => Ok(max_size.saturating_sub(self.count("send").await?.total())),
             None => Ok(u64::MAX),
         }
+    }
+
+    fn send_error(&self, failure: Failure, id: MessageId) -> Error {
+        failure.into_message_error(&self.error_context(), "send", id)
     }
 
     fn full(&self, id: MessageId) -> Error {
@@ -162,131 +165,131 @@ impl SqsQueue {
         Error::MailboxFull { queue: self.name.clone(), id: Some(id), max_size }
     }
 
-    async fn end(&self, batch: Vec<Settle>) -> Result<Vec<Result<()>>> {
+    async fn settle_checked(&self, batch: Vec<Settle>) -> Result<Vec<Result<()>>> {
         let (mut deletes, mut changes) = (Vec::new(), Vec::new());
-        for (place, settle) in batch.into_iter().enumerate() {
+        for (index, settle) in batch.into_iter().enumerate() {
             match settle.action {
-                SettleAction::Acknowledge => deletes.push((place, settle.receipt, 0)),
+                SettleAction::Acknowledge => deletes.push((index, settle.receipt, 0)),
                 SettleAction::Nack { delay: timeout }
                 | SettleAction::Release { delay: timeout }
                 | SettleAction::Extend { timeout }
                 | SettleAction::Start { timeout } => {
-                    changes.push((place, settle.receipt, seconds(timeout)));
+                    changes.push((index, settle.receipt, seconds(timeout)));
                 }
             }
         }
         let (deleted, changed) = tokio::join!(self.delete(&deletes), self.change(&changes));
-        let failed = |outcomes: &Result<Outcomes, Failure>| outcomes.clone().err();
+        let failed = |settled: &Result<Results, Failure>| settled.clone().err();
         let all_failed = match (&deletes[..], &changes[..]) {
             (_, []) => failed(&deleted),
             ([], _) => failed(&changed),
             _ => failed(&deleted).and(failed(&changed)),
         };
         if let Some(failure) = all_failed {
-            // A queue that is yet to be has given no receipt.
-            if !self.is_yet_to_be(&failure) {
+            // A queue that was never created has issued no receipt.
+            if !self.is_not_created_yet(&failure) {
                 return Err(self.failed("settle")(failure));
             }
             let mut all: Vec<_> = deletes.into_iter().chain(changes).collect();
-            all.sort_by_key(|(place, ..)| *place);
+            all.sort_by_key(|(index, ..)| *index);
             let queue = &self.name;
             let expired = |receipt| Error::ReceiptHandleExpired { queue: queue.clone(), receipt };
             return Ok(all.into_iter().map(|(_, receipt, _)| Err(expired(receipt))).collect());
         }
-        let mut answers: Vec<_> =
+        let mut results: Vec<_> =
             std::iter::repeat_with(|| Ok(())).take(deletes.len() + changes.len()).collect();
-        for (entries, outcomes) in [(deletes, deleted), (changes, changed)] {
-            let outcomes = match outcomes {
-                Ok(outcomes) => outcomes,
+        for (entries, settled) in [(deletes, deleted), (changes, changed)] {
+            let settled = match settled {
+                Ok(settled) => settled,
                 Err(failure) => entries.iter().map(|_| Err(failure.clone())).collect(),
             };
-            for ((place, receipt, _), outcome) in entries.into_iter().zip(outcomes) {
-                answers[place] =
-                    outcome.map_err(|failure| failure.on_receipt(&self.place(), receipt));
+            for ((index, receipt, _), result) in entries.into_iter().zip(settled) {
+                results[index] = result
+                    .map_err(|failure| failure.into_receipt_error(&self.error_context(), receipt));
             }
         }
-        Ok(answers)
+        Ok(results)
     }
 
-    async fn delete(&self, entries: &[(usize, Receipt, i32)]) -> Result<Outcomes, Failure> {
-        self.each(entries.len(), |places| async move {
-            let entry = |place: &usize| {
-                let receipt = entries[*place].1.to_string();
-                Delete::builder().id(place.to_string()).receipt_handle(receipt).build().ok()
+    async fn delete(&self, entries: &[(usize, Receipt, i32)]) -> Result<Results, Failure> {
+        self.call_with_retries(entries.len(), |indices| async move {
+            let entry = |index: &usize| {
+                let receipt = entries[*index].1.to_string();
+                Delete::builder().id(index.to_string()).receipt_handle(receipt).build().ok()
             };
-            let answer = self.service.call(&self.target, Missing::Leave, |url| {
+            let response = self.service.call(&self.target, IfMissing::Fail, |url| {
                 let request = self.service.client.delete_message_batch().queue_url(&*url);
-                request.set_entries(Some(places.iter().filter_map(entry).collect())).send()
+                request.set_entries(Some(indices.iter().filter_map(entry).collect())).send()
             });
-            let answer = answer.await?;
-            let done = answer.successful.iter().map(|entry| entry.id()).collect();
-            Ok(outcomes_of(&places, done, &answer.failed))
+            let response = response.await?;
+            let done = response.successful.iter().map(|entry| entry.id()).collect();
+            Ok(results_of(&indices, done, &response.failed))
         })
         .await
     }
 
-    async fn change(&self, entries: &[(usize, Receipt, i32)]) -> Result<Outcomes, Failure> {
-        self.each(entries.len(), |places| async move {
-            let entry = |place: &usize| {
-                let (_, receipt, timeout) = &entries[*place];
-                let change = Change::builder().id(place.to_string());
+    async fn change(&self, entries: &[(usize, Receipt, i32)]) -> Result<Results, Failure> {
+        self.call_with_retries(entries.len(), |indices| async move {
+            let entry = |index: &usize| {
+                let (_, receipt, timeout) = &entries[*index];
+                let change = Change::builder().id(index.to_string());
                 change.receipt_handle(receipt.to_string()).visibility_timeout(*timeout).build().ok()
             };
-            let answer = self.service.call(&self.target, Missing::Leave, |url| {
+            let response = self.service.call(&self.target, IfMissing::Fail, |url| {
                 let client = &self.service.client;
                 let request = client.change_message_visibility_batch().queue_url(&*url);
-                request.set_entries(Some(places.iter().filter_map(entry).collect())).send()
+                request.set_entries(Some(indices.iter().filter_map(entry).collect())).send()
             });
-            let answer = answer.await?;
-            let done = answer.successful.iter().map(|entry| entry.id()).collect();
-            Ok(outcomes_of(&places, done, &answer.failed))
+            let response = response.await?;
+            let done = response.successful.iter().map(|entry| entry.id()).collect();
+            Ok(results_of(&indices, done, &response.failed))
         })
         .await
     }
 
-    /// Does a batch, and again those entries whose failure may pass.
-    async fn each<F>(
+    /// Calls with the indices of all entries, and retries those that failed with a transient failure.
+    async fn call_with_retries<F>(
         &self,
         entries: usize,
         call: impl Fn(Vec<usize>) -> F,
-    ) -> Result<Outcomes, Failure>
+    ) -> Result<Results, Failure>
     where
         F: Future<Output = Result<Vec<(usize, Result<(), Failure>)>, Failure>>,
     {
-        self.each_within(self.service.usage.attempts, entries, call).await
+        self.call_with_tries(self.service.usage.tries, entries, call).await
     }
 
-    /// The same, trying so often. (The SDK repeats calls that failed as a whole, and knows nothing of entries.)
-    async fn each_within<F>(
+    /// The same, with a number of tries. (The SDK retries calls that failed as a whole, but not single entries.)
+    async fn call_with_tries<F>(
         &self,
-        attempts: u32,
+        tries: u32,
         entries: usize,
         call: impl Fn(Vec<usize>) -> F,
-    ) -> Result<Outcomes, Failure>
+    ) -> Result<Results, Failure>
     where
         F: Future<Output = Result<Vec<(usize, Result<(), Failure>)>, Failure>>,
     {
-        let mut outcomes: Outcomes = vec![Ok(()); entries];
+        let mut results: Results = vec![Ok(()); entries];
         let mut pending: Vec<_> = (0..entries).collect();
-        let mut backoff = Backoff::new(attempts);
+        let mut tries = Tries::new(tries);
         let mut is_first = true;
         while !pending.is_empty() {
             match call(pending.clone()).await {
-                Ok(some) => some.into_iter().for_each(|(place, it)| outcomes[place] = it),
+                Ok(done) => done.into_iter().for_each(|(index, result)| results[index] = result),
                 Err(failure) if is_first => return Err(failure),
-                // What they failed by before is as good an answer.
+                // The earlier failures of the entries stand.
                 Err(_) => break,
             }
             is_first = false;
-            let is_passing = |place: &usize| {
-                outcomes[*place].as_ref().is_err_and(|failure| failure.is_passing())
+            let is_transient = |index: &usize| {
+                results[*index].as_ref().is_err_and(|failure| failure.is_transient())
             };
-            pending.retain(is_passing);
-            if pending.is_empty() || !backoff.pause().await {
+            pending.retain(is_transient);
+            if pending.is_empty() || !tries.wait().await {
                 break;
             }
         }
-        Ok(outcomes)
+        Ok(results)
     }
 
     async fn count(&self, action: &'static str) -> Result<Counts> {
@@ -302,26 +305,26 @@ impl SqsQueue {
                 let counts = Counts::new(number(ready), number(in_flight), number(delayed));
                 Ok(counts.with_counted_at(at))
             }
-            Err(failure) if self.is_yet_to_be(&failure) => Ok(Counts::default()),
+            Err(failure) if self.is_not_created_yet(&failure) => Ok(Counts::default()),
             Err(failure) => Err(self.failed(action)(failure)),
         }
     }
 
-    /// Whether there is no queue because nobody has used it yet.
-    fn is_yet_to_be(&self, failure: &Failure) -> bool {
+    /// Returns whether the queue does not exist because it was never used.
+    fn is_not_created_yet(&self, failure: &Failure) -> bool {
         let usage = &self.service.usage;
         failure.reason == Reason::NoQueue && usage.create && !usage.only_existing
     }
 
-    /// Receives. A queue that is not there, and is made when it is sent to, is waited for as messages are.
-    async fn take(&self, mut request: Receive) -> Result<Vec<Delivery>> {
+    /// Receives. Waits for a queue that does not exist yet, if the first send creates it.
+    async fn receive_checked(&self, mut request: Receive) -> Result<Vec<Delivery>> {
         let end = after(request.wait);
         loop {
             match self.polls.receive(request).await {
                 Err(failure) if failure.reason == Reason::NoQueue && self.service.usage.create => {}
                 received => return received.map_err(self.failed("receive")),
             }
-            let again = Instant::now() + LOOK_AGAIN;
+            let again = Instant::now() + LOOKUP_INTERVAL;
             if again >= end {
                 tokio::time::sleep_until(end).await;
                 return Ok(Vec::new());
@@ -331,21 +334,21 @@ impl SqsQueue {
         }
     }
 
-    async fn delete_all(&self) -> Result<u64> {
-        // SQS does not say how many there were.
+    async fn purge_checked(&self) -> Result<u64> {
+        // SQS does not report the number of purged messages.
         let total = self.count("purge").await?.total();
-        let purged = self.service.call(&self.target, Missing::Leave, |url| {
+        let purged = self.service.call(&self.target, IfMissing::Fail, |url| {
             self.service.client.purge_queue().queue_url(&*url).send()
         });
         match purged.await {
             Ok(_) => Ok(total),
-            Err(failure) if self.is_yet_to_be(&failure) => Ok(0),
+            Err(failure) if self.is_not_created_yet(&failure) => Ok(0),
             Err(failure) => Err(self.failed("purge")(failure)),
         }
     }
 }
 
-/// How many of the first messages go into one call.
+/// Returns the number of messages that fit into one call.
 fn fitting(messages: &[(usize, Encoded)], max: usize) -> usize {
     let mut size = 0;
     let fits = |(_, encoded): &&(usize, Encoded)| {
@@ -355,23 +358,23 @@ fn fitting(messages: &[(usize, Encoded)], max: usize) -> usize {
     messages.iter().take(MAX_BATCH).take_while(fits).count().max(1)
 }
 
-/// What became of the entries at these places, by what SQS has answered.
-fn outcomes_of(
-    places: &[usize],
+/// Returns the results of the entries with these indices from the response of SQS.
+fn results_of(
+    indices: &[usize],
     done: Vec<&str>,
     failed: &[BatchResultErrorEntry],
 ) -> Vec<(usize, Result<(), Failure>)> {
-    let outcome = |place: &usize| {
-        let id = place.to_string();
+    let result = |index: &usize| {
+        let id = index.to_string();
         let failure = failed.iter().find(|entry| entry.id() == id);
-        let outcome = match failure {
+        let result = match failure {
             Some(entry) => Err(Failure::of_entry(entry)),
             None if done.contains(&id.as_str()) => Ok(()),
-            None => Err(Failure::unanswered()),
+            None => Err(Failure::no_result()),
         };
-        (*place, outcome)
+        (*index, result)
     };
-    places.iter().map(outcome).collect()
+    indices.iter().map(result).collect()
 }
 
 impl Queue for SqsQueue {
@@ -386,8 +389,8 @@ impl Queue for SqsQueue {
     fn send(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Result<Sent>>>> {
         Box::pin(async move {
             self.check()?;
-            let (check, store) = (Capabilities::check_outgoing, |batch| self.store(batch));
-            self.capabilities.check_each(&self.name, batch, check, store).await
+            let (check, send) = (Capabilities::check_outgoing, |batch| self.send_checked(batch));
+            self.capabilities.check_each(&self.name, batch, check, send).await
         })
     }
 
@@ -398,7 +401,7 @@ impl Queue for SqsQueue {
             tokio::select! {
                 biased;
                 () = self.gate.closed() => Err(Error::Closed { queue: Some(self.name.clone()) }),
-                received = self.take(request) => received,
+                received = self.receive_checked(request) => received,
             }
         })
     }
@@ -406,8 +409,8 @@ impl Queue for SqsQueue {
     fn settle(&self, batch: Vec<Settle>) -> BoxFuture<'_, Result<Vec<Result<()>>>> {
         Box::pin(async move {
             self.check()?;
-            let (check, end) = (Capabilities::check_settle, |batch| self.end(batch));
-            self.capabilities.check_each(&self.name, batch, check, end).await
+            let (check, settle) = (Capabilities::check_settle, |batch| self.settle_checked(batch));
+            self.capabilities.check_each(&self.name, batch, check, settle).await
         })
     }
 
@@ -429,7 +432,7 @@ impl Queue for SqsQueue {
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move {
             self.check()?;
-            self.delete_all().await
+            self.purge_checked().await
         })
     }
 

@@ -1,9 +1,11 @@
-//! Redrive policies, as SQS writes them.
+//! Redrive policies in the format of SQS.
 
 use pillarbox_core::{QueueName, Redrive, Result};
 use serde::{Deserialize, Serialize};
 
-/// What SQS calls a redrive policy: JSON in an attribute of the queue.
+use crate::limits::FIFO_SUFFIX;
+
+/// A redrive policy: JSON in an attribute of the queue.
 #[derive(Debug, Serialize, Deserialize)]
 struct Policy {
     #[serde(rename = "deadLetterTargetArn")]
@@ -12,7 +14,7 @@ struct Policy {
     deliveries: Number,
 }
 
-/// SQS takes numbers and texts alike, and gives back what it was given.
+/// SQS accepts numbers and strings, and returns them as they were set.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Number {
@@ -20,7 +22,7 @@ enum Number {
     Text(String),
 }
 
-/// Reads a policy. `None` where there is none, or nothing that can be read.
+/// Parses a policy. `None` if there is none, or if it is invalid.
 pub(crate) fn read(text: &str, name_of: impl FnOnce(&str) -> Option<String>) -> Option<Redrive> {
     let policy: Policy = serde_json::from_str(text).ok()?;
     let deliveries = match policy.deliveries {
@@ -32,24 +34,24 @@ pub(crate) fn read(text: &str, name_of: impl FnOnce(&str) -> Option<String>) -> 
     Some(Redrive::new(to, deliveries))
 }
 
-/// Writes a policy whose target has this ARN.
+/// Formats a policy whose target has this ARN.
 pub(crate) fn write(target: String, deliveries: u32) -> String {
     let policy = Policy { target, deliveries: Number::Number(deliveries) };
-    // Cannot fail: a string and a number.
+    // Cannot fail: it has a string and a number.
     serde_json::to_string(&policy).unwrap_or_default()
 }
 
 /// Returns the name of the queue for dead letters of `source`. That of a FIFO queue is a FIFO queue:
 /// `orders.fifo` has `orders-dlq.fifo`.
 pub(crate) fn dead_letter_name(source: &QueueName) -> Result<QueueName> {
-    match source.as_str().strip_suffix(".fifo") {
-        Some(stem) => format!("{stem}-dlq.fifo").parse(),
+    match source.as_str().strip_suffix(FIFO_SUFFIX) {
+        Some(stem) => format!("{stem}-dlq{FIFO_SUFFIX}").parse(),
         None => format!("{source}-dlq").parse(),
     }
 }
 
 pub(crate) fn is_dead_letter_name(name: &QueueName) -> bool {
-    name.as_str().strip_suffix(".fifo").unwrap_or(name.as_str()).ends_with("-dlq")
+    name.as_str().strip_suffix(FIFO_SUFFIX).unwrap_or(name.as_str()).ends_with("-dlq")
 }
 
 #[cfg(test)]
@@ -59,7 +61,7 @@ mod tests {
     const ARN: &str = "arn:aws:sqs:eu-west-1:123456789012:shop-jobs-dlq";
 
     #[test]
-    fn a_policy_survives_and_names_its_queue() {
+    fn a_policy_is_parsed_as_it_was_formatted() {
         let ours = |physical: &str| physical.strip_prefix("shop-").map(str::to_owned);
         let text = write(ARN.to_owned(), 5);
         assert_eq!(read(&text, ours), Some(Redrive::new("jobs-dlq", 5)));
@@ -67,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_may_be_a_text_and_anything_else_is_no_policy() {
+    fn a_count_may_be_a_string_and_anything_else_is_no_policy() {
         let text = format!(r#"{{"deadLetterTargetArn":"{ARN}","maxReceiveCount":"7"}}"#);
         assert_eq!(read(&text, |_| None), Some(Redrive::new(ARN, 7)));
         for text in ["", "{}", "nonsense"] {

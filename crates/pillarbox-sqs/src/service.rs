@@ -1,51 +1,51 @@
-//! SQS as it is called: a client, and the URLs of queues.
+//! Calls of SQS: the client, and names and URLs of queues.
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aws_sdk_sqs::Client;
-use aws_sdk_sqs::config::interceptors::BeforeDeserializationInterceptorContextRef as Answered;
+use aws_sdk_sqs::config::interceptors::BeforeDeserializationInterceptorContextRef as ResponseContext;
 use aws_sdk_sqs::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_sqs::error::{BoxError, ProvideErrorMetadata, SdkError};
 use aws_sdk_sqs::types::QueueAttributeName as Attribute;
 use aws_smithy_types::DateTime;
 use aws_smithy_types::date_time::Format;
+use pillarbox_core::internal::{Locked, RetryDelay, lock};
 use pillarbox_core::{Error, Gate, QueueName, Result, Timestamp};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use crate::failure::{Failure, Place, Reason};
-use crate::limits::{FIFO_ENDING, Kind, MAX_NAME};
+use crate::failure::{ErrorContext, Failure, Reason};
+use crate::limits::{FIFO_SUFFIX, Kind, MAX_NAME};
 use crate::options::Usage;
 
-/// How many URLs are kept. They are asked for again when needed.
-const KEPT_URLS: usize = 4096;
+/// Number of URLs that are cached.
+const MAX_URLS: usize = 4096;
 
-/// The first pause before something is tried again; it doubles.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Delay before the second try; doubles with each further one.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// SQS, and what all queues of a backend share.
+/// The client, shared by all queues of a backend.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) client: Client,
     pub(crate) usage: Usage,
-    /// Where SQS is, for people: a region or a URL.
+    /// The region or the URL of SQS, for error texts.
     pub(crate) endpoint: String,
     pub(crate) gate: Arc<Gate>,
-    /// Polls, and what is given back: all that runs without somebody who waits for it.
+    /// Polls and releases, which run without a caller.
     pub(crate) tasks: TaskTracker,
     pub(crate) runtime: Handle,
     urls: Mutex<HashMap<Box<str>, Arc<str>>>,
 }
 
-/// What SQS knows a queue by.
+/// The identity of a queue on SQS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// Its name there, prefix and ending included.
+    /// Its name on SQS, with prefix and suffix.
     Name(Box<str>),
-    /// Its URL.
     Url(Arc<str>),
 }
 
@@ -62,13 +62,12 @@ impl Target {
     }
 }
 
-/// What to do where there is no queue.
+/// What to do if a queue does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Missing {
-    /// Make it, if the options say so.
-    Make,
-    /// Leave it so.
-    Leave,
+pub(crate) enum IfMissing {
+    /// Create it, if the options allow that.
+    Create,
+    Fail,
 }
 
 impl Service {
@@ -89,16 +88,16 @@ impl Service {
         })
     }
 
-    /// What SQS knows a queue by that has this name here.
+    /// Returns the identity on SQS of the queue with this name.
     pub(crate) fn target(&self, name: &QueueName) -> Result<Target> {
-        let stem = name.as_str().strip_suffix(FIFO_ENDING).unwrap_or(name.as_str());
+        let stem = name.as_str().strip_suffix(FIFO_SUFFIX).unwrap_or(name.as_str());
         if stem.is_empty() || stem.contains(['.', ':', '/']) {
-            let allowed = "letters, digits, '_' and '-' on sqs, and .fifo at the end";
+            let allowed = "letters, digits, '_' and '-' on sqs, optionally with .fifo at the end";
             return Err(Error::invalid(None, "queue name", format!("'{name}'"), allowed));
         }
         let is_fifo = self.usage.fifo || stem.len() < name.as_str().len();
-        let ending = if is_fifo { FIFO_ENDING } else { "" };
-        let physical = format!("{}{stem}{ending}", self.usage.prefix);
+        let suffix = if is_fifo { FIFO_SUFFIX } else { "" };
+        let physical = format!("{}{stem}{suffix}", self.usage.prefix);
         if physical.len() > MAX_NAME {
             let value = format!("'{name}', which is '{physical}' on sqs");
             let allowed = format!("at most {MAX_NAME} characters there");
@@ -107,59 +106,59 @@ impl Service {
         Ok(Target::Name(physical.into()))
     }
 
-    /// The name here of a queue that SQS knows by this one. `None` for one that is not of this backend.
+    /// Returns the name of the queue with this name on SQS. `None` if it does not belong to this backend.
     pub(crate) fn name_of(&self, physical: &str) -> Option<String> {
         let name = physical.strip_prefix(&self.usage.prefix)?;
-        let name = if self.usage.fifo { name.strip_suffix(FIFO_ENDING)? } else { name };
+        let name = if self.usage.fifo { name.strip_suffix(FIFO_SUFFIX)? } else { name };
         (!name.is_empty()).then(|| name.to_owned())
     }
 
-    /// Where a failure is.
-    pub(crate) fn place<'a>(
+    /// Returns the context for error texts.
+    pub(crate) fn error_context<'a>(
         &'a self,
         queue: Option<&'a QueueName>,
         target: &'a Target,
-    ) -> Place<'a> {
+    ) -> ErrorContext<'a> {
         let creates = self.usage.create;
-        Place { queue, physical: target.as_str(), endpoint: &self.endpoint, creates }
+        ErrorContext { queue, physical: target.as_str(), endpoint: &self.endpoint, creates }
     }
 
     /// Calls SQS with the URL of a queue.
     pub(crate) async fn call<T, E, F>(
         &self,
         target: &Target,
-        missing: Missing,
+        if_missing: IfMissing,
         operation: impl Fn(Arc<str>) -> F,
     ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, SdkError<E>>>,
         E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
     {
-        let mut backoff = Backoff::new(self.usage.attempts);
+        let mut tries = Tries::new(self.usage.tries);
         loop {
-            let url = self.url(target, missing).await?;
+            let url = self.url(target, if_missing).await?;
             let failure = match operation(url).await {
-                Ok(answer) => return Ok(answer),
+                Ok(response) => return Ok(response),
                 Err(error) => Failure::of(error),
             };
             if failure.reason != Reason::NoQueue {
                 return Err(failure);
             }
-            // It was deleted since its URL was asked for, or was made a moment ago and is not yet known
-            // everywhere.
-            self.forget(target);
-            if !self.makes(missing) || !backoff.pause().await {
+            // It was deleted since its URL was cached, or was created just now and is not yet visible on all
+            // servers.
+            self.urls().remove(target.as_str());
+            if !self.may_create(if_missing) || !tries.wait().await {
                 return Err(failure);
             }
         }
     }
 
-    fn makes(&self, missing: Missing) -> bool {
-        missing == Missing::Make && self.usage.create && !self.usage.only_existing
+    fn may_create(&self, if_missing: IfMissing) -> bool {
+        if_missing == IfMissing::Create && self.usage.create && !self.usage.only_existing
     }
 
-    /// The URL of a queue.
-    async fn url(&self, target: &Target, missing: Missing) -> Result<Arc<str>, Failure> {
+    /// Returns the URL of a queue.
+    async fn url(&self, target: &Target, if_missing: IfMissing) -> Result<Arc<str>, Failure> {
         let name = match target {
             Target::Url(url) => return Ok(url.clone()),
             Target::Name(name) => name,
@@ -170,21 +169,21 @@ impl Service {
         let found = self.client.get_queue_url().queue_name(&**name).send().await;
         let url = match found.map_err(Failure::of) {
             Ok(found) => found.queue_url,
-            Err(failure) if failure.reason == Reason::NoQueue && self.makes(missing) => {
-                self.make(name).await?
+            Err(failure) if failure.reason == Reason::NoQueue && self.may_create(if_missing) => {
+                self.create_queue(name).await?
             }
             Err(failure) => return Err(failure),
         };
         let url: Arc<str> = url.unwrap_or_default().into();
         let mut urls = self.urls();
-        if urls.len() >= KEPT_URLS {
+        if urls.len() >= MAX_URLS {
             urls.clear();
         }
         urls.insert(name.clone(), url.clone());
         Ok(url)
     }
 
-    async fn make(&self, name: &str) -> Result<Option<String>, Failure> {
+    async fn create_queue(&self, name: &str) -> Result<Option<String>, Failure> {
         let mut request = self.client.create_queue().queue_name(name);
         for (attribute, value) in &self.usage.attributes {
             request = request.attributes(Attribute::from(attribute.as_str()), value);
@@ -192,85 +191,80 @@ impl Service {
         if Kind::of(name) == Kind::Fifo {
             request = request.attributes(Attribute::FifoQueue, "true");
         }
-        let made = request.send().await.map_err(Failure::of)?;
-        tracing::info!(queue = name, "made a queue on SQS");
-        Ok(made.queue_url)
+        let created = request.send().await.map_err(Failure::of)?;
+        tracing::info!(queue = name, "created a queue on SQS");
+        Ok(created.queue_url)
     }
 
-    fn forget(&self, target: &Target) {
-        self.urls().remove(target.as_str());
+    fn urls(&self) -> Locked<'_, HashMap<Box<str>, Arc<str>>> {
+        lock(&self.urls)
     }
 
-    fn urls(&self) -> MutexGuard<'_, HashMap<Box<str>, Arc<str>>> {
-        self.urls.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Attributes of a queue, and when they were told by the clock of SQS, where it says so.
+    /// Returns attributes of a queue, and the time of the response by the clock of SQS, if known.
     pub(crate) async fn attributes(
         &self,
         target: &Target,
         names: &[Attribute],
     ) -> Result<(HashMap<Attribute, String>, Option<Timestamp>), Failure> {
-        let date = Date::default();
-        let answer = self.call(target, Missing::Leave, |url| {
+        let date = ResponseDate::default();
+        let response = self.call(target, IfMissing::Fail, |url| {
             let request = self.client.get_queue_attributes().queue_url(&*url);
             let request = request.set_attribute_names(Some(names.to_vec()));
             request.customize().interceptor(date.clone()).send()
         });
-        let attributes = answer.await?.attributes.unwrap_or_default();
+        let attributes = response.await?.attributes.unwrap_or_default();
         Ok((attributes, date.get()))
     }
 }
 
-/// Reads the time of the server off an answer: the header `Date`, in whole seconds.
+/// Reads the time of the server from the header `Date` of a response, in whole seconds.
 #[derive(Debug, Clone, Default)]
-struct Date(Arc<Mutex<Option<Timestamp>>>);
+struct ResponseDate(Arc<Mutex<Option<Timestamp>>>);
 
-impl Date {
+impl ResponseDate {
     fn get(&self) -> Option<Timestamp> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0)
     }
 }
 
-impl Intercept for Date {
+impl Intercept for ResponseDate {
     fn name(&self) -> &'static str {
-        "Date"
+        "ResponseDate"
     }
 
     fn read_before_deserialization(
         &self,
-        answer: &Answered<'_>,
+        context: &ResponseContext<'_>,
         _: &RuntimeComponents,
         _: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let date = answer.response().headers().get("date");
+        let date = context.response().headers().get("date");
         let date = date.and_then(|text| DateTime::from_str(text, Format::HttpDate).ok());
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) =
-            date.map(|date| Timestamp::from_secs(date.secs()));
+        *lock(&self.0) = date.map(|date| Timestamp::from_secs(date.secs()));
         Ok(())
     }
 }
 
-/// Pauses between attempts: longer each time, and not for ever.
+/// The tries of a call, with a growing delay between them.
 #[derive(Debug)]
-pub(crate) struct Backoff {
+pub(crate) struct Tries {
     left: u32,
-    next: Duration,
+    delay: RetryDelay,
 }
 
-impl Backoff {
-    pub(crate) fn new(attempts: u32) -> Self {
-        Self { left: attempts.saturating_sub(1), next: PAUSE }
+impl Tries {
+    pub(crate) fn new(tries: u32) -> Self {
+        let delay = RetryDelay::new(RETRY_DELAY, Duration::MAX);
+        Self { left: tries.saturating_sub(1), delay }
     }
 
-    /// Pauses, unless there is no attempt left.
-    pub(crate) async fn pause(&mut self) -> bool {
+    /// Waits for the next try. Returns `false` at once if none is left.
+    pub(crate) async fn wait(&mut self) -> bool {
         if self.left == 0 {
             return false;
         }
         self.left -= 1;
-        tokio::time::sleep(self.next).await;
-        self.next *= 2;
+        tokio::time::sleep(self.delay.next_delay()).await;
         true
     }
 }

@@ -1,4 +1,4 @@
-//! A message as SQS keeps it: a body of text, attributes, and what SQS adds.
+//! Messages in the form of SQS: a text body, attributes, and system attributes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,34 +11,34 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use pillarbox_core::{
-    Delivery, Error, MessageId, Outgoing, QueueName, RawMessage, Receipt, Result, Timestamp,
+    Delivery, Error, MessageId, Outgoing, QueueName, RawMessage, Result, Timestamp,
 };
 
 use crate::attributes::{self, Malformed, is_text};
 use crate::limits::Kind;
 
-/// The attribute that holds our id of a message, which its sender made.
+/// Attribute with our id of a message, chosen by its sender.
 const ID: &str = "pillarbox.id";
-/// The attribute that holds the address for an answer.
+/// Attribute with the reply address.
 const REPLY_TO: &str = "pillarbox.reply_to";
-/// The attribute that says how bytes became the text of the body.
+/// Attribute with the encoding of a body that is not text.
 const ENCODING: &str = "pillarbox.encoding";
-/// The attribute that holds the time at which a message was first sent that was moved here.
+/// Attribute with the original time of sending of a message that was moved.
 const ENQUEUED_AT: &str = "pillarbox.enqueued_at";
 
 const BASE64: &str = "base64";
-/// SQS takes no empty body, so there is something in its place.
+/// Encoding of an empty body, which SQS refuses: a placeholder is sent instead.
 const EMPTY: &str = "empty";
-const IN_PLACE_OF_NOTHING: &str = "-";
+const EMPTY_PLACEHOLDER: &str = "-";
 
-/// The group of messages in a FIFO queue that have none: all of them keep their order.
+/// Group of FIFO messages without one: all of them are kept in order.
 pub(crate) const DEFAULT_GROUP: &str = "pillarbox";
 
-/// A message, ready to be an entry of a batch.
+/// A message that is encoded for SQS.
 #[derive(Debug, Clone)]
 pub(crate) struct Encoded {
     pub(crate) id: MessageId,
-    /// What it counts against the limit: the body and the attributes with their names and types.
+    /// Size against the limit: the body and the attributes with their names and types.
     pub(crate) size: usize,
     body: String,
     attributes: HashMap<String, MessageAttributeValue>,
@@ -48,7 +48,7 @@ pub(crate) struct Encoded {
 }
 
 impl Encoded {
-    /// Encodes a message, unless it is larger than `max` then.
+    /// Encodes a message. Fails if it is larger than `max`.
     pub(crate) fn new(
         message: Outgoing,
         kind: Kind,
@@ -78,11 +78,11 @@ impl Encoded {
         }
         let (mut group, mut deduplication) = (None, None);
         if kind == Kind::Fifo {
-            // SQS has a place of its own for these.
-            let own = all.remove(Outgoing::GROUP).unwrap_or(DEFAULT_GROUP);
-            group = Some(identifier(queue, "group", own)?);
-            let own = all.remove(Outgoing::DEDUPLICATION).unwrap_or(&id);
-            deduplication = Some(identifier(queue, "deduplication", own)?);
+            // SQS has separate parameters for these.
+            let group_id = all.remove(Outgoing::GROUP).unwrap_or(DEFAULT_GROUP);
+            group = Some(identifier(queue, "group", group_id)?);
+            let deduplication_id = all.remove(Outgoing::DEDUPLICATION).unwrap_or(&id);
+            deduplication = Some(identifier(queue, "deduplication", deduplication_id)?);
         }
         let malformed =
             |Malformed { value, allowed }| Error::invalid(Some(queue), "attribute", value, allowed);
@@ -93,16 +93,16 @@ impl Encoded {
             let allowed = format!("at most {max}, attributes with their names and types included");
             return Err(Error::invalid(Some(queue), "message size in bytes", value, allowed));
         }
-        // Without one, that of the queue holds.
+        // Without one, the delay of the queue applies.
         let has_delay = kind == Kind::Standard && !message.delay.is_zero();
         let delay = has_delay.then(|| seconds(message.delay));
         Ok(Self { id: message.id, size, body, attributes, delay, group, deduplication })
     }
 
-    /// The entry of a batch that this message is, by its place there.
-    pub(crate) fn entry(&self, place: usize) -> SendMessageBatchRequestEntry {
+    /// Returns the entry of a batch, with its index as the id.
+    pub(crate) fn entry(&self, index: usize) -> SendMessageBatchRequestEntry {
         SendMessageBatchRequestEntry::builder()
-            .id(place.to_string())
+            .id(index.to_string())
             .message_body(&self.body)
             .set_message_attributes(Some(self.attributes.clone()))
             .set_delay_seconds(self.delay)
@@ -114,31 +114,31 @@ impl Encoded {
     }
 }
 
-/// Whole seconds, which is what durations have been checked to be.
+/// Converts to whole seconds. The durations were checked to have no fraction.
 pub(crate) fn seconds(duration: std::time::Duration) -> i32 {
     i32::try_from(duration.as_secs()).unwrap_or(i32::MAX)
 }
 
-/// What SQS takes for a group or a deduplication id.
+/// Checks a group or a deduplication id.
 fn identifier(queue: &QueueName, parameter: &'static str, text: &str) -> Result<String> {
     if (1..=128).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Ok(text.to_owned());
     }
-    let allowed = "1 to 128 letters, digits and signs of ASCII, without blanks";
+    let allowed = "1 to 128 printable ASCII characters, without spaces";
     Err(Error::invalid(Some(queue), parameter, format!("{text:?}"), allowed))
 }
 
-/// A body as text, and how it became that.
+/// Returns a body as text, and its encoding.
 fn encode_body(body: &[u8]) -> (String, Option<&'static str>) {
     match std::str::from_utf8(body) {
-        Ok("") => (IN_PLACE_OF_NOTHING.to_owned(), Some(EMPTY)),
+        Ok("") => (EMPTY_PLACEHOLDER.to_owned(), Some(EMPTY)),
         Ok(text) if is_text(text) => (text.to_owned(), None),
         _ => (STANDARD.encode(body), Some(BASE64)),
     }
 }
 
-/// The bytes that a text was made of. Text that is not what it is said to be stays as it is: whoever
-/// expects a body finds out, and sees what there is.
+/// Returns the bytes of an encoded body. A body that does not match its encoding is returned as it is, so that the
+/// receiver sees it.
 fn decode_body(text: String, encoding: Option<&str>) -> Bytes {
     match encoding {
         Some(BASE64) => STANDARD.decode(&text).map_or_else(|_| text.into(), Bytes::from),
@@ -147,15 +147,15 @@ fn decode_body(text: String, encoding: Option<&str>) -> Bytes {
     }
 }
 
-/// A message that SQS has delivered. `None` for one without a receipt, with which nothing can be done.
+/// Decodes a message. `None` if it has no receipt, since it cannot be settled.
 pub(crate) fn delivery(message: Message) -> Option<Delivery> {
-    let receipt = Receipt::foreign(message.receipt_handle.as_deref()?).ok()?;
+    let receipt = message.receipt_handle.as_deref()?.parse().ok()?;
     let system = message.attributes.unwrap_or_default();
     let mut attributes = attributes::decode(message.message_attributes);
-    let theirs = message.message_id.unwrap_or_default();
+    let sqs_id = message.message_id.unwrap_or_default();
     let id = attributes.remove(ID).and_then(|id| id.parse().ok()).unwrap_or_else(|| {
-        // A UUID, by the documentation; whatever it is, the same one at every delivery.
-        theirs.parse().unwrap_or_else(|_| MessageId::from_key(&theirs))
+        // Documented to be a UUID; otherwise an id that is the same at every delivery.
+        sqs_id.parse().unwrap_or_else(|_| MessageId::from_key(&sqs_id))
     });
     let encoding = attributes.remove(ENCODING);
     let body = decode_body(message.body.unwrap_or_default(), encoding.as_deref());
@@ -193,8 +193,8 @@ mod tests {
         Encoded::new(message, kind, &"q".parse().unwrap(), max)
     }
 
-    /// What arrives of a message that SQS has carried.
-    fn arrived(message: Outgoing, kind: Kind) -> Delivery {
+    /// Encodes and decodes a message.
+    fn round_trip(message: Outgoing, kind: Kind) -> Delivery {
         let entry = encoded(message, kind, 1 << 20).unwrap().entry(0);
         let system = [
             (System::SentTimestamp, Some("1700000000123".to_owned())),
@@ -219,7 +219,7 @@ mod tests {
             [b"", b"text", "ünï\n".as_bytes(), b"\0", b"\xff\xfe", "\u{fffe}".as_bytes()];
         for body in bodies {
             let sent = Outgoing::new(body);
-            let arrived = arrived(sent.clone(), Kind::Standard).message;
+            let arrived = round_trip(sent.clone(), Kind::Standard).message;
             assert_eq!((arrived.body, arrived.id), (sent.body, sent.id));
             assert!(arrived.attributes.is_empty());
         }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_survives_on_queues_of_both_kinds() {
+    fn everything_else_survives_on_both_kinds_of_queues() {
         let mut sent = Outgoing::new("x");
         sent.reply_to = Some("https://sqs.eu-west-1.amazonaws.com/1/replies".into());
         sent.enqueued_at = Some(Timestamp::from_secs(1_000_000_000));
@@ -236,7 +236,7 @@ mod tests {
                 .into_iter()
                 .collect();
         for kind in [Kind::Standard, Kind::Fifo] {
-            let arrived = arrived(sent.clone(), kind).message;
+            let arrived = round_trip(sent.clone(), kind).message;
             assert_eq!(arrived.attributes, sent.attributes);
             assert_eq!(arrived.reply_to, sent.reply_to);
             assert_eq!(Some(arrived.enqueued_at), sent.enqueued_at);
@@ -246,13 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_message_has_a_group_and_is_known_by_its_id_unless_told_otherwise() {
+    fn a_fifo_message_has_a_default_group_and_its_id_for_deduplication() {
         let sent = Outgoing::new("x");
         let entry = encoded(sent.clone(), Kind::Fifo, 1 << 20).unwrap().entry(0);
         assert_eq!(entry.message_group_id(), Some(DEFAULT_GROUP));
         assert_eq!(entry.message_deduplication_id(), Some(sent.id.to_string().as_str()));
-        assert_eq!(entry.delay_seconds(), None, "SQS refuses even none");
-        assert!(arrived(sent, Kind::Fifo).message.attributes.is_empty());
+        assert_eq!(entry.delay_seconds(), None, "SQS refuses even a zero delay");
+        assert!(round_trip(sent, Kind::Fifo).message.attributes.is_empty());
         let mut odd = Outgoing::new("x");
         odd.attributes.insert(Outgoing::GROUP, "two words");
         let error = encoded(odd, Kind::Fifo, 1 << 20).unwrap_err();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_another_program_has_the_id_that_sqs_gave_it() {
+    fn a_message_of_another_program_has_the_id_of_sqs() {
         let message = |id: &str| Message::builder().message_id(id).receipt_handle("h").body("x");
         let id = "5fea7756-0ea4-451a-a703-a558b933e274";
         let arrived = delivery(message(id).build()).unwrap().message;
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_too_large_says_how_large_it_is() {
+    fn the_error_of_a_message_that_is_too_large_has_its_size() {
         let mut message = Outgoing::new("x".repeat(900));
         message.attributes.insert("tenant", "acme");
         let size = encoded(message.clone(), Kind::Standard, 1024).unwrap().size;
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_is_whole_seconds() {
+    fn a_delay_is_sent_in_seconds() {
         let mut message = Outgoing::new("x");
         message.delay = Duration::from_secs(900);
         let entry = encoded(message, Kind::Standard, 1024).unwrap().entry(4);

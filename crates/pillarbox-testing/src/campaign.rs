@@ -76,7 +76,7 @@ impl Workload {
     }
 }
 
-fn tell(line: std::fmt::Arguments<'_>) {
+fn report(line: std::fmt::Arguments<'_>) {
     // One write per line, which a pipe takes whole.
     let line = format!("@ {line}\n");
     let mut out = std::io::stdout().lock();
@@ -121,11 +121,11 @@ impl Client {
         match result {
             Ok(value) => Some(value),
             Err(error) if self.workload.may_fail && error.is_transient() => {
-                tell(format_args!("f {error}"));
+                report(format_args!("f {error}"));
                 None
             }
             Err(error) => {
-                tell(format_args!("f {error}"));
+                report(format_args!("f {error}"));
                 panic!("{error}");
             }
         }
@@ -143,12 +143,12 @@ impl Client {
             })
             .collect();
         for message in &batch {
-            tell(format_args!("S {}", message.id));
+            report(format_args!("S {}", message.id));
         }
         let results = self.queue.send(batch).await;
         for result in self.allow(results).unwrap_or_default() {
             if let Some(sent) = self.allow(result) {
-                tell(format_args!("s {}", sent.id));
+                report(format_args!("s {}", sent.id));
             }
         }
     }
@@ -164,7 +164,7 @@ impl Client {
         let to = now_nanos();
         for Delivery { message, receipt, .. } in &deliveries {
             let (id, count) = (message.id, message.delivery_count);
-            tell(format_args!("d {id} {receipt} {count} {lease} {from} {to}"));
+            report(format_args!("d {id} {receipt} {count} {lease} {from} {to}"));
         }
         for Delivery { receipt, .. } in deliveries {
             self.handle(receipt, Duration::from_millis(lease)).await;
@@ -213,18 +213,18 @@ impl Client {
             SettleAction::Extend { timeout } => format!("extend:{}", timeout.as_millis()),
             SettleAction::Start { timeout } => format!("start:{}", timeout.as_millis()),
         };
-        tell(format_args!("X {receipt} {name} {}", now_nanos()));
+        report(format_args!("X {receipt} {name} {}", now_nanos()));
         let settled = self.queue.settle(vec![Settle { receipt: receipt.clone(), action }]).await;
         let outcome = match self.allow(settled).as_deref() {
             None => return,
             Some([Ok(())]) => "done",
             Some([Err(Error::ReceiptHandleExpired { .. })]) => "refused",
             Some(other) => {
-                tell(format_args!("f {other:?}"));
+                report(format_args!("f {other:?}"));
                 panic!("{other:?}");
             }
         };
-        tell(format_args!("x {receipt} {outcome} {}", now_nanos()));
+        report(format_args!("x {receipt} {outcome} {}", now_nanos()));
     }
 }
 
@@ -462,10 +462,10 @@ mod tests {
         backend.queue("campaign", QueueOptions::new()).expect("opened")
     }
 
-    /// The lines of one child, with times as they come.
+    /// Returns the lines of one child.
     fn lines(texts: &[String]) -> Vec<String> {
-        let said: String = texts.iter().map(|text| format!("@ {text}\n")).collect();
-        Record::read(format!("running 1 test\n{said}@ s 0197").as_bytes())
+        let report: String = texts.iter().map(|text| format!("@ {text}\n")).collect();
+        Record::read(format!("running 1 test\n{report}@ s 0197").as_bytes())
     }
 
     fn delivered(id: MessageId, receipt: &Receipt, count: u32) -> String {
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_that_was_cut_off_was_not_said() {
+    async fn a_line_that_was_cut_off_is_ignored() {
         assert_eq!(lines(&["s a".to_owned()]), ["s a"]);
     }
 
@@ -495,15 +495,15 @@ mod tests {
         let _held = queue.receive(Receive::one()).await.unwrap();
         let receipt = Receipt::new(id, Nonce::random());
         let mut record = Record::new();
-        let mut said = vec![format!("S {id}"), format!("s {id}"), delivered(id, &receipt, 1)];
-        said.push(format!("X {receipt} acknowledge {}", now_nanos()));
+        let mut report = vec![format!("S {id}"), format!("s {id}"), delivered(id, &receipt, 1)];
+        report.push(format!("X {receipt} acknowledge {}", now_nanos()));
         // Without an answer, it may be gone or not.
-        record.add(&lines(&said));
+        record.add(&lines(&report));
         assert!(record.check(&queue).await.is_ok() && record.check(&empty_queue()).await.is_ok());
 
         let mut record = Record::new();
-        said.push(format!("x {receipt} done {}", now_nanos()));
-        record.add(&lines(&said));
+        report.push(format!("x {receipt} done {}", now_nanos()));
+        record.add(&lines(&report));
         let violations = record.check(&queue).await.unwrap_err().to_string();
         assert!(violations.contains("is still in the queue"), "{violations}");
     }

@@ -188,7 +188,7 @@ pub async fn run(subject: &Subject, case: &[Command]) -> Result<(), TestCaseErro
     let comparable = caps.fifo
         && caps.strict_receipts
         && caps.exact_counts
-        && caps.tells_duplicates
+        && caps.reports_duplicates
         && caps.peek;
     if !comparable {
         println!("skipped: {} does not keep all rules", caps.backend);

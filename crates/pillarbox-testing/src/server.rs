@@ -45,13 +45,13 @@ use rand::RngExt as _;
 use tempfile::TempDir;
 
 /// Longest time until a server answers, including loading its data.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval of checks meanwhile.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Number of ports to try: another process may take a free port before the server binds it.
 const PORTS: usize = 10;
 /// Longest time for a server to report its state, if several servers are asked.
-const GLANCE: Duration = Duration::from_secs(2);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Ports of servers that others connect to: below the ephemeral ports of the system, or a client could take
 /// the port of a server while it is down.
 const LASTING_PORTS: Range<u16> = 11_000..32_000;
@@ -340,7 +340,7 @@ impl RedisServer {
     ///
     /// If it exits, or takes longer than a minute; the message contains its log.
     pub fn wait_until_ready(&self) {
-        assert!(self.comes_up(), "a server has ended:\n{}", self.log());
+        assert!(self.wait_for_start(), "a server has ended:\n{}", self.log());
     }
 
     /// Runs one command and returns the reply as text: a list with one element per line, nil as an empty
@@ -357,14 +357,14 @@ impl RedisServer {
 
     /// Runs one command like [`command`](Self::command), and returns its error.
     pub fn try_command(&self, words: &[&str]) -> Result<String, String> {
-        self.try_command_within(PATIENCE, words)
+        self.try_command_within(START_TIMEOUT, words)
     }
 
     /// Runs one command like [`try_command`](Self::try_command), with a timeout for each reply.
-    pub fn try_command_within(&self, patience: Duration, words: &[&str]) -> Result<String, String> {
+    pub fn try_command_within(&self, timeout: Duration, words: &[&str]) -> Result<String, String> {
         let answer = || -> io::Result<Result<String, String>> {
             let stream = UnixStream::connect(self.socket())?;
-            stream.set_read_timeout(Some(patience))?;
+            stream.set_read_timeout(Some(timeout))?;
             let mut stream = BufReader::new(stream);
             if let Some(password) = &self.options.password {
                 ask(&mut stream, &["AUTH", password])?.ok();
@@ -399,13 +399,13 @@ impl RedisServer {
             .expect("INFO has the CPU time")
     }
 
-    /// Starts it on a port that `free` returns, and waits until it answers.
+    /// Starts it on a port that `find_port` returns, and waits until it answers.
     fn start_on(&mut self, find_port: fn() -> u16) {
         for _ in 0..PORTS {
             self.port = find_port();
             self.write_configuration();
             self.start_again();
-            if self.comes_up() {
+            if self.wait_for_start() {
                 return;
             }
         }
@@ -413,14 +413,14 @@ impl RedisServer {
     }
 
     /// Runs one command on a server that may be down or hang.
-    fn glance(&self, words: &[&str]) -> Result<String, String> {
-        let answer = self.try_command_within(GLANCE, words);
-        answer.map_err(|error| format!("port {} said to {words:?}: {error}", self.port))
+    fn query(&self, words: &[&str]) -> Result<String, String> {
+        let answer = self.try_command_within(QUERY_TIMEOUT, words);
+        answer.map_err(|error| format!("port {} replied to {words:?}: {error}", self.port))
     }
 
     /// Returns the replication section of `INFO`, or that it does not answer.
     fn replication(&self, field: &str) -> Result<Option<String>, String> {
-        let info = self.glance(&["INFO", "replication"])?;
+        let info = self.query(&["INFO", "replication"])?;
         Ok(field_of(&info, field).map(str::to_owned))
     }
 
@@ -460,7 +460,7 @@ impl RedisServer {
     }
 
     /// Waits until it answers or exits.
-    fn comes_up(&self) -> bool {
+    fn wait_for_start(&self) -> bool {
         let start = Instant::now();
         loop {
             if !self.is_running() {
@@ -470,7 +470,7 @@ impl RedisServer {
             if self.try_command(&["PING"]).is_ok_and(|answer| answer == "PONG") {
                 return true;
             }
-            assert!(start.elapsed() < PATIENCE, "a server does not answer:\n{}", self.log());
+            assert!(start.elapsed() < START_TIMEOUT, "a server does not answer:\n{}", self.log());
             thread::sleep(PAUSE);
         }
     }
@@ -579,7 +579,7 @@ fn wait_for<T>(mut look: impl FnMut() -> Result<T, String>, rest: impl Fn() -> S
     loop {
         match look() {
             Ok(found) => return found,
-            Err(missing) if start.elapsed() > PATIENCE => {
+            Err(missing) if start.elapsed() > START_TIMEOUT => {
                 panic!("timed out: {missing}\n{}", rest());
             }
             Err(_) => thread::sleep(PAUSE),
@@ -723,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_of_every_flavour_that_is_here_comes_up() {
+    fn every_installed_flavour_starts() {
         for flavour in Flavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
             let server = RedisServer::builder().flavour(flavour).setting("hz", "20").start();
             assert_eq!(server.command(&["CONFIG", "GET", "hz"]), "hz\n20", "{flavour:?}");
@@ -745,7 +745,7 @@ mod tests {
         // Started by a thread that ends: the server must survive it.
         let server = thread::spawn(RedisServer::start).join().expect("a server");
         println!("\nserver {}", server.pid());
-        thread::sleep(PATIENCE);
+        thread::sleep(START_TIMEOUT);
     }
 
     #[test]
@@ -770,7 +770,7 @@ mod tests {
         owner.wait().expect("its end");
         let start = Instant::now();
         while runs() {
-            assert!(start.elapsed() < PATIENCE, "the server has outlived its owner");
+            assert!(start.elapsed() < START_TIMEOUT, "the server has outlived its owner");
             thread::sleep(PAUSE);
         }
     }

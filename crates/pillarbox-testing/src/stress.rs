@@ -121,10 +121,10 @@ struct Consumer {
 impl Consumer {
     async fn consume(mut self, acknowledged: Arc<AtomicUsize>, messages: usize) -> History {
         // Long enough for every lease and delay to end many times over.
-        let patience = (self.visibility * 50).max(Duration::from_secs(5));
+        let timeout = (self.visibility * 50).max(Duration::from_secs(5));
         let mut progress = Instant::now();
         // Where nothing comes any more, stop: the check of the history says what is lost.
-        while acknowledged.load(Ordering::Relaxed) < messages && progress.elapsed() < patience {
+        while acknowledged.load(Ordering::Relaxed) < messages && progress.elapsed() < timeout {
             let request = Receive::up_to(self.random.random_range(1..=10))
                 .visibility(self.visibility)
                 .wait(Duration::from_millis(50));

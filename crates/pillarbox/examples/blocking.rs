@@ -1,5 +1,5 @@
-//! Producers and consumers on plain threads, without async. One consumer forgets to acknowledge a message:
-//! when its lease ends, the message is delivered again.
+//! Producers and consumers on plain threads, without async. One message is not acknowledged, and is delivered again
+//! when its lease expires.
 //!
 //!     cargo run --example blocking --features blocking
 
@@ -31,7 +31,7 @@ fn consume(jobs: &Mailbox<u32>, consumer: u32, done: &mpsc::Sender<u32>) -> pill
         for message in batch {
             let (job, delivery) = (*message.body(), message.delivery_count());
             if job == 13 && delivery == 1 {
-                println!("consumer {consumer}: job {job} is forgotten");
+                println!("consumer {consumer}: job {job} is not acknowledged");
                 continue;
             }
             println!("consumer {consumer}: job {job}, delivery {delivery}");
@@ -64,7 +64,7 @@ fn main() -> pillarbox::Result<()> {
             let total = (PRODUCERS * EACH) as usize;
             println!("{} jobs done", all_done.iter().take(total).count());
         }
-        jobs.close()?; // ends the receives that wait
+        jobs.close()?; // ends the waiting receives
         let mut joined = consumers.into_iter().map(|thread| thread.join().expect("no panic"));
         sent.and(joined.try_for_each(|consumed| consumed))
     })

@@ -1,5 +1,5 @@
-//! A program beside the workers that looks after their dead letters: it alerts, replays what was only late,
-//! and keeps the rest; and a health probe that says when there are too many.
+//! A dead-letter consumer that alerts, replays messages that timed out and keeps the rest, and a health check that
+//! fails if there are too many dead letters.
 //!
 //!     cargo run --example dead_letter_alerts
 
@@ -16,9 +16,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let to = ["ada@example.org", "slow@example.org", "no address", "grace@example.org"];
     emails.send_batch(&to.map(str::to_owned)).await?.all()?;
 
-    // The server is slow today: until somebody wakes it.
-    let is_awake = Arc::new(AtomicBool::new(false));
-    let server = is_awake.clone();
+    // The mail server is slow until it is fixed.
+    let is_fixed = Arc::new(AtomicBool::new(false));
+    let server = is_fixed.clone();
     let workers = Worker::new(emails)
         .retry(Backoff::none())
         .timeout(Duration::from_millis(50))
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 if to.starts_with("slow") && !server.load(Ordering::Relaxed) {
                     tokio::time::sleep(Duration::from_secs(60)).await;
                 }
-                if to.contains('@') { Ok(()) } else { Err(format!("'{to}' is no address")) }
+                if to.contains('@') { Ok(()) } else { Err(format!("'{to}' is not an address")) }
             }
         })
         .start();
@@ -42,9 +42,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let health = dlq.health(DlqLimits::default().depth(2)).await?;
     println!("health  {}", serde_json::to_string(&health)?);
 
-    let waker = is_awake.clone();
+    let server = is_fixed.clone();
     let consumer = DlqConsumer::new(dead.clone(), move |letter: DeadLetter<String>| {
-        let waker = waker.clone();
+        let server = server.clone();
         async move {
             println!(
                 "ALERT   {} of {} failed {} times: {} ({})",
@@ -55,10 +55,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 letter.last_error_type
             );
             if letter.failure == FailureKind::Timeout {
-                waker.store(true, Ordering::Relaxed);
+                server.store(true, Ordering::Relaxed);
                 DlqAction::replay()
             } else {
-                // For a person to look at: it stays, and is told of again tomorrow.
+                // For a person to look at: it stays in the queue, and alerts again tomorrow.
                 DlqAction::keep_for(Duration::from_secs(24 * 3600))
             }
         }
@@ -67,7 +67,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     .start();
 
     stats.wait_for(|stats| stats.succeeded == 3).await?;
-    println!("replayed, and done");
+    println!("the replayed message succeeded");
     consumer.stop().await?;
     let stats = workers.stop().await?;
     assert_eq!((stats.succeeded, stats.dead_lettered), (3, 2));

@@ -1,10 +1,10 @@
-//! Which failures become dead letters, when, and where they go.
+//! Policies for dead letters: which failures, after how many attempts, and to which queue.
 //!
 //!     cargo run --features anyhow --example dead_letter_policies
 //!
-//! A till that charges customers: errors of the bank say themselves whether they can ever succeed. Those that
-//! cannot are given up at once, those that pass by themselves are tried for as long as it takes, fraud goes to a
-//! queue of its own on another backend, and the rest has three attempts. Handlers return `anyhow::Result`, and the types of their errors are known all the same.
+//! A worker charges customers. Permanent errors of the bank become dead letters at once, rate limits are retried
+//! without a limit, fraud goes to its own queue on another backend, and other failures have three attempts. Handlers
+//! return `anyhow::Result`, and the policy still sees the types of their errors.
 
 use anyhow::Context as _;
 use pillarbox::prelude::*;
@@ -27,7 +27,7 @@ enum BankError {
 impl std::fmt::Display for BankError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::NoSuchAccount => "there is no such account",
+            Self::NoSuchAccount => "the account does not exist",
             Self::Busy => "the bank is busy",
             Self::Fraud => "this looks like fraud",
         })
@@ -49,8 +49,8 @@ async fn charge(charge: Charge, Attempt(attempt): Attempt) -> anyhow::Result<()>
     let answer = match &*charge.customer {
         "nobody" => Err(BankError::NoSuchAccount),
         "mallory" => Err(BankError::Fraud),
-        "patience" if attempt < 8 => Err(BankError::Busy),
-        "trouble" | "trial" => anyhow::bail!("the till is on fire"),
+        "busy" if attempt < 8 => Err(BankError::Busy),
+        "trouble" | "trial" => anyhow::bail!("the payment service is down"),
         _ => Ok(()),
     };
     answer.with_context(|| format!("cannot charge {} cents", charge.cents))
@@ -62,17 +62,17 @@ async fn main() -> anyhow::Result<()> {
     let police = pillarbox::open("memory:").await?;
     let charges: Mailbox<Charge> = backend.mailbox("charges")?;
     let fraud: Mailbox<DeadLetter<Charge>> = police.mailbox("fraud")?;
-    for customer in ["ada", "nobody", "mallory", "patience", "trouble", "trial"] {
+    for customer in ["ada", "nobody", "mallory", "busy", "trouble", "trial"] {
         charges.send(&Charge { customer: customer.to_owned(), cents: 995 }).await?;
     }
 
     let policy = DlqPolicy::new() // to `charges-dlq`
         .classify::<BankError>()
         .include_permanent()
-        .exclude_retriable() // and so are timeouts, and connections that fail
+        .exclude_retriable() // including timeouts and failed connections
         .include_kind(FailureKind::Panic)
         .route_if(is_fraud, &fraud)
-        // Anything the rules above cannot say: a trial customer is not worth a second attempt.
+        // For conditions that the rules above cannot express: trial customers have one attempt.
         .decide(|failed: &FailedDelivery<'_>| match failed.json::<Charge>() {
             Some(charge) if charge.customer == "trial" => Decision::DeadLetter,
             _ => Decision::Usual,
@@ -97,7 +97,7 @@ async fn main() -> anyhow::Result<()> {
             println!("           {}", info.last_error_type);
         }
     }
-    // Ada was charged, and so was patience, at the eighth attempt.
+    // "ada" and "busy" were charged, the latter at its eighth attempt.
     assert_eq!((stats.succeeded, stats.dead_lettered), (2, 4));
     assert_eq!((dead.approximate_count().await?, fraud.approximate_count().await?), (3, 1));
     Ok(())

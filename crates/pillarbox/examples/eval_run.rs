@@ -1,5 +1,5 @@
-//! An eval run: 200 questions, two variants of a model, three worker processes that share a file, one of which is
-//! killed in the middle. The report is complete, and no sample is scored twice.
+//! An eval run: 200 questions, two variants of a model, and three worker processes that share a file. One process is
+//! killed during the run; the report is complete, and no sample is scored twice.
 //!
 //!     cargo run --example eval_run --features evals
 //!
@@ -10,13 +10,13 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use pillarbox::evals::{
-    Collect, Dataset, EvalLoop, EvalRequests, EvalRun, Experiment, Sample, Score, Session, Status,
-    all_of, collect_results, exact_match, submit_experiments,
+    Collect, Dataset, EvalLoop, EvalRequests, EvalRun, Experiment, RecordSteps, Sample, Score,
+    Session, Status, all_of, collect_results, exact_match, submit_experiments,
 };
 use pillarbox::prelude::*;
 use serde::{Deserialize, Serialize};
 
-/// What the model is asked.
+/// A question to the model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Question {
     text: String,
@@ -24,11 +24,11 @@ struct Question {
     b: u64,
 }
 
-/// A model, as far as an eval can tell: deterministic, and without a network. The larger it is, the larger the
-/// numbers that it can add, and the longer it takes.
+/// A deterministic stand-in for a model. The more digits it knows, the larger the numbers that it can add, and the
+/// longer it takes.
 async fn ask_the_model(question: Question, run: Run) -> Result<String, String> {
     let digits: u32 =
-        run.resources().get("digits").ok_or("no variant says how many digits it knows")?;
+        run.resources().get("digits").ok_or("the variant does not set the number of digits")?;
     let Question { a, b, .. } = question;
     run.step("read", serde_json::json!({ "a": a, "b": b }));
     tokio::time::sleep(Duration::from_millis(u64::from(digits) * 2 + (a + b) % 7)).await;
@@ -39,7 +39,7 @@ async fn ask_the_model(question: Question, run: Run) -> Result<String, String> {
     Ok(((a % known) + (b % known)).to_string())
 }
 
-/// An answer is right, and comes without much thinking.
+/// Scores an answer lower if it took a second thought.
 fn without_hesitation(_: &String, _: &String, session: &Session) -> Score {
     match session.steps_of("think again").count() {
         0 => Score::pass(),
@@ -47,17 +47,17 @@ fn without_hesitation(_: &String, _: &String, session: &Session) -> Score {
     }
 }
 
-/// A worker process: a program of its own, in life.
+/// A worker process. In production it is a separate program.
 async fn work(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     let backend = pillarbox::open(url).await?;
-    // The loop that answers in production, which is what is evaluated. Its own requests are not touched.
+    // The loop under evaluation, as it runs in production. Its production requests are not touched.
     let production: Mailbox<MainLoopRequest<Question>, MainLoopResult<String>> =
         backend.mailbox("questions")?;
     let main_loop = MainLoop::new(production, ask_the_model);
     let requests: EvalRequests<Question, String> = backend.mailbox("questions-eval")?;
     EvalLoop::new(main_loop, all_of((exact_match, without_hesitation)), requests)
         .workers(2)
-        // How long others wait for what this process had in its hands when it dies.
+        // If this process dies, its messages are delivered to others after this time.
         .visibility(Duration::from_secs(1))
         .dead_letters(DlqPolicy::new())
         .run()
@@ -66,7 +66,7 @@ async fn work(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The process that submits and collects.
+/// Submits the samples and collects the results.
 async fn evaluate(url: &str, home: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let backend = pillarbox::open(url).await?;
     let requests: EvalRequests<Question, String> = backend.mailbox("questions-eval")?;
@@ -118,7 +118,7 @@ async fn evaluate(url: &str, home: &Path) -> Result<(), Box<dyn std::error::Erro
 
 fn start(url: &str) -> std::io::Result<Child> {
     let child = Command::new(std::env::current_exe()?).args(["work", url]).spawn()?;
-    println!("process {} works", child.id());
+    println!("process {} is started", child.id());
     Ok(child)
 }
 

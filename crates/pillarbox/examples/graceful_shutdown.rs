@@ -1,9 +1,9 @@
-//! A stop while much is to be done: what is running is finished, what has not been begun goes back, and what
-//! does not come to an end in time is cancelled and goes back as well. Nothing is lost.
+//! A graceful shutdown under load: running handlers finish, prefetched messages are returned to the queue, and a
+//! handler that does not finish in time is cancelled and its message returned. Nothing is lost.
 //!
 //!     cargo run --example graceful_shutdown
 //!
-//! A service calls [`Worker::run`], which stops in this way at SIGTERM or Ctrl+C. This example stops itself.
+//! A service calls [`Worker::run`], which stops in this way on SIGTERM or Ctrl+C. This example stops itself.
 
 use std::time::Instant;
 
@@ -20,21 +20,21 @@ struct Job {
 }
 
 async fn work(Job { number, milliseconds }: Job, WorkerId(worker): WorkerId) {
-    println!("worker {worker}  job {number} begins");
+    println!("worker {worker}  job {number} starts");
     let unfinished = Unfinished { number };
     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
     std::mem::forget(unfinished);
     println!("worker {worker}  job {number} is done");
 }
 
-/// A handler that is cancelled is dropped at its await, and so is what it holds: the place to clean up.
+/// Guard of a running job. A cancelled handler is dropped at its await with all that it owns, so `drop` can clean up.
 struct Unfinished {
     number: u64,
 }
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        println!("          job {} is cancelled, and cleans up", self.number);
+        println!("          job {} is cancelled and cleans up", self.number);
     }
 }
 
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = format!("sqlite:{}", directory.path().join("jobs.db").display());
     let backend = pillarbox::open(&url).await?;
     let jobs: Mailbox<Job> = backend.mailbox("jobs")?;
-    // The third takes longer than anybody will wait.
+    // The third job takes longer than the shutdown waits.
     let length = |number| if number == 3 { 60_000 } else { 150 + 50 * (number % 3) };
     let all: Vec<_> =
         (1..=JOBS).map(|number| Job { number, milliseconds: length(number) }).collect();
@@ -56,12 +56,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .without_timeout()
         .drain_for(Duration::from_millis(800))
         .on_shutdown(|| async {
-            println!("hook      the workers have ended: write the last metrics");
+            println!("hook      the workers have ended: flush the metrics");
         })
-        .on_shutdown(|| async { println!("hook      close the pool of connections") })
+        .on_shutdown(|| async { println!("hook      close the connection pool") })
         .start();
 
-    // Five jobs are done: stop, while three are running and the next three wait in inboxes.
+    // Stops after five jobs, while three are running and the next ones are prefetched.
     let mut events = running.control().events();
     for _ in 0..5 {
         events.wait_for(|event| matches!(event, Event::Succeeded { .. })).await;
@@ -70,14 +70,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stop = Instant::now();
     let stats = running.stop().await?;
     println!("main      stopped after {:.1?}", stop.elapsed());
-    println!("finished  {} in all", stats.succeeded);
-    println!("returned  {} that had not been begun", stats.returned);
-    println!("cancelled {} after 800 ms, and given back", stats.released);
+    println!("finished  {} in total", stats.succeeded);
+    println!("returned  {} that had not started", stats.returned);
+    println!("cancelled {} after 800 ms, and returned", stats.released);
 
-    // A receive that was under way gives back what it was about to deliver, and this waits for it.
+    // Waits until a pending receive has returned the messages that it was about to deliver.
     backend.close().await;
 
-    // Whoever comes next finds the rest at once; no lease has to end before.
+    // The next process can receive the rest at once, without waiting for a lease to expire.
     let backend = pillarbox::open(&url).await?;
     let jobs: Mailbox<Job> = backend.mailbox("jobs")?;
     let counts = jobs.counts().await?;
@@ -85,8 +85,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(stats.succeeded + counts.ready, JOBS);
     assert_eq!((counts.in_flight, counts.delayed), (0, 0));
     assert_eq!((stats.released, stats.in_flight), (1, 0));
-    assert!(stats.returned > 0, "the inboxes were empty");
-    assert!(stop.elapsed() < Duration::from_secs(20), "it waited for what does not end");
+    assert!(stats.returned > 0, "nothing was prefetched");
+    assert!(
+        stop.elapsed() < Duration::from_secs(20),
+        "the shutdown waited for a job that does not end"
+    );
     backend.close().await;
     Ok(())
 }

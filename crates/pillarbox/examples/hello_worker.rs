@@ -1,9 +1,9 @@
-//! The smallest worker: a handler, and a mailbox that it serves.
+//! The smallest worker: a mailbox and a handler.
 //!
 //!     cargo run --example hello_worker
 //!
-//! A service would end with `.run().await`, which works until it is told to stop, by SIGTERM or Ctrl+C.
-//! This one stops when the mailbox holds nothing more.
+//! A service would end with `.run().await`, which runs until SIGTERM or Ctrl+C. This one stops when the mailbox is
+//! empty.
 
 use pillarbox::prelude::*;
 

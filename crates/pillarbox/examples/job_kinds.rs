@@ -2,11 +2,11 @@
 //!
 //!     cargo run --example job_kinds
 //!
-//! * A [`Router`]: the sender names the kind beside the body, and each kind has a handler and a type of its
-//!   own. A kind that nobody here knows is parked: it stays in the mailbox for a worker that does, such as a
-//!   newer version of the same program.
-//! * An enum: the kind is part of the body, and one handler matches on it. The compiler sees to it that none
-//!   is forgotten, but a kind that is not in the enum cannot be decoded, and becomes a dead letter.
+//! * A [`Router`]: the sender sets the kind as an attribute, and each kind has its own type and handler. A message of
+//!   an unknown kind is parked: it stays in the mailbox for a worker that knows it, such as a newer version of the
+//!   program.
+//! * An enum: the kind is part of the body, and one handler matches on it. The compiler checks that no kind is
+//!   forgotten, but a kind that is not in the enum cannot be decoded and becomes a dead letter.
 
 use pillarbox::prelude::*;
 use pillarbox::runtime::{Event, Events, StatsSnapshot};
@@ -52,7 +52,7 @@ async fn main() -> pillarbox::Result<()> {
 
 async fn by_router(backend: &Mailboxes) -> pillarbox::Result<()> {
     println!("A router:");
-    // The same mailbox, once for each type of body.
+    // One mailbox for each type of body, all on the same queue.
     let emails: Mailbox<Email> = backend.mailbox("jobs")?;
     let images: Mailbox<Resize> = backend.mailbox("jobs")?;
     let faxes: Mailbox<Fax> = backend.mailbox("jobs")?;
@@ -75,7 +75,7 @@ async fn by_router(backend: &Mailboxes) -> pillarbox::Result<()> {
     assert_eq!((stats.succeeded, stats.dead_lettered, stats.parked), (2, 1, 1));
     assert_eq!(emails.counts().await?.total(), 1, "the fax is still there");
 
-    println!("The next version of it:");
+    println!("The next version of the program:");
     let next_version = this_version.on("fax", send_fax);
     println!("  knows {}", next_version.kinds().collect::<Vec<_>>().join(", "));
     let worker = Worker::new(emails.clone()).router(next_version);
@@ -93,7 +93,7 @@ enum Job {
     Resize(Resize),
 }
 
-/// What a newer version sends.
+/// Jobs that a newer version sends.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum NewerJob {
@@ -134,7 +134,7 @@ async fn by_enum(backend: &Mailboxes) -> pillarbox::Result<()> {
     Ok(())
 }
 
-/// Waits until so many deliveries have come to an end, whatever it was.
+/// Waits until this number of deliveries has ended, in whatever way.
 async fn count(mut events: Events, mut deliveries: u32) {
     while deliveries > 0 {
         let is_end = |event: &Event| {

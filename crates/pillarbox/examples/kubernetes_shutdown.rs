@@ -1,9 +1,9 @@
-//! What happens to a pod that is told to go: SIGTERM comes, `/health/ready` says `draining`, what is running is
-//! finished, and the process ends with nothing lost. The pod that goes with it: `deploy/kubernetes.yaml`.
+//! Shutdown of a pod: on SIGTERM, `/health/ready` reports `draining`, running handlers finish, and the process ends
+//! without losing a message. See `deploy/kubernetes.yaml` for the pod.
 //!
 //!     cargo run --example kubernetes_shutdown --features health
 //!
-//! Kubernetes sends the signal and asks for readiness. This example does both itself.
+//! This example sends the signal and probes its readiness itself, in place of Kubernetes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,30 +14,30 @@ use pillarbox::runtime::DlqLimits;
 
 const JOBS: u64 = 40;
 
-/// Asks as a probe does, and gives the status and the body.
+/// Sends the request of a probe, and returns the status and the body.
 async fn probe(address: SocketAddr, path: &'static str) -> std::io::Result<(u16, String)> {
-    let asked = tokio::task::spawn_blocking(move || {
+    let request = tokio::task::spawn_blocking(move || {
         let mut stream = TcpStream::connect(address)?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        std::io::Result::Ok(answer)
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        std::io::Result::Ok(response)
     });
-    let answer = asked.await.map_err(std::io::Error::other)??;
-    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let response = request.await.map_err(std::io::Error::other)??;
+    let status = response.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     Ok((status, body.to_owned()))
 }
 
-/// Asks until the answer is as expected.
+/// Probes readiness until the response is as expected.
 async fn probe_until(
     address: SocketAddr,
-    is_meant: impl Fn(u16, &str) -> bool,
+    is_expected: impl Fn(u16, &str) -> bool,
 ) -> std::io::Result<String> {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
         let (status, body) = probe(address, "/health/ready").await?;
-        if is_meant(status, &body) {
+        if is_expected(status, &body) {
             println!("probe     {status} {body}");
             return Ok(body);
         }
@@ -63,7 +63,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let group = LoopGroup::new()
         .add(worker)
         .dead_letters(&dead, DlqLimits::default())
-        // A pod would say health_addr(([0, 0, 0, 0], 8080)).
+        // A pod would use health_addr(([0, 0, 0, 0], 8080)).
         .health_addr(([127, 0, 0, 1], 0))
         .drain_for(Duration::from_secs(30));
     let control = group.control();
@@ -75,7 +75,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     };
 
-    // It is ready, and four jobs are done.
+    // Waits until the pod is ready and four jobs are done.
     probe_until(address, |status, _| status == 200).await?;
     let worker = control.control_of("jobs").ok_or("there is no such loop")?;
     worker.stats().wait_for(|stats| stats.succeeded >= 4).await?;
@@ -93,11 +93,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let body =
         probe_until(address, |status, body| status == 503 && body.contains("draining")).await?;
     assert!(body.contains("the group is stopping"), "{body}");
-    // It is still alive: nobody should kill it.
+    // It is still alive, and should not be killed.
     assert_eq!(probe(address, "/health/live").await?.0, 200);
 
     let report = running.await?.unwrap_or_else(|error| {
-        // Tokio would wait for a handler that blocks its thread.
+        // Exits, since Tokio would wait for a handler that blocks its thread.
         eprintln!("{error}");
         std::process::exit(1);
     });
@@ -105,16 +105,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     backend.close().await;
     let stats = &report.get("jobs").ok_or("there is no such loop")?.stats;
     println!("finished  {}, returned {}", stats.succeeded, stats.returned);
-    assert!(probe(address, "/health/live").await.is_err(), "nobody listens any more");
+    assert!(probe(address, "/health/live").await.is_err(), "the server still listens");
 
-    // The next pod finds the rest at once.
+    // The next pod can receive the rest at once.
     let backend = pillarbox::open(&url).await?;
     let jobs: Mailbox<u64> = backend.mailbox("jobs")?;
     let counts = jobs.counts().await?;
     println!("left      {} ready, {} in flight", counts.ready, counts.in_flight);
     assert_eq!(stats.succeeded + counts.ready, JOBS, "nothing is lost");
     assert_eq!((counts.in_flight, counts.delayed, stats.unconfirmed), (0, 0, 0));
-    assert!(stats.succeeded < JOBS, "it was stopped while much was to be done");
+    assert!(stats.succeeded < JOBS, "it was not stopped under load");
     backend.close().await;
     Ok(())
 }

@@ -1,10 +1,9 @@
-//! Several loops in one process: orders, receipts, a main loop that knows prices, and the dead letters of the
-//! orders. They begin together,
-//! one of them fails and is made anew, and one word stops them all.
+//! Several loops in one process: workers for orders and receipts, a main loop that answers prices, and a consumer of
+//! the dead letters of the orders. They start together, one of them fails and is restarted, and they stop together.
 //!
 //!     cargo run --example loop_group
 //!
-//! A service calls [`LoopGroup::run`], which stops at SIGTERM or Ctrl+C. This example stops itself.
+//! A service calls [`LoopGroup::run`], which stops on SIGTERM or Ctrl+C. This example stops itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -26,12 +25,12 @@ struct Receipt {
     order: u64,
 }
 
-/// Waits until a loop has done so much.
+/// Waits until a loop has handled this number of messages.
 async fn done(control: &GroupControl, name: &str, count: u64) {
     loop {
-        // One that was made anew has a new control.
-        let one = control.control_of(name).map(|control| control.stats());
-        if one.is_some_and(|stats| stats.borrow().succeeded == count) {
+        // A restarted loop has a new control.
+        let stats = control.control_of(name).map(|control| control.stats());
+        if stats.is_some_and(|stats| stats.borrow().succeeded == count) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -47,7 +46,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let all: Vec<_> = (1..=ORDERS).map(|number| Order { number, euros: number % 10 }).collect();
     orders.send_batch(&all).await?.all()?;
 
-    // Every order gets a receipt, but for those that cost nothing: they are a mistake.
+    // Every order gets a receipt, except those that cost nothing, which are mistakes.
     let packing =
         Worker::new(orders).context(receipts.clone()).dead_letters(DlqPolicy::new()).handler(
             |order: Order,
@@ -74,7 +73,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     });
 
-    // Made by a function, it can be made anew. The first one has a mailbox that is closed, and fails.
+    // A loop that is created by a function can be restarted. The first one has a closed mailbox, and fails.
     let made = Arc::new(AtomicUsize::new(0));
     let printing = {
         let (made, broken) = (made.clone(), pillarbox::open("memory:").await?);
@@ -118,7 +117,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(readiness.is_ready(), "{readiness:?}");
     let report = running.stop().await?;
     for one in &report.loops {
-        println!("{:<11} {} done, made anew {} times", one.name, one.stats.succeeded, one.restarts);
+        println!("{:<11} {} done, {} restarts", one.name, one.stats.succeeded, one.restarts);
     }
     let done: Vec<_> = report.loops.iter().map(|one| one.stats.succeeded).collect();
     assert_eq!(done, [ORDERS - 3, 1, 3, ORDERS - 3]);

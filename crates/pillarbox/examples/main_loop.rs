@@ -1,9 +1,9 @@
-//! Requests and their answers in one process: a loop that answers, a client that asks.
+//! Requests and replies in one process, with a main loop and a client.
 //!
 //!     cargo run --example main_loop
 //!
-//! The loop is given a live object by type and settings by name; the client is told of failures, and asks many
-//! things at once.
+//! The loop has a live object, found by its type, and reads settings by name. The client makes single calls, handles
+//! failures, and submits many requests at once.
 
 use pillarbox::prelude::*;
 use pillarbox::runtime::{Budget, NotRegistered, RemoteErrorKind};
@@ -20,7 +20,7 @@ struct Answer {
     tokens: u64,
 }
 
-/// What cannot travel in a message: here a model, elsewhere a pool of connections.
+/// A live object that cannot be sent in a message, such as a model or a connection pool.
 struct Model {
     name: &'static str,
 }
@@ -35,7 +35,7 @@ impl Model {
 
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("{tokens} tokens, and {most} is the most")]
+    #[error("{tokens} tokens exceed the budget of {most}")]
     OverBudget { tokens: u64, most: u64 },
     #[error(transparent)]
     NoModel(#[from] NotRegistered),
@@ -66,13 +66,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client = Client::new(&questions)?;
     let ask = |text: &str| MainLoopRequest::new(Question { text: text.to_owned() });
 
-    // One call.
+    // A single call.
     let reply =
         client.call(&ask("the weather").resource("style", "loud"), Duration::from_secs(5)).await?;
     println!("{}", reply.text);
     assert_eq!(reply.text, "TINY HAS NO IDEA ABOUT 'THE WEATHER'");
 
-    // One that fails there, and one that takes longer than it is wanted for.
+    // A call that fails in the loop, and one that misses its deadline.
     let request = ask("the weather").budget(Budget::new().limit("tokens", 3));
     match client.call(&request, Duration::from_secs(5)).await {
         Err(CallError::Remote { error, .. }) => println!("failed: {error}"),
@@ -86,7 +86,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         other => return Err(format!("not cancelled: {other:?}").into()),
     }
 
-    // Many at once, in the order in which they were asked.
+    // Many requests at once; the replies are in the order of the requests.
     let requests: Vec<_> = (1..=50).map(|n| ask(&format!("number {n}"))).collect();
     let answers = client.submit(&requests).await?.collect(Duration::from_secs(10)).await;
     for (n, answer) in (1..).zip(answers) {
@@ -94,11 +94,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let text = &answer.output().ok_or("no output")?.text;
         assert_eq!(*text, format!("tiny has no idea about 'number {n}'"));
     }
-    println!("50 more were answered");
+    println!("50 more replies");
 
     client.close().await;
     let stats = running.stop().await?;
-    println!("{} requests in all", stats.succeeded);
+    println!("{} requests in total", stats.succeeded);
     assert_eq!(stats.succeeded, 53);
     backend.close().await;
     Ok(())

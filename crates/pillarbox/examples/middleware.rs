@@ -1,18 +1,17 @@
-//! Tower middleware around a handler: a rate limit, a concurrency limit, a timeout, and a layer of one's
-//! own that measures.
+//! Tower middleware around a handler: a rate limit, a concurrency limit, a timeout, and a custom layer that measures.
 //!
 //!     cargo run --example middleware
 //!
-//! From the outside in, as a delivery passes them:
+//! From the outermost layer to the innermost:
 //!
 //! | layer | does |
 //! |---|---|
-//! | `RateLimitLayer` | lets 10 begin in each 200 ms |
-//! | `StopwatchLayer` | measures, and tells what is slow or fails |
-//! | timeout | fails what takes longer than half a second |
-//! | concurrency limit | lets 3 run at a time, though there are 8 workers |
+//! | `RateLimitLayer` | starts at most 10 handlers in 200 ms |
+//! | `StopwatchLayer` | measures, and prints slow and failed handlers |
+//! | timeout | fails a handler after half a second |
+//! | concurrency limit | runs at most 3 handlers at a time, although there are 8 workers |
 //!
-//! All workers share the layers, so the limits are for all of them together.
+//! All workers share the layers, so the limits apply to all of them together.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +27,7 @@ use tower::{Layer, Service};
 
 const JOBS: u32 = 40;
 
-/// Measures how long deliveries take.
+/// Measures the duration of handlers.
 #[derive(Debug, Clone, Default)]
 struct StopwatchLayer {
     times: Arc<Mutex<Vec<Duration>>>,
@@ -58,7 +57,7 @@ where
     type Error = S::Error;
     type Future = BoxFuture<'static, Result<Outcome, S::Error>>;
 
-    // The limits below say here that they have no room.
+    // The limits of the inner layers apply backpressure here.
     fn poll_ready(&mut self, context: &mut std::task::Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
     }
@@ -83,30 +82,30 @@ where
     }
 }
 
-/// How many handlers run now, and how many did at most.
+/// Current and maximum number of running handlers.
 #[derive(Debug, Clone, Default)]
 struct Gauge {
     now: Arc<AtomicU32>,
-    most: Arc<AtomicU32>,
+    max: Arc<AtomicU32>,
 }
 
 async fn work(job: u32, Context(gauge): Context<Gauge>) {
     let now = gauge.now.fetch_add(1, Ordering::SeqCst) + 1;
-    gauge.most.fetch_max(now, Ordering::SeqCst);
-    let _down = Down(gauge);
+    gauge.max.fetch_max(now, Ordering::SeqCst);
+    let _guard = RunningGuard(gauge);
     let milliseconds = match job {
         13 => 100,
-        // Longer than it may; it is cancelled, and never gets to the end.
+        // Longer than the timeout: it is cancelled.
         29 => 60_000,
         _ => 10,
     };
     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
 }
 
-/// Counts down, also where a handler is cancelled.
-struct Down(Arc<Gauge>);
+/// Decrements the gauge when dropped, even if the handler is cancelled.
+struct RunningGuard(Arc<Gauge>);
 
-impl Drop for Down {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         self.0.now.fetch_sub(1, Ordering::SeqCst);
     }
@@ -139,16 +138,16 @@ async fn main() -> pillarbox::Result<()> {
 
     let mut times = stopwatch.times.lock().unwrap_or_else(PoisonError::into_inner).clone();
     times.sort();
-    println!("{JOBS} jobs in {elapsed:.1?}, at 10 in each 200 ms");
-    println!("half of them took up to {:.0?}", times[times.len() / 2]);
-    let most = gauge.most.load(Ordering::SeqCst);
-    println!("at most {most} ran at a time");
-    println!("{} took too long and became a dead letter", stats.timeouts);
+    println!("{JOBS} jobs in {elapsed:.1?}, at most 10 per 200 ms");
+    println!("median duration {:.0?}", times[times.len() / 2]);
+    let max = gauge.max.load(Ordering::SeqCst);
+    println!("at most {max} ran at a time");
+    println!("{} timed out and became a dead letter", stats.timeouts);
 
     assert_eq!((stats.succeeded, stats.timeouts, stats.dead_lettered), (39, 1, 1));
     assert_eq!(times.len(), 40);
-    assert!(most <= 3, "the concurrency limit let through too much");
-    // The first ten begin at once, the others in three more intervals.
-    assert!(elapsed >= Duration::from_millis(600), "the rate limit let through too much");
+    assert!(max <= 3, "the concurrency limit was exceeded");
+    // The first ten start at once, the others in three more intervals.
+    assert!(elapsed >= Duration::from_millis(600), "the rate limit was exceeded");
     Ok(())
 }

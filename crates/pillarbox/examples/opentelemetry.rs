@@ -1,10 +1,10 @@
-//! Traces through a mailbox, with OpenTelemetry.
+//! Distributed traces through a mailbox, with OpenTelemetry.
 //!
 //!     cargo run --example opentelemetry
 //!
-//! A shop sends an order within a span. The span of its first delivery is a child of that one. It fails, and
-//! the second delivery is a trace of its own with a link to it, so that a message that is retried for an hour
-//! does not make a trace of an hour. What a handler sends belongs to the handler's span.
+//! A shop sends an order within a span. The span of the first delivery is a child of it. That delivery fails, and the
+//! second one starts a new trace with a link to the sender, so that a message that is retried for an hour does not
+//! create a trace of an hour. Messages that a handler sends belong to the span of the handler.
 //!
 //! ```text
 //! place_order ──► delivery of the order, attempt 1 (fails)
@@ -13,8 +13,7 @@
 //! delivery of the order, attempt 2 ──► delivery of the parcel
 //! ```
 //!
-//! The spans are kept in memory and printed. A service would have an exporter of `opentelemetry-otlp`; the
-//! rest is the same.
+//! The spans are collected in memory and printed. A service would use an exporter of `opentelemetry-otlp` instead.
 
 use std::collections::HashMap;
 
@@ -30,7 +29,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Joins the spans of the runtime to those of OpenTelemetry. This is all that is needed.
+/// Connects the spans of the runtime with those of OpenTelemetry.
 #[derive(Debug, Default)]
 struct OpenTelemetry {
     propagator: TraceContextPropagator,
@@ -43,7 +42,7 @@ impl Tracer for OpenTelemetry {
         carrier.extend(sender.tracestate().map(|state| ("tracestate".into(), state.to_owned())));
         let sender = self.propagator.extract(&carrier);
         match kinship {
-            // Fails only where the span is of no interest to OpenTelemetry.
+            // Fails only if OpenTelemetry does not record the span.
             Kinship::Child(_) => drop(span.set_parent(sender)),
             Kinship::Link(_) => span.add_link(sender.span().span_context().clone()),
         }
@@ -76,7 +75,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let shipping = shipping.clone();
         async move {
             if attempt == 1 {
-                return Err("no box at hand".into());
+                return Err("no box available".into());
             }
             producer.send_to(&shipping, &format!("{item}, packed"), SendOptions::new()).await?;
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
@@ -105,7 +104,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Sends a message that carries the span within which this is called.
+/// Sends a message with the context of the current span.
 async fn place_order(orders: &Mailbox<String>) -> pillarbox::Result<MessageId> {
     let options = match OpenTelemetry::default().context(&Span::current()) {
         Some(context) => context.attach(SendOptions::new()),
@@ -154,7 +153,7 @@ fn check(spans: &[SpanData]) {
     assert_eq!(second.links.len(), 1);
     assert_eq!(second.links[0].span_context.span_id(), id(sender));
     assert_eq!((trace(parcel), parcel.parent_span_id), (trace(second), id(second)));
-    println!("first delivery: a child; second: a link; what it sent: a child of it");
+    println!("first delivery: child of the sender; second: link; its message: child of the second");
 }
 
 fn attribute(span: &SpanData, name: &str) -> Option<String> {

@@ -1,9 +1,9 @@
-//! A message that takes down every process that handles it: it kills six, and then it is a dead letter; what
-//! was in hand beside it is done all the same.
+//! A message that crashes every process that handles it. After six crashes it becomes a dead letter; all other messages
+//! are handled.
 //!
 //!     cargo run --example poison_message
 //!
-//! This program starts itself again as the worker, as often as it dies, as a supervisor would.
+//! This program starts itself as the worker and restarts it after each crash, as a supervisor would.
 
 use std::process::Command;
 
@@ -12,19 +12,19 @@ use pillarbox::runtime::FailureKind;
 
 const ROLE: &str = "POISON_MESSAGE_WORKER";
 
-/// The process that works, and dies.
+/// The worker process, which crashes.
 async fn work(url: &str) -> pillarbox::Result<()> {
     let backend = pillarbox::open(url).await?;
     let jobs: Mailbox<String> = backend.mailbox("jobs")?;
     Worker::new(jobs)
-        // Short, so that this example is.
+        // Short, to keep the example short.
         .visibility(Duration::from_millis(500))
         .max_deliveries(5)
         .dead_letters(DlqPolicy::new())
         .handler(|job: String| async move {
             tokio::time::sleep(Duration::from_millis(20)).await;
             if job == "poison" {
-                // As a stack overflow would, or a bug in a C library, or too little memory.
+                // As by a stack overflow, a bug in a C library, or lack of memory.
                 std::process::abort();
             }
         })
@@ -47,7 +47,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         (0..30).map(|n| if n == 3 { "poison".to_owned() } else { format!("job {n}") }).collect();
     jobs.send_batch(&all).await?.all()?;
 
-    let mut deaths = 0;
+    let mut crashes = 0;
     loop {
         let status = Command::new(std::env::current_exe()?).env(ROLE, &url).status()?;
         let left = jobs.approximate_count().await?;
@@ -55,12 +55,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         if status.success() {
             break;
         }
-        deaths += 1;
+        crashes += 1;
     }
     let dead: Mailbox<DeadLetter<String>> = backend.mailbox("jobs-dlq")?;
     let letters = dead.peek(10).await?;
-    // The first time it is not known which of those in hand a handler had started on.
-    assert_eq!((letters.len(), deaths), (1, 6), "one dead letter, after six processes");
+    // After the first crash, it is not known which of the received messages a handler had started.
+    assert_eq!((letters.len(), crashes), (1, 6), "one dead letter after six crashes");
     for letter in letters {
         let letter = letter.body?;
         println!("'{}' is a dead letter: {}", letter.body, letter.last_error);

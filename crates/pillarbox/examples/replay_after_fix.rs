@@ -1,4 +1,4 @@
-//! The morning after: what went wrong, a fix, and the messages once more.
+//! Replay of dead letters after a bug is fixed.
 //!
 //!     cargo run --example replay_after_fix
 //!
@@ -27,12 +27,12 @@ struct Order {
 /// Before the fix.
 async fn broken(order: Order) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     if order.discount > 500 {
-        return Err("nobody gets such a discount".into());
+        return Err("the discount is too high".into());
     }
     order.discount.checked_div(order.items).map(|_| ()).ok_or_else(|| DivisionByZero.into())
 }
 
-/// After it.
+/// After the fix.
 async fn fixed(order: Order) {
     println!("  {} each", order.discount.checked_div(order.items).unwrap_or(0));
 }
@@ -47,14 +47,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         (0..60).map(|n| Order { items: n % 3, discount: if n == 7 { 9_999 } else { n } }).collect();
     orders.send_batch(&all).await?.all()?;
 
-    // At night.
+    // The broken handler runs at night.
     let policy = DlqPolicy::new().names::<DivisionByZero>();
     let worker =
         Worker::new(orders.clone()).max_deliveries(2).retry(Backoff::none()).dead_letters(policy);
     let night = worker.handler(broken).run_until_empty().await?;
     println!("at night: {} succeeded, {} dead letters", night.succeeded, night.dead_lettered);
 
-    // In the morning: what happened?
+    // In the morning, the summary shows what failed.
     let dlq = Dlq::open(&backend, "orders-dlq")?;
     let summary = dlq.summary(|_| true).await?;
     for group in &summary.errors {
@@ -62,7 +62,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     assert_eq!(summary.errors[0].count, 20);
 
-    // The fix is out: those that it is for go back, gently. The others stay.
+    // The fix is deployed: the affected messages are replayed at a limited rate, and the others stay.
     let report = dlq
         .replay()
         .matching(|letter| letter.last_error_type.ends_with("DivisionByZero"))
@@ -73,7 +73,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let day = Worker::new(orders).handler(fixed).run_until_empty().await?;
     assert_eq!((report.done, report.left, day.succeeded), (20, 1, 20));
 
-    // The last one was a mistake of the customer's.
+    // The last one was the customer's mistake.
     assert_eq!(dlq.discard().run().await?.done, 1);
     backend.close().await;
     Ok(())

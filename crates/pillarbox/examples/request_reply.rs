@@ -1,11 +1,10 @@
-//! A client, three workers, and everything that goes wrong in between.
+//! Requests and replies with plain mailboxes: a client and three workers, with failures and slow workers.
 //!
-//! A client asks for the squares of the numbers 1 to 24 and waits for the answers in a mailbox of
-//! its own. Of the first deliveries, every fifth is given back to be tried again, and every
-//! seventh is kept too long by a worker that hangs: its lease ends, somebody else does the work,
-//! and when the slow one is done at last its acknowledgement is refused.
+//! The client requests the squares of the numbers 1 to 24 and receives the replies in its own mailbox. On their first
+//! delivery, every fifth number is nacked and retried, and every seventh is held too long by a slow worker: its lease
+//! expires, another worker handles it, and the late acknowledgement of the slow worker is refused.
 //!
-//! All of it happens in one SQLite file, which is removed at the end. Another backend can be named:
+//! The queues are in an SQLite file, which is removed at the end. Another backend can be given as a URL:
 //! `cargo run -p pillarbox --example request_reply memory:`
 
 use std::sync::Arc;
@@ -37,8 +36,8 @@ struct Tally {
     retried: AtomicU32,
     redelivered: AtomicU32,
     refused: AtomicU32,
-    /// Has a permit for each slow worker that has tried to acknowledge.
-    told_late: Semaphore,
+    /// Has a permit for each late acknowledgement that was tried.
+    late: Semaphore,
 }
 
 #[tokio::main]
@@ -49,7 +48,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1).unwrap_or_else(|| format!("sqlite:{}", file.display()));
     println!("backend   {url}");
     let backend = pillarbox::open(&url).await?;
-    // Receivers reply to where they were told they may, whatever a message asks for.
+    // Receivers reply only to allowed addresses, whatever address a message contains.
     let requests = backend.builder("squares").allow_reply_to("client-7");
     let requests: Mailbox<Square, Answer> = requests.open()?;
     let answers: Mailbox<Answer> = backend.mailbox("client-7")?;
@@ -57,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         retried: AtomicU32::new(0),
         redelivered: AtomicU32::new(0),
         refused: AtomicU32::new(0),
-        told_late: Semaphore::new(0),
+        late: Semaphore::new(0),
     });
 
     let mut workers = JoinSet::new();
@@ -70,39 +69,39 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for sent in requests.send_batch_with(wanted.iter().map(|body| (body, to_me()))).await? {
         sent?;
     }
-    println!("client    asked for {REQUESTS} squares, answers to 'client-7'");
+    println!("client    requested {REQUESTS} squares, replies to 'client-7'");
 
     let mut answered = 0;
     let mut sum = 0;
     while answered < REQUESTS {
         for message in answers.receive(Receive::up_to(10).wait(Duration::from_secs(20))).await? {
             let Answer { n, square, worker } = message.body();
-            println!("client    {n}² = {square}, says worker {worker}");
+            println!("client    {n}² = {square}, by worker {worker}");
             answered += 1;
             sum += square;
             message.acknowledge().await?;
         }
     }
 
-    // Let the slow ones learn that they are late, then close: the workers end by that.
+    // Waits for the late acknowledgements, then closes the backend, which ends the workers.
     let slow = REQUESTS / 7;
-    let _told = tally.told_late.acquire_many(slow as u32).await;
+    let _late = tally.late.acquire_many(slow as u32).await;
     let left = requests.counts().await?.total();
     backend.close().await;
     workers.join_all().await.into_iter().collect::<pillarbox::Result<Vec<()>>>()?;
 
     println!();
     println!("requests              {REQUESTS}");
-    println!("answers               {answered}, and their sum is {sum}");
-    println!("given back, retried   {}", tally.retried.load(Ordering::Relaxed));
-    println!("leases that ended     {}", tally.redelivered.load(Ordering::Relaxed));
+    println!("replies               {answered}, with a sum of {sum}");
+    println!("nacked and retried    {}", tally.retried.load(Ordering::Relaxed));
+    println!("expired leases        {}", tally.redelivered.load(Ordering::Relaxed));
     println!("late receipts refused {}", tally.refused.load(Ordering::Relaxed));
     println!("left in the queue     {left}");
     println!("elapsed               {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Serves requests until the mailbox is closed.
+/// Handles requests until the mailbox is closed.
 async fn work(
     worker: u32,
     requests: Mailbox<Square, Answer>,
@@ -120,26 +119,26 @@ async fn work(
             tokio::time::sleep(Duration::from_millis(20)).await;
             match (n, message.delivery_count()) {
                 (n, 1) if n.is_multiple_of(7) => {
-                    println!("worker {worker}  {n}: hangs");
+                    println!("worker {worker}  {n}: is slow");
                     let tally = tally.clone();
                     late.spawn(async move {
                         tokio::time::sleep(LEASE * 2).await;
                         if let Err(Error::ReceiptHandleExpired { .. }) = message.acknowledge().await
                         {
-                            println!("worker {worker}  {n}: too late, the receipt is refused");
+                            println!("worker {worker}  {n}: too late, the receipt was refused");
                             tally.refused.fetch_add(1, Ordering::Relaxed);
                         }
-                        tally.told_late.add_permits(1);
+                        tally.late.add_permits(1);
                     });
                 }
                 (n, 1) if n.is_multiple_of(5) => {
-                    println!("worker {worker}  {n}: fails, to be tried again in 100 ms");
+                    println!("worker {worker}  {n}: fails, retry in 100 ms");
                     tally.retried.fetch_add(1, Ordering::Relaxed);
                     message.nack(Duration::from_millis(100)).await?;
                 }
                 (n, count) => {
                     if n.is_multiple_of(7) {
-                        println!("worker {worker}  {n}: its lease ended; delivery {count}");
+                        println!("worker {worker}  {n}: its lease expired; delivery {count}");
                         tally.redelivered.fetch_add(1, Ordering::Relaxed);
                     }
                     let answer = Answer { n, square: n * n, worker };

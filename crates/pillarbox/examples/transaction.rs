@@ -1,5 +1,5 @@
-//! Business data and messages in one transaction: an order and the message that asks for its
-//! invoice are both there, or neither is; and so are the invoice and the acknowledgement of its message.
+//! Business data and messages in one transaction. An order is stored together with the message that requests its
+//! invoice, and an invoice is stored together with the acknowledgement of that message, or neither is.
 //!
 //! `cargo run -p pillarbox --example transaction [FILE]`
 
@@ -16,7 +16,7 @@ struct Invoice {
     order: i64,
 }
 
-/// Marks the order and acknowledges the message, both or neither. Should its lease have ended, the
+/// Marks the order as invoiced and acknowledges the message, both or neither. If the lease has expired, the
 /// acknowledgement fails, and dropping the transaction rolls it back.
 async fn write(
     Invoice { order }: Invoice,
@@ -28,7 +28,7 @@ async fn write(
     both.execute("UPDATE orders SET invoiced = 1 WHERE id = ?1", [order])?;
     transaction::acknowledge(&both, &about)?;
     both.commit()?;
-    println!("order {order}: invoiced, and its message is gone");
+    println!("order {order}: invoiced, and its message acknowledged");
     Ok(Outcome::settled())
 }
 
@@ -38,7 +38,7 @@ async fn main() -> Result<(), BoxError> {
     let default = directory.path().join("shop.db").display().to_string();
     let file = std::env::args().nth(1).unwrap_or(default);
 
-    // The queues and the shop's own tables share the file; each has a connection of its own.
+    // The queues and the shop's tables share the file, each with its own connection.
     let backend = pillarbox::open(&format!("sqlite:{file}")).await?;
     let invoices: Mailbox<Invoice> = backend.mailbox("invoices")?;
     let mut shop = Connection::open(&file)?;
@@ -55,7 +55,7 @@ async fn main() -> Result<(), BoxError> {
         transaction::send(&both, &invoices, &Invoice { order }, SendOptions::new())?;
         if item.contains("out of stock") {
             both.rollback()?;
-            println!("no order of {item}, and no message");
+            println!("no order of {item}, and no message: rolled back");
         } else {
             both.commit()?;
             println!("order {order}, {item}: stored together with its message");

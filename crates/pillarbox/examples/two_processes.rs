@@ -1,5 +1,5 @@
-//! Requests and their answers across two processes that share a file. The one that answers is killed in the
-//! middle, and started again: nothing is lost, and nobody is left without an answer.
+//! Requests and replies across two processes that share a file. The process that replies is killed and started again:
+//! every request gets its reply.
 //!
 //!     cargo run --example two_processes
 //!
@@ -13,7 +13,7 @@ type Squares = Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>>;
 
 const REQUESTS: u64 = 40;
 
-/// The process that answers: a program of its own, in life.
+/// The process that replies. In production it is a separate program.
 async fn answer(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     let backend = pillarbox::open(url).await?;
     let squares: Squares = backend.mailbox("squares")?;
@@ -21,7 +21,7 @@ async fn answer(url: &str) -> Result<(), Box<dyn std::error::Error>> {
         tokio::time::sleep(Duration::from_millis(20)).await;
         n * n
     })
-    // How long others wait for what this process had in its hands when it dies.
+    // If this process dies, its messages are delivered again after this time.
     .visibility(Duration::from_secs(1))
     .run()
     .await?;
@@ -29,7 +29,7 @@ async fn answer(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The process that asks.
+/// The process that sends the requests.
 async fn ask(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     let backend = pillarbox::open(url).await?;
     let squares: Squares = backend.mailbox("squares")?;
@@ -42,17 +42,17 @@ async fn ask(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     while let Some(answer) = submission.next().await {
         let answer = answer?;
         let request = requests.iter().find(|request| request.request_id == answer.request_id);
-        let n = request.ok_or("an answer to nothing that was asked")?.request;
+        let n = request.ok_or("a reply without a request")?.request;
         assert_eq!(answer.output(), Some(&(n * n)));
         answered += 1;
         if answered == REQUESTS / 2 {
-            println!("{answered} answers: process {} is killed", answering.id());
+            println!("{answered} replies: process {} is killed", answering.id());
             answering.kill()?;
             answering.wait()?;
             answering = start(url)?;
         }
     }
-    println!("{answered} answers: all of them");
+    println!("{answered} replies: complete");
     assert_eq!(answered, REQUESTS);
 
     client.close().await;
@@ -64,7 +64,7 @@ async fn ask(url: &str) -> Result<(), Box<dyn std::error::Error>> {
 
 fn start(url: &str) -> std::io::Result<Child> {
     let child = Command::new(std::env::current_exe()?).args(["answer", url]).spawn()?;
-    println!("process {} answers", child.id());
+    println!("process {} is started", child.id());
     Ok(child)
 }
 

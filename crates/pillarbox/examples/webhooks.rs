@@ -1,13 +1,13 @@
-//! A webhook delivery service: an HTTP API that stores events, and a worker that posts them to their
-//! receivers. The events and the queue are in one SQLite file, so that
+//! A webhook delivery service: an HTTP API that stores events, and a worker that posts them to their receivers. The
+//! events and the queue are in one SQLite file, so that
 //!
-//! * an event and the message that asks for its delivery are stored together, or not at all;
+//! * an event and the message that requests its delivery are stored together, or not at all;
 //! * an event is marked as delivered and its message acknowledged together, or not at all.
 //!
-//! A receiver may still get an event twice: the process may die after the post and before the commit.
-//! It is told by the `idempotency-key`, which is the same each time.
+//! A receiver may still get an event twice, if the process dies between the post and the commit. The receiver
+//! recognizes it by the `idempotency-key`, which is the same each time.
 //!
-//! Here 30 events go to a receiver on the loopback that fails in every way that receivers do.
+//! The example posts 30 events to a local receiver that fails in various ways.
 //!
 //! `cargo run -p pillarbox --example webhooks`
 
@@ -29,22 +29,22 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How long a receiver has to answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Timeout of a post to a receiver.
+const POST_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What clients post, and what the queue carries. The id of the event is that of its message.
+/// Body of a client's post, and of the message in the queue. The id of the event is the id of its message.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Delivery {
     to: String,
     payload: serde_json::Value,
 }
 
-/// Why a delivery failed. The class of an error decides what becomes of its message.
+/// Error of a delivery. Its class decides whether the message is retried.
 #[derive(Debug, thiserror::Error)]
 enum DeliveryError {
     #[error("the receiver refuses the event with status {0}")]
     Refused(u16),
-    #[error("the receiver wants fewer requests")]
+    #[error("the receiver limits the rate of requests")]
     TooMany { retry_after: Option<Duration> },
     #[error("the receiver failed with status {0}")]
     Failed(u16),
@@ -64,7 +64,7 @@ impl Classify for DeliveryError {
     }
 }
 
-/// The table of events, in the file that the queues are in.
+/// The table of events, in the same file as the queues.
 #[derive(Clone)]
 struct Events(Arc<Mutex<Connection>>);
 
@@ -80,12 +80,12 @@ impl Events {
         Ok(Self(Arc::new(Mutex::new(connection))))
     }
 
-    /// Does some work in one transaction, which an error rolls back. Blocks.
+    /// Runs `work` in a transaction, which an error rolls back. Blocks.
     fn transaction<T>(
         &self,
         work: impl FnOnce(&Transaction<'_>) -> Result<T, BoxError>,
     ) -> Result<T, BoxError> {
-        // A panic has rolled its transaction back: the connection is as good as before.
+        // A panic has rolled back its transaction, so the connection is still usable.
         let mut connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let all = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let result = work(&all)?;
@@ -93,7 +93,7 @@ impl Events {
         Ok(result)
     }
 
-    /// Stores an event and sends the message that asks for its delivery: both, or neither.
+    /// Stores an event and sends the message that requests its delivery: both, or neither.
     fn store(
         &self,
         delivery: &Delivery,
@@ -111,7 +111,7 @@ impl Events {
     /// Marks an event as delivered and acknowledges its message: both, or neither.
     fn delivered(&self, about: &Metadata) -> Result<(), BoxError> {
         self.transaction(|both| {
-            // A replay from the dead letters has an id of its own; `original_id` is the event's.
+            // A replayed dead letter has a new id; `original_id` is that of the event.
             let id = [about.original_id().to_string()];
             both.execute(
                 "UPDATE events SET deliveries = deliveries + 1, dead = 0 WHERE id = ?1",
@@ -121,27 +121,27 @@ impl Events {
         })
     }
 
-    /// Marks an event as given up. May be called twice for the same event.
-    fn given_up(&self, id: MessageId) -> Result<(), BoxError> {
+    /// Marks an event as a dead letter. Idempotent.
+    fn mark_dead(&self, id: MessageId) -> Result<(), BoxError> {
         self.transaction(|one| {
             one.execute("UPDATE events SET dead = 1 WHERE id = ?1", [id.to_string()])?;
             Ok(())
         })
     }
 
-    /// Counts the events for which this holds.
+    /// Counts the events that satisfy a condition.
     fn count(&self, condition: &str) -> Result<u64, BoxError> {
         let query = format!("SELECT count(*) FROM events WHERE {condition}");
         self.transaction(|one| Ok(one.query_row(&query, [], |row| row.get(0))?))
     }
 }
 
-/// Opens the queues in the file of the events, which may have been there before them.
+/// Opens the queues in the file of the events, which may exist before them.
 async fn queues(file: &Path) -> pillarbox::Result<Mailboxes> {
     pillarbox::open(&format!("sqlite:{}?adopt=true", file.display())).await
 }
 
-/// What the HTTP API works with.
+/// State of the HTTP API.
 #[derive(Clone)]
 struct Api {
     events: Events,
@@ -152,11 +152,11 @@ fn api(api: Api) -> Router {
     Router::new().route("/events", post(accept)).with_state(api)
 }
 
-/// `POST /events`: answers with the id of the event once it is on the disk, and its message with it.
+/// `POST /events`: responds with the id of the event once the event and its message are stored.
 async fn accept(State(api): State<Api>, body: String) -> (StatusCode, String) {
     let delivery = match serde_json::from_str::<Delivery>(&body) {
         Ok(delivery) if delivery.to.starts_with("http://") => delivery,
-        Ok(_) => return (StatusCode::BAD_REQUEST, "`to` is no http:// URL".to_owned()),
+        Ok(_) => return (StatusCode::BAD_REQUEST, "`to` is not an http:// URL".to_owned()),
         Err(error) => return (StatusCode::BAD_REQUEST, error.to_string()),
     };
     let stored =
@@ -175,7 +175,7 @@ async fn deliver(
 ) -> Result<Outcome, DeliveryError> {
     let payload = delivery.payload.to_string();
     let answer = http_post(&delivery.to, about.original_id(), &payload);
-    let answer = tokio::time::timeout(PATIENCE, answer).await.map_err(io::Error::from);
+    let answer = tokio::time::timeout(POST_TIMEOUT, answer).await.map_err(io::Error::from);
     let answer = answer.flatten().map_err(DeliveryError::Silent)?;
     match answer.status {
         200..=299 => {}
@@ -183,14 +183,13 @@ async fn deliver(
         status @ 400..=499 => return Err(DeliveryError::Refused(status)),
         status => return Err(DeliveryError::Failed(status)),
     }
-    // The handler waits for the thread: once it has ended, nothing acknowledges any more.
+    // The handler waits for the thread, because a message cannot be acknowledged after its handler has ended.
     let marked = tokio::task::spawn_blocking(move || events.delivered(&about)).await;
     marked.map_err(BoxError::from).flatten().map_err(DeliveryError::Unmarked)?;
     Ok(Outcome::settled())
 }
 
-/// What a receiver refuses becomes a dead letter at once. A receiver that limits its rate is retried without
-/// a limit.
+/// Events that a receiver refuses become dead letters at once. Rate limits are retried without a limit.
 fn rules(policy: DlqPolicy) -> DlqPolicy {
     policy
         .classify::<DeliveryError>()
@@ -211,15 +210,15 @@ fn worker(
         .max_deliveries(5)
         .dead_letters(rules(policy))
         .on_failure(|failed| {
-            let again = if failed.terminal { "given up" } else { "again later" };
+            let next = if failed.terminal { "dead letter" } else { "retry" };
             println!(
-                "{}: attempt {}: {}: {again}",
+                "{}: attempt {}: {}: {next}",
                 failed.about.message_id, failed.about.attempt, failed.error
             );
         })
         .on_dead_letter(move |letter, _| {
-            if let Err(error) = table.given_up(letter.message_id) {
-                eprintln!("{}: cannot mark it as given up: {error}", letter.message_id);
+            if let Err(error) = table.mark_dead(letter.message_id) {
+                eprintln!("{}: cannot mark it as dead: {error}", letter.message_id);
             }
         })
         .handler(deliver)
@@ -231,7 +230,7 @@ struct Answer {
     body: String,
 }
 
-/// As much of an HTTP client as this program needs.
+/// A minimal HTTP client.
 async fn http_post(url: &str, key: impl fmt::Display, body: &str) -> io::Result<Answer> {
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let (host, path) = url
@@ -262,18 +261,18 @@ async fn http_post(url: &str, key: impl fmt::Display, body: &str) -> io::Result<
     })
 }
 
-/// The other side: how often each event came, and which were accepted.
+/// The receiver of the events, which counts the posts of each.
 #[derive(Clone, Default)]
 struct Receiver(Arc<Mutex<HashMap<String, Received>>>);
 
 #[derive(Default)]
 struct Received {
-    times: u32,
+    posts: u32,
     accepted: u32,
 }
 
 impl Receiver {
-    /// Begins to listen; gives the URL without the name of a hook.
+    /// Starts the server, and returns its URL without the name of a hook.
     async fn start(&self) -> io::Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}/hooks/", listener.local_addr()?);
@@ -282,9 +281,9 @@ impl Receiver {
         Ok(url)
     }
 
-    fn with<T>(&self, key: &str, look: impl FnOnce(&mut Received) -> T) -> T {
+    fn with<T>(&self, key: &str, f: impl FnOnce(&mut Received) -> T) -> T {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        look(all.entry(key.to_owned()).or_default())
+        f(all.entry(key.to_owned()).or_default())
     }
 
     fn accepted(&self) -> usize {
@@ -293,7 +292,7 @@ impl Receiver {
     }
 }
 
-/// `POST /hooks/{hook}`: fails by the name of the hook, and by how often the event has come.
+/// `POST /hooks/{hook}`: fails depending on the name of the hook and the number of posts of the event.
 async fn receive(
     State(receiver): State<Receiver>,
     UrlPath(hook): UrlPath<String>,
@@ -303,15 +302,15 @@ async fn receive(
     let Some(key) = headers.get("idempotency-key").and_then(|key| key.to_str().ok()) else {
         return answer(StatusCode::BAD_REQUEST);
     };
-    let time = receiver.with(key, |received| {
-        received.times += 1;
-        received.times
+    let posts = receiver.with(key, |received| {
+        received.posts += 1;
+        received.posts
     });
-    match (hook.as_str(), time) {
+    match (hook.as_str(), posts) {
         ("gone", _) => return answer(StatusCode::GONE),
         ("broken", _) | ("flaky", 1) => return answer(StatusCode::INTERNAL_SERVER_ERROR),
         ("busy", 1) => return answer(StatusCode::TOO_MANY_REQUESTS),
-        ("slow", 1) => tokio::time::sleep(2 * PATIENCE).await,
+        ("slow", 1) => tokio::time::sleep(2 * POST_TIMEOUT).await,
         _ => {}
     }
     receiver.with(key, |received| received.accepted += 1);
@@ -323,7 +322,7 @@ async fn submit(api: SocketAddr, to: &str, n: usize) -> Result<(), BoxError> {
     let body = serde_json::json!({ "to": to, "payload": { "n": n } }).to_string();
     let answer = http_post(&format!("http://{api}/events"), n, &body).await?;
     if answer.status != 202 {
-        return Err(format!("the API answers {}: {}", answer.status, answer.body).into());
+        return Err(format!("the API responds with {}: {}", answer.status, answer.body).into());
     }
     Ok(())
 }
@@ -344,7 +343,7 @@ async fn main() -> Result<(), BoxError> {
         .add(Task::new("http", move |stop| async move {
             axum::serve(listener, app).with_graceful_shutdown(stop).await
         }))
-        .start()?; // a service says `.run().await?`, which ends by SIGTERM or Ctrl+C
+        .start()?; // a service calls `.run().await?`, which ends on SIGTERM or Ctrl+C
 
     let receiver = Receiver::default();
     let url = receiver.start().await?;
@@ -358,12 +357,12 @@ async fn main() -> Result<(), BoxError> {
     control.stats().wait_for(|stats| stats.succeeded + stats.dead_lettered == all).await?;
     let report = group.stop().await?;
 
-    // Every event was delivered, and marked so once; or it is a dead letter.
+    // Every event is marked as delivered once, or it is a dead letter.
     let delivered = events.count("deliveries = 1 AND dead = 0")?;
     let dead = events.count("deliveries = 0 AND dead = 1")?;
     let letters = Dlq::open(&backend, "deliveries-dlq")?.summary(|_| true).await?.letters;
     let attempts: u64 = report.loops.iter().map(|one| one.stats.processed).sum();
-    println!("{total} events: {delivered} delivered, {dead} given up, in {attempts} attempts");
+    println!("{total} events: {delivered} delivered, {dead} dead letters, {attempts} attempts");
     assert_eq!((delivered, dead, letters), (20, 10, 10));
     assert_eq!(receiver.accepted() as u64, delivered);
     assert_eq!(deliveries.approximate_count().await?, 0);
@@ -380,15 +379,15 @@ mod tests {
 
     use super::*;
 
-    /// A file of its own for a test, with an empty table of events, and a receiver.
-    struct Bench {
+    /// A temporary file with an empty table of events, and a receiver.
+    struct Fixture {
         directory: TempDir,
         events: Events,
         receiver: Receiver,
         url: String,
     }
 
-    impl Bench {
+    impl Fixture {
         async fn new() -> Self {
             let directory = tempfile::tempdir().unwrap();
             let events = Events::open(&directory.path().join("webhooks.db")).unwrap();
@@ -405,7 +404,7 @@ mod tests {
             Delivery { to: format!("{}{hook}", self.url), payload: 7.into() }
         }
 
-        /// Calls the handler as the function that it is.
+        /// Calls the handler as a plain function.
         async fn deliver(&self, hook: &str) -> Result<Outcome, DeliveryError> {
             let events = Context(Arc::new(self.events.clone()));
             deliver(self.to(hook), Metadata::detached(), events).await
@@ -413,48 +412,48 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_says_its_class_by_what_the_receiver_answers() {
-        let bench = Bench::new().await;
+    async fn the_class_of_an_error_follows_from_the_response() {
+        let fixture = Fixture::new().await;
         for (hook, class) in [
             ("gone", ErrorClass::Permanent),
             ("broken", ErrorClass::Retriable),
             ("slow", ErrorClass::Retriable),
             ("busy", ErrorClass::RateLimited { retry_after: Some(Duration::from_secs(1)) }),
         ] {
-            assert_eq!(bench.deliver(hook).await.unwrap_err().class(), class, "{hook}");
+            assert_eq!(fixture.deliver(hook).await.unwrap_err().class(), class, "{hook}");
         }
     }
 
     #[tokio::test]
     async fn an_event_whose_message_cannot_be_acknowledged_is_not_marked() {
-        let bench = Bench::new().await;
-        // Metadata of no queue: the transaction cannot acknowledge it.
-        let error = bench.deliver("steady").await.unwrap_err();
+        let fixture = Fixture::new().await;
+        // The transaction cannot acknowledge metadata that belongs to no queue.
+        let error = fixture.deliver("steady").await.unwrap_err();
         assert!(matches!(error, DeliveryError::Unmarked(_)));
-        assert_eq!(bench.receiver.accepted(), 1);
-        assert_eq!(bench.events.count("deliveries > 0").unwrap(), 0);
+        assert_eq!(fixture.receiver.accepted(), 1);
+        assert_eq!(fixture.events.count("deliveries > 0").unwrap(), 0);
     }
 
     #[tokio::test]
     async fn an_event_whose_message_cannot_be_sent_is_not_stored() {
-        let bench = Bench::new().await;
-        // A mailbox that is not in the file of the table.
+        let fixture = Fixture::new().await;
+        // A mailbox outside the file of the table.
         let deliveries = FakeMailbox::named("deliveries").mailbox();
-        let api = Api { events: bench.events.clone(), deliveries };
-        let body = serde_json::to_string(&bench.to("steady")).unwrap();
+        let api = Api { events: fixture.events.clone(), deliveries };
+        let body = serde_json::to_string(&fixture.to("steady")).unwrap();
         let (status, _) = accept(State(api), body).await;
         assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(bench.events.count("true").unwrap(), 0);
+        assert_eq!(fixture.events.count("true").unwrap(), 0);
     }
 
     #[tokio::test]
-    async fn what_is_refused_is_a_dead_letter_at_once_and_what_fails_after_five_attempts() {
-        let bench = Bench::new().await;
+    async fn a_refused_event_is_a_dead_letter_at_once_and_a_failed_one_after_five_attempts() {
+        let fixture = Fixture::new().await;
         let deliveries = FakeMailbox::named("deliveries");
         let dead: CollectingMailbox<DeadLetter<Delivery>> = CollectingMailbox::named("dead");
-        deliveries.send(&bench.to("gone")).await.unwrap();
-        deliveries.send(&bench.to("broken")).await.unwrap();
-        let stats = worker(deliveries.mailbox(), DlqPolicy::to(&dead), bench.events.clone())
+        deliveries.send(&fixture.to("gone")).await.unwrap();
+        deliveries.send(&fixture.to("broken")).await.unwrap();
+        let stats = worker(deliveries.mailbox(), DlqPolicy::to(&dead), fixture.events.clone())
             .retry(Backoff::none())
             .run_until_empty()
             .await
@@ -468,11 +467,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_receiver_that_limits_its_rate_is_asked_again_when_it_says() {
-        let bench = Bench::new().await;
+    async fn a_rate_limited_event_is_retried_after_the_requested_delay() {
+        let fixture = Fixture::new().await;
         let deliveries = FakeMailbox::named("deliveries");
-        deliveries.send(&bench.to("busy")).await.unwrap();
-        let worker = worker(deliveries.mailbox(), DlqPolicy::new(), bench.events.clone());
+        deliveries.send(&fixture.to("busy")).await.unwrap();
+        let worker = worker(deliveries.mailbox(), DlqPolicy::new(), fixture.events.clone());
         let mut events = worker.control().events();
         let running = worker.start();
         let delay = loop {
@@ -486,22 +485,22 @@ mod tests {
 
     #[tokio::test]
     async fn an_event_is_stored_with_its_message_and_marked_with_its_acknowledgement() {
-        let bench = Bench::new().await;
-        let backend = queues(&bench.file()).await.unwrap();
+        let fixture = Fixture::new().await;
+        let backend = queues(&fixture.file()).await.unwrap();
         let deliveries: Mailbox<Delivery> = backend.mailbox("deliveries").unwrap();
-        let api = Api { events: bench.events.clone(), deliveries: deliveries.clone() };
+        let api = Api { events: fixture.events.clone(), deliveries: deliveries.clone() };
         for hook in ["flaky", "gone"] {
-            let body = serde_json::to_string(&bench.to(hook)).unwrap();
+            let body = serde_json::to_string(&fixture.to(hook)).unwrap();
             assert_eq!(accept(State(api.clone()), body).await.0, StatusCode::ACCEPTED);
         }
         assert_eq!(deliveries.approximate_count().await.unwrap(), 2);
-        worker(deliveries.clone(), DlqPolicy::new(), bench.events.clone())
+        worker(deliveries.clone(), DlqPolicy::new(), fixture.events.clone())
             .retry(Backoff::none())
             .run_until_empty()
             .await
             .unwrap();
-        assert_eq!(bench.events.count("deliveries = 1 AND dead = 0").unwrap(), 1);
-        assert_eq!(bench.events.count("deliveries = 0 AND dead = 1").unwrap(), 1);
+        assert_eq!(fixture.events.count("deliveries = 1 AND dead = 0").unwrap(), 1);
+        assert_eq!(fixture.events.count("deliveries = 0 AND dead = 1").unwrap(), 1);
         assert_eq!(deliveries.approximate_count().await.unwrap(), 0);
         backend.close().await;
     }

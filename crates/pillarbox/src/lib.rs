@@ -1,10 +1,9 @@
 //! Durable mailboxes for Rust: point-to-point queues with SQS semantics that behave the same on
 //! every backend.
 //!
-//! A message that is received stays in its queue, invisible to others, until it is acknowledged.
-//! If the receiver dies or takes too long, its lease ends and the message is delivered again,
-//! under a new receipt: the old one settles nothing any more. *No message lost, no stale receipt
-//! accepted.*
+//! A received message stays in its queue, invisible to other receivers, until it is acknowledged. If the receiver
+//! dies or takes too long, its lease expires and the message is delivered again under a new receipt; the old receipt
+//! is no longer valid. *No message lost, no stale receipt accepted.*
 //!
 //! ```
 //! use pillarbox::prelude::*;
@@ -38,8 +37,8 @@
 //!
 //! # Workers
 //!
-//! A loop like the one above is the beginning. The rest of it (many at a time, leases that are extended
-//! while the work goes on, retries, dead letters, a stop that loses nothing) is a [`runtime::Worker`]:
+//! A [`runtime::Worker`] replaces a loop like the one above. It adds concurrency, leases that are extended while a
+//! handler runs, retries, dead letters, and a graceful shutdown that loses nothing:
 //!
 //! ```no_run
 //! # use pillarbox::prelude::*;
@@ -50,31 +49,31 @@
 //!
 //! # Backends
 //!
-//! [`open`] takes a URL and picks the backend:
+//! [`open`] chooses the backend by a URL:
 //!
 //! | URL | backend | feature |
 //! |---|---|---|
-//! | `sqlite:PATH` | one durable file that several processes share; made if it is not there | `sqlite`, on by default |
-//! | `sqlite:PATH?synchronous=normal` | the same, faster, where a power failure may cost the last moments | |
-//! | `sqlite::memory:` | SQLite without a file, private to the handle that it gives | |
+//! | `sqlite:PATH` | one durable file, shared by several processes; created if it does not exist | `sqlite`, on by default |
+//! | `sqlite:PATH?synchronous=normal` | the same, faster; a power failure may lose the most recent changes | |
+//! | `sqlite::memory:` | SQLite without a file, private to the returned handle | |
 //! | `redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]` | a Redis (6.2 or later) or Valkey server | `redis` |
-//! | `redis+unix:///PATH` | the same by a Unix socket | `redis` |
+//! | `redis+unix:///PATH` | the same over a Unix socket | `redis` |
 //! | `redis-sentinel://HOST[:PORT],.../SERVICE` | the primary that these sentinels name | `redis` |
 //! | `redis-cluster://HOST[:PORT],...` | the cluster that these nodes belong to | `redis` |
 //! | `rediss://...`, `rediss-sentinel://...`, `rediss-cluster://...` | the same over TLS | `redis-tls` |
-//! | `sqs://REGION[/PREFIX]` | AWS SQS in this region: the queues whose names begin so | `sqs` |
-//! | `sqs+http://HOST[:PORT][/PREFIX]` | a local server that speaks SQS | `sqs` |
-//! | `memory:` | in memory, private to the handle that it gives | always there |
-//! | `memory:NAME` | in memory, shared by all of the process that open this name | always there |
+//! | `sqs://REGION[/PREFIX]` | AWS SQS in this region: the queues whose names start with the prefix | `sqs` |
+//! | `sqs+http://HOST[:PORT][/PREFIX]` | a local server with the SQS API | `sqs` |
+//! | `memory:` | in memory, private to the returned handle | always available |
+//! | `memory:NAME` | in memory, shared by all handles of this name in the process | always available |
 //!
 //! # Features
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `runtime` (default) | workers: [`runtime::Worker`] and all that belongs to it |
+//! | `runtime` (default) | workers, dead letters, loops: the module [`runtime`] |
 //! | `sqlite` (default) | the backend [`sqlite`], with transactional sends and acknowledgements |
-//! | `redis` | the backend `redis`, on a server |
-//! | `redis-tls` | TLS for it, by rustls |
+//! | `redis` | the backend `redis`, on a Redis or Valkey server |
+//! | `redis-tls` | TLS for `redis`, by rustls |
 //! | `sqs` | the backend `sqs`, on AWS SQS |
 //! | `health` | health and metrics of a [`runtime::LoopGroup`] over HTTP |
 //! | `evals` | eval runs: the module `evals` |
@@ -98,7 +97,7 @@ pub use pillarbox_sqlite as sqlite;
 #[cfg(feature = "sqs")]
 pub use pillarbox_sqs as sqs;
 
-/// What most programs need: `use pillarbox::prelude::*;`
+/// The items that most programs need: `use pillarbox::prelude::*;`
 pub mod prelude {
     pub use std::time::Duration;
 

@@ -1,13 +1,13 @@
-//! From a URL to a backend.
+//! Opening of a backend by a URL.
 
 use pillarbox_core::{Error, Mailboxes, MemoryBackend, Result};
 
-/// A kind of URL, and the feature without which it is not there.
+/// A URL scheme, and the cargo feature that enables it.
 struct Scheme {
     name: &'static str,
     form: &'static str,
     feature: Option<&'static str>,
-    is_here: bool,
+    is_enabled: bool,
 }
 
 const SCHEMES: &[Scheme] = &[
@@ -22,7 +22,7 @@ const SCHEMES: &[Scheme] = &[
     Scheme::of("sqs", "sqs://REGION/PREFIX", "sqs", SQS),
     Scheme::of("sqs+http", "sqs+http://HOST/PREFIX", "sqs", SQS),
     Scheme::of("sqs+https", "sqs+https://HOST/PREFIX", "sqs", SQS),
-    Scheme { name: "memory", form: "memory:", feature: None, is_here: true },
+    Scheme { name: "memory", form: "memory:", feature: None, is_enabled: true },
 ];
 
 const REDIS: bool = cfg!(feature = "redis");
@@ -34,18 +34,18 @@ impl Scheme {
         name: &'static str,
         form: &'static str,
         feature: &'static str,
-        is_here: bool,
+        is_enabled: bool,
     ) -> Self {
-        Self { name, form, feature: Some(feature), is_here }
+        Self { name, form, feature: Some(feature), is_enabled }
     }
 }
 
-/// The forms of URL that this program can open, for people: `sqlite:PATH`, ...
+/// Returns the forms of URL that this program can open, for people: `sqlite:PATH`, ...
 pub fn url_forms() -> impl Iterator<Item = &'static str> {
-    SCHEMES.iter().filter(|scheme| scheme.is_here).map(|scheme| scheme.form)
+    SCHEMES.iter().filter(|scheme| scheme.is_enabled).map(|scheme| scheme.form)
 }
 
-/// Opens the backend that a URL names. See the [crate](crate#backends) for the URLs there are.
+/// Opens the backend at a URL. See the [crate](crate#backends) for the forms of URL.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox::Result<()> {
@@ -57,11 +57,11 @@ pub fn url_forms() -> impl Iterator<Item = &'static str> {
 /// # Ok(()) }
 /// ```
 pub async fn open(url: &str) -> Result<Mailboxes> {
-    open_as(url, Missing::Make).await
+    open_as(url, Missing::Create).await
 }
 
-/// Opens the backend that a URL names, and makes nothing: where a file would have to be made, this
-/// fails instead. For tools that look at what others have sent.
+/// Opens the backend at a URL without creating anything: fails if a file would have to be created. For tools that
+/// inspect existing queues.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -70,14 +70,14 @@ pub async fn open(url: &str) -> Result<Mailboxes> {
 /// # }
 /// ```
 pub async fn open_existing(url: &str) -> Result<Mailboxes> {
-    open_as(url, Missing::Refuse).await
+    open_as(url, Missing::Fail).await
 }
 
-/// What to do where there is nothing yet.
+/// What to do if the storage does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Missing {
-    Make,
-    Refuse,
+    Create,
+    Fail,
 }
 
 async fn open_as(url: &str, missing: Missing) -> Result<Mailboxes> {
@@ -93,11 +93,11 @@ async fn open_as(url: &str, missing: Missing) -> Result<Mailboxes> {
         Some((scheme, _)) if is_redis(scheme) => open_redis(url).await,
         Some(("sqs" | "sqs+http" | "sqs+https", _)) => open_sqs(url, missing).await,
         Some((scheme, _)) => Err(unknown(&format!("unknown scheme {scheme:?}"))),
-        None => Err(unknown("there is no scheme; a file is written sqlite:PATH")),
+        None => Err(unknown("there is no scheme; the URL of a file is sqlite:PATH")),
     }
 }
 
-/// Whether a server of the Redis family is meant, reached in whichever way.
+/// Returns whether a scheme is one of the Redis family.
 fn is_redis(scheme: &str) -> bool {
     scheme.starts_with("redis") && SCHEMES.iter().any(|known| known.name == scheme)
 }
@@ -106,7 +106,7 @@ fn is_redis(scheme: &str) -> bool {
 async fn open_sqlite(url: &str, missing: Missing) -> Result<Mailboxes> {
     use pillarbox_sqlite::{SqliteBackend, SqliteOptions};
     let mut options = SqliteOptions::from_url(url)?;
-    if missing == Missing::Refuse {
+    if missing == Missing::Fail {
         options = options.create(false);
     }
     Ok(Mailboxes::new(SqliteBackend::open(options).await?))
@@ -117,7 +117,7 @@ async fn open_sqlite(_: &str, _: Missing) -> Result<Mailboxes> {
     Err(built_without("sqlite"))
 }
 
-/// A queue of a server needs not be made: there is nothing to refuse.
+/// Queues of a server need not be created, so a missing one is no error.
 #[cfg(feature = "redis")]
 async fn open_redis(url: &str) -> Result<Mailboxes> {
     use pillarbox_redis::{RedisBackend, RedisOptions};
@@ -129,11 +129,11 @@ async fn open_redis(_: &str) -> Result<Mailboxes> {
     Err(built_without("redis"))
 }
 
-/// Where queues are made, it is when they are first used.
+/// Queues are created when they are first used, if at all.
 #[cfg(feature = "sqs")]
 async fn open_sqs(url: &str, missing: Missing) -> Result<Mailboxes> {
     use pillarbox_sqs::{SqsBackend, SqsOptions};
-    let options = SqsOptions::from_url(url)?.only_existing(missing == Missing::Refuse);
+    let options = SqsOptions::from_url(url)?.only_existing(missing == Missing::Fail);
     Ok(Mailboxes::new(SqsBackend::open(options).await?))
 }
 
@@ -149,7 +149,7 @@ fn built_without(feature: &str) -> Error {
     ))
 }
 
-/// Says what is wrong, and never more of the URL than its scheme: there may be a password in it.
+/// Creates the error of a bad URL. It must not contain more of the URL than its scheme, which may contain a password.
 fn unknown(problem: &str) -> Error {
     let known: Vec<_> = SCHEMES
         .iter()
@@ -192,7 +192,7 @@ mod tests {
 
     #[cfg(not(feature = "sqs"))]
     #[tokio::test]
-    async fn a_url_of_a_backend_that_is_not_built_in_says_how_to_get_it() {
+    async fn the_error_of_a_disabled_backend_names_its_feature() {
         for url in ["sqs://eu-west-1", "sqs+http://127.0.0.1:5000"] {
             let error = open(url).await.unwrap_err().to_string();
             assert!(error.contains("build it with `--features sqs`"), "{error}");
@@ -201,14 +201,14 @@ mod tests {
 
     #[cfg(feature = "sqs")]
     #[tokio::test]
-    async fn a_url_of_sqs_is_opened_and_nothing_is_asked_of_it() {
+    async fn opening_an_sqs_url_does_no_io() {
         let backend = open("sqs+http://127.0.0.1:9/shop-").await.unwrap();
         assert_eq!(backend.capabilities().backend, "sqs");
         assert!(open("sqs://eu-west-1/a.b").await.is_err());
     }
 
     #[tokio::test]
-    async fn an_unknown_url_says_which_exist_and_tells_no_password() {
+    async fn the_error_of_an_unknown_url_lists_the_schemes_and_no_password() {
         for url in ["", "memory", "memoryx:", "kafka://user:hunter2@host"] {
             let error = open(url).await.unwrap_err();
             assert!(matches!(error, Error::InvalidParameter { .. }), "{url}: {error}");

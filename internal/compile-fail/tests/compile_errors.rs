@@ -8,7 +8,7 @@ use std::process::Command;
 const RECORDED_WITH: &str = "rustc 1.95.";
 
 #[test]
-fn mistakes_do_not_compile_and_are_told_in_words_that_help() {
+fn mistakes_do_not_compile_and_have_helpful_messages() {
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     let version = Command::new(rustc).arg("--version").output().expect("rustc has a version");
     let version = String::from_utf8_lossy(&version.stdout).into_owned();

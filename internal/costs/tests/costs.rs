@@ -40,12 +40,12 @@ fn counted(options: &[&str], before: &str, path: &str, batches: usize, url: &str
         .unwrap_or_else(|error| {
             panic!("cannot run valgrind, which `make setup` installs: {error}")
         });
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let figure = said.split(before).nth(1).and_then(|rest| rest.split_whitespace().next());
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    let figure = text.split(before).nth(1).and_then(|rest| rest.split_whitespace().next());
     let figure =
         figure.map(|figure| figure.replace(',', "")).and_then(|figure| figure.parse().ok());
-    figure.unwrap_or_else(|| panic!("no figure after {before:?}: {said}"))
+    figure.unwrap_or_else(|| panic!("no figure after {before:?}: {text}"))
 }
 
 /// Returns the cost of a message on a path.

@@ -1,4 +1,4 @@
-//! What can be said to `pillarbox eval`.
+//! Arguments of `pillarbox eval`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use pillarbox::QueueName;
-use pillarbox::evals::{Again, Experiment};
+use pillarbox::evals::{Experiment, Resubmit};
 use serde_json::Value;
 
 use super::{Permissions, duration};
@@ -20,81 +20,80 @@ pub(crate) struct Eval {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum EvalCommand {
-    /// Send the samples of a dataset to workers; may be killed and run again.
+    /// Send the samples of a dataset to workers; safe to kill and run again.
     Submit(EvalSubmit),
-    /// Collect the results of a run, and report; may be killed and run again.
+    /// Collect the results of a run, and report; safe to kill and run again.
     Collect(EvalCollect),
-    /// Report on a run, as far as it is collected.
+    /// Report on the collected results of a run.
     Report(EvalReport),
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A dataset has a sample in each line, an object with `input` and `expected`, and perhaps `id` and \
-    whatever else: {\"id\": \"q1\", \"input\": \"2 + 2?\", \"expected\": \"4\"}.\n\n\
-    The run is kept in a directory, which is made if it is not there. What was sent is not sent again. Without a \
-    dataset, and without experiments, those of the run are used."
+    after_help = "Each line of a dataset is a sample: an object with `input` and `expected`, and optionally `id` and \
+    other fields: {\"id\": \"q1\", \"input\": \"2 + 2?\", \"expected\": \"4\"}.\n\n\
+    The run is stored in a directory, which is created if needed. Samples that were sent are not sent again. \
+    The dataset and the experiments default to those of the run."
 )]
 pub(crate) struct EvalSubmit {
-    /// The directory of the run.
+    /// Directory of the run.
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) run: PathBuf,
-    /// The samples.
+    /// File with the samples.
     #[arg(value_name = "DATASET.jsonl", value_hint = ValueHint::FilePath)]
     pub(crate) dataset: Option<PathBuf>,
-    /// The queue of the workers; that of the run if it has one.
+    /// Queue of the workers; defaults to that of the run.
     #[arg(long, value_name = "QUEUE")]
     pub(crate) requests: Option<QueueName>,
-    /// A variant to evaluate, with the resources that make it one: small='{"model": "small"}'. May be given several
-    /// times; the first is what the others are compared with [default: baseline].
+    /// Variant to evaluate, with its resources: small='{"model": "small"}'. Can be repeated; the first one is
+    /// the baseline for comparisons [default: baseline].
     #[arg(long = "experiment", short = 'e', value_name = "NAME[=JSON]", value_parser = experiment)]
     pub(crate) experiments: Vec<Experiment>,
-    /// The workers run a main loop that knows of no eval: send them the inputs alone, and judge their outputs when
-    /// they are collected.
+    /// The workers run a plain main loop: send only the inputs, and score the outputs while they are
+    /// collected.
     #[arg(long)]
     pub(crate) plain: bool,
-    /// Send samples once more that were sent before.
+    /// Send samples again that were sent before.
     #[arg(long, value_name = "WHICH")]
-    pub(crate) again: Option<WhichAgain>,
-    /// Who may read the files of a new run.
-    #[arg(long, value_name = "WHOM", default_value = "private")]
+    pub(crate) again: Option<ResubmitArg>,
+    /// Permissions of the files of a new run.
+    #[arg(long, value_name = "WHO", default_value = "private")]
     pub(crate) permissions: Permissions,
 }
 
-/// Which samples are sent once more.
+/// Samples to send again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WhichAgain {
-    /// Those whose result has not come; if they are not lost, they are paid for twice.
+pub(crate) enum ResubmitArg {
+    /// Samples without a result; if their requests are not lost, the work is done twice.
     Missing,
-    /// Those that are dead letters.
+    /// Samples that became dead letters.
     Died,
-    /// Those whose result has no score: failed or dead.
+    /// Samples whose result has no score: failed or dead-lettered.
     Unscored,
-    /// Those with a result that did not pass, whatever the reason.
+    /// Samples with a result that did not pass, for any reason.
     NotPassed,
 }
 
-impl From<WhichAgain> for Again {
-    fn from(which: WhichAgain) -> Self {
+impl From<ResubmitArg> for Resubmit {
+    fn from(which: ResubmitArg) -> Self {
         match which {
-            WhichAgain::Missing => Self::Missing,
-            WhichAgain::Died => Self::Died,
-            WhichAgain::Unscored => Self::Unscored,
-            WhichAgain::NotPassed => Self::NotPassed,
+            ResubmitArg::Missing => Self::Missing,
+            ResubmitArg::Died => Self::Died,
+            ResubmitArg::Unscored => Self::Unscored,
+            ResubmitArg::NotPassed => Self::NotPassed,
         }
     }
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalCollect {
-    /// The directory of the run.
+    /// Directory of the run.
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) run: PathBuf,
-    /// Wait for so long at most; as long as it takes if not given.
+    /// Maximum time to wait; defaults to no limit.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
-    /// How outputs are judged, of a run that was submitted with --plain; may be given several times, and then all
-    /// must pass.
+    /// Evaluator for a run that was submitted with --plain; can be repeated, and then all must pass.
     #[arg(long = "evaluator", value_name = "EVALUATOR", long_help = Evaluator::HELP)]
     pub(crate) evaluators: Vec<Evaluator>,
     #[command(flatten)]
@@ -103,47 +102,47 @@ pub(crate) struct EvalCollect {
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalReport {
-    /// The directory of the run.
+    /// Directory of the run.
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) run: PathBuf,
-    /// In which form; by the ending of --output if not given, or else a table.
+    /// Format; defaults to the extension of --output, or else table.
     #[arg(long, short)]
     pub(crate) format: Option<Format>,
-    /// Write it to this file, rather than to stdout.
+    /// Write to this file instead of stdout.
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) output: Option<PathBuf>,
-    /// Who may read the file, if it is new.
-    #[arg(long, value_name = "WHOM", default_value = "private")]
+    /// Permissions of the file, if it is new.
+    #[arg(long, value_name = "WHO", default_value = "private")]
     pub(crate) permissions: Permissions,
     #[command(flatten)]
     pub(crate) limits: Limits,
 }
 
-/// When a report is a failure, for CI.
+/// Limits for CI.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Limits {
-    /// End with exit code 1 if the pass rate of an experiment is below this: 0.9 or 90%.
+    /// Exit with code 1 if the pass rate of an experiment is below this: 0.9 or 90%.
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(crate) fail_under: Option<f64>,
-    /// End with exit code 1 if an experiment is worse than the first, and more so than by chance.
+    /// Exit with code 1 if an experiment is significantly worse than the first one.
     #[arg(long)]
     pub(crate) fail_if_worse: bool,
 }
 
-/// How a report is written.
+/// Format of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Text.
     Table,
-    /// All of it.
+    /// Complete report as JSON.
     Json,
-    /// XML, for CI.
+    /// JUnit XML, for CI.
     Junit,
-    /// A web page in one file.
+    /// Self-contained web page.
     Html,
 }
 
-/// A ready-made evaluator, by its name.
+/// A built-in evaluator.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Evaluator {
     ExactMatch,
@@ -155,13 +154,13 @@ pub(crate) enum Evaluator {
 
 impl Evaluator {
     const HELP: &str = "\
-How outputs are judged, of a run that was submitted with --plain; may be given several times, and then all must pass:
-  exact_match                   the output is what is expected
-  contains                      what is expected is in the output
-  regex                         the output matches what is expected
-  json_subset                   the output has all that is expected
+Evaluator for a run that was submitted with --plain; can be repeated, and then all must pass:
+  exact_match                   the output equals the expected value
+  contains                      the output contains the expected text
+  regex                         the expected regular expression matches the output
+  json_subset                   the output contains the expected JSON
   numeric_close:RELATIVE[:ABSOLUTE]
-                                the output is a number that near to what is expected";
+                                the output is a number close to the expected one";
 }
 
 impl fmt::Display for Evaluator {
@@ -186,7 +185,7 @@ impl FromStr for Evaluator {
         let tolerance = |text: &str| match text.parse::<f64>() {
             Ok(number) if number >= 0.0 => Ok(number),
             _ => Err(format!(
-                "{text:?} is no tolerance: write numeric_close:0.01 or numeric_close:0.01:0.5"
+                "{text:?} is not a tolerance: write numeric_close:0.01 or numeric_close:0.01:0.5"
             )),
         };
         match (name, tolerances) {
@@ -201,25 +200,23 @@ impl FromStr for Evaluator {
                     absolute: tolerance(absolute)?,
                 })
             }
-            _ => {
-                Err("write exact_match, contains, regex, json_subset or numeric_close:0.01"
-                    .to_owned())
-            }
+            _ => Err("expected exact_match, contains, regex, json_subset or numeric_close:0.01"
+                .to_owned()),
         }
     }
 }
 
-/// A variant: its name, and perhaps what makes it one.
+/// Parses an experiment: its name, and optionally its resources.
 fn experiment(text: &str) -> Result<Experiment, String> {
     let (name, resources) = text.split_once('=').unwrap_or((text, "{}"));
     if name.trim().is_empty() {
-        return Err("it needs a name, as in small or small='{\"model\": \"small\"}'".to_owned());
+        return Err("the name is missing, as in small or small='{\"model\": \"small\"}'".to_owned());
     }
     let resources: Value = serde_json::from_str(resources)
-        .map_err(|error| format!("what is after the = is no JSON: {error}"))?;
+        .map_err(|error| format!("the part after = is not valid JSON: {error}"))?;
     let Value::Object(resources) = resources else {
         return Err(
-            "what is after the = is no JSON object, as in {\"model\": \"small\"}".to_owned()
+            "the part after = is not a JSON object, as in {\"model\": \"small\"}".to_owned()
         );
     };
     let experiment = Experiment::new(name.trim());
@@ -228,7 +225,7 @@ fn experiment(text: &str) -> Result<Experiment, String> {
         .fold(experiment, |experiment, (name, value)| experiment.resource(name, value)))
 }
 
-/// A share from 0 to 1, or from 0% to 100%.
+/// Parses a share from 0 to 1, or from 0% to 100%.
 fn rate(text: &str) -> Result<f64, String> {
     let number = match text.strip_suffix('%') {
         Some(percent) => percent.trim().parse::<f64>().map(|percent| percent / 100.0),
@@ -236,7 +233,7 @@ fn rate(text: &str) -> Result<f64, String> {
     };
     match number {
         Ok(rate) if (0.0..=1.0).contains(&rate) => Ok(rate),
-        _ => Err("write a share from 0 to 1, or from 0% to 100%".to_owned()),
+        _ => Err("expected a share from 0 to 1, or from 0% to 100%".to_owned()),
     }
 }
 
@@ -258,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_is_a_name_and_perhaps_resources() {
+    fn an_experiment_is_a_name_with_optional_resources() {
         assert_eq!(experiment("small"), Ok(Experiment::new("small")));
         let with = Experiment::new("small").resource("model", "s=1");
         assert_eq!(experiment("small={\"model\": \"s=1\"}"), Ok(with));

@@ -5,27 +5,27 @@ use std::time::{Duration, Instant};
 use pillarbox::{Diagnosis, Finding, Repair, Severity, Timestamp};
 use serde::Serialize;
 
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::output::time;
 
-/// A clock that is off by more than this is worth a word.
-const SKEW: Duration = Duration::from_secs(1);
+/// Clock skew above which a warning is shown.
+const MAX_SKEW: Duration = Duration::from_secs(1);
 
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-enum Line<'a> {
+enum DoctorJson<'a> {
     Fact { name: &'a str, value: &'a str },
     Promise { text: &'a str },
     Finding { severity: &'static str, text: &'a str, advice: &'a str, repair: &'static str },
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Doctor) -> Result<()> {
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let start = Instant::now();
-        // If this fails, the diagnosis tells why.
+        // If this fails, the diagnosis has the reason.
         let _ = backend.queues().await;
         let answered_in = time::measured(start.elapsed());
         let asked = Timestamp::now();
@@ -42,24 +42,24 @@ pub(crate) async fn run(context: &mut Context, args: args::Doctor) -> Result<()>
     .await
 }
 
-/// Adds how far the backend's clock is off, which was asked for at some time between the two.
+/// Adds the clock skew of the backend, whose clock was read between `before` and `after`.
 fn compare_clocks(diagnosis: &mut Diagnosis, before: Timestamp, after: Timestamp) {
     let Some(clock) = diagnosis.clock else { return };
     let skew = if clock < before { before.since(clock) } else { clock.since(after) };
     let direction = if clock < before { "behind" } else { "ahead of" };
     let value = if skew.is_zero() {
-        "agrees with the one here".to_owned()
+        "in sync with the local clock".to_owned()
     } else {
-        format!("{} {direction} the one here", time::measured(skew))
+        format!("{} {direction} the local clock", time::measured(skew))
     };
     diagnosis.facts.push(pillarbox::Fact { name: "clock", value });
-    if skew > SKEW {
+    if skew > MAX_SKEW {
         diagnosis.findings.push(Finding {
             severity: Severity::Warning,
-            text: format!("the backend's clock is {} {direction} the one here", time::show(skew)),
+            text: format!("the backend's clock is {} {direction} the local clock", time::show(skew)),
             advice:
-                "leases and delays go by the backend's clock and are kept; ages that are shown \
-                     here are off. Set the clocks by NTP"
+                "leases and delays use the backend's clock and are not affected; ages shown here are \
+                     wrong. Synchronize the clocks with NTP"
                     .to_owned(),
             repair: Repair::Manual,
         });
@@ -68,9 +68,9 @@ fn compare_clocks(diagnosis: &mut Diagnosis, before: Timestamp, after: Timestamp
 
 fn show_lines(context: &mut Context, diagnosis: &Diagnosis) -> Result<()> {
     for fact in &diagnosis.facts {
-        context.out.json(&Line::Fact { name: fact.name, value: &fact.value })?;
+        context.out.json(&DoctorJson::Fact { name: fact.name, value: &fact.value })?;
     }
-    context.out.json(&Line::Promise { text: &diagnosis.promise })?;
+    context.out.json(&DoctorJson::Promise { text: &diagnosis.promise })?;
     for Finding { severity, text, advice, repair } in &diagnosis.findings {
         let severity = match severity {
             Severity::Warning => "warning",
@@ -81,7 +81,7 @@ fn show_lines(context: &mut Context, diagnosis: &Diagnosis) -> Result<()> {
             Repair::Possible => "possible",
             Repair::Done => "done",
         };
-        context.out.json(&Line::Finding { severity, text, advice, repair })?;
+        context.out.json(&DoctorJson::Finding { severity, text, advice, repair })?;
     }
     Ok(())
 }
@@ -115,7 +115,7 @@ fn show(context: &mut Context, diagnosis: &Diagnosis) -> Result<()> {
         }
     }
     if diagnosis.findings.is_empty() {
-        context.out.parts(&[style.good("Nothing is wrong.")])?;
+        context.out.parts(&[style.good("No problems found.")])?;
     }
     Ok(())
 }
@@ -132,11 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_off_is_a_warning() {
-        assert_eq!(compared(101).facts[0].value, "agrees with the one here");
+    fn clock_skew_is_a_warning() {
+        assert_eq!(compared(101).facts[0].value, "in sync with the local clock");
         assert_eq!(compared(101).findings, []);
-        assert!(compared(40).findings[0].text.contains("1m behind the one here"));
-        assert!(compared(162).findings[0].text.contains("1m ahead of the one here"));
+        assert!(compared(40).findings[0].text.contains("1m behind the local clock"));
+        assert!(compared(162).findings[0].text.contains("1m ahead of the local clock"));
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! `pillarbox drain`
 //!
-//! What is drained may be loaded into the same queue, as by `drain q | jq … | load q`. A message that comes
-//! back while the command runs is kept from coming again until it ends, and then released: it would otherwise
-//! drain its own output for ever.
+//! Drained messages may be loaded into the same queue, as in `drain q | jq … | load q`. A message that comes back while
+//! the command runs is held until the end and then released: otherwise the command would drain its own output forever.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -10,21 +9,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::{Delivery, Mailboxes, Queue, QueueOptions, Receive, Settle};
+use pillarbox_core::internal::{BatchSizer, Emptiness};
 
 use super::settle::{settle, settle_all};
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
-use crate::emptiness::Emptiness;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
-use crate::line::Line;
+use crate::message_json::MessageJson;
 use crate::output::{Out, text};
-use crate::pace::Pace;
 
 pub(crate) async fn run(context: &mut Context, args: args::Drain) -> Result<()> {
     let interrupt = Interrupt::listen()?;
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         drain(context, backend, &interrupt, &args).await
     })
     .await
@@ -39,28 +37,32 @@ async fn drain(
     let queue = backend.queue(&args.queue, QueueOptions::new())?;
     context.write_to(&args.file)?;
     if context.out.is_discarded() {
-        let text = "what is drained would be gone, for stdout is closed or /dev/null: nothing was drained. \
-                    Say where to by --output FILE; `pillarbox purge` deletes messages";
+        let text = "stdout is closed or /dev/null, so the messages would be lost: nothing was drained. \
+                    Use --output FILE; `pillarbox purge` deletes messages";
         return Err(Failure::Usage(text.to_owned()));
     }
     let progress = context.out.progress(queue.counts().await?.ready, "messages");
-    let mut pace = Pace::new(queue.capabilities().max_receive.min(queue.capabilities().max_batch));
+    let mut sizer =
+        BatchSizer::new(queue.capabilities().max_receive.min(queue.capabilities().max_batch));
     let mut emptiness = Emptiness::new(queue.capabilities());
     let max = args.max.unwrap_or(usize::MAX);
     let mut drained = 0;
     let mut seen = HashSet::new();
     let mut returned = HashMap::new();
     let result: Result<()> = async {
-        while drained < max && !interrupt.is_told() {
-            let request = Receive::up_to(pace.next_up_to(max - drained))
+        while drained < max && !interrupt.is_interrupted() {
+            let request = Receive::up_to(sizer.next_size().min(max - drained))
                 .visibility(args.visibility)
-                .wait(emptiness.patience());
+                .wait(emptiness.wait());
             let deliveries = interrupt.or(queue.receive(request)).await??;
-            pace.seen(deliveries.len(), deliveries.iter().map(|one| one.message.body.len()).sum());
+            sizer.record(
+                deliveries.len(),
+                deliveries.iter().map(|one| one.message.body.len()).sum(),
+            );
             let (back, deliveries): (Vec<_>, Vec<_>) =
                 deliveries.into_iter().partition(|one| seen.contains(&one.message.id));
             returned.extend(back.into_iter().map(|one| (one.message.id, one.receipt)));
-            if emptiness.saw(deliveries.is_empty()) {
+            if emptiness.record(deliveries.is_empty()) {
                 break;
             }
             drained += deliveries.len();
@@ -68,12 +70,12 @@ async fn drain(
             let ids: Vec<_> = deliveries.iter().map(|one| one.message.id).collect();
             write(&mut context.out, &queue, deliveries).await?;
             seen.extend(ids);
-            tracing::debug!(drained, next = pace.next(), "drained a batch");
+            tracing::debug!(drained, next = sizer.next_size(), "drained a batch");
         }
         Ok(())
     }
     .await;
-    // Where that fails, their leases expire.
+    // If that fails, their leases expire.
     let release = |receipt| Settle::release(receipt, Duration::ZERO);
     let _ = settle(&queue, returned.into_values().map(release).collect()).await;
     if let Err(Failure::Output(error)) = &result
@@ -82,7 +84,7 @@ async fn drain(
         let drained = text::count(seen.len() as u64, "message");
         return Err(Failure::Other(format!(
             "the output was closed: {drained} written and acknowledged, the last of which may not have been \
-             read; the others stay"
+             read; the others are still in the queue"
         )));
     }
     result?;
@@ -91,21 +93,22 @@ async fn drain(
     let (drained, left) = (drained as u64, left.total());
     if left > 0 {
         let (drained, left) = (text::count(drained, "message"), text::count(left, "message"));
-        context.out.note(&format!("{drained} drained; {left} still there: `stats` tells why"));
+        context
+            .out
+            .note(&format!("{drained} drained; {left} still in the queue: see `pillarbox stats`"));
     } else if drained == 0 {
         context.note_if_unknown(backend, &args.queue).await?;
     }
-    if interrupt.is_told() { Err(Failure::Interrupted) } else { Ok(()) }
+    if interrupt.is_interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
-/// Writes a batch and acknowledges it, once it is where it was sent to. If it cannot be written it
-/// goes back.
+/// Writes a batch and then acknowledges it, or releases it if it cannot be written.
 async fn write(out: &mut Out, queue: &Arc<dyn Queue>, deliveries: Vec<Delivery>) -> Result<()> {
     let name = queue.name();
     let written = deliveries
         .iter()
-        .try_for_each(|delivery| out.json(&Line::drained(name, delivery)))
-        .and_then(|()| out.keep());
+        .try_for_each(|delivery| out.json(&MessageJson::drained(name, delivery)))
+        .and_then(|()| out.sync());
     let receipts = deliveries.into_iter().map(|delivery| delivery.receipt);
     let settles = match &written {
         Ok(()) => receipts.map(Settle::acknowledge).collect(),

@@ -1,9 +1,9 @@
-//! Messages whose id a queue holds already.
+//! Messages whose id a queue already holds.
 //!
-//! A send that finds its id there stores nothing. What is there may be the same message, which an interrupted
-//! command copied before; or another one, for ids are per queue; or the same one in the hands of somebody who
-//! will delete it next, because they are moving it the other way. Only in the first case may the copy that was
-//! to be stored be deleted. So the queue is looked at.
+//! Sending an id that the queue holds stores nothing. The existing message may be the same one, copied before by an
+//! interrupted command; or a different one, since ids are per queue; or the same one in flight at a consumer that will
+//! delete it, because it is moving the message the other way. The original may be deleted only in the first case, so the
+//! existing message is looked at.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,56 +11,56 @@ use std::time::Duration;
 
 use pillarbox::{MessageId, MessageState, Outgoing, Peeked, Queue};
 
-/// The number of messages that are looked at in a call.
+/// Number of messages per peek.
 const PAGE: usize = 500;
-/// The time after which it is looked again whether a message in flight was settled.
+/// Delay before a message in flight is looked at again.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What a queue holds under the id of a message.
+/// What a queue holds with the id of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum There {
+pub(crate) enum Existing {
     /// The same message, ready or delayed.
     Same,
-    /// Another message.
-    Other,
-    /// A message that somebody has received and may delete.
+    /// A different message.
+    Different,
+    /// A message in flight, which its consumer may delete.
     InFlight,
-    /// Nothing any more.
-    Nothing,
+    /// Nothing.
+    Absent,
 }
 
-impl There {
-    /// Compares a message with what was found under its id.
+impl Existing {
+    /// Compares a message with the one that was found with its id.
     ///
-    /// The time of sending goes with a message wherever it is moved; with equal contents it is proof that the
-    /// two are one. What says nothing of it was written by hand.
-    pub(crate) fn of(message: &Outgoing, found: Option<&Peeked>) -> Self {
-        let Some(Peeked { message: there, state, .. }) = found else { return Self::Nothing };
+    /// A message keeps its send time wherever it is moved, so equal contents and send time identify it. A line without a
+    /// send time was written by hand.
+    pub(crate) fn compare(message: &Outgoing, found: Option<&Peeked>) -> Self {
+        let Some(Peeked { message: existing, state, .. }) = found else { return Self::Absent };
         if let MessageState::InFlight { .. } = state {
             return Self::InFlight;
         }
-        let is_same = message.enqueued_at.is_none_or(|at| at == there.enqueued_at)
-            && message.body == there.body
-            && message.attributes == there.attributes
-            && message.reply_to == there.reply_to;
-        if is_same { Self::Same } else { Self::Other }
+        let is_same = message.enqueued_at.is_none_or(|at| at == existing.enqueued_at)
+            && message.body == existing.body
+            && message.attributes == existing.attributes
+            && message.reply_to == existing.reply_to;
+        if is_same { Self::Same } else { Self::Different }
     }
 }
 
-/// Has a message stored by a queue that remembers ids of messages that are gone: it must not be taken for what
-/// it was minutes ago, and not be stored. `hop` says which time this is.
-pub(crate) fn store_anew(queue: &dyn Queue, message: &mut Outgoing, hop: &str) {
+/// Sets a deduplication id that is unique to this `transfer`, for a queue that remembers the ids of deleted messages:
+/// it would otherwise drop a message that it held minutes ago.
+pub(crate) fn set_deduplication(queue: &dyn Queue, message: &mut Outgoing, transfer: &str) {
     if queue.capabilities().deduplication.is_some() {
-        let hop = MessageId::from_key(hop).to_string();
-        message.attributes.insert(Outgoing::DEDUPLICATION, hop);
+        let id = MessageId::from_key(transfer).to_string();
+        message.attributes.insert(Outgoing::DEDUPLICATION, id);
     }
 }
 
-/// Looks for messages of these ids, through the whole queue if need be.
+/// Finds messages by id, by peeking through the whole queue if needed.
 ///
-/// A message that moves while it is looked for may be missed. One that is seen twice counts as in flight if
-/// it was so once.
-pub(crate) async fn look_for(
+/// A message that changes its position meanwhile may be missed. One that is seen twice counts as in flight if it was so
+/// once.
+pub(crate) async fn find_by_id(
     queue: &Arc<dyn Queue>,
     ids: &HashSet<MessageId>,
 ) -> pillarbox::Result<HashMap<MessageId, Peeked>> {
@@ -90,26 +90,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_the_same_if_it_was_sent_at_the_same_moment_and_says_the_same() {
+    fn a_message_is_the_same_if_its_send_time_and_contents_are_equal() {
         let at = Timestamp::from_secs(7);
         let mut message = Outgoing::new("body");
         message.enqueued_at = Some(at);
         let there = RawMessage::new(message.id, "body", at);
         let found = |there: &RawMessage, state| {
-            There::of(&message, Some(&Peeked::new(there.clone(), state)))
+            Existing::compare(&message, Some(&Peeked::new(there.clone(), state)))
         };
         let (ready, until) = (MessageState::Ready, Timestamp::from_secs(9));
-        assert_eq!(found(&there, ready), There::Same);
-        assert_eq!(found(&there, MessageState::Delayed { until }), There::Same);
-        assert_eq!(found(&there, MessageState::InFlight { until }), There::InFlight);
-        assert_eq!(There::of(&message, None), There::Nothing);
+        assert_eq!(found(&there, ready), Existing::Same);
+        assert_eq!(found(&there, MessageState::Delayed { until }), Existing::Same);
+        assert_eq!(found(&there, MessageState::InFlight { until }), Existing::InFlight);
+        assert_eq!(Existing::compare(&message, None), Existing::Absent);
         let mut others = vec![there; 4];
         others[0].body = "other".into();
         others[1].enqueued_at = Timestamp::from_secs(8);
         others[2].reply_to = Some("client".into());
         others[3].attributes = [("a", "b")].into_iter().collect();
         for other in others {
-            assert_eq!(found(&other, ready), There::Other, "{other:?}");
+            assert_eq!(found(&other, ready), Existing::Different, "{other:?}");
         }
     }
 }

@@ -1,13 +1,13 @@
 //! `pillarbox load`
 //!
-//! A message whose id the queue holds is not stored again. Often it is the same message, loaded before. But
-//! what is loaded may come from a `drain` of the same queue, which acknowledges a message after it has
-//! written it: then the message is there only until that is done. So one that somebody holds is sent again
-//! until it is stored, or is seen to be there and not in flight.
+//! A message whose id the queue already holds is not stored again. Usually it is the same message, loaded before. But
+//! the input may come from a `drain` of the same queue, which acknowledges a message after writing it: then the message
+//! exists only until that is done. So a message in flight is sent again until it is stored, or is seen to exist and not
+//! be in flight.
 //!
-//! What a pipe has given is gone from there, and perhaps nowhere else any more. So lines of a pipe that cannot
-//! be read are named and passed over, the first interrupt ends nothing before the pipe is empty, and if
-//! messages cannot be stored, their lines go to a file, with all that follow.
+//! A line that was read from a pipe may exist nowhere else. So invalid lines of a pipe are reported and skipped, the
+//! first interrupt takes effect only when the pipe is empty, and if messages cannot be stored, their lines and all that
+//! follow are saved in a file.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -17,38 +17,38 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox::{MessageId, Outgoing, Queue, QueueName, QueueOptions, Timestamp};
+use pillarbox_core::internal::RetryDelay;
 use serde::Serialize;
 
-use super::duplicate::{RETRY_AFTER, There, look_for, store_anew};
-use super::using;
-use crate::args::{self, Permissions};
+use super::duplicate::{Existing, RETRY_AFTER, find_by_id, set_deduplication};
+use super::with_backend;
+use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::input_lines::InputLines;
 use crate::interrupt::Interrupt;
-use crate::line;
-use crate::lines::Lines;
-use crate::output::file::create;
+use crate::message_json;
+use crate::output::file::{Permissions, create};
 use crate::output::{Out, Progress, text};
 
-/// Messages that wait for others to settle theirs: no more are read while there are so many of them.
+/// Maximum number of messages that wait for one in flight with the same id. No more lines are read then.
 const MAX_WAITING: usize = 100_000;
-/// The same for a pipe, where they are nowhere else: some batches of what fills it, which are acknowledged
-/// when they are written.
+/// The same for a pipe, whose lines exist nowhere else: a few batches of the `drain` that writes them.
 const MAX_WAITING_OF_PIPE: usize = 5_000;
-/// Nor while they have so many bytes.
+/// Maximum size of the messages that wait.
 const MAX_WAITING_BYTES: usize = 64 << 20;
-/// The first pause before they are sent again. It doubles up to [`RETRY_AFTER`].
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// Of how many messages it is said that they were not loaded.
-const NAMED: usize = 10;
+/// First delay before they are sent again. It doubles up to [`RETRY_AFTER`].
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+/// Maximum number of rejected messages that are listed.
+const MAX_LISTED: usize = 10;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct LoadJson<'a> {
     queue: &'a QueueName,
     loaded: u64,
-    /// How many were there already.
+    /// Messages that the queue already held.
     present: u64,
-    /// How many were not loaded, for another message has their id.
+    /// Messages that were not loaded because a different message has their id.
     refused: u64,
 }
 
@@ -58,17 +58,17 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
     let backend = match context.open_to_send().await {
         Ok(backend) => backend,
         Err(failure) => {
-            let mut lines = Lines::open(&path, |line| Ok(line.to_owned()))?;
+            let mut lines = InputLines::open(&path, |line| Ok(line.to_owned()))?;
             return Err(save(failure, &args.queue, Vec::new(), &mut lines, &interrupt).await);
         }
     };
-    using(backend, async |backend| {
+    with_backend(backend, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
         let run = MessageId::new();
-        let lines = Lines::open(&path, |text| {
-            let mut message = line::read(text, Timestamp::now())?;
-            let hop = format!("load {run} of {}", message.id);
-            store_anew(&*queue, &mut message, &hop);
+        let lines = InputLines::open(&path, |text| {
+            let mut message = message_json::parse(text, Timestamp::now())?;
+            let transfer = format!("load {run} of {}", message.id);
+            set_deduplication(&*queue, &mut message, &transfer);
             message.delay = queue.capabilities().round_up(message.delay);
             let checked = queue.capabilities().check_outgoing(queue.name(), &message);
             let line = text.into();
@@ -85,8 +85,8 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
         let progress = context.out.progress(lines.total(), "messages");
         let is_pipe = lines.is_pipe();
         let mut loader = Loader::new(queue.clone(), is_pipe);
-        // A file is still there when this ends.
-        let ending = (!is_pipe).then_some(&interrupt);
+        // A file can be read again after an interrupt.
+        let stop_on = (!is_pipe).then_some(&interrupt);
         let result = async {
             let max = queue.capabilities().max_batch;
             loop {
@@ -97,19 +97,19 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
                     Err(failure) => return Err(failure),
                 }
                 while loader.is_full() {
-                    loader.resolve(ending, &progress).await?;
+                    loader.resolve(stop_on, &progress).await?;
                 }
             }
             Ok(())
         };
         let mut result: Result<()> = result.await;
-        // After an interrupt, what the pipe has given is still stored.
-        let goes_on = match &result {
+        // After an interrupt, the lines that were read from a pipe are still stored.
+        let continues = match &result {
             Ok(()) => true,
             Err(failure) => is_pipe && matches!(failure, Failure::Interrupted),
         };
-        while goes_on && !loader.waiting.is_empty() {
-            if let Err(failure) = loader.resolve(ending, &progress).await {
+        while continues && !loader.waiting.is_empty() {
+            if let Err(failure) = loader.resolve(stop_on, &progress).await {
                 result = Err(failure);
                 break;
             }
@@ -118,12 +118,13 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
         if let Err(failure) = result {
             let loaded = loader.loaded + loader.present;
             if is_pipe {
-                loader.name_unreadable(&context.out);
+                loader.report_unreadable(&context.out);
                 context.out.note(&format!("{loaded} messages were loaded"));
                 let left = std::mem::take(&mut loader.waiting);
                 return Err(save(failure, &args.queue, left, &mut lines, &interrupt).await);
             }
-            let again = format!("{loaded} messages were loaded; load it again to go on");
+            let again =
+                format!("{loaded} messages were loaded; run the same command again to continue");
             return Err(match failure {
                 Failure::Other(text) => Failure::Other(format!("{text}\n{again}")),
                 other => {
@@ -137,19 +138,18 @@ pub(crate) async fn run(context: &mut Context, args: args::Load) -> Result<()> {
     .await
 }
 
-/// A message, and the line that it was read from.
+/// A message and its line.
 struct Entry {
     message: Outgoing,
     line: Box<str>,
 }
 
-/// Saves lines that were read from a pipe and not stored, and all that follow, and adds to a failure where they
-/// are.
+/// Saves lines of a pipe that were not stored, and all that follow, and adds the path of the file to the failure.
 async fn save<T, R: Fn(&str) -> Result<T, String>>(
     failure: Failure,
     queue: &QueueName,
     left: Vec<Entry>,
-    lines: &mut Lines<R>,
+    lines: &mut InputLines<R>,
     interrupt: &Interrupt,
 ) -> Failure {
     let saved = match save_lines(queue, left, lines, interrupt).await {
@@ -158,7 +158,7 @@ async fn save<T, R: Fn(&str) -> Result<T, String>>(
             let (path, lines) = (path.display(), text::count(count, "line"));
             format!("{lines} not stored, saved in {path}: `pillarbox load {queue} {path}`")
         }
-        Err(error) => format!("lines that were read and not stored cannot be saved: {error}"),
+        Err(error) => format!("lines that were not stored cannot be saved: {error}"),
     };
     Failure::Other(match failure.text() {
         Some(text) => format!("{text}\n{saved}"),
@@ -166,11 +166,11 @@ async fn save<T, R: Fn(&str) -> Result<T, String>>(
     })
 }
 
-/// Writes lines to a new file, and says which and how many. `None`: there were none.
+/// Writes lines to a new file, and returns its path and their number, or `None` if there are no lines.
 async fn save_lines<T, R: Fn(&str) -> Result<T, String>>(
     queue: &QueueName,
     left: Vec<Entry>,
-    lines: &mut Lines<R>,
+    lines: &mut InputLines<R>,
     interrupt: &Interrupt,
 ) -> io::Result<Option<(PathBuf, u64)>> {
     let mut left = left.into_iter();
@@ -179,9 +179,9 @@ async fn save_lines<T, R: Fn(&str) -> Result<T, String>>(
     loop {
         let line = match left.next() {
             Some(entry) => entry.line,
-            // Whoever types them sees the error, and need not type on.
+            // A user who types lines sees the error and need not continue.
             None if io::stdin().is_terminal() => break,
-            None => match lines.next_unread(interrupt).await {
+            None => match lines.next_raw(interrupt).await {
                 Some(line) => line.into(),
                 None => break,
             },
@@ -199,27 +199,27 @@ async fn save_lines<T, R: Fn(&str) -> Result<T, String>>(
     Ok(Some((path, count)))
 }
 
-/// A new file for lines that could not be loaded: here, or where temporary files are.
+/// Creates a file for lines that could not be loaded, in the current or the temporary directory.
 fn new_file(queue: &QueueName) -> io::Result<(PathBuf, File)> {
     let queue = queue.as_str().replace([':', '/'], "_");
     let name = format!("pillarbox-load-{queue}-{}.jsonl", std::process::id());
-    let make = |path: PathBuf| create(&path, Permissions::Private).map(|file| (path, file));
-    make(PathBuf::from(&name)).or_else(|_| make(std::env::temp_dir().join(&name)))
+    let new = |path: PathBuf| create(&path, Permissions::Private).map(|file| (path, file));
+    new(PathBuf::from(&name)).or_else(|_| new(std::env::temp_dir().join(&name)))
 }
 
 struct Loader {
     queue: Arc<dyn Queue>,
     loaded: u64,
     present: u64,
-    /// Not loaded, for the queue has another message of the same id: how many, and the first of them.
+    /// Messages that were not loaded because the queue has a different message with their id, and the first ids.
     refused: u64,
-    named: Vec<MessageId>,
-    /// Why lines of a pipe could not be read.
+    refused_ids: Vec<MessageId>,
+    /// Errors of invalid lines of a pipe.
     unreadable: Vec<String>,
-    /// Not stored yet, for the queue has a message of the same id that may be in flight.
+    /// Messages that are not stored yet because the queue has a message with their id that may be in flight.
     waiting: Vec<Entry>,
     max_waiting: usize,
-    pause: Duration,
+    retry_delay: RetryDelay,
 }
 
 impl Loader {
@@ -229,11 +229,11 @@ impl Loader {
             loaded: 0,
             present: 0,
             refused: 0,
-            named: Vec::new(),
+            refused_ids: Vec::new(),
             unreadable: Vec::new(),
             waiting: Vec::new(),
             max_waiting: if is_pipe { MAX_WAITING_OF_PIPE } else { MAX_WAITING },
-            pause: FIRST_PAUSE,
+            retry_delay: RetryDelay::new(FIRST_DELAY, RETRY_AFTER),
         }
     }
 
@@ -242,8 +242,8 @@ impl Loader {
         self.waiting.len() >= self.max_waiting || bytes() >= MAX_WAITING_BYTES
     }
 
-    /// Sends messages, no more than a call takes. Those that are not stored wait, and so do those of which
-    /// nothing is known, when it fails.
+    /// Sends at most one batch of messages. Those that are not stored wait, as do those with an unknown outcome after
+    /// an error.
     async fn send(&mut self, batch: Vec<Entry>, progress: &Progress) -> Result<()> {
         let messages = batch.iter().map(|entry| entry.message.clone()).collect();
         let results = match self.queue.send(messages).await {
@@ -258,7 +258,7 @@ impl Loader {
             match result {
                 Ok(sent) if sent.is_new => {
                     self.loaded += 1;
-                    self.pause = FIRST_PAUSE;
+                    self.retry_delay.reset();
                     progress.add(1);
                 }
                 Ok(_) => self.waiting.push(entry),
@@ -271,8 +271,8 @@ impl Loader {
         failure.map_or(Ok(()), |error| Err(Failure::Other(error.to_string())))
     }
 
-    /// Sends once more what waits, looks at what is in its way, and pauses if that is in flight.
-    async fn resolve(&mut self, ending: Option<&Interrupt>, progress: &Progress) -> Result<()> {
+    /// Sends the waiting messages again, compares those that still exist, and waits if some are in flight.
+    async fn resolve(&mut self, stop_on: Option<&Interrupt>, progress: &Progress) -> Result<()> {
         let mut again = std::mem::take(&mut self.waiting);
         while !again.is_empty() {
             let most = again.len().min(self.queue.capabilities().max_batch);
@@ -286,64 +286,63 @@ impl Loader {
             return Ok(());
         }
         let ids: HashSet<_> = self.waiting.iter().map(|entry| entry.message.id).collect();
-        let found = look_for(&self.queue, &ids).await?;
+        let found = find_by_id(&self.queue, &ids).await?;
         for entry in std::mem::take(&mut self.waiting) {
             let id = entry.message.id;
-            match There::of(&entry.message, found.get(&id)) {
-                There::Same => {
+            match Existing::compare(&entry.message, found.get(&id)) {
+                Existing::Same => {
                     self.present += 1;
                     progress.add(1);
                 }
-                There::Other => {
+                Existing::Different => {
                     self.refused += 1;
-                    if self.named.len() < NAMED {
-                        self.named.push(id);
+                    if self.refused_ids.len() < MAX_LISTED {
+                        self.refused_ids.push(id);
                     }
                 }
-                There::InFlight | There::Nothing => self.waiting.push(entry),
+                Existing::InFlight | Existing::Absent => self.waiting.push(entry),
             }
         }
         if !self.waiting.is_empty() {
             let waiting = text::count(self.waiting.len() as u64, "message");
-            progress.say(format!("waiting for {waiting} in flight that have the same ids"));
-            let pause = tokio::time::sleep(self.pause);
-            match ending {
-                Some(interrupt) => interrupt.or(pause).await?,
-                None => pause.await,
+            progress.set_message(format!("waiting for {waiting} in flight with the same ids"));
+            let delay = tokio::time::sleep(self.retry_delay.next_delay());
+            match stop_on {
+                Some(interrupt) => interrupt.or(delay).await?,
+                None => delay.await,
             }
-            self.pause = (self.pause * 2).min(RETRY_AFTER);
-            progress.say("");
+            progress.set_message("");
         }
         Ok(())
     }
 
-    fn name_unreadable(&self, out: &Out) {
-        for text in self.unreadable.iter().take(NAMED) {
+    fn report_unreadable(&self, out: &Out) {
+        for text in self.unreadable.iter().take(MAX_LISTED) {
             out.error(&format!("not loaded: {text}"));
         }
         let unreadable = self.unreadable.len();
-        if unreadable > NAMED {
-            out.error(&format!("and others: {unreadable} lines could not be read"));
+        if unreadable > MAX_LISTED {
+            out.error(&format!("{unreadable} lines in total could not be read"));
         }
     }
 
     fn report(&self, out: &mut Out, queue: &QueueName) -> Result<()> {
         let Self { loaded, present, refused, .. } = *self;
-        self.name_unreadable(out);
-        for id in &self.named {
-            out.error(&format!("not loaded: '{queue}' has another message of the id {id}"));
+        self.report_unreadable(out);
+        for id in &self.refused_ids {
+            out.error(&format!("not loaded: '{queue}' has a different message with the id {id}"));
         }
-        if refused > NAMED as u64 {
-            out.error(&format!("and others: {refused} messages were not loaded"));
+        if refused > MAX_LISTED as u64 {
+            out.error(&format!("{refused} messages in total were not loaded"));
         }
         if out.is_json() {
-            out.json(&Line { queue, loaded, present, refused })?;
+            out.json(&LoadJson { queue, loaded, present, refused })?;
         } else {
-            let there = match present {
+            let present = match present {
                 0 => String::new(),
-                present => format!("; {} there already", text::count(present, "message")),
+                present => format!("; {} already in the queue", text::count(present, "message")),
             };
-            out.line(&format!("{} loaded{there}", text::count(loaded, "message")))?;
+            out.line(&format!("{} loaded{present}", text::count(loaded, "message")))?;
         }
         if refused > 0 || !self.unreadable.is_empty() { Err(Failure::Reported) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! One file a command.
+//! One file per command.
 
 mod bench;
 mod demo;
@@ -9,6 +9,7 @@ mod dump;
 mod duplicate;
 mod eval;
 mod load;
+mod move_messages;
 mod partitions;
 mod peek;
 mod purge;
@@ -20,7 +21,6 @@ mod settle;
 mod shell;
 mod stats;
 mod top;
-mod transfer;
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -45,7 +45,7 @@ pub(crate) async fn run(context: &mut Context, command: Command) -> Result<()> {
         Command::Dump(args) => dump::run(context, args).await,
         Command::Drain(args) => drain::run(context, args).await,
         Command::Load(args) => load::run(context, args).await,
-        Command::Move(args) => transfer::run(context, args).await,
+        Command::Move(args) => move_messages::run(context, args).await,
         Command::Dlq(args) => dlq::run(context, args).await,
         Command::Eval(args) => eval::run(context, args).await,
         Command::Partitions(args) => partitions::run(context, args).await,
@@ -59,9 +59,9 @@ pub(crate) async fn run(context: &mut Context, command: Command) -> Result<()> {
     }
 }
 
-/// Does something with a backend and closes it, however that ended: what was claimed and not used
-/// is given back then.
-async fn using<T>(
+/// Runs `work` with a backend and then closes it, even after an error: closing returns messages that were fetched but
+/// not used.
+async fn with_backend<T>(
     backend: Mailboxes,
     work: impl AsyncFnOnce(&Mailboxes) -> Result<T>,
 ) -> Result<T> {
@@ -70,16 +70,16 @@ async fn using<T>(
     result
 }
 
-/// Sees to it that somebody is there to be asked whether to do something.
-fn must_be_there(whether_to: &str) -> Result<()> {
+/// Fails unless stdin is a terminal, so that the user can be asked for confirmation.
+fn require_terminal(hint: &str) -> Result<()> {
     if io::stdin().is_terminal() {
         return Ok(());
     }
-    Err(Failure::Usage(format!("nobody is there to be asked whether to {whether_to}")))
+    Err(Failure::Usage(format!("cannot ask for confirmation without a terminal: {hint}")))
 }
 
-/// Asks the user.
-fn want(question: &str) -> Result<bool> {
+/// Asks the user for confirmation.
+fn confirm(question: &str) -> Result<bool> {
     let ask = || -> io::Result<String> {
         let mut stderr = io::stderr();
         write!(stderr, "{} [y/N] ", text::printable(question))?;
@@ -88,6 +88,7 @@ fn want(question: &str) -> Result<bool> {
         io::stdin().lock().read_line(&mut answer)?;
         Ok(answer)
     };
-    let answer = ask().map_err(|error| Failure::Other(format!("cannot ask: {error}")))?;
+    let answer =
+        ask().map_err(|error| Failure::Other(format!("cannot ask for confirmation: {error}")))?;
     Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }

@@ -3,21 +3,21 @@
 use pillarbox::{Partitions, QueueName};
 use serde::Serialize;
 
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::Result;
 use crate::output::text;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct PartitionsJson<'a> {
     queue: &'a QueueName,
     sent_to: u32,
     held_in: u32,
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Partitions) -> Result<()> {
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let Partitions { sent_to, held_in, .. } = match args.number {
             Some(number) => backend.set_partitions(&args.queue, number).await?,
             None => {
@@ -29,14 +29,14 @@ pub(crate) async fn run(context: &mut Context, args: args::Partitions) -> Result
             }
         };
         if context.out.is_json() {
-            return context.out.json(&Line { queue: &args.queue, sent_to, held_in });
+            return context.out.json(&PartitionsJson { queue: &args.queue, sent_to, held_in });
         }
-        let drained = match held_in - sent_to {
+        let removed = match held_in - sent_to {
             0 => String::new(),
-            more => format!(", and {more} more that are received from until they are empty"),
+            more => format!(", and {more} removed that still have messages"),
         };
         let partitions = text::count(sent_to.into(), "partition");
-        context.out.line(&format!("{partitions}{drained}"))
+        context.out.line(&format!("{partitions}{removed}"))
     })
     .await
 }

@@ -1,35 +1,39 @@
 //! `pillarbox peek`
 
 use pillarbox::{MessageState, Peeked, QueueOptions, Timestamp};
+use pillarbox_core::internal::BatchSizer;
 
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::Result;
-use crate::line::{Fidelity, Line};
+use crate::message_json::{Fidelity, MessageJson};
 use crate::output::{Table, text, time};
-use crate::pace::Pace;
 
 pub(crate) async fn run(context: &mut Context, args: args::Peek) -> Result<()> {
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
-        let mut pace = Pace::new(queue.capabilities().max_receive);
+        let mut sizer = BatchSizer::new(queue.capabilities().max_receive);
         let mut table = Table::new(&["STATE", "ID", ">DELIVERIES", "SENT", ">SIZE", "BODY"]);
         let mut seen = 0;
         let mut after = None;
         while seen < args.max {
-            let page = queue.peek(pace.next_up_to(args.max - seen), after).await?;
+            let page = queue.peek(sizer.next_size().min(args.max - seen), after).await?;
             let page = page.whole(&args.queue)?;
             let now = Timestamp::now();
             for peeked in &page.messages {
                 if context.out.is_json() {
-                    context.out.json(&Line::peeked(&args.queue, peeked, Fidelity::Convenient))?;
+                    context.out.json(&MessageJson::peeked(
+                        &args.queue,
+                        peeked,
+                        Fidelity::Convenient,
+                    ))?;
                 } else {
                     table.row(cells(peeked, now));
                 }
             }
             seen += page.messages.len();
-            pace.seen(
+            sizer.record(
                 page.messages.len(),
                 page.messages.iter().map(|m| m.message.body.len()).sum(),
             );
@@ -54,7 +58,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Peek) -> Result<()> {
     .await
 }
 
-/// A message as a row: state, id, deliveries, sent, size, body.
+/// Returns a message as a row: state, id, deliveries, sent, size, body.
 pub(crate) fn cells(peeked: &Peeked, now: Timestamp) -> [String; 6] {
     let message = &peeked.message;
     let state = match peeked.state {

@@ -3,23 +3,23 @@
 use pillarbox::{Counts, QueueName, QueueOptions};
 use serde::Serialize;
 
-use super::{must_be_there, using, want};
+use super::{confirm, require_terminal, with_backend};
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::output::text;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct PurgeJson<'a> {
     queue: &'a QueueName,
     purged: u64,
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Purge) -> Result<()> {
     if !args.yes {
-        must_be_there("purge; say --yes")?;
+        require_terminal("add --yes to purge")?;
     }
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
         let counts = queue.counts().await?;
         if counts.total() == 0 {
@@ -29,7 +29,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Purge) -> Result<()> 
         }
         let purged = queue.purge().await?;
         if context.out.is_json() {
-            context.out.json(&Line { queue: &args.queue, purged })
+            context.out.json(&PurgeJson { queue: &args.queue, purged })
         } else {
             context.out.line(&format!("{} deleted", text::count(purged, "message")))
         }
@@ -38,10 +38,10 @@ pub(crate) async fn run(context: &mut Context, args: args::Purge) -> Result<()> 
 }
 
 fn confirmed(context: &Context, queue: &QueueName, counts: &Counts) -> Result<bool> {
-    let held = match counts.in_flight {
+    let in_flight = match counts.in_flight {
         0 => String::new(),
         number => format!(" ({number} of them in flight)"),
     };
     let (messages, url) = (text::count(counts.total(), "message"), context.url());
-    want(&format!("Delete {messages}{held} of '{queue}' at {url}?"))
+    confirm(&format!("Delete {messages}{in_flight} of '{queue}' at {url}?"))
 }

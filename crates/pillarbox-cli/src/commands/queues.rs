@@ -2,21 +2,21 @@
 
 use serde::Serialize;
 
-use super::using;
+use super::with_backend;
 use crate::context::Context;
 use crate::failure::Result;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct QueueJson<'a> {
     queue: &'a str,
 }
 
 pub(crate) async fn run(context: &mut Context) -> Result<()> {
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let queues = backend.queues().await?;
         for queue in &queues {
             if context.out.is_json() {
-                context.out.json(&Line { queue: queue.as_str() })?;
+                context.out.json(&QueueJson { queue: queue.as_str() })?;
             } else {
                 context.out.line(queue.as_str())?;
             }

@@ -7,17 +7,17 @@ use pillarbox::{Delivery, Mailboxes, Queue, QueueName, QueueOptions, Settle, Tim
 use tokio::time::Instant;
 
 use super::settle::settle_all;
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
-use crate::line::{Fidelity, Line};
+use crate::message_json::{Fidelity, MessageJson};
 use crate::output::{Out, text, time};
 
 pub(crate) async fn run(context: &mut Context, args: args::Receive) -> Result<()> {
     let interrupt = Interrupt::listen()?;
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         receive(context, backend, &interrupt, &args).await
     })
     .await
@@ -31,7 +31,7 @@ async fn receive(
 ) -> Result<()> {
     let queue = backend.queue(&args.queue, QueueOptions::new())?;
     if context.out.is_closed() {
-        let text = "nobody would see what is received, for stdout is closed: nothing was received";
+        let text = "stdout is closed, so the messages would be lost: nothing was received";
         return Err(Failure::Usage(text.to_owned()));
     }
     let waiting = Waiting::for_up_to(args.wait);
@@ -43,7 +43,7 @@ async fn receive(
             pillarbox::Receive::up_to((args.max - received).min(capabilities.max_receive))
                 .visibility(args.visibility)
                 .wait(wait);
-        // Dropped by a signal, it gives back what it has claimed. What it has delivered is printed.
+        // A receive that a signal cancels returns the messages it has fetched. Delivered messages are printed.
         let deliveries = interrupt.or(queue.receive(request)).await??;
         if deliveries.is_empty() && (received > 0 || waiting.is_over()) {
             break;
@@ -61,8 +61,7 @@ async fn receive(
     Ok(())
 }
 
-/// Prints what was delivered. What could not be printed is given back; what was, is acknowledged
-/// if that was asked for.
+/// Prints deliveries. Those that could not be printed are released; the others are acknowledged with `--ack`.
 async fn print(
     out: &mut Out,
     queue: &Arc<dyn Queue>,
@@ -85,7 +84,7 @@ async fn print(
 
 fn print_one(out: &mut Out, queue: &QueueName, delivery: &Delivery) -> Result<()> {
     if out.is_json() {
-        out.json(&Line::delivered(queue, delivery, Fidelity::Convenient))?;
+        out.json(&MessageJson::delivered(queue, delivery, Fidelity::Convenient))?;
     } else {
         describe(out, delivery)?;
     }
@@ -95,13 +94,13 @@ fn print_one(out: &mut Out, queue: &QueueName, delivery: &Delivery) -> Result<()
 fn describe(out: &mut Out, delivery: &Delivery) -> Result<()> {
     let message = &delivery.message;
     let style = out.style();
-    let about = format!(
+    let details = format!(
         "  delivery {}, sent {}, {}",
         message.delivery_count,
         time::ago(message.enqueued_at, Timestamp::now()),
         text::bytes(message.body.len() as u64),
     );
-    out.parts(&[style.heading(message.id.to_string()), about.into()])?;
+    out.parts(&[style.heading(message.id.to_string()), details.into()])?;
     let mut field = |name: &str, value: &str| {
         out.parts(&["  ".into(), style.faint(format!("{name:<8}")), format!("  {value}").into()])
     };
@@ -114,8 +113,8 @@ fn describe(out: &mut Out, delivery: &Delivery) -> Result<()> {
     }
     match std::str::from_utf8(&message.body) {
         Ok(body) => {
-            for (place, line) in body.lines().enumerate() {
-                field(if place == 0 { "body" } else { "" }, line)?;
+            for (index, line) in body.lines().enumerate() {
+                field(if index == 0 { "body" } else { "" }, line)?;
             }
         }
         Err(_) => field("body", &text::preview(&message.body))?,
@@ -123,9 +122,9 @@ fn describe(out: &mut Out, delivery: &Delivery) -> Result<()> {
     Ok(())
 }
 
-/// A wait that may be longer than the backend waits in one call.
+/// A wait that may be longer than one call of the backend allows.
 struct Waiting {
-    /// `None`: for ever.
+    /// `None`: forever.
     deadline: Option<Instant>,
 }
 
@@ -143,7 +142,7 @@ impl Waiting {
         self.left().is_zero()
     }
 
-    /// How long to wait in the next call.
+    /// Returns the wait of the next call.
     fn next(&self, queue: &dyn Queue) -> Duration {
         let capabilities = queue.capabilities();
         let longest = capabilities.max_wait.unwrap_or(Duration::MAX);

@@ -10,24 +10,24 @@ use pillarbox::{Error, MessageId, Outgoing, Queue, QueueName, QueueOptions};
 use serde::Serialize;
 use serde::de::IgnoredAny;
 
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::input_lines::InputLines;
 use crate::interrupt::Interrupt;
-use crate::line;
-use crate::lines::Lines;
+use crate::message_json;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct SendJson<'a> {
     queue: &'a QueueName,
     id: MessageId,
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::Send) -> Result<()> {
     let mut names = HashSet::new();
-    if let Some((twice, _)) = args.attributes.iter().find(|(name, _)| !names.insert(name)) {
-        return Err(Failure::Usage(format!("the attribute '{twice}' is given twice")));
+    if let Some((duplicate, _)) = args.attributes.iter().find(|(name, _)| !names.insert(name)) {
+        return Err(Failure::Usage(format!("the attribute '{duplicate}' is given twice")));
     }
     match (&args.file, &args.body) {
         (Some(file), _) => send_lines(context, &args, file).await,
@@ -35,7 +35,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Send) -> Result<()> {
             let body = if body == "-" { standard_input()? } else { body.clone().into() };
             send_one(context, &args, body).await
         }
-        (None, None) => Err(Failure::Usage("there is no body to send".to_owned())),
+        (None, None) => Err(Failure::Usage("the body is missing".to_owned())),
     }
 }
 
@@ -53,7 +53,7 @@ async fn send_one(context: &mut Context, args: &args::Send, body: Bytes) -> Resu
         None => args.id.unwrap_or_else(MessageId::new),
     };
     let message = outgoing(args, id, body);
-    using(context.open_to_send().await?, async |backend| {
+    with_backend(context.open_to_send().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
         match send_batch(&queue, vec![message]).await {
             (_, Some(error)) => Err(error.about(Some(id)).into()),
@@ -63,10 +63,10 @@ async fn send_one(context: &mut Context, args: &args::Send, body: Bytes) -> Resu
     .await
 }
 
-/// A message whose body is a line of JSON.
+/// Parses a message whose body is a line of JSON.
 pub(crate) fn read_line(args: &args::Send, line: &str) -> Result<Outgoing, String> {
     serde_json::from_str::<IgnoredAny>(line)
-        .map_err(|error| format!("not JSON: {}", line::problem(&error)))?;
+        .map_err(|error| format!("not valid JSON: {}", message_json::describe_error(&error)))?;
     Ok(outgoing(args, MessageId::new(), line.trim().to_owned().into()))
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn outgoing(args: &args::Send, id: MessageId, body: Bytes) -> Outgoin
 
 fn report(context: &mut Context, queue: &QueueName, id: MessageId) -> Result<()> {
     if context.out.is_json() {
-        context.out.json(&Line { queue, id })
+        context.out.json(&SendJson { queue, id })
     } else {
         context.out.line(&id.to_string())
     }
@@ -94,16 +94,16 @@ fn report(context: &mut Context, queue: &QueueName, id: MessageId) -> Result<()>
 
 async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Result<()> {
     let interrupt = Interrupt::listen()?;
-    using(context.open_to_send().await?, async |backend| {
+    with_backend(context.open_to_send().await?, async |backend| {
         let queue = backend.queue(&args.queue, QueueOptions::new())?;
-        let mut lines = Lines::open(path, |line| {
+        let mut lines = InputLines::open(path, |line| {
             let message = read_line(args, line)?;
             let checked = queue.capabilities().check_outgoing(queue.name(), &message);
             checked.map(|()| message).map_err(|error| error.to_string())
         })?;
         let progress = context.out.progress(lines.total(), "messages");
         let mut sent = 0;
-        // That nobody reads the ids any more is no reason to send less.
+        // Messages are sent even if the reader of the ids is gone.
         let mut reported = Ok(());
         let failure = loop {
             let batch =
@@ -126,8 +126,9 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
             }
         };
         drop(progress);
-        let ids = if reported.is_ok() { "whose" } else { "not all of whose" };
-        let so_far = format!("{sent} messages were sent, {ids} ids are printed");
+        let ids =
+            if reported.is_ok() { "their ids are printed" } else { "not all ids are printed" };
+        let so_far = format!("{sent} messages were sent; {ids}");
         match (failure, reported) {
             (None, Ok(())) => Ok(()),
             (None, Err(Failure::Output(error))) if error.kind() == io::ErrorKind::BrokenPipe => {
@@ -149,7 +150,7 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
     .await
 }
 
-/// Sends messages. Gives those that were stored, and why others were not.
+/// Sends messages. Returns the ids of those that were stored, and the first error.
 pub(crate) async fn send_batch(
     queue: &Arc<dyn Queue>,
     messages: Vec<Outgoing>,

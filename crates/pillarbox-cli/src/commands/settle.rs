@@ -9,14 +9,14 @@ use pillarbox::{
 };
 use serde::Serialize;
 
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::output::{Out, time};
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct SettleJson<'a> {
     queue: &'a QueueName,
     id: Option<MessageId>,
     receipt: &'a Receipt,
@@ -37,13 +37,13 @@ pub(crate) async fn extend(context: &mut Context, args: args::Extend) -> Result<
 }
 
 async fn run(context: &mut Context, name: &QueueName, settles: Vec<Settle>) -> Result<()> {
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let queue = backend.queue(name, QueueOptions::new())?;
         let results = settle(&queue, settles.clone()).await?;
         let (mut failure, mut reported) = (None, Ok(()));
         for (settle, result) in settles.iter().zip(results) {
             match result {
-                // What went wrong is told even if nobody reads what went well.
+                // Errors are printed even if the results cannot be.
                 Ok(()) => {
                     reported = reported.and_then(|()| report(&mut context.out, name, settle));
                 }
@@ -60,28 +60,30 @@ async fn run(context: &mut Context, name: &QueueName, settles: Vec<Settle>) -> R
 }
 
 fn report(out: &mut Out, queue: &QueueName, settle: &Settle) -> Result<()> {
-    let (action, said) = match settle.action {
+    let (action, text) = match settle.action {
         SettleAction::Acknowledge => ("acknowledge", "acknowledged".to_owned()),
-        SettleAction::Nack { delay } if delay.is_zero() => ("nack", "given back".to_owned()),
+        SettleAction::Nack { delay } if delay.is_zero() => {
+            ("nack", "returned to the queue".to_owned())
+        }
         SettleAction::Nack { delay } | SettleAction::Release { delay } => {
-            ("nack", format!("given back, invisible for {}", time::show(delay)))
+            ("nack", format!("returned to the queue, delayed by {}", time::show(delay)))
         }
         SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
-            ("extend", format!("invisible for {} from now", time::show(timeout)))
+            ("extend", format!("leased for {} from now", time::show(timeout)))
         }
     };
     let receipt = &settle.receipt;
     let id = receipt.message_id();
     if out.is_json() {
-        return out.json(&Line { queue, id, receipt, action });
+        return out.json(&SettleJson { queue, id, receipt, action });
     }
     match id {
-        Some(id) => out.line(&format!("{id}  {said}")),
-        None => out.line(&said),
+        Some(id) => out.line(&format!("{id}  {text}")),
+        None => out.line(&text),
     }
 }
 
-/// Settles any number of deliveries, as many at a time as the backend takes.
+/// Settles any number of deliveries, in batches.
 pub(crate) async fn settle(
     queue: &Arc<dyn Queue>,
     settles: Vec<Settle>,
@@ -93,20 +95,20 @@ pub(crate) async fn settle(
     Ok(mailbox.settle(settles).await?.into_iter().collect())
 }
 
-/// Settles deliveries that the command itself has received, and says which it came too late for.
+/// Settles deliveries that the command has received, and reports those that failed.
 pub(crate) async fn settle_all(
     out: &Out,
     queue: &Arc<dyn Queue>,
     settles: Vec<Settle>,
 ) -> Result<()> {
-    const ENOUGH: usize = 3;
+    const MAX_LISTED: usize = 3;
     let results = settle(queue, settles).await?;
     let errors: Vec<_> = results.into_iter().filter_map(Result::err).collect();
-    for error in errors.iter().take(ENOUGH) {
+    for error in errors.iter().take(MAX_LISTED) {
         out.error(&error.to_string());
     }
-    if errors.len() > ENOUGH {
-        out.error(&format!("and {} more like this", errors.len() - ENOUGH));
+    if errors.len() > MAX_LISTED {
+        out.error(&format!("and {} more errors", errors.len() - MAX_LISTED));
     }
     if errors.is_empty() { Ok(()) } else { Err(Failure::Reported) }
 }

@@ -6,18 +6,18 @@ use pillarbox::{Counts, Error, Mailboxes, QueueName, QueueOptions};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::{Table, time};
 
-/// How many queues are counted at a time.
-const AT_A_TIME: usize = 32;
+/// Number of queues that are counted concurrently.
+const CONCURRENCY: usize = 32;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct StatsJson<'a> {
     queue: &'a str,
     ready: u64,
     in_flight: u64,
@@ -31,7 +31,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Stats) -> Result<()> 
     {
         return Err(Failure::Usage(format!("write it as --watch={name}")));
     }
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let Some(every) = args.watch else {
             let Counted { counts, failed } = count(backend, &args.queues).await?;
             for (queue, counts) in &counts {
@@ -43,7 +43,7 @@ pub(crate) async fn run(context: &mut Context, args: args::Stats) -> Result<()> 
                 show(context, &counts)?;
                 context.out.flush()?;
             }
-            complain(context, &failed);
+            print_errors(context, &failed);
             return if failed.is_empty() { Ok(()) } else { Err(Failure::Reported) };
         };
         let interrupt = Interrupt::listen()?;
@@ -54,27 +54,27 @@ pub(crate) async fn run(context: &mut Context, args: args::Stats) -> Result<()> 
             let counted = interrupt.or(count(backend, &args.queues)).await??;
             let Counted { counts, failed } = counted.any()?;
             if context.out.is_terminal() && !context.out.is_json() {
-                // To the top left, and nothing below.
+                // Clears the screen.
                 context.out.bytes(b"\x1b[H\x1b[2J\x1b[3J")?;
                 context.out.line(&format!("{}, every {}", context.url(), time::show(every)))?;
                 context.out.line("")?;
             }
             show(context, &counts)?;
             context.out.flush()?;
-            complain(context, &failed);
+            print_errors(context, &failed);
         }
     })
     .await
 }
 
-/// Says which queues could not be counted, and why.
-fn complain(context: &Context, failed: &[(QueueName, Error)]) {
-    const ENOUGH: usize = 10;
-    for (_, error) in failed.iter().take(ENOUGH) {
+/// Prints the errors of queues that could not be counted.
+fn print_errors(context: &Context, failed: &[(QueueName, Error)]) {
+    const MAX_LISTED: usize = 10;
+    for (_, error) in failed.iter().take(MAX_LISTED) {
         context.out.error(&error.to_string());
     }
-    if failed.len() > ENOUGH {
-        let more = failed.len() - ENOUGH;
+    if failed.len() > MAX_LISTED {
+        let more = failed.len() - MAX_LISTED;
         context.out.error(&format!("and {more} more queues could not be counted"));
     }
 }
@@ -82,7 +82,7 @@ fn complain(context: &Context, failed: &[(QueueName, Error)]) {
 fn show(context: &mut Context, counted: &[(QueueName, Counts)]) -> Result<()> {
     if context.out.is_json() {
         for (queue, counts) in counted {
-            context.out.json(&Line {
+            context.out.json(&StatsJson {
                 queue: queue.as_str(),
                 ready: counts.ready,
                 in_flight: counts.in_flight,
@@ -109,19 +109,19 @@ fn show(context: &mut Context, counted: &[(QueueName, Counts)]) -> Result<()> {
     context.out.table(&table)
 }
 
-/// Seconds, to the millisecond.
+/// Returns seconds, rounded down to the millisecond.
 fn seconds(duration: Duration) -> f64 {
     duration.as_millis() as f64 / 1e3
 }
 
-/// Queues that were counted, and those that could not be.
+/// Counts of queues, and errors of those that could not be counted.
 pub(crate) struct Counted {
     pub(crate) counts: Vec<(QueueName, Counts)>,
     pub(crate) failed: Vec<(QueueName, Error)>,
 }
 
 impl Counted {
-    /// The same, or what went wrong if nothing could be counted: it may be the backend then, and not a queue.
+    /// Returns the first error if no queue could be counted: then the backend may be the cause.
     pub(crate) fn any(mut self) -> Result<Self> {
         if self.counts.is_empty() && !self.failed.is_empty() {
             return Err(self.failed.swap_remove(0).1.into());
@@ -130,14 +130,14 @@ impl Counted {
     }
 }
 
-/// Counts the messages of the named queues, or of all there are. One that cannot be counted does not keep the others from it.
+/// Counts the messages of the named queues, or of all queues. An error of one queue does not affect the others.
 pub(crate) async fn count(backend: &Mailboxes, names: &[QueueName]) -> Result<Counted> {
     let names = if names.is_empty() { backend.queues().await? } else { names.to_vec() };
     let (mut counts, mut failed) = (Vec::with_capacity(names.len()), Vec::new());
     let mut asked = JoinSet::new();
     let mut waiting = names.into_iter();
     loop {
-        while asked.len() < AT_A_TIME
+        while asked.len() < CONCURRENCY
             && let Some(name) = waiting.next()
         {
             let queue = backend.queue(&name, QueueOptions::new())?;
@@ -146,7 +146,7 @@ pub(crate) async fn count(backend: &Mailboxes, names: &[QueueName]) -> Result<Co
         match asked.join_next().await {
             Some(Ok((name, Ok(counted)))) => counts.push((name, counted)),
             Some(Ok((name, Err(error)))) => failed.push((name, error)),
-            // It neither panics nor is it cancelled.
+            // The task neither panics nor is cancelled.
             Some(Err(_)) => {}
             None => break,
         }

@@ -1,12 +1,21 @@
-//! Files that a command makes.
+//! Output files.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
 
-use crate::args::Permissions;
+use clap::ValueEnum;
 
-/// To write a file with, which has these permissions if it is new.
+/// Permissions of new files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Permissions {
+    /// Accessible by the owner only.
+    Private,
+    /// As the umask allows.
+    Umask,
+}
+
+/// Returns options to write a file, which has these permissions if it is new.
 pub(crate) fn options(permissions: Permissions) -> OpenOptions {
     let mut options = OpenOptions::new();
     #[cfg(unix)]
@@ -23,7 +32,7 @@ pub(crate) fn options(permissions: Permissions) -> OpenOptions {
     options
 }
 
-/// Makes a file that is not there yet. Its name is on the disk when this returns.
+/// Creates a new file. Its name is on disk when this returns.
 pub(crate) fn create(path: &Path, permissions: Permissions) -> io::Result<File> {
     let file = options(permissions).create_new(true).open(path)?;
     #[cfg(unix)]

@@ -1,25 +1,25 @@
-//! JSON for people.
+//! Indented JSON.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
 use pillarbox::ReadableBody;
 
-/// What is longer when it is laid out is not read by anybody.
-const LONGEST: usize = 16 << 20;
+/// Maximum length of the output.
+const MAX_BYTES: usize = 16 << 20;
 
-/// Lays out over lines what is known to be JSON. Numbers and texts stay as they are, digit by digit. `None` where it
-/// is nested too deeply, or would be too long: each line of what is deep begins with its depth.
+/// Indents valid JSON. Numbers and strings are copied unchanged. Returns `None` if it is nested too deeply, or the result
+/// would be too long because of the indents.
 pub(crate) fn pretty(json: &str) -> Option<String> {
-    let mut out = String::with_capacity(json.len().min(LONGEST));
+    let mut out = String::with_capacity(json.len().min(MAX_BYTES));
     let mut depth: usize = 0;
     let mut chars = json.chars().peekable();
     while let Some(c) = chars.next() {
-        if depth > ReadableBody::MAX_DEPTH || out.len() > LONGEST {
+        if depth > ReadableBody::MAX_DEPTH || out.len() > MAX_BYTES {
             return None;
         }
         match c {
-            '"' => copy_text(&mut chars, &mut out),
+            '"' => copy_string(&mut chars, &mut out),
             '{' | '[' => {
                 out.push(c);
                 while chars.next_if(char::is_ascii_whitespace).is_some() {}
@@ -48,8 +48,8 @@ pub(crate) fn pretty(json: &str) -> Option<String> {
     Some(out)
 }
 
-/// Copies a text whose first quote was read, to its last.
-fn copy_text(chars: &mut Peekable<Chars<'_>>, out: &mut String) {
+/// Copies the rest of a string whose first quote was read.
+fn copy_string(chars: &mut Peekable<Chars<'_>>, out: &mut String) {
     out.push('"');
     let mut is_escaped = false;
     for c in chars {
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_laid_out_and_nothing_else_changes() {
+    fn json_is_indented_and_otherwise_unchanged() {
         let text = "{\"a\" : 1.10,\"b\":[ ], \"c\":[1,{\"d\":\"x, {\\\"y\\\\\"}],\"e\":{}}";
         assert_eq!(
             pretty(text).unwrap(),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_too_deep_or_too_long_is_not_laid_out() {
+    fn json_that_is_too_deep_or_too_long_is_not_indented() {
         let nested = |depth: usize, items: usize| {
             let (open, close) = ("[".repeat(depth), "]".repeat(depth));
             format!("{open}{}0{close}", "0,".repeat(items))

@@ -1,10 +1,10 @@
-//! What is logged.
+//! Log output.
 
 use std::io::{self, Write};
 
 use super::text::printable;
 
-/// Lines of the log on stderr, each of which is written at once. What is logged may be of messages and servers.
+/// Writer of log lines to stderr. It escapes control characters, since texts may come from messages and servers.
 #[derive(Debug)]
 pub(crate) struct Log;
 
@@ -19,7 +19,7 @@ impl Write for Log {
     }
 }
 
-/// One line, whatever is in it.
+/// Returns one line without control characters.
 fn line(text: &str) -> String {
     match text.strip_suffix('\n') {
         Some(line) => format!("{}\n", printable(line)),
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_logged_is_one_line_that_says_nothing_to_the_terminal() {
+    fn a_log_entry_is_one_line_without_control_characters() {
         assert_eq!(line("WARN a\x1b[2J\nb\n"), "WARN a\\u{1b}[2J\\nb\n");
         assert_eq!(line("\u{9b}"), "\\u{9b}");
     }

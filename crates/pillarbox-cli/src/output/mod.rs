@@ -1,7 +1,7 @@
-//! What people and scripts read.
+//! Output for people and scripts.
 //!
-//! What is not ours (messages, names, the texts of servers) may hold control characters. All that people read is
-//! written by what is here, and has none of them: `text::printable`.
+//! Messages, names and texts of servers may contain control characters. All output for people goes through this module,
+//! which escapes them: `text::printable`.
 
 pub(crate) mod file;
 pub(crate) mod json;
@@ -23,20 +23,20 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::args::Permissions;
+use self::file::Permissions;
 use crate::failure::{Failure, Result};
 
-/// Where a command writes: results to stdout, everything else to stderr.
+/// Output of a command: results go to stdout, everything else to stderr.
 #[derive(Debug)]
 pub(crate) struct Out {
     results: BufWriter<Sink>,
-    /// The file that results go to, if one was named.
+    /// File for the results, if one was given.
     path: Option<PathBuf>,
     json: bool,
     terminal: bool,
 }
 
-/// Where results go.
+/// Destination of results.
 #[derive(Debug)]
 enum Sink {
     Stdout(Stdout),
@@ -50,14 +50,14 @@ impl Out {
         Self { results: buffered(Sink::Stdout(stdout)), path: None, json, terminal }
     }
 
-    /// Has results written to a new file, rather than to stdout.
+    /// Redirects results to a new file.
     pub(crate) fn write_to(&mut self, path: &Path, permissions: Permissions) -> Result<()> {
         let file = file::create(path, permissions).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => Failure::Other(format!(
-                "{} is there already, and is not written over: say another name, or remove it",
+                "{} exists already and is not overwritten: choose another name, or remove it",
                 path.display()
             )),
-            _ => Failure::Other(format!("cannot make {}: {error}", path.display())),
+            _ => Failure::Other(format!("cannot create {}: {error}", path.display())),
         })?;
         self.results = buffered(Sink::File(file));
         self.path = Some(path.to_owned());
@@ -65,7 +65,7 @@ impl Out {
         Ok(())
     }
 
-    /// Whether what is written goes nowhere. A process that was started without a stdout has /dev/null for one.
+    /// Returns whether stdout is /dev/null, as it is for a process that was started without a stdout.
     pub(crate) fn is_discarded(&self) -> bool {
         #[cfg(unix)]
         {
@@ -79,8 +79,8 @@ impl Out {
         false
     }
 
-    /// Whether the process was started without a stdout. It then has /dev/null for one, which is also open for
-    /// reading: nobody redirects an output so.
+    /// Returns whether the process was started without a stdout: then it is /dev/null, and also open for reading, which
+    /// no redirection does.
     pub(crate) fn is_closed(&self) -> bool {
         let Ok(about) = std::fs::read_to_string("/proc/self/fdinfo/1") else { return false };
         let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -88,39 +88,39 @@ impl Out {
         self.is_discarded() && access == Some('2')
     }
 
-    /// Whether a script reads it.
+    /// Returns whether results are JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
-    /// Whether a person sees it as it comes.
+    /// Returns whether results go to a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         self.terminal
     }
 
-    /// How wide a line may be. `None`: as wide as it gets.
+    /// Returns the width of the terminal, or `None` if there is none.
     pub(crate) fn width(&self) -> Option<usize> {
         let size = ratatui::crossterm::terminal::size().ok();
         size.filter(|_| self.terminal).map(|(columns, _)| columns.into())
     }
 
-    /// How text is marked for people.
+    /// Returns the style for results.
     pub(crate) fn style(&self) -> Style {
         Style::on_terminal(self.terminal)
     }
 
-    /// Writes a line for people, or for whoever reads lines.
+    /// Writes a line of text.
     pub(crate) fn line(&mut self, line: &str) -> Result<()> {
         self.parts(&[line.into()])
     }
 
-    /// Writes a line of which parts are marked.
+    /// Writes a line of styled parts.
     pub(crate) fn parts(&mut self, parts: &[Part]) -> Result<()> {
         let written = parts.iter().try_for_each(|part| write!(self.results, "{part}"));
         written.and_then(|()| self.results.write_all(b"\n")).map_err(|error| self.failed(error))
     }
 
-    /// Writes several lines for people.
+    /// Writes several lines of text.
     pub(crate) fn text(&mut self, text: &str) -> Result<()> {
         text.lines().try_for_each(|line| self.line(line))
     }
@@ -133,13 +133,13 @@ impl Out {
 
     /// Writes a line that is JSON.
     pub(crate) fn json_line(&mut self, line: &str) -> Result<()> {
-        // Scripts get every character as it is.
+        // Scripts get all characters unchanged.
         let line = if self.terminal { text::printable_json(line) } else { line.into() };
         self.bytes(line.as_bytes())?;
         self.bytes(b"\n")
     }
 
-    /// Writes bytes as they are.
+    /// Writes bytes unchanged.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.results.write_all(bytes).map_err(|error| self.failed(error))
     }
@@ -149,13 +149,13 @@ impl Out {
         self.bytes(text.as_bytes())
     }
 
-    /// Sees to it that what was written has left the process.
+    /// Flushes the results.
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.results.flush().map_err(|error| self.failed(error))
     }
 
-    /// Sees to it that what was written is on the disk, where it goes to a file.
-    pub(crate) fn keep(&mut self) -> Result<()> {
+    /// Flushes the results, to disk if they go to a file.
+    pub(crate) fn sync(&mut self) -> Result<()> {
         self.flush()?;
         let kept = self.results.get_ref().file().and_then(|file| {
             let is_file = file.metadata().is_ok_and(|file| file.is_file());
@@ -164,23 +164,23 @@ impl Out {
         kept.map_err(|error| self.failed(error))
     }
 
-    /// Says on stderr what went wrong.
+    /// Prints an error to stderr.
     pub(crate) fn error(&self, text: &str) {
-        say(&Style::on_terminal(io::stderr().is_terminal()).bad("error:"), text);
+        print(&Style::on_terminal(io::stderr().is_terminal()).bad("error:"), text);
     }
 
-    /// Says on stderr what is good to know.
+    /// Prints a note to stderr.
     pub(crate) fn note(&self, text: &str) {
-        say(&Style::on_terminal(io::stderr().is_terminal()).faint("note:"), text);
+        print(&Style::on_terminal(io::stderr().is_terminal()).faint("note:"), text);
     }
 
-    /// Shows how far a command is, on stderr, if a person sees it and nothing else is there.
+    /// Shows a progress bar on stderr if that is a terminal that results do not go to.
     pub(crate) fn progress(&self, total: u64, unit: &'static str) -> Progress {
         let alone = self.json || !self.terminal;
         Progress::new(io::stderr().is_terminal() && alone, total, unit)
     }
 
-    /// The same for a command that writes nothing to stdout while it shows it.
+    /// Shows a progress bar on stderr, for a command that writes no results meanwhile.
     pub(crate) fn progress_alone(&self, total: u64, unit: &'static str) -> Progress {
         Progress::new(io::stderr().is_terminal(), total, unit)
     }
@@ -198,7 +198,7 @@ fn buffered(sink: Sink) -> BufWriter<Sink> {
 }
 
 impl Sink {
-    /// The same as a file, whatever it is.
+    /// Returns the underlying file.
     fn file(&self) -> io::Result<File> {
         match self {
             #[cfg(unix)]
@@ -234,16 +234,16 @@ impl Write for Sink {
     }
 }
 
-/// Writes to stderr. That it may be closed is nobody's concern.
-fn say(label: &Part, text: &str) {
+/// Prints to stderr, which may be closed.
+fn print(label: &Part, text: &str) {
     let _ = io::stderr().write_all(labelled(label, text).as_bytes());
 }
 
-/// A text behind its label. Lines after the first are indented: whatever they say, they have no label of ours.
+/// Returns a text after its label. Further lines are indented, so that they cannot look like a label.
 fn labelled(label: &Part, text: &str) -> String {
     let mut labelled = label.to_string();
-    for (place, line) in text.lines().enumerate() {
-        labelled.push_str(match place {
+    for (index, line) in text.lines().enumerate() {
+        labelled.push_str(match index {
             0 => " ",
             _ if line.starts_with(' ') => "\n",
             _ => "\n  ",
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_several_lines_is_one_error() {
+    fn further_lines_of_an_error_are_indented() {
         let text = "no\x1b[2J\rthing\nnote: all is well\n    line 2";
         let shown = "error: no\\u{1b}[2J\\rthing\n  note: all is well\n    line 2\n";
         assert_eq!(labelled(&Style::plain().bad("error:"), text), shown);

@@ -1,4 +1,4 @@
-//! How far a command is.
+//! Progress bars.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::text;
 
-/// A bar on stderr, or nothing where nobody would see it. Removed when it is dropped.
+/// Progress bar on stderr, or nothing if that is not a terminal. Removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -21,7 +21,7 @@ impl Progress {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         let template =
             format!("{{bar:32}} {{pos}} of {{len}} {unit}  {{rate}}  {{eta}} left  {{msg}}");
-        // The template is ours and well formed; a plain bar would do as well.
+        // The template is valid.
         if let Ok(style) = ProgressStyle::with_template(&template) {
             bar.set_style(style.with_key("rate", rate));
         }
@@ -30,7 +30,7 @@ impl Progress {
     }
 
     pub(crate) fn add(&self, number: u64) {
-        // More may have come since the total was taken.
+        // More may have arrived since the total was counted.
         let position = self.bar.position() + number;
         if self.bar.length().is_some_and(|total| total < position) {
             self.bar.set_length(position);
@@ -38,21 +38,21 @@ impl Progress {
         self.bar.inc(number);
     }
 
-    /// Expects so many more than before, and no more than `most` in all.
-    pub(crate) fn expect_more(&self, number: u64, most: u64) {
+    /// Raises the total by `number`, to at most `max`.
+    pub(crate) fn expect_more(&self, number: u64, max: u64) {
         if let Some(total) = self.bar.length().filter(|_| number > 0) {
-            self.bar.set_length(total.saturating_add(number).min(most));
+            self.bar.set_length(total.saturating_add(number).min(max));
         }
     }
 
-    /// Says what is going on.
-    pub(crate) fn say(&self, text: impl AsRef<str>) {
+    /// Sets the message beside the bar.
+    pub(crate) fn set_message(&self, text: impl AsRef<str>) {
         self.bar.set_message(text::printable(text.as_ref()).into_owned());
     }
 }
 
 fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
-    // A bar that cannot be drawn is not drawn.
+    // Writing to the bar does not fail.
     let _ = out.write_str(&text::rate(state.per_sec()));
 }
 
@@ -67,9 +67,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_says_nothing_to_the_terminal() {
+    fn a_message_of_a_bar_has_no_control_characters() {
         let progress = Progress::new(false, 1, "messages");
-        progress.say("moved \x1b[2J");
+        progress.set_message("moved \x1b[2J");
         assert_eq!(progress.bar.message(), "moved \\u{1b}[2J");
     }
 }

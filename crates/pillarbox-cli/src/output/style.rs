@@ -4,14 +4,13 @@ use std::fmt;
 
 use super::text::printable;
 
-/// Marks text by what it means.
+/// Styles text by its meaning.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Style {
     enabled: bool,
 }
 
-/// A part of a line for people, which may be marked. However it came about, what is written of it has no control
-/// characters but those that mark it.
+/// Part of a line, with an optional colour. Control characters in its text are escaped.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     code: Option<&'static str>,
@@ -19,7 +18,7 @@ pub(crate) struct Part {
 }
 
 impl Style {
-    /// Colours if it is a terminal that has them, and the user has not said no (`NO_COLOR`).
+    /// Enables colours on a terminal, unless `NO_COLOR` is set or `TERM` is `dumb`.
     pub(crate) fn on_terminal(terminal: bool) -> Self {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -83,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_marks_a_text_talks_to_the_terminal() {
+    fn only_the_style_of_a_text_is_a_control_sequence() {
         let style = Style { enabled: true };
         assert_eq!(style.bad("a\x1b[2Jb\n").to_string(), "\x1b[31ma\\u{1b}[2Jb\\n\x1b[0m");
         assert_eq!(Style::plain().bad("x").to_string(), "x");

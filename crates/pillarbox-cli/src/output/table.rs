@@ -5,7 +5,7 @@ use unicode_width::UnicodeWidthStr;
 use super::Style;
 use super::text::{printable, shorten};
 
-/// Rows under headings, each column as wide as its widest cell.
+/// Table whose columns are as wide as their widest cell.
 #[derive(Debug)]
 pub(crate) struct Table {
     columns: Vec<Column>,
@@ -18,11 +18,11 @@ struct Column {
     right: bool,
 }
 
-/// What is between two columns.
+/// Spaces between two columns.
 const GAP: usize = 2;
 
 impl Table {
-    /// A heading that begins with `>` is of a column that is aligned to the right.
+    /// Creates a table. A heading that starts with `>` makes its column right-aligned.
     pub(crate) fn new(headings: &[&'static str]) -> Self {
         let columns = headings.iter().map(|heading| match heading.strip_prefix('>') {
             Some(heading) => Column { heading, right: true },
@@ -36,7 +36,7 @@ impl Table {
         self.rows.push(cells.map(|cell| printable(&cell).into_owned()).into());
     }
 
-    /// Lays it out. Where it would be wider than `width`, the last column is cut.
+    /// Renders the table. If it is wider than `width`, the last column is cut.
     pub(crate) fn render(&self, width: Option<usize>, style: Style) -> String {
         let widths: Vec<usize> = (0..self.columns.len())
             .map(|column| {
@@ -58,19 +58,19 @@ impl Table {
     fn line(&self, cells: &[String], widths: &[usize], width: Option<usize>) -> String {
         let mut line = String::new();
         let last = cells.len() - 1;
-        for (place, cell) in cells.iter().enumerate() {
-            let room = widths[place].saturating_sub(cell.width());
-            if self.columns[place].right {
-                line.extend(std::iter::repeat_n(' ', room));
+        for (index, cell) in cells.iter().enumerate() {
+            let padding = widths[index].saturating_sub(cell.width());
+            if self.columns[index].right {
+                line.extend(std::iter::repeat_n(' ', padding));
                 line.push_str(cell);
-            } else if place == last {
+            } else if index == last {
                 let room = width.map(|width| width.saturating_sub(line.width()).max(10));
                 line.push_str(&shorten(cell, room));
             } else {
                 line.push_str(cell);
-                line.extend(std::iter::repeat_n(' ', room));
+                line.extend(std::iter::repeat_n(' ', padding));
             }
-            if place < last {
+            if index < last {
                 line.extend([' '; GAP]);
             }
         }

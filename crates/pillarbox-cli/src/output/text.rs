@@ -1,25 +1,25 @@
-//! Bodies and sizes, for people.
+//! Formatting of bodies, sizes and rates.
 
 use std::borrow::Cow;
 
 use unicode_width::UnicodeWidthChar;
 
-/// A body on one line: text as it is, with what would break the line or the terminal escaped;
-/// other bytes by their number and first few.
+/// Returns a body on one line: text with control characters escaped, or the size and first few bytes of other bodies.
 pub(crate) fn preview(body: &[u8]) -> String {
-    // No terminal is wider than this, and a body may be very long.
-    const ENOUGH: usize = 4096;
-    const FEW: usize = 24;
-    let start = &body[..body.len().min(ENOUGH)];
+    // No terminal is wider, and a body may be very long.
+    const MAX_TEXT: usize = 4096;
+    const MAX_BYTES: usize = 24;
+    let start = &body[..body.len().min(MAX_TEXT)];
     let text = match std::str::from_utf8(start) {
         Ok(text) => text,
-        // Cut within a character.
+        // The cut is within a character.
         Err(error) if start.len() < body.len() && error.valid_up_to() + 4 > start.len() => {
             std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default()
         }
         Err(_) => {
-            let hex: Vec<_> = body.iter().take(FEW).map(|byte| format!("{byte:02x}")).collect();
-            let more = if body.len() > FEW { " …" } else { "" };
+            let hex: Vec<_> =
+                body.iter().take(MAX_BYTES).map(|byte| format!("{byte:02x}")).collect();
+            let more = if body.len() > MAX_BYTES { " …" } else { "" };
             return format!("({}) {}{more}", bytes(body.len() as u64), hex.join(" "));
         }
     };
@@ -30,8 +30,8 @@ pub(crate) fn preview(body: &[u8]) -> String {
     line
 }
 
-/// Text on one line, with control characters escaped. All that people read goes through this: what is in
-/// messages, names and the texts of servers is not ours, and must not talk to the terminal.
+/// Returns text on one line, with control characters escaped. All output for people goes through this: messages, names
+/// and texts of servers are untrusted and must not control the terminal.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_unprintable) {
         return Cow::Borrowed(text);
@@ -47,8 +47,7 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(line)
 }
 
-/// A line of JSON in which nothing talks to the terminal. It means the same: such characters are within strings, but
-/// for tabs.
+/// Returns equivalent JSON without control characters. Except for tabs, they occur within strings only.
 pub(crate) fn printable_json(line: &str) -> Cow<'_, str> {
     let is_bad = |c: char| is_unprintable(c) && c != '\t';
     if !line.contains(is_bad) {
@@ -65,13 +64,13 @@ pub(crate) fn printable_json(line: &str) -> Cow<'_, str> {
     Cow::Owned(printable)
 }
 
-/// As much of a text as a person looks at.
+/// Returns at most the first 16 KiB of a text.
 pub(crate) fn beginning(text: &str) -> Cow<'_, str> {
-    const ENOUGH: usize = 16 << 10;
-    if text.len() <= ENOUGH {
+    const MAX_BYTES: usize = 16 << 10;
+    if text.len() <= MAX_BYTES {
         return Cow::Borrowed(text);
     }
-    let end = (0..=ENOUGH).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=MAX_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     Cow::Owned(format!("{}…", &text[..end]))
 }
 
@@ -79,30 +78,30 @@ fn is_unprintable(c: char) -> bool {
     c.is_control() || is_invisible(c)
 }
 
-/// Characters that turn the direction of what follows them, or cannot be seen.
+/// Characters that are invisible or change the direction of text.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
-/// As much of the text as there is room for.
-pub(crate) fn shorten(text: &str, room: Option<usize>) -> Cow<'_, str> {
-    let Some(room) = room else { return Cow::Borrowed(text) };
+/// Cuts a text to a width in columns.
+pub(crate) fn shorten(text: &str, width: Option<usize>) -> Cow<'_, str> {
+    let Some(width) = width else { return Cow::Borrowed(text) };
     let mut used = 0;
     let mut fits = 0;
     for (at, c) in text.char_indices() {
         used += c.width().unwrap_or(0);
-        if used > room {
+        if used > width {
             return Cow::Owned(format!("{}…", &text[..fits]));
         }
-        // Room for the ellipsis, should it be needed.
-        if used < room {
+        // Leaves space for the ellipsis.
+        if used < width {
             fits = at + c.len_utf8();
         }
     }
     Cow::Borrowed(text)
 }
 
-/// A number of bytes in a unit that suits it.
+/// Formats a number of bytes.
 pub(crate) fn bytes(number: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if number < 1024 {
@@ -117,12 +116,12 @@ pub(crate) fn bytes(number: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// `1 message`, `2 messages`.
+/// Formats a number with its unit: `1 message`, `2 messages`.
 pub(crate) fn count(number: u64, one: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
 }
 
-/// A rate in three digits or so.
+/// Formats a rate with about three digits.
 pub(crate) fn rate(per_second: f64) -> String {
     match per_second {
         rate if rate >= 1e6 => format!("{:.2}M/s", rate / 1e6),
@@ -138,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preview_stays_on_its_line_and_cannot_talk_to_the_terminal() {
+    fn a_preview_is_one_line_without_control_characters() {
         assert_eq!(preview(b"{\"n\": 1}"), "{\"n\": 1}");
         assert_eq!(preview(b"a\nb\x1b[2J"), "a\\nb\\u{1b}[2J");
         assert_eq!(preview("x\u{202e}y".as_bytes()), "x\\u{202e}y");
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn json_for_a_terminal_means_the_same() {
+    fn json_for_a_terminal_is_equivalent() {
         let line = "{\"a\":\t\"\u{9b}2J\u{7f}\u{202e}é\"}";
         assert_eq!(printable_json(line), "{\"a\":\t\"\\u009b2J\\u007f\\u202eé\"}");
         let value = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn shortening_keeps_to_the_room() {
+    fn a_shortened_text_fits_its_width() {
         assert_eq!(shorten("abcdef", Some(6)), "abcdef");
         assert_eq!(shorten("abcdefg", Some(6)), "abcde…");
         assert_eq!(shorten("日本語", Some(5)), "日本…");

@@ -1,4 +1,4 @@
-//! Durations and moments, for people.
+//! Parsing and formatting of durations and times.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use pillarbox::Timestamp;
 const UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
-/// Reads `1500ms`, `30s`, `5m`, `1h`, `2d` or some of them in a row, such as `1h30m`.
+/// Parses `1500ms`, `30s`, `5m`, `1h`, `2d` or a combination such as `1h30m`.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
-    let wrong = || "write it as 1500ms, 30s, 5m, 1h, 2d or 1h30m".to_owned();
+    let wrong = || "expected a duration such as 1500ms, 30s, 5m, 1h, 2d or 1h30m".to_owned();
     if text == "0" {
         return Ok(Duration::ZERO);
     }
@@ -31,7 +31,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(Duration::from_millis(total)) }
 }
 
-/// A duration in its two largest units: `1h5m`, `30s`, `250ms`.
+/// Formats a duration in its two largest units: `1h5m`, `30s`, `250ms`.
 pub(crate) fn show(duration: Duration) -> String {
     let milliseconds = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let first = UNITS.iter().position(|(_, unit)| milliseconds >= *unit);
@@ -40,7 +40,7 @@ pub(crate) fn show(duration: Duration) -> String {
     };
     let (unit, size) = UNITS[first];
     let mut text = format!("{}{unit}", milliseconds / size);
-    // Nobody wants to know the milliseconds of seconds.
+    // Seconds are shown without milliseconds.
     if let Some((unit, smaller)) = UNITS[..4].get(first + 1) {
         let rest = milliseconds % size / smaller;
         if rest > 0 {
@@ -50,7 +50,7 @@ pub(crate) fn show(duration: Duration) -> String {
     text
 }
 
-/// A duration that was measured, in three digits or so.
+/// Formats a measured duration with about three digits.
 pub(crate) fn measured(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {
@@ -62,7 +62,7 @@ pub(crate) fn measured(duration: Duration) -> String {
     }
 }
 
-/// How long ago it was, or how long it will be, seen from `now`.
+/// Formats a time relative to `now`.
 pub(crate) fn ago(at: Timestamp, now: Timestamp) -> String {
     if at > now {
         format!("in {}", show(at.since(now)))
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_people_write_them() {
+    fn durations_are_parsed() {
         for (text, milliseconds) in [
             ("0", 0),
             ("0s", 0),
@@ -92,11 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_is_refused_with_what_is() {
+    fn an_invalid_duration_is_rejected_with_an_example() {
         assert_eq!(parse("30").unwrap_err(), "the unit is missing: 30s, 30m or 30h?");
         for text in ["", "s", "1x", "-1s", "1.5s", "5 m", "1h30", "ü"] {
             let error = parse(text).unwrap_err();
-            assert!(error.contains("write it as") || error.contains("unit"), "{text}: {error}");
+            assert!(
+                error.contains("expected a duration") || error.contains("unit"),
+                "{text}: {error}"
+            );
         }
         assert_eq!(parse("99999999999999999999s").unwrap_err(), "too long");
         assert_eq!(parse("9999999999999999999d").unwrap_err(), "too long");
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_shown_from_now() {
+    fn times_are_shown_relative_to_now() {
         let now = Timestamp::from_secs(1000);
         assert_eq!(ago(Timestamp::from_secs(910), now), "1m30s ago");
         assert_eq!(ago(Timestamp::from_secs(1030), now), "in 30s");

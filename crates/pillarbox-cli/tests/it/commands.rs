@@ -1,4 +1,4 @@
-//! What every command prints, for people and for scripts.
+//! Output of every command, as text and as JSON.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -50,7 +50,7 @@ fn body(line: &str) -> String {
 }
 
 #[test]
-fn send_takes_standard_input_as_it_is() {
+fn send_reads_standard_input_unchanged() {
     let place = Place::new();
     place.run_with_input("send files -", b"\x00\xff\n");
     place.run_with_input("send files -", "text\n");
@@ -77,7 +77,7 @@ fn receive() {
 }
 
 #[test]
-fn receive_takes_as_many_as_asked_for() {
+fn receive_takes_up_to_max() {
     let place = Place::new();
     let lines: String = (0..2500).map(|n| format!("{n}\n")).collect();
     place.run_with_input("send numbers --file -", lines);
@@ -140,7 +140,7 @@ fn purge() {
     ));
 }
 
-/// Overwrites a page in the middle of a table or an index, as a bad disk would leave it.
+/// Overwrites a page in the middle of a table or an index, as a faulty disk would.
 fn damage(file: &Path, table: &str) {
     let pages: Vec<u64> = {
         let connection = rusqlite::Connection::open(file).unwrap();
@@ -157,7 +157,7 @@ fn damage(file: &Path, table: &str) {
 }
 
 #[test]
-fn dump_goes_on_past_a_damaged_page_and_says_what_is_missing() {
+fn dump_continues_past_a_damaged_page_and_reports_what_is_missing() {
     let place = Place::new();
     let all: BTreeSet<String> = (1..=600).map(id).collect();
     let lines: Vec<_> =
@@ -167,7 +167,7 @@ fn dump_goes_on_past_a_damaged_page_and_says_what_is_missing() {
     place.ok("receive orders --max 500 --visibility 12h");
     let file = place.path().join("pillarbox.db");
     damage(&file, "pillarbox_message");
-    // What is written, and what is said to be missing.
+    // Messages that are written, and those reported as missing.
     let dumped = |run: &Run| -> (BTreeSet<String>, BTreeSet<String>) {
         let written = run.stdout.lines().map(|line| {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -183,18 +183,18 @@ fn dump_goes_on_past_a_damaged_page_and_says_what_is_missing() {
     assert!(!missing.is_empty() && missing.len() < 100, "{}", run.stderr);
     assert!(written.is_disjoint(&missing));
     assert_eq!(written.union(&missing).cloned().collect::<BTreeSet<_>>(), all);
-    assert!(run.stderr.contains("this dump is not whole"), "{}", run.stderr);
+    assert!(run.stderr.contains("this dump is incomplete"), "{}", run.stderr);
     assert_eq!(run.stdout.matches("\"state\":\"in_flight\"").count() + missing.len(), 500);
     assert_ne!(place.run("peek orders --max 1000").code, 0, "who looks at all of it is told");
 
-    // Without the index of ids it is unknown which are missing; no others are.
+    // Without the index of ids it is unknown which are missing.
     damage(&file, "pillarbox_message_id");
     let run = place.run("dump orders");
     assert_eq!(run.code, 1, "{}", run.stderr);
     assert_eq!(dumped(&run).0, written, "{}", run.stderr);
-    assert!(run.stderr.contains("could not be read: the messages after key"), "{}", run.stderr);
+    assert!(run.stderr.contains("cannot be read: the messages after key"), "{}", run.stderr);
 
-    // Without the leases and delays, they are shown as if they were ready.
+    // Without leases and delays, messages are shown as ready.
     damage(&file, "pillarbox_timer");
     let run = place.run("dump orders");
     assert_eq!((run.code, dumped(&run).0), (1, written), "{}", run.stderr);
@@ -234,7 +234,7 @@ fn drain() {
 }
 
 #[test]
-fn what_was_drained_can_be_loaded_again() {
+fn drained_messages_can_be_loaded() {
     let place = Place::new().with_orders();
     let before = place.ok("dump orders");
     let drained = place.ok("drain orders");
@@ -271,7 +271,7 @@ fn bench() {
     insta::assert_snapshot!(shown.replace("N s", "N µs"));
     let json = place.ok("bench --duration 100ms --batch 10 --size 0 --json");
     insta::assert_snapshot!("bench_json", without_numbers(&json));
-    // Nothing of it stays.
+    // The queue is purged.
     assert_eq!(place.ok("queues"), "");
 }
 
@@ -306,11 +306,11 @@ fn demo() {
     let (events, summary) = shown.split_once("\n\n").unwrap();
     let succeeded = events.lines().filter(|line| line.contains("done in")).count();
     let dead = events.lines().filter(|line| line.contains("dead letter after attempt 3")).count();
-    let retried = events.lines().filter(|line| line.contains("again in")).count();
+    let retried = events.lines().filter(|line| line.contains("retry in")).count();
     assert_eq!(succeeded + dead, 20, "{events}");
     assert!(retried > 0 && dead > 0, "{events}");
     for said in [
-        format!("processed      {} times, for 20 tasks\n", succeeded + dead + retried),
+        format!("processed      {} attempts of 20 tasks\n", succeeded + dead + retried),
         format!("succeeded      {succeeded}\n"),
         format!("retried        {retried}\n"),
         format!("dead-lettered  {dead}\n"),
@@ -318,7 +318,7 @@ fn demo() {
     ] {
         assert!(format!("\n{summary}").contains(&said), "{said}: {summary}");
     }
-    // The commands that it names do what it says.
+    // The commands that it suggests work.
     let program = env!("CARGO_BIN_EXE_pillarbox");
     let named: Vec<_> =
         summary.lines().filter_map(|line| line.trim().strip_prefix(program)).collect();
@@ -328,13 +328,13 @@ fn demo() {
     assert!(found[1].starts_with(&format!("demo-dlq: {dead} dead letter")), "{found:?}");
     assert_eq!(found[2].lines().count(), dead + 1, "{found:?}");
     assert!(found[4].starts_with(&format!("{dead} message")), "{found:?}");
-    // Replayed, they are tasks again, with the body that they had.
+    // Replayed messages have their original bodies.
     let (back, bodies) = (place.ok("dump demo --url sqlite:demo.db"), "Summarise document");
     assert_eq!((back.lines().count(), back.matches(bodies).count()), (dead, dead), "{back}");
 }
 
 #[test]
-fn demo_refuses_a_queue_that_is_in_use() {
+fn demo_rejects_a_queue_that_is_in_use() {
     let place = Place::new();
     place.ok("send demo x");
     let run = place.run("demo --fast --url sqlite:pillarbox.db");
@@ -347,7 +347,7 @@ fn demo_refuses_a_queue_that_is_in_use() {
 fn help() {
     let place = Place::new();
     let shown = place.run("--help").shown(&place);
-    // Which ones there are depends on what was built in.
+    // The list of backends depends on the features.
     let (help, backends) = shown.split_once("Backends: ").expect("the backends");
     insta::assert_snapshot!(help);
     assert!(backends.starts_with("sqlite:PATH, redis://HOST"), "{backends}");
@@ -366,10 +366,10 @@ fn completions_and_manual_pages() {
     }
     insta::assert_snapshot!(place.run("man pages").shown(&place));
     let page = std::fs::read_to_string(place.path().join("pages/pillarbox-receive.1")).unwrap();
-    assert!(page.contains("How long to wait for a first message"), "{page}");
+    assert!(page.contains("Time to wait for the first message"), "{page}");
 }
 
-/// The permissions of a file of a place.
+/// Returns the permissions of a file.
 #[cfg(unix)]
 fn mode(place: &Place, file: &str) -> u32 {
     use std::os::unix::fs::PermissionsExt;
@@ -388,7 +388,7 @@ fn under_umask(place: &Place, line: &str) -> crate::common::Run {
 
 #[test]
 #[cfg(unix)]
-fn a_dump_in_a_file_is_for_its_owner_alone_unless_told_otherwise() {
+fn a_dump_file_is_private_by_default() {
     let place = Place::new().with_orders();
     let dump = place.ok("dump orders");
     for (line, file, expected) in [
@@ -400,11 +400,11 @@ fn a_dump_in_a_file_is_for_its_owner_alone_unless_told_otherwise() {
         assert_eq!(mode(&place, file), expected, "{line}");
         assert_eq!(std::fs::read_to_string(place.path().join(file)).unwrap(), dump);
     }
-    // What is there is not written over, by neither of them.
+    // Neither command overwrites a file.
     for line in ["dump orders --output shared.jsonl", "drain orders --output shared.jsonl"] {
         let run = place.run(line);
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{line}: {run:?}");
-        assert!(run.stderr.contains("shared.jsonl is there already"), "{line}: {run:?}");
+        assert!(run.stderr.contains("shared.jsonl exists already"), "{line}: {run:?}");
         assert_eq!(std::fs::read_to_string(place.path().join("shared.jsonl")).unwrap(), dump);
     }
     assert_eq!(place.ok("dump orders"), dump, "nothing was drained");
@@ -413,14 +413,14 @@ fn a_dump_in_a_file_is_for_its_owner_alone_unless_told_otherwise() {
     assert_eq!(mode(&place, "drained.jsonl"), 0o600);
     let drained = std::fs::read_to_string(place.path().join("drained.jsonl")).unwrap();
     assert_eq!(drained.lines().count(), 2);
-    // A file that cannot be made drains nothing, and one that cannot be written says which it is.
+    // If the file cannot be created nothing is drained; if it cannot be written the error names it.
     let run = place.run("drain orders --output no/such/file.jsonl");
     assert!(run.code == 1 && run.stderr.contains("no/such/file.jsonl"), "{run:?}");
 }
 
-/// Half of a pair is no character: other readers of JSON refuse the whole line.
+/// A lone surrogate is not a character: other JSON parsers would reject the whole line.
 #[test]
-fn a_body_with_half_a_character_is_written_as_what_every_reader_takes() {
+fn a_body_with_a_lone_surrogate_is_written_so_that_every_parser_accepts_it() {
     let place = Place::new();
     let bodies =
         ["\"\\ud800\"", "{\"a\":[\"x\\udfff\"]}", "{\"\\ud800\\ud800\":1}", "\"\\ud83d\\ude00\""];
@@ -441,7 +441,7 @@ fn a_body_with_half_a_character_is_written_as_what_every_reader_takes() {
             .map(|line| line["body_encoding"].as_str().unwrap().to_owned())
             .collect();
         assert_eq!(encodings, ["base64", "base64", "base64", "json"], "{line}");
-        // And what was written is the body that it was.
+        // The output restores the original body.
         assert_eq!(place.run_with_input("load copy", &written).code, 0);
         let copied = place.ok("receive copy -n 4");
         for body in bodies {

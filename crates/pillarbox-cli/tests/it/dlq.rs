@@ -1,4 +1,4 @@
-//! `pillarbox dlq`: what it shows, what it changes, and what it leaves.
+//! `pillarbox dlq`: output, changes, and what is left unchanged.
 
 #![cfg(unix)]
 
@@ -15,8 +15,8 @@ use pillarbox::{Mailbox, MessageId, SendOptions, Timestamp};
 use pillarbox_testing::server::RedisServer;
 use serde_json::{Value, json};
 
-/// A dead letter as it is stored, of the message of this number, which died some days and half an hour
-/// ago, or ten hours: such ages are told without the seconds that a test takes.
+/// Returns the stored form of a dead letter. Its age is some days and half an hour, or ten hours, so that the seconds
+/// that a test takes are not shown.
 fn letter(number: u32, days: i64, with: &Value) -> Value {
     let age = if days == 0 { 10 * HOUR } else { days * DAY + HOUR / 2 };
     let mut letter = json!({
@@ -42,8 +42,8 @@ fn load(place: &Place, queue: &str, letters: impl IntoIterator<Item = (String, V
     assert_eq!(run.code, 0, "{run:?}");
 }
 
-/// Four dead letters of different kinds and ages in `orders-dlq`, whose own ids are 101 to 104, and a message
-/// that is none.
+/// Four dead letters of different kinds and ages in `orders-dlq`, with the ids 101 to 104, and a message that is not a
+/// dead letter.
 fn with_letters() -> Place {
     let place = Place::new();
     let letters = [
@@ -90,7 +90,7 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Each message of a queue by its id, or the first one that it had. Fails where an id is there twice.
+/// Returns the messages of a queue by their original ids. Fails if an id occurs twice.
 fn dumped(place: &Place, line: &str) -> BTreeMap<String, Value> {
     let mut messages = BTreeMap::new();
     for line in lines(&place.ok(line)) {
@@ -102,7 +102,7 @@ fn dumped(place: &Place, line: &str) -> BTreeMap<String, Value> {
     messages
 }
 
-/// The numbers of the messages that `dlq list` shows.
+/// Returns the numbers of the messages that `dlq list` shows.
 fn listed(place: &Place, filter: &str) -> Vec<u32> {
     let numbers: BTreeMap<_, _> = (0..200).map(|number| (id(number), number)).collect();
     let list = lines(&place.ok(&format!("dlq list orders-dlq --json {filter}")));
@@ -110,21 +110,21 @@ fn listed(place: &Place, filter: &str) -> Vec<u32> {
     list.iter().filter_map(number).collect()
 }
 
-/// Keeps the first dead letter that is ready from others for so long.
+/// Delays the first dead letter that is ready.
 fn keep_first(place: &Place, time: &str) {
     let received = lines(&place.ok("receive orders-dlq --json"));
     let receipt = received[0]["receipt"].as_str().unwrap().to_owned();
     place.ok(&format!("nack orders-dlq {receipt} --delay {time}"));
 }
 
-/// A pass says that it has done so many, and has not looked at so many.
+/// Asserts the numbers of processed and of unavailable dead letters.
 #[track_caller]
 fn says(run: &Value, deed: &str, done: u32, others: u32) {
     assert_eq!((&run[deed], &run["in_flight_or_delayed"]), (&json!(done), &json!(others)), "{run}");
 }
 
 #[test]
-fn dead_letters_that_are_delayed_are_waited_for_if_they_are_ready_in_time() {
+fn delayed_dead_letters_are_waited_for_if_they_become_ready_in_time() {
     let place = Place::new();
     let letters = (1..=3).map(|number| (id(100 + number), letter(number, 1, &json!({}))));
     load(&place, "orders-dlq", letters);
@@ -143,7 +143,7 @@ fn dead_letters_that_are_delayed_are_waited_for_if_they_are_ready_in_time() {
     assert_eq!(listed(&place, ""), [1, 2]);
     says(&run("discard orders-dlq --yes --delayed=20s"), "discarded", 0, 2);
 
-    // The time is not taken for the next word.
+    // The duration is not read from the next argument.
     let refused = place.run("dlq replay orders-dlq --yes --delayed 20s");
     assert_eq!(refused.code, 2, "{refused:?}");
 }
@@ -162,7 +162,7 @@ fn dead_letters_are_listed() {
             "dlq list nothing",
         ]
     ));
-    // Without a filter, what cannot be read is named as well.
+    // Without a filter, invalid messages are listed as well.
     let all = lines(&place.ok("dlq list orders-dlq --json"));
     assert_eq!((all.len(), &all[4]["id"]), (5, &id(105).into()));
     assert!(
@@ -170,7 +170,7 @@ fn dead_letters_are_listed() {
         "{}",
         all[4]
     );
-    // What others have is told to be so.
+    // Dead letters in flight or delayed are reported.
     place.ok("receive orders-dlq --visibility 12h");
     let run = place.run("dlq list orders-dlq");
     assert!(run.stderr.contains("1 of these in flight or delayed"), "{run:?}");
@@ -236,7 +236,7 @@ fn too_many_or_too_old_ones_end_with_1() {
     let place = with_letters();
     for (line, code, says) in [
         ("dlq stats --fail-over 5", 0, ""),
-        ("dlq stats --fail-over 4", 1, "'orders-dlq' holds 5 dead letters, more than 4"),
+        ("dlq stats --fail-over 4", 1, "'orders-dlq' has 5 dead letters, more than 4"),
         ("dlq stats orders-dlq --fail-older 4d", 0, ""),
         ("dlq stats orders-dlq --fail-older 2h", 1, "one that is 3d old, older than 2h"),
         ("dlq stats --fail-over 0 --fail-older 3d --json", 1, "more than 0, and one that is 3d"),
@@ -254,7 +254,7 @@ fn too_many_or_too_old_ones_end_with_1() {
 }
 
 #[test]
-fn every_filter_means_the_same_to_every_command() {
+fn every_command_applies_the_same_filters() {
     let place = with_letters();
     let before = place.ok("dump orders-dlq");
     for (filter, expected) in [
@@ -300,7 +300,7 @@ fn every_filter_means_the_same_to_every_command() {
     assert_eq!(place.ok("dump orders-dlq"), before, "looking has changed something");
     assert_eq!(place.ok("queues"), "orders-dlq\n");
 
-    // And they mean the same when it is done.
+    // The filters match the same without --dry-run.
     let run = place.run("dlq discard orders-dlq --yes --json-path $.tenant!=acme");
     assert_eq!(
         run.stdout,
@@ -317,7 +317,7 @@ fn every_filter_means_the_same_to_every_command() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_be_done_and_does_nothing() {
+fn a_dry_run_shows_what_would_be_done_and_changes_nothing() {
     let place = with_letters();
     let before = place.ok("dump orders-dlq");
     insta::assert_snapshot!(session(
@@ -332,7 +332,7 @@ fn a_dry_run_says_what_would_be_done_and_does_nothing() {
     assert_eq!(place.ok("dump orders-dlq"), before);
     assert_eq!(place.ok("queues"), "orders-dlq\n");
     assert!(!place.path().join("other.db").exists());
-    // What others have is not theirs to touch.
+    // Dead letters in flight are not touched.
     place.ok("receive orders-dlq --visibility 12h");
     let run = place.ok("dlq discard orders-dlq --dry-run --json");
     assert!(
@@ -342,7 +342,7 @@ fn a_dry_run_says_what_would_be_done_and_does_nothing() {
 }
 
 #[test]
-fn replaying_and_discarding_say_what_they_did() {
+fn replay_and_discard_print_a_summary() {
     let place = with_letters();
     place.ok("receive orders-dlq --visibility 12h");
     insta::assert_snapshot!(session(
@@ -358,12 +358,12 @@ fn replaying_and_discarding_say_what_they_did() {
             "dlq discard nothing --yes",
         ]
     ));
-    // What is no dead letter, and what somebody else has, is still there.
+    // Invalid messages and those in flight are still there.
     let left = dumped(&place, "dump orders-dlq");
     assert_eq!(left.keys().collect::<Vec<_>>(), [&id(101), &id(105)]);
 }
 
-/// Makes dead letters of all messages of a queue, as a worker does.
+/// Turns all messages of a queue into dead letters, as a worker does.
 async fn reject_all(place: &Place, queue: &str) {
     let backend = pillarbox::open(&place.url("pillarbox.db")).await.unwrap();
     let orders: Mailbox<Value> = backend.mailbox(queue).unwrap();
@@ -375,7 +375,7 @@ async fn reject_all(place: &Place, queue: &str) {
 }
 
 #[tokio::test]
-async fn a_replayed_message_is_what_it_was_and_knows_how_often() {
+async fn a_replayed_message_is_unchanged_and_counts_its_replays() {
     let place = Place::new();
     let backend = pillarbox::open(&place.url("pillarbox.db")).await.unwrap();
     let orders: Mailbox<Value> = backend.mailbox("orders").unwrap();
@@ -409,7 +409,7 @@ async fn a_replayed_message_is_what_it_was_and_knows_how_often() {
 }
 
 #[tokio::test]
-async fn messages_can_be_replayed_elsewhere() {
+async fn messages_can_be_replayed_to_another_queue() {
     let place = Place::new();
     for number in 1..=3 {
         place.ok(&format!("send orders {number}"));
@@ -428,18 +428,18 @@ async fn messages_can_be_replayed_elsewhere() {
     assert_eq!(place.ok("dump orders") + &place.ok("dump orders-dlq"), "");
 }
 
-/// Where the queues are that the messages came from, a letter does not say: only that it is elsewhere.
+/// A dead letter does not say where its source queue is, only that it is on another backend.
 #[test]
-fn what_came_from_another_backend_is_left_until_it_is_said_where_to() {
+fn messages_of_another_backend_are_skipped_without_a_destination() {
     let place = Place::new();
     let far = letter(1, 1, &json!({"source_backend": "redis"}));
     load(&place, "orders-dlq", [(id(101), far), (id(102), letter(2, 1, &json!({})))]);
     let shown = place.ok(&format!("dlq show orders-dlq {}", id(1)));
     assert!(shown.contains("orders, on another backend (redis)"), "{shown}");
     let dry = place.ok("dlq replay orders-dlq --dry-run");
-    assert!(dry.contains("1 message would be replayed to its queue; 1 left (refused)"), "{dry}");
+    assert!(dry.contains("1 message would be replayed to its queue; 1 skipped (rejected)"), "{dry}");
     let run = place.run("dlq replay orders-dlq --yes");
-    assert_eq!(run.stdout, "1 message replayed to its queue; 1 left (refused)\n");
+    assert_eq!(run.stdout, "1 message replayed to its queue; 1 skipped (rejected)\n");
     assert!(run.code == 1 && run.stderr.contains("--to-url"), "{run:?}");
     assert_eq!(listed(&place, ""), [1]);
     place.ok("dlq replay orders-dlq --yes --to-url sqlite:other.db");
@@ -448,7 +448,7 @@ fn what_came_from_another_backend_is_left_until_it_is_said_where_to() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_changes_nothing() {
+fn invalid_arguments_are_rejected_and_change_nothing() {
     let place = with_letters();
     let before = place.ok("dump orders-dlq");
     for (line, says) in [
@@ -465,14 +465,14 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         ("dlq stats orders-dlq --json-path $.a>true", "= and != only"),
         ("dlq stats orders-dlq --fail-over many", "invalid"),
         ("dlq show orders-dlq 17", "a UUID"),
-        ("dlq replay orders-dlq", "nobody is there to be asked whether to replay everything"),
-        ("dlq replay orders-dlq --yes --rate 50", "write it as 50/s, 3000/m or 100/h"),
+        ("dlq replay orders-dlq", "cannot ask for confirmation without a terminal: add --yes to replay everything"),
+        ("dlq replay orders-dlq --yes --rate 50", "expected a rate such as 50/s, 3000/m or 100/h"),
         ("dlq replay orders-dlq --yes --rate 0/s", "at least 1"),
         ("dlq replay orders-dlq --yes --max-replays 0", "0 is not in 1.."),
-        ("dlq replay orders-dlq --yes --to orders-dlq", "where the dead letters are"),
-        ("dlq replay orders-dlq --yes --to-url memory:", "would be gone"),
+        ("dlq replay orders-dlq --yes --to orders-dlq", "is the queue of the dead letters"),
+        ("dlq replay orders-dlq --yes --to-url memory:", "would be lost"),
         ("dlq replay orders-dlq --yes --to-url kafka://me:hunter2@x", "unknown scheme"),
-        ("dlq discard orders-dlq --kind panic", "say --yes"),
+        ("dlq discard orders-dlq --kind panic", "add --yes"),
     ] {
         let run = place.run(line);
         assert_eq!(run.code, 2, "{line}: {run:?}");
@@ -485,20 +485,20 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_queue_without_dead_letters_is_refused_and_not_touched() {
+fn a_queue_without_dead_letters_is_rejected_and_not_touched() {
     let place = with_letters();
     place.ok("send orders 7");
     for line in ["dlq replay orders --yes", "dlq discard orders --older 30d --yes"] {
         let run = place.run(line);
         assert_eq!(run.code, 1, "{run:?}");
-        assert!(run.stderr.contains("'orders' holds no dead letters"), "{run:?}");
+        assert!(run.stderr.contains("'orders' has messages, but no dead letters"), "{run:?}");
         assert!(run.stderr.contains("did you mean 'orders-dlq'?"), "{run:?}");
     }
     let message = lines(&place.ok("peek orders --json")).remove(0);
     assert_eq!(message["delivery_count"], 0, "{message}");
 }
 
-/// So many dead letters whose messages have the numbers from 0 on.
+/// Creates dead letters whose messages are numbered from 0.
 fn with_many(number: u32) -> Place {
     let place = Place::new();
     let letters = (0..number).map(|n| {
@@ -511,7 +511,7 @@ fn with_many(number: u32) -> Place {
 }
 
 #[test]
-fn a_rate_is_kept() {
+fn a_rate_is_not_exceeded() {
     let place = with_many(60);
     let timed = |line: &str| {
         let start = Instant::now();
@@ -519,14 +519,14 @@ fn a_rate_is_kept() {
         start.elapsed()
     };
     let slow = timed("dlq replay orders-dlq -n 30 --rate 40/s");
-    // What a tenth of a second takes may come at once.
+    // The messages of a tenth of a second may come at once.
     assert!(slow >= Duration::from_millis(600), "{slow:?}");
     timed("dlq replay orders-dlq -n 30 --rate 6000000/m");
     assert_eq!(dumped(&place, "dump orders").len(), 60);
 }
 
 #[test]
-fn an_interrupted_replay_ends_in_good_order_and_says_how_to_go_on() {
+fn an_interrupted_replay_finishes_its_batch_and_explains_how_to_continue() {
     let place = with_many(50);
     let child = place.start("dlq replay orders-dlq --json-path $.even=true --rate 10/s");
     until_it_listens(&child);
@@ -545,7 +545,7 @@ fn an_interrupted_replay_ends_in_good_order_and_says_how_to_go_on() {
     assert!(stats.contains(&format!("\"ready\":{},\"in_flight\":0,", 50 - replayed)), "{stats}");
     let rest = place.ok("dlq replay orders-dlq --json-path $.even=true");
     assert!(rest.starts_with(&format!("{} messages replayed", 25 - replayed)), "{rest}");
-    // Those that were not meant are there, in their order.
+    // Dead letters that do not match are still there, in order.
     let left: Vec<_> = lines(&place.ok("dlq list orders-dlq -n 50 --json"))
         .iter()
         .map(|line| line["body"]["n"].as_u64().unwrap())
@@ -553,7 +553,7 @@ fn an_interrupted_replay_ends_in_good_order_and_says_how_to_go_on() {
     assert!(left.iter().all(|n| n % 2 == 1) && left.len() == 25, "{left:?}");
 }
 
-/// Ends all leases, as time would.
+/// Expires all leases.
 fn end_leases(place: &Place) {
     let file = pillarbox::sqlite::rusqlite::Connection::open(place.path().join("pillarbox.db"));
     let past = "UPDATE pillarbox_timer SET due_at = 1; DELETE FROM pillarbox_expiry";
@@ -561,10 +561,9 @@ fn end_leases(place: &Place) {
     place.ok("doctor --fix");
 }
 
-/// Killed as soon as messages arrive, so that their dead letters are not all acknowledged: until that has
-/// happened, and some more.
+/// Kills the command as soon as messages arrive, so that not all dead letters are acknowledged.
 #[tokio::test]
-async fn a_replay_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing() {
+async fn a_replay_that_is_killed_repeatedly_loses_and_duplicates_nothing() {
     const LETTERS: u32 = 12_000;
     let place = with_many(LETTERS);
     let all: BTreeSet<_> = (0..LETTERS).map(id).collect();
@@ -574,7 +573,7 @@ async fn a_replay_that_is_killed_again_and_again_loses_nothing_and_doubles_nothi
     while kills < 6 || both == 0 {
         let before = orders.approximate_count().await.unwrap();
         let mut child = place.start("dlq replay orders-dlq --yes --rate 5000/s");
-        // At another point of its way each time.
+        // At a different point each time.
         while orders.approximate_count().await.unwrap() <= before + kills * 200 {
             assert!(child.try_wait().unwrap().is_none(), "it ended: {:?}", finish(child));
         }
@@ -606,7 +605,7 @@ async fn a_replay_that_is_killed_again_and_again_loses_nothing_and_doubles_nothi
 }
 
 #[test]
-fn two_that_replay_the_same_queue_share_the_work() {
+fn two_replays_of_a_queue_share_the_work() {
     let place = with_many(4_000);
     let replays = [(); 2].map(|()| place.start("dlq replay orders-dlq --yes --json"));
     let shares = replays.map(finish).map(|run| {
@@ -619,7 +618,7 @@ fn two_that_replay_the_same_queue_share_the_work() {
     assert_eq!(dumped(&place, "dump orders").len(), 4_000);
 }
 
-/// Waits for the end, and gives the most memory that it has used, in KiB.
+/// Waits for the end, and returns the peak memory in KiB.
 fn peak(child: &mut Child) -> u64 {
     let status = format!("/proc/{}/status", child.id());
     let mut peak = 0;
@@ -633,7 +632,7 @@ fn peak(child: &mut Child) -> u64 {
     peak
 }
 
-/// Sends so many dead letters, some at a time.
+/// Sends dead letters in batches.
 async fn fill(url: &str, number: u32) {
     let backend = pillarbox::open(url).await.unwrap();
     let dead: Mailbox<Value> = backend.mailbox("orders-dlq").unwrap();
@@ -652,8 +651,7 @@ async fn fill(url: &str, number: u32) {
     backend.close().await;
 }
 
-/// Looks at so many dead letters, and replays some: prints how long that takes, and gives the most memory
-/// that each takes.
+/// Lists dead letters and replays some. Prints the durations, and returns the peak memory of each command.
 async fn measure(url: &str, number: u32) -> Vec<u64> {
     let place = Place::new();
     fill(url, number).await;
@@ -673,7 +671,7 @@ async fn measure(url: &str, number: u32) -> Vec<u64> {
     peaks
 }
 
-/// On a server, for a process that has a file open keeps up to 64 MiB of it in memory.
+/// On a server, since SQLite caches up to 64 MiB of a file.
 #[tokio::test]
 async fn memory_does_not_grow_with_the_number_of_dead_letters() {
     let number = std::env::var("PILLARBOX_DEAD_LETTERS").ok().and_then(|text| text.parse().ok());
@@ -695,7 +693,7 @@ async fn how_long_many_dead_letters_in_a_file_take() {
     measure(&place.url("many.db"), number.unwrap_or(100_000)).await;
 }
 
-/// Indented by its depth, it would be gigabytes; as JSON, no reader would take it.
+/// Indented, it would be gigabytes; as JSON, no parser would accept it.
 #[test]
 fn a_body_that_is_nested_deeply_is_shown_as_text() {
     let place = Place::new();
@@ -703,13 +701,13 @@ fn a_body_that_is_nested_deeply_is_shown_as_text() {
     let deep = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     let line = letter(1, 1, &json!({"body": "BODY"})).to_string().replace("\"BODY\"", &deep);
     let line = format!("{{\"id\":\"{}\",\"body\":{line}}}\n", id(101));
-    // As `load` has stored it before, and as a worker has: within a text.
+    // As `load` stores it, and as a worker does: within a string.
     let text = letter(2, 1, &json!({"body": deep, "body_encoding": "text"}));
     let text = format!("{{\"id\":\"{}\",\"body\":{text}}}\n", id(102));
     assert_eq!(place.run_with_input("load orders-dlq", line + &text).code, 0);
     let program = env!("CARGO_BIN_EXE_pillarbox");
     let limited = |line: &str| {
-        // Memory is limited, so that a test that fails takes nobody else's.
+        // Memory is limited, so that a failing test does not affect others.
         let line = format!("ulimit -v 3000000; exec {program} {line}");
         let mut shell = std::process::Command::new("bash");
         shell.args(["-c", &line]).current_dir(place.path());
@@ -743,9 +741,9 @@ fn a_body_that_is_nested_deeply_is_shown_as_text() {
     }
 }
 
-/// Nested less than that, but wide: each item has a line of its own, with as much before it.
+/// Nested less, but wide: each item is on a line with a long indent.
 #[test]
-fn a_body_that_would_be_gigabytes_when_laid_out_is_shown_as_text() {
+fn a_body_that_would_be_gigabytes_when_indented_is_shown_as_text() {
     let place = Place::new();
     let (open, close) = ("[".repeat(90), "]".repeat(90));
     let wide = format!("{open}{}0{close}", "0,".repeat(2_000_000));

@@ -1,9 +1,8 @@
-//! What docs/cli.md says of the command is all there is. (That the pages print what they say is a test of
-//! `pillarbox-docs`.)
+//! docs/cli.md is complete. (The output in the pages is checked by tests of `pillarbox-docs`.)
 
 use crate::common::Place;
 
-/// The commands that a help names.
+/// Returns the commands in a help text.
 fn commands_of(help: &str) -> Vec<String> {
     let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let lines = lines.take_while(|line| !line.is_empty()).filter(|line| !line.starts_with("   "));

@@ -1,4 +1,4 @@
-//! `pillarbox eval`: samples out, results in, reports, and what is said of mistakes.
+//! `pillarbox eval`: submit, collect, report, and errors.
 
 #![cfg(unix)]
 
@@ -10,7 +10,7 @@ use pillarbox::runtime::{MainLoop, MainLoopRequest, MainLoopResult, Run, Runnabl
 use pillarbox::{Mailbox, Mailboxes};
 use serde_json::{Value, json};
 
-/// Twenty sums; the model is wrong for every fifth.
+/// Dataset of twenty sums; the model is wrong for every fifth.
 fn with_dataset() -> Place {
     let place = Place::new();
     let mut lines = String::new();
@@ -32,7 +32,7 @@ fn add(input: &Value, run: &Run) -> Value {
     json!(a + b + i64::from(a % wrong == 0))
 }
 
-/// Does something while a worker works beside it.
+/// Runs `work` while a worker is running.
 fn beside<T>(
     place: &Place,
     start: impl FnOnce(&Mailboxes) -> pillarbox::runtime::Running,
@@ -51,8 +51,12 @@ fn beside<T>(
 
 fn scoring(backend: &Mailboxes) -> pillarbox::runtime::Running {
     let requests: EvalRequests<Value, Value> = backend.mailbox("sums").unwrap();
-    EvalLoop::of(|input: Value, run: Run| async move { add(&input, &run) }, exact_match, requests)
-        .start()
+    EvalLoop::from_adapter(
+        |input: Value, run: Run| async move { add(&input, &run) },
+        exact_match,
+        requests,
+    )
+    .start()
 }
 
 fn answering(backend: &Mailboxes) -> pillarbox::runtime::Running {
@@ -61,7 +65,7 @@ fn answering(backend: &Mailboxes) -> pillarbox::runtime::Running {
     MainLoop::new(requests, |input: Value, run: Run| async move { add(&input, &run) }).start()
 }
 
-/// What does not change from run to run: the id of the run and times do.
+/// Replaces the run id and times.
 fn steady(text: &str) -> String {
     let words = text.split_inclusive(char::is_whitespace).map(|word| {
         let bare = word.trim();
@@ -73,7 +77,7 @@ fn steady(text: &str) -> String {
         }
     });
     let mut text: String = words.collect();
-    // Columns of times are as wide as the times are.
+    // The width of the columns depends on the times.
     while let Some(place) = text.find(" µs").or_else(|| text.find(" ms")) {
         let start =
             text[..place].rfind(|c: char| !c.is_ascii_digit() && c != '.').map_or(0, |at| at + 1);
@@ -97,15 +101,15 @@ fn a_run_is_submitted_collected_and_reported() {
     let two = r#"eval submit run sums.jsonl --requests sums -e small -e large={"wrong":10}"#;
     let said = place.ok(two);
     insta::assert_snapshot!(steady(&said), @"run RUN: 40 samples sent to sums");
-    // Nothing is sent twice, and the run knows what it needs.
+    // Nothing is sent twice, and arguments default to those of the run.
     let said = place.ok("eval submit run");
     insta::assert_snapshot!(steady(&said), @"run RUN: 0 samples sent to sums, 40 were before");
 
     let run = place.run("eval collect run --timeout 100ms");
     assert_eq!(run.code, 1, "{run:?}");
-    assert!(run.stderr.contains("40 of 40 results are still to come"), "{run:?}");
-    assert!(run.stderr.contains("40 messages are in queue 'sums'"), "{run:?}");
-    // Nor is it good enough for CI.
+    assert!(run.stderr.contains("40 of 40 results are missing"), "{run:?}");
+    assert!(run.stderr.contains("queue 'sums' has 40 messages"), "{run:?}");
+    // The limits for CI fail.
     let run = place.run("eval report run --fail-under 0");
     assert!(run.code == 1 && run.stderr.contains("not complete"), "{run:?}");
 
@@ -118,8 +122,8 @@ fn a_run_is_submitted_collected_and_reported() {
     large 20 18 90.0% 69.9% to 97.2% 0.900 TIME TIME TIME
 
     large against small, 20 samples: 2 gained, 0 lost
-      pass rate   +10.0 points (95 %: -8.1 points to +29.4 points): may be chance
-      mean score  +0.100 (95 %: -0.044 to +0.244): may be chance
+      pass rate   +10.0 points (95 %: -8.1 points to +29.4 points): not significant
+      mean score  +0.100 (95 %: -0.044 to +0.244): not significant
 
     SAMPLE  EXPERIMENT  STATUS      SCORE  REASON
     sum-0   small       not passed   0.00  expected 2, got 3
@@ -129,13 +133,13 @@ fn a_run_is_submitted_collected_and_reported() {
     sum-0   large       not passed   0.00  expected 2, got 3
     sum-10  large       not passed   0.00  expected 12, got 13
     ");
-    // Again, without any worker: all of it is there.
+    // Again, without a worker: all results are there.
     assert_eq!(place.ok("eval collect run"), said);
     assert_eq!(place.ok("eval report run"), said);
 }
 
 #[test]
-fn a_report_comes_in_every_form_and_can_fail_a_build() {
+fn a_report_has_every_format_and_can_fail_a_build() {
     let place = with_dataset();
     place.ok(
         r#"eval submit run sums.jsonl --requests sums -e good={"wrong":100} -e bad={"wrong":2}"#,
@@ -173,7 +177,7 @@ fn a_report_comes_in_every_form_and_can_fail_a_build() {
 }
 
 #[test]
-fn a_main_loop_that_knows_of_no_eval_is_judged_when_its_outputs_are_collected() {
+fn outputs_of_a_plain_main_loop_are_scored_while_they_are_collected() {
     let place = with_dataset();
     place.ok("eval submit run sums.jsonl --requests sums --plain");
     let run = place.run("eval collect run");
@@ -183,12 +187,12 @@ fn a_main_loop_that_knows_of_no_eval_is_judged_when_its_outputs_are_collected() 
     });
     let report: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&report["scored_by"], &report["passed"]), (&json!("collector"), &json!(16)));
-    // It is one of those for good.
+    // The mode of a run cannot be changed.
     assert_eq!(place.run("eval submit run sums.jsonl").code, 0);
 }
 
 #[test]
-fn samples_are_sent_once_more_on_request() {
+fn samples_are_sent_again_on_request() {
     let place = with_dataset();
     place.ok("eval submit run sums.jsonl --requests sums");
     beside(&place, scoring, || place.ok("eval collect run --timeout 60s"));
@@ -205,12 +209,12 @@ fn samples_are_sent_once_more_on_request() {
 }
 
 #[test]
-fn a_collector_that_is_interrupted_says_how_to_go_on() {
+fn an_interrupted_collector_explains_how_to_continue() {
     let place = with_dataset();
     place.ok("eval submit run sums.jsonl --requests sums");
     let child = place.start("eval collect run");
     until_it_listens(&child);
-    // Two collectors would take each other's results.
+    // A second collector is rejected.
     eventually("the run is taken", || {
         place.run("eval submit run").stderr.contains("open in another process")
     });
@@ -218,7 +222,7 @@ fn a_collector_that_is_interrupted_says_how_to_go_on() {
     let run = finish(child);
     assert_eq!(run.code, 130, "{run:?}");
     assert!(
-        run.stderr.contains("20 of 20 results are still to come; collect again to go on"),
+        run.stderr.contains("20 of 20 results are missing; collect again to continue"),
         "{run:?}"
     );
     let said = beside(&place, scoring, || place.ok("eval collect run --timeout 60s"));
@@ -226,7 +230,7 @@ fn a_collector_that_is_interrupted_says_how_to_go_on() {
 }
 
 #[test]
-fn mistakes_are_named_and_leave_nothing_behind() {
+fn errors_are_explained_and_leave_nothing_behind() {
     let place = with_dataset();
     std::fs::write(
         place.path().join("bad.jsonl"),
@@ -237,15 +241,15 @@ fn mistakes_are_named_and_leave_nothing_behind() {
         (
             "eval submit run bad.jsonl --requests sums",
             2,
-            "2 of 3 lines are no samples:\n  line 2, column 12: missing field `expected`",
+            "2 of 3 lines are not valid samples:\n  line 2, column 12: missing field `expected`",
         ),
         ("eval submit run none.jsonl --requests sums", 2, "none.jsonl: cannot read the samples"),
         ("eval submit run", 1, "there is no run in run"),
         ("eval collect run", 1, "there is no run in run"),
         ("eval report run", 1, "there is no run in run"),
-        ("eval submit run sums.jsonl --requests sums -e a={", 2, "no JSON"),
-        ("eval report run --output report", 2, "say --format"),
-        ("eval collect run --evaluator exactly", 2, "write exact_match, contains"),
+        ("eval submit run sums.jsonl --requests sums -e a={", 2, "not valid JSON"),
+        ("eval report run --output report", 2, "add --format"),
+        ("eval collect run --evaluator exactly", 2, "expected exact_match, contains"),
         ("eval report run --fail-under 90", 2, "0% to 100%"),
     ] {
         let run = place.run(line);
@@ -258,9 +262,9 @@ fn mistakes_are_named_and_leave_nothing_behind() {
     place.ok("eval submit run sums.jsonl --requests sums -e a");
     for (line, said) in [
         ("eval submit run sums.jsonl --requests other", "on queue \"sums\", not \"other\""),
-        ("eval submit run sums.jsonl -e a={\"x\":1}", "another experiment called \"a\""),
-        ("eval submit run sums.jsonl --plain", "judged by the workers"),
-        ("eval collect run --evaluator regex", "leave --evaluator out"),
+        ("eval submit run sums.jsonl -e a={\"x\":1}", "a different experiment called \"a\""),
+        ("eval submit run sums.jsonl --plain", "scored by the workers"),
+        ("eval collect run --evaluator regex", "remove --evaluator"),
     ] {
         let run = place.run(line);
         assert!(run.code > 0 && run.stderr.contains(said), "{line}: {run:?}");
@@ -268,9 +272,9 @@ fn mistakes_are_named_and_leave_nothing_behind() {
     assert_eq!(place.ok("stats sums --json").matches("\"ready\":20").count(), 1);
 }
 
-/// Inputs and outputs are nobody else's business.
+/// Inputs and outputs are private.
 #[test]
-fn the_files_of_a_run_are_for_their_owner_alone_unless_told_otherwise() {
+fn the_files_of_a_run_are_private_by_default() {
     use std::os::unix::fs::PermissionsExt;
     let place = with_dataset();
     let program = env!("CARGO_BIN_EXE_pillarbox");

@@ -1,4 +1,4 @@
-//! Every exit code, what is said with it, and what is never said.
+//! Exit codes and error texts.
 
 use crate::common::{Place, id};
 
@@ -39,7 +39,7 @@ fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
         (&format!("extend orders {receipt} 5m"), vec!["no longer valid"]),
         ("load q nothing.jsonl", vec!["cannot read nothing.jsonl", "No such file"]),
         ("load q bad.jsonl", vec!["line 2 of bad.jsonl", "EOF", "nothing was sent"]),
-        ("send q --file bad.jsonl", vec!["line 2 of bad.jsonl", "not JSON", "nothing was sent"]),
+        ("send q --file bad.jsonl", vec!["line 2 of bad.jsonl", "not valid JSON", "nothing was sent"]),
         ("load q odd.jsonl", vec!["line 1 of odd.jsonl", "nothing was sent"]),
         ("load q .", vec!["cannot read .: is a directory"]),
         ("man /proc/nothing", vec!["cannot write manual pages", "/proc/nothing"]),
@@ -51,7 +51,7 @@ fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
             assert!(run.stderr.contains(text), "{line}: {text}: {run:?}");
         }
     }
-    // None of it has left anything, and none of it has changed anything.
+    // Nothing was created or changed.
     assert_eq!(place.ok("queues"), "orders\n");
     assert!(!place.path().join("nothing.db").exists());
     let letter = std::fs::read_to_string(place.path().join("letter.txt")).unwrap();
@@ -59,7 +59,7 @@ fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
 }
 
 #[test]
-fn without_a_url_an_error_says_which_was_tried() {
+fn without_a_url_an_error_names_the_default() {
     let place = Place::new();
     let run = place.run("stats");
     assert_eq!(run.code, 1);
@@ -82,7 +82,7 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("send orders x --file f", "cannot be used with"),
         ("send orders! x", "contains '!'"),
         ("send orders x --delay 5", "the unit is missing: 5s, 5m or 5h?"),
-        ("send orders x --delay soon", "write it as 1500ms, 30s"),
+        ("send orders x --delay soon", "expected a duration such as 1500ms, 30s"),
         ("send orders x --attr novalue", "NAME=VALUE"),
         ("send orders x --id 17", "a UUID"),
         ("send orders x --attr a=1 --attr a=2", "'a' is given twice"),
@@ -93,11 +93,11 @@ fn wrong_usage_is_2_and_changes_nothing() {
         ("move orders sqlite:other.db orders --visibility 5ms", "at least 1s"),
         ("receive orders --max 0", "at least 1"),
         ("receive orders --visibility 13h", "visibility"),
-        ("peek orders --max none", "a whole number"),
+        ("peek orders --max none", "expected an integer"),
         ("nack orders", "required arguments"),
-        ("purge orders", "say --yes"),
+        ("purge orders", "add --yes"),
         ("top", "needs a terminal"),
-        ("move orders memory: orders", "would be gone"),
+        ("move orders memory: orders", "would be lost"),
         ("move orders kafka://x orders", "unknown scheme"),
         ("queues --url nonsense", "there is no scheme"),
         ("queues --url sqlite:f?cache=1", "unknown option"),
@@ -151,7 +151,7 @@ fn a_password_is_never_printed() {
 }
 
 #[test]
-fn the_environment_names_the_backend_and_the_command_line_overrules_it() {
+fn the_command_line_overrides_the_url_of_the_environment() {
     let place = Place::new();
     let run = |line: &str| {
         let mut command = place.command(line.split_whitespace());
@@ -167,7 +167,7 @@ fn the_environment_names_the_backend_and_the_command_line_overrules_it() {
     assert!(!place.path().join("pillarbox.db").exists());
 }
 
-/// What is neither a line's end nor to be seen must not be written.
+/// Asserts that the output has no control characters other than line ends.
 #[track_caller]
 fn assert_harmless(run: &crate::common::Run, what: &str) {
     for text in [&run.stdout, &run.stderr] {
@@ -206,7 +206,7 @@ fn control_characters_of_names_and_files_never_reach_the_terminal() {
         assert_harmless(&run, &format!("{args:?}"));
         assert!(!format!("{}{}", run.stdout, run.stderr).is_empty(), "{args:?}");
     }
-    // They are shown, and not left out.
+    // They are escaped, not left out.
     let run = place.run_args(&["load", "q", EVIL]);
     assert!(
         run.stderr.contains(r"cannot read a\u{1b}[2J\u{9b}31m\r\u{7}\u{7f}\u{202e}b"),
@@ -214,7 +214,7 @@ fn control_characters_of_names_and_files_never_reach_the_terminal() {
     );
 }
 
-/// Answers every call with an error that has more in it than text.
+/// Answers every call with an error that contains control characters.
 fn evil_server() -> u16 {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -249,7 +249,7 @@ fn control_characters_of_a_server_never_reach_the_terminal() {
 }
 
 #[test]
-fn a_password_that_is_a_common_word_leaves_that_word_in_errors() {
+fn a_password_that_is_a_common_word_is_hidden_only_in_urls() {
     let place = Place::new();
     let closed = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = closed.local_addr().unwrap().port();
@@ -265,7 +265,7 @@ fn a_password_that_is_a_common_word_leaves_that_word_in_errors() {
     assert!(!run.stderr.contains("me:database@") && run.stderr.contains("me:***@"), "{run:?}");
 }
 
-/// In the list of processes, a URL on the command line is seen by everybody.
+/// Other users can see a URL on the command line.
 #[test]
 fn urls_can_come_from_the_environment_or_a_file() {
     let place = Place::new().with_orders();
@@ -293,12 +293,12 @@ fn urls_can_come_from_the_environment_or_a_file() {
         .unwrap();
     std::fs::write(place.path().join("long.url"), "hunter2".repeat(20_000)).unwrap();
     for (url, says) in [
-        ("env:TARGETS", "there is no environment variable TARGETS"),
+        ("env:TARGETS", "the environment variable TARGETS is not set"),
         ("env:NONE", "NONE is empty"),
         ("file:nothing.url", "nothing.url"),
-        ("file:two.url", "two.url is not one line"),
-        ("file:long.url", "long.url is not one line"),
-        ("file:pillarbox.db", "a SQLite file is written sqlite:pillarbox.db"),
+        ("file:two.url", "two.url is not a file with a URL on one line"),
+        ("file:long.url", "long.url is not a file with a URL on one line"),
+        ("file:pillarbox.db", "the URL of a SQLite file is sqlite:pillarbox.db"),
     ] {
         let lines = [
             format!("move orders {url} jobs"),
@@ -312,14 +312,14 @@ fn urls_can_come_from_the_environment_or_a_file() {
             assert!(!refused.stderr.contains("hunter2"), "{line}: {refused:?}");
         }
     }
-    // A password that came so is not told either.
+    // A password from there is not printed either.
     std::fs::write(place.path().join("secret.url"), "kafka://me:hunter2@host").unwrap();
     let refused = run("move orders file:secret.url jobs");
     assert!(refused.code == 2 && !refused.stderr.contains("hunter2"), "{refused:?}");
 }
 
 #[test]
-fn control_characters_of_a_command_line_that_is_refused_are_escaped() {
+fn control_characters_of_an_invalid_command_line_are_escaped() {
     let place = Place::new();
     for args in [&["na\u{1b}]0;x\u{7}me"][..], &["send", "na\u{1b}[31mme", "1"]] {
         let run = place.run_args(args);

@@ -1,4 +1,4 @@
-//! `pillarbox move`: killed, run twice at once, refused.
+//! `pillarbox move`, `drain` and `load`: killed, interrupted, concurrent.
 
 #![cfg(unix)]
 
@@ -11,7 +11,7 @@ use crate::common::{Place, eventually, finish, id, signal};
 use pillarbox::Mailbox;
 use serde_json::Value;
 
-/// What must stay the same of each message, by id. Fails where an id is there twice.
+/// Returns the invariant fields of each message, by id. Fails if an id occurs twice.
 fn messages(dump: &str) -> BTreeMap<String, Value> {
     let mut messages = BTreeMap::new();
     for line in dump.lines() {
@@ -42,9 +42,9 @@ fn fill(place: &Place, queue: &str, number: u32) -> BTreeMap<String, Value> {
     messages
 }
 
-/// Killed in the middle, again and again: whenever some more messages have arrived.
+/// Kills the command in the middle, whenever some more messages have arrived.
 #[tokio::test]
-async fn a_move_that_is_killed_20_times_loses_nothing_and_doubles_nothing() {
+async fn a_move_that_is_killed_20_times_loses_and_duplicates_nothing() {
     let place = Place::new();
     let before = fill(&place, "jobs", 12_000);
     let target = pillarbox::open(&place.url("other.db")).await.unwrap();
@@ -57,11 +57,11 @@ async fn a_move_that_is_killed_20_times_loses_nothing_and_doubles_nothing() {
             assert!(child.try_wait().unwrap().is_none(), "it ended: {:?}", finish(child));
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
-        // At another point of its way each time.
+        // At a different point each time.
         tokio::time::sleep(Duration::from_micros(kills * 150)).await;
         signal(&child, "KILL");
         let run = finish(child);
-        // Each message is at one of them, or for a moment at both.
+        // Each message is in one of the queues, or for a moment in both.
         let here = messages(&place.ok("dump jobs"));
         let there = messages(&place.ok("--url sqlite:other.db dump jobs"));
         assert!(before.keys().all(|id| here.contains_key(id) || there.contains_key(id)));
@@ -72,7 +72,7 @@ async fn a_move_that_is_killed_20_times_loses_nothing_and_doubles_nothing() {
             assert_eq!(run.code, 0, "{run:?}");
         }
         if there.len() == before.len() {
-            // The machine was busy elsewhere, and the move was as good as done: back to where it was.
+            // The machine was busy and the move almost done: move everything back.
             place.ok("--url sqlite:other.db move jobs sqlite:pillarbox.db jobs");
         }
     }
@@ -84,7 +84,7 @@ async fn a_move_that_is_killed_20_times_loses_nothing_and_doubles_nothing() {
 }
 
 #[test]
-fn two_that_move_the_same_queue_share_the_work() {
+fn two_moves_of_a_queue_share_the_work() {
     let place = Place::new();
     let before = fill(&place, "jobs", 5_000);
     let movers = [(); 2].map(|()| place.start("move jobs sqlite:other.db jobs"));
@@ -108,7 +108,7 @@ fn order_is_kept() {
     assert_eq!(order, (0..3_000).collect::<Vec<_>>());
 }
 
-/// By any name: acknowledging what was "copied" would delete it.
+/// By any URL: acknowledging the "copied" messages would delete them.
 #[test]
 fn a_queue_is_not_moved_onto_itself() {
     let place = Place::new();
@@ -126,7 +126,7 @@ fn a_queue_is_not_moved_onto_itself() {
 }
 
 #[test]
-fn what_is_in_flight_or_delayed_is_waited_for() {
+fn messages_in_flight_or_delayed_are_waited_for() {
     let place = Place::new();
     place.ok("send jobs 1");
     place.ok("send jobs 2 --delay 700ms");
@@ -137,7 +137,7 @@ fn what_is_in_flight_or_delayed_is_waited_for() {
 }
 
 #[test]
-fn an_interrupted_move_finishes_its_batch_and_says_how_to_go_on() {
+fn an_interrupted_move_finishes_its_batch_and_explains_how_to_continue() {
     let place = Place::new();
     place.ok("send jobs 1");
     place.ok("send jobs 2 --delay 1h");
@@ -154,7 +154,7 @@ fn an_interrupted_move_finishes_its_batch_and_says_how_to_go_on() {
 }
 
 #[test]
-fn following_moves_what_comes_later() {
+fn follow_moves_later_messages() {
     let place = Place::new();
     place.ok("send jobs 1");
     let child = place.start("move jobs sqlite:other.db jobs --follow");
@@ -171,13 +171,12 @@ fn following_moves_what_comes_later() {
 }
 
 #[test]
-fn a_target_that_fails_leaves_the_messages_where_they_were() {
+fn if_the_target_fails_the_messages_stay() {
     let place = Place::new();
     let bodies: String = (0..300).map(|n| format!("\"{n} {}\"\n", "x".repeat(3000))).collect();
     assert_eq!(place.run_with_input("send jobs --file -", bodies).code, 0);
     let before = messages(&place.ok("dump jobs"));
-    // A limit on the size of files, which only the target meets: the source only gets smaller, and
-    // its log is short.
+    // A limit on the size of files that only the target reaches: the source shrinks, and its log is short.
     let program = env!("CARGO_BIN_EXE_pillarbox");
     let line =
         format!("ulimit -f 160; trap '' XFSZ; exec {program} move jobs sqlite:other.db jobs");
@@ -196,7 +195,7 @@ fn a_target_that_fails_leaves_the_messages_where_they_were() {
     assert_eq!(messages(&place.ok("--url sqlite:other.db dump jobs")), before);
 }
 
-/// Runs commands in a shell, with `pillarbox` among them, and says how each of a pipeline ended.
+/// Runs a script in a shell that has `pillarbox` on its path, and prints the exit codes of a pipeline.
 fn shell(place: &Place, script: &str) -> std::process::Child {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_pillarbox"));
     let path = std::env::var("PATH").unwrap_or_default();
@@ -208,7 +207,7 @@ fn shell(place: &Place, script: &str) -> std::process::Child {
     shell.spawn().unwrap()
 }
 
-/// The bodies of a queue, in order of their numbers.
+/// Returns a field of all bodies of a queue, sorted.
 fn numbers(place: &Place, queue: &str, field: &str) -> Vec<u64> {
     let dump = place.ok(&format!("dump {queue}"));
     let number = |line: &str| {
@@ -221,7 +220,7 @@ fn numbers(place: &Place, queue: &str, field: &str) -> Vec<u64> {
 }
 
 #[test]
-fn messages_of_two_queues_that_have_the_same_id_are_both_moved() {
+fn messages_of_two_queues_with_the_same_id_are_both_moved() {
     let place = Place::new();
     place.ok("send emails \"mail\" --key 4711");
     place.ok("send invoices \"invoice\" --key 4711");
@@ -229,12 +228,12 @@ fn messages_of_two_queues_that_have_the_same_id_are_both_moved() {
     let run = place.run("move invoices sqlite:other.db all --json");
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stdout.contains("\"moved\":1,\"renamed\":1,"), "{run:?}");
-    assert!(run.stderr.contains("under a new id"), "{run:?}");
+    assert!(run.stderr.contains("with a new id"), "{run:?}");
     let dump = place.ok("--url sqlite:other.db dump all");
     assert!(dump.contains("\"mail\"") && dump.contains("\"invoice\""), "{dump}");
     assert_eq!(messages(&dump).len(), 2);
 
-    // Whoever is killed before the acknowledgement moves it again, and it is there once all the same.
+    // A message that is moved again after a kill before the acknowledgement is stored once.
     place.ok("send invoices \"late\" --key 4712");
     let before = place.ok("dump invoices");
     place.ok("move invoices sqlite:other.db all");
@@ -244,7 +243,7 @@ fn messages_of_two_queues_that_have_the_same_id_are_both_moved() {
     assert_eq!(messages(&place.ok("--url sqlite:other.db dump all")).len(), 3);
 }
 
-/// A message is written before it is acknowledged, so for a moment it is in the queue that it is loaded into.
+/// A message is written before it is acknowledged, so `load` may find it in the queue.
 #[test]
 fn a_queue_can_be_drained_into_itself() {
     for edit in ["", "| sed 's/\"n\":/\"m\":/2' "] {
@@ -260,7 +259,7 @@ fn a_queue_can_be_drained_into_itself() {
 }
 
 #[test]
-fn what_is_received_and_acknowledged_can_be_loaded_into_the_same_queue() {
+fn acknowledged_messages_can_be_loaded_into_the_same_queue() {
     let place = Place::new();
     fill(&place, "jobs", 300);
     let receive = "pillarbox receive jobs --ack --json --max 300";
@@ -269,7 +268,7 @@ fn what_is_received_and_acknowledged_can_be_loaded_into_the_same_queue() {
     assert_eq!(numbers(&place, "jobs", "n"), (0..300).collect::<Vec<_>>(), "{run:?}");
 }
 
-/// Starts `drain | load` on one queue, and waits until the drain has begun.
+/// Starts `drain | load` on one queue, and waits until the drain has started.
 fn drain_into_itself(place: &Place) -> [std::process::Child; 2] {
     let mut drain = place.start("drain jobs --visibility 2s");
     let output = Stdio::from(drain.stdout.take().unwrap());
@@ -280,10 +279,10 @@ fn drain_into_itself(place: &Place) -> [std::process::Child; 2] {
     [drain, load]
 }
 
-/// What the killed one had written and not acknowledged comes back when its lease expires; the line that was
-/// cut off is no message.
+/// Messages that the killed process had written and not acknowledged come back when their leases expire; the
+/// incomplete line is not a message.
 #[test]
-fn a_drain_into_itself_that_is_killed_loses_nothing_and_doubles_nothing() {
+fn a_killed_drain_into_the_same_queue_loses_and_duplicates_nothing() {
     for wait in [0, 20, 60] {
         let place = Place::new();
         fill(&place, "jobs", 10_000);
@@ -298,9 +297,9 @@ fn a_drain_into_itself_that_is_killed_loses_nothing_and_doubles_nothing() {
     }
 }
 
-/// As Ctrl+C does on a terminal, to both.
+/// Both processes are interrupted, as by Ctrl+C on a terminal.
 #[test]
-fn an_interrupted_drain_into_itself_loses_nothing_and_doubles_nothing() {
+fn an_interrupted_drain_into_the_same_queue_loses_and_duplicates_nothing() {
     let place = Place::new();
     fill(&place, "jobs", 10_000);
     let [drain, load] = drain_into_itself(&place);
@@ -311,7 +310,7 @@ fn an_interrupted_drain_into_itself_loses_nothing_and_doubles_nothing() {
 }
 
 #[test]
-fn a_bad_line_of_a_pipe_costs_no_other_line() {
+fn an_invalid_line_of_a_pipe_does_not_affect_others() {
     let place = Place::new();
     let lines = "{\"body\":{\"n\":0}}\n{\"bo\n{\"body\":{\"n\":1}}\n{\"body\":{\"n\":2}";
     let run = place.run_with_input("load jobs", lines);
@@ -322,12 +321,12 @@ fn a_bad_line_of_a_pipe_costs_no_other_line() {
 }
 
 #[test]
-fn two_moves_in_opposite_directions_lose_nothing_and_double_nothing() {
+fn two_moves_in_opposite_directions_lose_and_duplicate_nothing() {
     let place = Place::new();
     fill(&place, "a", 500);
     let url = place.url("pillarbox.db");
     for round in 0..4 {
-        // Both are in one file, where they meet soonest.
+        // Both queues are in one file, where conflicts are most likely.
         let moves = [("b", "a"), ("a", "b")].map(|(from, to)| {
             place.start(&format!("move {from} {url} {to} --follow --visibility 5s"))
         });
@@ -344,7 +343,7 @@ fn two_moves_in_opposite_directions_lose_nothing_and_double_nothing() {
     }
 }
 
-/// What a pipe has given may be nowhere else.
+/// Lines of a pipe may exist nowhere else.
 #[test]
 fn lines_of_a_pipe_that_cannot_be_stored_are_saved() {
     let place = Place::new();
@@ -374,7 +373,7 @@ fn nothing_is_received_or_dumped_without_an_output() {
 }
 
 #[test]
-fn a_drain_whose_reader_ends_says_so() {
+fn a_drain_whose_reader_ends_is_an_error() {
     let place = Place::new();
     fill(&place, "jobs", 5_000);
     let run = finish(shell(&place, "pillarbox drain jobs | head -1"));

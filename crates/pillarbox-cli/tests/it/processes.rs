@@ -1,4 +1,4 @@
-//! Several processes on one file: commands beside each other and beside a program of the user's.
+//! Several processes on one file: commands alongside each other and a program.
 
 #![cfg(unix)]
 
@@ -20,9 +20,9 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The user's program has the file open all the time, and sees what each command does.
+/// The program has the file open all the time, and sees the effect of each command.
 #[tokio::test]
-async fn every_command_works_beside_a_program_that_has_the_file_open() {
+async fn every_command_works_while_a_program_has_the_file_open() {
     let place = Place::new();
     let (backend, jobs) = open(&place).await;
     let counts = async || {
@@ -37,7 +37,7 @@ async fn every_command_works_beside_a_program_that_has_the_file_open() {
     assert_eq!(lines(&place.ok("stats --json"))[0]["ready"], 2);
     assert_eq!(lines(&place.ok("peek jobs --json")).len(), 3);
 
-    // A receipt of either settles at the other.
+    // A receipt is valid in both processes.
     let ours = jobs.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
     place.ok(&format!("extend jobs {} 1h", ours.receipt()));
     place.ok(&format!("ack jobs {}", ours.receipt()));
@@ -59,7 +59,7 @@ async fn every_command_works_beside_a_program_that_has_the_file_open() {
     assert_eq!(counts().await, (1, 0, 1));
     place.ok("move jobs sqlite:pillarbox.db others --no-wait");
     assert_eq!(counts().await, (0, 0, 1));
-    assert!(place.ok("doctor --fix").contains("Nothing is wrong."));
+    assert!(place.ok("doctor --fix").contains("No problems found."));
     place.ok("bench --duration 100ms");
     place.ok("purge jobs --yes");
     assert_eq!(counts().await, (0, 0, 0));
@@ -73,7 +73,7 @@ async fn a_receive_waits_for_a_message_of_another_process() {
     let waiting = place.start("receive jobs --wait 60s --json --ack");
     let started = Instant::now();
     until_it_listens(&waiting);
-    // By now it waits, or will find the message at once: either way it gets it.
+    // It waits by now, or will find the message at once.
     std::thread::sleep(Duration::from_millis(200));
     place.ok("send jobs {\"n\":1}");
     let run = finish(waiting);
@@ -100,14 +100,13 @@ fn an_interrupted_receive_ends_with_130_and_holds_nothing() {
     }
 }
 
-/// A message is sent at the very moment at which the receiver is interrupted: it was printed, or it
-/// is there for others.
+/// A message that is sent while the receiver is interrupted is either printed or ready for others.
 #[tokio::test]
-async fn ctrl_c_leaves_nothing_invisible_that_was_not_printed() {
+async fn an_interrupted_receive_leaves_only_printed_messages_in_flight() {
     let place = Place::new();
     let (_backend, jobs) = open(&place).await;
     let (mut printed, mut left) = (0, 0);
-    // The moment is not ours to choose: until both have happened, and often.
+    // The timing is random: repeat until both cases have happened several times.
     for round in 0..200u64 {
         if round >= 30 && printed > 0 && left > 0 {
             break;
@@ -137,7 +136,7 @@ async fn ctrl_c_leaves_nothing_invisible_that_was_not_printed() {
 }
 
 #[test]
-fn a_closed_pipe_is_no_error_but_for_a_drain_and_loses_nothing() {
+fn a_closed_pipe_is_an_error_only_for_a_drain_and_loses_nothing() {
     let place = Place::new();
     let bodies: String = (0..20_000).map(|n| format!("\"{n} {}\"\n", "x".repeat(200))).collect();
     assert_eq!(place.run_with_input("send jobs --file -", bodies).code, 0);
@@ -151,15 +150,14 @@ fn a_closed_pipe_is_no_error_but_for_a_drain_and_loses_nothing() {
         drop(stdout);
         let run = finish(child);
         if line.starts_with("drain") {
-            // What it has acknowledged may be nowhere.
+            // Acknowledged messages may be lost.
             assert_eq!(run.code, 1, "{run:?}");
             assert!(run.stderr.contains("written and acknowledged"), "{run:?}");
         } else {
             assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{line}");
         }
     }
-    // What was drained was written to the pipe before it was closed: no more than a pipe holds and
-    // what was in between. The rest is there.
+    // At most the contents of the pipe and the buffers were drained before it was closed. The rest is still there.
     let stats = &lines(&place.ok("stats jobs --json"))[0];
     let (ready, in_flight) =
         (stats["ready"].as_u64().unwrap(), stats["in_flight"].as_u64().unwrap());
@@ -167,7 +165,7 @@ fn a_closed_pipe_is_no_error_but_for_a_drain_and_loses_nothing() {
 }
 
 #[test]
-fn what_cannot_be_written_is_there_for_others() {
+fn messages_that_cannot_be_written_are_released() {
     let place = Place::new().with_orders();
     for line in ["drain orders", "receive orders --max 2", "receive orders --max 2 --ack --json"] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -180,9 +178,9 @@ fn what_cannot_be_written_is_there_for_others() {
     }
 }
 
-/// Somebody listens there, and never answers.
+/// A server that accepts connections and never answers.
 #[test]
-fn what_waits_for_a_server_ends_when_it_is_told_to() {
+fn a_command_that_waits_for_a_server_can_be_interrupted() {
     let place = Place::new().with_orders();
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("redis://{}", silent.local_addr().unwrap());
@@ -196,13 +194,13 @@ fn what_waits_for_a_server_ends_when_it_is_told_to() {
 }
 
 #[test]
-fn what_is_logged_has_no_colours_in_a_pipe() {
+fn the_log_has_no_colours_in_a_pipe() {
     let run = Place::new().with_orders().run("-v stats");
     assert!(run.stderr.contains("INFO") && !run.stderr.contains('\x1b'), "{run:?}");
 }
 
 #[test]
-fn stats_are_watched_until_interrupted_and_end_as_all_that_is_interrupted() {
+fn watched_stats_end_when_interrupted() {
     let place = Place::new().with_orders();
     let mut child = place.start("stats --watch=100ms --json");
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -221,7 +219,7 @@ fn stats_are_watched_until_interrupted_and_end_as_all_that_is_interrupted() {
 }
 
 #[test]
-fn an_interrupted_demo_finishes_what_runs_and_keeps_the_rest() {
+fn an_interrupted_demo_finishes_running_tasks_and_keeps_the_rest() {
     let place = Place::new();
     let mut child = place.start("demo --url sqlite:pillarbox.db");
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -240,7 +238,7 @@ fn an_interrupted_demo_finishes_what_runs_and_keeps_the_rest() {
 }
 
 #[test]
-fn a_demo_whose_tasks_are_taken_away_comes_to_an_end() {
+fn a_demo_whose_tasks_are_taken_away_ends() {
     let place = Place::new();
     let mut child = place.start("demo --url sqlite:pillarbox.db");
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -253,12 +251,12 @@ fn a_demo_whose_tasks_are_taken_away_comes_to_an_end() {
     let shown = format!("{first}{rest}");
     let done = shown.lines().filter(|line| line.contains("done in")).count();
     assert!(done < 100 && shown.contains(&format!("succeeded      {done}\n")), "{shown}");
-    assert!(shown.contains("lost attempt 1: its lease ended"), "{shown}");
+    assert!(shown.contains("lost attempt 1: its lease expired"), "{shown}");
 }
 
-/// Delays end while the queue is gone through: what was delayed is ready then, behind what was seen.
+/// Delays end during a pass, so that delayed messages become ready behind the position of the pass.
 #[test]
-fn a_dump_misses_nothing_that_changes_its_state_meanwhile() {
+fn a_dump_includes_messages_that_change_their_state_meanwhile() {
     let place = Place::new();
     let bodies: String = (0..6000).map(|n| format!("\"{n} {}\"\n", "x".repeat(100))).collect();
     let run = place.run_with_input("send jobs --file - --delay 4s", bodies);
@@ -268,7 +266,7 @@ fn a_dump_misses_nothing_that_changes_its_state_meanwhile() {
     let mut dump = String::new();
     stdout.read_line(&mut dump).unwrap();
     assert!(dump.contains("\"delayed\""), "the machine was too slow: {dump}");
-    // It cannot go on while nobody reads.
+    // It blocks while nobody reads.
     eventually("all are ready", || place.ok("stats --json").contains("\"ready\":6000"));
     stdout.read_to_string(&mut dump).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -277,9 +275,9 @@ fn a_dump_misses_nothing_that_changes_its_state_meanwhile() {
     assert_eq!((ids.len(), dump.lines().count()), (6000, 6000));
 }
 
-/// Lines of a pipe are sent as they come; what was sent is told when it is interrupted.
+/// Lines of a pipe are sent as they arrive; an interrupt reports the number sent.
 #[test]
-fn interrupted_sends_and_loads_say_how_far_they_came() {
+fn interrupted_sends_and_loads_report_their_progress() {
     let place = Place::new();
     for line in ["send jobs --file -", "load jobs"] {
         let mut command = place.command(line.split_whitespace());
@@ -303,7 +301,7 @@ fn interrupted_sends_and_loads_say_how_far_they_came() {
 }
 
 #[test]
-fn an_interrupted_bench_tells_what_it_has_measured() {
+fn an_interrupted_bench_prints_its_measurements() {
     let place = Place::new();
     let child = place.start("bench --duration 1h --json");
     until_it_listens(&child);
@@ -316,9 +314,9 @@ fn an_interrupted_bench_tells_what_it_has_measured() {
     assert_eq!(place.ok("queues"), "");
 }
 
-/// Whoever reads the ids has seen enough; whoever sends has not.
+/// All messages are sent even if the reader of the ids is gone.
 #[test]
-fn a_closed_output_does_not_cut_a_send_short() {
+fn a_closed_output_does_not_stop_a_send() {
     let place = Place::new();
     let bodies: String = (0..40_000).map(|n| format!("{n}\n")).collect();
     std::fs::write(place.path().join("bodies.jsonl"), bodies).unwrap();
@@ -331,7 +329,7 @@ fn a_closed_output_does_not_cut_a_send_short() {
     assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{run:?}");
     assert!(place.ok("stats jobs --json").contains("\"ready\":40000,"));
 
-    // That ids cannot be written for another reason is told, when all is sent.
+    // Another write error is reported after all messages are sent.
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = place.command(["send", "more", "--file", "bodies.jsonl"]);
     let run = finish(command.stdout(Stdio::from(full)).spawn().unwrap());
@@ -341,7 +339,7 @@ fn a_closed_output_does_not_cut_a_send_short() {
     assert!(place.ok("stats more --json").contains("\"ready\":40000,"));
 }
 
-/// A program that is started without a stdout has /dev/null for one, and so has what is written there.
+/// The stdout of a program that is started without one is /dev/null.
 #[test]
 fn a_drain_without_an_output_deletes_nothing() {
     let place = Place::new().with_orders();
@@ -357,7 +355,7 @@ fn a_drain_without_an_output_deletes_nothing() {
         assert!(run.stderr.contains("purge"), "{redirection}: {run:?}");
         assert_eq!(place.ok("dump orders"), before, "{redirection}");
     }
-    // To a file that is named, without a stdout.
+    // To a named file, without a stdout.
     let mut shell = std::process::Command::new("bash");
     shell.args(["-c", &format!("exec {program} drain orders --output o.jsonl >&-")]);
     let run = finish(shell.current_dir(place.path()).stderr(Stdio::piped()).spawn().unwrap());
@@ -367,7 +365,7 @@ fn a_drain_without_an_output_deletes_nothing() {
 }
 
 #[test]
-fn what_went_wrong_is_told_though_nobody_reads_what_went_well() {
+fn errors_are_printed_even_if_results_cannot_be() {
     let place = Place::new();
     let bodies: String = (0..1_500).map(|n| format!("{n}\n")).collect();
     assert_eq!(place.run_with_input("send jobs --file -", bodies).code, 0);

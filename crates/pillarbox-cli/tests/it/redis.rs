@@ -1,4 +1,4 @@
-//! The command on a real server.
+//! The command on a Redis server.
 
 use pillarbox::Mailbox;
 use pillarbox::runtime::{DlqPolicy, Outcome, Runnable, Worker};
@@ -6,7 +6,7 @@ use pillarbox_testing::server::{RedisCluster, RedisServer};
 
 use crate::common::{Place, id};
 
-/// A directory, and a server whose URL has a password in it.
+/// A directory, and a server whose URL has a password.
 struct Scene {
     place: Place,
     server: RedisServer,
@@ -24,7 +24,7 @@ impl Scene {
         format!("redis://:{PASSWORD}@127.0.0.1:{}", self.server.port())
     }
 
-    /// Runs the command, which must succeed and tell no password.
+    /// Runs the command, which must succeed and not print the password.
     #[track_caller]
     fn ok(&self, line: &str) -> String {
         let line = format!("--url {} {line}", self.url());
@@ -69,7 +69,7 @@ fn every_command_works_on_a_server() {
 }
 
 #[test]
-fn doctor_says_what_the_server_promises_and_repairs_what_was_broken_by_hand() {
+fn doctor_shows_the_guarantees_of_a_server_and_repairs_damage() {
     let scene = Scene::new();
     scene.ok("send orders one");
     let said = scene.ok("doctor");
@@ -87,7 +87,7 @@ fn doctor_says_what_the_server_promises_and_repairs_what_was_broken_by_hand() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_said_to_be_so() {
+fn an_unreachable_server_is_reported() {
     let scene = Scene::new();
     let port = scene.server.port();
     let password = format!("--url redis://:wrong-{PASSWORD}@127.0.0.1:{port} queues");
@@ -109,7 +109,7 @@ fn messages_keep_their_ids_on_a_server() {
 }
 
 #[tokio::test]
-async fn dead_letters_are_looked_after_on_a_server() {
+async fn dead_letters_are_managed_on_a_server() {
     let scene = Scene::new();
     for n in 0..20 {
         scene.ok(&format!("send orders {{\"n\":{n}}} --attr tenant=acme --reply-to client-7"));
@@ -132,14 +132,14 @@ async fn dead_letters_are_looked_after_on_a_server() {
     assert!(shown.contains("attribute       tenant=acme\n"), "{shown}");
     let dry = scene.ok("dlq replay orders-dlq --dry-run --json-path $.n<5");
     assert!(
-        dry.ends_with("5 messages would be replayed to their queues; 15 left (not matching)\n")
+        dry.ends_with("5 messages would be replayed to their queues; 15 skipped (no match)\n")
     );
     let done = scene.ok("dlq replay orders-dlq --json-path $.n<5");
-    assert_eq!(done, "5 messages replayed to their queues; 15 left (not matching)\n");
+    assert_eq!(done, "5 messages replayed to their queues; 15 skipped (no match)\n");
     let back = scene.ok("dump orders");
     assert_eq!(back.matches("\"pillarbox.replays\":\"1\"").count(), 5, "{back}");
     assert_eq!(back.matches("\"reply_to\":\"client-7\"").count(), 5, "{back}");
-    // To a file, from a server; and the rest is not worth it.
+    // From a server to a file; the rest is discarded.
     let file = scene.place.url("copy.db");
     let done = scene.ok(&format!("dlq replay orders-dlq -n 5 --to-url {file} --to trial"));
     assert!(done.starts_with(&format!("5 messages replayed to 'trial' at {file}")), "{done}");
@@ -148,9 +148,9 @@ async fn dead_letters_are_looked_after_on_a_server() {
     assert_eq!(scene.ok("dump orders-dlq"), "");
 }
 
-/// A queue that is spread over three nodes is one mailbox to every command.
+/// A queue with partitions on three nodes is one queue to every command.
 #[test]
-fn a_queue_that_is_spread_over_a_cluster_is_one_mailbox() {
+fn a_queue_with_partitions_on_a_cluster_is_one_queue() {
     let cluster = RedisCluster::builder().replicas(0).start();
     let place = Place::new();
     let ok = |line: &str| {
@@ -181,7 +181,7 @@ fn a_queue_that_is_spread_over_a_cluster_is_one_mailbox() {
     let doctor = ok("doctor");
     assert!(doctor.contains("redis-cluster://") && doctor.contains("has no replica"), "{doctor}");
 
-    // Fewer: what is where nobody sends any more is received first.
+    // Fewer partitions: messages in removed partitions are received first.
     let fewer = ok("partitions orders 2");
     assert_eq!(fewer, "2 partitions, and 4 more that are received from until they are empty\n");
     let received = ok("receive orders --max 5 --json --visibility 1s");
@@ -190,7 +190,7 @@ fn a_queue_that_is_spread_over_a_cluster_is_one_mailbox() {
     ok(&format!("move orders {} other", cluster.url()));
     assert_eq!(ok("--json dump other").lines().count(), 330);
     assert!(ok("--json stats orders").contains("\"ready\":0"));
-    // The partitions that are empty go when somebody receives.
+    // Empty removed partitions are dropped by a receive.
     let start = std::time::Instant::now();
     while !ok("--json partitions orders").contains("\"held_in\":2") {
         assert!(start.elapsed().as_secs() < 20, "{}", ok("partitions orders"));
@@ -201,7 +201,7 @@ fn a_queue_that_is_spread_over_a_cluster_is_one_mailbox() {
     let refused = place.run("--url sqlite:here.db send q x");
     assert_eq!(refused.code, 0, "{refused:?}");
     let refused = place.run("--url sqlite:here.db partitions q 3");
-    assert!(refused.code == 2 && refused.stderr.contains("keeps every queue whole"), "{refused:?}");
+    assert!(refused.code == 2 && refused.stderr.contains("has no partitions"), "{refused:?}");
     let refused = place.run(&format!("--url {} partitions orders 5000", cluster.url()));
     assert!(refused.code == 2 && refused.stderr.contains("1000"), "{refused:?}");
     assert_eq!(place.run("--url sqlite:here.db partitions q").stdout, "1 partition\n");
@@ -230,7 +230,7 @@ fn a_queue_that_cannot_be_counted_does_not_hide_the_others() {
         assert!(run.stderr.contains("'broken'"), "{line}: {run:?}");
         assert_eq!(run.stderr.matches("error:").count(), 1, "{line}: {run:?}");
     }
-    // If none can be counted it is the server, and said once.
+    // If no queue can be counted, the error of the server is printed once.
     let port = scene.server.port();
     drop(scene.server);
     let run = scene.place.run(&format!("stats a b c --url redis://127.0.0.1:{port}?retry_for=0.2"));
@@ -238,7 +238,7 @@ fn a_queue_that_cannot_be_counted_does_not_hide_the_others() {
 }
 
 #[test]
-fn dead_letters_that_cannot_be_read_do_not_hide_those_of_other_queues() {
+fn unreadable_dead_letters_do_not_hide_those_of_other_queues() {
     let scene = Scene::new();
     for queue in ["orders-dlq", "broken-dlq"] {
         scene.ok(&format!("send {queue} one"));
@@ -250,9 +250,9 @@ fn dead_letters_that_cannot_be_read_do_not_hide_those_of_other_queues() {
     assert!(run.stdout.contains("orders-dlq") && run.stderr.contains("'broken-dlq'"), "{run:?}");
 }
 
-/// What a server has forgotten, nobody can say to be there.
+/// The server has lost its messages.
 #[test]
-fn a_move_says_only_what_it_knows_of_messages_that_the_server_has_lost() {
+fn a_move_from_a_server_that_lost_its_messages_reports_only_what_it_knows() {
     let scene = Scene::new();
     scene.ok("send orders one");
     scene.ok("send orders two --delay 1h");

@@ -1,4 +1,4 @@
-//! The command on a server that speaks SQS.
+//! The command on a server with the SQS API.
 #![cfg(feature = "sqs")]
 
 use pillarbox_testing::server::{SqsFlavour, SqsServer};
@@ -19,7 +19,7 @@ impl Scene {
         format!("{}/shop-?create=true&poll=1", self.server.url())
     }
 
-    /// As a user would: the backend is named by the environment.
+    /// Runs the command with the URL in the environment.
     fn run(&self, line: &str) -> Run {
         let mut command = self.place.command(line.split_whitespace());
         let output = command.env("PILLARBOX_URL", self.url()).output().expect("the command");
@@ -46,7 +46,7 @@ impl Scene {
 }
 
 #[test]
-fn commands_work_on_sqs_or_say_why_not() {
+fn commands_work_on_sqs_or_explain_why_not() {
     let scene = Scene::new();
     scene.ok("send orders one --attr tenant=acme");
     scene.ok("send orders two");
@@ -69,7 +69,7 @@ fn commands_work_on_sqs_or_say_why_not() {
     assert!(scene.place.ok(&format!("--url {file} --json stats copies")).contains("\"ready\":1"));
     let back = scene.url();
     scene.place.ok(&format!("--url {file} move copies {back} again --no-wait"));
-    // From one queue of SQS to another, and not onto itself, by whatever URL.
+    // From one SQS queue to another, but not onto itself, by any URL.
     scene.refused(
         &format!("move again {}/shop-?poll=1 again --no-wait", scene.server.url()),
         "the same queue",
@@ -82,7 +82,7 @@ fn commands_work_on_sqs_or_say_why_not() {
     for part in ["sqs", "http://127.0.0.1", "shop-", "several machines"] {
         assert!(said.contains(part), "{said}");
     }
-    // Looking makes nothing, and where there is none, nothing is received.
+    // Reading creates no queue.
     scene.refused("stats nothing", "there is no 'shop-nothing'");
     let nothing = scene.run("receive nothing");
     assert!(
@@ -94,7 +94,7 @@ fn commands_work_on_sqs_or_say_why_not() {
 }
 
 #[test]
-fn groups_and_repeated_messages_are_told_to_fifo_queues() {
+fn groups_and_deduplication_ids_are_sent_to_fifo_queues() {
     let scene = Scene::new();
     for body in ["first", "second"] {
         scene.ok(&format!("send orders.fifo {body} --group customer-7 --deduplication order-1"));
@@ -105,7 +105,7 @@ fn groups_and_repeated_messages_are_told_to_fifo_queues() {
 }
 
 #[test]
-fn what_is_moved_to_a_fifo_queue_and_back_is_there() {
+fn messages_can_be_moved_to_a_fifo_queue_and_back() {
     let scene = Scene::new();
     scene.ok("send jobs.fifo one --group a --deduplication invoice-1");
     for (from, to) in
@@ -130,7 +130,7 @@ fn redrive_is_shown_and_set() {
     assert_eq!(scene.ok("redrive orders --off"), none);
     scene.refused("redrive orders --to nowhere --after 5", "there is no 'shop-nowhere'");
 
-    // Elsewhere there is none, and none can be had.
+    // Other backends have no redrive policy.
     let file = scene.place.url("here.db");
     scene.place.ok(&format!("--url {file} send orders x"));
     assert_eq!(scene.place.ok(&format!("--url {file} redrive orders")), none);

@@ -1,4 +1,4 @@
-//! What a person sees: `top`, the demo and questions, on a terminal.
+//! `top`, the demo and confirmations on a terminal.
 
 #![cfg(unix)]
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::Place;
 use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system};
 
-/// A terminal of 30 lines and 110 columns, in which the command runs.
+/// Terminal of 30 lines and 110 columns in which the command runs.
 struct Terminal {
     screen: Arc<Mutex<vt100::Parser>>,
     keys: Option<Box<dyn Write + Send>>,
@@ -65,7 +65,7 @@ impl Terminal {
         self.screen.lock().unwrap().screen().contents()
     }
 
-    /// Waits until the screen is as it should be, and gives it.
+    /// Waits for a condition on the screen, and returns its text.
     fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
@@ -84,13 +84,13 @@ impl Terminal {
         terminal.flush().unwrap();
     }
 
-    /// Takes the terminal away, as closing its window does.
+    /// Closes the terminal, as closing its window does.
     fn close(&mut self) {
         self.keys = None;
         self.pty = None;
     }
 
-    /// Waits for the end and gives the exit code, and whether the screen is the user's again.
+    /// Waits for the end, and returns the exit code and whether the screen was restored.
     fn end(mut self) -> (u32, bool) {
         let code = self.child.wait().unwrap().exit_code();
         self.close();
@@ -101,7 +101,7 @@ impl Terminal {
 }
 
 impl Drop for Terminal {
-    /// A test that has failed leaves nothing running.
+    /// A failed test leaves no process running.
     fn drop(&mut self) {
         let _ = self.child.kill();
     }
@@ -113,7 +113,7 @@ fn row<'a>(screen: &'a str, queue: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn top_shows_queues_lets_look_into_them_and_purges() {
+fn top_shows_queues_and_messages_and_purges() {
     let place = Place::new().with_orders();
     place.ok("receive orders --visibility 12h");
     place.ok("send mail hello");
@@ -126,22 +126,22 @@ fn top_shows_queues_lets_look_into_them_and_purges() {
     );
     assert_eq!(row(&screen, "orders")[..5], ["orders", "1", "1", "1", "3d"], "{screen}");
     assert!(
-        screen.trim_end().ends_with("Enter look into   p purge   s sort   ? help   q quit"),
+        screen.trim_end().ends_with("Enter messages   p purge   s sort   ? help   q quit"),
         "{screen}"
     );
 
-    // It follows what others do, and shows it as a rate and a line that rises.
+    // It follows changes, and shows a rate and a rising sparkline.
     place.ok("send orders x");
     top.until("a rate", |text| row(text, "orders")[1] == "2" && text.contains('▆'));
 
     top.press("s");
     top.until("another order", |text| text.contains("READY ▾"));
     top.press("?");
-    top.until("help", |text| text.contains("look into the queue"));
+    top.until("help", |text| text.contains("show messages"));
     top.press("x");
 
-    // Into the queue with most ready messages, which is now first, and down to its second message.
-    top.until("no help", |text| !text.contains("look into the queue"));
+    // Opens the queue with most ready messages, now first, and selects its second message.
+    top.until("no help", |text| !text.contains("show messages"));
     top.press("g\r");
     let screen =
         top.until("messages", |text| text.contains("client-7") || text.contains("00 ff 10"));
@@ -151,9 +151,9 @@ fn top_shows_queues_lets_look_into_them_and_purges() {
         text.contains("reply to  client-7") && text.contains("tenant=acme")
     });
 
-    // Purging asks, takes no for an answer, and does it.
+    // A purge asks for confirmation.
     top.press("\x1b");
-    top.until("back", |text| text.contains("Enter look into"));
+    top.until("back", |text| text.contains("Enter messages"));
     top.press("p");
     top.until("the question", |text| text.contains("Delete 4 messages of 'orders'?"));
     top.press("n");
@@ -171,7 +171,7 @@ fn top_shows_queues_lets_look_into_them_and_purges() {
 }
 
 #[test]
-fn top_says_what_went_wrong_and_goes_on() {
+fn top_shows_errors_and_continues() {
     let place = Place::new().with_orders();
     let mut top = Terminal::start(&place, "top --interval 100ms");
     top.until("counts", |text| text.contains("orders"));
@@ -179,13 +179,13 @@ fn top_says_what_went_wrong_and_goes_on() {
     std::fs::rename(&file, &away).unwrap();
     top.until("the error", |text| text.contains("moved, deleted or replaced"));
     std::fs::rename(&away, &file).unwrap();
-    top.until("all well", |text| text.contains("Enter look into"));
+    top.until("all well", |text| text.contains("Enter messages"));
     top.press("\x03");
     assert_eq!(top.end(), (0, true));
 }
 
 #[test]
-fn top_that_is_told_to_end_by_a_signal_gives_the_terminal_back() {
+fn top_restores_the_terminal_after_a_signal() {
     let place = Place::new().with_orders();
     let top = Terminal::start(&place, "top");
     top.until("counts", |text| text.contains("orders"));
@@ -195,14 +195,14 @@ fn top_that_is_told_to_end_by_a_signal_gives_the_terminal_back() {
     assert_eq!(top.end(), (130, true));
 }
 
-/// Nobody reads the terminal here: a reader would keep it open.
+/// Nothing reads the terminal here: a reader would keep it open.
 #[test]
-fn top_ends_when_its_terminal_goes() {
+fn top_ends_when_its_terminal_is_closed() {
     let place = Place::new().with_orders();
     let (pty, mut child) = spawn(&place, "top --interval 5s");
     let pid = child.process_id().unwrap();
     crate::common::until_process_listens(pid);
-    // Time to take the terminal; if it has not by then, it ends all the same.
+    // Time to take over the terminal; it ends in either case.
     std::thread::sleep(Duration::from_millis(300));
     drop(pty);
     let end = Instant::now() + Duration::from_secs(20);
@@ -216,7 +216,7 @@ fn top_ends_when_its_terminal_goes() {
 }
 
 #[test]
-fn top_of_nothing_and_without_a_file() {
+fn top_without_queues_and_without_a_file() {
     let place = Place::new().with_orders();
     place.ok("purge orders --yes");
     let mut top = Terminal::start(&place, "top");
@@ -236,7 +236,7 @@ fn the_demo_is_live_on_a_terminal() {
         text.contains("worker 1") && text.contains("worker 4") && text.contains("of 60 tasks")
     });
     assert!(live.contains('█') || live.contains('░'), "{live}");
-    let screen = demo.until("the summary", |text| text.contains("Look into it:"));
+    let screen = demo.until("the summary", |text| text.contains("Inspect it:"));
     assert!(screen.contains("60 of 60 tasks") && screen.contains("processed"), "{screen}");
     assert!(screen.contains("dead letter after attempt 3"), "{screen}");
     assert!(!screen.contains("running"), "the workers' lines are gone: {screen}");
@@ -244,7 +244,7 @@ fn the_demo_is_live_on_a_terminal() {
 }
 
 #[test]
-fn a_purge_asks_a_person() {
+fn a_purge_asks_for_confirmation() {
     let place = Place::new().with_orders();
     let mut purge = Terminal::start(&place, "purge orders");
     purge.until("the question", |text| {
@@ -261,8 +261,8 @@ fn a_purge_asks_a_person() {
     assert_eq!(place.ok("dump orders"), "");
 }
 
-/// Puts so many dead letters into `orders-dlq`.
-fn bury(place: &Place, number: u32) {
+/// Adds dead letters to `orders-dlq`.
+fn add_dead_letters(place: &Place, number: u32) {
     let lines: String = (0..number)
         .map(|n| {
             let (id, at) = (crate::common::id(n), crate::common::time(-60));
@@ -276,9 +276,9 @@ fn bury(place: &Place, number: u32) {
 }
 
 #[test]
-fn replaying_everything_and_discarding_anything_asks_a_person() {
+fn replay_of_everything_and_discard_ask_for_confirmation() {
     let place = Place::new();
-    bury(&place, 3);
+    add_dead_letters(&place, 3);
     for (line, question, answer) in [
         (
             "dlq replay orders-dlq",
@@ -301,15 +301,15 @@ fn replaying_everything_and_discarding_anything_asks_a_person() {
     let mut discard = Terminal::start(&place, "dlq discard orders-dlq -n 2");
     discard.until("the question", |text| text.contains("[y/N]"));
     discard.press("y\r");
-    discard.until("the result", |text| text.contains("2 dead letters discarded; ended at --max 2"));
+    discard.until("the result", |text| text.contains("2 dead letters discarded; stopped at --max 2"));
     assert_eq!(discard.end().0, 0);
     let mut replay = Terminal::start(&place, "dlq replay orders-dlq");
     replay.until("the question", |text| text.contains("Replay 1 message of"));
     replay.press("yes\r");
     replay.until("the result", |text| text.contains("1 message replayed to its queue"));
     assert_eq!(replay.end().0, 0);
-    // With a filter, or with nothing to do, nobody is asked.
-    bury(&place, 1);
+    // With a filter, or with nothing to do, there is no question.
+    add_dead_letters(&place, 1);
     let replay = Terminal::start(&place, "dlq replay orders-dlq --newer 1h");
     assert_eq!(replay.end().0, 0);
     let replay = Terminal::start(&place, "dlq replay orders-dlq");
@@ -317,9 +317,9 @@ fn replaying_everything_and_discarding_anything_asks_a_person() {
 }
 
 #[test]
-fn a_replay_shows_a_bar() {
+fn a_replay_shows_a_progress_bar() {
     let place = Place::new();
-    bury(&place, 40);
+    add_dead_letters(&place, 40);
     let replay = Terminal::start(&place, "dlq replay orders-dlq --yes --rate 20/s");
     replay.until("the bar", |text| text.contains("of 40 messages") && text.contains(" replayed"));
     let screen =
@@ -329,7 +329,7 @@ fn a_replay_shows_a_bar() {
 }
 
 #[test]
-fn long_work_shows_a_bar() {
+fn long_commands_show_a_progress_bar() {
     let place = Place::new();
     place.ok("send jobs 1");
     place.ok("send jobs 2 --delay 6s");
@@ -343,7 +343,7 @@ fn long_work_shows_a_bar() {
 }
 
 #[test]
-fn colour_is_for_terminals() {
+fn colours_are_for_terminals() {
     let place = Place::new().with_orders();
     let stats = Terminal::start(&place, "stats");
     stats.until("the table", |text| text.contains("orders"));
@@ -358,7 +358,7 @@ fn colour_is_for_terminals() {
 }
 
 #[test]
-fn nothing_is_on_the_terminal_but_what_a_command_says() {
+fn a_command_prints_nothing_else_on_the_terminal() {
     let place = Place::new().with_orders();
     for (line, first) in [
         ("queues", "orders"),
@@ -374,9 +374,9 @@ fn nothing_is_on_the_terminal_but_what_a_command_says() {
     }
 }
 
-/// With colours it would need a feature that may not be built in, and say so, first of all.
+/// With colours it would print a warning if the feature is not built in.
 #[test]
-fn what_is_logged_has_no_colours() {
+fn the_log_has_no_colours() {
     let place = Place::new().with_orders();
     let terminal = Terminal::start(&place, "-v queues");
     terminal.until("the log", |text| text.contains("INFO opened"));
@@ -390,15 +390,15 @@ fn what_is_logged_has_no_colours() {
 }
 
 #[test]
-fn what_a_message_holds_cannot_change_the_terminal() {
+fn a_message_cannot_control_the_terminal() {
     let place = Place::new();
-    // As JSON allows it: it is one character, and begins what ESC [ begins.
+    // JSON allows it: one character that starts a control sequence.
     place.run_with_input("send orders -", "\"\u{9b}2J\u{7f}\u{202e}\"");
     let terminal = Terminal::start(&place, "peek orders --json");
     let screen = terminal.until("the body", |text| text.contains("\"body\":"));
     assert!(screen.replace('\n', "").contains(r#""body":"\u009b2J\u007f\u202e"}"#), "{screen}");
     assert_eq!(terminal.end().0, 0);
-    // In a pipe it is what it is.
+    // In a pipe it is unchanged.
     assert!(place.ok("peek orders --json").contains("\"body\":\"\u{9b}2J\u{7f}\u{202e}\""));
 }
 
@@ -432,7 +432,7 @@ fn top_shows_whole_columns_and_counts_first_in_a_narrow_terminal() {
 }
 
 #[test]
-fn watched_stats_are_under_a_heading_until_interrupted() {
+fn watched_stats_have_a_heading() {
     let place = Place::new().with_orders();
     let mut stats = Terminal::start(&place, "stats --watch=100ms");
     let screen = stats.until("counts", |text| text.contains("orders"));

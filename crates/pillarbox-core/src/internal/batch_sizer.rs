@@ -9,12 +9,12 @@ pub struct BatchSizer {
 }
 
 impl BatchSizer {
-    /// The size that the bodies of a batch are to have together.
+    /// Target for the total size of the bodies of a batch.
     const TARGET_BYTES: usize = 4 << 20;
     /// The first batch is small, since nothing is known yet.
     const FIRST: usize = 16;
 
-    /// Batches of at most `max` messages.
+    /// Creates a sizer for batches of at most `max` messages.
     pub fn new(max: usize) -> Self {
         Self { max, next: max.min(Self::FIRST) }
     }
@@ -24,7 +24,7 @@ impl BatchSizer {
         self.next
     }
 
-    /// Learns from a batch: its number of messages and the bytes of their bodies.
+    /// Records a batch: its number of messages and the total bytes of their bodies.
     pub fn record(&mut self, messages: usize, bytes: usize) {
         if let Some(average) = bytes.checked_div(messages) {
             let fits = Self::TARGET_BYTES / average.max(1);

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::Capabilities;
 
-/// Decides whether a queue is empty, by the number of times in a row that it had nothing.
+/// Decides whether a queue is empty, by the number of consecutive empty answers.
 ///
-/// Once is enough where counts are exact. A backend whose counts lag behind may answer with nothing while
-/// it holds messages, so it is asked several times, each time with a wait.
+/// One is enough if counts are exact. A backend whose counts lag behind may return nothing while it holds messages, so
+/// it is asked several times, each time with a wait.
 #[derive(Debug)]
 pub struct Emptiness {
     required: u32,
@@ -17,7 +17,7 @@ pub struct Emptiness {
 impl Emptiness {
     const REQUIRED_IF_COUNTS_LAG: u32 = 4;
 
-    /// The rule for a backend with these capabilities.
+    /// Creates the rule for a backend with these capabilities.
     pub const fn new(capabilities: &Capabilities) -> Self {
         let required = if capabilities.exact_counts { 1 } else { Self::REQUIRED_IF_COUNTS_LAG };
         Self { required, seen: 0 }

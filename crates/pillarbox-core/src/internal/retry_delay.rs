@@ -1,4 +1,4 @@
-//! The delay between attempts of an internal call.
+//! The delay between tries of an internal call.
 
 use std::time::Duration;
 

@@ -1,16 +1,13 @@
-//! The messages of a ledger, found by their place or by their id.
+//! The messages of a ledger, by key and by id.
 
 use std::ops::{Index, IndexMut};
 
 use slab::Slab;
 
 use super::State;
-use super::index::IdIndex;
+use super::index::{IdIndex, Key};
 use crate::MessageId;
-use crate::queue::RawMessage;
-
-/// A place in the slab. 32 bits hold more messages than memory does.
-pub(super) type Key = u32;
+use crate::message::RawMessage;
 
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
@@ -18,7 +15,7 @@ pub(super) struct Entry {
     pub(super) state: State,
 }
 
-/// Messages side by side in a slab, with an index by id.
+/// Messages in a slab, with an index by id.
 #[derive(Debug, Clone)]
 pub(super) struct Entries {
     slab: Slab<Entry>,
@@ -30,7 +27,7 @@ impl Entries {
         Self { slab: Slab::new(), index: IdIndex::new() }
     }
 
-    /// Adds a message, unless its id is here already.
+    /// Adds a message, unless its id exists already.
     pub(super) fn insert(&mut self, entry: Entry) -> Option<Key> {
         let key = self.slab.vacant_key() as Key;
         let id_at = |key: Key| self.slab[key as usize].message.id;
@@ -67,8 +64,8 @@ impl Entries {
         self.slab.capacity()
     }
 
-    /// Whether the index has one place for each message.
-    pub(super) fn index_is_whole(&self) -> bool {
+    /// Returns whether the index has one key for each message.
+    pub(super) fn index_is_complete(&self) -> bool {
         self.index.len() == self.slab.len()
     }
 }

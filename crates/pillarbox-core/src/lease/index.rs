@@ -1,4 +1,4 @@
-//! From the id of a message to its place.
+//! Index from the id of a message to its key.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -7,29 +7,29 @@ use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use uuid::Uuid;
 
-use super::entries::Key;
 use crate::MessageId;
 
-/// Places of messages, by id.
+/// Key of a message in the slab. 32 bits are enough for all messages that fit into memory.
+pub(super) type Key = u32;
+
+/// Keys of messages, by id.
 ///
-/// One table for a million ids costs several cache misses per look-up, since a hash sends every
-/// id to another corner of it. Ids of version 7 rise with time, and a queue adds at one end of
-/// time and takes from the other: so the ids are cut into stretches, each with a small table of
-/// its own. Sends then work on the last table and settles near the first, and both stay in the
-/// cache however many messages lie in between.
+/// A single table for a million ids costs several cache misses per lookup, since hashing scatters the ids over the
+/// whole table. UUIDv7 ids rise with time, and a queue adds new ids and removes old ones. So the ids are divided
+/// into ranges, each with a small table of its own: sends work on the last table and settles near the first, and
+/// both stay in the cache however many messages are in between.
 ///
-/// Tables hold places only, and no ids: whoever asks tells by `id_at` which id is at a place.
+/// The tables hold keys only, no ids: the caller passes `id_at`, which returns the id at a key.
 ///
-/// Ids of other versions have no time in them; they share one table, and are as fast as in an
-/// ordinary map.
+/// Ids of other versions contain no time. They share one table, which is as fast as an ordinary map.
 #[derive(Debug, Clone)]
 pub(super) struct IdIndex {
-    /// In order of `from`; never empty, and the first is from the least id there is. An id
-    /// belongs to the last segment that is from no later than it.
+    /// In order of `from`; never empty, and the first segment starts at the least id. An id belongs to the last
+    /// segment whose `from` is not greater.
     segments: VecDeque<Segment>,
-    /// No id in the last segment is greater, and the last segment is from no later.
+    /// Upper bound of the ids in the last segment, and not less than its `from`.
     newest: MessageId,
-    /// Places of ids that are not of version 7.
+    /// Keys of ids that are not UUIDv7.
     others: HashTable<Key>,
     hasher: DefaultHashBuilder,
 }
@@ -37,10 +37,10 @@ pub(super) struct IdIndex {
 #[derive(Debug, Clone)]
 struct Segment {
     from: MessageId,
-    places: HashTable<Key>,
+    keys: HashTable<Key>,
 }
 
-/// The size at which the last segment is closed and a new one begun.
+/// Length at which the last segment is closed and a new one is started.
 const SEGMENT_LEN: usize = 4096;
 
 const LEAST: MessageId = MessageId::from_uuid(Uuid::nil());
@@ -48,7 +48,7 @@ const LEAST: MessageId = MessageId::from_uuid(Uuid::nil());
 impl IdIndex {
     pub(super) fn new() -> Self {
         Self {
-            segments: VecDeque::from([Segment { from: LEAST, places: HashTable::new() }]),
+            segments: VecDeque::from([Segment { from: LEAST, keys: HashTable::new() }]),
             newest: LEAST,
             others: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
@@ -56,28 +56,28 @@ impl IdIndex {
     }
 
     pub(super) fn find(&self, id: MessageId, id_at: impl Fn(Key) -> MessageId) -> Option<Key> {
-        let places = match self.segment_of(id) {
-            Some(at) => &self.segments[at].places,
+        let keys = match self.segment_of(id) {
+            Some(at) => &self.segments[at].keys,
             None => &self.others,
         };
-        places.find(self.hash(id), |key| id_at(*key) == id).copied()
+        keys.find(self.hash(id), |key| id_at(*key) == id).copied()
     }
 
-    /// Adds the place of an id. Says no, and does nothing, if the id is here already.
+    /// Adds the key of an id. Returns false, and does nothing, if the id exists already.
     pub(super) fn insert(
         &mut self,
         id: MessageId,
         key: Key,
         id_at: impl Fn(Key) -> MessageId,
     ) -> bool {
-        self.begin_segment_if_full(id);
+        self.start_segment_if_full(id);
         let (hash, hasher) = (self.hash(id), &self.hasher);
-        let places = match self.segment_of(id) {
-            Some(at) => &mut self.segments[at].places,
+        let keys = match self.segment_of(id) {
+            Some(at) => &mut self.segments[at].keys,
             None => &mut self.others,
         };
         let rehash = |key: &Key| hasher.hash_one(id_at(*key));
-        match places.entry(hash, |key| id_at(*key) == id, rehash) {
+        match keys.entry(hash, |key| id_at(*key) == id, rehash) {
             Entry::Occupied(_) => false,
             Entry::Vacant(vacant) => {
                 vacant.insert(key);
@@ -86,35 +86,35 @@ impl IdIndex {
         }
     }
 
-    /// Closes the last segment if it is full and `id` is beyond all that it holds.
-    fn begin_segment_if_full(&mut self, id: MessageId) {
+    /// Starts a new segment if the last one is full and `id` is greater than all of its ids.
+    fn start_segment_if_full(&mut self, id: MessageId) {
         if id <= self.newest || !has_time(id) {
             return;
         }
         let last = self.segments.len() - 1;
-        if self.segments[last].places.len() >= SEGMENT_LEN {
-            let places = HashTable::with_capacity(SEGMENT_LEN);
-            self.segments.push_back(Segment { from: id, places });
+        if self.segments[last].keys.len() >= SEGMENT_LEN {
+            let keys = HashTable::with_capacity(SEGMENT_LEN);
+            self.segments.push_back(Segment { from: id, keys });
         }
         self.newest = id;
     }
 
-    /// Removes the place of an id.
+    /// Removes the key of an id.
     pub(super) fn remove(&mut self, id: MessageId, key: Key, id_at: impl Fn(Key) -> MessageId) {
         let (at, hash) = (self.segment_of(id), self.hash(id));
-        let places = match at {
-            Some(at) => &mut self.segments[at].places,
+        let keys = match at {
+            Some(at) => &mut self.segments[at].keys,
             None => &mut self.others,
         };
-        if let Ok(place) = places.find_entry(hash, |other| *other == key) {
-            place.remove();
+        if let Ok(entry) = keys.find_entry(hash, |other| *other == key) {
+            entry.remove();
         }
-        // A few that stay behind do not hold on to the room of the many that went.
-        if places.len() < places.capacity() / 16 && places.capacity() > 64 {
-            places.shrink_to_fit(|key| self.hasher.hash_one(id_at(*key)));
+        // Frees the memory of removed keys even if a few keys stay for long.
+        if keys.len() < keys.capacity() / 16 && keys.capacity() > 64 {
+            keys.shrink_to_fit(|key| self.hasher.hash_one(id_at(*key)));
         }
         if let Some(at) = at
-            && places.is_empty()
+            && keys.is_empty()
             && self.segments.len() > 1
         {
             self.drop_segment(at);
@@ -122,12 +122,12 @@ impl IdIndex {
     }
 
     pub(super) fn len(&self) -> usize {
-        let timed: usize = self.segments.iter().map(|segment| segment.places.len()).sum();
+        let timed: usize = self.segments.iter().map(|segment| segment.keys.len()).sum();
         timed + self.others.len()
     }
 
-    /// Drops an empty segment; its stretch of ids goes to the one before it, or if it is the
-    /// first, to the one after it.
+    /// Drops an empty segment. Its range of ids goes to the segment before it, or to the one after it if it is the
+    /// first.
     fn drop_segment(&mut self, at: usize) {
         if at == self.segments.len() - 1 {
             self.newest = self.segments[at].from;
@@ -136,7 +136,7 @@ impl IdIndex {
         self.segments[0].from = LEAST;
     }
 
-    /// The segment that an id belongs to, if it is of version 7.
+    /// Returns the segment of an id, if it is a UUIDv7.
     fn segment_of(&self, id: MessageId) -> Option<usize> {
         if !has_time(id) {
             return None;
@@ -156,7 +156,7 @@ impl IdIndex {
     }
 }
 
-/// Whether an id is of version 7, and so rises with time.
+/// Returns whether an id is a UUIDv7, and so rises with time.
 fn has_time(id: MessageId) -> bool {
     id.as_uuid().get_version_num() == 7
 }
@@ -169,14 +169,14 @@ mod tests {
 
     use super::*;
 
-    /// Ids of version 7 in order of their numbers; every fifth of the even ones is of version 5.
+    /// UUIDv7 ids in order of their numbers; every fifth of the even ones is a UUIDv5.
     fn id(number: u64) -> MessageId {
         let version = if number % 10 == 4 { 0x5000 } else { 0x7000 };
         Uuid::from_u64_pair(number << 16 | version, 0b10 << 62).into()
     }
 
     #[test]
-    fn a_long_line_is_cut_into_segments_that_go_when_they_are_empty() {
+    fn many_ids_are_divided_into_segments_that_are_dropped_when_empty() {
         let mut index = IdIndex::new();
         let key = |number: u64| number as Key;
         let id_at = |key: Key| id(key.into());
@@ -185,7 +185,7 @@ mod tests {
             assert!(index.insert(id(number), key(number), id_at));
             assert!(!index.insert(id(number), key(number), id_at));
         }
-        // Nine of ten ids are in segments, and the other one in a table beside them.
+        // Nine of ten ids are in segments, and the tenth is in the shared table.
         assert_eq!((index.segments.len(), index.len() as u64), (9, count));
         for number in 0..count {
             assert_eq!(index.find(id(number), id_at), Some(key(number)));
@@ -200,13 +200,13 @@ mod tests {
 
         /// Any order of ids, with segments of every age emptied and filled again.
         #[test]
-        fn finds_what_a_map_finds(steps in prop::collection::vec((any::<bool>(), 0..40u64), 1..80)) {
+        fn the_index_behaves_like_a_map(steps in prop::collection::vec((any::<bool>(), 0..40u64), 1..80)) {
             let mut index = IdIndex::new();
             let mut map = BTreeMap::new();
             let id_at = |key: Key| id(key.into());
-            for (insert, stretch) in steps {
-                // A whole stretch at a time, so that segments fill up.
-                for number in (stretch * 1000..(stretch + 1) * 1000).step_by(2) {
+            for (insert, range) in steps {
+                // A whole range at a time, so that segments fill up.
+                for number in (range * 1000..(range + 1) * 1000).step_by(2) {
                     let key = number as Key;
                     if insert {
                         let new = map.insert(number, key).is_none();
@@ -216,7 +216,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(index.len(), map.len());
-                for number in stretch * 1000..(stretch + 1) * 1000 {
+                for number in range * 1000..(range + 1) * 1000 {
                     prop_assert_eq!(index.find(id(number), id_at), map.get(&number).copied());
                 }
             }

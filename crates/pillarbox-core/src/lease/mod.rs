@@ -1,9 +1,8 @@
-//! The contract, executable: a queue as a pure state machine.
+//! Executable specification of the contract: a queue as a pure state machine.
 //!
-//! A [`Ledger`] takes the time and a command and says what happened. It has no lock, no clock,
-//! no thread and no I/O, so it can be stepped, cloned, compared and explored. Three things use
-//! it: the memory backend is a ledger behind a mutex; the property tests of every other backend
-//! ask it what the right answer would have been; and the exhaustive check walks through all of
+//! A [`Ledger`] takes the time and a command and returns the result. It has no lock, clock, thread or I/O, so it can
+//! be stepped, cloned, compared and explored. It has three users: the memory backend is a ledger behind a mutex,
+//! the property tests of every other backend compare their results with it, and the exhaustive check visits all of
 //! its states within small bounds.
 //!
 //! # States of a message
@@ -12,43 +11,45 @@
 //!             send                    receive                acknowledge
 //!   (none) ──────────► Ready ─────────────────────► InFlight ───────────► (none)
 //!      │                 ▲                             │ │ ▲
-//!      │ send, delay > 0 │ time comes                  │ │ └── extend, start: a new deadline
+//!      │ send, delay > 0 │ due                         │ │ └── extend, start: a new deadline
 //!      │                 │                             │ │
 //!      └────────────► Delayed ◄── nack or release, ────┘ └──► Ready, at the tail:
-//!                                 delay > 0                   nack, release, or the deadline comes
+//!                                 delay > 0                   nack, release, or the lease expires
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. A message is in exactly one state, and `ready` and `timers` hold exactly the messages whose
-//!    state says so ([`Ledger::check`] verifies it).
-//! 2. Every command first lets time come to `now`: leases that ended and delays that ran out are
-//!    moved to the tail of `ready`, in the order of their deadlines. Nothing depends on when, or
-//!    whether, anybody sweeps; and a lease is void *from* its deadline on.
-//! 3. A receipt is valid while its message is in flight under the same nonce. There is no other
-//!    record of receipts, so there is nothing that could be left behind.
-//! 4. `delivery_count` changes in one place, where a delivery is made, and only upwards.
-//! 5. Time does not run backwards: an earlier `now` than one seen before counts as the later one.
-//! 6. `sent` changes in one place, where a message is stored, and only upwards.
-//! 7. `unsettled` and `uncounted` only rise, by one for each delivery that ends: where the lease expires,
-//!    the first if the delivery was started and the second if not; where it is released, the second. So
-//!    both together are never more than the deliveries that have ended.
+//! 1. A message is in exactly one state, and `ready` and `timers` hold exactly the messages in the matching states
+//!    ([`Ledger::check`] verifies it).
+//! 2. Every command first advances the time to `now`: messages whose lease expired or whose delay elapsed move to
+//!    the tail of `ready`, in the order of their deadlines. Nothing depends on a background sweep, and a lease is
+//!    invalid *from* its deadline on.
+//! 3. A receipt is valid while its message is in flight under the same nonce. There is no other record of receipts,
+//!    so none can be left behind.
+//! 4. `delivery_count` changes in one place, where a message is delivered, and only rises.
+//! 5. Time does not go backwards: a `now` earlier than a previous one is replaced by that one.
+//! 6. `sent` changes in one place, where a message is stored, and only rises.
+//! 7. `unsettled` and `uncounted` only rise, at most one of them by one for each delivery that ends: if the lease
+//!    expires, `unsettled` if the delivery was started and `uncounted` if not; if it is released, `uncounted`. So
+//!    their sum is never more than the number of deliveries that have ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::clock::Timestamp;
-use crate::queue::{Delivery, MessageState, Outgoing, Peeked, RawMessage, Sent, SettleAction};
+use crate::message::{Delivery, MessageState, Outgoing, Peeked, RawMessage, Sent};
+use crate::settle::SettleAction;
 use crate::{Counts, Nonce, Receipt};
 
-use self::entries::{Entries, Entry, Key};
+use self::entries::{Entries, Entry};
+use self::index::Key;
 
 mod entries;
 mod index;
 #[cfg(test)]
 mod tests;
 
-/// A queue as a pure state machine. See the [module](self) for its states and invariants.
+/// Queue as a pure state machine. See the [module](self) for its states and invariants.
 ///
 /// ```
 /// use std::time::Duration;
@@ -66,7 +67,7 @@ mod tests;
 /// let first = ledger.receive(at(1), 10, lease, Nonce::random).remove(0);
 /// let start = SettleAction::Start { timeout: lease };
 /// assert!(ledger.settle(at(1), &first.receipt, start).is_ok());
-/// // The lease of the first delivery ends at 31 s, and with it the right to settle.
+/// // The lease of the first delivery expires at 31 s, and with it the receipt.
 /// assert!(ledger.settle(at(31), &first.receipt, SettleAction::Acknowledge).is_err());
 ///
 /// let second = ledger.receive(at(31), 10, lease, Nonce::random).remove(0);
@@ -78,13 +79,13 @@ mod tests;
 #[derive(Debug, Clone)]
 pub struct Ledger {
     entries: Entries,
-    /// Messages that a receive would deliver, the next one first.
+    /// Messages that a receive would deliver, in order of delivery.
     ready: VecDeque<Key>,
-    /// Messages that become ready by time alone, the next one first.
+    /// Messages that become ready when their lease expires or their delay elapses, in order of time.
     timers: BTreeMap<Due, Key>,
-    /// How many of the timers are leases; the others are delays.
+    /// Number of timers that are leases; the others are delays.
     in_flight: usize,
-    /// How many messages were ever stored.
+    /// Number of messages ever stored.
     sent: u64,
     next_seq: u64,
     now: Timestamp,
@@ -97,27 +98,27 @@ enum State {
     Delayed { due: Due },
 }
 
-/// When a message becomes ready by time alone. No two messages have the same.
+/// Time at which a message becomes ready by itself. Unique within a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Timestamp,
-    /// Orders those of the same moment by when they were set.
+    /// Orders timers with the same time by when they were set.
     seq: u64,
 }
 
-/// The queue holds as many messages as it may.
+/// Error of a send: the queue is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
-/// The receipt is not that of a running delivery.
+/// Error of a settle: the receipt is not that of a current delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stale;
 
-/// Past this many places, memory is given back when the queue becomes empty.
+/// Capacity above which memory is freed when the queue becomes empty.
 const KEEP_CAPACITY: usize = 4096;
 
 impl Ledger {
-    /// Makes an empty queue.
+    /// Creates an empty queue.
     pub fn new() -> Self {
         Self {
             entries: Entries::new(),
@@ -130,7 +131,7 @@ impl Ledger {
         }
     }
 
-    /// Stores a message, unless its id is here already or the queue holds `max_size` messages.
+    /// Stores a message, unless its id exists already or the queue holds `max_size` messages.
     pub fn send(
         &mut self,
         now: Timestamp,
@@ -161,14 +162,14 @@ impl Ledger {
         Ok(Sent::stored(id))
     }
 
-    /// Delivers up to `max` ready messages and starts a lease of `visibility` on each, under a
-    /// nonce that `mint` makes. `mint` must not give the same nonce twice.
+    /// Delivers at most `max` ready messages and starts a lease of `visibility` on each, under a nonce from
+    /// `next_nonce`, which must not return the same nonce twice.
     pub fn receive(
         &mut self,
         now: Timestamp,
         max: usize,
         visibility: Duration,
-        mut mint: impl FnMut() -> Nonce,
+        mut next_nonce: impl FnMut() -> Nonce,
     ) -> Vec<Delivery> {
         self.advance(now);
         let deadline = self.now + visibility;
@@ -179,7 +180,7 @@ impl Ledger {
                 break;
             };
             let due = self.set_timer(deadline, key);
-            let nonce = mint();
+            let nonce = next_nonce();
             let entry = &mut self.entries[key];
             entry.state = State::InFlight { due, nonce, is_started: false };
             entry.message.delivery_count = entry.message.delivery_count.saturating_add(1);
@@ -193,7 +194,7 @@ impl Ledger {
         deliveries
     }
 
-    /// Ends or extends the lease that `receipt` is for, if it still runs.
+    /// Ends or extends the lease of `receipt`, unless it has expired.
     pub fn settle(
         &mut self,
         now: Timestamp,
@@ -203,7 +204,7 @@ impl Ledger {
         self.advance(now);
         let (id, presented) = receipt.token().ok_or(Stale)?;
         let key = self.entries.find(id).ok_or(Stale)?;
-        // `advance` has taken the leases that ended out of flight: one that is here still runs.
+        // `advance` has ended the expired leases, so a message that is in flight has a valid lease.
         let State::InFlight { due, nonce, is_started } = self.entries[key].state else {
             return Err(Stale);
         };
@@ -235,7 +236,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Deletes every message and says how many there were. They stay counted as sent.
+    /// Deletes all messages and returns their number. They stay counted in `sent`.
     pub fn purge(&mut self) -> u64 {
         let purged = self.entries.len() as u64;
         *self = Self { now: self.now, sent: self.sent, ..Self::new() };
@@ -256,17 +257,16 @@ impl Ledger {
         .with_counted_at(Some(self.now))
     }
 
-    /// Shows up to `max` messages in the order in which they are, or will be, ready, without the
-    /// first `skip` of them.
+    /// Returns at most `max` messages in the order in which they are, or will be, ready, after the first `skip`.
     pub fn peek(&mut self, now: Timestamp, skip: usize, max: usize) -> Vec<Peeked> {
         self.advance(now);
         let timed = self.timers.values();
         self.ready.iter().chain(timed).skip(skip).take(max).map(|key| self.show(*key)).collect()
     }
 
-    /// Lets time come to `now`: what was to become ready by then is ready.
+    /// Advances the time to `now`: messages that are due by then become ready.
     ///
-    /// Every command does so by itself.
+    /// Every command does so itself.
     pub fn advance(&mut self, now: Timestamp) {
         self.now = self.now.max(now);
         while let Some(timer) = self.timers.first_entry().filter(|timer| timer.key().at <= self.now)
@@ -284,29 +284,29 @@ impl Ledger {
         }
     }
 
-    /// When the next message becomes ready by time alone.
+    /// Returns the time at which the next lease expires or delay elapses.
     pub fn next_due(&self) -> Option<Timestamp> {
         self.timers.first_key_value().map(|(due, _)| due.at)
     }
 
-    /// How many messages a receive could deliver, as of the last command.
+    /// Returns the number of ready messages, as of the last command.
     pub fn ready_len(&self) -> usize {
         self.ready.len()
     }
 
-    /// How many messages the queue holds, whatever their state.
+    /// Returns the number of messages in any state.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether the queue holds no message.
+    /// Returns whether the queue holds no message.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Verifies invariant 1, that no more is here than was sent, and that no more deliveries were
-    /// unsettled or uncounted than have ended, and says what is wrong. For tests; it looks at every
-    /// message.
+    /// Verifies that a message is in exactly one state (invariant 1), that the queue holds no more messages than were
+    /// sent, and that no more deliveries are unsettled or uncounted than have ended. The error describes the
+    /// violation. For tests, since it visits every message.
     pub fn check(&self) -> Result<(), String> {
         let mut expected_timers = BTreeMap::new();
         let (mut ready, mut in_flight) = (0, 0);
@@ -339,21 +339,25 @@ impl Ledger {
             .iter()
             .all(|key| self.entries.get(*key).is_some_and(|entry| entry.state == State::Ready));
         if !all_ready || distinct.len() != self.ready.len() || ready != self.ready.len() {
-            return Err(format!("{ready} messages are ready, the line has {:?}", self.ready));
+            return Err(format!("{ready} messages are ready, the queue has {:?}", self.ready));
         }
         if expected_timers != self.timers {
             return Err(format!("timers are {:?}, not {expected_timers:?}", self.timers));
         }
-        if in_flight != self.in_flight || !self.entries.index_is_whole() {
+        if in_flight != self.in_flight || !self.entries.index_is_complete() {
             return Err(format!("{in_flight} in flight, {} counted", self.in_flight));
         }
         if self.sent < self.entries.len() as u64 {
-            return Err(format!("{} messages are here, {} sent", self.entries.len(), self.sent));
+            return Err(format!(
+                "{} messages are stored, {} were sent",
+                self.entries.len(),
+                self.sent
+            ));
         }
         Ok(())
     }
 
-    /// Puts a message where it is ready now or after `delay`.
+    /// Makes a message ready, now or after `delay`.
     fn make_available(&mut self, key: Key, delay: Duration) {
         if delay.is_zero() {
             self.entries[key].state = State::Ready;

@@ -1,5 +1,4 @@
-//! Each test is a sentence of the contract. Exhaustive and random checks of the same ledger are
-//! in `pillarbox-testing`.
+//! Rules of the contract. Exhaustive and random checks of the ledger are in `pillarbox-testing`.
 
 use super::*;
 
@@ -11,7 +10,7 @@ fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A ledger with messages of these bodies, sent at 0 s.
+/// Returns a ledger with messages of these bodies, sent at 0 s.
 fn holding(bodies: &[&'static str]) -> Ledger {
     let mut ledger = Ledger::new();
     for body in bodies {
@@ -60,7 +59,7 @@ fn release(delay: u64) -> SettleAction {
 }
 
 #[test]
-fn the_time_of_the_first_delivery_stays() {
+fn the_time_of_the_first_delivery_does_not_change() {
     let mut ledger = holding(&["a"]);
     assert_eq!(ledger.peek(at(0), 0, 1)[0].message.first_received_at, None);
     let first = receive(&mut ledger, 1, 1, 30).remove(0);
@@ -80,7 +79,7 @@ fn messages_are_delivered_in_the_order_sent() {
 }
 
 #[test]
-fn an_id_that_is_here_is_not_stored_again_whatever_its_state() {
+fn an_existing_id_is_not_stored_again_in_any_state() {
     let mut ledger = Ledger::new();
     let message = Outgoing::new("once");
     let id = message.id;
@@ -95,7 +94,7 @@ fn an_id_that_is_here_is_not_stored_again_whatever_its_state() {
 }
 
 #[test]
-fn an_id_may_come_again_once_it_is_deleted() {
+fn an_id_may_be_sent_again_once_its_message_is_deleted() {
     let mut ledger = Ledger::new();
     let message = Outgoing::new("again");
     ledger.send(at(0), message.clone(), None).unwrap();
@@ -107,7 +106,7 @@ fn an_id_may_come_again_once_it_is_deleted() {
 }
 
 #[test]
-fn a_lease_is_void_from_its_deadline_on() {
+fn a_lease_is_invalid_from_its_deadline_on() {
     for action in [ACK, nack(0), nack(9), release(0), release(9), extend(30), start(30)] {
         let mut ledger = holding(&["a"]);
         let delivery = receive(&mut ledger, 0, 1, 30).remove(0);
@@ -130,7 +129,7 @@ fn a_receipt_settles_once() {
 }
 
 #[test]
-fn a_stale_receipt_cannot_touch_the_next_delivery() {
+fn a_stale_receipt_cannot_settle_the_next_delivery() {
     let mut ledger = holding(&["a"]);
     let stale = receive(&mut ledger, 0, 1, 1).remove(0);
     let current = receive(&mut ledger, 1, 1, 30).remove(0);
@@ -187,8 +186,7 @@ fn delivery_count_rises_by_one_through_nack_and_expiry() {
     }
 }
 
-/// Delivers the message of a ledger that holds one, with the numbers of unsettled and of uncounted
-/// deliveries before.
+/// Delivers the only message of a ledger, and returns its numbers of unsettled and uncounted deliveries.
 fn deliver(ledger: &mut Ledger, now: i64, visibility: u64) -> (Delivery, (u32, u32)) {
     let delivery = receive(ledger, now, 1, visibility).remove(0);
     let before = (delivery.message.unsettled, delivery.message.uncounted);
@@ -201,17 +199,17 @@ fn shown(ledger: &mut Ledger, now: i64) -> (u32, u32) {
 }
 
 #[test]
-fn a_lease_that_expires_is_unsettled_if_started_and_else_no_attempt() {
+fn an_expired_delivery_is_unsettled_if_started_and_otherwise_no_attempt() {
     let mut ledger = holding(&["a"]);
     let (first, before) = deliver(&mut ledger, 0, 5);
     assert_eq!(before, (0, 0));
     assert_eq!(first.message.attempt(), 1);
-    // Shown as soon as it is so, and not before.
+    // Visible at the deadline, and not before.
     assert_eq!((shown(&mut ledger, 4), shown(&mut ledger, 5)), ((0, 0), (0, 1)));
     let (second, _) = deliver(&mut ledger, 9, 5);
     assert_eq!((second.message.delivery_count, second.message.attempt()), (2, 1));
     settle(&mut ledger, 10, &second, start(5)).unwrap();
-    // Extending it afterwards does not make it unstarted.
+    // An extension does not reset the start.
     settle(&mut ledger, 11, &second, extend(5)).unwrap();
     assert_eq!((shown(&mut ledger, 15), shown(&mut ledger, 16)), ((0, 1), (1, 1)));
     let (third, _) = deliver(&mut ledger, 16, 0);
@@ -236,7 +234,7 @@ fn a_delivery_that_is_released_is_no_attempt() {
 }
 
 #[test]
-fn a_delivery_that_was_settled_is_not_unsettled() {
+fn a_settled_delivery_is_not_unsettled() {
     let mut ledger = holding(&["a"]);
     let (delivery, _) = deliver(&mut ledger, 0, 1);
     settle(&mut ledger, 0, &delivery, start(1)).unwrap();
@@ -244,7 +242,7 @@ fn a_delivery_that_was_settled_is_not_unsettled() {
     settle(&mut ledger, 2, &delivery, nack(0)).unwrap();
     let (delivery, before) = deliver(&mut ledger, 2, 30);
     assert_eq!(before, (1, 0));
-    // The delay runs out, and no lease does.
+    // The delay elapses, and no lease expires.
     settle(&mut ledger, 3, &delivery, nack(5)).unwrap();
     let (delivery, before) = deliver(&mut ledger, 8, 30);
     assert_eq!(before, (1, 0));
@@ -252,11 +250,11 @@ fn a_delivery_that_was_settled_is_not_unsettled() {
     assert_eq!(shown(&mut ledger, 60), (1, 0));
     settle(&mut ledger, 60, &delivery, ACK).unwrap();
     ledger.send(at(60), Outgoing::with_id(delivery.message.id, "again"), None).unwrap();
-    assert_eq!(deliver(&mut ledger, 60, 30).1, (0, 0), "one that is sent again begins anew");
+    assert_eq!(deliver(&mut ledger, 60, 30).1, (0, 0), "a message that is sent again starts at 0");
 }
 
 #[test]
-fn a_delayed_message_that_comes_due_was_never_delivered() {
+fn a_delayed_message_that_becomes_ready_was_never_delivered() {
     let mut ledger = Ledger::new();
     let mut late = Outgoing::new("late");
     late.delay = secs(5);
@@ -265,7 +263,7 @@ fn a_delayed_message_that_comes_due_was_never_delivered() {
 }
 
 #[test]
-fn no_more_deliveries_are_counted_than_there_are_numbers() {
+fn counts_of_deliveries_saturate() {
     let mut ledger = holding(&["a"]);
     let key = ledger.ready[0];
     ledger.entries[key].message.delivery_count = u32::MAX;
@@ -313,7 +311,7 @@ fn purge_kills_every_receipt() {
 }
 
 #[test]
-fn peek_shows_in_order_of_readiness_and_changes_nothing() {
+fn peek_returns_messages_in_order_of_readiness_and_changes_nothing() {
     let mut ledger = holding(&["leased", "ready"]);
     receive(&mut ledger, 0, 1, 30);
     let mut late = Outgoing::new("delayed");
@@ -338,7 +336,7 @@ fn peek_shows_in_order_of_readiness_and_changes_nothing() {
 }
 
 #[test]
-fn time_that_runs_backwards_revives_no_lease() {
+fn time_that_goes_backwards_revives_no_lease() {
     let mut ledger = holding(&["a"]);
     let delivery = receive(&mut ledger, 100, 1, 30).remove(0);
     assert_eq!(states(&mut ledger, 130), (1, 0, 0));
@@ -386,7 +384,7 @@ fn sent_counts_what_was_stored_and_never_falls() {
 }
 
 #[test]
-fn an_emptied_queue_gives_its_memory_back() {
+fn an_emptied_queue_frees_its_memory() {
     let mut ledger = Ledger::new();
     for _ in 0..KEEP_CAPACITY + 1 {
         ledger.send(at(0), Outgoing::new("x"), None).unwrap();
@@ -408,7 +406,7 @@ fn leases_that_end_together_line_up_as_they_were_given() {
 }
 
 #[test]
-fn a_purge_does_not_turn_time_back() {
+fn a_purge_does_not_reset_the_time() {
     let mut ledger = holding(&["a"]);
     ledger.advance(at(100));
     ledger.purge();
@@ -417,7 +415,7 @@ fn a_purge_does_not_turn_time_back() {
 }
 
 #[test]
-fn the_check_finds_a_message_that_is_not_where_its_state_says() {
+fn the_check_finds_every_inconsistency() {
     let broken: [fn(&mut Ledger); 11] = [
         |ledger| ledger.in_flight = 0,
         |ledger| ledger.sent = 1,
@@ -446,14 +444,14 @@ fn the_check_finds_a_message_that_is_not_where_its_state_says() {
             ledger.entries[key].message.uncounted = 1;
         },
     ];
-    for (place, breakage) in broken.into_iter().enumerate() {
-        // One time in a hundred, a new id has the same place in the index as the old one.
+    for (index, breakage) in broken.into_iter().enumerate() {
+        // One time in a hundred, the new id has the same hash bucket as the old one.
         let found = (0..20).any(|_| {
             let mut ledger = holding(&["a", "b"]);
             receive(&mut ledger, 0, 1, 30);
             breakage(&mut ledger);
             ledger.check().is_err()
         });
-        assert!(found, "breakage {place}");
+        assert!(found, "breakage {index}");
     }
 }

@@ -1,4 +1,4 @@
-//! What one receive delivered.
+//! The messages of one receive.
 
 use std::fmt;
 
@@ -7,14 +7,12 @@ use bytes::Bytes;
 use super::{BatchResults, Message};
 use crate::error::{Error, Result};
 
-/// What one receive delivered: the messages in order, and apart from them those whose bodies
-/// could not be decoded.
+/// Messages of one receive, in order, with those whose bodies could not be decoded set apart.
 ///
-/// Iterating gives the decoded messages. A body that cannot be decoded does not hold up the rest
-/// and is not lost: [`undecodable`](Self::undecodable) shows it,
-/// [`take_undecodable`](Self::take_undecodable) gives it out to be settled, and if nobody does,
-/// it is delivered again when its lease ends.
-#[must_use = "messages that are not settled are delivered again when their leases end"]
+/// Iterating yields the decoded messages. A body that cannot be decoded does not block the others and is not lost:
+/// [`undecodable`](Self::undecodable) returns it, [`take_undecodable`](Self::take_undecodable) moves it out to be
+/// settled, and if it is not settled, it is delivered again when its lease expires.
+#[must_use = "messages that are not settled are delivered again when their leases expire"]
 pub struct Batch<T, R = ()> {
     messages: Vec<Message<T, R>>,
     undecodable: Vec<Undecodable<R>>,
@@ -33,32 +31,32 @@ impl<T, R: 'static> Batch<T, R> {
         self.undecodable.push(undecodable);
     }
 
-    /// How many decoded messages there are.
+    /// Returns the number of decoded messages.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Whether nothing was delivered, neither decoded nor undecodable.
+    /// Returns whether nothing was delivered, neither decoded nor undecodable.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty() && self.undecodable.is_empty()
     }
 
-    /// The decoded messages.
+    /// Returns the decoded messages.
     pub fn messages(&self) -> &[Message<T, R>] {
         &self.messages
     }
 
-    /// The messages whose bodies could not be decoded.
+    /// Returns the messages whose bodies could not be decoded.
     pub fn undecodable(&self) -> &[Undecodable<R>] {
         &self.undecodable
     }
 
-    /// Acknowledges all decoded messages in one call. Undecodable ones are left as they are.
+    /// Acknowledges all decoded messages in one call. Undecodable messages are not settled.
     pub async fn acknowledge(self) -> Result<BatchResults<()>> {
         Message::acknowledge_all(self.messages).await
     }
 
-    /// Takes the messages whose bodies could not be decoded out of the batch.
+    /// Removes the messages whose bodies could not be decoded from the batch and returns them.
     pub fn take_undecodable(&mut self) -> Vec<Undecodable<R>> {
         std::mem::take(&mut self.undecodable)
     }
@@ -92,7 +90,7 @@ impl<T: fmt::Debug, R: 'static> fmt::Debug for Batch<T, R> {
 }
 
 /// A delivered message whose body could not be decoded.
-#[must_use = "a message that is not settled is delivered again when its lease ends"]
+#[must_use = "a message that is not settled is delivered again when its lease expires"]
 pub struct Undecodable<R = ()> {
     message: Message<Bytes, R>,
     error: Error,
@@ -103,17 +101,17 @@ impl<R: 'static> Undecodable<R> {
         Self { message, error }
     }
 
-    /// Why the body could not be decoded.
+    /// Returns the error of the codec, with the queue and the message.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// The message with its body as raw bytes.
+    /// Returns the message with its body as raw bytes.
     pub fn message(&self) -> &Message<Bytes, R> {
         &self.message
     }
 
-    /// Gives out the message with its body as raw bytes, to be settled like any other.
+    /// Converts this into the message with its body as raw bytes, to be settled like any other.
     pub fn into_message(self) -> Message<Bytes, R> {
         self.message
     }

@@ -1,20 +1,20 @@
-//! An open backend, as users hold it.
+//! The typed handle of an open backend.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::resolver::{Addresses, Checked};
+use super::reply_addresses::{self, CheckedResolver, ReplyAddresses};
 use super::{Factory, Mailbox, NoReplies};
 use crate::codec::{Codec, Json};
 use crate::error::{Error, Result};
-use crate::queue::{Backend, Partitions, Queue, QueueOptions, Redrive};
+use crate::options::{Partitions, QueueOptions, Redrive};
+use crate::queue::{Backend, Queue};
 use crate::{Capabilities, Diagnosis, QueueName};
 
-/// An open backend: opens mailboxes by name. Cheap to clone.
+/// An open backend, which opens mailboxes by name. Cheap to clone.
 ///
-/// `pillarbox::open(url)` gives one; so does `Mailboxes::new` for a backend that was set up by
-/// hand.
+/// Returned by `pillarbox::open(url)`, or created by [`Mailboxes::new`] from a backend that was set up by hand.
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
@@ -32,20 +32,20 @@ pub struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// How the names of reply mailboxes begin, such as those of the runtime's clients.
-    pub const REPLY_PREFIX: &str = "pillarbox-replies-";
-    /// How the names of mailboxes begin that the results of an eval run go to.
-    pub const EVAL_PREFIX: &str = "eval-";
+    /// Prefix of the names of reply mailboxes, such as those of the runtime's clients.
+    pub const REPLY_PREFIX: &str = reply_addresses::REPLY_PREFIX;
+    /// Prefix of the names of mailboxes for the results of an eval run.
+    pub const EVAL_PREFIX: &str = reply_addresses::EVAL_PREFIX;
 
-    /// Takes an open backend.
+    /// Wraps an open backend.
     pub fn new(backend: impl Backend) -> Self {
         Self { backend: Arc::new(backend) }
     }
 
     /// Opens the mailbox `name` with JSON bodies.
     ///
-    /// Replies to its messages go to the queue, on the same backend, that their reply address
-    /// names, if that is [for replies](MailboxBuilder::allow_reply_to).
+    /// Replies to its messages go to the queue on the same backend that their reply address names, if that queue is
+    /// [for replies](MailboxBuilder::allow_reply_to).
     pub fn mailbox<T: 'static, R: 'static>(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -54,20 +54,19 @@ impl Mailboxes {
         Json: Codec<T> + Codec<R>,
     {
         let name = name.try_into().map_err(Into::into)?;
-        self.open(&name, Json, QueueOptions::new(), Addresses::default())
+        self.open(&name, Json, QueueOptions::new(), ReplyAddresses::default())
     }
 
-    /// Opens the mailbox `name` with another codec or with a limit: ends with
-    /// [`open`](MailboxBuilder::open).
+    /// Returns a builder for the mailbox `name`, to set a codec or limits before [`open`](MailboxBuilder::open).
     pub fn builder<N>(&self, name: N) -> MailboxBuilder<N>
     where
         N: TryInto<QueueName, Error: Into<Error>>,
     {
         let (backend, options) = (self.clone(), QueueOptions::new());
-        MailboxBuilder { backend, name, codec: Json, options, addresses: Addresses::default() }
+        MailboxBuilder { backend, name, codec: Json, options, addresses: ReplyAddresses::default() }
     }
 
-    /// Opens a queue without types, as bytes.
+    /// Opens a queue of bytes, without types.
     pub fn queue(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -79,19 +78,17 @@ impl Mailboxes {
         self.backend.queue(&name, options)
     }
 
-    /// Opens the queue that a reply address names: by its name, or as the backend writes addresses, such
-    /// as the URL of an SQS queue.
+    /// Opens the queue at a reply address: its name, or another form of the backend, such as the URL of an SQS queue.
     pub fn queue_at(&self, address: &str) -> Result<Arc<dyn Queue>> {
         self.backend.queue_at(address)
     }
 
-    /// Opens the mailbox that a reply address names, with JSON bodies. See
-    /// [`queue_at`](Self::queue_at).
+    /// Opens the mailbox at a reply address, with JSON bodies. See [`queue_at`](Self::queue_at).
     pub fn mailbox_at<T: 'static, R: 'static>(&self, address: &str) -> Result<Mailbox<T, R>>
     where
         Json: Codec<T> + Codec<R>,
     {
-        Ok(self.typed(self.queue_at(address)?, Json, Addresses::default()))
+        Ok(self.typed(self.queue_at(address)?, Json, ReplyAddresses::default()))
     }
 
     /// Lists the queues of the backend, in order of name.
@@ -99,7 +96,7 @@ impl Mailboxes {
         self.backend.queues().await
     }
 
-    /// How many partitions a queue is spread over.
+    /// Returns the partitions of a queue.
     pub async fn partitions(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -107,8 +104,7 @@ impl Mailboxes {
         self.backend.partitions(&name.try_into().map_err(Into::into)?).await
     }
 
-    /// Spreads a queue over so many partitions from now on, while it is in use. See
-    /// [`Backend::set_partitions`].
+    /// Sets the number of partitions of a queue, which may be in use meanwhile. See [`Backend::set_partitions`].
     pub async fn set_partitions(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -117,8 +113,8 @@ impl Mailboxes {
         self.backend.set_partitions(&name.try_into().map_err(Into::into)?, partitions).await
     }
 
-    /// Where the backend itself moves messages of a queue that were delivered too often. `None`: it does
-    /// not.
+    /// Returns the rule by which the backend itself moves messages of a queue after too many deliveries. `None`: there
+    /// is no such rule.
     pub async fn redrive(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -126,8 +122,8 @@ impl Mailboxes {
         self.backend.redrive(&name.try_into().map_err(Into::into)?).await
     }
 
-    /// Has the backend move messages of a queue that were delivered too often, or leave them where they
-    /// are. Refused where it does no such thing ([`Capabilities::redrive`]).
+    /// Sets or removes the rule by which the backend itself moves messages of a queue after too many deliveries. Refused
+    /// without [`Capabilities::redrive`].
     pub async fn set_redrive(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -136,8 +132,7 @@ impl Mailboxes {
         self.backend.set_redrive(&name.try_into().map_err(Into::into)?, redrive).await
     }
 
-    /// Looks for everything that may be wrong with the backend, and puts right what it can if told
-    /// to `repair`. No repair deletes a message.
+    /// Looks for problems of the backend, and fixes those that it can if `repair` is set. No repair deletes a message.
     ///
     /// ```
     /// # use pillarbox_core::{Mailboxes, MemoryBackend};
@@ -168,17 +163,17 @@ impl Mailboxes {
         self.backend.is_dead_letter_name(name)
     }
 
-    /// Whether this is the same opened backend, or a clone of it. One that was opened twice is two.
+    /// Returns whether `other` is a clone of this handle. A backend that is opened twice has two different handles.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.backend, &other.backend)
     }
 
-    /// What the backend can do, and within which limits.
+    /// Returns the capabilities and limits of the backend.
     pub fn capabilities(&self) -> &Capabilities {
         self.backend.capabilities()
     }
 
-    /// Closes every mailbox that was opened here. The messages stay.
+    /// Closes every mailbox that was opened through this handle. Messages are not affected.
     pub async fn close(&self) {
         self.backend.close().await;
     }
@@ -188,7 +183,7 @@ impl Mailboxes {
         name: &QueueName,
         codec: C,
         options: QueueOptions,
-        addresses: Addresses,
+        addresses: ReplyAddresses,
     ) -> Result<Mailbox<T, R>>
     where
         C: Codec<T> + Codec<R> + Clone,
@@ -196,12 +191,12 @@ impl Mailboxes {
         Ok(self.typed(self.queue(name, options)?, codec, addresses))
     }
 
-    /// A mailbox of a queue here, whose replies go to other queues here, as far as they are for that.
+    /// Creates the mailbox of a queue of this backend, whose replies go to allowed queues of this backend.
     fn typed<T: 'static, R: 'static, C>(
         &self,
         queue: Arc<dyn Queue>,
         codec: C,
-        addresses: Addresses,
+        addresses: ReplyAddresses,
     ) -> Mailbox<T, R>
     where
         C: Codec<T> + Codec<R> + Clone,
@@ -211,7 +206,7 @@ impl Mailboxes {
             let queue = backend.queue_at(address)?;
             Ok(Mailbox::new(queue, reply_codec.clone(), NoReplies).on(backend.clone()))
         });
-        let replies = Checked { queue: queue.name().clone(), addresses, factory };
+        let replies = CheckedResolver { queue: queue.name().clone(), addresses, factory };
         Mailbox::new(queue, codec, replies).on(self.clone())
     }
 }
@@ -228,7 +223,7 @@ impl From<Arc<dyn Backend>> for Mailboxes {
     }
 }
 
-/// Opens a mailbox that differs from the default. Made by [`Mailboxes::builder`].
+/// Builder of a mailbox with options. Created by [`Mailboxes::builder`].
 ///
 /// ```
 /// use bytes::Bytes;
@@ -246,24 +241,24 @@ pub struct MailboxBuilder<N, C = Json> {
     name: N,
     codec: C,
     options: QueueOptions,
-    addresses: Addresses,
+    addresses: ReplyAddresses,
 }
 
 impl<N, C> MailboxBuilder<N, C>
 where
     N: TryInto<QueueName, Error: Into<Error>>,
 {
-    /// Encodes bodies, and those of replies, with `codec`.
+    /// Sets the codec of bodies and replies. Defaults to [`Json`].
     pub fn codec<D>(self, codec: D) -> MailboxBuilder<N, D> {
         let Self { backend, name, options, addresses, .. } = self;
         MailboxBuilder { backend, name, codec, options, addresses }
     }
 
-    /// Lets replies to messages go to this address as well: the name of a queue, or whatever else the backend
-    /// takes for an address, such as the URL of an SQS queue. May be said several times.
+    /// Allows replies to this address: the name of a queue, or another form of address of the backend, such as the URL
+    /// of an SQS queue. May be called several times.
     ///
-    /// Unless said otherwise, replies go to queues whose names begin with `pillarbox-replies-` or `eval-`, and
-    /// to no other: who may send messages must not make their receivers write into any queue of the backend.
+    /// By default, replies go only to queues whose names start with `pillarbox-replies-` or `eval-`, so that the
+    /// sender of a message cannot make its receiver write to any other queue of the backend.
     ///
     /// ```
     /// use pillarbox_core::{Error, Mailbox, Mailboxes, MemoryBackend, Receive, SendOptions};
@@ -285,29 +280,28 @@ where
         self
     }
 
-    /// Lets replies to messages go to any queue of the backend that they name: where all who may send are
-    /// trusted with that.
+    /// Allows replies to any queue of the backend. Use it only if all senders are trusted.
     pub fn allow_reply_to_any(mut self) -> Self {
         self.addresses.allow_any();
         self
     }
 
-    /// Spreads the queue over at least so many partitions, where the backend can do that. See
+    /// Sets the minimum number of partitions of the queue, if the backend supports partitions. See
     /// [`QueueOptions::partitions`].
     pub fn partitions(mut self, partitions: u32) -> Self {
         self.options.partitions = Some(partitions);
         self
     }
 
-    /// Refuses sends that would make the queue hold more than `max_size` messages.
+    /// Sets the maximum number of messages. Sends that would exceed it are refused. Defaults to no limit.
     pub fn max_size(mut self, max_size: u64) -> Self {
         self.options.max_size = Some(max_size);
         self
     }
 
-    /// Has the backend delete the queue, **with all its messages**, when nobody has used it for this
-    /// long, where it can ([`Capabilities::default_ttl`]). Defaults to what the backend was opened
-    /// with. See [`QueueOptions::default_ttl`].
+    /// Sets the time without use after which the backend deletes the queue, **with all its messages**, if it can
+    /// ([`Capabilities::default_ttl`]). Defaults to the value that the backend was opened with. See
+    /// [`QueueOptions::default_ttl`].
     ///
     /// ```no_run
     /// # use std::time::Duration;

@@ -7,10 +7,12 @@ use std::time::Duration;
 use super::resolver::reply_mailbox;
 use super::{BatchResults, Mailbox, MailboxResolver, settle_one};
 use crate::error::Result;
-use crate::queue::{Delivery, Queue, Settle};
+use crate::message::Delivery;
+use crate::queue::Queue;
+use crate::settle::Settle;
 use crate::{Attributes, Capabilities, MessageId, QueueName, Receipt, Timestamp};
 
-/// A received message: a body, and the right to settle this delivery of it.
+/// A received message: its body, and the lease of this delivery.
 ///
 /// Settling consumes the message, so using it afterwards does not compile:
 ///
@@ -30,8 +32,8 @@ use crate::{Attributes, Capabilities, MessageId, QueueName, Receipt, Timestamp};
 /// # Ok(()) }
 /// ```
 ///
-/// Dropping it settles nothing: the message comes back when its lease ends.
-#[must_use = "a message that is not settled is delivered again when its lease ends"]
+/// Dropping it settles nothing: the message is delivered again when its lease expires.
+#[must_use = "a message that is not settled is delivered again when its lease expires"]
 pub struct Message<T, R = ()> {
     body: T,
     delivery: Delivery,
@@ -49,94 +51,92 @@ impl<T, R: 'static> Message<T, R> {
         Self { body, delivery, queue, replies }
     }
 
-    /// The identity of the message, the same at every delivery.
+    /// Returns the id of the message, which is the same at every delivery.
     pub fn id(&self) -> MessageId {
         self.delivery.message.id
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn body(&self) -> &T {
         &self.body
     }
 
-    /// The receipt of this delivery.
+    /// Returns the receipt of this delivery.
     pub fn receipt(&self) -> &Receipt {
         &self.delivery.receipt
     }
 
-    /// How often the message was delivered, this time included: 1 at first.
+    /// Returns the number of deliveries, including this one: 1 at first.
     pub fn delivery_count(&self) -> u32 {
         self.delivery.message.delivery_count
     }
 
-    /// Number of earlier deliveries that were [started](crate::SettleAction::Start) and whose lease
-    /// expired before anybody settled them. Always 0 where the backend does not
+    /// Returns the number of earlier deliveries that were [started](crate::SettleAction::Start) and whose lease
+    /// expired before they were settled. Always 0 if the backend does not
     /// [count them](crate::Capabilities::counts_unsettled).
     pub fn unsettled(&self) -> u32 {
         self.delivery.message.unsettled
     }
 
-    /// Number of earlier deliveries that were no attempt at the work: [released](Self::release), or
-    /// expired before they were known to be [started](crate::SettleAction::Start). Always 0 where the
+    /// Returns the number of earlier deliveries that do not count as attempts: they were
+    /// [released](Self::release), or expired before they were [started](crate::SettleAction::Start). Always 0 if the
     /// backend does not [count them](crate::Capabilities::counts_unsettled).
     pub fn uncounted(&self) -> u32 {
         self.delivery.message.uncounted
     }
 
-    /// When it was first delivered, by the backend's clock, where that
-    /// [tells](crate::Capabilities::tells_first_received).
+    /// Returns the time of the first delivery, by the backend's clock, if the backend
+    /// [reports it](crate::Capabilities::reports_first_received).
     pub fn first_received_at(&self) -> Option<Timestamp> {
         self.delivery.message.first_received_at
     }
 
-    /// When the message was sent, by the backend's clock.
+    /// Returns the time at which the message was sent, by the backend's clock.
     pub fn enqueued_at(&self) -> Timestamp {
         self.delivery.message.enqueued_at
     }
 
-    /// The attributes that it was sent with.
+    /// Returns the attributes of the message.
     pub fn attributes(&self) -> &Attributes {
         &self.delivery.message.attributes
     }
 
-    /// Where the sender wants the answer.
+    /// Returns the address that the sender wants the reply at.
     pub fn reply_to(&self) -> Option<&str> {
         self.delivery.message.reply_to.as_deref()
     }
 
-    /// The queue that it came from.
+    /// Returns the name of the queue that delivered the message.
     pub fn queue_name(&self) -> &QueueName {
         self.queue.name()
     }
 
-    /// What the backend that it came from can do.
+    /// Returns the capabilities and limits of the backend.
     pub fn capabilities(&self) -> &Capabilities {
         self.queue.capabilities()
     }
 
-    /// The delivery as the queue made it, with the undecoded body.
+    /// Returns the delivery as it came from the queue, with the encoded body.
     pub fn delivery(&self) -> &Delivery {
         &self.delivery
     }
 
-    /// Takes the message apart. The receipt in the delivery still settles it, by
-    /// [`Mailbox::acknowledge`] and its kin.
+    /// Splits the message into its body and its delivery. The receipt in the delivery still settles it, by
+    /// [`Mailbox::acknowledge`] and similar methods.
     pub fn into_parts(self) -> (T, Delivery) {
         (self.body, self.delivery)
     }
 
-    /// Deletes the message: its work is done.
+    /// Deletes the message, because its work is done.
     ///
-    /// Fails with [`ReceiptHandleExpired`](crate::Error::ReceiptHandleExpired) when the lease has
-    /// ended; the message is then somebody else's. After
-    /// [`Connection`](crate::Error::Connection) it is unknown whether the message was
-    /// deleted: keep a clone of the [`receipt`](Self::receipt) to ask again by
-    /// [`Mailbox::acknowledge`].
+    /// Fails with [`ReceiptHandleExpired`](crate::Error::ReceiptHandleExpired) if the lease has expired; another
+    /// receiver may have the message then. After [`Connection`](crate::Error::Connection) it is unknown whether the
+    /// message was deleted: keep a clone of the [`receipt`](Self::receipt) to try again by [`Mailbox::acknowledge`].
     pub async fn acknowledge(self) -> Result<()> {
         settle_one(&*self.queue, Settle::acknowledge(self.delivery.receipt)).await
     }
 
-    /// Deletes the messages of one batch, which are no more than the backend delivers in a call.
+    /// Deletes the messages of one batch, whose number is at most what the backend delivers in one call.
     pub(super) async fn acknowledge_all(messages: Vec<Self>) -> Result<BatchResults<()>> {
         let Some(first) = messages.first() else { return Ok(BatchResults(Vec::new())) };
         let queue = first.queue.clone();
@@ -145,54 +145,54 @@ impl<T, R: 'static> Message<T, R> {
         queue.settle(settles.collect()).await.map(BatchResults)
     }
 
-    /// Gives the message back, to be delivered again at once or after `delay`. It joins the tail
-    /// of the queue when it becomes ready.
+    /// Returns the message to the queue, to be delivered again at once or after `delay`. It goes to the tail of the
+    /// queue when it becomes ready.
     pub async fn nack(self, delay: Duration) -> Result<()> {
         settle_one(&*self.queue, Settle::nack(self.delivery.receipt, delay)).await
     }
 
-    /// Gives the message back as [`nack`](Self::nack) does, and counts this delivery as
-    /// [no attempt](Self::uncounted) at the work: it came too early, or to somebody who cannot do it.
+    /// Returns the message to the queue as [`nack`](Self::nack) does, and counts this delivery as
+    /// [no attempt](Self::uncounted): it came too early, or to a receiver that cannot handle it.
     pub async fn release(self, delay: Duration) -> Result<()> {
         settle_one(&*self.queue, Settle::release(self.delivery.receipt, delay)).await
     }
 
-    /// Lets the lease run for `timeout` from now, however long it had left.
+    /// Sets the lease to expire `timeout` from now, whatever time it had left.
     pub async fn extend_visibility(&self, timeout: Duration) -> Result<()> {
         settle_one(&*self.queue, Settle::extend(self.delivery.receipt.clone(), timeout)).await
     }
 
-    /// The mailbox that the sender wants the answer in.
+    /// Returns the mailbox that the sender wants the reply in.
     ///
-    /// Fails with [`ReplyMailboxUnavailable`](crate::Error::ReplyMailboxUnavailable) when the message has no reply address, or
-    /// one that the resolver of the mailbox does not know. So does a send to it where the backend says that
-    /// there is no such queue.
+    /// Fails with [`ReplyMailboxUnavailable`](crate::Error::ReplyMailboxUnavailable) if the message has no reply
+    /// address, or one that the mailbox's resolver does not accept. A send to it fails with the same error if the
+    /// backend reports that the queue does not exist.
     pub fn reply_mailbox(&self) -> Result<Mailbox<R>> {
         reply_mailbox(&*self.replies, self.queue_name(), &self.delivery.message)
     }
 }
 
-/// A delivery that a backend can acknowledge in a transaction of the program's own: a [`Message`], or what the
-/// handler of a worker knows of its delivery, its `Metadata`.
+/// A delivery that a backend can acknowledge in a transaction of the program: a [`Message`], or the `Metadata` of a
+/// worker's handler.
 ///
-/// It is for backends that offer such a thing, as `pillarbox_sqlite::transaction::acknowledge` does; programs pass
-/// what they have.
+/// Used by backends with such transactions, as in `pillarbox_sqlite::transaction::acknowledge`.
 pub trait Leased {
-    /// The queue that it came from.
+    /// Returns the name of the queue that delivered the message.
     fn queue_name(&self) -> &QueueName;
 
-    /// What the backend that it came from can do.
+    /// Returns the capabilities and limits of the backend.
     fn capabilities(&self) -> &Capabilities;
 
-    /// The receipt of this delivery.
+    /// Returns the receipt of this delivery.
     fn receipt(&self) -> &Receipt;
 
-    /// Notes that the acknowledgement is part of a transaction which is not committed yet, and says whether it may
-    /// be. A backend asks at the last moment: the receipt was good, and the transaction holds whatever
-    /// keeps others from settling the delivery until it is committed or rolled back.
+    /// Records that an uncommitted transaction acknowledges the delivery, and returns whether it may.
     ///
-    /// False where a worker has taken the delivery back, because its handler has come to an end. The backend then takes
-    /// the acknowledgement out of the transaction and answers
+    /// A backend calls this last: the receipt is valid, and the transaction holds the locks that keep others from
+    /// settling the delivery until it is committed or rolled back.
+    ///
+    /// Returns false if a worker has taken the delivery back because its handler has ended. The backend then removes
+    /// the acknowledgement from the transaction and fails with
     /// [`ReceiptHandleExpired`](crate::Error::ReceiptHandleExpired).
     fn acknowledging(&self) -> bool {
         true

@@ -1,8 +1,9 @@
-//! What users hold: typed mailboxes and the messages that come out of them.
+//! Typed mailboxes and their messages.
 
 mod batch;
 mod mailboxes;
 mod message;
+mod reply_addresses;
 mod resolver;
 mod results;
 
@@ -16,20 +17,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::capabilities::expect_len;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
+use crate::message::{Delivery, MessageState, Outgoing, RawMessage, Sent};
 use crate::options::{Receive, SendOptions};
-use crate::queue::{Delivery, Outgoing, Queue, RawMessage, Sent, Settle, of_length};
-use crate::{Capabilities, Counts, MessageId, MessageState, QueueName, Receipt};
+use crate::queue::Queue;
+use crate::settle::Settle;
+use crate::{Capabilities, Counts, MessageId, QueueName, Receipt};
 
-/// A mailbox: a queue of messages with bodies of type `T`, whose receivers reply with an `R`.
+/// A queue of messages with bodies of type `T`, whose receivers reply with bodies of type `R`.
 ///
-/// One type whatever the backend, and cheap to clone. Open one with
-/// [`Mailboxes::mailbox`].
+/// The type is the same on every backend, and cheap to clone. Open one with [`Mailboxes::mailbox`].
 ///
-/// Delivery is at least once: a message that is received stays in the queue, invisible, until it
-/// is acknowledged; if its lease ends first, it is delivered again. Handlers should therefore
-/// bear being run twice for the same [`Message::id`].
+/// Delivery is at least once: a received message stays in the queue, invisible to other receivers, until it is
+/// acknowledged. If its lease expires first, it is delivered again. Handlers should therefore be idempotent for the
+/// same [`Message::id`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -52,45 +55,45 @@ pub struct Mailbox<T, R = ()> {
     codec: Arc<dyn Codec<T>>,
     replies: Arc<dyn MailboxResolver<R>>,
     backend: Option<Mailboxes>,
-    /// The message that is answered here, of a mailbox for replies.
-    answered: Option<Answered>,
+    /// The message that this mailbox receives the reply to, if it was resolved from a reply address.
+    request: Option<Request>,
 }
 
-/// A message that is answered: its queue and its id.
+/// Queue and id of a message that is replied to.
 #[derive(Debug, Clone)]
-struct Answered {
+struct Request {
     queue: QueueName,
     id: MessageId,
 }
 
 impl<T: 'static, R: 'static> Mailbox<T, R> {
-    /// Makes a mailbox of a queue. Most callers use [`Mailboxes::mailbox`] instead.
+    /// Creates a mailbox from a queue. Most callers use [`Mailboxes::mailbox`] instead.
     pub fn new(
         queue: Arc<dyn Queue>,
         codec: impl Codec<T>,
         replies: impl MailboxResolver<R>,
     ) -> Self {
         let (codec, replies) = (Arc::new(codec), Arc::new(replies));
-        Self { queue, codec, replies, backend: None, answered: None }
+        Self { queue, codec, replies, backend: None, request: None }
     }
 
-    /// The same mailbox, knowing the backend that its queue is on: for one that was made of a queue alone, so
-    /// that [other mailboxes of the backend](Self::backend) are found, such as the mailbox for its dead letters.
+    /// Sets the [backend](Self::backend) of a mailbox that was created from a queue, so that other mailboxes of the
+    /// backend can be opened, such as the mailbox of its dead letters.
     pub fn on(mut self, backend: Mailboxes) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// The same, as the one that the answer to a message goes to.
-    fn answering(mut self, queue: &QueueName, id: MessageId) -> Self {
-        self.answered = Some(Answered { queue: queue.clone(), id });
+    /// Sets the message that this mailbox receives the reply to.
+    fn replying_to(mut self, queue: &QueueName, id: MessageId) -> Self {
+        self.request = Some(Request { queue: queue.clone(), id });
         self
     }
 
-    /// What a send failed by. Where answers go to a queue that is not there, they have nowhere to go.
-    fn unsent(&self, error: Error) -> Error {
-        match (&self.answered, error) {
-            (Some(Answered { queue, id }), error) if error.is_missing_queue() => {
+    /// Converts the error of a send: if the queue of a reply does not exist, the reply mailbox is unavailable.
+    fn send_error(&self, error: Error) -> Error {
+        match (&self.request, error) {
+            (Some(Request { queue, id }), error) if error.is_missing_queue() => {
                 let cause = Arc::new(error);
                 Error::ReplyMailboxUnavailable { queue: queue.clone(), id: *id, cause }
             }
@@ -98,40 +101,39 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         }
     }
 
-    /// The same mailbox with another way to find the mailboxes that replies go to.
+    /// Sets the resolver of reply addresses.
     pub fn with_replies(mut self, replies: impl MailboxResolver<R>) -> Self {
         self.replies = Arc::new(replies);
         self
     }
 
-    /// The same queue as a mailbox of bodies of another type, or in another format.
+    /// Returns a mailbox of the same queue with another codec, for bodies of another type or format.
     pub fn with_codec<U: 'static>(&self, codec: impl Codec<U>) -> Mailbox<U, R> {
         Mailbox {
             queue: self.queue.clone(),
             codec: Arc::new(codec),
             replies: self.replies.clone(),
             backend: self.backend.clone(),
-            answered: self.answered.clone(),
+            request: self.request.clone(),
         }
     }
 
-    /// The backend that it was opened on, to find other mailboxes of the backend. `None` for one that was made of a
-    /// [`Queue`] alone.
+    /// Returns the backend of the mailbox. `None` if the mailbox was created from a [`Queue`] alone.
     pub const fn backend(&self) -> Option<&Mailboxes> {
         self.backend.as_ref()
     }
 
-    /// The name of the queue.
+    /// Returns the name of the queue.
     pub fn name(&self) -> &QueueName {
         self.queue.name()
     }
 
-    /// What the backend can do, and within which limits.
+    /// Returns the capabilities and limits of the backend.
     pub fn capabilities(&self) -> &Capabilities {
         self.queue.capabilities()
     }
 
-    /// The queue underneath, which speaks bytes.
+    /// Returns the underlying queue of bytes.
     pub fn queue(&self) -> &Arc<dyn Queue> {
         &self.queue
     }
@@ -141,11 +143,11 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self.send_with(body, SendOptions::new()).await
     }
 
-    /// Sends a message with a reply address, a delay, attributes or an id of the caller's.
+    /// Sends a message with options: a reply address, a delay, attributes or an id, and returns its id.
     ///
-    /// A send that fails with [`Error::Connection`] may have been stored all the same. To repeat
-    /// it without risking a second message, send it under the same id: the error
-    /// [says](Error::message_id) which it was, or choose it yourself:
+    /// The message may have been stored even if the send fails with [`Error::Connection`]. To repeat the send without
+    /// creating a second message, use the same id: either the id in the [error](Error::message_id), or one that the
+    /// caller chose:
     ///
     /// ```
     /// # use pillarbox_core::*;
@@ -161,16 +163,15 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     pub async fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
         let message = self.encode(body, options)?;
         let id = message.id;
-        let sent = only(self.queue.send(vec![message]).await);
-        sent.map(|sent| sent.id).map_err(|error| self.unsent(error.about(Some(id))))
+        let sent = single(self.queue.send(vec![message]).await);
+        sent.map(|sent| sent.id).map_err(|error| self.send_error(error.about(Some(id))))
     }
 
-    /// Sends messages and says of each, in order, whether it was stored.
+    /// Sends any number of messages and returns the result of each, in order.
     ///
-    /// Any number is allowed: more than the backend takes in one call go in several. Fails as a
-    /// whole where nothing is known of any of them; after [`Error::Connection`] some may be stored.
-    /// To be able to repeat the call then, choose the ids yourself by
-    /// [`send_batch_with`](Self::send_batch_with): new ids would make new messages.
+    /// More messages than the backend accepts in one call are sent in several calls. Fails as a whole if nothing is
+    /// known about any message; after [`Error::Connection`] some may be stored. To be able to repeat the call then,
+    /// choose the ids with [`send_batch_with`](Self::send_batch_with): new ids would create new messages.
     pub async fn send_batch<'a>(
         &self,
         bodies: impl IntoIterator<Item = &'a T>,
@@ -181,7 +182,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self.send_batch_with(bodies.into_iter().map(|body| (body, SendOptions::new()))).await
     }
 
-    /// Sends messages, each with options of its own, and says of each whether it was stored.
+    /// Sends any number of messages, each with its own options, and returns the result of each, in order.
     pub async fn send_batch_with<'a>(
         &self,
         messages: impl IntoIterator<Item = (&'a T, SendOptions)>,
@@ -191,29 +192,29 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     {
         let mut encoded = Vec::new();
         let mut unencodable = Vec::new();
-        for (place, (body, options)) in messages.into_iter().enumerate() {
+        for (index, (body, options)) in messages.into_iter().enumerate() {
             match self.encode(body, options) {
                 Ok(message) => encoded.push(message),
-                Err(error) => unencodable.push((place, error)),
+                Err(error) => unencodable.push((index, error)),
             }
         }
         let sent = self.in_batches(encoded, |batch| self.queue.send(batch)).await;
-        let answer = |sent: Result<Sent>| sent.map(|sent| sent.id).map_err(|e| self.unsent(e));
+        let to_id = |sent: Result<Sent>| sent.map(|sent| sent.id).map_err(|e| self.send_error(e));
         let mut results: Vec<_> =
-            sent.map_err(|error| self.unsent(error))?.into_iter().map(answer).collect();
-        for (place, error) in unencodable {
-            results.insert(place, Err(error));
+            sent.map_err(|error| self.send_error(error))?.into_iter().map(to_id).collect();
+        for (index, error) in unencodable {
+            results.insert(index, Err(error));
         }
         Ok(BatchResults(results))
     }
 
-    /// Receives messages, each under a lease of its own.
+    /// Receives messages, each under its own lease.
     ///
-    /// Returns as soon as one message is ready and never waits to fill the batch; returns an
-    /// empty batch when none came within [`Receive::wait`]. Dropping the future strands nothing.
+    /// Returns as soon as one message is ready, without waiting to fill the batch, and returns an empty batch if none
+    /// is ready within [`Receive::wait`]. Dropping the future leaves no message in flight.
     ///
-    /// Look at [`Batch::undecodable`] before the messages, or bodies that cannot be decoded come
-    /// back unseen whenever their lease ends.
+    /// Check [`Batch::undecodable`] first. Otherwise, bodies that cannot be decoded are delivered again unnoticed each
+    /// time their lease expires.
     pub async fn receive(&self, request: Receive) -> Result<Batch<T, R>> {
         let deliveries = self.queue.receive(request).await?;
         let mut batch = Batch::with_capacity(deliveries.len());
@@ -229,9 +230,9 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         Ok(batch)
     }
 
-    /// Looks at up to `max` messages without delivering them: first the ready ones in order of
-    /// delivery, then the others in the order in which they will become ready. To look at more
-    /// than the backend shows in a call, page through [`Queue::peek`].
+    /// Returns at most `max` messages without delivering them: first the ready ones in order of delivery, then the
+    /// others in the order in which they will become ready. For more messages than the backend returns in one call,
+    /// page through [`Queue::peek`].
     pub async fn peek(&self, max: usize) -> Result<Vec<Peek<T>>> {
         let page = self.queue.peek(max, None).await?.whole(self.queue.name())?;
         Ok(page
@@ -245,34 +246,33 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
             .collect())
     }
 
-    /// Acknowledges a delivery by its receipt: the message is deleted.
+    /// Deletes a message by the receipt of its delivery.
     ///
-    /// For receipts that were kept or came from elsewhere; who holds the message itself calls
+    /// For receipts that were stored or came from another process. To settle a received message, call
     /// [`Message::acknowledge`].
     pub async fn acknowledge(&self, receipt: &Receipt) -> Result<()> {
         settle_one(&*self.queue, Settle::acknowledge(receipt.clone())).await
     }
 
-    /// Gives a message back by its receipt, to be ready at once or after `delay`.
+    /// Returns a message to the queue by its receipt, ready at once or after `delay`.
     pub async fn nack(&self, receipt: &Receipt, delay: Duration) -> Result<()> {
         settle_one(&*self.queue, Settle::nack(receipt.clone(), delay)).await
     }
 
-    /// Gives a message back by its receipt as [`nack`](Self::nack) does, where the delivery was no attempt
-    /// at the work: see [`Message::release`].
+    /// Returns a message to the queue by its receipt, without counting the delivery as an attempt. See
+    /// [`Message::release`].
     pub async fn release(&self, receipt: &Receipt, delay: Duration) -> Result<()> {
         settle_one(&*self.queue, Settle::release(receipt.clone(), delay)).await
     }
 
-    /// Lets the lease of a delivery run for `timeout` from now.
+    /// Sets the lease of a delivery to expire `timeout` from now.
     pub async fn extend_visibility(&self, receipt: &Receipt, timeout: Duration) -> Result<()> {
         settle_one(&*self.queue, Settle::extend(receipt.clone(), timeout)).await
     }
 
-    /// Settles many deliveries at once and says of each, in order, how it went.
+    /// Settles any number of deliveries and returns the result of each, in order.
     ///
-    /// Any number is allowed. Fails as a whole where nothing is known of any of them; after
-    /// [`Error::Connection`] some may be settled.
+    /// Fails as a whole if nothing is known about any of them; after [`Error::Connection`] some may be settled.
     pub async fn settle(
         &self,
         settles: impl IntoIterator<Item = Settle>,
@@ -286,29 +286,29 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self.queue.counts().await
     }
 
-    /// Counts the messages, whatever their state.
+    /// Returns the number of messages in any state.
     pub async fn approximate_count(&self) -> Result<u64> {
         Ok(self.counts().await?.total())
     }
 
-    /// Deletes all messages and says how many.
+    /// Deletes all messages and returns their number.
     pub async fn purge(&self) -> Result<u64> {
         self.queue.purge().await
     }
 
-    /// Closes this mailbox and its clones: receives that wait end, and every later call says
-    /// [`Error::Closed`]. The messages stay where they are.
+    /// Closes this mailbox and its clones: waiting receives end, and every later call fails with [`Error::Closed`].
+    /// Messages are not affected.
     pub async fn close(&self) {
         self.queue.close().await;
     }
 
-    /// Whether this mailbox was closed.
+    /// Returns whether this mailbox is closed.
     pub fn is_closed(&self) -> bool {
         self.queue.is_closed()
     }
 
-    /// Makes the message that [`send_with`](Self::send_with) would send, and does not send it: for
-    /// backends that can take it in another way, such as inside a transaction of the caller's.
+    /// Creates the message that [`send_with`](Self::send_with) would send, without sending it. For backends that can
+    /// store it in another way, such as in a transaction of the caller.
     pub fn encode(&self, body: &T, options: SendOptions) -> Result<Outgoing> {
         let id = options.id.unwrap_or_else(MessageId::new);
         let body = self.codec.encode(body).map_err(|cause| Error::Serialization {
@@ -326,8 +326,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         Ok(message)
     }
 
-    /// Turns the body of a message into a `T`: for those who receive from the [queue](Self::queue)
-    /// itself.
+    /// Decodes the body of a message that was received from the [queue](Self::queue) itself.
     pub fn decode(&self, message: &RawMessage) -> Result<T> {
         self.codec.decode(&message.body).map_err(|cause| Error::Serialization {
             queue: self.queue.name().clone(),
@@ -338,19 +337,18 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         })
     }
 
-    /// The mailbox that the sender of a message wants the answer in: for those who receive from the
-    /// [queue](Self::queue) itself; who holds the message calls [`Message::reply_mailbox`].
+    /// Returns the mailbox that the sender of a message wants the reply in, for a message that was received from the
+    /// [queue](Self::queue) itself. See [`Message::reply_mailbox`].
     pub fn reply_mailbox(&self, message: &RawMessage) -> Result<Mailbox<R>> {
         resolver::reply_mailbox(&*self.replies, self.name(), message)
     }
 
-    /// The mailbox that a reply address names: for those who wait for answers there, and want them in the
-    /// same format as those who answer.
+    /// Returns the mailbox at a reply address, to receive replies there with the codec that they are sent with.
     pub fn resolve_reply(&self, address: &str) -> Result<Mailbox<R>> {
         self.replies.resolve(address)
     }
 
-    /// Lets go of what is kept of a reply address, when nobody waits there any more.
+    /// Drops the cached mailbox of a reply address at which no more replies are expected.
     pub fn forget_reply(&self, address: &str) {
         self.replies.forget(address);
     }
@@ -359,10 +357,10 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         Message::new(body, delivery, self.queue.clone(), self.replies.clone())
     }
 
-    /// Calls `operation` with as many entries at a time as the backend takes.
+    /// Calls `operation` with as many entries at a time as the backend accepts.
     ///
-    /// When a later call fails as a whole, its entries and those after it carry the error, so
-    /// that the results of the earlier ones are not lost.
+    /// If a later call fails as a whole, its entries and all after them get its error, so that the results of the
+    /// earlier entries are not lost.
     async fn in_batches<'q, E, O, F>(
         &'q self,
         entries: Vec<E>,
@@ -381,7 +379,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         while results.len() < total {
             let chunk: Vec<_> = entries.by_ref().take(max).collect();
             let expected = chunk.len();
-            match operation(chunk).await.and_then(|more| of_length(more, expected)) {
+            match operation(chunk).await.and_then(|more| expect_len(more, expected)) {
                 Ok(more) => results.extend(more),
                 Err(error) if results.is_empty() => return Err(error),
                 Err(error) => results.resize_with(total, || Err(error.clone())),
@@ -398,7 +396,7 @@ impl<T, R> Clone for Mailbox<T, R> {
             codec: self.codec.clone(),
             replies: self.replies.clone(),
             backend: self.backend.clone(),
-            answered: self.answered.clone(),
+            request: self.request.clone(),
         }
     }
 }
@@ -413,24 +411,24 @@ impl<T: 'static, R: 'static> fmt::Debug for Mailbox<T, R> {
     }
 }
 
-/// A message that was looked at and not delivered.
+/// A message that was peeked at and not delivered, with its decoded body.
 #[derive(Debug)]
 pub struct Peek<T> {
-    /// The body, or why it cannot be decoded.
+    /// The body, or the error of decoding it.
     pub body: Result<T>,
     /// The message as the queue holds it.
     pub message: RawMessage,
-    /// What state it is in.
+    /// State of the message.
     pub state: MessageState,
 }
 
 async fn settle_one(queue: &dyn Queue, settle: Settle) -> Result<()> {
     let id = settle.receipt.message_id();
-    only(queue.settle(vec![settle]).await).map_err(|error| error.about(id))
+    single(queue.settle(vec![settle]).await).map_err(|error| error.about(id))
 }
 
-/// The one result of a batch of one.
-fn only<T>(results: Result<Vec<Result<T>>>) -> Result<T> {
-    let mut results = of_length(results?, 1)?;
+/// Returns the result of a batch of one entry.
+fn single<T>(results: Result<Vec<Result<T>>>) -> Result<T> {
+    let mut results = expect_len(results?, 1)?;
     results.remove(0)
 }

@@ -1,13 +1,12 @@
-//! What became of each entry of a batch.
+//! The results of a batch.
 
 use std::ops::Deref;
 
 use crate::error::Result;
 
-/// One result for each entry of a batch, in the order of the entries.
+/// Results of the entries of a batch, in the order of the entries.
 ///
-/// The call succeeded, and still single entries may have failed: look at each, or at
-/// [`all`](Self::all).
+/// Single entries may have failed although the call succeeded: check each, or use [`all`](Self::all).
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
@@ -25,8 +24,7 @@ use crate::error::Result;
 pub struct BatchResults<T>(pub(super) Vec<Result<T>>);
 
 impl<T> BatchResults<T> {
-    /// What all entries gave, or the first error among them. Entries beside a failed one may have
-    /// succeeded all the same.
+    /// Returns the values of all entries, or the first error. Other entries may have succeeded despite the error.
     pub fn all(self) -> Result<Vec<T>> {
         self.0.into_iter().collect()
     }

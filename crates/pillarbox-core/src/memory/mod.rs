@@ -1,21 +1,23 @@
-//! The memory backend: the lease ledger behind a mutex.
+//! The memory backend: a [`Ledger`](crate::lease::Ledger) behind a mutex.
 //!
-//! For tests, for development, and for work that may be lost with its process. There is no thread
-//! and no task behind it: a queue does something only while somebody calls it. Receivers that
-//! wait are woken one per message, in order of arrival; expired leases and due messages wake them
-//! at the very moment, by a timer that the first in line holds.
+//! It has no thread and no task: a queue does something only while it is called. Waiting receivers are woken one per
+//! message, in order of arrival. When a lease expires or a delayed message is due, a timer held by the first waiter
+//! wakes it at that time.
 
 mod queue;
 mod waiters;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 
-use self::queue::{Core, MemoryQueue};
+use self::queue::{MemoryQueue, QueueState};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
+use crate::future::BoxFuture;
 use crate::gate::Gate;
-use crate::queue::{Backend, BoxFuture, Queue, QueueOptions};
+use crate::internal::lock;
+use crate::options::QueueOptions;
+use crate::queue::{Backend, Queue};
 use crate::{Capabilities, Diagnosis, QueueName};
 
 #[cfg(test)]
@@ -23,10 +25,10 @@ mod tests;
 
 static CAPABILITIES: Capabilities = Capabilities::full("memory");
 
-/// Queues in the memory of this process.
+/// Queues in the memory of this process, for tests, development, and work that may be lost with the process.
 ///
-/// A queue exists while somebody has it open or it holds messages. All of them are gone when the
-/// last handle of the backend is.
+/// A queue exists while it is open or holds messages. All queues are gone when the last handle of the backend is
+/// dropped.
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive};
@@ -43,54 +45,54 @@ static CAPABILITIES: Capabilities = Capabilities::full("memory");
 /// ```
 #[derive(Debug)]
 pub struct MemoryBackend {
-    shared: Arc<Shared>,
+    storage: Arc<Storage>,
     gate: Arc<Gate>,
 }
 
-/// What all handles of one backend share.
+/// Clock and queues of a backend, shared by its handles.
 #[derive(Debug)]
-struct Shared {
+struct Storage {
     clock: Arc<dyn Clock>,
-    queues: Mutex<BTreeMap<QueueName, Registered>>,
+    queues: Mutex<BTreeMap<QueueName, StoredQueue>>,
 }
 
 #[derive(Debug, Default)]
-struct Registered {
-    core: Arc<Core>,
-    /// How many handles are open. Counted here, under the lock, rather than read off the `Arc`:
-    /// of two handles that go at once, exactly one is the last.
+struct StoredQueue {
+    state: Arc<Mutex<QueueState>>,
+    /// Number of open handles. Counted under the lock rather than taken from the `Arc`: of two handles that are
+    /// dropped at the same time, exactly one is the last.
     handles: usize,
 }
 
-/// The backends opened by name, for as long as somebody holds them.
-static NAMED: LazyLock<Mutex<BTreeMap<String, Weak<Shared>>>> = LazyLock::new(Mutex::default);
+/// Backends opened by name that still have a handle.
+static NAMED: LazyLock<Mutex<BTreeMap<String, Weak<Storage>>>> = LazyLock::new(Mutex::default);
 
 impl MemoryBackend {
-    /// Makes a backend of its own, on the machine's clock.
+    /// Creates a private backend on the machine's clock.
     pub fn new() -> Self {
         Self::with_clock(Arc::new(SystemClock::new()))
     }
 
-    /// Makes a backend of its own, on the caller's clock.
+    /// Creates a private backend on the caller's clock.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        Self::of(Arc::new(Shared { clock, queues: Mutex::default() }))
+        Self::open(Arc::new(Storage { clock, queues: Mutex::default() }))
     }
 
-    /// Opens the backend called `name`, which all of this process share. It lives until the last
-    /// handle of it, or of one of its queues, is dropped.
+    /// Opens the backend called `name`, which the whole process shares. It lives until the last handle of it, or of
+    /// one of its queues, is dropped.
     pub fn named(name: &str) -> Self {
         let mut named = lock(&NAMED);
-        if let Some(shared) = named.get(name).and_then(Weak::upgrade) {
-            return Self::of(shared);
+        if let Some(storage) = named.get(name).and_then(Weak::upgrade) {
+            return Self::open(storage);
         }
         let backend = Self::new();
-        named.retain(|_, shared| shared.strong_count() > 0);
-        named.insert(name.to_owned(), Arc::downgrade(&backend.shared));
+        named.retain(|_, storage| storage.strong_count() > 0);
+        named.insert(name.to_owned(), Arc::downgrade(&backend.storage));
         backend
     }
 
-    fn of(shared: Arc<Shared>) -> Self {
-        Self { shared, gate: Arc::new(Gate::new()) }
+    fn open(storage: Arc<Storage>) -> Self {
+        Self { storage, gate: Arc::new(Gate::new()) }
     }
 }
 
@@ -107,20 +109,20 @@ impl Backend for MemoryBackend {
 
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>> {
         self.gate.check(name)?;
-        let core = {
-            let mut queues = lock(&self.shared.queues);
-            let registered = queues.entry(name.clone()).or_default();
-            registered.handles += 1;
-            registered.core.clone()
+        let state = {
+            let mut queues = lock(&self.storage.queues);
+            let stored = queues.entry(name.clone()).or_default();
+            stored.handles += 1;
+            stored.state.clone()
         };
         let gate = Gate::child(&self.gate);
-        Ok(Arc::new(MemoryQueue::new(name.clone(), options, core, self.shared.clone(), gate)))
+        Ok(Arc::new(MemoryQueue::new(name.clone(), options, state, self.storage.clone(), gate)))
     }
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
         Box::pin(async {
             self.gate.check_backend()?;
-            Ok(lock(&self.shared.queues).keys().cloned().collect())
+            Ok(lock(&self.storage.queues).keys().cloned().collect())
         })
     }
 
@@ -136,20 +138,15 @@ impl Backend for MemoryBackend {
     }
 }
 
-impl Shared {
-    /// Drops a queue that holds nothing when its last handle goes, so that short-lived reply
-    /// queues do not pile up.
+impl Storage {
+    /// Removes an empty queue when its last handle is dropped, so that short-lived reply queues do not accumulate.
     fn handle_dropped(&self, name: &QueueName) {
         let mut queues = lock(&self.queues);
-        if let Some(registered) = queues.get_mut(name) {
-            registered.handles -= 1;
-            if registered.handles == 0 && registered.core.is_empty() {
+        if let Some(stored) = queues.get_mut(name) {
+            stored.handles -= 1;
+            if stored.handles == 0 && lock(&stored.state).is_empty() {
                 queues.remove(name);
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,56 +1,46 @@
-//! One queue in memory: a ledger behind a mutex, and the line of those who wait.
+//! One queue in memory: a ledger behind a mutex, and its waiters.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use super::Shared;
-use super::waiters::{Situation, Ticket, Waiters};
+use super::Storage;
+use super::waiters::{QueueStatus, WaiterId, Waiters};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
+use crate::future::BoxFuture;
 use crate::gate::Gate;
+use crate::internal::{Locked, lock};
 use crate::lease::{Full, Ledger, Stale};
-use crate::options::Receive;
-use crate::queue::{BoxFuture, Cursor, Delivery, Outgoing, PeekPage, Queue, QueueOptions, Settle};
-use crate::{Capabilities, Counts, Nonce, QueueName, Sent};
+use crate::message::{Cursor, Delivery, Outgoing, PeekPage, Sent};
+use crate::options::{QueueOptions, Receive};
+use crate::queue::Queue;
+use crate::settle::Settle;
+use crate::{Capabilities, Counts, Nonce, QueueName};
 
-/// What all handles of one queue share.
-///
-/// The mutex is std's: it is held for the length of one batch and never across an await.
+/// State of a queue, shared by its handles. Locked for one batch at a time, and never across an await.
 #[derive(Debug, Default)]
-pub(super) struct Core {
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
+pub(super) struct QueueState {
     ledger: Ledger,
     waiters: Waiters,
 }
 
-impl Core {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic under this lock would be a bug of the ledger; what it left is still a queue.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl QueueState {
     pub(super) fn is_empty(&self) -> bool {
-        self.lock().ledger.is_empty()
+        self.ledger.is_empty()
     }
-}
 
-impl State {
     fn receive(&mut self, now: Timestamp, request: &Receive) -> Vec<Delivery> {
         self.ledger.receive(now, request.max, request.visibility, Nonce::random)
     }
 
-    /// Wakes whom the present state of the queue calls for.
-    fn balance(&mut self, now: Timestamp) {
-        self.waiters.balance(self.situation(now));
+    /// Wakes the waiters that the current state of the queue calls for.
+    fn wake_waiters(&mut self, now: Timestamp) {
+        self.waiters.wake(self.status(now));
     }
 
-    fn situation(&self, now: Timestamp) -> Situation {
-        Situation { now, ready: self.ledger.ready_len(), next_due: self.ledger.next_due() }
+    fn status(&self, now: Timestamp) -> QueueStatus {
+        QueueStatus { now, ready: self.ledger.ready_len(), next_due: self.ledger.next_due() }
     }
 }
 
@@ -59,8 +49,8 @@ impl State {
 pub(super) struct MemoryQueue {
     name: QueueName,
     options: QueueOptions,
-    core: Arc<Core>,
-    shared: Arc<Shared>,
+    state: Arc<Mutex<QueueState>>,
+    storage: Arc<Storage>,
     gate: Gate,
 }
 
@@ -68,34 +58,38 @@ impl MemoryQueue {
     pub(super) fn new(
         name: QueueName,
         options: QueueOptions,
-        core: Arc<Core>,
-        shared: Arc<Shared>,
+        state: Arc<Mutex<QueueState>>,
+        storage: Arc<Storage>,
         gate: Gate,
     ) -> Self {
-        Self { name, options, core, shared, gate }
+        Self { name, options, state, storage, gate }
+    }
+
+    fn lock(&self) -> Locked<'_, QueueState> {
+        lock(&self.state)
     }
 
     fn now(&self) -> Timestamp {
-        self.shared.clock.now()
+        self.storage.clock.now()
     }
 
-    /// Applies the entries of a batch in turn, under one lock and at one moment.
+    /// Applies the entries of a batch in turn, under one lock and at one time.
     fn each<E, O>(
         &self,
         batch: Vec<E>,
-        apply: impl Fn(&Self, &mut State, Timestamp, E) -> Result<O>,
+        apply: impl Fn(&Self, &mut QueueState, Timestamp, E) -> Result<O>,
     ) -> Result<Vec<Result<O>>> {
         self.gate.check(&self.name)?;
         self.capabilities().check_batch(&self.name, batch.len())?;
         let now = self.now();
         let mut results = Vec::with_capacity(batch.len());
-        let mut state = self.core.lock();
+        let mut state = self.lock();
         results.extend(batch.into_iter().map(|entry| apply(self, &mut state, now, entry)));
-        state.balance(now);
+        state.wake_waiters(now);
         Ok(results)
     }
 
-    fn send_one(&self, state: &mut State, now: Timestamp, message: Outgoing) -> Result<Sent> {
+    fn send_one(&self, state: &mut QueueState, now: Timestamp, message: Outgoing) -> Result<Sent> {
         self.capabilities().check_outgoing(&self.name, &message)?;
         let (id, max_size) = (message.id, self.options.max_size);
         state.ledger.send(now, message, max_size).map_err(|Full| Error::MailboxFull {
@@ -105,119 +99,117 @@ impl MemoryQueue {
         })
     }
 
-    fn settle_one(&self, state: &mut State, now: Timestamp, settle: Settle) -> Result<()> {
+    fn settle_one(&self, state: &mut QueueState, now: Timestamp, settle: Settle) -> Result<()> {
         self.capabilities().check_settle(&self.name, &settle)?;
         state.ledger.settle(now, &settle.receipt, settle.action).map_err(|Stale| {
             Error::ReceiptHandleExpired { queue: self.name.clone(), receipt: settle.receipt }
         })
     }
 
-    /// Takes what is ready; where nothing is and the caller would wait, gets in line.
-    fn take_or_join(&self, request: Receive) -> Result<Vec<Delivery>, (Place<'_>, Waiting)> {
+    /// Delivers what is ready, or starts to wait if nothing is and the request allows it.
+    fn receive_or_wait(&self, request: Receive) -> Result<Vec<Delivery>, WaitingReceive<'_>> {
         let now = self.now();
-        let mut state = self.core.lock();
+        let mut state = self.lock();
         let deliveries = state.receive(now, &request);
         if !deliveries.is_empty() || request.wait.is_zero() {
-            state.balance(now);
+            state.wake_waiters(now);
             return Ok(deliveries);
         }
-        let (place, due) = Place::join(self, &mut state, now, request);
-        Err((place, Waiting { end: now + request.wait, due }))
-    }
-
-    /// Waits in line until there is something or time is up.
-    ///
-    /// Messages are claimed in the same poll that returns them, so a dropped future holds none.
-    async fn wait(&self, mut place: Place<'_>, mut waiting: Waiting) -> Result<Vec<Delivery>> {
-        loop {
-            let wake_at = waiting.due.map_or(waiting.end, |due| due.min(waiting.end));
-            tokio::select! {
-                biased;
-                () = self.gate.closed() => {
-                    return Err(Error::Closed { queue: Some(self.name.clone()) });
-                }
-                () = place.signal.notified() => {}
-                () = self.shared.clock.sleep_until(wake_at) => {}
-            }
-            let now = self.now();
-            let last_chance = now >= waiting.end;
-            match place.try_receive(now, last_chance) {
-                Ok(deliveries) => return Ok(deliveries),
-                Err(_) if last_chance => return Ok(Vec::new()),
-                Err(due) => waiting.due = due,
-            }
-        }
+        Err(WaitingReceive::start(self, &mut state, now, request))
     }
 }
 
-/// Until when a receiver waits.
-struct Waiting {
-    end: Timestamp,
-    /// When it must look again, if it is the one that watches the clock.
-    due: Option<Timestamp>,
-}
-
-/// A place in line, given up when dropped.
-struct Place<'a> {
+/// A receive that waits. Dropping it gives up its position and its reservation.
+struct WaitingReceive<'a> {
     queue: &'a MemoryQueue,
     request: Receive,
     signal: Arc<Notify>,
-    /// `None` once the place is given up.
-    ticket: Option<Ticket>,
+    /// Time at which the wait ends.
+    end: Timestamp,
+    /// Time at which it must check again, if it is the waiter that holds the timer.
+    check_at: Option<Timestamp>,
+    /// `None` once the receive has ended.
+    waiter: Option<WaiterId>,
 }
 
-impl<'a> Place<'a> {
-    fn join(
+impl<'a> WaitingReceive<'a> {
+    fn start(
         queue: &'a MemoryQueue,
-        state: &mut State,
+        state: &mut QueueState,
         now: Timestamp,
         request: Receive,
-    ) -> (Self, Option<Timestamp>) {
+    ) -> Self {
         let signal = Arc::new(Notify::new());
-        let ticket = state.waiters.ticket();
-        let situation = state.situation(now);
-        let due = state.waiters.join(ticket, request.max, &signal, situation);
-        (Self { queue, request, signal, ticket: Some(ticket) }, due)
+        let waiter = state.waiters.next_id();
+        let status = state.status(now);
+        let check_at = state.waiters.join(waiter, request.max, &signal, status);
+        let end = now + request.wait;
+        Self { queue, request, signal, end, check_at, waiter: Some(waiter) }
     }
 
-    /// Takes what is ready and leaves the line; or, where nothing is, or what is there is promised
-    /// to others, stays in line in the old place and says until when to sleep.
+    /// Waits until a message is ready or the time is up.
+    ///
+    /// Messages are claimed in the same poll that returns them, so a dropped future holds none.
+    async fn wait(mut self) -> Result<Vec<Delivery>> {
+        let queue = self.queue;
+        loop {
+            let wake_at = self.check_at.map_or(self.end, |check_at| check_at.min(self.end));
+            tokio::select! {
+                biased;
+                () = queue.gate.closed() => {
+                    return Err(Error::Closed { queue: Some(queue.name.clone()) });
+                }
+                () = self.signal.notified() => {}
+                () = queue.storage.clock.sleep_until(wake_at) => {}
+            }
+            let now = queue.now();
+            let is_last_try = now >= self.end;
+            match self.try_receive(now, is_last_try) {
+                Ok(deliveries) => return Ok(deliveries),
+                Err(_) if is_last_try => return Ok(Vec::new()),
+                Err(check_at) => self.check_at = check_at,
+            }
+        }
+    }
+
+    /// Takes ready messages and stops waiting. If there are none, or they are reserved for other waiters, waits on at
+    /// the same position and returns the time at which to check again.
     fn try_receive(
         &mut self,
         now: Timestamp,
-        last_chance: bool,
+        is_last_try: bool,
     ) -> Result<Vec<Delivery>, Option<Timestamp>> {
-        let mut state = self.queue.core.lock();
-        let Some(ticket) = self.ticket else {
+        let mut state = self.queue.lock();
+        let Some(waiter) = self.waiter else {
             return Err(None);
         };
         state.ledger.advance(now);
-        let situation = state.situation(now);
+        let status = state.status(now);
         let mut deliveries = Vec::new();
-        if last_chance || state.waiters.may_take(ticket, situation) {
-            state.waiters.leave(ticket, self.request.max);
+        if is_last_try || state.waiters.may_receive(waiter, status) {
+            state.waiters.leave(waiter, self.request.max);
             deliveries = state.receive(now, &self.request);
         }
         let result = if deliveries.is_empty() {
-            let situation = state.situation(now);
-            Err(state.waiters.join(ticket, self.request.max, &self.signal, situation))
+            let status = state.status(now);
+            Err(state.waiters.join(waiter, self.request.max, &self.signal, status))
         } else {
-            self.ticket = None;
+            self.waiter = None;
             Ok(deliveries)
         };
-        state.balance(now);
+        state.wake_waiters(now);
         result
     }
 }
 
-impl Drop for Place<'_> {
-    /// A wake-up that this waiter will not use goes to the next in line.
+impl Drop for WaitingReceive<'_> {
+    /// Passes an unused wake-up to the next waiter.
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket {
+        if let Some(waiter) = self.waiter {
             let now = self.queue.now();
-            let mut state = self.queue.core.lock();
-            state.waiters.leave(ticket, self.request.max);
-            state.balance(now);
+            let mut state = self.queue.lock();
+            state.waiters.leave(waiter, self.request.max);
+            state.wake_waiters(now);
         }
     }
 }
@@ -239,10 +231,10 @@ impl Queue for MemoryQueue {
         Box::pin(async move {
             self.gate.check(&self.name)?;
             self.capabilities().check_receive(&self.name, &request)?;
-            match self.take_or_join(request) {
+            match self.receive_or_wait(request) {
                 Ok(deliveries) => Ok(deliveries),
-                // In a box of its own: most receives do not wait, and need not carry the room.
-                Err((place, waiting)) => Box::pin(self.wait(place, waiting)).await,
+                // Boxed, to keep the future small: most receives do not wait.
+                Err(waiting) => Box::pin(waiting.wait()).await,
             }
         })
     }
@@ -257,12 +249,12 @@ impl Queue for MemoryQueue {
             self.capabilities().check_peek(&self.name, max)?;
             let skip = after.map_or(Ok(0), |cursor| {
                 cursor.as_str().parse::<usize>().map_err(|_| {
-                    let allowed = "a cursor that this queue gave";
+                    let allowed = "a cursor that this queue returned";
                     Error::invalid(Some(&self.name), "cursor", cursor.as_str(), allowed)
                 })
             })?;
-            let messages = self.core.lock().ledger.peek(self.now(), skip, max);
-            // A full page may have been the last; the next one is then empty.
+            let messages = self.lock().ledger.peek(self.now(), skip, max);
+            // A full page may be the last one; the next page is empty then.
             let next = (messages.len() == max).then(|| Cursor::new((skip + max).to_string()));
             Ok(PeekPage::new(messages, next))
         })
@@ -271,14 +263,14 @@ impl Queue for MemoryQueue {
     fn counts(&self) -> BoxFuture<'_, Result<Counts>> {
         Box::pin(async move {
             self.gate.check(&self.name)?;
-            Ok(self.core.lock().ledger.counts(self.now()))
+            Ok(self.lock().ledger.counts(self.now()))
         })
     }
 
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move {
             self.gate.check(&self.name)?;
-            Ok(self.core.lock().ledger.purge())
+            Ok(self.lock().ledger.purge())
         })
     }
 
@@ -293,13 +285,13 @@ impl Queue for MemoryQueue {
 
 impl Drop for MemoryQueue {
     fn drop(&mut self) {
-        self.shared.handle_dropped(&self.name);
+        self.storage.handle_dropped(&self.name);
     }
 }
 
 #[cfg(test)]
 impl MemoryQueue {
-    pub(super) fn nobody_waits(&self) -> bool {
-        self.core.lock().waiters.is_idle()
+    pub(super) fn has_no_waiters(&self) -> bool {
+        self.lock().waiters.is_idle()
     }
 }

@@ -1,5 +1,4 @@
-//! What is particular to memory: exact wake-ups and no leftovers. The rules of the contract are
-//! tested by the conformance suite of `pillarbox-testing`.
+//! Exact wake-ups, and cleanup of unused queues. The conformance suite of `pillarbox-testing` tests the contract.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,10 +8,11 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::waiters::GRACE;
+use super::waiters::RESERVATION_TIME;
 use super::*;
+use crate::message::{Delivery, Outgoing};
 use crate::options::Receive;
-use crate::queue::{Delivery, Outgoing, Settle};
+use crate::settle::Settle;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -22,20 +22,20 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        let shared =
-            Arc::new(Shared { clock: Arc::new(SystemClock::new()), queues: Mutex::default() });
+        let storage =
+            Arc::new(Storage { clock: Arc::new(SystemClock::new()), queues: Mutex::default() });
         let name: QueueName = "q".parse().unwrap();
         let gate = Gate::new();
-        let queue = MemoryQueue::new(name, QueueOptions::new(), Arc::default(), shared, gate);
+        let queue = MemoryQueue::new(name, QueueOptions::new(), Arc::default(), storage, gate);
         Self { queue: Arc::new(queue) }
     }
 
-    /// Starts a receiver and lets it get in line.
+    /// Starts a receiver and lets it begin to wait.
     async fn waiter(&self, max: usize) -> tokio::task::JoinHandle<Vec<Delivery>> {
         let queue = self.queue.clone();
         let request = Receive::up_to(max).wait(10 * MINUTE);
         let waiter = tokio::spawn(async move { Queue::receive(&*queue, request).await.unwrap() });
-        settle_down().await;
+        run_tasks().await;
         waiter
     }
 
@@ -44,8 +44,8 @@ impl Fixture {
     }
 }
 
-/// Lets every task that can run do so; paused time does not move.
-async fn settle_down() {
+/// Lets every task that can run do so, without advancing the paused time.
+async fn run_tasks() {
     for _ in 0..64 {
         tokio::task::yield_now().await;
     }
@@ -56,14 +56,14 @@ async fn one_message_wakes_the_first_waiter_and_no_other() {
     let fixture = Fixture::new();
     let (first, second) = (fixture.waiter(10).await, fixture.waiter(10).await);
     fixture.send(1).await;
-    settle_down().await;
+    run_tasks().await;
     assert!(first.is_finished() && !second.is_finished());
     fixture.send(1).await;
     assert_eq!(second.await.unwrap().len(), 1);
-    assert!(fixture.queue.nobody_waits());
+    assert!(fixture.queue.has_no_waiters());
 }
 
-/// Counts how often a future is polled: once to begin, and once for each wake-up.
+/// Counts the polls of a future: one at the start, and one for each wake-up.
 struct CountPolls<F> {
     future: Pin<Box<F>>,
     polls: Arc<AtomicUsize>,
@@ -79,7 +79,7 @@ impl<F: Future> Future for CountPolls<F> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_does_not_stir_those_it_is_not_for() {
+async fn a_message_wakes_no_other_waiters() {
     let fixture = Fixture::new();
     let polls = Arc::new(AtomicUsize::new(0));
     let mut waiters = JoinSet::new();
@@ -90,26 +90,26 @@ async fn a_message_does_not_stir_those_it_is_not_for() {
         };
         waiters.spawn(CountPolls { future: Box::pin(wait), polls });
     }
-    settle_down().await;
+    run_tasks().await;
     assert_eq!(polls.swap(0, Ordering::Relaxed), 100);
 
-    // Five of the ten minutes that they wait pass: nobody stirs.
+    // After five of the ten minutes, no waiter was polled.
     tokio::time::advance(5 * MINUTE).await;
-    settle_down().await;
+    run_tasks().await;
     assert_eq!(polls.swap(0, Ordering::Relaxed), 0);
 
-    // The first message: one waiter gets it, and the next in line begins to watch its lease.
+    // The first message: one waiter gets it, and the next waiter sets a timer for its lease.
     fixture.send(1).await;
-    settle_down().await;
+    run_tasks().await;
     assert_eq!((polls.swap(0, Ordering::Relaxed), waiters.len()), (2, 100));
 
-    // From then on, each message stirs the one it is for and the new first in line.
+    // From then on, each message wakes its receiver and the new first waiter.
     for _ in 0..10 {
         fixture.send(1).await;
     }
-    settle_down().await;
-    let stirred = polls.swap(0, Ordering::Relaxed);
-    assert!((10..=20).contains(&stirred), "{stirred} polls for 10 messages");
+    run_tasks().await;
+    let polls = polls.swap(0, Ordering::Relaxed);
+    assert!((10..=20).contains(&polls), "{polls} polls for 10 messages");
 }
 
 #[tokio::test(start_paused = true)]
@@ -120,7 +120,7 @@ async fn a_batch_wakes_as_many_waiters_as_it_takes() {
         waiters.push(fixture.waiter(10).await);
     }
     fixture.send(25).await;
-    settle_down().await;
+    run_tasks().await;
     let got: Vec<_> = waiters.iter().map(|waiter| waiter.is_finished()).collect();
     assert_eq!(got, [true, true, true, false, false]);
 }
@@ -130,17 +130,17 @@ async fn a_dropped_waiter_passes_its_wake_up_on() {
     let fixture = Fixture::new();
     let (first, second) = (fixture.waiter(1).await, fixture.waiter(1).await);
     fixture.send(1).await;
-    // The first is woken by now and has not run yet.
+    // The first waiter is woken but has not run yet.
     first.abort();
     assert_eq!(second.await.unwrap().len(), 1);
     assert!(first.await.unwrap_err().is_cancelled());
-    assert!(fixture.queue.nobody_waits());
+    assert!(fixture.queue.has_no_waiters());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_does_not_come_holds_up_the_next_for_a_moment_only() {
+async fn a_woken_waiter_that_does_not_run_loses_its_reservation() {
     let fixture = Fixture::new();
-    // Somebody came in time before; that leaves nothing behind.
+    // A waiter that takes its message in time leaves no reservation behind.
     let prompt = fixture.waiter(10).await;
     fixture.send(1).await;
     assert_eq!(prompt.await.unwrap().len(), 1);
@@ -151,21 +151,25 @@ async fn a_waiter_that_does_not_come_holds_up_the_next_for_a_moment_only() {
     assert!(poll_once(busy.as_mut()).await.is_pending());
     let (second, third) = (fixture.waiter(10).await, fixture.waiter(10).await);
 
-    // The busy one is first in line, and is woken; but nobody polls it.
+    // The busy waiter is the first and is woken, but not polled.
     let start = Instant::now();
     fixture.send(10).await;
     assert_eq!(second.await.unwrap().len(), 10);
-    assert!((GRACE..=2 * GRACE).contains(&start.elapsed()), "{:?}", start.elapsed());
+    assert!(
+        (RESERVATION_TIME..=2 * RESERVATION_TIME).contains(&start.elapsed()),
+        "{:?}",
+        start.elapsed()
+    );
 
-    // From now on its claim is void: the next in line gets what comes, at once.
+    // Its reservation has expired, so the next waiter receives at once.
     fixture.send(3).await;
-    settle_down().await;
+    run_tasks().await;
     assert_eq!(third.await.unwrap().len(), 3);
-    assert!(start.elapsed() <= 3 * GRACE, "{:?}", start.elapsed());
+    assert!(start.elapsed() <= 3 * RESERVATION_TIME, "{:?}", start.elapsed());
 
     fixture.send(1).await;
     assert_eq!(busy.await.unwrap().len(), 1);
-    assert!(fixture.queue.nobody_waits());
+    assert!(fixture.queue.has_no_waiters());
 }
 
 async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
@@ -185,7 +189,7 @@ async fn an_expired_lease_wakes_a_waiter_at_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nearer_deadline_reaches_the_waiter_that_watches_the_clock() {
+async fn an_earlier_deadline_reaches_the_waiter_that_holds_the_timer() {
     let fixture = Fixture::new();
     fixture.send(1).await;
     let request = Receive::one().visibility(MINUTE);
@@ -199,29 +203,29 @@ async fn a_nearer_deadline_reaches_the_waiter_that_watches_the_clock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_clock_is_watched_on_when_the_first_in_line_leaves() {
+async fn the_next_waiter_takes_over_the_timer_when_the_first_leaves() {
     let fixture = Fixture::new();
     let start = Instant::now();
     let (first, second) = (fixture.waiter(1).await, fixture.waiter(1).await);
     let mut late = Outgoing::new("late");
     late.delay = Duration::from_secs(5);
     fixture.queue.send(vec![late]).await.unwrap();
-    settle_down().await;
+    run_tasks().await;
     first.abort();
     assert_eq!(second.await.unwrap().len(), 1);
     assert_eq!(start.elapsed().as_secs(), 5);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_message_was_taken_keeps_its_place() {
+async fn a_waiter_whose_message_was_taken_keeps_its_position() {
     let fixture = Fixture::new();
     let (first, second) = (fixture.waiter(1).await, fixture.waiter(1).await);
     fixture.send(1).await;
-    // Somebody who does not wait is quicker than the waiter that was woken.
+    // A receiver that does not wait is faster than the woken waiter.
     assert_eq!(Queue::receive(&*fixture.queue, Receive::one()).await.unwrap().len(), 1);
-    settle_down().await;
+    run_tasks().await;
     fixture.send(1).await;
-    settle_down().await;
+    run_tasks().await;
     assert!(first.is_finished() && !second.is_finished());
 }
 
@@ -232,7 +236,7 @@ async fn a_wait_ends_empty_when_its_time_is_up() {
     let request = Receive::one().wait(Duration::from_secs(20));
     assert!(Queue::receive(&*fixture.queue, request).await.unwrap().is_empty());
     assert_eq!(start.elapsed().as_secs(), 20);
-    assert!(fixture.queue.nobody_waits());
+    assert!(fixture.queue.has_no_waiters());
 }
 
 #[tokio::test]
@@ -262,7 +266,7 @@ async fn an_unused_queue_is_forgotten_and_a_used_one_is_not() {
 }
 
 #[test]
-fn handles_that_go_at_once_leave_no_queue_behind() {
+fn handles_that_are_dropped_at_the_same_time_leave_no_queue_behind() {
     let backend = MemoryBackend::new();
     for round in 0..2000 {
         let name: QueueName = format!("reply-{round}").parse().unwrap();
@@ -273,11 +277,11 @@ fn handles_that_go_at_once_leave_no_queue_behind() {
             }
         });
     }
-    assert_eq!(lock(&backend.shared.queues).len(), 0);
+    assert_eq!(lock(&backend.storage.queues).len(), 0);
 }
 
 #[tokio::test]
-async fn a_named_backend_is_shared_until_its_last_handle_goes() {
+async fn a_named_backend_is_shared_until_its_last_handle_is_dropped() {
     let name: QueueName = "q".parse().unwrap();
     let one = MemoryBackend::named("shared by this test");
     let queue = one.queue(&name, QueueOptions::new()).unwrap();
@@ -289,7 +293,7 @@ async fn a_named_backend_is_shared_until_its_last_handle_goes() {
     let same = other.queue(&name, QueueOptions::new()).unwrap();
     assert_eq!(same.counts().await.unwrap().ready, 1);
 
-    // Another name neither shares nor disturbs.
+    // Another name is another backend.
     let stranger = MemoryBackend::named("another name of this test");
     assert!(stranger.queues().await.unwrap().is_empty());
     let third = MemoryBackend::named("shared by this test");

@@ -1,4 +1,4 @@
-//! The line of receivers that wait for a message.
+//! Receivers that wait for a message.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,124 +8,125 @@ use tokio::sync::Notify;
 
 use crate::clock::Timestamp;
 
-/// Who waits, in order of arrival, and how many messages those already woken will take.
+/// Waiters in order of arrival, and the number of messages reserved for those already woken.
 ///
 /// Three rules keep wake-ups exact:
 ///
-/// * A waiter is woken only while there are more ready messages than the woken ones have room
-///   for. One message wakes one waiter; a hundred messages wake ten waiters with room for ten.
-/// * Only the first in line watches the clock. When it leaves, or when something is to become
-///   ready earlier than it knows, the first in line is told to look again.
-/// * A waiter that was woken and does not come (its task is busy with something else) loses its
-///   claim after [`GRACE`]: from then on, what is ready goes to the first in line.
+/// * A waiter is woken only while more messages are ready than are reserved. One message wakes one waiter; a hundred
+///   messages wake ten waiters that receive up to ten each.
+/// * Only the first waiter holds a timer. When it leaves, or when a message becomes due earlier than its timer, the
+///   first waiter is notified to check again.
+/// * A woken waiter that does not come within [`RESERVATION_TIME`], because its task is busy, loses its reservation:
+///   from then on, ready messages go to the first waiter.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    line: BTreeMap<Ticket, Waiter>,
-    /// Room of the waiters that were woken and have not come back yet.
-    promised: usize,
-    /// When the oldest of those promises is void. `None`: there are none.
-    void_at: Option<Timestamp>,
-    next_ticket: u64,
-    /// Who watches the clock, and what it sleeps until.
-    armed: Option<(Ticket, Option<Timestamp>)>,
+    waiting: BTreeMap<WaiterId, Waiter>,
+    /// Number of messages that the woken waiters may take.
+    reserved: usize,
+    /// Time at which the oldest reservation expires. `None`: there is none.
+    expires_at: Option<Timestamp>,
+    last_id: u64,
+    /// The waiter that holds the timer, and the time that it is set to.
+    timer: Option<(WaiterId, Option<Timestamp>)>,
 }
 
-/// How long a waiter may take from being woken to coming for its messages.
-pub(super) const GRACE: Duration = Duration::from_millis(10);
+/// Time that a woken waiter has to take its messages.
+pub(super) const RESERVATION_TIME: Duration = Duration::from_millis(10);
 
-/// What a waiter must know of the queue.
+/// What waiters depend on in the state of the queue.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Situation {
+pub(super) struct QueueStatus {
     pub(super) now: Timestamp,
-    /// How many messages are ready.
+    /// Number of ready messages.
     pub(super) ready: usize,
-    /// When the next one becomes ready by time alone.
+    /// Time at which the next lease expires or delay elapses.
     pub(super) next_due: Option<Timestamp>,
 }
 
-/// A place in line. A waiter that was woken for nothing keeps it.
+/// Identifies a waiter, in order of arrival. A waiter that was woken in vain keeps it, and so its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Ticket(u64);
+pub(super) struct WaiterId(u64);
 
 #[derive(Debug)]
 struct Waiter {
-    room: usize,
+    /// Maximum number of messages that the waiter takes.
+    max: usize,
     signal: Arc<Notify>,
 }
 
 impl Waiters {
-    /// Makes a place at the end of the line.
-    pub(super) fn ticket(&mut self) -> Ticket {
-        self.next_ticket += 1;
-        Ticket(self.next_ticket)
+    /// Returns the id of a new waiter, after all others.
+    pub(super) fn next_id(&mut self) -> WaiterId {
+        self.last_id += 1;
+        WaiterId(self.last_id)
     }
 
-    /// Joins the line, or joins it again in the old place. Says until when this waiter must
-    /// sleep at most: without end, unless it is the first in line.
+    /// Adds a waiter, or adds it again at its earlier position. Returns the time until which the waiter may sleep;
+    /// only the first waiter has one.
     pub(super) fn join(
         &mut self,
-        ticket: Ticket,
-        room: usize,
+        id: WaiterId,
+        max: usize,
         signal: &Arc<Notify>,
-        situation: Situation,
+        status: QueueStatus,
     ) -> Option<Timestamp> {
-        self.line.entry(ticket).or_insert_with(|| Waiter { room, signal: signal.clone() });
-        let first = self.line.first_key_value().is_some_and(|(first, _)| *first == ticket);
-        if !first {
+        self.waiting.entry(id).or_insert_with(|| Waiter { max, signal: signal.clone() });
+        let is_first = self.waiting.first_key_value().is_some_and(|(first, _)| *first == id);
+        if !is_first {
             return None;
         }
-        let until = self.look_again_at(situation);
-        self.armed = Some((ticket, until));
+        let until = self.next_check(status);
+        self.timer = Some((id, until));
         until
     }
 
-    /// Whether a waiter may take what is ready: it was woken for it, or there is more than is
-    /// promised, or the promises are void.
-    pub(super) fn may_take(&self, ticket: Ticket, situation: Situation) -> bool {
-        !self.line.contains_key(&ticket)
-            || situation.ready > self.promised
-            || self.void_at.is_some_and(|void_at| void_at <= situation.now)
+    /// Returns whether a waiter may take ready messages: it was woken, or more messages are ready than are
+    /// reserved, or the reservations have expired.
+    pub(super) fn may_receive(&self, id: WaiterId, status: QueueStatus) -> bool {
+        !self.waiting.contains_key(&id)
+            || status.ready > self.reserved
+            || self.expires_at.is_some_and(|expires_at| expires_at <= status.now)
     }
 
-    /// Leaves the line, or gives back what was promised to this waiter when it was woken.
-    pub(super) fn leave(&mut self, ticket: Ticket, room: usize) {
-        if self.line.remove(&ticket).is_none() {
-            self.promised -= room;
-            if self.promised == 0 {
-                self.void_at = None;
+    /// Removes a waiter, or gives back its reservation if it was woken.
+    pub(super) fn leave(&mut self, id: WaiterId, max: usize) {
+        if self.waiting.remove(&id).is_none() {
+            self.reserved -= max;
+            if self.reserved == 0 {
+                self.expires_at = None;
             }
         }
     }
 
-    /// Wakes as many waiters as the situation calls for, and sees to it that the first in line
-    /// sleeps no longer than it may. To be called after every change to the queue.
-    pub(super) fn balance(&mut self, situation: Situation) {
-        while situation.ready > self.promised
-            && let Some((_, waiter)) = self.line.pop_first()
+    /// Wakes the waiters that ready messages are for, and notifies the first waiter if its timer is too late. Must be
+    /// called after every change to the queue.
+    pub(super) fn wake(&mut self, status: QueueStatus) {
+        while status.ready > self.reserved
+            && let Some((_, waiter)) = self.waiting.pop_first()
         {
-            self.promised += waiter.room;
-            self.void_at.get_or_insert(situation.now + GRACE);
+            self.reserved += waiter.max;
+            self.expires_at.get_or_insert(status.now + RESERVATION_TIME);
             waiter.signal.notify_one();
         }
-        let Some(until) = self.look_again_at(situation) else { return };
-        let Some((first, waiter)) = self.line.first_key_value() else { return };
-        let watched = self.armed.is_some_and(|(ticket, armed)| {
-            ticket == *first && armed.is_some_and(|armed| armed <= until)
+        let Some(until) = self.next_check(status) else { return };
+        let Some((first, waiter)) = self.waiting.first_key_value() else { return };
+        let has_timer = self.timer.is_some_and(|(holder, set_to)| {
+            holder == *first && set_to.is_some_and(|set_to| set_to <= until)
         });
-        if !watched {
-            self.armed = Some((*first, Some(until)));
+        if !has_timer {
+            self.timer = Some((*first, Some(until)));
             waiter.signal.notify_one();
         }
     }
 
-    /// When the first in line must look again, though nobody wakes it.
-    fn look_again_at(&self, situation: Situation) -> Option<Timestamp> {
-        let void_at = self.void_at.filter(|_| situation.ready > 0);
-        void_at.into_iter().chain(situation.next_due).min()
+    /// Returns the time at which the first waiter must check again without being woken.
+    fn next_check(&self, status: QueueStatus) -> Option<Timestamp> {
+        let expires_at = self.expires_at.filter(|_| status.ready > 0);
+        expires_at.into_iter().chain(status.next_due).min()
     }
 
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        self.line.is_empty() && self.promised == 0
+        self.waiting.is_empty() && self.reserved == 0
     }
 }

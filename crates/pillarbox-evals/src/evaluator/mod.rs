@@ -1,15 +1,15 @@
-//! Who judges outputs.
+//! Evaluators, which score outputs.
 //!
 //! | to find | look at |
 //! |---|---|
-//! | what an evaluator sees, and functions as evaluators | here |
-//! | ready-made ones | `ready.rs`, `subset.rs` |
-//! | several together | `together.rs` |
-//! | what counts as text or as a number | `values.rs` |
+//! | input of an evaluator, functions as evaluators | here |
+//! | built-in evaluators | `builtin.rs`, `subset.rs` |
+//! | several evaluators as one | `combine.rs` |
+//! | conversions to text and numbers | `values.rs` |
 
-mod ready;
+mod builtin;
+mod combine;
 mod subset;
-mod together;
 mod values;
 
 use std::fmt;
@@ -18,80 +18,80 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::BoxFuture;
-use pillarbox_runtime::{BoxError, Budget, Resources, Step, Uuid};
+use pillarbox_runtime::{BoxError, Budget, Resources, Uuid};
 
-pub use ready::{contains, exact_match, numeric_close, regex};
+pub use builtin::{contains, exact_match, numeric_close, regex};
+pub use combine::{Evaluators, all_of, any_of};
 pub use subset::json_subset;
-pub use together::{Evaluators, all_of, any_of};
 pub use values::{Number, Text};
 
 use crate::dataset::Sample;
 use crate::score::{IntoScore, Score};
+use crate::steps::Step;
 
-/// An output, and all that is known of how it came about.
+/// Input of an evaluator: an output with its sample and session.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Case<I, O, E> {
-    /// What the adapter was given, and what should have come out.
+    /// The sample.
     pub sample: Sample<I, E>,
-    /// What came out.
+    /// Output of the adapter.
     pub output: O,
-    /// How it came about.
+    /// How the output was produced.
     pub session: Session,
 }
 
-/// How an output came about: what evaluators see that judge more than the output.
+/// How an output was produced, for evaluators that score more than the output itself.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Session {
-    /// The run that it is a part of.
+    /// Id of the run.
     pub run_id: String,
-    /// The variant that was used.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The session, if the adapter named one.
+    /// Session id, if the adapter set one.
     pub session_id: Option<Uuid>,
-    /// How long the adapter took. Unknown where outputs are judged by whoever collects them.
+    /// Run time of the adapter. `None` if the collector scores the outputs.
     pub latency: Option<Duration>,
-    /// What the adapter [said that it did](pillarbox_runtime::Run::step), in that order. None where outputs are
-    /// judged by whoever collects them.
+    /// Steps that the adapter [recorded](crate::RecordSteps::step), in order. Empty if the collector scores the outputs.
     pub steps: Vec<Step>,
-    /// What it was to work with.
+    /// Settings of the request.
     pub resources: Resources,
-    /// What it was allowed to cost.
+    /// Budget of the request.
     pub budget: Budget,
 }
 
 impl Session {
-    /// The steps of this name, in their order.
+    /// Iterates over the steps with this name, in order.
     pub fn steps_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Step> {
         self.steps.iter().filter(move |step| step.name == name)
     }
 }
 
-/// Judges outputs. Functions do, as [`IntoEvaluator`] says; this is for what is more than one.
+/// Scores outputs. Most evaluators are functions, see [`IntoEvaluator`]; implement this for those that are not.
 pub trait Evaluator<I, O, E>: Send + Sync + 'static {
-    /// The score of an output, or why it cannot be judged: then the sample has failed, and is tried again where
-    /// the loop has dead letters.
+    /// Returns the score of an output. With an error, the sample has failed, and is retried if the loop has dead
+    /// letters.
     fn evaluate<'a>(
         &'a self,
         case: &'a Arc<Case<I, O, E>>,
     ) -> BoxFuture<'a, Result<Score, BoxError>>;
 }
 
-/// An evaluator of whatever kind. Cheap to clone.
+/// Type-erased evaluator. Cheap to clone.
 pub struct BoxEvaluator<I, O, E>(Arc<dyn Evaluator<I, O, E>>);
 
 impl<I: 'static, O: 'static, E: 'static> BoxEvaluator<I, O, E> {
-    /// An evaluator that is more than a function.
+    /// Creates an evaluator from an implementation of the trait.
     pub fn new(evaluator: impl Evaluator<I, O, E>) -> Self {
         Self(Arc::new(evaluator))
     }
 
-    /// The score of an output, or why there is none. A score that is not from 0 to 1 is none.
+    /// Returns the score of an output.
     ///
     /// # Errors
     ///
-    /// Those of the evaluator.
+    /// If the evaluator fails, or the score is not from 0 to 1.
     pub async fn evaluate(&self, case: &Arc<Case<I, O, E>>) -> Result<Score, BoxError> {
         let score = self.0.evaluate(case).await?;
         score.check()?;
@@ -111,14 +111,14 @@ impl<I, O, E> fmt::Debug for BoxEvaluator<I, O, E> {
     }
 }
 
-/// What can judge outputs:
+/// Values that can be used as an evaluator:
 ///
-/// * a function of the output and what is expected, `|output: &O, expected: &E| ...`;
-/// * one that sees how it came about too, `|output: &O, expected: &E, session: &Session| ...`;
-/// * a [`judge`], which may wait for others;
-/// * [`all_of`] or [`any_of`] several.
+/// * a function of the output and the expected value, `|output: &O, expected: &E| ...`;
+/// * a function of the session as well, `|output: &O, expected: &E, session: &Session| ...`;
+/// * a [`judge`], which is asynchronous;
+/// * [`all_of`] or [`any_of`] several evaluators.
 ///
-/// A function gives a [`Score`], or whether the output is right, or a `Result` of either.
+/// A function returns a [`Score`], a `bool` (passed or not), or a `Result` of either.
 ///
 /// ```
 /// use pillarbox_evals::{IntoEvaluator, Score, Session};
@@ -134,26 +134,26 @@ impl<I, O, E> fmt::Debug for BoxEvaluator<I, O, E> {
 /// takes(pillarbox_evals::exact_match);
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot judge these outputs",
-    label = "its arguments or what it returns does not fit: see the notes",
+    message = "`{Self}` is not an evaluator for these outputs",
+    label = "wrong arguments or return type: see the notes",
     note = "an evaluator is a function `|output: &{O}, expected: &{E}| ...`, or one with a third argument \
             `session: &Session`, or a `judge(...)`",
     note = "it returns a `Score`, a `bool`, or a `Result` of either"
 )]
 pub trait IntoEvaluator<I, O, E, Args> {
-    /// What judges outputs as this says.
+    /// Converts it into an evaluator.
     fn into_evaluator(self) -> BoxEvaluator<I, O, E>;
 }
 
-/// Marks functions of the output and what is expected.
+/// Marker for functions of the output and the expected value.
 #[derive(Debug)]
 pub struct OfOutput<S>(PhantomData<S>);
 
-/// Marks functions that see the session too.
+/// Marker for functions that take the session too.
 #[derive(Debug)]
 pub struct OfSession<S>(PhantomData<S>);
 
-/// A function, and how it is called.
+/// A function with the marker of its arguments.
 struct Function<F, S>(F, PhantomData<fn() -> S>);
 
 impl<I, O, E, F, S> IntoEvaluator<I, O, E, OfOutput<S>> for F
@@ -216,7 +216,7 @@ impl<I, O, E> IntoEvaluator<I, O, E, ()> for BoxEvaluator<I, O, E> {
     }
 }
 
-/// Judges by an async function, such as one that asks a model.
+/// Creates an evaluator from an async function, such as one that asks a model.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -259,13 +259,13 @@ where
 pub(crate) mod tests {
     use super::*;
 
-    /// An output that is judged, without anything around it.
+    /// Returns a case with an empty session.
     pub(crate) fn case<O, E>(output: O, expected: E) -> Arc<Case<(), O, E>> {
         let sample = Sample::new("7", (), expected);
         Arc::new(Case { sample, output, session: Session::default() })
     }
 
-    /// The score that an evaluator gives, at once.
+    /// Runs an evaluator.
     pub(crate) fn score<O: 'static, E: 'static, A>(
         evaluator: impl IntoEvaluator<(), O, E, A>,
         output: O,
@@ -277,7 +277,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn functions_judge_outputs_and_may_see_the_session() {
+    fn functions_score_outputs_and_may_take_the_session() {
         let same = |output: &u32, expected: &u32| output == expected;
         assert!(score(same, 7, 7).unwrap().passed);
         assert!(!score(same, 7, 8).unwrap().passed);
@@ -287,7 +287,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_judge_may_wait_and_fail() {
+    fn a_judge_can_wait_and_fail() {
         let judging = judge(|case: Arc<Case<(), u32, u32>>| async move {
             tokio::task::yield_now().await;
             case.output.checked_sub(case.sample.expected).ok_or("too small").map(|more| more == 0)
@@ -298,7 +298,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_score_that_is_none_is_an_error() {
+    fn a_score_outside_of_0_to_1_is_an_error() {
         let wild = |_: &u32, _: &u32| Score::graded(f64::NAN, 0.0);
         assert!(score(wild, 7, 7).unwrap_err().contains("not from 0 to 1"));
     }

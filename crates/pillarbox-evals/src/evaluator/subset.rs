@@ -1,4 +1,4 @@
-//! JSON that has at least what it should have.
+//! Evaluator for JSON that must contain the expected fields.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::values::shown;
 use crate::score::Score;
 
-/// The output, as JSON, has all that is expected: of an object, its fields, and further ones do not matter; of a
-/// list, as many items, each with what is expected of it. The score is the share of expected values that are there.
+/// Passes if the output, as JSON, contains the expected value: all fields of an object, where the output may have others
+/// too, and all items of an array, which must have the same length. The score is the share of expected values found.
 ///
 /// ```
 /// use pillarbox_evals::json_subset;
@@ -26,10 +26,16 @@ use crate::score::Score;
 pub fn json_subset<O: Serialize, E: Serialize>(output: &O, expected: &E) -> Score {
     let (output, expected) = match (serde_json::to_value(output), serde_json::to_value(expected)) {
         (Ok(output), Ok(expected)) => (output, expected),
-        (Err(error), _) => return Score::fail(format!("the output is no JSON: {error}")),
-        (_, Err(error)) => return Score::fail(format!("what is expected is no JSON: {error}")),
+        (Err(error), _) => {
+            return Score::fail(format!("the output cannot be serialized to JSON: {error}"));
+        }
+        (_, Err(error)) => {
+            return Score::fail(format!(
+                "the expected value cannot be serialized to JSON: {error}"
+            ));
+        }
     };
-    let mut found = Comparison::default();
+    let mut found = Matches::default();
     found.compare(&mut "$".to_owned(), Some(&output), &expected);
     if found.wrong.is_empty() {
         return Score::pass();
@@ -39,21 +45,21 @@ pub fn json_subset<O: Serialize, E: Serialize>(output: &O, expected: &E) -> Scor
 }
 
 #[derive(Default)]
-struct Comparison {
-    /// How many expected values are there.
+struct Matches {
+    /// Number of expected values that were found.
     right: u32,
-    /// How many are not.
+    /// Number of expected values that were not.
     misses: u32,
-    /// The first of them, in words.
+    /// Descriptions of the first of them.
     wrong: Vec<String>,
 }
 
-/// How many characters of a value a reason shows: there may be several.
-const ROOM: usize = 80;
-/// How many are put into words.
+/// Number of characters of a value that a reason shows.
+const MAX_CHARS: usize = 80;
+/// Number of values that a reason describes.
 const SHOWN: usize = 5;
 
-impl Comparison {
+impl Matches {
     fn compare(&mut self, path: &mut String, output: Option<&Value>, expected: &Value) {
         let Some(output) = output else {
             return self.miss(expected, || format!("{path} is missing"));
@@ -68,10 +74,10 @@ impl Comparison {
             }
             (Value::Object(_), Value::Object(_)) => self.right += 1,
             (Value::Array(output), Value::Array(expected)) if output.len() == expected.len() => {
-                // Two empty lists agree.
+                // Two empty arrays match.
                 self.right += u32::from(expected.is_empty());
-                for (place, (output, expected)) in output.iter().zip(expected).enumerate() {
-                    within(path, &format!("[{place}]"), |path| {
+                for (index, (output, expected)) in output.iter().zip(expected).enumerate() {
+                    within(path, &format!("[{index}]"), |path| {
                         self.compare(path, Some(output), expected);
                     });
                 }
@@ -81,12 +87,16 @@ impl Comparison {
             }),
             (output, expected) if same(output, expected) => self.right += 1,
             _ => self.miss(expected, || {
-                format!("{path}: expected {}, got {}", shown(expected, ROOM), shown(output, ROOM))
+                format!(
+                    "{path}: expected {}, got {}",
+                    shown(expected, MAX_CHARS),
+                    shown(output, MAX_CHARS)
+                )
             }),
         }
     }
 
-    /// All that is expected here is not there.
+    /// Records that an expected value was not found.
     fn miss(&mut self, expected: &Value, text: impl FnOnce() -> String) {
         self.misses += leaves(expected);
         if self.wrong.len() <= SHOWN {
@@ -101,7 +111,7 @@ impl Comparison {
     }
 }
 
-/// Numbers are the same if they are worth the same: 1 and 1.0. Whole ones are compared to the last digit.
+/// Returns whether two values are equal. 1 and 1.0 are; integers are compared exactly.
 fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) if one.is_f64() != other.is_f64() => {
@@ -118,7 +128,7 @@ fn within(path: &mut String, part: &str, work: impl FnOnce(&mut String)) {
     path.truncate(before);
 }
 
-/// How many values there are to get right; at least one.
+/// Returns the number of leaf values, at least one.
 fn leaves(value: &Value) -> u32 {
     let inner = match value {
         Value::Object(fields) => fields.values().map(leaves).sum(),
@@ -135,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_expected_must_be_there_and_more_may_be() {
+    fn the_output_must_contain_what_is_expected_and_may_contain_more() {
         let output = json!({"a": {"b": [1, {"c": 2, "d": 3}]}, "e": null, "f": [], "g": {}});
         for expected in [
             json!({}),

@@ -1,4 +1,4 @@
-//! What ready-made evaluators can read.
+//! Conversions to text and numbers for the built-in evaluators.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value;
 
-/// What can be read as text.
+/// Values that can be read as text.
 pub trait Text {
-    /// The text. That of a JSON value is what it says, or else how it is written.
+    /// Returns the text. For a JSON value, that is the contents of a string, or the JSON of any other value.
     fn text(&self) -> Cow<'_, str>;
 }
 
@@ -39,16 +39,16 @@ impl Text for Value {
     }
 }
 
-/// What can be read as a number.
+/// Values that can be read as a number.
 pub trait Number {
-    /// The number, if it is one.
+    /// Returns the number, if it is one.
     fn number(&self) -> Option<f64>;
 }
 
 macro_rules! number {
     ($($type:ty),*) => {$(
         impl Number for $type {
-            #[allow(clippy::cast_precision_loss, clippy::cast_lossless, reason = "it is compared with a tolerance")]
+            #[allow(clippy::cast_precision_loss, clippy::cast_lossless, reason = "numbers are compared with a tolerance")]
             fn number(&self) -> Option<f64> {
                 Some(*self as f64)
             }
@@ -86,10 +86,10 @@ impl Number for Value {
     }
 }
 
-/// How something looks, as far as there is room for it in a reason.
-pub(super) fn shown(value: &(impl Serialize + ?Sized), room: usize) -> String {
-    let text = serde_json::to_string(value).unwrap_or_else(|_| "something else".to_owned());
-    match text.char_indices().nth(room) {
+/// Returns the JSON of a value, cut to `max_chars` characters.
+pub(super) fn shown(value: &(impl Serialize + ?Sized), max_chars: usize) -> String {
+    let text = serde_json::to_string(value).unwrap_or_else(|_| "(not JSON)".to_owned());
+    match text.char_indices().nth(max_chars) {
         Some((cut, _)) => format!("{}…", &text[..cut]),
         None => text,
     }

@@ -1,4 +1,4 @@
-//! A report for CI: JUnit XML.
+//! Report as JUnit XML, for CI.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -8,8 +8,8 @@ use super::table::cut;
 use crate::result::Status;
 
 impl EvalReport {
-    /// The report as JUnit XML: an experiment is a test suite, a sample a test case. One that did not pass is a
-    /// failure; one that failed, died or has no result is an error.
+    /// Returns the report as JUnit XML: an experiment is a test suite, a sample is a test case. A sample that did not
+    /// pass is a failure; one that failed, died or is missing is an error.
     pub fn to_junit(&self) -> String {
         let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
         let errors = |of: &dyn Fn(Status) -> usize| {
@@ -91,8 +91,7 @@ impl EvalReport {
     }
 }
 
-/// Text as it may stand in XML, in elements and in attributes. Characters that XML has no way to write are
-/// replaced.
+/// Escapes text for XML elements and attributes. Characters that XML cannot represent are replaced.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -117,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_any_kind_is_xml_afterwards() {
+    fn text_is_escaped_for_xml() {
         assert_eq!(escape("a<b> & \"c\"\u{0}\n"), "a&lt;b&gt; &amp; &quot;c&quot;\u{FFFD}&#10;");
     }
 }

@@ -1,12 +1,12 @@
-//! What came out of a run.
+//! Reports of runs.
 //!
 //! | to find | look at |
 //! |---|---|
-//! | what is counted, and what counts as what | here |
+//! | contents of a report | here |
 //! | quantiles and intervals | `statistics.rs` |
-//! | for a terminal | `table.rs` |
-//! | for CI | `junit.rs` |
-//! | for a browser | `html/` |
+//! | text | `table.rs` |
+//! | JUnit XML | `junit.rs` |
+//! | HTML | `html/` |
 
 mod html;
 mod junit;
@@ -14,7 +14,6 @@ mod statistics;
 mod table;
 
 use pillarbox_core::Timestamp;
-use pillarbox_runtime::Step;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -24,85 +23,85 @@ use self::statistics::{Pairs, mean, paired_mean, paired_shares, wilson};
 use crate::dataset::Sample;
 use crate::error::Result;
 use crate::result::Status;
-use crate::run::slots::Light;
+use crate::run::sample_state::ResultSummary;
 use crate::run::{EvalRun, ScoredBy};
+use crate::steps::Step;
 
-/// The most samples that are reported with all that is known of them.
+/// Maximum number of samples that are reported in full.
 const MAX_FAILURES: usize = 1000;
-/// And the most bytes of JSON that they have, more or less.
+/// Approximate maximum size of their JSON, in bytes.
 const MAX_BYTES: usize = 32 << 20;
 
-/// What came out of a run, as far as it is known. It can be shown as a table (by `Display`), as JSON (by
-/// `Serialize`), as [JUnit XML](Self::to_junit) and as a [web page](Self::to_html).
+/// Report of a run, with the results so far: as a table (`Display`), JSON (`Serialize`), [JUnit XML](Self::to_junit) or a
+/// [web page](Self::to_html).
 ///
-/// A sample that failed or died has no score: it is left out of the mean score, and counts as one that did not pass
-/// in the pass rate. One that has no result yet counts in neither.
+/// A sample that failed or became a dead letter has no score: it is not part of the mean score, and counts as not passed
+/// in the pass rate. A sample without a result counts in neither.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EvalReport {
-    /// The run.
+    /// Id of the run.
     pub run_id: String,
-    /// When it was begun.
+    /// Time at which the run was created.
     pub created_at: Timestamp,
-    /// Who judged the outputs.
+    /// Where the outputs were scored.
     pub scored_by: ScoredBy,
-    /// How many samples there are, each counted once for each experiment.
+    /// Number of samples. A sample counts once per experiment.
     pub total: usize,
-    /// How many of them passed.
+    /// Number of samples that passed.
     pub passed: usize,
-    /// The share of those with a result that passed.
+    /// Share of samples with a result that passed.
     pub pass_rate: Option<f64>,
-    /// The mean of all scores.
+    /// Mean of all scores.
     pub mean_score: Option<f64>,
-    /// How long adapters took.
+    /// Run times of the adapter.
     pub latency: Option<Latency>,
-    /// Whether there is a result of every sample.
+    /// Whether every sample has a result.
     pub is_complete: bool,
-    /// How many messages came that are no results of the run.
+    /// Number of messages that are not results of the run.
     pub strays: usize,
-    /// By experiment, in the order in which they came.
+    /// Experiments, in order of submission.
     pub experiments: Vec<ExperimentReport>,
-    /// Each experiment against the first.
+    /// Comparison of each experiment with the first one.
     pub comparisons: Vec<Comparison>,
-    /// The samples that did not pass, whatever the reason, with what is known of them: the first thousand, or 32 MiB
-    /// of them.
+    /// Samples that did not pass, for any reason, in full: the first 1000, up to about 32 MiB.
     pub failures: Vec<FailedSample>,
-    /// How many further ones there are.
+    /// Number of other samples that did not pass.
     pub failures_left_out: usize,
-    /// Every sample, in short.
+    /// All samples, without their contents.
     pub samples: Vec<SampleReport>,
 }
 
-/// How many samples came to which end.
+/// Numbers of samples by status, with statistics.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Tally {
-    /// How many there are.
+    /// All samples.
     pub total: usize,
-    /// Whose output is good enough.
+    /// Samples that passed.
     pub passed: usize,
-    /// Whose output is not.
+    /// Samples that were scored and did not pass.
     pub not_passed: usize,
-    /// Without a score, since something failed.
+    /// Samples without a score because the adapter or the evaluator failed.
     pub failed: usize,
-    /// Dead letters.
+    /// Samples that became dead letters.
     pub died: usize,
-    /// Without a result.
+    /// Samples without a result.
     pub missing: usize,
-    /// The share of those with a result that passed.
+    /// Share of samples with a result that passed.
     pub pass_rate: Option<f64>,
-    /// Where the true share is, with 95 % confidence.
+    /// Lower end of the 95 % confidence interval of the pass rate.
     pub pass_rate_low: Option<f64>,
-    /// And no more than this.
+    /// Upper end of that interval.
     pub pass_rate_high: Option<f64>,
-    /// The mean of all scores.
+    /// Mean of all scores.
     pub mean_score: Option<f64>,
-    /// How long the adapter took.
+    /// Run times of the adapter.
     pub latency: Option<Latency>,
 }
 
 impl Tally {
-    /// How many came to this end.
+    /// Returns the number of samples with this status.
     pub const fn of(&self, status: Status) -> usize {
         match status {
             Status::Passed => self.passed,
@@ -114,131 +113,142 @@ impl Tally {
     }
 }
 
-/// What came out of an experiment.
+/// Report of an experiment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ExperimentReport {
-    /// What it is called.
+    /// Name of the experiment.
     pub name: String,
-    /// What it is about.
+    /// Description of the experiment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// How many came to which end.
+    /// Numbers of samples and statistics.
     #[serde(flatten)]
     pub tally: Tally,
 }
 
-/// An experiment against another, by the samples that both have results of.
+/// Comparison of two experiments, by the samples that have a result in both.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Comparison {
-    /// The one that it is compared with.
+    /// Name of the experiment that is compared with.
     pub baseline: String,
-    /// The one that is compared.
+    /// Name of the experiment that is compared.
     pub candidate: String,
-    /// How many samples both have results of.
+    /// Number of samples that have a result in both.
     pub pairs: usize,
-    /// By how much the pass rate is higher, of those.
+    /// Pass rate of the candidate minus that of the baseline.
     pub pass_rate: Option<Difference>,
-    /// How many samples both have scores of.
+    /// Number of samples that have a score in both.
     pub scored_pairs: usize,
-    /// By how much the mean score is higher, of those.
+    /// Mean score of the candidate minus that of the baseline.
     pub mean_score: Option<Difference>,
-    /// How many samples passed only in the candidate.
+    /// Number of samples that passed in the candidate only.
     pub gained: usize,
-    /// How many samples passed only in the baseline.
+    /// Number of samples that passed in the baseline only.
     pub lost: usize,
 }
 
-/// A sample that did not pass, with all that is known of it.
+/// A sample that did not pass, in full.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct FailedSample {
-    /// The experiment.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The sample.
+    /// Id of the sample.
     pub sample_id: String,
-    /// What it counts as.
+    /// Status of the sample.
     pub status: Status,
-    /// Its score, if it has one.
+    /// Score, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// Why: in the words of the evaluator, or the error.
+    /// Reason of the evaluator, or the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What went in.
+    /// Input.
     pub input: Value,
-    /// What should have come out.
+    /// Expected output.
     pub expected: Value,
-    /// What came out, if something did.
+    /// Output, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
-    /// How long the adapter took, in milliseconds.
+    /// Run time of the adapter, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ms: Option<f64>,
-    /// What the adapter said that it did.
+    /// Steps of the adapter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
 }
 
-/// A sample, in short.
+/// A sample, without its contents.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SampleReport {
-    /// The experiment.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The sample.
+    /// Id of the sample.
     pub sample_id: String,
-    /// What it counts as.
+    /// Status of the sample.
     pub status: Status,
-    /// Its score, if it has one.
+    /// Score, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// How long the adapter took, in milliseconds.
+    /// Run time of the adapter, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ms: Option<f64>,
 }
 
+impl EvalRun {
+    /// Returns a report with the results so far.
+    ///
+    /// # Errors
+    ///
+    /// If the files of the run cannot be read.
+    pub fn report(&self) -> Result<EvalReport> {
+        EvalReport::new(self)
+    }
+}
+
 impl EvalReport {
-    /// What a run has come to.
-    pub(crate) fn of(run: &EvalRun) -> Result<Self> {
-        let ends: Vec<_> = run.slots.iter().map(|slot| slot.result).collect();
+    fn new(run: &EvalRun) -> Result<Self> {
+        let results: Vec<_> = run.states.iter().map(|state| state.result).collect();
         let by_experiment: Vec<_> = match run.sample_count() {
             0 => Vec::new(),
-            samples => ends.chunks(samples).collect(),
+            samples => results.chunks(samples).collect(),
         };
         let experiments = run.experiments().iter().zip(&by_experiment);
-        let experiments = experiments.map(|(experiment, ends)| ExperimentReport {
+        let experiments = experiments.map(|(experiment, results)| ExperimentReport {
             name: experiment.name.clone(),
             description: experiment.description.clone(),
-            tally: tally(ends),
+            tally: tally(results),
         });
         let experiments: Vec<_> = experiments.collect();
-        let comparisons = (1..experiments.len()).map(|place| Comparison {
+        let comparisons = (1..experiments.len()).map(|index| Comparison {
             baseline: experiments[0].name.clone(),
-            candidate: experiments[place].name.clone(),
-            ..compare(by_experiment[0], by_experiment[place])
+            candidate: experiments[index].name.clone(),
+            ..compare(by_experiment[0], by_experiment[index])
         });
-        let whole = tally(&ends);
+        let whole = tally(&results);
         let mut failures = Vec::new();
         let mut failures_left_out = 0;
         let mut bytes = 0;
-        for (index, end) in ends.iter().enumerate().filter(|(_, end)| status(end) != Status::Passed)
+        for (index, result) in
+            results.iter().enumerate().filter(|(_, result)| status(result) != Status::Passed)
         {
             if failures.len() == MAX_FAILURES || bytes > MAX_BYTES {
                 failures_left_out += 1;
                 continue;
             }
-            let failed = failed(run, index, *end)?;
+            let failed = failed(run, index, *result)?;
             bytes += failed.bytes();
             failures.push(failed);
         }
-        let samples = ends.iter().enumerate().map(|(index, end)| SampleReport {
+        let samples = results.iter().enumerate().map(|(index, result)| SampleReport {
             experiment: run.experiment(index).name.clone(),
             sample_id: run.sample_id(index).to_owned(),
-            status: status(end),
-            score: score(end),
-            latency_ms: end.and_then(|end| end.latency_ms),
+            status: status(result),
+            score: score(result),
+            latency_ms: result.and_then(|result| result.latency_ms),
         });
         Ok(Self {
             run_id: run.id().to_owned(),
@@ -259,26 +269,26 @@ impl EvalReport {
         })
     }
 
-    /// How many samples came to this end.
+    /// Returns the number of samples with this status.
     pub fn count(&self, status: Status) -> usize {
         self.experiments.iter().map(|one| one.tally.of(status)).sum()
     }
 
-    /// The experiment of this name.
+    /// Returns the experiment with this name.
     pub fn experiment(&self, name: &str) -> Option<&ExperimentReport> {
         self.experiments.iter().find(|one| one.name == name)
     }
 
-    /// The samples of an experiment, in short.
+    /// Iterates over the samples of an experiment.
     fn samples_of(&self, experiment: &str) -> impl Iterator<Item = &SampleReport> {
         self.samples.iter().filter(move |sample| sample.experiment == experiment)
     }
 
-    /// Any experiment against any other: by how much the second is better.
+    /// Compares two experiments.
     pub fn compare(&self, baseline: &str, candidate: &str) -> Option<Comparison> {
         let of = |name: &str| {
             self.experiment(name)?;
-            let samples = self.samples_of(name).map(SampleReport::light);
+            let samples = self.samples_of(name).map(SampleReport::summary);
             Some(samples.collect::<Vec<_>>())
         };
         let (first, second) = (of(baseline)?, of(candidate)?);
@@ -288,38 +298,38 @@ impl EvalReport {
 }
 
 impl FailedSample {
-    /// How much there is of it, more or less.
+    /// Returns the approximate size.
     fn bytes(&self) -> usize {
         serde_json::to_string(self).map_or(0, |text| text.len())
     }
 }
 
 impl SampleReport {
-    fn light(&self) -> Option<Light> {
+    fn summary(&self) -> Option<ResultSummary> {
         let value = self.score.unwrap_or_default();
         let Self { status, latency_ms, .. } = *self;
-        (status != Status::Missing).then_some(Light {
+        (status != Status::Missing).then_some(ResultSummary {
             round: 1,
             status,
             value,
             latency_ms,
-            place: 0,
+            position: 0,
         })
     }
 }
 
-fn status(end: &Option<Light>) -> Status {
-    end.map_or(Status::Missing, |end| end.status)
+fn status(result: &Option<ResultSummary>) -> Status {
+    result.map_or(Status::Missing, |result| result.status)
 }
 
-fn score(end: &Option<Light>) -> Option<f64> {
-    end.filter(|end| end.status.is_scored()).map(|end| end.value)
+fn score(result: &Option<ResultSummary>) -> Option<f64> {
+    result.filter(|result| result.status.is_scored()).map(|result| result.value)
 }
 
-fn tally(ends: &[Option<Light>]) -> Tally {
-    let mut tally = Tally { total: ends.len(), ..Tally::default() };
-    for end in ends {
-        match status(end) {
+fn tally(results: &[Option<ResultSummary>]) -> Tally {
+    let mut tally = Tally { total: results.len(), ..Tally::default() };
+    for result in results {
+        match status(result) {
             Status::Passed => tally.passed += 1,
             Status::NotPassed => tally.not_passed += 1,
             Status::Failed => tally.failed += 1,
@@ -327,19 +337,20 @@ fn tally(ends: &[Option<Light>]) -> Tally {
             Status::Missing => tally.missing += 1,
         }
     }
-    let ended = tally.total - tally.missing;
-    tally.pass_rate = (ended > 0).then(|| tally.passed as f64 / ended as f64);
-    let interval = wilson(tally.passed, ended);
+    let with_result = tally.total - tally.missing;
+    tally.pass_rate = (with_result > 0).then(|| tally.passed as f64 / with_result as f64);
+    let interval = wilson(tally.passed, with_result);
     (tally.pass_rate_low, tally.pass_rate_high) = interval.unzip();
-    tally.mean_score = mean(&ends.iter().filter_map(score).collect::<Vec<_>>());
-    let mut latencies: Vec<_> = ends.iter().flatten().filter_map(|end| end.latency_ms).collect();
+    tally.mean_score = mean(&results.iter().filter_map(score).collect::<Vec<_>>());
+    let mut latencies: Vec<_> =
+        results.iter().flatten().filter_map(|result| result.latency_ms).collect();
     latencies.sort_unstable_by(f64::total_cmp);
     tally.latency = Latency::of(&latencies);
     tally
 }
 
-/// By how much the second does better than the first, without their names.
-fn compare(first: &[Option<Light>], second: &[Option<Light>]) -> Comparison {
+/// Compares the second experiment with the first, without their names.
+fn compare(first: &[Option<ResultSummary>], second: &[Option<ResultSummary>]) -> Comparison {
     let mut pairs = Pairs::default();
     let mut differences = Vec::new();
     for (first, second) in first.iter().zip(second) {
@@ -366,28 +377,28 @@ fn compare(first: &[Option<Light>], second: &[Option<Light>]) -> Comparison {
     }
 }
 
-fn failed(run: &EvalRun, index: usize, end: Option<Light>) -> Result<FailedSample> {
+fn failed(run: &EvalRun, index: usize, result: Option<ResultSummary>) -> Result<FailedSample> {
     let Sample::<Value, Value> { id, input, expected, .. } = run.sample(index)?;
     let mut failed = FailedSample {
         experiment: run.experiment(index).name.clone(),
         sample_id: id,
-        status: status(&end),
-        score: score(&end),
+        status: status(&result),
+        score: score(&result),
         reason: None,
         input,
         expected,
         output: None,
-        latency_ms: end.and_then(|end| end.latency_ms),
+        latency_ms: result.and_then(|result| result.latency_ms),
         steps: Vec::new(),
     };
-    match end.map(|end| run.result(end)).transpose()?.map(|result| result.outcome) {
+    match result.map(|result| run.result(result)).transpose()?.map(|result| result.outcome) {
         Some(Ok(scored)) => {
             failed.reason = scored.score.reason;
             failed.output = Some(scored.output);
             failed.steps = scored.steps;
         }
         Some(Err(error)) => failed.reason = Some(error.text),
-        None => failed.reason = Some("no result has come yet".to_owned()),
+        None => failed.reason = Some("there is no result yet".to_owned()),
     }
     Ok(failed)
 }

@@ -1,55 +1,55 @@
-//! What numbers say, and how far they can be trusted. Pure.
+//! Statistics: means, quantiles and confidence intervals. Pure.
 
 use serde::{Deserialize, Serialize};
 
-/// How sure an interval is: 95 in 100 hold the true value.
+/// Two-sided quantile of the normal distribution at 95 %.
 const NORMAL_95: f64 = 1.959_963_984_540_054;
 
-/// Of fewer pairs than this, an interval would say more than is known.
-const FEW: usize = 10;
+/// Minimum number of pairs for an interval of a mean.
+const MIN_PAIRS: usize = 10;
 
-/// A value, and the interval that it is in with 95 % confidence.
+/// A difference with its 95 % confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Difference {
-    /// The best guess.
+    /// Estimate.
     pub value: f64,
-    /// No less than this, with 95 % confidence, if there are enough samples to tell.
+    /// Lower end of the interval, if there are enough samples.
     pub low: Option<f64>,
-    /// No more than this.
+    /// Upper end of the interval.
     pub high: Option<f64>,
 }
 
 impl Difference {
-    /// Whether it is more than chance: zero is not in the interval.
+    /// Returns whether the interval excludes zero.
     pub fn is_significant(&self) -> bool {
         let (low, high) = (self.low.unwrap_or(0.0), self.high.unwrap_or(0.0));
         low > 0.0 || high < 0.0
     }
 }
 
-/// How long adapters took, in milliseconds.
+/// Run times of adapters, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Latency {
-    /// On average.
+    /// Mean.
     pub mean_ms: f64,
-    /// The shortest.
+    /// Minimum.
     pub min_ms: f64,
-    /// Half of them took no longer.
+    /// Median.
     pub p50_ms: f64,
-    /// Nine of ten took no longer.
+    /// 90th percentile.
     pub p90_ms: f64,
-    /// 95 of 100 took no longer.
+    /// 95th percentile.
     pub p95_ms: f64,
-    /// 99 of 100 took no longer.
+    /// 99th percentile.
     pub p99_ms: f64,
-    /// The longest.
+    /// Maximum.
     pub max_ms: f64,
 }
 
 impl Latency {
-    /// Of these, which are sorted.
+    /// Summarizes sorted run times.
     pub(super) fn of(sorted: &[f64]) -> Option<Self> {
         let (min_ms, max_ms) = (*sorted.first()?, *sorted.last()?);
         Some(Self {
@@ -64,7 +64,7 @@ impl Latency {
     }
 }
 
-/// The smallest value that this share of all does not exceed.
+/// Returns the smallest value that at least this share of the values does not exceed.
 pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]
@@ -74,8 +74,7 @@ pub(super) fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// The interval that a share is in with 95 % confidence, of which so many of so many were seen: Wilson's, which
-/// holds for few and for extreme ones.
+/// Returns Wilson's 95 % confidence interval of a proportion, which also holds for small numbers and extreme shares.
 pub(super) fn wilson(hits: usize, of: usize) -> Option<(f64, f64)> {
     if of == 0 {
         return None;
@@ -84,17 +83,17 @@ pub(super) fn wilson(hits: usize, of: usize) -> Option<(f64, f64)> {
     let z2 = NORMAL_95 * NORMAL_95;
     let centre = (share + z2 / (2.0 * n)) / (1.0 + z2 / n);
     let half = NORMAL_95 / (1.0 + z2 / n) * (share * (1.0 - share) / n + z2 / (4.0 * n * n)).sqrt();
-    // At the ends it is exact, and rounding is not.
+    // Exact at the ends, despite rounding.
     let low = if hits == 0 { 0.0 } else { (centre - half).max(0.0) };
     let high = if hits == of { 1.0 } else { (centre + half).min(1.0) };
     Some((low, high))
 }
 
-/// The mean of differences, each between two values of the same sample, with Student's interval.
+/// Returns the mean of paired differences, with Student's interval.
 pub(super) fn paired_mean(differences: &[f64]) -> Option<Difference> {
     let value = mean(differences)?;
     let n = differences.len();
-    if n < FEW {
+    if n < MIN_PAIRS {
         return Some(Difference { value, low: None, high: None });
     }
     let squares: f64 = differences.iter().map(|one| (one - value).powi(2)).sum();
@@ -103,7 +102,7 @@ pub(super) fn paired_mean(differences: &[f64]) -> Option<Difference> {
     Some(Difference { value, low: Some(value - half), high: Some(value + half) })
 }
 
-/// Of how many samples both, only the first, only the second, or neither of two experiments passed.
+/// Numbers of samples that passed in both, only the first, only the second, or neither of two experiments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Pairs {
     pub(super) both: usize,
@@ -112,8 +111,8 @@ pub(super) struct Pairs {
     pub(super) neither: usize,
 }
 
-/// By how much the second share is larger than the first, of the same samples: Newcombe's hybrid of two Wilson
-/// intervals, corrected for how much the two agree (Statistics in Medicine 17, 1998, 2635, method 10).
+/// Returns the difference of two paired proportions, second minus first, with Newcombe's interval: a hybrid of two Wilson
+/// intervals, corrected for their correlation (Statistics in Medicine 17, 1998, 2635, method 10).
 pub(super) fn paired_shares(pairs: Pairs) -> Option<Difference> {
     let Pairs { both, first, second, neither } = pairs;
     let of = both + first + second + neither;
@@ -141,7 +140,7 @@ pub(super) fn paired_shares(pairs: Pairs) -> Option<Difference> {
     })
 }
 
-/// Student's two-sided quantile at 95 %, by G. W. Hill's expansion (Communications of the ACM 13, 1970, 619).
+/// Returns Student's two-sided quantile at 95 %, by G. W. Hill's expansion (Communications of the ACM 13, 1970, 619).
 fn student_95(freedom: usize) -> f64 {
     let p: f64 = 0.05;
     match freedom {
@@ -156,7 +155,7 @@ fn student_95(freedom: usize) -> f64 {
     let d = ((94.5 / (b + c) - 3.0) / b + 1.0) * (a * std::f64::consts::FRAC_PI_2).sqrt() * n;
     let mut y = (d * p).powf(2.0 / n);
     if y > 0.05 + a {
-        // Where the normal distribution is near.
+        // Close to the normal distribution.
         let x = -NORMAL_95;
         y = x * x;
         if freedom < 5 {
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_values_that_were_seen() {
+    fn quantiles_are_observed_values() {
         let values: Vec<_> = (1..=100).map(f64::from).collect();
         assert_eq!(
             [0.5, 0.9, 0.95, 0.99, 1.0].map(|share| quantile(&values, share)),
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_of_student_are_those_of_the_tables() {
+    fn quantiles_of_student_match_the_tables() {
         for (freedom, value) in [
             (1, 12.7062),
             (2, 4.3027),
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_of_a_share_is_that_of_the_literature() {
+    fn the_interval_of_a_proportion_matches_the_literature() {
         // Newcombe, Statistics in Medicine 17, 1998, 857, table I, method 3.
         for (hits, of, low, high) in [
             (81, 263, 0.2553, 0.3662),
@@ -232,8 +231,8 @@ mod tests {
     }
 
     #[test]
-    fn the_difference_of_paired_shares_is_that_of_the_literature() {
-        // Newcombe, Statistics in Medicine 17, 1998, 2635, table II, method 10; there it is the first less the second.
+    fn the_interval_of_paired_proportions_matches_the_literature() {
+        // Newcombe, Statistics in Medicine 17, 1998, 2635, table II, method 10; there, first minus second.
         for (pairs, low, high) in [
             ((36, 12, 2, 0), 0.0569, 0.3404),
             ((53, 1, 0, 0), -0.0511, 0.0979),
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_do_the_same_do_not_differ() {
+    fn equal_experiments_do_not_differ() {
         let same = paired_mean(&[0.0; 50]).unwrap();
         assert_eq!((same.value, same.low, same.high), (0.0, Some(0.0), Some(0.0)));
         assert!(!same.is_significant());
@@ -260,14 +259,14 @@ mod tests {
         assert_eq!(paired_shares(Pairs::default()), None);
     }
 
-    /// Drawn a thousand times, each interval holds the truth about 95 times in 100.
+    /// Of a thousand draws, about 95 % of the intervals contain the true value.
     #[test]
-    fn intervals_hold_the_truth_as_often_as_they_say() {
+    fn intervals_have_the_stated_coverage() {
         let mut random = StdRng::seed_from_u64(7);
         let (mut means, mut shares) = (0, 0);
         const DRAWS: usize = 1000;
         for _ in 0..DRAWS {
-            // A sample is as hard for both; the second passes what the first does not a little more often.
+            // A sample is equally hard for both; the second experiment passes a little more often.
             let (mut pairs, mut differences) = (Pairs::default(), Vec::new());
             for _ in 0..60 {
                 let hardness: f64 = random.random();
@@ -281,7 +280,7 @@ mod tests {
                 }
                 differences.push(random.random_range(-1.0..1.2));
             }
-            // Of a hardness below 0.1 the second passes always: the mean of min(1, 1 - h + 0.1) less that of 1 - h.
+            // Below a hardness of 0.1 the second always passes: the mean of min(1, 1 - h + 0.1) minus that of 1 - h.
             let truth = 0.1 - 0.005;
             let holds = |found: Difference, truth: f64| {
                 found.low.unwrap() <= truth && truth <= found.high.unwrap()

@@ -1,4 +1,4 @@
-//! A report for a terminal.
+//! Report as text.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,12 +6,12 @@ use std::fmt;
 use super::{Comparison, Difference, EvalReport, Latency};
 use crate::result::Status;
 
-/// How many failures are shown; all of them are in the other forms.
+/// Number of failures that are shown. The other formats have more.
 const SHOWN: usize = 10;
 
 impl fmt::Display for EvalReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "run {}: {}", self.run_id, self.in_short())?;
+        writeln!(f, "run {}: {}", self.run_id, self.totals())?;
         writeln!(f)?;
         self.experiments_table().fmt(f)?;
         for comparison in &self.comparisons {
@@ -23,8 +23,8 @@ impl fmt::Display for EvalReport {
 }
 
 impl EvalReport {
-    /// In a line: how many passed, and what became of the others.
-    fn in_short(&self) -> String {
+    /// Returns the numbers of samples by status, on one line.
+    fn totals(&self) -> String {
         let mut text = format!("{} of {} passed", self.passed, self.total);
         for status in [Status::NotPassed, Status::Failed, Status::Died, Status::Missing] {
             match self.count(status) {
@@ -33,7 +33,7 @@ impl EvalReport {
             }
         }
         if self.strays > 0 {
-            text.push_str(&format!("; {} messages are no results of this run", self.strays));
+            text.push_str(&format!("; {} messages are not results of this run", self.strays));
         }
         text
     }
@@ -78,7 +78,7 @@ impl EvalReport {
             return Ok(());
         }
         let mut table = Table::new(&["SAMPLE", "EXPERIMENT", "STATUS", ">SCORE", "REASON"]);
-        // Those without a score first: something is wrong with more than the output.
+        // Samples without a score first: they point to a problem beyond the output.
         let mut failures: Vec<_> = self.failures.iter().collect();
         failures.sort_by_key(|failed| match failed.status {
             Status::Died => 0,
@@ -125,7 +125,7 @@ impl fmt::Display for Comparison {
 }
 
 impl Difference {
-    /// The difference, where it is with 95 % confidence, and what that means.
+    /// Returns the difference with its interval and a verdict.
     pub(super) fn in_words(&self, show: impl Fn(f64) -> String) -> String {
         let value = show(self.value);
         match (self.low, self.high) {
@@ -133,11 +133,11 @@ impl Difference {
                 let verdict = match self.is_significant() {
                     true if self.value > 0.0 => "better",
                     true => "worse",
-                    false => "may be chance",
+                    false => "not significant",
                 };
                 format!("{value} (95 %: {} to {}): {verdict}", show(low), show(high))
             }
-            _ => format!("{value} (too few samples to tell more)"),
+            _ => format!("{value} (too few samples for an interval)"),
         }
     }
 }
@@ -146,7 +146,7 @@ pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// A time in three digits or so.
+/// Formats a time with about three digits.
 pub(super) fn milliseconds(ms: f64) -> String {
     match ms {
         _ if ms >= 10_000.0 => format!("{:.1} s", ms / 1e3),
@@ -161,10 +161,10 @@ fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
-/// Text that is not too long to be shown; all of it is in the results.
+/// Cuts a long text.
 pub(super) fn cut(text: &str) -> Cow<'_, str> {
-    const ROOM: usize = 20_000;
-    match text.char_indices().nth(ROOM) {
+    const MAX_CHARS: usize = 20_000;
+    match text.char_indices().nth(MAX_CHARS) {
         None => Cow::Borrowed(text),
         Some((end, _)) => {
             let more = text[end..].chars().count();
@@ -173,20 +173,20 @@ pub(super) fn cut(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Text without line breaks and control characters, and not too long.
-fn one_line(text: &str, room: usize) -> String {
-    // Nor with those that turn the direction of what follows.
+/// Returns text without line breaks and control characters, cut to `max_chars` characters.
+fn one_line(text: &str, max_chars: usize) -> String {
+    // Nor characters that change the direction of text.
     let turns = |c| matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let clean = text.chars().map(|c| if c.is_control() || turns(c) { ' ' } else { c });
-    let mut line: String = clean.clone().take(room).collect();
-    if clean.count() > room {
+    let mut line: String = clean.clone().take(max_chars).collect();
+    if clean.count() > max_chars {
         line.pop();
         line.push('…');
     }
     line
 }
 
-/// Rows under headings. A heading that begins with `>` is of a column that is aligned to the right.
+/// Table with aligned columns. A heading that starts with `>` makes its column right-aligned.
 struct Table {
     headings: Vec<&'static str>,
     rows: Vec<Vec<String>>,
@@ -214,11 +214,11 @@ impl fmt::Display for Table {
         for row in std::iter::once(&headings).chain(&self.rows) {
             let mut line = String::new();
             for ((cell, heading), width) in row.iter().zip(&self.headings).zip(&widths) {
-                let room = " ".repeat(width - cell.chars().count());
+                let padding = " ".repeat(width - cell.chars().count());
                 let (before, after) = if heading.starts_with('>') {
-                    (room, String::new())
+                    (padding, String::new())
                 } else {
-                    (String::new(), room)
+                    (String::new(), padding)
                 };
                 line.push_str(&format!("{before}{cell}{after}  "));
             }

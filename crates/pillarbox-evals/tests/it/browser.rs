@@ -12,7 +12,7 @@ use pillarbox_evals::{
 use pillarbox_runtime::{Run, Runnable};
 use pillarbox_testing::on_threads;
 
-/// Of twenty samples, two fail by an error and four are wrong with `small`; two and one with `"large" & <b>`.
+/// Report on twenty samples: two errors and four wrong outputs with `small`, two and one with `"large" & <b>`.
 fn report() -> EvalReport {
     on_threads(async {
         let backend = Mailboxes::new(MemoryBackend::new());
@@ -30,7 +30,8 @@ fn report() -> EvalReport {
                 text
             })
         };
-        let running = EvalLoop::of::<String, _, _>(adapter, exact_match, requests.clone()).start();
+        let running =
+            EvalLoop::from_adapter::<String, _, _>(adapter, exact_match, requests.clone()).start();
         let dataset = Dataset::new((0..20).map(|n| {
             let text = format!("{n} <img src=x onerror=\"document.title = 'taken over'\">");
             Sample::new(format!("sample-{n}"), text.clone(), text)
@@ -48,7 +49,7 @@ fn report() -> EvalReport {
     })
 }
 
-/// The page as it is after its scripts have run.
+/// Returns the DOM after the scripts have run.
 fn browse(page: &Path, address: &str) -> String {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new(std::env::var("CHROMIUM").unwrap_or_else(|_| "chromium".to_owned()))
@@ -68,9 +69,9 @@ fn browse(page: &Path, address: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What the page says of how many rows it shows, and how many it does.
+/// Returns the text with the number of shown rows, and the actual number.
 fn shown(dom: &str) -> (String, usize) {
-    let (_, rest) = dom.split_once("id=\"shown\"").expect("the page says how many");
+    let (_, rest) = dom.split_once("id=\"shown\"").expect("number of rows");
     let text = rest.split_once('>').unwrap().1.split_once('<').unwrap().0;
     let rows = dom.split("<tr data-experiment=").skip(1);
     let visible = rows.filter(|row| !row.split_once('>').unwrap().0.contains("hidden")).count();
@@ -79,11 +80,11 @@ fn shown(dom: &str) -> (String, usize) {
 
 #[test]
 #[ignore = "needs a browser: `make test-browser`"]
-fn the_page_of_a_report_works_offline_and_its_table_can_be_filtered() {
+fn the_web_page_of_a_report_works_offline_and_can_be_filtered() {
     let report = report();
     assert_eq!((report.passed, report.failures.len()), (31, 9), "{report}");
     let html = report.to_html();
-    // Nothing is fetched from anywhere.
+    // Nothing is fetched from a server.
     assert!(!html.contains("http://") && !html.contains("https://") && !html.contains("<link"));
     let directory = tempfile::tempdir().unwrap();
     let page = directory.path().join("report.html");
@@ -99,7 +100,7 @@ fn the_page_of_a_report_works_offline_and_its_table_can_be_filtered() {
         assert!(dom.contains(&format!("id=\"{plot}\"")), "{plot}");
     }
 
-    // By what the address says, which may be passed on.
+    // Filtered by the fragment of the URL.
     for (address, count) in [
         ("#experiment=small", 6),
         ("#status=failed", 4),
@@ -114,7 +115,7 @@ fn the_page_of_a_report_works_offline_and_its_table_can_be_filtered() {
         assert_eq!(shown(&dom), (format!("{count} of 9 shown"), count), "{address}");
     }
 
-    // By hand.
+    // Filtered by the controls.
     let typing = "<script>\nconst field = document.getElementById('find');\nfield.value = 'sample-0';\n\
                   field.dispatchEvent(new Event('input'));\nconst chosen = document.getElementById('experiment');\n\
                   chosen.value = 'small';\nchosen.dispatchEvent(new Event('change'));\n\
@@ -124,6 +125,6 @@ fn the_page_of_a_report_works_offline_and_its_table_can_be_filtered() {
     assert_eq!(shown(&dom), ("1 of 9 shown".to_owned(), 1));
     assert!(
         dom.contains("<title>#find=sample-0&amp;experiment=small</title>"),
-        "what is looked for is in the address"
+        "the filter is in the URL"
     );
 }

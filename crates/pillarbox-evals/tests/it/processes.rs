@@ -1,7 +1,7 @@
-//! Runs whose processes are killed: those who work, who submit and who collect. Every sample is in the report, once,
-//! and what was collected is not paid for again.
+//! Runs whose workers, submitter and collector are killed. Every sample is in the report once, and a collected result
+//! is not computed again.
 //!
-//! Each story is told once and happens on a SQLite file and on a Redis server.
+//! Each test runs on a SQLite file and on a Redis server.
 #![cfg(unix)]
 
 #[allow(dead_code, reason = "shared with tests that use more of it")]
@@ -25,13 +25,12 @@ use pillarbox_testing::process::{Child, end_with_the_parent, say, told};
 
 use place::{Place, on_both, open};
 
-/// How long anything may take on a machine that has much else to do.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// How long leases run: for so long is waited after each kill.
+/// Time limit, generous for a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Lease duration, which is waited for after each kill.
 const LEASE: Duration = Duration::from_secs(4);
 const SAMPLES: u64 = 200;
-/// How many samples a worker process has in its hands at most: it works on two, has two more ready, and two that it
-/// has answered and not acknowledged.
+/// Maximum number of unacknowledged samples of a worker process: two in work, two prefetched, and two answered.
 const HANDS: usize = 6;
 
 fn requests(backend: &Mailboxes) -> EvalRequests<u64, u64> {
@@ -46,7 +45,7 @@ fn experiments() -> [Experiment; 2] {
     [Experiment::new("small").resource("wrong", 4), Experiment::new("large").resource("wrong", 10)]
 }
 
-/// Every so-manieth output is wrong, by experiment. Each run of it has an effect that outlives the process.
+/// Adapter with a wrong output every `wrong` samples. Each call leaves a line in a file.
 async fn model(n: u64, run: Run) -> u64 {
     let wrong: u64 = run.resources().get("wrong").expect("a variant");
     let effects = run.live::<std::path::PathBuf>().expect("a file");
@@ -57,7 +56,7 @@ async fn model(n: u64, run: Run) -> u64 {
     n * n + u64::from(n.is_multiple_of(wrong))
 }
 
-/// The process that works. Not a test by itself.
+/// The worker process. Not a test by itself.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn working() {
@@ -65,7 +64,7 @@ fn working() {
     end_with_the_parent();
     on_threads(async move {
         let backend = open(&url).await;
-        EvalLoop::of(model, exact_match, requests(&backend))
+        EvalLoop::from_adapter(model, exact_match, requests(&backend))
             .resource(std::path::PathBuf::from(effects))
             .workers(2)
             .visibility(LEASE)
@@ -77,7 +76,7 @@ fn working() {
     });
 }
 
-/// The process that submits. Not a test by itself.
+/// The submitter process. Not a test by itself.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn submitting() {
@@ -97,7 +96,7 @@ fn submitting() {
     });
 }
 
-/// The process that collects. Not a test by itself.
+/// The collector process. Not a test by itself.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn collecting() {
@@ -109,13 +108,13 @@ fn collecting() {
         let told = |progress: &pillarbox_evals::Progress| {
             say(&format!("collected {}", progress.collected));
         };
-        let how = Collect::within(PATIENCE).on_progress(told);
+        let how = Collect::within(TIMEOUT).on_progress(told);
         collect_results(&mut run, &requests(&backend), how).await.expect("collected");
         say("complete");
     });
 }
 
-/// How often the model was asked what.
+/// Returns the number of calls per input.
 fn paid(effects: &Path) -> HashMap<String, usize> {
     let mut paid = HashMap::new();
     for line in std::fs::read_to_string(effects).expect("effects").lines() {
@@ -124,7 +123,7 @@ fn paid(effects: &Path) -> HashMap<String, usize> {
     paid
 }
 
-/// The results that were written down, each sample of each experiment once.
+/// Returns the stored results, of which each sample of each experiment has one.
 fn results(home: &Path) -> Vec<EvalResult> {
     let text = std::fs::read_to_string(home.join("results.jsonl")).expect("results");
     let results: Vec<EvalResult> =
@@ -136,12 +135,12 @@ fn results(home: &Path) -> Vec<EvalResult> {
 }
 
 on_both! {
-    a_run_is_complete_and_right_though_a_worker_and_a_collector_are_killed;
-    a_submission_that_is_killed_is_gone_on_with;
-    two_runs_at_once_keep_to_their_own_results;
+    a_run_is_complete_after_a_worker_and_a_collector_are_killed;
+    a_killed_submission_can_be_continued;
+    concurrent_runs_collect_their_own_results_only;
 }
 
-fn a_run_is_complete_and_right_though_a_worker_and_a_collector_are_killed(place: Place) {
+fn a_run_is_complete_after_a_worker_and_a_collector_are_killed(place: Place) {
     let (home, effects) = (place.file("run"), place.file("effects"));
     let task = effects.display().to_string();
     let workers: Vec<_> =
@@ -154,7 +153,7 @@ fn a_run_is_complete_and_right_though_a_worker_and_a_collector_are_killed(place:
             .expect("submitted");
     });
     let collector = Child::start("processes::collecting", &place.url, &home.display().to_string());
-    // In the middle, each with something in its hands.
+    // In the middle of the run, while both hold messages.
     let mut workers = workers.into_iter();
     let worker = workers.next().expect("a worker");
     worker.wait_for("begun", 20);
@@ -168,7 +167,7 @@ fn a_run_is_complete_and_right_though_a_worker_and_a_collector_are_killed(place:
         let backend = open(&place.url).await;
         let mut run = EvalRun::open(&home).expect("the run");
         assert_eq!(run.progress().collected, before);
-        let how = Collect::within(PATIENCE);
+        let how = Collect::within(TIMEOUT);
         let report = collect_results(&mut run, &requests(&backend), how).await.expect("collected");
         assert!(report.is_complete, "{report}");
         assert_eq!(report.total, 400);
@@ -190,11 +189,11 @@ fn a_run_is_complete_and_right_though_a_worker_and_a_collector_are_killed(place:
     );
 }
 
-fn a_submission_that_is_killed_is_gone_on_with(place: Place) {
+fn a_killed_submission_can_be_continued(place: Place) {
     const MANY: u64 = 3000;
     let home = place.file("run");
     let task = format!("{}|{MANY}", home.display());
-    // Killed until it was in the middle of it: later where nothing was sent yet, sooner where all was.
+    // Kill it until it was in the middle: later if nothing was sent yet, earlier if everything was.
     let mut sent = 0;
     let mut pause = Duration::from_millis(10);
     for _ in 0..50 {
@@ -220,12 +219,12 @@ fn a_submission_that_is_killed_is_gone_on_with(place: Place) {
             submit_experiments(&mut run, &requests, &dataset(MANY), &experiments()).await;
         let submitted = submitted.expect("submitted");
         assert_eq!((submitted.before, submitted.total), (sent, 6000));
-        // Those that were sent and not noted were there, and are there once.
+        // Samples that were sent but not recorded are in the queue once.
         assert_eq!(requests.counts().await.expect("counts").total(), 6000);
     });
 }
 
-fn two_runs_at_once_keep_to_their_own_results(place: Place) {
+fn concurrent_runs_collect_their_own_results_only(place: Place) {
     let effects = place.file("effects").display().to_string();
     let _workers: Vec<_> =
         (0..2).map(|_| Child::start("processes::working", &place.url, &effects)).collect();
@@ -242,7 +241,7 @@ fn two_runs_at_once_keep_to_their_own_results(place: Place) {
         let [one, two] = &mut runs;
         let collect = |run| {
             let requests = requests.clone();
-            async move { collect_results(run, &requests, Collect::within(PATIENCE)).await }
+            async move { collect_results(run, &requests, Collect::within(TIMEOUT)).await }
         };
         let (one, two) = tokio::join!(collect(one), collect(two));
         for report in [one.expect("collected"), two.expect("collected")] {

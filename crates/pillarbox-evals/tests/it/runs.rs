@@ -1,4 +1,4 @@
-//! Runs from one end to the other in one process: what is sent, judged, collected, counted and reported.
+//! End-to-end runs in one process.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
 use pillarbox_evals::{
-    Again, Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalRun, Experiment, Sample, Score,
-    ScoredBy, Session, Status, all_of, collect_outputs, collect_results, exact_match,
-    numeric_close, submit_dataset, submit_experiments, submit_inputs,
+    Collect, Dataset, EvalError, EvalLoop, EvalRequests, EvalRun, Experiment, RecordSteps,
+    Resubmit, Sample, Score, ScoredBy, Session, Status, all_of, collect_outputs, collect_results,
+    exact_match, numeric_close, submit_dataset, submit_experiments, submit_inputs,
 };
 use pillarbox_runtime::{
     Backoff, Budget, Dlq, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind,
@@ -17,8 +17,8 @@ use pillarbox_runtime::{
 };
 use serde_json::{Value, json};
 
-/// How long anything may take on a machine that has much else to do.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit, generous for a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn backend() -> Mailboxes {
     Mailboxes::new(MemoryBackend::new())
@@ -28,35 +28,35 @@ fn requests(backend: &Mailboxes) -> EvalRequests<i64, i64> {
     backend.mailbox("evals").unwrap()
 }
 
-/// Squares; every tenth is expected to be wrong.
+/// Samples of squares; every tenth expected value is wrong.
 fn squares(count: i64) -> Dataset<i64, i64> {
     let samples =
         (0..count).map(|n| Sample::new(format!("s{n}"), n, n * n + i64::from(n % 10 == 9)));
     Dataset::new(samples).unwrap()
 }
 
-/// A loop that squares, and counts how often it does.
+/// Starts a loop that squares, and counts its calls.
 fn squaring(requests: &EvalRequests<i64, i64>, paid: &Arc<AtomicUsize>) -> Running {
     let paid = paid.clone();
     let adapter = move |n: i64| {
         paid.fetch_add(1, Ordering::Relaxed);
         async move { n * n }
     };
-    EvalLoop::of(adapter, exact_match, requests.clone()).start()
+    EvalLoop::from_adapter(adapter, exact_match, requests.clone()).start()
 }
 
 fn within() -> Collect {
-    Collect::within(PATIENCE)
+    Collect::within(TIMEOUT)
 }
 
 #[tokio::test]
 async fn every_sample_of_every_experiment_is_scored_once() {
     let backend = backend();
     let requests = requests(&backend);
-    // The variant is what the adapter finds in the resources of the request.
+    // The experiments differ in a resource of the request.
     let adapter =
         |n: i64, run: Run| async move { run.resources().get::<i64>("plus").unwrap_or(0) + n * n };
-    let running = EvalLoop::of(adapter, exact_match, requests.clone()).start();
+    let running = EvalLoop::from_adapter(adapter, exact_match, requests.clone()).start();
     let experiments = [Experiment::baseline(), Experiment::new("off").resource("plus", 1)];
     let mut run = EvalRun::in_memory();
     let submitted =
@@ -88,8 +88,7 @@ async fn every_sample_of_every_experiment_is_scored_once() {
 }
 
 #[tokio::test]
-async fn the_loop_of_the_program_is_evaluated_with_its_resources_and_its_own_requests_are_left_alone()
- {
+async fn a_main_loop_is_evaluated_with_its_resources_and_its_own_requests_are_not_touched() {
     struct Model(i64);
     let backend = backend();
     let production: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
@@ -111,7 +110,7 @@ async fn the_loop_of_the_program_is_evaluated_with_its_resources_and_its_own_req
 }
 
 #[tokio::test]
-async fn an_evaluator_sees_how_the_output_came_about_and_a_report_shows_it() {
+async fn an_evaluator_sees_the_steps_of_the_adapter_and_a_report_shows_them() {
     let backend = backend();
     let requests = requests(&backend);
     let adapter = |n: i64, run: Run| async move {
@@ -121,14 +120,15 @@ async fn an_evaluator_sees_how_the_output_came_about_and_a_report_shows_it() {
         n
     };
     let once = |_: &i64, _: &i64, session: &Session| {
-        assert!(session.latency.is_some() && session.experiment == "frugal");
+        assert!(session.latency.conditionme() && session.experiment == "frugal");
         assert_eq!(session.budget.get("searches"), Some(1));
         match session.steps_of("search").count() {
             0 | 1 => Score::pass(),
             more => Score::fail(format!("{more} searches")),
         }
     };
-    let running = EvalLoop::of(adapter, all_of((exact_match, once)), requests.clone()).start();
+    let running =
+        EvalLoop::from_adapter(adapter, all_of((exact_match, once)), requests.clone()).start();
     let dataset = Dataset::new((0..4).map(|n| Sample::new(n.to_string(), n, n))).unwrap();
     let experiment = Experiment::new("frugal").budget(Budget::new().limit("searches", 1));
     let mut run = EvalRun::in_memory();
@@ -143,7 +143,7 @@ async fn an_evaluator_sees_how_the_output_came_about_and_a_report_shows_it() {
 }
 
 #[tokio::test]
-async fn failures_are_reported_as_such_and_the_rest_is_not_held_up() {
+async fn failed_samples_are_reported_and_do_not_block_others() {
     let backend = backend();
     let requests = requests(&backend);
     let adapter = |n: i64| async move {
@@ -158,7 +158,7 @@ async fn failures_are_reported_as_such_and_the_rest_is_not_held_up() {
         4 => Ok(Score::graded(7.0, 0.5)),
         _ => Ok(exact_match(output, expected)),
     };
-    let running = EvalLoop::of::<i64, _, _>(adapter, judge, requests.clone()).start();
+    let running = EvalLoop::from_adapter::<i64, _, _>(adapter, judge, requests.clone()).start();
     let dataset = Dataset::new((0..5).map(|n| Sample::new(n.to_string(), n, n))).unwrap();
     let mut run = EvalRun::in_memory();
     submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
@@ -174,13 +174,13 @@ async fn failures_are_reported_as_such_and_the_rest_is_not_held_up() {
     ]) {
         assert!(reason.contains(part), "{reason}");
     }
-    // They count as not passed, and have no score.
+    // Failed samples count as not passed, and have no score.
     assert_eq!((report.pass_rate, report.mean_score), (Some(0.2), Some(1.0)));
     running.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_sample_that_died_shows_as_such_and_lives_again_when_it_is_replayed() {
+async fn a_dead_lettered_sample_is_reported_and_replaced_by_its_replay() {
     let backend = backend();
     let requests = requests(&backend);
     let is_mended = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -189,7 +189,7 @@ async fn a_sample_that_died_shows_as_such_and_lives_again_when_it_is_replayed() 
         let fails = n == 3 && !looked.load(Ordering::Relaxed);
         async move { if fails { Err("broken") } else { Ok(n * n) } }
     };
-    let running = EvalLoop::of::<i64, _, _>(adapter, exact_match, requests.clone())
+    let running = EvalLoop::from_adapter::<i64, _, _>(adapter, exact_match, requests.clone())
         .max_deliveries(2)
         .dead_letters(DlqPolicy::new())
         .worker(|worker| worker.retry(Backoff::constant(Duration::from_millis(1))))
@@ -208,16 +208,16 @@ async fn a_sample_that_died_shows_as_such_and_lives_again_when_it_is_replayed() 
     let dead = Dlq::open(&backend, "evals-dlq").unwrap();
     let replayed = dead.replay().run().await.unwrap();
     assert_eq!(replayed.done, 1, "{replayed:?}");
-    // It is complete already: the new result comes to who asks once more.
+    // The run is complete; collecting again takes the new result.
     let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
     until(async || results.counts().await.unwrap().ready == 1).await;
-    let report = collect_results(&mut run, &requests, Collect::what_is_there()).await.unwrap();
+    let report = collect_results(&mut run, &requests, Collect::available()).await.unwrap();
     assert_eq!((report.passed, report.count(Status::Died)), (5, 0), "{report}");
     running.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn what_was_collected_is_not_paid_for_again_by_whoever_goes_on() {
+async fn collected_results_are_not_computed_again_when_a_run_is_continued() {
     let backend = backend();
     let requests = requests(&backend);
     let directory = tempfile::tempdir().unwrap();
@@ -226,7 +226,7 @@ async fn what_was_collected_is_not_paid_for_again_by_whoever_goes_on() {
     let dataset = squares(30);
     let two = [Experiment::new("a"), Experiment::new("b")];
 
-    // The first goes after some results, and with no word.
+    // The first collector stops after some results.
     let mut run = EvalRun::create(&home).unwrap();
     let id = run.id().to_owned();
     submit_experiments(&mut run, &requests, &dataset, &two[..1]).await.unwrap();
@@ -236,7 +236,7 @@ async fn what_was_collected_is_not_paid_for_again_by_whoever_goes_on() {
     let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
     let batch = results.receive(pillarbox_core::Receive::up_to(10)).await.unwrap();
     assert_eq!(batch.len(), 10);
-    let report = collect_results(&mut run, &requests, Collect::what_is_there()).await.unwrap();
+    let report = collect_results(&mut run, &requests, Collect::available()).await.unwrap();
     assert_eq!((report.total, report.count(Status::Missing)), (30, 10));
     assert!(!report.is_complete);
     drop(run);
@@ -244,7 +244,7 @@ async fn what_was_collected_is_not_paid_for_again_by_whoever_goes_on() {
         message.nack(Duration::ZERO).await.unwrap();
     }
 
-    // The second sends only what is new.
+    // The second sends only new samples.
     let mut run = EvalRun::open(&home).unwrap();
     assert_eq!(run.id(), id);
     assert_eq!(run.progress().collected, 20);
@@ -258,7 +258,7 @@ async fn what_was_collected_is_not_paid_for_again_by_whoever_goes_on() {
     let before = report;
     drop(run);
 
-    // The third has nothing to do, and says the same.
+    // The third has nothing to do and reports the same.
     let mut run = EvalRun::open_or_create(&home).unwrap();
     assert_eq!(submit_experiments(&mut run, &requests, &dataset, &two).await.unwrap().sent, 0);
     assert_eq!(collect_results(&mut run, &requests, within()).await.unwrap(), before);
@@ -267,7 +267,7 @@ async fn what_was_collected_is_not_paid_for_again_by_whoever_goes_on() {
 }
 
 #[tokio::test]
-async fn results_that_come_twice_count_once_and_strangers_not_at_all() {
+async fn duplicate_results_count_once_and_strays_not_at_all() {
     let backend = backend();
     let requests = requests(&backend);
     let directory = tempfile::tempdir().unwrap();
@@ -277,7 +277,7 @@ async fn results_that_come_twice_count_once_and_strangers_not_at_all() {
     let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
     until(async || results.counts().await.unwrap().ready == 10).await;
     running.stop().await.unwrap();
-    // As those do whose worker died before its acknowledgement, or whose collector did.
+    // As if a worker or the collector had died before its acknowledgement.
     for peeked in results.peek(10).await.unwrap() {
         results.send(&peeked.body.unwrap()).await.unwrap();
     }
@@ -287,9 +287,9 @@ async fn results_that_come_twice_count_once_and_strangers_not_at_all() {
         Ok(json!({"score": {"value": 1.0, "passed": true}, "output": 1})),
     );
     results.send(&serde_json::to_value(&stranger).unwrap()).await.unwrap();
-    // One is held back until all others are there, so that all of them are looked at.
+    // One result is held back until all others have arrived, so that all are looked at.
     let held = results.receive(pillarbox_core::Receive::one()).await.unwrap();
-    let report = collect_results(&mut run, &requests, Collect::what_is_there()).await.unwrap();
+    let report = collect_results(&mut run, &requests, Collect::available()).await.unwrap();
     for message in held {
         message.nack(Duration::ZERO).await.unwrap();
     }
@@ -297,7 +297,10 @@ async fn results_that_come_twice_count_once_and_strangers_not_at_all() {
     let lines = std::fs::read_to_string(directory.path().join("results.jsonl")).unwrap();
     assert_eq!(lines.lines().count(), 10);
     let strays = std::fs::read_to_string(directory.path().join("strays.jsonl")).unwrap();
-    assert!(strays.contains("\\\"hello\\\"") && strays.contains("is not of this run"), "{strays}");
+    assert!(
+        strays.contains("\\\"hello\\\"") && strays.contains("does not belong to this run"),
+        "{strays}"
+    );
 }
 
 #[tokio::test]
@@ -310,25 +313,25 @@ async fn samples_can_be_submitted_again_and_the_later_result_counts() {
         let plus = i64::from(!looked.load(Ordering::Relaxed) && n < 3);
         async move { n * n + plus }
     };
-    let running = EvalLoop::of(adapter, exact_match, requests.clone()).start();
+    let running = EvalLoop::from_adapter(adapter, exact_match, requests.clone()).start();
     let mut run = EvalRun::in_memory();
     let dataset = squares(9);
     submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
     assert_eq!(collect_results(&mut run, &requests, within()).await.unwrap().passed, 6);
     is_mended.store(true, Ordering::Relaxed);
-    assert_eq!((run.again(Again::Died), run.again(Again::Missing)), (0, 0));
-    assert_eq!(run.again(Again::NotPassed), 3);
+    assert_eq!((run.resubmit(Resubmit::Died), run.resubmit(Resubmit::Missing)), (0, 0));
+    assert_eq!(run.resubmit(Resubmit::NotPassed), 3);
     let submitted =
         submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
     assert_eq!((submitted.sent, submitted.before), (3, 6));
-    // It was complete before: what is sent again is waited for.
+    // The run was complete; the new results are waited for.
     let report = collect_results(&mut run, &requests, within()).await.unwrap();
     assert_eq!((report.total, report.passed), (9, 9), "{report}");
     running.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_main_loop_that_knows_of_no_eval_is_judged_by_who_collects() {
+async fn outputs_of_a_plain_main_loop_are_scored_by_the_collector() {
     let backend = backend();
     let production: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
         backend.mailbox("work").unwrap();
@@ -346,7 +349,7 @@ async fn a_main_loop_that_knows_of_no_eval_is_judged_by_who_collects() {
     drop(run);
     let mut run = EvalRun::open(directory.path()).unwrap();
     assert_eq!(run.scored_by(), ScoredBy::Collector);
-    // Within one: the tenth is expected one too high, and the second experiment is two too high.
+    // Tolerance of one: every tenth expected value is one too high, the second experiment is two too high.
     let close = numeric_close::<i64, i64>(0.0, 1.0);
     let report =
         collect_outputs::<_, i64, _, i64, _>(&mut run, &production, close, within()).await.unwrap();
@@ -362,35 +365,35 @@ async fn a_main_loop_that_knows_of_no_eval_is_judged_by_who_collects() {
 }
 
 #[tokio::test]
-async fn a_run_is_of_one_dataset_one_queue_and_experiments_that_stay_the_same() {
+async fn a_run_has_one_dataset_one_queue_and_fixed_experiments() {
     let backend = backend();
     let requests = requests(&backend);
     let directory = tempfile::tempdir().unwrap();
     let mut run = EvalRun::create(directory.path()).unwrap();
     let one = || Experiment::new("a").resource("model", "small");
     submit_dataset(&mut run, &requests, &squares(3), one()).await.unwrap();
-    let told = |result: Result<_, EvalError>| {
+    let error_text = |result: Result<_, EvalError>| {
         result.map(|_: pillarbox_evals::Submitted| ()).unwrap_err().to_string()
     };
     let other = submit_dataset(&mut run, &requests, &squares(4), one()).await;
-    assert!(told(other).contains("another dataset"));
+    assert!(error_text(other).contains("a different dataset"));
     let other =
         submit_dataset(&mut run, &requests, &squares(3), one().resource("model", "large")).await;
-    assert!(told(other).contains("another experiment called \"a\""));
+    assert!(error_text(other).contains("a different experiment called \"a\""));
     let elsewhere: EvalRequests<i64, i64> = backend.mailbox("elsewhere").unwrap();
     let other = submit_dataset(&mut run, &elsewhere, &squares(3), one()).await;
-    assert!(told(other).contains("on queue \"evals\", not \"elsewhere\""));
+    assert!(error_text(other).contains("on queue \"evals\", not \"elsewhere\""));
     let plain: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
         backend.mailbox("evals").unwrap();
     let other = submit_inputs(&mut run, &plain, &squares(3), &[one()]).await;
-    assert!(told(other).contains("judged by the workers"));
+    assert!(error_text(other).contains("scored by the workers"));
     let none = submit_experiments(&mut run, &requests, &squares(3), &[]).await;
-    assert!(told(none).contains("no experiment"));
-    // None of that has done anything.
+    assert!(error_text(none).contains("no experiment"));
+    // None of these calls had an effect.
     assert_eq!(run.progress().total, 3);
     assert_eq!(requests.counts().await.unwrap().total(), 3);
 
-    // Nor can two have it open, nor a second be begun there.
+    // A run cannot be opened twice, and there is one run per directory.
     let error = EvalRun::open(directory.path()).unwrap_err();
     assert!(error.to_string().contains("open in another process"), "{error}");
     drop(run);
@@ -401,7 +404,7 @@ async fn a_run_is_of_one_dataset_one_queue_and_experiments_that_stay_the_same() 
 }
 
 #[tokio::test]
-async fn a_queue_that_is_full_leaves_a_run_that_can_be_gone_on_with() {
+async fn a_run_can_be_continued_after_the_queue_was_full() {
     let backend = backend();
     let requests: EvalRequests<i64, i64> = backend.builder("evals").max_size(10).open().unwrap();
     let paid = Arc::new(AtomicUsize::new(0));
@@ -429,7 +432,7 @@ async fn a_queue_that_is_full_leaves_a_run_that_can_be_gone_on_with() {
 }
 
 #[tokio::test]
-async fn files_that_make_no_sense_are_refused_and_a_cut_line_is_made_up_for() {
+async fn damaged_files_are_rejected_and_an_incomplete_line_is_repaired() {
     let backend = backend();
     let requests = requests(&backend);
     let directory = tempfile::tempdir().unwrap();
@@ -441,11 +444,11 @@ async fn files_that_make_no_sense_are_refused_and_a_cut_line_is_made_up_for() {
     drop(run);
     running.stop().await.unwrap();
     let opened = |path: &Path| EvalRun::open(path).map_err(|error| error.to_string());
-    // A line that was being written.
+    // An incomplete line.
     let whole = std::fs::read_to_string(at("results.jsonl")).unwrap();
     std::fs::write(at("results.jsonl"), &whole[..whole.len() - 5]).unwrap();
     assert_eq!(opened(directory.path()).unwrap().progress().collected, 7);
-    // One that somebody has edited.
+    // An edited line.
     let edited = whole.replacen("\"sample_id\":\"s3\"", "\"sample_id\":\"s33\"", 1);
     std::fs::write(at("results.jsonl"), edited).unwrap();
     let error = opened(directory.path()).unwrap_err();
@@ -463,7 +466,7 @@ async fn files_that_make_no_sense_are_refused_and_a_cut_line_is_made_up_for() {
 }
 
 #[tokio::test]
-async fn who_waits_is_told_how_far_it_is_and_may_give_up() {
+async fn progress_is_reported_and_collecting_can_time_out() {
     let backend = backend();
     let requests = requests(&backend);
     let mut run = EvalRun::in_memory();
@@ -471,7 +474,7 @@ async fn who_waits_is_told_how_far_it_is_and_may_give_up() {
     let nobody = Collect::within(Duration::from_millis(50));
     let report = collect_results(&mut run, &requests, nobody).await.unwrap();
     assert_eq!((report.count(Status::Missing), report.pass_rate), (50, None));
-    assert_eq!(report.failures[0].reason.as_deref(), Some("no result has come yet"));
+    assert_eq!(report.failures[0].reason.as_deref(), Some("there is no result yet"));
     let running = squaring(&requests, &Arc::default());
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
     let told = seen.clone();
@@ -507,22 +510,22 @@ fn runs_can_be_collected_on_any_thread() {
     is_send(collect_outputs::<_, i64, _, i64, _>(&mut run, &plain, exact_match, Collect::new()));
 }
 
-async fn until(is_so: impl AsyncFn() -> bool) {
+async fn until(condition: impl AsyncFn() -> bool) {
     let waiting = async {
-        while !is_so().await {
+        while !condition().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting).await.expect("it comes to that");
+    tokio::time::timeout(TIMEOUT, waiting).await.expect("the condition becomes true");
 }
 
-/// A run whose notes of what was sent are lost, as by a kill right after the sending.
-fn forget_what_was_sent(home: &Path) {
+/// Removes the record of sent samples, as after a kill right after the send.
+fn remove_sent_log(home: &Path) {
     std::fs::write(home.join("sent.jsonl"), "").unwrap();
 }
 
 #[tokio::test]
-async fn what_was_collected_is_not_sent_again_though_nobody_noted_that_it_was_sent() {
+async fn a_collected_sample_is_not_sent_again_even_if_its_send_was_not_recorded() {
     let backend = backend();
     let requests = requests(&backend);
     let directory = tempfile::tempdir().unwrap();
@@ -530,7 +533,7 @@ async fn what_was_collected_is_not_sent_again_though_nobody_noted_that_it_was_se
     let mut run = EvalRun::create(directory.path()).unwrap();
     submit_dataset(&mut run, &requests, &squares(20), Experiment::baseline()).await.unwrap();
     drop(run);
-    forget_what_was_sent(directory.path());
+    remove_sent_log(directory.path());
     let running = squaring(&requests, &paid);
     let mut run = EvalRun::open(directory.path()).unwrap();
     let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
@@ -543,21 +546,21 @@ async fn what_was_collected_is_not_sent_again_though_nobody_noted_that_it_was_se
     assert_eq!(submitted.unwrap().sent, 0);
     assert_eq!(paid.load(Ordering::Relaxed), 20);
 
-    // The same for those that are sent once more.
-    run.again(Again::NotPassed);
+    // The same for samples that are sent again.
+    run.resubmit(Resubmit::NotPassed);
     submit_dataset(&mut run, &requests, &squares(20), Experiment::baseline()).await.unwrap();
     until(async || results.counts().await.unwrap().ready == 2).await;
     drop(run);
-    forget_what_was_sent(directory.path());
+    remove_sent_log(directory.path());
     let mut run = EvalRun::open(directory.path()).unwrap();
-    let report = collect_results(&mut run, &requests, Collect::what_is_there()).await.unwrap();
+    let report = collect_results(&mut run, &requests, Collect::available()).await.unwrap();
     assert_eq!((report.strays, report.is_complete), (0, true), "{report}");
     assert_eq!(run.results().map(Result::unwrap).filter(|result| result.round == 2).count(), 2);
     running.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn samples_that_are_on_their_way_are_not_sent_once_more() {
+async fn samples_without_a_result_are_not_sent_again() {
     let backend = backend();
     let requests: EvalRequests<i64, i64> = backend.builder("evals").max_size(10).open().unwrap();
     let mut run = EvalRun::in_memory();
@@ -567,30 +570,30 @@ async fn samples_that_are_on_their_way_are_not_sent_once_more() {
     let running = squaring(&requests, &paid);
     collect_results(&mut run, &requests, within()).await.unwrap();
     running.stop().await.unwrap();
-    // There is room for six.
+    // The queue has room for six.
     let filler: Vec<_> = (0..4).map(MainLoopRequest::new).collect();
     let plain: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
         backend.mailbox("evals").unwrap();
     plain.send_batch(&filler).await.unwrap().all().unwrap();
-    assert_eq!(run.again(Again::NotPassed), 10);
+    assert_eq!(run.resubmit(Resubmit::NotPassed), 10);
     let error =
         submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap_err();
     assert!(matches!(error, EvalError::Unsent { sent: 6, left: 4, .. }), "{error}");
     plain.purge().await.unwrap();
-    // The same once more: those that were sent have no result yet.
-    assert_eq!(run.again(Again::NotPassed), 4);
+    // The same again: the samples that were sent have no result yet.
+    assert_eq!(run.resubmit(Resubmit::NotPassed), 4);
     let submitted =
         submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
     assert_eq!((submitted.sent, submitted.before), (4, 6));
-    assert_eq!(run.again(Again::NotPassed), 0);
-    // Six are lost by that purge, and can be found out.
+    assert_eq!(run.resubmit(Resubmit::NotPassed), 0);
+    // The purge removed six requests, which count as missing.
     assert!(!run.is_complete());
     assert_eq!(run.progress().awaited, 10);
-    assert_eq!(run.again(Again::Missing), 10);
+    assert_eq!(run.resubmit(Resubmit::Missing), 10);
 }
 
 #[tokio::test]
-async fn an_answer_of_another_type_stays_where_it_is() {
+async fn an_answer_of_another_type_stays_in_the_queue() {
     let backend = backend();
     let production: Mailbox<MainLoopRequest<i64>, MainLoopResult<i64>> =
         backend.mailbox("work").unwrap();
@@ -606,7 +609,7 @@ async fn an_answer_of_another_type_stays_where_it_is() {
         .await
         .unwrap_err();
     assert!(
-        error.to_string().contains("is not what is expected here, and stays where it is"),
+        error.to_string().contains("does not have the expected type, and stays in the queue"),
         "{error}"
     );
     assert_eq!(results.counts().await.unwrap().ready, 5);
@@ -614,7 +617,7 @@ async fn an_answer_of_another_type_stays_where_it_is() {
         .await
         .unwrap();
     assert_eq!((report.passed, report.strays), (5, 0));
-    run.again(Again::NotPassed);
+    run.resubmit(Resubmit::NotPassed);
     running.stop().await.unwrap();
 }
 
@@ -656,13 +659,13 @@ async fn an_evaluator_that_panics_or_cannot_read_its_sample_fails_that_sample_al
 }
 
 #[tokio::test]
-async fn time_that_is_over_is_over_though_results_keep_coming() {
+async fn collecting_ends_at_its_timeout_even_if_results_keep_arriving() {
     let backend = backend();
     let requests = requests(&backend);
     let mut run = EvalRun::in_memory();
     let dataset = squares(2000);
     submit_dataset(&mut run, &requests, &dataset, Experiment::baseline()).await.unwrap();
-    // Each that is collected lets the next one come.
+    // Each collected result releases the next one.
     let (more, mut next) = tokio::sync::mpsc::unbounded_channel();
     let sender = requests.resolve_reply(&run.address()).unwrap();
     let answers: Vec<_> = dataset
@@ -684,7 +687,7 @@ async fn time_that_is_over_is_over_though_results_keep_coming() {
     });
     let results: Mailbox<Value> = backend.mailbox(&*run.address()).unwrap();
     until(async || results.counts().await.unwrap().ready == 1).await;
-    let how = Collect::what_is_there().on_progress(move |_| _ = more.send(()));
+    let how = Collect::available().on_progress(move |_| _ = more.send(()));
     let report = collect_results(&mut run, &requests, how).await.unwrap();
     assert!(report.passed >= 1 && report.passed < total / 2, "{} of {total}", report.passed);
     coming.await.unwrap();
@@ -703,7 +706,7 @@ async fn a_collector_that_is_dropped_in_the_middle_loses_nothing() {
     for micros in [100, 500, 1000, 2000, 4000, 8000] {
         let collecting = collect_results(&mut run, &requests, within());
         let _ = tokio::time::timeout(Duration::from_micros(micros), collecting).await;
-        // As another process would, once what was being written is written.
+        // As another process would, once the pending write is done.
         drop(run);
         until(async || EvalRun::open(directory.path()).is_ok()).await;
         run = EvalRun::open(directory.path()).unwrap();
@@ -711,13 +714,13 @@ async fn a_collector_that_is_dropped_in_the_middle_loses_nothing() {
     let report = collect_results(&mut run, &requests, within()).await.unwrap();
     assert_eq!((report.total, report.passed, report.is_complete), (300, 270, true), "{report}");
     drop(run);
-    assert_eq!(EvalRun::look(directory.path()).unwrap().report().unwrap(), report);
+    assert_eq!(EvalRun::open_read_only(directory.path()).unwrap().report().unwrap(), report);
     assert_eq!(paid.load(Ordering::Relaxed), 300);
     running.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn numbers_and_maps_are_the_same_after_a_restart() {
+async fn a_dataset_has_the_same_fingerprint_after_a_restart() {
     let backend = backend();
     let requests: EvalRequests<std::collections::HashMap<String, f64>, f64> =
         backend.mailbox("evals").unwrap();
@@ -741,19 +744,19 @@ async fn numbers_and_maps_are_the_same_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_looked_at_is_left_alone() {
+async fn a_run_that_is_open_for_reading_is_not_changed() {
     let backend = backend();
     let requests = requests(&backend);
     let directory = tempfile::tempdir().unwrap();
     let mut run = EvalRun::create(directory.path()).unwrap();
     submit_dataset(&mut run, &requests, &squares(5), Experiment::baseline()).await.unwrap();
-    let mut look = EvalRun::look(directory.path()).unwrap();
+    let mut look = EvalRun::open_read_only(directory.path()).unwrap();
     assert_eq!((look.progress().sent, look.report().unwrap().total), (5, 5));
     let error = submit_dataset(&mut look, &requests, &squares(5), Experiment::baseline())
         .await
         .unwrap_err();
-    assert!(error.to_string().contains("to be looked at"), "{error}");
-    // A file that should be there and is not is no file that is empty.
+    assert!(error.to_string().contains("for reading only"), "{error}");
+    // A missing file is not the same as an empty one.
     drop((run, look));
     std::fs::remove_file(directory.path().join("results.jsonl")).unwrap();
     let error = EvalRun::open(directory.path()).unwrap_err().to_string();

@@ -1,147 +1,147 @@
-//! The nodes of a cluster, and which of them has which keys.
+//! The nodes of a cluster and their slots.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Shared};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
+use pillarbox_core::internal::{Locked, lock};
 use rand::seq::SliceRandom;
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 use tokio::sync::Notify;
 
-use super::Maker;
+use super::client_factory::ClientFactory;
 use super::node::Node;
 use super::slots::{Address, SlotMap};
 
-/// How long one node may take to tell what it knows before another one is asked as well.
-const HEDGE: Duration = Duration::from_millis(200);
+/// Time without an answer after which another node is queried as well.
+const HEDGE_DELAY: Duration = Duration::from_millis(200);
 
-/// How long nodes are asked in all.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time within which one of the nodes must answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The nodes of a cluster, and which of them has which keys.
+/// The nodes of a cluster and their slots.
 ///
-/// What is known is learnt from the nodes themselves: from all slots of one node at first and whenever
-/// something fails, and from each redirection for the slot that it is about.
+/// The slots are read from one of the nodes, at first and after failures; a redirection updates the slot that
+/// it is about.
 pub(crate) struct Cluster {
-    /// Where it is, for people.
-    pub(crate) place: Arc<str>,
-    shared: Arc<Known>,
-    /// The attempt to learn the map anew that all who need it share.
-    learning: Mutex<Option<Shared<BoxFuture<'static, RedisResult<()>>>>>,
+    /// URL of the cluster, without secrets.
+    pub(super) endpoint: Arc<str>,
+    nodes: Arc<Nodes>,
+    /// Refresh under way, shared by all who need it.
+    refresh: Mutex<Option<Shared<BoxFuture<'static, RedisResult<()>>>>>,
 }
 
-struct Known {
+struct Nodes {
     seeds: Vec<Address>,
-    maker: Maker,
+    clients: ClientFactory,
     response_timeout: Duration,
     state: Mutex<State>,
-    /// A slot is elsewhere.
+    /// Notified when a slot has moved.
     moved: Notify,
 }
 
 #[derive(Default)]
 struct State {
     map: SlotMap,
-    /// Every node that was ever called.
+    /// Nodes that were called.
     nodes: HashMap<Address, Arc<Node>>,
 }
 
 impl Cluster {
-    pub(crate) fn new(
-        place: Arc<str>,
+    pub(super) fn new(
+        endpoint: Arc<str>,
         seeds: &[(String, u16)],
-        maker: Maker,
+        clients: ClientFactory,
         response_timeout: Duration,
     ) -> Self {
         let seeds: Vec<Address> =
             seeds.iter().map(|(host, port)| address(host, *port).into()).collect();
         let state = Mutex::default();
         let moved = Notify::new();
-        let shared = Arc::new(Known { seeds, maker, response_timeout, state, moved });
-        Self { place, shared, learning: Mutex::default() }
+        let nodes = Arc::new(Nodes { seeds, clients, response_timeout, state, moved });
+        Self { endpoint, nodes, refresh: Mutex::default() }
     }
 
-    /// The node that has a slot, as far as is known.
+    /// Returns the node that has a slot, and reads the slots if it is not known.
     pub(crate) async fn node(&self, slot: u16) -> RedisResult<Arc<Node>> {
-        if let Some(node) = self.shared.node(slot)? {
+        if let Some(node) = self.nodes.node(slot)? {
             return Ok(node);
         }
-        self.learn().await?;
-        self.shared.node(slot)?.ok_or_else(|| {
-            // It may be on its way to another.
+        self.refresh().await?;
+        self.nodes.node(slot)?.ok_or_else(|| {
+            // It may be moving to another node.
             std::io::Error::other("no node of the cluster has the slot of the queue").into()
         })
     }
 
-    /// The node that has a slot, if that is known.
+    /// Returns the node that has a slot, if known.
     pub(crate) fn known_node(&self, slot: u16) -> Option<Arc<Node>> {
-        self.shared.node(slot).ok().flatten()
+        self.nodes.node(slot).ok().flatten()
     }
 
-    /// The node at an address that a server has named.
+    /// Returns the node at an address.
     pub(crate) fn node_at(&self, address: &str) -> RedisResult<Arc<Node>> {
-        self.shared.node_at(address)
+        self.nodes.node_at(address)
     }
 
-    /// Notes that a slot is at a node now.
-    pub(crate) fn has_moved(&self, slot: u16, address: &str) {
-        let mut state = self.shared.lock();
+    /// Records that a slot has moved to a node.
+    pub(super) fn slot_moved(&self, slot: u16, address: &str) {
+        let mut state = self.nodes.lock();
         let is_known = state.map.node(slot).is_some_and(|known| **known == *address);
-        state.map.learn(slot, address);
+        state.map.set_slot(slot, address);
         if !is_known {
-            self.shared.moved.notify_one();
+            self.nodes.moved.notify_one();
         }
     }
 
-    /// Returns when slots have moved since it was last asked. For one who asks.
+    /// Waits until slots have moved since the last call. For a single task.
     pub(crate) async fn moved(&self) {
-        self.shared.moved.notified().await;
+        self.nodes.moved.notified().await;
     }
 
-    /// All nodes that have slots.
+    /// Reads the slots and returns all nodes that have some.
     pub(crate) async fn primaries(&self) -> RedisResult<Vec<Arc<Node>>> {
-        self.learn().await?;
-        let primaries = self.shared.lock().map.primaries();
-        primaries.iter().map(|address| self.shared.node_at(address)).collect()
+        self.refresh().await?;
+        let primaries = self.nodes.lock().map.primaries();
+        primaries.iter().map(|address| self.nodes.node_at(address)).collect()
     }
 
-    /// How many slots nobody has, as far as is known.
+    /// Returns the number of slots without a node.
     pub(crate) fn uncovered(&self) -> usize {
-        self.shared.lock().map.uncovered()
+        self.nodes.lock().map.uncovered()
     }
 
-    /// Asks the nodes which of them has which slots, together with whoever asks at the same time.
-    pub(crate) async fn learn(&self) -> RedisResult<()> {
-        let attempt = {
-            let mut learning = self.learning.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Reads the slots from one of the nodes, once for all concurrent callers.
+    pub(crate) async fn refresh(&self) -> RedisResult<()> {
+        let refresh = {
             let begin = || {
-                let known = self.shared.clone();
-                async move { known.learn().await }.boxed().shared()
+                let nodes = self.nodes.clone();
+                async move { nodes.refresh().await }.boxed().shared()
             };
-            learning.get_or_insert_with(begin).clone()
+            lock(&self.refresh).get_or_insert_with(begin).clone()
         };
-        let learnt = attempt.clone().await;
-        let mut learning = self.learning.lock().unwrap_or_else(PoisonError::into_inner);
-        if learning.as_ref().is_some_and(|current| current.ptr_eq(&attempt)) {
-            *learning = None;
+        let refreshed = refresh.clone().await;
+        let mut current = lock(&self.refresh);
+        if current.as_ref().is_some_and(|current| current.ptr_eq(&refresh)) {
+            *current = None;
         }
-        learnt
+        refreshed
     }
 
-    /// Lets go of all connections.
+    /// Closes all connections.
     pub(crate) fn disconnect(&self) {
-        self.shared.lock().nodes.values().for_each(|node| node.disconnect());
+        self.nodes.lock().nodes.values().for_each(|node| node.disconnect());
     }
 }
 
-impl Known {
-    /// Held for moments, never across an await.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl Nodes {
+    /// Never held across an await.
+    fn lock(&self) -> Locked<'_, State> {
+        lock(&self.state)
     }
 
     fn node(&self, slot: u16) -> RedisResult<Option<Arc<Node>>> {
@@ -154,47 +154,47 @@ impl Known {
             return Ok(node.clone());
         }
         let (host, port) = parts(address)?;
-        let client = self.maker.client(host, port)?;
-        let node = Arc::new(Node::of(client, self.response_timeout));
+        let client = self.clients.client(host, port)?;
+        let node = Arc::new(Node::new(client, self.response_timeout));
         Ok(self.lock().nodes.entry(address.into()).or_insert(node).clone())
     }
 
-    /// Asks one node after the other, in random order, without waiting long for any of them.
-    async fn learn(&self) -> RedisResult<()> {
-        let mut addresses: Vec<Address> = self.lock().map.everyone().cloned().collect();
+    /// Queries one node after the other, in random order, without waiting long for any of them.
+    async fn refresh(&self) -> RedisResult<()> {
+        let mut addresses: Vec<Address> = self.lock().map.nodes().cloned().collect();
         addresses.sort();
         addresses.dedup();
         addresses.shuffle(&mut rand::rng());
         let seeds = self.seeds.iter().filter(|seed| !addresses.contains(seed));
         let mut addresses: Vec<_> = addresses.iter().chain(seeds).cloned().collect();
         addresses.reverse();
-        let learn = async {
-            let mut asked = FuturesUnordered::new();
-            let mut problem = None;
+        let query = async {
+            let mut queries = FuturesUnordered::new();
+            let mut last_error = None;
             loop {
                 if let Some(address) = addresses.pop() {
-                    asked.push(self.ask(address));
+                    queries.push(self.query(address));
                 }
                 let answer = if addresses.is_empty() {
-                    asked.next().await
+                    queries.next().await
                 } else {
-                    match tokio::time::timeout(HEDGE, asked.next()).await {
+                    match tokio::time::timeout(HEDGE_DELAY, queries.next()).await {
                         Ok(answer) => answer,
                         Err(_) => continue,
                     }
                 };
                 match answer {
                     Some(Ok(map)) => return Ok(map),
-                    Some(Err(error)) => problem = Some(error),
+                    Some(Err(error)) => last_error = Some(error),
                     None if addresses.is_empty() => {
-                        return Err(problem.unwrap_or_else(|| strange("it has no nodes")));
+                        return Err(last_error.unwrap_or_else(|| unexpected("it has no nodes")));
                     }
                     None => {}
                 }
             }
         };
         let late = || Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-        let map = tokio::time::timeout(PATIENCE, learn).await.unwrap_or_else(|_| late())?;
+        let map = tokio::time::timeout(TIMEOUT, query).await.unwrap_or_else(|_| late())?;
         let mut state = self.lock();
         let State { map: current, nodes } = &mut *state;
         let has_moved = *current != map;
@@ -202,14 +202,14 @@ impl Known {
         if has_moved {
             self.moved.notify_one();
         }
-        // Nobody goes to those that are gone, unless they come back.
+        // Forgets the nodes that have left the cluster.
         nodes.retain(|address, _| {
-            current.everyone().any(|known| known == address) || self.seeds.contains(address)
+            current.nodes().any(|known| known == address) || self.seeds.contains(address)
         });
         Ok(())
     }
 
-    async fn ask(&self, address: Address) -> RedisResult<SlotMap> {
+    async fn query(&self, address: Address) -> RedisResult<SlotMap> {
         let node = self.node_at(&address)?;
         let answer = node.call(redis::cmd("CLUSTER").arg("SLOTS"), false).await;
         let answer = answer.map_err(|failed| {
@@ -219,8 +219,8 @@ impl Known {
         let (host, _) = parts(&address)?;
         let map = slot_map(answer, host)?;
         if map.primaries().is_empty() {
-            // A node that has met no others yet, or has forgotten them.
-            return Err(std::io::Error::other("a node of the cluster knows of no slots").into());
+            // A node that has not met the others yet, or has forgotten them.
+            return Err(std::io::Error::other("a node of the cluster knows no slots").into());
         }
         Ok(map)
     }
@@ -228,57 +228,57 @@ impl Known {
 
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Cluster").field(&self.place).finish()
+        f.debug_tuple("Cluster").field(&self.endpoint).finish()
     }
 }
 
-/// How servers write where a node is.
+/// Returns the address of a node as servers write it.
 fn address(host: &str, port: u16) -> String {
     format!("{host}:{port}")
 }
 
 fn parts(address: &str) -> RedisResult<(&str, u16)> {
-    let (host, port) = address.rsplit_once(':').ok_or_else(|| strange("an address"))?;
-    Ok((host, port.parse().map_err(|_| strange("a port"))?))
+    let (host, port) = address.rsplit_once(':').ok_or_else(|| unexpected("an address"))?;
+    Ok((host, port.parse().map_err(|_| unexpected("a port"))?))
 }
 
-fn strange(what: &'static str) -> RedisError {
-    (ErrorKind::Parse, "the cluster answers in an unexpected form", what.to_owned()).into()
+fn unexpected(what: &'static str) -> RedisError {
+    (ErrorKind::Parse, "the cluster gave an unexpected reply", what.to_owned()).into()
 }
 
-/// Reads what `CLUSTER SLOTS` answers: ranges of slots, each with its primary and then its replicas. A
-/// node that does not know its own name means the one by which we have reached it.
+/// Reads the answer of `CLUSTER SLOTS`: ranges of slots, each with its primary and then its replicas. A node
+/// that does not know its own name means the one it was reached by.
 pub(crate) fn slot_map(answer: Value, reached_at: &str) -> RedisResult<SlotMap> {
     let mut map = SlotMap::default();
-    let Value::Array(ranges) = answer else { return Err(strange("no list")) };
+    let Value::Array(ranges) = answer else { return Err(unexpected("no list")) };
     for range in ranges {
-        let Value::Array(range) = range else { return Err(strange("no range")) };
+        let Value::Array(range) = range else { return Err(unexpected("no range")) };
         let mut words = range.into_iter();
         let mut slot = || match words.next() {
-            Some(Value::Int(slot)) => u16::try_from(slot).map_err(|_| strange("a slot")),
-            _ => Err(strange("a slot")),
+            Some(Value::Int(slot)) => u16::try_from(slot).map_err(|_| unexpected("a slot")),
+            _ => Err(unexpected("a slot")),
         };
         let (first, last) = (slot()?, slot()?);
-        for (place, node) in words.enumerate() {
-            let Value::Array(node) = node else { return Err(strange("a node")) };
+        for (index, node) in words.enumerate() {
+            let Value::Array(node) = node else { return Err(unexpected("a node")) };
             let (host, port) = match (node.first(), node.get(1)) {
                 (Some(Value::BulkString(host)), Some(Value::Int(port))) => {
                     (String::from_utf8_lossy(host).into_owned(), *port)
                 }
                 (Some(Value::Nil), Some(Value::Int(port))) => (String::new(), *port),
-                _ => return Err(strange("a node")),
+                _ => return Err(unexpected("a node")),
             };
             let host = if host.is_empty() { reached_at } else { &host };
-            let Ok(port) = u16::try_from(port) else { return Err(strange("a port")) };
-            // A node whose name is not known, or that has failed, cannot be called.
+            let Ok(port) = u16::try_from(port) else { return Err(unexpected("a port")) };
+            // A node without a name, or that has failed, cannot be called.
             if host == "?" || port == 0 {
                 continue;
             }
             let address = address(host, port);
-            if place == 0 {
-                map.learn_range(first, last, &address);
+            if index == 0 {
+                map.set_range(first, last, &address);
             } else {
-                map.learn_replica(&address);
+                map.add_replica(&address);
             }
         }
     }
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_knows_is_read() {
+    fn the_slots_of_a_cluster_are_read() {
         let answer = Value::Array(vec![
             range(0, 5460, &[("10.0.0.1", 7000), ("10.0.0.2", 7001)]),
             range(5461, 10922, &[("", 7002)]),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_replies_are_refused() {
         for answer in [
             Value::Int(1),
             Value::Array(vec![Value::Int(1)]),

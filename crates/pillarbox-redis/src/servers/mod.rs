@@ -1,5 +1,6 @@
 //! The servers of a backend: one, the primary that sentinels name, or the nodes of a cluster.
 
+mod client_factory;
 mod cluster;
 mod node;
 mod sentinel;
@@ -7,45 +8,84 @@ mod slots;
 
 use std::sync::Arc;
 
-use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError, RedisResult};
+use redis::{RedisError, RedisResult};
 
-pub(crate) use self::cluster::Cluster;
+use self::client_factory::ClientFactory;
+use self::cluster::Cluster;
 #[cfg(feature = "fuzzing")]
 pub(crate) use self::cluster::slot_map;
-pub(crate) use self::node::{Failed, Node, field};
-pub(crate) use self::sentinel::Sentinels;
+pub(crate) use self::node::{CallError, Node, info_field};
+use self::sentinel::Sentinels;
 #[cfg(feature = "fuzzing")]
-pub(crate) use self::sentinel::named;
+pub(crate) use self::sentinel::parse_primary;
 pub(crate) use self::slots::slot;
+use crate::options::{RedisOptions, Topology, partitions_with_ttl};
+use crate::tls;
 
 /// The servers of a backend.
 #[derive(Debug)]
 pub(crate) enum Servers {
-    /// One at a time.
+    /// One server at a time.
     One(Arc<Node>),
-    /// Several, each of which has some of the keys.
+    /// Several servers, each of which has some of the keys.
     Cluster(Cluster),
 }
 
-/// Which server a call goes to.
+/// Server that a call goes to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Route<'a> {
-    /// The one that has the keys of this slot.
+    /// The server that has this slot.
     Slot(u16),
-    /// This one.
+    /// This server.
     To(&'a Arc<Node>),
 }
 
 impl Servers {
-    /// Where they are, for people.
-    pub(crate) fn place(&self) -> &Arc<str> {
+    /// Creates the servers of a backend. Nothing is connected yet.
+    pub(crate) fn new(options: &RedisOptions) -> pillarbox_core::Result<Self> {
+        let settings = &options.settings;
+        if settings.default_ttl.is_some() && settings.partitions > 1 {
+            return Err(partitions_with_ttl(None, settings.partitions));
+        }
+        let client = tls::client(options.server.clone(), &options.tls)?;
+        let response_timeout = settings.response_timeout;
+        let clients = ClientFactory { template: client.get_connection_info().clone() };
+        let endpoint = options.endpoint().into();
+        Ok(match &options.topology {
+            Topology::Single => Self::One(Arc::new(Node::new(client, response_timeout))),
+            Topology::Cluster { hosts } => {
+                Self::Cluster(Cluster::new(endpoint, hosts, clients, response_timeout))
+            }
+            Topology::Sentinels { hosts, service, user, password } => {
+                let mut login = redis::RedisConnectionInfo::default();
+                if let Some(user) = user {
+                    login = login.set_username(user);
+                }
+                if let Some(password) = password {
+                    login = login.set_password(password);
+                }
+                let template = clients.template.clone().set_redis_settings(login);
+                let sentinels = Sentinels {
+                    endpoint,
+                    hosts: hosts.clone(),
+                    sentinels: ClientFactory { template },
+                    service: service.clone(),
+                    servers: clients,
+                };
+                Self::One(Arc::new(Node::behind(sentinels, response_timeout)))
+            }
+        })
+    }
+
+    /// Returns the URL of the servers, without secrets.
+    pub(crate) fn endpoint(&self) -> &Arc<str> {
         match self {
-            Self::One(node) => &node.place,
-            Self::Cluster(cluster) => &cluster.place,
+            Self::One(node) => &node.endpoint,
+            Self::Cluster(cluster) => &cluster.endpoint,
         }
     }
 
-    /// The server that a call goes to.
+    /// Returns the server of a route.
     pub(crate) async fn node(&self, route: Route<'_>) -> RedisResult<Arc<Node>> {
         match (self, route) {
             (_, Route::To(node)) => Ok(node.clone()),
@@ -54,7 +94,7 @@ impl Servers {
         }
     }
 
-    /// The server that has a slot, if that is known.
+    /// Returns the server that has a slot, if known.
     pub(crate) fn known_node(&self, slot: u16) -> Option<Arc<Node>> {
         match self {
             Self::One(node) => Some(node.clone()),
@@ -62,7 +102,7 @@ impl Servers {
         }
     }
 
-    /// All servers that have keys.
+    /// Returns all servers that have keys.
     pub(crate) async fn all(&self) -> RedisResult<Vec<Arc<Node>>> {
         match self {
             Self::One(node) => Ok(vec![node.clone()]),
@@ -70,32 +110,33 @@ impl Servers {
         }
     }
 
-    /// Follows a server that sends us to another one: gives that.
-    pub(crate) fn redirected(&self, error: &RedisError, for_good: bool) -> Option<Arc<Node>> {
+    /// Returns the server that a redirection names, and remembers it for the slot if it is permanent.
+    pub(crate) fn redirected(&self, error: &RedisError, permanent: bool) -> Option<Arc<Node>> {
         let Self::Cluster(cluster) = self else { return None };
         let (address, slot) = error.redirect_node()?;
         let node = cluster.node_at(address).ok()?;
-        if for_good {
-            cluster.has_moved(slot, address);
+        if permanent {
+            cluster.slot_moved(slot, address);
         }
         Some(node)
     }
 
-    /// Looks around after a failure: perhaps another server has taken over.
-    pub(crate) async fn look_around(&self) {
+    /// Reads the slots of a cluster again after a failure: another server may have taken over.
+    pub(crate) async fn refresh(&self) {
         if let Self::Cluster(cluster) = self
-            && let Err(error) = cluster.learn().await
+            && let Err(error) = cluster.refresh().await
         {
-            tracing::debug!(place = %cluster.place, %error, "the cluster does not tell its nodes");
+            let endpoint = &cluster.endpoint;
+            tracing::debug!(%endpoint, %error, "the slots of the cluster cannot be read");
         }
     }
 
-    /// Whether there may be others than those that are known.
+    /// Returns whether there may be other servers than those known.
     pub(crate) fn is_cluster(&self) -> bool {
         matches!(self, Self::Cluster(_))
     }
 
-    /// Returns when slots have moved since it was last asked. For one who asks.
+    /// Waits until slots have moved since the last call. For a single task.
     pub(crate) async fn moved(&self) {
         match self {
             Self::One(_) => std::future::pending().await,
@@ -103,7 +144,7 @@ impl Servers {
         }
     }
 
-    /// Whether another server takes over when one fails.
+    /// Returns whether another server takes over when one fails.
     pub(crate) fn has_failover(&self) -> bool {
         match self {
             Self::One(node) => node.has_failover(),
@@ -111,7 +152,7 @@ impl Servers {
         }
     }
 
-    /// Whether connections can be made.
+    /// Returns whether connections can be made.
     pub(crate) fn can_connect(&self) -> bool {
         match self {
             Self::One(node) => node.can_connect(),
@@ -119,40 +160,11 @@ impl Servers {
         }
     }
 
-    /// Lets go of all connections.
+    /// Closes all connections.
     pub(crate) fn disconnect(&self) {
         match self {
             Self::One(node) => node.disconnect(),
             Self::Cluster(cluster) => cluster.disconnect(),
         }
-    }
-}
-
-/// Makes clients of servers that are alike: the same user, database and certificates.
-#[derive(Clone)]
-pub(crate) struct Maker {
-    /// One of them.
-    pub(crate) like: ConnectionInfo,
-}
-
-impl Maker {
-    pub(crate) fn client(&self, host: &str, port: u16) -> RedisResult<Client> {
-        let host = host.to_owned();
-        let addr = match self.like.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        Client::open(self.like.clone().set_addr(addr))
-    }
-}
-
-impl std::fmt::Debug for Maker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Maker").field(&crate::options::place(&self.like)).finish()
     }
 }

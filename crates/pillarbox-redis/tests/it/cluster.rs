@@ -1,4 +1,4 @@
-//! A cluster of which a part is gone: the rest works, and errors say what is missing.
+//! Clusters with dead nodes: the rest works, and errors name what is missing.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::common::steps::{
 };
 use crate::common::{open, queue};
 
-/// Where the list of queues is.
+/// Key of the list of queues.
 const REGISTRY: &str = "pillarbox:queues";
 
-/// Names of queues that are at this node.
+/// Returns names of queues at this node.
 fn names_at(cluster: &RedisCluster, node: usize, some: usize) -> Vec<String> {
     let names = (0..).map(|n| format!("queue-{n}"));
     let is_there =
@@ -27,7 +27,7 @@ fn names_at(cluster: &RedisCluster, node: usize, some: usize) -> Vec<String> {
 async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
     let builder = RedisCluster::builder().replicas(0).appendonly("always");
     let mut cluster = builder.setting("cluster-require-full-coverage", "no").start();
-    // The node that also has the list of queues.
+    // This node also has the list of queues.
     let dead = cluster.primary_of(REGISTRY);
     let alive = cluster.primaries().into_iter().find(|node| *node != dead).expect("another");
     let names = names_at(&cluster, dead, 1);
@@ -48,9 +48,9 @@ async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
     for part in [place.as_str(), names[0].as_str(), "tried for 2s", "is it running there?"] {
         assert!(text.contains(part), "{text}");
     }
-    assert!(started.elapsed() < PATIENCE, "the others were waited for as well");
+    assert!(started.elapsed() < PATIENCE, "the timeout of another backend applied");
 
-    // Though the list of queues cannot be had, these are not kept waiting for long.
+    // The unreachable list of queues does not delay these for long.
     let others = async {
         assert_eq!(drain(&known).await, ["before"]);
         let (new, newer) = (queue(&patient, &new), queue(&patient, &newer));
@@ -67,7 +67,7 @@ async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
         acknowledge(&newer, &delivery).await.expect("acknowledged");
         new
     };
-    let new = tokio::time::timeout(2 * PATIENCE, others).await.expect("they are kept waiting");
+    let new = tokio::time::timeout(2 * PATIENCE, others).await.expect("not delayed");
 
     let sender = gone.clone();
     let sending = tokio::spawn(async move { send(&sender, "meanwhile").await });
@@ -84,7 +84,7 @@ async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
     acknowledge(&gone, &before).await.expect("acknowledged");
     assert_eq!(drain(&gone).await, ["meanwhile"]);
     take(&new).await;
-    // What could not be written down is, by and by.
+    // The list is updated in the background.
     eventually("the queue is on the list", async || {
         let listed = patient.queues().await.expect("a list");
         listed.iter().any(|name| name == new.name())
@@ -93,7 +93,7 @@ async fn queues_at_a_dead_node_wait_for_it_and_others_work() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_is_down_is_said_to_be_and_used_again_when_it_is_not() {
+async fn a_cluster_that_is_down_is_reported_and_used_again_after_recovery() {
     let mut cluster = RedisCluster::builder().replicas(0).appendonly("always").start();
     let dead = cluster.primary_of(REGISTRY);
     let alive = cluster.primaries().into_iter().find(|node| *node != dead).expect("another");
@@ -123,17 +123,17 @@ async fn a_cluster_that_is_down_is_said_to_be_and_used_again_when_it_is_not() {
     assert_eq!(counts(&queue).await, (0, 0, 0, 1));
 }
 
-/// A script that takes the last message off the line meets a line that is not there any more, and a node
-/// that gives a slot away does not let it look for what is not there.
+/// A script that pops the last ready message finds the list gone, and a node that is giving its slot away refuses
+/// access to missing keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_receive_that_empties_the_line_while_the_slot_moves_loses_nothing() {
+async fn a_receive_that_empties_the_list_while_the_slot_moves_loses_nothing() {
     let cluster = RedisCluster::builder().replicas(0).start();
     let slot = slot_of("{queue:q}");
     let from = cluster.primary_of_slot(slot);
     let to = cluster.primaries().into_iter().find(|node| *node != from).expect("another");
     let backend = open(&format!("{}?retry_for=60", cluster.url())).await;
     let queue = queue(&backend, "q");
-    // Whoever receives has a record there.
+    // The caller has a record there from now on.
     send(&queue, "first").await.expect("sent");
     let first = take(&queue).await;
     settle(&queue, Settle::nack(first.receipt, Duration::ZERO)).await.expect("given back");
@@ -152,7 +152,7 @@ async fn a_receive_that_empties_the_line_while_the_slot_moves_loses_nothing() {
     assert_eq!(counts(&queue).await, (0, 0, 0, 2));
 }
 
-/// What is more than a call may carry goes back to the line, which may not be there any more.
+/// Messages beyond the maximum size of a call are pushed back to the list, which may be gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receive_of_too_many_bytes_while_the_slot_moves_loses_nothing() {
     let cluster = RedisCluster::builder().replicas(0).start();
@@ -161,7 +161,7 @@ async fn a_receive_of_too_many_bytes_while_the_slot_moves_loses_nothing() {
     let to = cluster.primaries().into_iter().find(|node| *node != from).expect("another");
     let backend = open(&format!("{}?retry_for=60", cluster.url())).await;
     let queue = queue(&backend, "q");
-    // Whoever receives has a record there.
+    // The caller has a record there from now on.
     send(&queue, "first").await.expect("sent");
     let first = take(&queue).await;
     acknowledge(&queue, &first).await.expect("acknowledged");

@@ -33,7 +33,7 @@ mod valkey {
 }
 
 /// Every operation in a call of its own.
-mod not_put_together {
+mod not_coalesced {
     use super::*;
 
     pillarbox_testing::conformance!({
@@ -53,7 +53,7 @@ mod cluster {
     });
 }
 
-/// Every queue is spread over all nodes.
+/// Every queue has partitions on all nodes.
 mod partitions {
     use super::*;
 

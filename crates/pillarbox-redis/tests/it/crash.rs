@@ -1,6 +1,6 @@
-//! Clients and servers that are killed at any moment, and connections that break in mid-reply.
+//! Clients and servers that are killed at any moment, and connections that break in the middle of a reply.
 //!
-//! `make crash-redis` runs the long version: `PILLARBOX_KILLS` says how many kills of each kind.
+//! `make crash-redis` runs the long version: `PILLARBOX_KILLS` is the number of kills of each kind.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::common::{open, queue};
 
 const QUEUE: &str = "campaign";
 
-/// What a child of the campaigns does. Not a test by itself.
+/// Entry point of the child processes. Not a test by itself.
 #[test]
 #[ignore = "runs in a process of its own, started by the campaigns"]
 fn client() {
@@ -28,12 +28,12 @@ fn client_of(url: &str, seed: usize) -> Child {
     Child::start("crash::client", url, &seed.to_string())
 }
 
-/// Stays away for a random time.
-fn a_while(at_most: u64) {
+/// Sleeps for a random time of at most this many milliseconds.
+fn sleep_up_to(at_most: u64) {
     std::thread::sleep(Duration::from_micros(rand::rng().random_range(0..at_most * 1000)));
 }
 
-/// The keys are sound, and what is in them is what the record says.
+/// Checks that the keys are consistent and match the record.
 #[track_caller]
 fn check(server: &RedisServer, record: &Record, what: &str) -> String {
     assert_eq!(record.failures(), [""; 0], "{what}");
@@ -65,7 +65,7 @@ fn nothing_is_lost_or_resurrected_when_a_client_is_killed() {
         if kill % 8 != 0 {
             child.wait_for("s", 0);
         }
-        a_while(150);
+        sleep_up_to(150);
         record.add(&child.kill());
     }
     survivor.wait_for("s", survivor.said("s"));
@@ -73,7 +73,7 @@ fn nothing_is_lost_or_resurrected_when_a_client_is_killed() {
     println!("clients: {}", check(&server, &record, &format!("{kills} kills")));
 }
 
-/// The server is killed while clients work, and comes back with what is on its disk.
+/// The server is killed while clients work, and restarts from its disk.
 #[test]
 fn nothing_is_lost_or_resurrected_when_the_server_is_killed() {
     let mut server = RedisServer::builder().appendonly("always").start();
@@ -81,14 +81,14 @@ fn nothing_is_lost_or_resurrected_when_the_server_is_killed() {
     let mut record = Record::new();
     let clients = [1, 2].map(|seed| client_of(&server.url(), seed));
     for _ in 0..kills {
-        // All of them are at work again.
+        // All clients work again.
         for client in &clients {
             client.wait_for("s", client.said("s"));
             client.wait_for("x", client.said("x"));
         }
-        a_while(60);
+        sleep_up_to(60);
         server.kill();
-        a_while(20);
+        sleep_up_to(20);
         server.restart();
     }
     for client in &clients {
@@ -107,12 +107,12 @@ fn nothing_is_lost_or_resurrected_when_replies_are_cut() {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(1).enable_all().build().expect("a runtime");
     let proxy = runtime.block_on(Proxy::to(server.port()));
-    // One of them has no proxy before it: what the others repeat, it may have settled meanwhile.
+    // One client has no proxy: it may have settled meanwhile what the others repeat.
     let urls = [proxy.url(), proxy.url(), server.url()];
     let clients = [0, 1, 2].map(|seed| client_of(&urls[seed], seed));
     for cut in 1..=cuts {
         proxy.cut_answer("EVALSHA", rand::rng().random_range(0..400));
-        runtime.block_on(proxy.sprung(cut));
+        runtime.block_on(proxy.injected(cut));
         for client in &clients {
             client.wait_for("x", client.said("x"));
         }

@@ -1,7 +1,7 @@
-//! Servers that die, hang and hand over while clients in processes of their own work on: what they were
-//! told is held to the contract, and what a server that took over had not got is counted.
+//! Servers that die, hang and fail over while clients in processes of their own work: the answers of the clients
+//! are checked against the contract, and what a new primary did not have is counted.
 //!
-//! `make failover-redis` runs the long version: `PILLARBOX_FAILOVERS` says how many of each kind.
+//! `make failover-redis` runs the long version: `PILLARBOX_FAILOVERS` is the number of each kind.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,17 +17,17 @@ use crate::common::{open, queue, restart_all};
 
 const QUEUE: &str = "campaign";
 
-/// Waits for a replica, not so long as replicas lag.
+/// Waits for a replica, for less time than replicas lag.
 const CONFIRMED: &str = "&replicas=1&replicas_timeout=0.1";
 
-/// What a child of the campaigns does. Not a test by itself.
+/// Entry point of the child processes. Not a test by itself.
 #[test]
 #[ignore = "runs in a process of its own, started by the campaigns"]
 fn client() {
     crate::common::client(QUEUE);
 }
 
-/// Clients that are patient enough for any failover.
+/// Starts clients that retry longer than any failover takes.
 fn clients_of(url: &str, options: &str) -> [Child; 2] {
     let url = format!("{url}?retry_for=90&response_timeout=2{options}");
     let clients =
@@ -44,8 +44,8 @@ fn go_on(client: &Child) {
     }
 }
 
-/// Stays away for a random time.
-fn a_while(at_most: u64) {
+/// Sleeps for a random time of at most this many milliseconds.
+fn sleep_up_to(at_most: u64) {
     std::thread::sleep(random(at_most));
 }
 
@@ -53,7 +53,7 @@ fn random(at_most: u64) -> Duration {
     Duration::from_micros(rand::rng().random_range(0..at_most * 1000))
 }
 
-/// What the clients were told is what the contract says, but for what servers that took over had not got.
+/// Checks the answers of the clients against the contract, except for what new primaries did not have.
 #[track_caller]
 fn check(url: &str, record: &Record) -> Summary {
     on_threads(async {
@@ -66,17 +66,16 @@ fn check(url: &str, record: &Record) -> Summary {
     })
 }
 
-/// The time between the death of a server and the first answer after it, of which there are two kinds:
-/// those that wait for replicas, if so told, and those that do not.
+/// Times between the death of a server and the first answer after it.
 #[derive(Debug, Default)]
-struct Pauses(Vec<Duration>);
+struct Outages(Vec<Duration>);
 
-impl Pauses {
-    /// Adds the times from each death to the first answer of this kind after it, in the words of a child:
-    /// the last one of the line is the time.
+impl Outages {
+    /// Adds the time from each death to the first answer of this kind after it. A child prints the time of an
+    /// answer as the last word of its line.
     fn add(&mut self, deaths: &[u64], lines: &[Vec<String>], kind: &str) {
         for death in deaths {
-            // What was said before reaches us some moments later; nobody takes over as fast as that.
+            // Earlier output arrives some moments later; no failover is as fast as that.
             let after = death + 100_000_000;
             let answers = lines.iter().flatten().filter(|line| line.starts_with(kind));
             let times = answers.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
@@ -97,35 +96,34 @@ fn now_nanos() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64
 }
 
-/// Sentinels that do not take a server for dead because the machine has much to do.
-fn unhurried_sentinels(replicas: usize) -> Family {
+/// Starts sentinels with a timeout long enough for a busy machine.
+fn slow_sentinels(replicas: usize) -> Family {
     let sentinels = RedisSentinels::builder().replicas(replicas);
     Family::Sentinels(sentinels.down_after(Duration::from_secs(3)).start())
 }
 
-/// Notes if another server than the one expected is the primary: on a machine with much to do, one may be too
-/// slow for the others.
-fn note_unasked(family: &Family, expected: usize, since: Instant, record: &mut Record) {
+/// Records an unexpected failover: on a busy machine, a server may be too slow for the others.
+fn record_unexpected(family: &Family, expected: usize, since: Instant, record: &mut Record) {
     if family.primary() != expected {
         println!("{}: a failover that nobody asked for", family.name());
         record.server_failed(since.elapsed());
     }
 }
 
-/// Primaries die or hang one after the other while clients work, and come back as replicas. Two times of
-/// three the replicas have not got what was done last.
+/// Primaries die or hang one after the other while clients work, and come back as replicas. Two times of three,
+/// the replicas do not have the last writes.
 fn campaign(mut family: Family, options: &str) -> Undone {
     let failovers = setting("PILLARBOX_FAILOVERS", 2);
     let mut record = Record::new();
     let clients = clients_of(&family.url(), options);
     let (mut deaths, mut expected, mut seen) = (Vec::new(), family.primary(), Instant::now());
     for failover in 1..=failovers {
-        a_while(200);
-        note_unasked(&family, expected, seen, &mut record);
+        sleep_up_to(200);
+        record_unexpected(&family, expected, seen, &mut record);
         let lag = Duration::from_millis(150) + random(200);
         let old = match failover % 3 {
             1 => family.fail_with_lag(lag, Family::kill),
-            // It hangs, and has answered some whose confirmation is asked of the next one.
+            // It hangs after it has answered calls whose confirmation the next primary is asked for.
             2 => family.fail_with_lag(lag, |family, primary| family.server(primary).pause()),
             _ => {
                 let primary = family.primary();
@@ -136,19 +134,19 @@ fn campaign(mut family: Family, options: &str) -> Undone {
         deaths.push(now_nanos());
         record.server_failed(Duration::ZERO);
         (expected, seen) = (family.wait_for_promotion(old), Instant::now());
-        // As a replica, also if it hung.
+        // As a replica, even if it only hung.
         family.restart(old);
-        // All of them are at work again.
+        // All clients work again.
         clients.iter().for_each(|client| go_on(client));
         family.wait_until_whole();
         family.wait_until_replicated();
     }
     clients.iter().for_each(|client| go_on(client));
-    note_unasked(&family, expected, seen, &mut record);
+    record_unexpected(&family, expected, seen, &mut record);
     let lines = clients.map(Child::kill);
     lines.iter().for_each(|lines| record.add(lines));
     let summary = check(&family.url(), &record);
-    let (mut receives, mut settles) = (Pauses::default(), Pauses::default());
+    let (mut receives, mut settles) = (Outages::default(), Outages::default());
     receives.add(&deaths, &lines, "d");
     settles.add(&deaths, &lines, "x");
     println!(
@@ -161,14 +159,14 @@ fn campaign(mut family: Family, options: &str) -> Undone {
         settles.text(),
     );
     for failure in record.failures() {
-        assert!(failure.contains("of 1 replicas have confirmed"), "{failure}");
+        assert!(failure.contains("of 1 replicas confirmed"), "{failure}");
     }
     summary.undone
 }
 
 #[test]
 fn clients_go_on_when_sentinels_replace_primaries() {
-    campaign(unhurried_sentinels(2), "");
+    campaign(slow_sentinels(2), "");
 }
 
 #[test]
@@ -179,7 +177,7 @@ fn clients_go_on_when_primaries_of_a_cluster_are_replaced() {
 #[test]
 fn nothing_that_a_replica_has_confirmed_is_undone_when_sentinels_replace_primaries() {
     // One replica, so that the one that confirms is the one that takes over.
-    let Undone { lost, came_back, revived, .. } = campaign(unhurried_sentinels(1), CONFIRMED);
+    let Undone { lost, came_back, revived, .. } = campaign(slow_sentinels(1), CONFIRMED);
     assert_eq!((lost, came_back, revived), (0, 0, 0));
 }
 
@@ -189,7 +187,7 @@ fn nothing_that_a_replica_has_confirmed_is_undone_when_primaries_of_a_cluster_ar
     assert_eq!((lost, came_back, revived), (0, 0, 0));
 }
 
-/// Nothing was undone, and no call has failed.
+/// Checks that nothing was undone and no call has failed.
 #[track_caller]
 fn check_unharmed(url: &str, record: &Record) -> Summary {
     assert_eq!(record.failures(), [""; 0]);
@@ -205,7 +203,7 @@ fn nothing_is_lost_or_resurrected_when_all_nodes_of_a_cluster_are_killed_at_once
     let clients = clients_of(&cluster.url(), "");
     let kills = setting("PILLARBOX_FAILOVERS", 2);
     for _ in 0..kills {
-        a_while(200);
+        sleep_up_to(200);
         restart_all(&mut cluster);
         clients.iter().for_each(|client| go_on(client));
     }
@@ -214,7 +212,7 @@ fn nothing_is_lost_or_resurrected_when_all_nodes_of_a_cluster_are_killed_at_once
     println!("all nodes: {kills} kills, {summary:?}");
 }
 
-/// How often nodes have answered with such an error.
+/// Returns the number of answers of all nodes with this error.
 fn errors(cluster: &RedisCluster, code: &str) -> u64 {
     let of_node = |info: String| {
         let line = info.lines().find_map(|line| {
@@ -247,13 +245,13 @@ fn slots_move(options: &str, tags: &[&str]) {
             };
             while left() > 0 {
                 cluster.move_keys(slot, 1);
-                a_while(20);
+                sleep_up_to(20);
             }
-            // Whoever asks now is sent on, for this time.
+            // Calls are redirected now, once each.
             let (asked, start) = (errors(&cluster, "ASK"), std::time::Instant::now());
             while errors(&cluster, "ASK") == asked {
-                assert!(start.elapsed() < Duration::from_secs(60), "nobody asks");
-                a_while(5);
+                assert!(start.elapsed() < Duration::from_secs(60), "no call was redirected");
+                sleep_up_to(5);
             }
             cluster.end_move(slot);
             clients.iter().for_each(|client| go_on(client));

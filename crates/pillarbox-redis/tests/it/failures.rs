@@ -1,5 +1,5 @@
-//! Whatever can go wrong with one server, provoked on a real one: what can be mended by trying again
-//! is, and done once in effect; what cannot has a clear error, and nothing is lost.
+//! Failures of one real server: what a retry can fix is retried, and takes effect once; everything else is a clear
+//! error, and nothing is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,7 +23,7 @@ use crate::common::{open, queue};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What a call says that must fail because of the server.
+/// Returns the text of a call that must fail because of the server.
 #[track_caller]
 fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result {
@@ -35,7 +35,7 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     }
 }
 
-/// What a send says for which there is no room at the server.
+/// Returns the text of a send for which the server must have no room.
 #[track_caller]
 fn full<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result {
@@ -47,7 +47,7 @@ fn full<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     }
 }
 
-/// A queue behind a proxy, with all scripts known to the server and its connection made.
+/// Opens a queue through a proxy, connected and with all scripts loaded.
 async fn behind(proxy: &Proxy, options: &str) -> (Mailboxes, Arc<dyn Queue>) {
     let backend = open(&format!("{}{options}", proxy.url())).await;
     let queue = queue(&backend, "q");
@@ -68,10 +68,10 @@ fn flavours() -> impl Iterator<Item = Flavour> {
     Flavour::ALL.into_iter().filter(|flavour| flavour.is_here())
 }
 
-// Scripts that the server does not know.
+// Unknown scripts.
 
 #[tokio::test]
-async fn scripts_that_the_server_forgot_are_sent_again() {
+async fn scripts_that_the_server_has_flushed_are_sent_again() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
@@ -93,13 +93,13 @@ async fn scripts_that_the_server_forgot_are_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn scripts_may_be_forgotten_while_many_work() {
+async fn scripts_may_be_flushed_under_load() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
-    let trouble = Trouble::default();
+    let stop = StopOnDrop::default();
     let forgetting = tokio::task::spawn_blocking({
-        let is_over = trouble.0.clone();
+        let is_over = stop.0.clone();
         move || {
             while !is_over.load(Ordering::Relaxed) {
                 server.command(&["SCRIPT", "FLUSH"]);
@@ -108,22 +108,22 @@ async fn scripts_may_be_forgotten_while_many_work() {
         }
     });
     work(&queue, 200).await;
-    drop(trouble);
+    drop(stop);
     forgetting.await.expect("a server");
 }
 
-/// Whether a thread is to make no more trouble: once this is dropped, also by a test that fails.
+/// Stops a thread that injects faults when dropped, also by a failing test.
 #[derive(Default)]
-struct Trouble(Arc<AtomicBool>);
+struct StopOnDrop(Arc<AtomicBool>);
 
-impl Drop for Trouble {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Four senders and four receivers pass so many messages on: every call succeeds, and every message
-/// is delivered once and acknowledged once.
+/// Runs four senders and four receivers: every call succeeds, and every message is delivered once and
+/// acknowledged once.
 async fn work(queue: &Arc<dyn Queue>, messages: usize) {
     let (_, _, _, before) = counts(queue).await;
     let left = Arc::new(AtomicUsize::new(messages));
@@ -160,23 +160,23 @@ async fn work(queue: &Arc<dyn Queue>, messages: usize) {
     assert_eq!(counts(queue).await, (0, 0, 0, before + messages as u64));
 }
 
-// Connections that break.
+// Broken connections.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_may_be_killed_while_many_work() {
+async fn connections_may_be_killed_under_load() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
-    let trouble = Trouble::default();
+    let stop = StopOnDrop::default();
     let killing = tokio::task::spawn_blocking({
-        let is_over = trouble.0.clone();
+        let is_over = stop.0.clone();
         move || {
             let mut killed = 0;
             while !is_over.load(Ordering::Relaxed) {
                 for kind in ["normal", "pubsub"] {
                     let answer = server.command(&["CLIENT", "KILL", "TYPE", kind]);
                     killed += answer.parse::<usize>().expect("a number");
-                    // Time to connect and get something done.
+                    // Time to connect and make some progress.
                     std::thread::sleep(Duration::from_millis(10));
                 }
             }
@@ -184,12 +184,12 @@ async fn connections_may_be_killed_while_many_work() {
         }
     });
     work(&queue, 300).await;
-    drop(trouble);
+    drop(stop);
     let (_server, killed) = killing.await.expect("a server");
     assert!(killed > 2, "{killed} connections were killed");
 }
 
-/// Where answers are cut: before their first byte, and at several places within.
+/// Bytes after which answers are cut: none, and several numbers.
 const CUTS: [usize; 4] = [0, 1, 4, 6];
 
 #[tokio::test]
@@ -201,7 +201,7 @@ async fn a_send_whose_answer_was_cut_off_is_stored_once() {
         let text = format!("cut after {after}");
         proxy.cut_answer(&text, after);
         send(&queue, &text).await.expect("sent");
-        proxy.sprung(n + 1).await;
+        proxy.injected(n + 1).await;
         assert_eq!(counts(&queue).await, (1, 0, 0, n as u64 + 2));
         assert_eq!(drain(&queue).await, [text]);
     }
@@ -217,7 +217,7 @@ async fn a_receive_whose_answer_was_cut_off_delivers_at_once_and_counts_once() {
         for body in &bodies {
             send(&queue, body).await.expect("sent");
         }
-        // Some were delivered before, and left alone: the receive that is repeated counts that, too.
+        // Some were delivered before, and expired: the repeated receive counts that as well.
         let before = n as u32 % 2;
         if before == 1 {
             let left_alone = Receive::up_to(10).visibility(Duration::ZERO);
@@ -225,7 +225,7 @@ async fn a_receive_whose_answer_was_cut_off_delivers_at_once_and_counts_once() {
         }
         proxy.cut_answer("EVALSHA", after);
         let deliveries = queue.receive(Receive::up_to(10).visibility(HOUR)).await;
-        proxy.sprung(n + 1).await;
+        proxy.injected(n + 1).await;
         let deliveries = deliveries.expect("received");
         assert_eq!(deliveries.iter().map(body).collect::<Vec<_>>(), bodies, "after {after}");
         for delivery in &deliveries {
@@ -250,7 +250,7 @@ async fn a_long_poll_whose_answer_was_cut_off_delivers() {
         async move { wait_for(&queue, PATIENCE).await }
     });
     eventually("it listens", async || !channels(&server).is_empty()).await;
-    // It asks once more when it has subscribed.
+    // It queries again when it has subscribed.
     eventually("it waits", async || {
         let before = server.info("total_commands_processed");
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -261,14 +261,14 @@ async fn a_long_poll_whose_answer_was_cut_off_delivers() {
     proxy.cut_answer("EVALSHA", 20);
     send(&sender, "at last").await.expect("sent");
     let delivery = waiting.await.expect("a task").expect("received").expect("a message");
-    proxy.sprung(1).await;
+    proxy.injected(1).await;
     assert_eq!((body(&delivery).as_str(), delivery.message.delivery_count), ("at last", 1));
     acknowledge(&queue, &delivery).await.expect("acknowledged");
 }
 
-/// The lease is an hour: nothing else brings them back.
+/// The lease is an hour, so only a release makes the messages ready.
 #[tokio::test]
-async fn what_a_receive_took_that_got_no_answer_is_ready_when_the_server_is_back() {
+async fn messages_of_a_receive_without_an_answer_are_ready_when_the_server_is_back() {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port()).await;
     let (_backend, receiver) = behind(&proxy, "?retry_for=0.2&response_timeout=0.2").await;
@@ -280,15 +280,15 @@ async fn what_a_receive_took_that_got_no_answer_is_ready_when_the_server_is_back
     for round in 1..=4 {
         proxy.cut_answer_and_hold("EVALSHA", 20);
         let lost = receiver.receive(Receive::up_to(2).visibility(HOUR)).await;
-        proxy.sprung(round).await;
+        proxy.injected(round).await;
         refusal(lost);
         assert_eq!(counts(&direct).await, (1, 2, 0, 4), "the server has delivered them");
-        // What it has delivered, it knows until then.
+        // The record names what it has delivered.
         let keys = server.command(&["KEYS", "{queue:q}:call:*"]);
         let left = |key: &str| server.command(&["PTTL", key]).trim().parse::<u64>().unwrap_or(0);
         let longest = keys.lines().map(left).max().unwrap_or(0);
         assert!(longest > 3_000_000, "a record is forgotten after {longest} ms");
-        // Others that fail meanwhile have taken nothing.
+        // Other receives that fail meanwhile have delivered nothing.
         for _ in 0..3 {
             refusal(receive(&receiver).await);
         }
@@ -304,20 +304,20 @@ async fn what_a_receive_took_that_got_no_answer_is_ready_when_the_server_is_back
 }
 
 #[tokio::test]
-async fn closing_gives_back_what_a_receive_took_that_got_no_answer() {
+async fn closing_releases_messages_of_a_receive_without_an_answer() {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port()).await;
     let (backend, receiver) = behind(&proxy, "?retry_for=600").await;
     let direct = open(&server.url()).await;
     let direct = queue(&direct, "q");
     send(&direct, "one").await.expect("sent");
-    // Answers are cut until it is closed, and then no more.
+    // Answers are cut until it is closed.
     proxy.set(Mode::Forward);
     proxy.cut_answer_and_refuse("EVALSHA", 20);
     let receiving = tokio::spawn(async move {
         receiver.receive(Receive::one().visibility(HOUR)).await.map(|deliveries| deliveries.len())
     });
-    proxy.sprung(1).await;
+    proxy.injected(1).await;
     assert_eq!(counts(&direct).await, (0, 1, 0, 2));
     let closing = tokio::spawn(async move { backend.close().await });
     let closed = receiving.await.expect("a task");
@@ -355,11 +355,11 @@ async fn a_settle_whose_answer_was_cut_off_is_answered_as_done() {
         let again = take(&queue).await;
         assert_eq!((body(&again).as_str(), again.message.delivery_count), ("give back", 2));
         acknowledge(&queue, &deliveries[3]).await.expect("the receipt is still good");
-        // A number, which has 4 bytes.
+        // The answer is a number of 4 bytes.
         proxy.cut_answer("EVALSHA", after.min(3));
         assert_eq!(queue.purge().await.expect("purged"), 2, "after {after}");
     }
-    proxy.sprung(5 * CUTS.len()).await;
+    proxy.injected(5 * CUTS.len()).await;
 }
 
 #[tokio::test]
@@ -375,7 +375,7 @@ async fn a_send_that_is_repeated_late_does_not_bring_back_what_was_acknowledged(
             let sender = sender.clone();
             async move { send(&sender, "only once").await }
         });
-        proxy.sprung(round).await;
+        proxy.injected(round).await;
         let delivery = take(&receiver).await;
         acknowledge(&receiver, &delivery).await.expect("acknowledged");
         assert!(!sending.is_finished(), "the repetition was not held back");
@@ -387,7 +387,7 @@ async fn a_send_that_is_repeated_late_does_not_bring_back_what_was_acknowledged(
 }
 
 #[tokio::test]
-async fn connections_that_are_refused_for_a_while_are_tried_again() {
+async fn refused_connections_are_retried() {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port()).await;
     let (_backend, queue) = behind(&proxy, "").await;
@@ -404,13 +404,13 @@ async fn connections_that_are_refused_for_a_while_are_tried_again() {
     assert_eq!(drain(&queue).await, ["patience"]);
 }
 
-/// What a client asks for when it opens, one command after the other.
+/// The commands of a client that opens, in order.
 const OPENING: [&str; 5] =
     ["AUTH", "INFO\r\n$6\r\nserver", "PING", "*1\r\n$4\r\nINFO\r\n", "CONFIG"];
 
-/// Whatever is cut, the connection is made anew, as one that was refused is.
+/// Whichever answer is cut, the connection is made again, like one that was refused.
 #[tokio::test]
-async fn opening_is_tried_again_after_a_reset() {
+async fn opening_is_retried_after_a_reset() {
     let server = RedisServer::builder().password("hunter2").start();
     for (n, command) in OPENING.into_iter().enumerate() {
         let proxy = Proxy::to(server.port()).await;
@@ -418,26 +418,26 @@ async fn opening_is_tried_again_after_a_reset() {
         for (times, after) in [(1, 0), (2, 3)] {
             proxy.cut_answer(command, after);
             let backend = open(&url).await;
-            proxy.sprung(times).await;
+            proxy.injected(times).await;
             send(&queue(&backend, &format!("{n}-{after}")), "opened").await.expect("sent");
         }
     }
 }
 
 #[tokio::test]
-async fn opening_is_tried_again_after_an_answer_that_takes_too_long() {
+async fn opening_is_retried_after_a_timeout() {
     let server = RedisServer::start();
     for (n, command) in OPENING.into_iter().enumerate().skip(1) {
         let proxy = Proxy::to(server.port()).await;
         proxy.delay_answer(command, Duration::from_secs(60));
         let backend = open(&format!("{}?response_timeout=0.3", proxy.url())).await;
-        proxy.sprung(1).await;
+        proxy.injected(1).await;
         send(&queue(&backend, &n.to_string()), "opened").await.expect("sent");
     }
 }
 
 #[tokio::test]
-async fn opening_is_tried_again_while_all_connections_are_reset() {
+async fn opening_is_retried_while_all_connections_are_reset() {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port()).await;
     proxy.set(Mode::Refuse);
@@ -450,14 +450,14 @@ async fn opening_is_tried_again_while_all_connections_are_reset() {
     send(&queue(&backend, "q"), "opened").await.expect("sent");
 }
 
-// Commands that arrive when nobody waits for them any more.
+// Commands that arrive late.
 
 #[tokio::test]
-async fn an_answer_that_takes_too_long_is_asked_for_again_and_nothing_done_twice() {
+async fn a_call_that_times_out_is_repeated_and_takes_effect_once() {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port()).await;
     let (_backend, queue) = behind(&proxy, "?response_timeout=0.3").await;
-    // Longer than anybody would wait for it, except for one who does not give up.
+    // Longer than any response timeout of the test.
     let late = Duration::from_secs(60);
     proxy.delay_answer("slow", late);
     send(&queue, "slow").await.expect("sent");
@@ -466,7 +466,7 @@ async fn an_answer_that_takes_too_long_is_asked_for_again_and_nothing_done_twice
     assert_eq!(delivery.message.delivery_count, 1);
     proxy.delay_answer("EVALSHA", late);
     acknowledge(&queue, &delivery).await.expect("acknowledged");
-    proxy.sprung(3).await;
+    proxy.injected(3).await;
     assert_eq!(counts(&queue).await, (0, 0, 0, 2));
 }
 
@@ -525,7 +525,7 @@ async fn a_receive_that_arrives_after_it_has_failed_takes_nothing() {
     };
     proxy.stall("EVALSHA");
     refusal(receive(&queue).await);
-    // The number of the call, and that it has delivered nothing.
+    // The number of the call, and no ids.
     let is_recalled = |record: &String| record.trim().len() == 12;
     eventually("it is recalled", async || records().iter().any(is_recalled)).await;
     proxy.deliver().await;
@@ -584,7 +584,7 @@ async fn what_is_stuck_in_a_paused_server_is_done_once() {
     let backend = open(&format!("{}?response_timeout=0.3", server.url())).await;
     let queue = queue(&backend, "q");
     warm_up(&queue).await;
-    /// Long enough to be given up and tried again.
+    /// Longer than the response timeout.
     const PAUSE: Duration = Duration::from_millis(800);
     let paused = async |call: tokio::task::JoinHandle<Result<bool, Error>>| {
         tokio::time::sleep(PAUSE).await;
@@ -617,10 +617,10 @@ async fn what_is_stuck_in_a_paused_server_is_done_once() {
     assert_eq!(counts(&queue).await, (0, 0, 0, 2));
 }
 
-// A server that goes and comes back.
+// Servers that stop and come back.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_killed_and_restarted_goes_unnoticed() {
+async fn a_restart_of_the_server_goes_unnoticed() {
     let mut server = RedisServer::builder().appendonly("always").start();
     let url = format!("{}?retry_for=30", server.url());
     let backend = open(&url).await;
@@ -629,9 +629,9 @@ async fn a_server_that_is_killed_and_restarted_goes_unnoticed() {
         let quiet = quiet.clone();
         async move { wait_for(&quiet, 3 * PATIENCE).await }
     });
-    let trouble = Trouble::default();
+    let stop = StopOnDrop::default();
     let restarting = tokio::task::spawn_blocking({
-        let is_over = trouble.0.clone();
+        let is_over = stop.0.clone();
         move || {
             let mut restarts = 0;
             while restarts < 3 || !is_over.load(Ordering::Relaxed) {
@@ -644,7 +644,7 @@ async fn a_server_that_is_killed_and_restarted_goes_unnoticed() {
         }
     });
     work(&busy, 300).await;
-    drop(trouble);
+    drop(stop);
     let _server = restarting.await.expect("a server");
     assert!(!waiting.is_finished());
     send(&quiet, "after the restart").await.expect("sent");
@@ -732,7 +732,7 @@ async fn retries_end_and_the_handle_works_when_the_server_is_back() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_never_there_is_named_when_opening() {
+async fn an_unreachable_server_is_named_when_opening() {
     let server = RedisServer::start();
     let url = server.url();
     drop(server);
@@ -789,7 +789,7 @@ async fn closes_soon(outage: impl Fn(&mut RedisServer)) {
     server.resume();
 }
 
-// A server whose memory is full.
+// Full memory.
 
 #[tokio::test]
 async fn out_of_memory_stops_sends_and_nothing_else() {
@@ -819,7 +819,7 @@ async fn out_of_memory(flavour: Flavour) {
     let used: u64 = server.info("used_memory").parse().expect("a number");
     let limit = used + (4 << 20);
     server.command(&["CONFIG", "SET", "maxmemory", &limit.to_string()]);
-    // Once that fails, the server is filled by half a MiB more than it may hold.
+    // Fills the server to half a MiB beyond its limit.
     let big = "x".repeat(64 << 10);
     let mut sent = 0;
     let text = loop {
@@ -841,7 +841,7 @@ async fn out_of_memory(flavour: Flavour) {
         assert!(text.contains("no memory left"), "{text}");
     }
     full(send_later(&queue, "small", HOUR).await);
-    // Of a batch, each says so.
+    // In a batch, each message has the error.
     let batch: Vec<_> = (0..3).map(|_| Outgoing::new("small")).collect();
     let ids: Vec<_> = batch.iter().map(|message| message.id).collect();
     let answers = queue.send(batch).await.expect("answers");
@@ -861,7 +861,7 @@ async fn out_of_memory(flavour: Flavour) {
     assert_eq!(shown.len() as u64, sent);
     assert!(matches!(shown.last().expect("one").state, MessageState::Delayed { .. }));
     tokio::time::sleep(Duration::from_millis(5)).await;
-    // Those who come back move, which needs no memory either.
+    // Expired messages are moved, which needs no memory either.
     assert_eq!(counts(&queue).await, (sent - 3, 2, 1, sent + 1));
     full(send(&queue, "small").await);
     settle(&queue, Settle::extend(receipt(0), Duration::ZERO)).await.expect("ended");
@@ -880,9 +880,9 @@ async fn out_of_memory(flavour: Flavour) {
     assert!(matches!(texts[..], [only] if only.contains("nearly full")), "{texts:?}");
 }
 
-// Servers that do not want us.
+// Refused logins and missing permissions.
 
-/// What opening says, which must be an error about the server without secrets.
+/// Returns the error of opening, which must be about the server and without secrets.
 async fn refused_at(url: &str, secret: &str) -> String {
     let error = RedisBackend::open(RedisOptions::from_url(url).expect("options")).await;
     let error = error.expect_err("refused");
@@ -894,17 +894,17 @@ async fn refused_at(url: &str, secret: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_password_that_is_wrong_or_missing_is_said_to_be() {
+async fn a_wrong_or_missing_password_is_reported() {
     for flavour in flavours() {
         let server = RedisServer::builder().flavour(flavour).password("hunter2").start();
         open(&server.url()).await;
         let place = format!("127.0.0.1:{}", server.port());
         let text = refused_at(&format!("redis://:hunter3@{place}"), "hunter3").await;
-        assert!(text.contains("user or password are wrong") && text.contains(&place), "{text}");
+        assert!(text.contains("user or password is wrong") && text.contains(&place), "{text}");
         let text = refused_at(&format!("redis://nobody:hunter3@{place}"), "hunter3").await;
-        assert!(text.contains("user or password are wrong"), "{text}");
+        assert!(text.contains("user or password is wrong"), "{text}");
         let text = refused_at(&format!("redis://{place}"), "hunter2").await;
-        assert!(text.contains("NOAUTH") && text.contains("wants a password"), "{text}");
+        assert!(text.contains("NOAUTH") && text.contains("requires a password"), "{text}");
     }
 }
 
@@ -929,7 +929,7 @@ async fn a_user_without_permission_is_told_what_is_missing() {
         let text = refusal(send(&queue(&no_scripts, "q"), "no").await);
         assert!(text.contains("NOPERM") && text.contains("the user needs"), "{text}");
 
-        // The least that the advice speaks of is enough, long polls included.
+        // The permissions in the advice are enough, also for long polls.
         let rules = "+@all -@dangerous +info ~{queue:* ~pillarbox:* resetchannels &{queue:*";
         let url = user("least", rules);
         let least = queue(&open(&url).await, "q");
@@ -947,7 +947,7 @@ async fn a_user_without_permission_is_told_what_is_missing() {
 
 /// Redis 7 gives new users no channels.
 #[tokio::test]
-async fn a_user_who_may_wake_nobody_is_warned_of() {
+async fn a_user_who_may_not_publish_is_warned_of() {
     for flavour in flavours() {
         let log = Log::default();
         let _collecting = log.collect();
@@ -968,7 +968,7 @@ async fn a_user_who_may_wake_nobody_is_warned_of() {
         let diagnosis = sound.diagnose(false).await.expect("a diagnosis");
         assert_eq!((warnings(), diagnosis.findings), (vec![], vec![]), "{flavour:?}");
 
-        // It has the keys of all queues, and no channel.
+        // A user with the keys of all queues, and no channel.
         let mute = open(&user("mute", "~{queue:* ~pillarbox:*")).await;
         let [warning] = &warnings()[..] else { panic!("{flavour:?}: {}", log.text()) };
         assert!(warning.contains("may not publish") && warning.contains("channels {queue:*"));
@@ -977,7 +977,7 @@ async fn a_user_who_may_wake_nobody_is_warned_of() {
         assert_eq!(finding.severity, Severity::Warning);
         assert!(finding.text.contains("queue 'sound'") && finding.text.contains("may not publish"));
 
-        // It has only those of one queue, which shows when it sends, and is said once.
+        // A user with the keys of one queue, which is noticed when it sends, and reported once.
         let one = open(&user("one", "~{queue:only}* ~pillarbox:*")).await;
         assert_eq!(warnings().len(), 1, "{}", log.text());
         for _ in 0..2 {
@@ -989,7 +989,7 @@ async fn a_user_who_may_wake_nobody_is_warned_of() {
     }
 }
 
-/// The proxy makes the version of a real server an old one; nothing else of it is old.
+/// The proxy changes the version of a real server.
 #[tokio::test]
 async fn a_server_that_is_too_old_is_refused() {
     let server = RedisServer::start();
@@ -1001,10 +1001,10 @@ async fn a_server_that_is_too_old_is_refused() {
     let text = refused_at(&proxy.url(), "hunter2").await;
     assert!(text.contains(&format!("it is Redis {old}")), "{text}");
     assert!(text.contains("needs 6.2 or later, or Valkey"), "{text}");
-    assert!(start.elapsed() < Duration::from_secs(10), "trying again does not make it newer");
+    assert!(start.elapsed() < Duration::from_secs(10), "a retry does not help");
 }
 
-// Keys that are not ours.
+// Keys of other programs.
 
 #[tokio::test]
 async fn a_key_of_another_type_is_named_as_the_reason_and_loses_nothing() {
@@ -1040,7 +1040,7 @@ async fn another_type(server: &RedisServer, queue: &Arc<dyn Queue>, key: &str, o
     for text in ["a", "b", "c"] {
         send(queue, text).await.expect("sent");
     }
-    // Comes back within the next moments, and with it the one that is moved with it.
+    // Both are due within the next moments, and are promoted together.
     let due = Duration::from_millis(1);
     send_later(queue, "due", due).await.expect("sent");
     send_later(queue, "due, too", due).await.expect("sent");
@@ -1087,7 +1087,7 @@ async fn another_type(server: &RedisServer, queue: &Arc<dyn Queue>, key: &str, o
     server.command(&["RENAME", "{aside}", &key]);
     let sent = counts(queue).await.3;
     assert_eq!(sent, expected.len() as u64, "{case}: {failed:?} failed");
-    // Given back only now where that had failed.
+    // Succeeds only now if it had failed before.
     let nack = Settle::nack(held.receipt, Duration::ZERO);
     assert_eq!(settle(queue, nack).await.is_ok(), failed.contains(&"nack"), "{case}");
     let drained = drain(queue).await;
@@ -1096,7 +1096,7 @@ async fn another_type(server: &RedisServer, queue: &Arc<dyn Queue>, key: &str, o
 }
 
 #[tokio::test]
-async fn an_entry_that_is_no_id_is_passed_over() {
+async fn an_entry_with_an_invalid_id_is_skipped() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
@@ -1107,9 +1107,9 @@ async fn an_entry_that_is_no_id_is_passed_over() {
     assert_eq!(deliveries.iter().map(body).collect::<Vec<_>>(), ["one", "two"]);
 }
 
-// Messages that are large.
+// Large messages.
 
-/// The bodies are told apart by their first character.
+/// Creates a message whose first character tells it from others.
 fn large(order: usize, bytes: usize) -> Outgoing {
     let letter = char::from(b'a' + order as u8);
     Outgoing::new(letter.to_string().repeat(bytes))
@@ -1124,7 +1124,7 @@ async fn a_receive_takes_only_as_many_bytes_as_get_through_a_slow_network() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     const KB: usize = 1 << 10;
-    // All alike, a small one first, and one that is alone too large.
+    // Equal sizes, a small one first, and one that is too large by itself.
     let sizes: [(&[usize], &[&str]); 4] = [
         (&[300 * KB; 7], &["abc", "def", "g"]),
         (&[1, 500 * KB, 500 * KB, 500 * KB, 1], &["abc", "de"]),
@@ -1164,9 +1164,9 @@ async fn attributes_and_addresses_count_among_the_bytes_of_a_receive() {
     }
 }
 
-/// Those who ask at the same time share a call, and its bytes.
+/// Concurrent receives share a call, and its limit of bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn receives_that_share_a_call_do_not_go_without_what_is_there() {
+async fn receives_that_share_a_call_all_get_a_message() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
@@ -1183,7 +1183,7 @@ async fn receives_that_share_a_call_do_not_go_without_what_is_there() {
     assert_eq!(counts(&queue).await, (0, 24, 0, 24));
 }
 
-// What is told, and what is not.
+// Logs and diagnosis.
 
 /// Collects what is logged on this thread.
 #[derive(Clone, Default)]
@@ -1218,7 +1218,7 @@ impl io::Write for Log {
 }
 
 #[tokio::test]
-async fn a_server_that_throws_keys_away_is_warned_of() {
+async fn a_server_that_evicts_keys_is_warned_of() {
     let log = Log::default();
     let _collecting = log.collect();
     let start = |policy: &str, limit: &str| {
@@ -1255,11 +1255,11 @@ async fn a_server_that_throws_keys_away_is_warned_of() {
         assert_eq!(diagnosis.findings.len(), 1, "{diagnosis:?}");
         assert_eq!(diagnosis.findings[0].severity, severity);
         assert_eq!(diagnosis.findings[0].repair, Repair::Manual);
-        assert!(texts(&diagnosis).contains("throws away keys"), "{diagnosis:?}");
+        assert!(texts(&diagnosis).contains("evicts keys"), "{diagnosis:?}");
     }
 }
 
-/// Before it is given up, which takes long: whoever waits is told why, and once for all that wait.
+/// Before the retries end, and once for all calls that wait.
 #[tokio::test]
 async fn a_server_that_is_gone_is_warned_of_once() {
     let log = Log::default();
@@ -1275,31 +1275,31 @@ async fn a_server_that_is_gone_is_warned_of_once() {
     let text = log.text();
     let warnings: Vec<_> = text.lines().filter(|line| line.contains("WARN")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("a call fails; it is made again for 4s in all"), "{warnings:?}");
+    assert!(warnings[0].contains("a call fails; it is retried for 4s in all"), "{warnings:?}");
 }
 
 #[tokio::test]
-async fn no_password_is_ever_told() {
+async fn no_password_is_ever_shown() {
     const SECRET: &str = "correct-horse-battery";
     let log = Log::default();
     let _collecting = log.collect();
-    let mut said = String::new();
+    let mut shown = String::new();
     let mut server = RedisServer::builder().password(SECRET).start();
     let url = format!("{}/0?retry_for=0.2", server.url());
     let options = RedisOptions::from_url(&url).expect("options");
-    said += &format!("{options:?} {options:#?}");
+    shown += &format!("{options:?} {options:#?}");
     let backend = RedisBackend::open(options).await.expect("opened");
     let client = redis::Client::open(server.url()).expect("a client");
-    said += &format!("{backend:?} {:?}", RedisBackend::from_client(client).expect("opened"));
+    shown += &format!("{backend:?} {:?}", RedisBackend::from_client(client).expect("opened"));
     let backend = Mailboxes::new(backend);
     let queue = queue(&backend, "q");
     warm_up(&queue).await;
     wait_for(&queue, Duration::from_millis(50)).await.expect("received");
-    said += &format!("{queue:?} {backend:?} {:?}", backend.diagnose(false).await);
+    shown += &format!("{queue:?} {backend:?} {:?}", backend.diagnose(false).await);
     server.kill();
     for error in [send(&queue, "lost").await.err(), wait_for(&queue, HOUR).await.err()] {
         let error = error.expect("refused");
-        said += &format!("{error} {error:?} {error:#?}");
+        shown += &format!("{error} {error:?} {error:#?}");
     }
     server.restart();
     let wrong = format!("redis://:{SECRET}-not@127.0.0.1:{}", server.port());
@@ -1308,29 +1308,29 @@ async fn no_password_is_ever_told() {
             Ok(options) => RedisBackend::open(options).await.expect_err("refused"),
             Err(error) => error,
         };
-        said += &format!("{error} {error:?} {error:#?}");
+        shown += &format!("{error} {error:?} {error:#?}");
     }
     backend.close().await;
     drop((queue, backend));
-    assert!(log.text().contains("a call failed and is made again"), "{}", log.text());
-    assert!(said.contains("127.0.0.1") && !said.contains(SECRET), "{said}");
+    assert!(log.text().contains("a call failed and is retried"), "{}", log.text());
+    assert!(shown.contains("127.0.0.1") && !shown.contains(SECRET), "{shown}");
     assert!(!log.text().contains(SECRET), "{}", log.text());
 }
 
-/// All that was found, as text.
+/// Returns all findings as text.
 fn texts(diagnosis: &Diagnosis) -> String {
     diagnosis.findings.iter().map(|finding| format!("{}\n", finding.text)).collect()
 }
 
 #[tokio::test]
-async fn a_diagnosis_tells_what_a_send_survives_and_the_servers_time() {
+async fn a_diagnosis_has_what_a_send_survives_and_the_time_of_the_server() {
     let builder = RedisServer::builder;
     let cases: [(RedisServerBuilder, &str); 5] = [
         (builder().appendonly("always"), "survives kill -9 and power failure"),
-        (builder().appendonly("everysec"), "may cost the last one or two seconds"),
+        (builder().appendonly("everysec"), "may lose the last one or two seconds"),
         (builder().appendonly("no"), "what the operating system has not written yet"),
-        (builder().setting("save", "3600 1"), "since the last snapshot is gone"),
-        (builder(), "messages are gone when the server ends"),
+        (builder().setting("save", "3600 1"), "since the last snapshot is lost"),
+        (builder(), "messages are lost when the server stops"),
     ];
     for (builder, promise) in cases {
         let server = builder.start();
@@ -1355,7 +1355,7 @@ async fn a_diagnosis_tells_what_a_send_survives_and_the_servers_time() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_together_is_found_and_repaired() {
+async fn inconsistent_keys_are_found_and_repaired() {
     for flavour in flavours() {
         let server = RedisServer::builder().flavour(flavour).start();
         let backend = open(&server.url()).await;
@@ -1387,7 +1387,7 @@ async fn what_does_not_fit_together_is_found_and_repaired() {
         send_later(&queue, names[7], Duration::from_millis(1500)).await.expect("sent");
         let request = Receive::one().visibility(HOUR);
         let held = queue.receive(request).await.expect("received").remove(0);
-        // The next ones in line, of which two are to be held.
+        // The next messages, two of which stay in flight.
         let mut held_too = Vec::new();
         for next in queue.receive(Receive::up_to(6).visibility(HOUR)).await.expect("received") {
             match &*body(&next) {
@@ -1425,10 +1425,10 @@ async fn what_does_not_fit_together_is_found_and_repaired() {
         };
         let before = dump();
         let found = backend.diagnose(false).await.expect("a diagnosis");
-        assert_eq!(before, dump(), "looking changes nothing");
+        assert_eq!(before, dump(), "a diagnosis changes nothing");
         for part in [
             "queue 'q': 2 messages that are neither ready nor in flight nor delayed",
-            "queue 'q': 3 messages in two places",
+            "queue 'q': 3 messages in two states",
             "queue 'q': 4 entries that belong to no message",
             "delayed messages counted wrongly",
         ] {
@@ -1445,9 +1445,9 @@ async fn what_does_not_fit_together_is_found_and_repaired() {
 
         let (ready, in_flight, delayed, sent) = counts(&queue).await;
         assert_eq!((ready + delayed, in_flight, sent), (6, 2, 8), "{flavour:?}");
-        acknowledge(&queue, &held).await.expect("the lease of a sound message runs on");
+        acknowledge(&queue, &held).await.expect("the lease of a consistent message runs on");
         let still_held = held_too.iter().find(|held| body(held) == "held and ready").expect("one");
-        acknowledge(&queue, still_held).await.expect("the lease is the place that counts");
+        acknowledge(&queue, still_held).await.expect("the lease takes precedence");
         let mut all = drain(&queue).await;
         all.extend(wait_for(&queue, PATIENCE).await.expect("received").iter().map(body));
         all.sort();
@@ -1456,9 +1456,9 @@ async fn what_does_not_fit_together_is_found_and_repaired() {
     }
 }
 
-/// However many there are, in one go, and in the order in which they were sent.
+/// However many messages there are, at once, and in the order in which they were sent.
 #[tokio::test]
-async fn a_line_that_was_deleted_is_made_anew_in_order() {
+async fn a_deleted_list_of_ready_messages_is_restored_in_order() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
@@ -1479,13 +1479,13 @@ async fn a_line_that_was_deleted_is_made_anew_in_order() {
         assert!(!some.is_empty(), "{} of {}", received.len(), sent.len());
         received.extend(some.iter().map(|delivery| delivery.message.id));
     }
-    // Of those whose ids were made in the same quarter of a microsecond, nobody knows.
+    // The order of ids created in the same quarter of a microsecond is not known.
     sent.sort();
     assert!(received == sent, "they are out of order");
 }
 
 #[tokio::test]
-async fn what_was_deleted_beside_the_messages_does_no_harm() {
+async fn deleted_keys_without_messages_do_no_harm() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
@@ -1512,7 +1512,7 @@ async fn a_list_of_queues_of_another_type_is_found_and_hides_nothing_else() {
         let diagnosis = backend.diagnose(repair).await.expect("diagnosed");
         let texts = texts(&diagnosis);
         assert!(texts.contains("the key pillarbox:queues is a string, not a zset"), "{texts}");
-        assert!(texts.contains("queue 'there': 1 data under names that are no ids"), "{texts}");
+        assert!(texts.contains("queue 'there': 1 data with invalid ids"), "{texts}");
         assert!(!texts.contains("not on the list"), "{texts}");
         let finding = diagnosis.findings.iter().find(|it| it.text.contains("pillarbox:queues"));
         assert_eq!(
@@ -1556,6 +1556,6 @@ async fn one_queue_that_cannot_be_used_does_not_hide_the_others() {
     server.command(&["HSET", "{queue:good}:data", "no-id", "x"]);
     let diagnosis = backend.diagnose(false).await.expect("diagnosed");
     let texts: Vec<_> = diagnosis.findings.iter().map(|finding| &*finding.text).collect();
-    assert!(texts[0].contains("queue 'good': 1 data under names that are no ids"), "{texts:?}");
+    assert!(texts[0].contains("queue 'good': 1 data with invalid ids"), "{texts:?}");
     assert!(texts[1].contains("{queue:wrong}:meta is a string, not a hash"), "{texts:?}");
 }

@@ -1,4 +1,4 @@
-//! The invariants of a queue, one by one, with a look at its keys.
+//! The invariants of a queue, one by one, checked in its keys.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use crate::common::{open, queue};
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(80);
 
-struct Scene {
+struct Fixture {
     server: RedisServer,
     backend: Mailboxes,
     queue: Arc<dyn Queue>,
 }
 
-impl Scene {
+impl Fixture {
     async fn new() -> Self {
         let server = RedisServer::start();
         let backend = open(&server.url()).await;
@@ -53,7 +53,7 @@ impl Scene {
         self.queue.settle(vec![settle]).await.expect("answered").remove(0)
     }
 
-    /// The keys, which are sound.
+    /// Reads the keys and checks their consistency.
     async fn stored(&self) -> Stored {
         let client = redis::Client::open(self.server.url()).expect("a client");
         let stored = Stored::read(&client, self.queue.name()).await;
@@ -77,11 +77,11 @@ fn ids(deliveries: &[Delivery]) -> Vec<MessageId> {
 #[test]
 fn a_receive_moves_a_message_from_pending_to_invisible_in_one_step() {
     block_on(async {
-        let scene = Scene::new().await;
-        let id = short(scene.send(1).await[0]);
-        assert_eq!(scene.stored().await.pending, std::slice::from_ref(&id));
-        let delivery = scene.take(1, LONG).await.remove(0);
-        let stored = scene.stored().await;
+        let fixture = Fixture::new().await;
+        let id = short(fixture.send(1).await[0]);
+        assert_eq!(fixture.stored().await.pending, std::slice::from_ref(&id));
+        let delivery = fixture.take(1, LONG).await.remove(0);
+        let stored = fixture.stored().await;
         assert!(stored.pending.is_empty());
         assert_eq!(stored.invisible[0].0, id);
         let (_, nonce) = delivery.receipt.token().expect("a receipt of ours");
@@ -90,15 +90,15 @@ fn a_receive_moves_a_message_from_pending_to_invisible_in_one_step() {
 }
 
 #[test]
-fn a_nack_with_a_delay_takes_the_secret_away_and_keeps_the_count() {
+fn a_nack_with_a_delay_removes_the_secret_and_keeps_the_count() {
     block_on(async {
-        let scene = Scene::new().await;
-        let id = short(scene.send(1).await[0]);
-        let delivery = scene.take(1, LONG).await.remove(0);
-        scene.settle(Settle::nack(delivery.receipt.clone(), LONG)).await.expect("nacked");
-        let stored = scene.stored().await;
+        let fixture = Fixture::new().await;
+        let id = short(fixture.send(1).await[0]);
+        let delivery = fixture.take(1, LONG).await.remove(0);
+        fixture.settle(Settle::nack(delivery.receipt.clone(), LONG)).await.expect("nacked");
+        let stored = fixture.stored().await;
         assert_eq!((stored.meta_of(&id), stored.invisible.len()), ((None, 1), 1));
-        let again = scene.settle(Settle::acknowledge(delivery.receipt)).await;
+        let again = fixture.settle(Settle::acknowledge(delivery.receipt)).await;
         assert!(matches!(again, Err(Error::ReceiptHandleExpired { .. })), "{again:?}");
     });
 }
@@ -106,12 +106,12 @@ fn a_nack_with_a_delay_takes_the_secret_away_and_keeps_the_count() {
 #[test]
 fn an_acknowledged_message_leaves_nothing_behind() {
     block_on(async {
-        let scene = Scene::new().await;
-        scene.send(3).await;
-        for delivery in scene.take(3, LONG).await {
-            scene.settle(Settle::acknowledge(delivery.receipt)).await.expect("acknowledged");
+        let fixture = Fixture::new().await;
+        fixture.send(3).await;
+        for delivery in fixture.take(3, LONG).await {
+            fixture.settle(Settle::acknowledge(delivery.receipt)).await.expect("acknowledged");
         }
-        let stored = scene.stored().await;
+        let stored = fixture.stored().await;
         assert!(stored.data.is_empty() && stored.invisible.is_empty(), "{stored:?}");
         assert!(stored.meta.keys().all(|field| field.starts_with('#')), "{stored:?}");
     });
@@ -120,11 +120,11 @@ fn an_acknowledged_message_leaves_nothing_behind() {
 #[test]
 fn racing_receivers_never_get_the_same_message() {
     block_on(async {
-        let scene = Scene::new().await;
-        let sent: HashSet<_> = scene.send(100).await.into_iter().collect();
+        let fixture = Fixture::new().await;
+        let sent: HashSet<_> = fixture.send(100).await.into_iter().collect();
         let mut receivers = JoinSet::new();
         for _ in 0..4 {
-            let queue = scene.queue.clone();
+            let queue = fixture.queue.clone();
             receivers.spawn(async move {
                 let mut got = Vec::new();
                 for _ in 0..50 {
@@ -137,29 +137,29 @@ fn racing_receivers_never_get_the_same_message() {
         let got = receivers.join_all().await.concat();
         assert_eq!(got.len(), 100);
         assert_eq!(got.into_iter().collect::<HashSet<_>>(), sent);
-        scene.stored().await;
+        fixture.stored().await;
     });
 }
 
 #[test]
 fn a_lease_that_ends_while_many_receive_is_delivered_once_more_and_not_twice() {
     block_on(async {
-        let scene = Scene::new().await;
-        scene.send(1).await;
+        let fixture = Fixture::new().await;
+        fixture.send(1).await;
         for count in 1..=10 {
             let mut receivers = JoinSet::new();
             for _ in 0..4 {
-                let queue = scene.queue.clone();
+                let queue = fixture.queue.clone();
                 let request = Receive::one().visibility(SHORT).wait(SHORT * 5);
                 receivers.spawn(async move { queue.receive(request).await.expect("received") });
             }
-            // The first who has it ends the race; the others would have it after its lease.
+            // The first receiver ends the race; the others would get it after its lease.
             let got = receivers.join_next().await.expect("one of them").expect("received");
             let message = &got[0].message;
             assert_eq!((message.delivery_count, message.uncounted), (count, count - 1));
             receivers.shutdown().await;
-            scene.stored().await;
-            scene.all_ready_again(1).await;
+            fixture.stored().await;
+            fixture.all_ready_again(1).await;
         }
     });
 }
@@ -167,80 +167,80 @@ fn a_lease_that_ends_while_many_receive_is_delivered_once_more_and_not_twice() {
 #[test]
 fn a_receive_that_was_dropped_leaves_all_numbers_as_they_were() {
     block_on(async {
-        let scene = Scene::new().await;
-        let id = short(scene.send(1).await[0]);
-        scene.take(1, Duration::ZERO).await;
-        let started = scene.take(1, LONG).await.remove(0).receipt;
-        scene.settle(Settle::start(started, Duration::ZERO)).await.expect("started");
+        let fixture = Fixture::new().await;
+        let id = short(fixture.send(1).await[0]);
+        fixture.take(1, Duration::ZERO).await;
+        let started = fixture.take(1, LONG).await.remove(0).receipt;
+        fixture.settle(Settle::start(started, Duration::ZERO)).await.expect("started");
         let mut count = 2;
         for round in 0..40 {
-            let receive = scene.queue.receive(Receive::one().visibility(LONG));
+            let receive = fixture.queue.receive(Receive::one().visibility(LONG));
             let answer = tokio::time::timeout(Duration::from_micros(50 * round), receive).await;
             if let Ok(deliveries) = answer {
                 let delivery = deliveries.expect("received").remove(0);
                 assert_eq!((delivery.message.unsettled, delivery.message.uncounted), (1, 1));
                 let nack = Settle::nack(delivery.receipt, Duration::ZERO);
-                scene.settle(nack).await.expect("nacked");
+                fixture.settle(nack).await.expect("nacked");
                 count += 1;
             }
-            scene.all_ready_again(1).await;
-            let stored = scene.stored().await;
+            fixture.all_ready_again(1).await;
+            let stored = fixture.stored().await;
             assert_eq!((stored.meta_of(&id), stored.ended_of(&id)), ((None, count), (1, 1)));
         }
     });
 }
 
 #[test]
-fn more_leases_run_out_than_can_be_counted() {
+fn more_leases_expire_than_can_be_counted() {
     block_on(async {
-        let scene = Scene::new().await;
-        let scene_id = scene.send(1).await[0];
-        let id = short(scene_id);
-        // One less than the most that a number of Lua can hold exactly: 2^21 - 2 and 2^32 - 9.
+        let fixture = Fixture::new().await;
+        let message_id = fixture.send(1).await[0];
+        let id = short(message_id);
+        // One below the largest exact number of Lua: 2^21 - 2 and 2^32 - 9.
         let most = (((1_u64 << 21) - 2) << 32) + (1 << 32) - 9;
-        scene.server.command(&["HSET", "{queue:q}:meta", &id, &most.to_string()]);
+        fixture.server.command(&["HSET", "{queue:q}:meta", &id, &most.to_string()]);
         for (added, unsettled) in [(1, -2), (2, -1), (3, -1), (4, -1)] {
-            let Delivery { message, receipt, .. } = scene.take(1, LONG).await.remove(0);
+            let Delivery { message, receipt, .. } = fixture.take(1, LONG).await.remove(0);
             assert_eq!(message.delivery_count, u32::MAX - 8 + added);
             assert_eq!(i64::from(message.unsettled), (1 << 21) + unsettled);
-            scene.settle(Settle::start(receipt, Duration::ZERO)).await.expect("started");
+            fixture.settle(Settle::start(receipt, Duration::ZERO)).await.expect("started");
         }
-        // Those that were no attempt are counted on, and never look like a receipt.
+        // The uncounted ones are still counted, and never look like a secret.
         for (value, uncounted) in [
             ("99999999:99999998", 99_999_999),
             ("12884911900:9999", 10_000),
             ("999999999999998", 1),
             ("9007199254740000", 0),
         ] {
-            scene.server.command(&["HSET", "{queue:q}:meta", &id, value]);
-            scene.take(1, Duration::ZERO).await;
-            let message = scene.take(1, LONG).await.remove(0).message;
+            fixture.server.command(&["HSET", "{queue:q}:meta", &id, value]);
+            fixture.take(1, Duration::ZERO).await;
+            let message = fixture.take(1, LONG).await.remove(0).message;
             assert_eq!(message.uncounted, uncounted, "{value}");
-            let known = scene.stored().await.meta_of(&id).0.map(str::len);
+            let known = fixture.stored().await.meta_of(&id).0.map(str::len);
             assert_eq!(known, Some(16), "{value}");
-            scene.queue.purge().await.expect("purged");
-            let sent = Outgoing::with_id(scene_id, "again");
-            scene.queue.send(vec![sent]).await.expect("sent").remove(0).expect("stored");
+            fixture.queue.purge().await.expect("purged");
+            let sent = Outgoing::with_id(message_id, "again");
+            fixture.queue.send(vec![sent]).await.expect("sent").remove(0).expect("stored");
         }
     });
 }
 
 #[test]
-fn what_is_not_acknowledged_is_still_there() {
+fn an_unacknowledged_message_is_kept() {
     block_on(async {
-        let scene = Scene::new().await;
+        let fixture = Fixture::new().await;
         for count in [1, 2, 7, 20] {
-            scene.send(count).await;
-            let half = scene.take(count / 2 + 1, LONG).await;
+            fixture.send(count).await;
+            let half = fixture.take(count / 2 + 1, LONG).await;
             let (done, left) = half.split_at(count / 2);
             for delivery in done {
                 let settle = Settle::acknowledge(delivery.receipt.clone());
-                scene.settle(settle).await.expect("acknowledged");
+                fixture.settle(settle).await.expect("acknowledged");
             }
-            let counts = scene.queue.counts().await.expect("counts");
+            let counts = fixture.queue.counts().await.expect("counts");
             assert_eq!(counts.total(), (count - done.len()) as u64);
             assert_eq!(counts.in_flight, left.len() as u64);
-            assert_eq!(scene.queue.purge().await.expect("purged"), counts.total());
+            assert_eq!(fixture.queue.purge().await.expect("purged"), counts.total());
         }
     });
 }
@@ -248,10 +248,10 @@ fn what_is_not_acknowledged_is_still_there() {
 #[test]
 fn messages_outlive_the_backend_that_sent_them() {
     block_on(async {
-        let scene = Scene::new().await;
-        let sent = scene.send(10).await;
-        scene.backend.close().await;
-        let other = open(&scene.server.url()).await;
+        let fixture = Fixture::new().await;
+        let sent = fixture.send(10).await;
+        fixture.backend.close().await;
+        let other = open(&fixture.server.url()).await;
         let queue = queue(&other, "q");
         assert_eq!(queue.counts().await.expect("counts").total(), 10);
         let got = queue.receive(Receive::up_to(10)).await.expect("received");
@@ -260,81 +260,84 @@ fn messages_outlive_the_backend_that_sent_them() {
 }
 
 #[test]
-fn every_lease_ends_though_nobody_sweeps() {
+fn every_lease_ends_without_a_sweep() {
     block_on(async {
-        let scene = Scene::new().await;
-        let sent = scene.send(1500).await;
-        // Long enough for the second of two calls on a machine with much to do.
+        let fixture = Fixture::new().await;
+        let sent = fixture.send(1500).await;
+        // Long enough for the second of two calls on a busy machine.
         let lease = SHORT * 10;
-        let held = [scene.take(1000, lease).await, scene.take(1000, lease).await].concat();
+        let held = [fixture.take(1000, lease).await, fixture.take(1000, lease).await].concat();
         assert_eq!(held.len(), 1500);
         tokio::time::sleep(lease * 2).await;
-        let shown = scene.queue.peek(1000, None).await.expect("shown").messages;
+        let shown = fixture.queue.peek(1000, None).await.expect("shown").messages;
         assert!(shown.iter().all(|one| one.state == MessageState::Ready), "{shown:?}");
         assert!(shown.iter().all(|one| one.message.uncounted == 1), "{shown:?}");
-        scene.all_ready_again(1500).await;
-        let stored = scene.stored().await;
+        fixture.all_ready_again(1500).await;
+        let stored = fixture.stored().await;
         assert_eq!(stored.pending.len(), 1500);
         for delivery in held.iter().step_by(100) {
-            let late = scene.settle(Settle::acknowledge(delivery.receipt.clone())).await;
+            let late = fixture.settle(Settle::acknowledge(delivery.receipt.clone())).await;
             assert!(matches!(late, Err(Error::ReceiptHandleExpired { .. })), "{late:?}");
         }
-        let again = [scene.take(1000, LONG).await, scene.take(1000, LONG).await].concat();
+        let again = [fixture.take(1000, LONG).await, fixture.take(1000, LONG).await].concat();
         assert_eq!(ids(&again), sent);
         assert!(again.iter().all(|delivery| delivery.message.delivery_count == 2));
         assert!(again.iter().all(|delivery| delivery.message.uncounted == 1));
     });
 }
 
-/// A script moves 200 of them at most; order is kept all the same.
+/// A script promotes at most 200 messages; the order is kept.
 #[test]
 fn what_is_sent_or_given_back_after_many_leases_ended_is_behind_them() {
     block_on(async {
-        let scene = Scene::new().await;
-        let nacked = scene.send(1).await;
-        let nacked_delivery = scene.take(1, LONG).await.remove(0);
-        let mut order = scene.send(1000).await;
-        let held = scene.take(1000, SHORT).await;
+        let fixture = Fixture::new().await;
+        let nacked = fixture.send(1).await;
+        let nacked_delivery = fixture.take(1, LONG).await.remove(0);
+        let mut order = fixture.send(1000).await;
+        let held = fixture.take(1000, SHORT).await;
         assert_eq!(ids(&held), order);
         tokio::time::sleep(SHORT * 2).await;
-        // Nothing was promoted yet: sending and giving back is the first that happens.
-        order.extend(scene.send(2).await);
-        scene.settle(Settle::nack(nacked_delivery.receipt, Duration::ZERO)).await.expect("nacked");
+        // Nothing was promoted yet: send and nack are the first calls.
+        order.extend(fixture.send(2).await);
+        fixture
+            .settle(Settle::nack(nacked_delivery.receipt, Duration::ZERO))
+            .await
+            .expect("nacked");
         order.extend(nacked);
-        order.extend(scene.send(1).await);
+        order.extend(fixture.send(1).await);
         let mut got = Vec::new();
         while got.len() < order.len() {
-            let some = scene.take(300, LONG).await;
+            let some = fixture.take(300, LONG).await;
             assert!(!some.is_empty(), "{} of {}", got.len(), order.len());
             got.extend(ids(&some));
         }
         assert!(got == order, "out of order");
-        scene.stored().await;
+        fixture.stored().await;
     });
 }
 
 #[test]
 fn leases_of_one_batch_end_in_the_order_of_delivery_whatever_the_ids() {
     block_on(async {
-        let scene = Scene::new().await;
+        let fixture = Fixture::new().await;
         let mut ids_of: Vec<_> = (0..40).map(|_| MessageId::new()).collect();
         ids_of.reverse();
         let batch = ids_of.iter().map(|id| Outgoing::with_id(*id, "x")).collect();
-        scene.queue.send(batch).await.expect("sent");
-        assert_eq!(ids(&scene.take(40, SHORT).await), ids_of);
-        scene.all_ready_again(40).await;
-        assert_eq!(ids(&scene.take(40, LONG).await), ids_of);
+        fixture.queue.send(batch).await.expect("sent");
+        assert_eq!(ids(&fixture.take(40, SHORT).await), ids_of);
+        fixture.all_ready_again(40).await;
+        assert_eq!(ids(&fixture.take(40, LONG).await), ids_of);
     });
 }
 
 #[test]
 fn a_queue_over_its_limit_is_full_for_all_who_send_together() {
     block_on(async {
-        let scene = Scene::new().await;
+        let fixture = Fixture::new().await;
         let mut senders = JoinSet::new();
         for n in 0..40 {
             let limited = QueueOptions::new().max_size(25);
-            let queue = scene.backend.queue("q", limited).expect("a queue");
+            let queue = fixture.backend.queue("q", limited).expect("a queue");
             senders.spawn(async move {
                 let batch = vec![Outgoing::new(n.to_string())];
                 queue.send(batch).await.expect("answered").remove(0)
@@ -344,31 +347,31 @@ fn a_queue_over_its_limit_is_full_for_all_who_send_together() {
         assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 25);
         let full = |answer: &Result<_, Error>| matches!(answer, Err(Error::MailboxFull { .. }));
         assert_eq!(answers.iter().filter(|answer| full(answer)).count(), 15);
-        assert_eq!(scene.stored().await.data.len(), 25);
+        assert_eq!(fixture.stored().await.data.len(), 25);
     });
 }
 
 #[test]
 fn a_purged_queue_keeps_nothing_but_how_many_were_sent() {
     block_on(async {
-        let scene = Scene::new().await;
-        scene.send(1200).await;
-        scene.take(500, LONG).await;
-        assert_eq!(scene.queue.purge().await.expect("purged"), 1200);
-        let stored = scene.stored().await;
+        let fixture = Fixture::new().await;
+        fixture.send(1200).await;
+        fixture.take(500, LONG).await;
+        assert_eq!(fixture.queue.purge().await.expect("purged"), 1200);
+        let stored = fixture.stored().await;
         assert!(stored.data.is_empty() && stored.pending.is_empty() && stored.invisible.is_empty());
-        assert_eq!(scene.queue.counts().await.expect("counts").sent, Some(1200));
+        assert_eq!(fixture.queue.counts().await.expect("counts").sent, Some(1200));
     });
 }
 
-/// A script promotes 200 at most, so one answer does not tell of all.
+/// A script promotes at most 200 messages, so one answer does not cover all.
 #[test]
-fn many_that_become_due_at_once_wake_all_who_wait() {
+fn many_messages_that_become_due_at_once_wake_all_waiters() {
     block_on(async {
-        let scene = Scene::new().await;
+        let fixture = Fixture::new().await;
         let mut waiters = JoinSet::new();
         for _ in 0..3 {
-            let queue = scene.queue.clone();
+            let queue = fixture.queue.clone();
             let request = Receive::up_to(1000).visibility(LONG).wait(LONG);
             waiters.spawn(async move { queue.receive(request).await.expect("received").len() });
         }
@@ -377,37 +380,37 @@ fn many_that_become_due_at_once_wake_all_who_wait() {
             message.delay = SHORT * 2;
             message
         });
-        scene.queue.send(batch.collect()).await.expect("sent");
+        fixture.queue.send(batch.collect()).await.expect("sent");
         let all = tokio::time::timeout(Duration::from_secs(5), waiters.join_all());
         let got = all.await.expect("all are woken, and soon");
         assert!(got.iter().sum::<usize>() <= 1000, "{got:?}");
-        scene.stored().await;
+        fixture.stored().await;
     });
 }
 
-/// Futures that somebody has begun to poll and forgotten hold up nobody else.
+/// Futures that were polled once and then no more do not block others.
 #[test]
-fn a_future_that_is_not_polled_holds_up_nobody() {
+fn a_future_that_is_not_polled_blocks_nobody() {
     block_on(async {
-        let scene = Scene::new().await;
-        scene.send(10).await;
-        let mut forgotten = Vec::new();
+        let fixture = Fixture::new().await;
+        fixture.send(10).await;
+        let mut unpolled = Vec::new();
         for _ in 0..4 {
-            let receive = scene.queue.receive(Receive::one().visibility(LONG));
-            let send = scene.queue.send(vec![Outgoing::new("x")]);
+            let receive = fixture.queue.receive(Receive::one().visibility(LONG));
+            let send = fixture.queue.send(vec![Outgoing::new("x")]);
             let mut both = Box::pin(async move { tokio::join!(receive, send) });
-            // Polled once, and not again.
+            // Polled once, and never again.
             let begun = std::future::poll_fn(|context| Poll::Ready(both.as_mut().poll(context)));
             assert!(begun.await.is_pending());
-            forgotten.push(both);
+            unpolled.push(both);
         }
         let others = async {
-            scene.send(1).await;
-            let delivery = scene.take(1, LONG).await.remove(0);
-            scene.settle(Settle::acknowledge(delivery.receipt)).await.expect("acknowledged");
+            fixture.send(1).await;
+            let delivery = fixture.take(1, LONG).await.remove(0);
+            fixture.settle(Settle::acknowledge(delivery.receipt)).await.expect("acknowledged");
         };
-        tokio::time::timeout(Duration::from_secs(5), others).await.expect("nobody is in the way");
-        drop(forgotten);
-        scene.stored().await;
+        tokio::time::timeout(Duration::from_secs(5), others).await.expect("not blocked");
+        drop(unpolled);
+        fixture.stored().await;
     });
 }

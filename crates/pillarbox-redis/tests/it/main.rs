@@ -1,4 +1,4 @@
-//! Integration tests, a module for each subject, in one binary.
+//! Integration tests, one module per subject, in one binary.
 
 mod cluster;
 mod common;

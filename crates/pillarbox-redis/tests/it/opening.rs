@@ -1,4 +1,4 @@
-//! The ways to reach a server, and what a backend costs it: connections, keys, commands.
+//! Ways to connect to a server, and what a backend costs it: connections, keys, commands.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::common::steps::{
 };
 use crate::common::{open, queue};
 
-/// Sends and gets one message.
+/// Sends and receives one message.
 async fn works(backend: &Mailboxes) {
     let queue = queue(backend, "q");
     send(&queue, "hello").await.expect("sent");
     assert_eq!(drain(&queue).await, ["hello"]);
 }
 
-/// How many connections by TCP the server has.
+/// Returns the number of TCP connections of the server.
 fn connections(server: &RedisServer) -> usize {
     let list = server.command(&["CLIENT", "LIST"]);
-    // This question comes by the socket.
+    // This query uses the Unix socket.
     list.lines().filter(|client| client.contains("addr=127.0.0.1:")).count()
 }
 
@@ -36,7 +36,7 @@ fn number(text: &str) -> i64 {
     text.parse().unwrap_or_else(|_| panic!("no number: {text}"))
 }
 
-/// A receive that waits for one message, in a task of its own.
+/// Starts a receive that waits for one message.
 fn waiting(queue: &Arc<dyn Queue>, time: Duration) -> tokio::task::JoinHandle<Option<String>> {
     let queue = queue.clone();
     tokio::spawn(async move {
@@ -45,27 +45,27 @@ fn waiting(queue: &Arc<dyn Queue>, time: Duration) -> tokio::task::JoinHandle<Op
     })
 }
 
-/// Waits until so many queues are listened for, and nobody asks any more.
-async fn all_quiet(server: &RedisServer, queues: usize) {
+/// Waits until this number of queues is subscribed and no more commands arrive.
+async fn until_idle(server: &RedisServer, queues: usize) {
     eventually("all queues are listened for", async || channels(server).len() == queues).await;
     eventually("nobody asks", async || {
         let before = number(&server.info("total_commands_processed"));
         tokio::time::sleep(Duration::from_millis(200)).await;
-        // The questions of this test itself, with a password perhaps.
+        // The queries of this test itself, perhaps with a password.
         number(&server.info("total_commands_processed")) <= before + 2
     })
     .await;
 }
 
-/// Gets one message by a receive that listens for it, and has ceased to ask.
-async fn hears(server: &RedisServer, queue: &Arc<dyn Queue>) {
+/// Receives one message by a wake-up.
+async fn is_woken(server: &RedisServer, queue: &Arc<dyn Queue>) {
     let waits = waiting(queue, PATIENCE);
-    all_quiet(server, 1).await;
+    until_idle(server, 1).await;
     send(queue, "news").await.expect("sent");
     assert_eq!(waits.await.expect("a task").as_deref(), Some("news"));
 }
 
-// Ways to a server.
+// Connecting.
 
 #[tokio::test]
 async fn a_url_may_have_a_user_a_password_and_a_database() {
@@ -108,7 +108,7 @@ async fn a_server_is_reached_by_its_unix_socket() {
     let backend = open(&format!("redis+unix://{}?db=2", socket.display())).await;
     works(&backend).await;
     let queue = queue(&backend, "q");
-    hears(&server, &queue).await;
+    is_woken(&server, &queue).await;
     assert!(server.info("db2").starts_with("keys="));
     assert_eq!(connections(&server), 0);
 }
@@ -121,7 +121,7 @@ async fn a_server_is_reached_by_tls_if_its_certificate_is_trusted() {
     let backend = open(&format!("{}?ca={}", server.url(), authority.display())).await;
     works(&backend).await;
     let queue = queue(&backend, "q");
-    hears(&server, &queue).await;
+    is_woken(&server, &queue).await;
     let by_name = server.url().replace("127.0.0.1", "localhost");
     let options = RedisOptions::from_url(&by_name).expect("options").ca_file(&authority);
     works(&Mailboxes::new(RedisBackend::open(options).await.expect("opened"))).await;
@@ -154,7 +154,7 @@ async fn a_client_of_the_program_can_be_used() {
     assert_eq!(connections(&server), 0, "it connects when first used");
     works(&backend).await;
     let queue = queue(&backend, "q");
-    hears(&server, &queue).await;
+    is_woken(&server, &queue).await;
     assert_eq!(connections(&server), 2);
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     works(&backend).await;
@@ -168,7 +168,7 @@ async fn a_client_of_the_newer_protocol_can_be_used() {
     let backend = Mailboxes::new(RedisBackend::from_client(client).expect("opened"));
     works(&backend).await;
     let queue = queue(&backend, "q");
-    hears(&server, &queue).await;
+    is_woken(&server, &queue).await;
     send_later(&queue, "later", Duration::from_secs(60)).await.expect("sent");
     assert_eq!(backend.queues().await.expect("listed").len(), 1);
     let diagnosis = backend.diagnose(false).await.expect("diagnosed");
@@ -185,7 +185,7 @@ async fn a_connection_of_the_program_can_be_used() {
     works(&backend).await;
     let ours = queue(&backend, "q");
 
-    // Of this process: at once. Once or twice it may just look when something comes.
+    // A message of this process is found at once; once or twice it may coincide with a poll.
     let mut times = Vec::new();
     for _ in 0..5 {
         let waits = waiting(&ours, PATIENCE);
@@ -198,7 +198,7 @@ async fn a_connection_of_the_program_can_be_used() {
     times.sort();
     assert!(times[2] < Duration::from_millis(250), "it took {times:?}");
 
-    // Of others: when it looks.
+    // A message of another process is found by polling.
     let others = open(&server.url()).await;
     let waits = waiting(&ours, PATIENCE);
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -212,13 +212,13 @@ async fn a_connection_of_the_program_can_be_used() {
 }
 
 #[test]
-fn a_backend_outside_of_a_runtime_says_so() {
+fn opening_outside_of_a_runtime_is_an_error() {
     let client = redis::Client::open("redis://localhost").expect("a client");
     let error = RedisBackend::from_client(client).expect_err("no runtime");
     assert!(error.to_string().contains("no reactor running"), "{error}");
 }
 
-// What it costs.
+// Costs.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_mailboxes_share_two_connections() {
@@ -229,7 +229,7 @@ async fn thousands_of_mailboxes_share_two_connections() {
     let queues: Vec<_> = (0..QUEUES).map(|n| queue(&backend, &format!("q{n}"))).collect();
     let waits: Vec<_> =
         queues[..WAITING].iter().map(|queue| waiting(queue, PATIENCE * 2)).collect();
-    all_quiet(&server, WAITING).await;
+    until_idle(&server, WAITING).await;
     assert!((1..=2).contains(&connections(&server)), "{}", connections(&server));
     for (n, queue) in queues.iter().enumerate() {
         send(queue, &n.to_string()).await.expect("sent");
@@ -245,7 +245,7 @@ async fn thousands_of_mailboxes_share_two_connections() {
 }
 
 #[tokio::test]
-async fn queues_are_listed_in_order_and_without_looking_at_all_keys() {
+async fn queues_are_listed_in_order_and_without_a_scan_of_all_keys() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let names = ["zebra", "a/b", "middle", "a.b", "Capital"];
@@ -336,21 +336,21 @@ async fn a_queue_can_be_opened_used_and_dropped_again_and_again() {
 
 const FOUR: [&str; 4] = ["pending", "invisible", "data", "meta"];
 
-/// The milliseconds that each key of a queue has left; -1 for ever, -2 where it is not there.
+/// Returns the time to live of each key of a queue in milliseconds; -1 for none, -2 if the key is missing.
 fn left(server: &RedisServer, queue: &str) -> [i64; 4] {
     FOUR.map(|key| number(&server.command(&["PTTL", &format!("{{queue:{queue}}}:{key}")])))
 }
 
-/// All keys that are there go at the same time, or nearly so.
+/// Checks that all existing keys expire at nearly the same time.
 #[track_caller]
-fn assert_lives_as_one(left: &[i64; 4]) {
+fn assert_expires_together(left: &[i64; 4]) {
     let there: Vec<_> = left.iter().copied().filter(|left| *left != -2).collect();
     let (first, last) = (there.iter().min(), there.iter().max());
     assert!(first > Some(&0) && last.zip(first).is_some_and(|(l, f)| l - f < 200), "{left:?}");
 }
 
 #[tokio::test]
-async fn keys_live_for_ever_unless_told_otherwise() {
+async fn keys_have_no_time_to_live_by_default() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queue = queue(&backend, "q");
@@ -399,17 +399,17 @@ async fn a_time_to_live_is_renewed_by_use_and_ends_a_queue_that_is_not_used() {
     assert_eq!(counts(&brief).await, (0, 0, 0, 0));
 }
 
-/// A queue that is opened with a time to live, in seconds.
-fn mortal(backend: &Mailboxes, name: &str, seconds: u64) -> Arc<dyn Queue> {
+/// Opens a queue with a time to live in seconds.
+fn with_ttl(backend: &Mailboxes, name: &str, seconds: u64) -> Arc<dyn Queue> {
     let options = QueueOptions::new().default_ttl(Duration::from_secs(seconds));
     backend.queue(name, options).expect("opened")
 }
 
-/// All keys that are there have between 9 tenths and all of so many seconds left.
+/// Checks that all existing keys have at least nine tenths of this time left.
 #[track_caller]
-fn assert_lives(server: &RedisServer, queue: &str, seconds: i64) {
+fn assert_ttl(server: &RedisServer, queue: &str, seconds: i64) {
     let left = left(server, queue);
-    assert_lives_as_one(&left);
+    assert_expires_together(&left);
     assert!((seconds * 900..=seconds * 1000).contains(&left[3]), "{left:?}");
 }
 
@@ -418,61 +418,61 @@ async fn each_queue_may_have_a_time_to_live_of_its_own() {
     const DAY: u64 = 86_400;
     let server = RedisServer::start();
     let backend = open(&format!("{}?default_ttl=1000", server.url())).await;
-    let requests = mortal(&backend, "requests", 3 * DAY);
-    let dead = mortal(&backend, "requests-dlq", 30 * DAY);
+    let requests = with_ttl(&backend, "requests", 3 * DAY);
+    let dead = with_ttl(&backend, "requests-dlq", 30 * DAY);
     let usual = queue(&backend, "usual");
     for queue in [&requests, &dead, &usual] {
         send(queue, "x").await.expect("sent");
     }
-    assert_lives(&server, "requests", 3 * DAY as i64);
-    assert_lives(&server, "requests-dlq", 30 * DAY as i64);
-    assert_lives(&server, "usual", 1000);
+    assert_ttl(&server, "requests", 3 * DAY as i64);
+    assert_ttl(&server, "requests-dlq", 30 * DAY as i64);
+    assert_ttl(&server, "usual", 1000);
 
-    let endless = mortal(&backend, "endless", u64::MAX);
+    let endless = with_ttl(&backend, "endless", u64::MAX);
     send(&endless, "x").await.expect("sent");
     assert!(left(&server, "endless")[3] > 100 * 365 * 86_400_000);
 }
 
 #[tokio::test]
-async fn the_longest_time_to_live_that_a_handle_names_is_that_of_the_queue() {
+async fn the_longest_time_to_live_of_a_handle_is_that_of_the_queue() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let silent = queue(&backend, "q");
     send(&silent, "x").await.expect("sent");
     assert_eq!(left(&server, "q")[3], -1);
 
-    // Also for handles that name none, so that a queue in use is never deleted for how it is used.
-    let brief = mortal(&backend, "q", 1000);
+    // Also for handles without one, so that no use of a queue shortens its time to live.
+    let brief = with_ttl(&backend, "q", 1000);
     send(&silent, "x").await.expect("sent");
-    assert_lives(&server, "q", 1000);
-    let long = mortal(&backend, "q", 5000);
-    let briefest = mortal(&backend, "q", 10);
+    assert_ttl(&server, "q", 1000);
+    let long = with_ttl(&backend, "q", 5000);
+    let briefest = with_ttl(&backend, "q", 10);
     for (n, queue) in [&brief, &long, &briefest, &silent].into_iter().enumerate() {
         server.command(&["PEXPIRE", "{queue:q}:meta", "60000"]);
         send(queue, &n.to_string()).await.expect("sent");
-        assert_lives(&server, "q", 5000);
+        assert_ttl(&server, "q", 5000);
     }
-    // Until the last of them is gone.
+    // Until the last of them is closed.
     drop((silent, brief, long));
     send(&briefest, "x").await.expect("sent");
-    assert_lives(&server, "q", 5000);
+    assert_ttl(&server, "q", 5000);
     drop(briefest);
-    let briefest = mortal(&backend, "q", 10);
+    let briefest = with_ttl(&backend, "q", 10);
     send(&briefest, "x").await.expect("sent");
-    assert_lives(&server, "q", 10);
+    assert_ttl(&server, "q", 10);
 }
 
-/// The time that a program has named must not end a queue that another one uses: whoever names none makes it last.
+/// The time to live that one program sets must not delete a queue that another one uses without it.
 #[tokio::test]
-async fn a_queue_lasts_once_a_program_that_names_no_time_to_live_uses_it() {
+async fn a_program_without_a_time_to_live_removes_that_of_a_queue() {
     let server = RedisServer::start();
     let (owner, other) = (open(&server.url()).await, open(&server.url()).await);
-    let (brief, plain) = (mortal(&owner, "q", 1000), queue(&other, "q"));
+    let (brief, plain) = (with_ttl(&owner, "q", 1000), queue(&other, "q"));
     let held = async || {
         send_later(&brief, "later", Duration::from_secs(60)).await.expect("sent");
         send(&brief, "held").await.expect("sent");
         let held = take(&brief).await;
-        assert_lives(&server, "q", 1000);
+        assert_ttl(&server, "q", 1000);
         held
     };
     let held_first = held().await;
@@ -482,22 +482,22 @@ async fn a_queue_lasts_once_a_program_that_names_no_time_to_live_uses_it() {
     let taken = take(&plain).await;
     assert!(left(&server, "q").iter().all(|left| *left < 0), "after a receive");
     send(&brief, "x").await.expect("sent");
-    assert_lives(&server, "q", 1000);
+    assert_ttl(&server, "q", 1000);
     acknowledge(&plain, &taken).await.expect("acknowledged");
     assert_eq!(left(&server, "q"), [-1; 4], "after an acknowledgement");
     drop(held_first);
 
-    // A message that is there already is answered for as well.
+    // A duplicate counts as use as well.
     let same = Outgoing::with_id(MessageId::from_key("same"), "x");
     let send_it = async |queue: &Arc<dyn Queue>| {
         queue.send(vec![same.clone()]).await.expect("sent").remove(0).expect("sent")
     };
     assert!(send_it(&brief).await.is_new);
-    assert_lives(&server, "q", 1000);
+    assert_ttl(&server, "q", 1000);
     assert!(!send_it(&plain).await.is_new);
     assert_eq!(left(&server, "q"), [-1; 4], "after a send that stored nothing");
     assert!(!send_it(&brief).await.is_new);
-    assert_lives(&server, "q", 1000);
+    assert_ttl(&server, "q", 1000);
 }
 
 #[tokio::test]
@@ -508,9 +508,9 @@ async fn no_key_outlives_a_queue_with_a_time_to_live() {
     send_later(&looked_at, "soon", Duration::from_millis(400)).await.expect("sent");
     tokio::time::sleep(Duration::from_millis(420)).await;
     assert_eq!(counts(&looked_at).await, (1, 0, 0, 1));
-    assert_lives_as_one(&left(&server, "looked-at"));
+    assert_expires_together(&left(&server, "looked-at"));
 
-    // Receives that are dropped give back what they got, as often as it takes to see one that had.
+    // Dropped receives release their deliveries; repeated until one had some.
     let dropped = queue(&backend, "dropped");
     for round in 0..40 {
         send(&dropped, "once").await.expect("sent");
@@ -522,25 +522,25 @@ async fn no_key_outlives_a_queue_with_a_time_to_live() {
             ready == 1 || in_flight == 1 && start.elapsed() > Duration::from_millis(100)
         })
         .await;
-        assert_lives_as_one(&left(&server, "dropped"));
+        assert_expires_together(&left(&server, "dropped"));
         dropped.purge().await.expect("purged");
     }
 }
 
 #[tokio::test]
-async fn those_who_wait_ask_each_queue_once_in_ten_seconds() {
+async fn waiters_poll_each_queue_once_in_ten_seconds() {
     const QUEUES: usize = 20;
     const WATCHED: Duration = Duration::from_secs(6);
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let queues: Vec<_> = (0..QUEUES).map(|n| queue(&backend, &format!("q{n}"))).collect();
     let waits: Vec<_> = queues.iter().map(|queue| waiting(queue, 3 * PATIENCE)).collect();
-    all_quiet(&server, QUEUES).await;
+    until_idle(&server, QUEUES).await;
     let before = number(&server.info("total_commands_processed"));
     tokio::time::sleep(WATCHED).await;
-    // Each asks once at most, which is ten commands at most. The last question is ours.
-    let asked = number(&server.info("total_commands_processed")) - before - 1;
-    assert!(asked <= 10 * QUEUES as i64, "{asked} commands in {WATCHED:?}");
+    // Each polls at most once, with at most ten commands. The last command is of this test.
+    let commands = number(&server.info("total_commands_processed")) - before - 1;
+    assert!(commands <= 10 * QUEUES as i64, "{commands} commands in {WATCHED:?}");
     let names: BTreeSet<_> = queues.iter().map(|queue| queue.name().to_string()).collect();
     assert_eq!(names.len(), QUEUES);
     for queue in &queues {
@@ -551,9 +551,9 @@ async fn those_who_wait_ask_each_queue_once_in_ten_seconds() {
     }
 }
 
-/// A user with the rights that the documentation names, and one without channels.
+/// A user with the permissions that the documentation lists, and one without channels.
 #[tokio::test]
-async fn a_user_with_the_rights_of_the_documentation_can_do_everything() {
+async fn a_user_with_the_documented_permissions_can_do_everything() {
     let server = RedisServer::start();
     let text = include_str!("../../../../docs/redis.md");
     let line = text.lines().find(|line| line.contains("+@scripting")).expect("the rights");

@@ -1,4 +1,4 @@
-//! Queues that are spread over partitions, and are one queue to all who use them.
+//! Queues with partitions, which behave as one queue.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::common::{open, queue};
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn spread_over(backend: &Mailboxes, partitions: u32) -> Arc<dyn Queue> {
+fn queue_with_partitions(backend: &Mailboxes, partitions: u32) -> Arc<dyn Queue> {
     backend.queue("spread", QueueOptions::new().partitions(partitions)).expect("a queue")
 }
 
@@ -42,7 +42,7 @@ async fn send_all(queue: &Arc<dyn Queue>, batch: Vec<Outgoing>) {
     }
 }
 
-/// The partitions that hold messages, by their keys.
+/// Returns the partitions that hold messages, by their keys.
 fn held_in(server: &RedisServer) -> BTreeSet<String> {
     server.command(&["KEYS", "*:data"]).lines().map(str::to_owned).collect()
 }
@@ -51,9 +51,9 @@ fn held_in(server: &RedisServer) -> BTreeSet<String> {
 async fn twelve_partitions_are_on_all_nodes_and_one_queue() {
     let cluster = RedisCluster::builder().replicas(0).start();
     let backend = open(&cluster.url()).await;
-    let queue = spread_over(&backend, 12);
+    let queue = queue_with_partitions(&backend, 12);
     for batch in 0..24 {
-        // Each in a run of ids of its own, as many programs would.
+        // Each in a run of ids of its own, as by many programs.
         let batch = std::thread::spawn(move || {
             (0..64).map(|n| new(format!("{batch}-{n}"))).collect::<Vec<_>>()
         });
@@ -83,7 +83,7 @@ async fn twelve_partitions_are_on_all_nodes_and_one_queue() {
 async fn messages_of_one_group_keep_their_order_and_others_do_not_wait_for_them() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
-    let queue = spread_over(&backend, 7);
+    let queue = queue_with_partitions(&backend, 7);
     for n in 0..40 {
         let batch = (0..20).map(|group| of_group(&group.to_string(), n.to_string())).collect();
         send_all(&queue, batch).await;
@@ -112,7 +112,7 @@ async fn messages_of_one_group_keep_their_order_and_others_do_not_wait_for_them(
 }
 
 #[tokio::test]
-async fn a_mailbox_says_how_far_it_is_spread_and_which_messages_belong_together() {
+async fn a_mailbox_sets_its_partitions_and_the_groups_of_messages() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let jobs: Mailbox<u32> = backend.builder("jobs").partitions(4).open().expect("a mailbox");
@@ -138,8 +138,8 @@ async fn a_mailbox_says_how_far_it_is_spread_and_which_messages_belong_together(
 async fn an_id_that_is_sent_again_goes_to_where_it_is() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
-    let queue = spread_over(&backend, 5);
-    // Each for itself: runs of new ids would be so few that a partition may get none.
+    let queue = queue_with_partitions(&backend, 5);
+    // Independent ids: there would be so few runs of new ids that a partition may get none.
     let one = |n: u32| Outgoing::with_id(MessageId::from_key(&n.to_string()), n.to_string());
     let batch: Vec<_> = (0..5000).map(one).collect();
     for some in batch.chunks(1000) {
@@ -155,7 +155,7 @@ async fn an_id_that_is_sent_again_goes_to_where_it_is() {
 }
 
 #[tokio::test]
-async fn a_receipt_says_which_partition_it_is_for_and_no_other_takes_it() {
+async fn a_receipt_names_its_partition_and_no_other_accepts_it() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let whole = queue(&backend, "spread");
@@ -183,12 +183,12 @@ async fn a_receipt_says_which_partition_it_is_for_and_no_other_takes_it() {
     assert_eq!(counts(&queue).await.1, 0);
 }
 
-/// Nobody asks the server while nothing happens, and one message is one receive.
+/// No queries while nothing happens, and one receive per message.
 #[tokio::test]
-async fn those_who_wait_hear_of_every_partition_without_asking_all() {
+async fn waiters_are_woken_for_every_partition_without_querying_all() {
     let cluster = RedisCluster::builder().replicas(0).start();
     let backend = open(&cluster.url()).await;
-    let queue = spread_over(&backend, 12);
+    let queue = queue_with_partitions(&backend, 12);
     let waiting = tokio::spawn({
         let queue = queue.clone();
         async move {
@@ -219,7 +219,7 @@ async fn those_who_wait_hear_of_every_partition_without_asking_all() {
     })
     .await;
     let other = open(&cluster.url()).await;
-    let sender = spread_over(&other, 12);
+    let sender = queue_with_partitions(&other, 12);
     send_all(&sender, vec![of_group("warm up", "0")]).await;
     eventually("it is settled", async || counts(&sender).await.3 == 1).await;
     let before = asked();
@@ -227,20 +227,20 @@ async fn those_who_wait_hear_of_every_partition_without_asking_all() {
         send_all(&sender, vec![of_group(&n.to_string(), n.to_string())]).await;
     }
     assert_eq!(waiting.await.expect("a task").len(), 30);
-    // A send, a receive that finds it, an acknowledgement, and one that finds no more; and not twelve of
-    // them. New partitions are put on the list, and the layout is read.
+    // A send, a receive that finds it, an acknowledgement, and a receive that finds nothing; and not twelve of
+    // them. New partitions are enlisted, and the layout is read.
     let calls = asked() - before;
     assert!(calls < 29 * 7 + 40, "{calls} calls for 29 messages");
 }
 
-/// What a child does while the queue is being spread. Not a test by itself.
+/// Entry point of the child processes. Not a test by itself.
 #[test]
 #[ignore = "runs in a process of its own, started by the campaign"]
 fn client() {
     crate::common::client("spread");
 }
 
-/// The number of partitions is raised and lowered while clients work that know nothing of it.
+/// The number of partitions is raised and lowered while clients work that do not know it.
 #[test]
 fn nothing_is_lost_while_partitions_come_and_go() {
     let cluster = RedisCluster::builder().replicas(0).start();
@@ -288,7 +288,7 @@ fn nothing_is_lost_while_partitions_come_and_go() {
     println!("layouts {layouts:?}: nothing lost, nothing back: {summary:?}");
 }
 
-/// Raised from 1 to 12 under load: every group that is new keeps its order.
+/// The number is raised from 1 to 12 under load: every new group keeps its order.
 #[test]
 fn groups_that_begin_after_the_queue_is_spread_keep_their_order() {
     let cluster = RedisCluster::builder().replicas(0).start();
@@ -313,7 +313,7 @@ fn groups_that_begin_after_the_queue_is_spread_keep_their_order() {
                         let spread = admin.set_partitions("spread", 12).await.expect("spread");
                         assert_eq!(spread, Partitions::new(12, 12));
                         admin.close().await;
-                        // Until this program knows: what was begun before may be cut in two.
+                        // Until this program knows the layout: an earlier group may be in two partitions.
                         let start = Instant::now();
                         while sender.capabilities().fifo {
                             assert!(start.elapsed() < PATIENCE, "the sender does not know");
@@ -351,7 +351,7 @@ fn groups_that_begin_after_the_queue_is_spread_keep_their_order() {
 }
 
 #[tokio::test]
-async fn a_partition_that_comes_into_being_after_all_is_received_from() {
+async fn a_partition_that_is_created_late_is_received_from() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     backend.set_partitions("spread", 9).await.expect("spread");
@@ -366,7 +366,7 @@ async fn a_partition_that_comes_into_being_after_all_is_received_from() {
         other.partitions("spread").await.expect("known") == Partitions::WHOLE
     })
     .await;
-    // As a program does that was stopped for hours: it still believes in nine.
+    // Like a program that was suspended for hours and still assumes nine.
     let frozen = open(&server.url()).await;
     frozen.set_partitions("spread", 9).await.expect("spread");
     let late = queue(&frozen, "spread");
@@ -384,7 +384,7 @@ async fn a_partition_that_comes_into_being_after_all_is_received_from() {
 
 /// The layout was changed when the clock of the server was a day ahead.
 #[tokio::test]
-async fn a_clock_that_was_set_back_hides_no_partition_from_those_who_receive() {
+async fn a_clock_that_was_set_back_hides_no_partition_from_receivers() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let receiver = queue(&backend, "spread");
@@ -408,7 +408,7 @@ async fn a_clock_that_was_set_back_hides_no_partition_from_those_who_receive() {
     })
     .await;
 
-    // Nor does one that knows of nothing before it: the key was deleted in between.
+    // Neither does a layout without a predecessor: the key was deleted in between.
     server.command(&["SET", key, &format!("2 2 {} 1", ahead + 1000)]);
     let known = open(&server.url()).await;
     let known = queue(&known, "spread");
@@ -424,13 +424,13 @@ async fn a_clock_that_was_set_back_hides_no_partition_from_those_who_receive() {
     .await;
 }
 
-/// Each call has its own share of bytes, and no more are made once there is enough.
+/// Each call has its own limit of bytes, and none is made once there is enough.
 #[tokio::test]
 async fn large_messages_of_several_partitions_come_a_few_at_a_time() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
-    let queue = spread_over(&backend, 3);
-    // Where the first one asked has none, all others are asked at once.
+    let queue = queue_with_partitions(&backend, 3);
+    // If the first partition has none, all others are queried at once.
     for (size, most) in [(700 << 10, 3), (2 << 20, 2)] {
         let text = "x".repeat(size);
         for n in 0..12 {
@@ -477,7 +477,7 @@ async fn a_limit_is_shared_out_and_new_messages_go_where_there_is_room() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused() {
+async fn invalid_options_are_refused() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     for wrong in [0, 1001, u32::MAX] {
@@ -490,23 +490,24 @@ async fn what_cannot_be_is_refused() {
     let mortal = open(&format!("{}?default_ttl=60", server.url())).await;
     let refused = mortal.set_partitions("q", 2).await.expect_err("refused").to_string();
     assert!(refused.contains("default_ttl"), "{refused}");
-    // Nor may one with a time to live use what others have spread.
+    // A handle with a time to live may not use a queue to which others have added partitions.
     backend.set_partitions("spread", 3).await.expect("spread");
     let text = send(&queue(&mortal, "spread"), "x").await.expect_err("refused").to_string();
     assert!(text.contains("default_ttl"), "{text}");
-    let text = send(&mortal_queue(&backend, "spread"), "x").await.expect_err("refused").to_string();
+    let text =
+        send(&queue_with_ttl(&backend, "spread"), "x").await.expect_err("refused").to_string();
     assert!(text.contains("default_ttl"), "{text}");
     server.command(&["SET", "{queue:q}:partitions", "12 apples"]);
     let text = send(&queue(&backend, "q"), "x").await.expect_err("refused").to_string();
     assert!(text.contains("{queue:q}:partitions") || text.contains("of another type"), "{text}");
 }
 
-fn mortal_queue(backend: &Mailboxes, name: &str) -> Arc<dyn Queue> {
+fn queue_with_ttl(backend: &Mailboxes, name: &str) -> Arc<dyn Queue> {
     let options = QueueOptions::new().default_ttl(Duration::from_secs(1000));
     backend.queue(name, options).expect("opened")
 }
 
-/// Whoever comes second is refused, and whoever was there goes on.
+/// The second handle is refused, and the first one goes on.
 #[tokio::test]
 async fn a_queue_has_no_time_to_live_together_with_partitions() {
     let server = RedisServer::start();
@@ -535,13 +536,13 @@ async fn a_queue_has_no_time_to_live_together_with_partitions() {
     send(&known, "x").await.expect("sent");
     refused("known", ttl);
 
-    // One that comes before it is known that others have spread the queue fails, and by itself.
+    // A handle that is opened before the partitions of others are known fails later, by itself.
     backend.set_partitions("late", 3).await.expect("spread");
-    let (late, silent) = (mortal_queue(&backend, "late"), queue(&backend, "late"));
+    let (late, silent) = (queue_with_ttl(&backend, "late"), queue(&backend, "late"));
     assert!(send(&late, "x").await.is_err());
     send(&silent, "x").await.expect("sent");
     let keys = server.command(&["KEYS", "{queue:late*"]);
-    // What is remembered of calls goes by itself.
+    // Records of calls expire by themselves.
     for key in keys.lines().filter(|key| !key.contains("call")) {
         assert_eq!(server.command(&["PTTL", key]), "-1", "{key}");
     }
@@ -549,9 +550,9 @@ async fn a_queue_has_no_time_to_live_together_with_partitions() {
     assert!(everywhere.queue("q", ttl).is_err());
 }
 
-/// Another program spreads a queue that has a time to live: from then on nothing of it expires.
+/// Another program adds partitions to a queue with a time to live: from then on, nothing of it expires.
 #[tokio::test]
-async fn a_queue_that_is_spread_loses_its_time_to_live() {
+async fn a_queue_that_gets_partitions_loses_its_time_to_live() {
     let server = RedisServer::start();
     let (owner, other) = (open(&server.url()).await, open(&server.url()).await);
     let lasts = |name: &str| {
@@ -561,7 +562,7 @@ async fn a_queue_that_is_spread_loses_its_time_to_live() {
             .all(|left| ["-1", "-2"].contains(&left.as_str()))
     };
     for name in ["by-a-program", "by-a-person"] {
-        send(&mortal_queue(&owner, name), "x").await.expect("sent");
+        send(&queue_with_ttl(&owner, name), "x").await.expect("sent");
         assert!(!lasts(name), "{name}");
     }
     let spread = other.queue("by-a-program", QueueOptions::new().partitions(4)).expect("opened");
@@ -572,7 +573,7 @@ async fn a_queue_that_is_spread_loses_its_time_to_live() {
 }
 
 #[tokio::test]
-async fn a_queue_that_was_spread_by_a_program_leaves_nothing_behind() {
+async fn a_queue_with_partitions_set_by_a_program_leaves_nothing_behind() {
     let server = RedisServer::start();
     let backend = open(&format!("{}?partitions=3", server.url())).await;
     let short_lived = queue(&backend, "reply-1");
@@ -584,7 +585,7 @@ async fn a_queue_that_was_spread_by_a_program_leaves_nothing_behind() {
     let is_left = || server.command(&["KEYS", "{queue:reply*"]);
     let is_left = || is_left().lines().filter(|key| !key.contains(":call:")).count();
     eventually("nothing is left", async || is_left() == 0).await;
-    // One that a person has spread stays so, whatever programs ask for; also if it was made whole.
+    // The number that an operator has set stays, whatever programs request; even if it is 1.
     let made_whole = queue(&backend, "whole");
     for n in 0..20 {
         send(&made_whole, &n.to_string()).await.expect("sent");
@@ -610,7 +611,7 @@ async fn a_queue_that_was_spread_by_a_program_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_partition_that_nobody_receives_from_is_found_and_put_back() {
+async fn a_partition_that_is_missing_in_the_layout_is_found_and_restored() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     backend.set_partitions("spread", 5).await.expect("spread");
@@ -618,7 +619,7 @@ async fn a_partition_that_nobody_receives_from_is_found_and_put_back() {
     send_all(&queue, (0..50).map(|n| of_group(&n.to_string(), "x")).collect()).await;
     backend.close().await;
     server.command(&["DEL", "{queue:spread}:partitions"]);
-    // Not ours: there cannot be so many.
+    // Of another program: there cannot be so many partitions.
     server.command(&["HSET", "{queue:spread#5000}:data", "x", "y"]);
     let backend = open(&server.url()).await;
     let diagnosis = backend.diagnose(false).await.expect("a diagnosis");
@@ -629,15 +630,15 @@ async fn a_partition_that_nobody_receives_from_is_found_and_put_back() {
     assert_eq!(drain(&crate::common::queue(&backend, "spread")).await.len(), 50);
 }
 
-/// One of three servers is stopped: what is on the others is received, and new messages go there.
+/// One of three servers is stopped: messages on the others are received, and new ones go there.
 #[tokio::test]
 async fn partitions_go_on_while_one_of_them_does_not_answer() {
     let cluster =
         RedisCluster::builder().replicas(0).setting("cluster-require-full-coverage", "no");
-    // Nobody else must notice: with a long timeout the others do not call it failed.
+    // With a long timeout, the other nodes do not consider it failed.
     let cluster = cluster.node_timeout(Duration::from_secs(60)).start();
     let backend = open(&format!("{}?response_timeout=60", cluster.url())).await;
-    let queue = spread_over(&backend, 12);
+    let queue = queue_with_partitions(&backend, 12);
     send_all(&queue, (0..120).map(|n| of_group(&n.to_string(), n.to_string())).collect()).await;
     let lost = cluster.primary_of("{queue:spread#3}:data");
     let on_it = |number: u32| {
@@ -674,9 +675,9 @@ async fn partitions_go_on_while_one_of_them_does_not_answer() {
         batch.is_empty()
     })
     .await;
-    // One that waits hears of the others, and does not fail because of it.
+    // A waiter is woken for the others, and does not fail.
     let healthy = (0..).map(|n| of_group(&n.to_string(), "news"));
-    let other = spread_over(&backend, 12);
+    let other = queue_with_partitions(&backend, 12);
     for message in healthy.take(3) {
         let waiting = tokio::spawn({
             let queue = queue.clone();
@@ -685,7 +686,7 @@ async fn partitions_go_on_while_one_of_them_does_not_answer() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         let other = other.clone();
         let send = async move {
-            // Some groups are on the server that is stopped; what is new goes elsewhere by and by.
+            // Some groups are on the stopped server; messages without a group go to others after a while.
             let _ = tokio::join!(other.send(vec![message]), async {
                 for n in 0..200 {
                     let _ = other.send(vec![new(n.to_string())]).await;
@@ -707,7 +708,7 @@ async fn partitions_go_on_while_one_of_them_does_not_answer() {
 }
 
 #[tokio::test]
-async fn a_purge_is_of_all_partitions_also_of_those_that_came_meanwhile() {
+async fn a_purge_covers_all_partitions_including_new_ones() {
     let server = RedisServer::start();
     let backend = open(&server.url()).await;
     let old = queue(&backend, "spread");

@@ -1,7 +1,7 @@
-//! Random commands on real servers, with the lease ledger as the oracle and a look at the keys after
-//! every step.
+//! Random commands on real servers, with the lease ledger as the oracle and a check of the keys after every
+//! step.
 //!
-//! `make property-tests` runs the long version: `PILLARBOX_CASES` says how many cases each.
+//! `make property-tests` runs the long version: `PILLARBOX_CASES` is the number of cases of each.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::common::stored::Inspector;
 
 fn agrees_with_the_ledger(flavour: Flavour) {
     if !flavour.is_here() {
-        println!("left out: {} is not installed", flavour.name());
+        println!("skipped: {} is not installed", flavour.name());
         return;
     }
     let server = RedisServer::builder().flavour(flavour).start();

@@ -1,5 +1,5 @@
-//! Sentinels that know nothing, are gone or behind the times, and two servers that both take themselves for
-//! the primary.
+//! Sentinels that do not know the service, are dead or out of date, and two servers that both believe to be the
+//! primary.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::common::{open, queue};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What is said when a backend cannot be opened.
+/// Returns the error of a backend that cannot be opened.
 async fn refused(url: &str) -> String {
     let options = RedisOptions::from_url(url).expect("options");
     let opening = tokio::time::timeout(PATIENCE, RedisBackend::open(options));
@@ -27,7 +27,7 @@ async fn refused(url: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_that_sentinels_do_not_know_is_named() {
     let all = RedisSentinels::builder().replicas(0).start();
-    // At once, for waiting does not help.
+    // At once, since a retry does not help.
     let url = all.url().replace("/pillarbox", "/pigeonhole?retry_for=600");
     let text = refused(&url).await;
     assert!(text.contains("know no service \"pigeonhole\""), "{text}");
@@ -46,7 +46,7 @@ async fn sentinels_are_needed_to_find_the_primary_and_not_to_use_it() {
     assert!(text.contains("redis-sentinel://") && text.contains("is it running there?"), "{text}");
     assert!(text.contains("tried for 1s"), "{text}");
 
-    // One who has to find it anew waits for one of them.
+    // A client that must find the primary again waits for a sentinel.
     all.server(0).command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let sender = jobs.clone();
     let sending = tokio::spawn(async move { send(&sender, "three").await });
@@ -70,13 +70,13 @@ async fn passwords_are_those_of_the_servers() {
     });
     assert_eq!(drain(&jobs).await, ["one"]);
     let text = refused(&all.url().replace("pass-word", "other-word")).await;
-    assert!(text.contains("user or password are wrong") && !text.contains("-word"), "{text}");
+    assert!(text.contains("user or password is wrong") && !text.contains("-word"), "{text}");
     let text = refused(&all.url().replace(":pass-word@", "")).await;
-    assert!(text.contains("wants a password"), "{text}");
+    assert!(text.contains("requires a password"), "{text}");
 }
 
-/// A sentinel that still names a server, which was the primary long ago. Gives its port.
-fn behind_the_times(primary: &RedisServer) -> u16 {
+/// Starts a sentinel that still names a former primary, and returns its port.
+fn outdated_sentinel(primary: &RedisServer) -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let own = listener.local_addr().expect("an address").port();
     let list = |words: &[&str]| {
@@ -89,18 +89,18 @@ fn behind_the_times(primary: &RedisServer) -> u16 {
     let named = list(&["127.0.0.1", &port]);
     let serve = move |stream: std::net::TcpStream| {
         let mut answers = stream.try_clone().expect("a stream");
-        let mut asked = BufReader::new(stream);
+        let mut requests = BufReader::new(stream);
         loop {
             let mut line = String::new();
-            if asked.read_line(&mut line).unwrap_or(0) == 0 {
+            if requests.read_line(&mut line).unwrap_or(0) == 0 {
                 return;
             }
             let mut words = Vec::new();
             for _ in 0..line.trim()[1..].parse().expect("a number") {
                 line.clear();
-                asked.read_line(&mut line).expect("a length");
+                requests.read_line(&mut line).expect("a length");
                 let mut word = vec![0; line.trim()[1..].parse::<usize>().expect("a length") + 2];
-                asked.read_exact(&mut word).expect("a word");
+                requests.read_exact(&mut word).expect("a word");
                 words.push(String::from_utf8_lossy(&word).trim().to_uppercase());
             }
             let answer = match words.get(1).map(String::as_str) {
@@ -125,7 +125,7 @@ fn behind_the_times(primary: &RedisServer) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sentinel_that_is_behind_the_times_leads_nobody_astray() {
+async fn an_outdated_sentinel_misleads_nobody() {
     let mut all = RedisSentinels::builder().replicas(1).start();
     let old = all.kill_primary();
     let new = block_in_place(|| {
@@ -134,7 +134,7 @@ async fn a_sentinel_that_is_behind_the_times_leads_nobody_astray() {
         all.wait_until_whole();
         new
     });
-    let stale = format!("127.0.0.1:{}", behind_the_times(all.server(old)));
+    let stale = format!("127.0.0.1:{}", outdated_sentinel(all.server(old)));
     let first = format!("127.0.0.1:{}", all.sentinel(0).port());
     let url = all.url().replace(&first, &stale);
     for _ in 0..10 {
@@ -143,17 +143,17 @@ async fn a_sentinel_that_is_behind_the_times_leads_nobody_astray() {
         backend.close().await;
     }
     assert_eq!(all.server(new).command(&["LLEN", "{queue:q}:pending"]), "10");
-    // Where it is the only one, the server that it names says that it is not the primary.
+    // If it is the only sentinel, the server that it names answers that it is not the primary.
     let text = refused(&format!("redis-sentinel://{stale}/pillarbox?retry_for=1")).await;
     assert!(text.contains("not a primary"), "{text}");
 }
 
-/// Two servers take themselves for the primary: sentinels have replaced one that hung, and do not get to
-/// tell it so when it goes on.
+/// Two servers believe to be the primary: sentinels have replaced one that hung, and cannot reach it when it
+/// resumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn receipts_of_two_primaries_are_not_taken_for_each_other() {
     let all = RedisSentinels::builder().replicas(1).start();
-    // So patient that they stay with the old one.
+    // With a timeout so long that they stay with the old primary.
     let patient = "response_timeout=120&retry_for=60";
     let plain = open(&format!("{}?{patient}", all.url())).await;
     let safe = open(&format!("{}?{patient}&replicas=1&replicas_timeout=3", all.url())).await;
@@ -174,7 +174,7 @@ async fn receipts_of_two_primaries_are_not_taken_for_each_other() {
     let backend = open(&all.server(new).url()).await;
     let at_new = queue(&backend, "q");
 
-    // The same message, delivered on both sides.
+    // Both sides deliver the same message.
     let request = Receive::one().visibility(HOUR);
     let by_old = at_old.receive(request).await.expect("received").pop().expect("a message");
     let by_new = at_new.receive(request).await.expect("received").pop().expect("a message");
@@ -186,17 +186,17 @@ async fn receipts_of_two_primaries_are_not_taken_for_each_other() {
         }
     }
 
-    // Nothing is said to be done that only the old one has.
+    // Nothing is confirmed that only the old primary has.
     let sent = send(&safe_at_old, "three").await.expect_err("no replica has it");
     let settled = acknowledge(&safe_at_old, &by_old).await.expect_err("no replica has it");
     for error in [sent, settled] {
         let text = error.to_string();
-        assert!(text.contains("only 0 of 1 replicas have confirmed"), "{text}");
+        assert!(text.contains("only 0 of 1 replicas confirmed"), "{text}");
         assert!(error.is_transient(), "{text}");
     }
     assert_eq!(counts(&at_new).await, (1, 1, 0, 2));
 
-    // The sentinels tell the old one, and its clients find the new one.
+    // The sentinels reconfigure the old primary, and its clients find the new one.
     all.sentinels().iter().for_each(RedisServer::resume);
     block_in_place(|| all.wait_until_whole());
     eventually("the clients have moved over", async || {

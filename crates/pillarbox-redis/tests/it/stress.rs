@@ -1,6 +1,6 @@
-//! Many clients at once, and a look at what is left.
+//! Many concurrent clients, and the keys that are left afterwards.
 //!
-//! `make stress-tests` runs the long version: `PILLARBOX_MESSAGES` says how many messages.
+//! `make stress-tests` runs the long version: `PILLARBOX_MESSAGES` is the number of messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use pillarbox_testing::stress::Stress;
 use crate::common::stored::Stored;
 use crate::common::{open, queue};
 
-async fn holds_nothing(server: &RedisServer, queue: &Arc<dyn Queue>) {
+async fn assert_empty(server: &RedisServer, queue: &Arc<dyn Queue>) {
     let client = redis::Client::open(server.url()).expect("a client");
     let stored = Stored::read(&client, queue.name()).await;
     stored.check().unwrap_or_else(|problem| panic!("{problem}"));
     assert!(stored.data.is_empty(), "{stored:?}");
 }
 
-fn four_and_four(flavour: Flavour) {
+fn four_producers_and_four_consumers(flavour: Flavour) {
     if !flavour.is_here() {
-        println!("left out: {} is not installed", flavour.name());
+        println!("skipped: {} is not installed", flavour.name());
         return;
     }
     on_threads(async move {
@@ -34,22 +34,22 @@ fn four_and_four(flavour: Flavour) {
         let messages = setting("PILLARBOX_MESSAGES", 6000);
         let stress = Stress { messages, may_go_unseen: true, ..Stress::default() };
         let summary = stress.run(queue.clone()).await;
-        holds_nothing(&server, &queue).await;
+        assert_empty(&server, &queue).await;
         println!("{}: {summary:?}", flavour.name());
     });
 }
 
 #[test]
 fn four_producers_and_four_consumers_lose_nothing_on_redis() {
-    four_and_four(Flavour::Redis);
+    four_producers_and_four_consumers(Flavour::Redis);
 }
 
 #[test]
 fn four_producers_and_four_consumers_lose_nothing_on_valkey() {
-    four_and_four(Flavour::Valkey);
+    four_producers_and_four_consumers(Flavour::Valkey);
 }
 
-/// Consumers that are slower than their leases: every message comes back, and no old receipt is good.
+/// Consumers slower than their leases: every message is delivered again, and no old receipt is valid.
 #[test]
 fn leases_that_end_under_load_are_all_delivered_again() {
     on_threads(async {
@@ -66,14 +66,14 @@ fn leases_that_end_under_load_are_all_delivered_again() {
         loop {
             let request = Receive::up_to(50).visibility(lease);
             let some = queue.receive(request).await.expect("received");
-            // From the second delivery on, leases have begun to end.
+            // A second delivery shows that leases have begun to expire.
             let again = some.iter().any(|delivery| delivery.message.delivery_count > 1);
             if some.is_empty() || again {
                 break;
             }
             held.extend(some);
         }
-        // Others go on meanwhile.
+        // Others send meanwhile.
         let busy = tokio::spawn({
             let queue = queue.clone();
             async move {
@@ -101,6 +101,6 @@ fn leases_that_end_under_load_are_all_delivered_again() {
             done += settles.len();
             queue.settle(settles).await.expect("acknowledged");
         }
-        holds_nothing(&server, &queue).await;
+        assert_empty(&server, &queue).await;
     });
 }

@@ -1,7 +1,7 @@
-//! What clients have a server do under load and faults, recorded and held to the specification: TLC says of each
-//! trace whether it is a behaviour of specs/tla/PillarboxScripts.tla, and that doctored copies of it are not.
+//! Calls of clients under load and faults, recorded and checked against the specification: TLC decides whether each
+//! trace is a behaviour of specs/tla/PillarboxScripts.tla, and that altered copies of it are not.
 //!
-//! `PILLARBOX_TRACES` says how many there are of each kind. They are kept in target/tmp/traces.
+//! `PILLARBOX_TRACES` is the number of traces of each kind. They are kept in target/tmp/traces.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -24,77 +24,75 @@ use crate::common::proxy::Proxy;
 use crate::common::recorder::{Recorder, calls, recorded};
 use crate::common::{open, queue};
 
-/// How many traces there are of each kind.
+/// Returns the number of traces of each kind.
 fn traces() -> usize {
     setting("PILLARBOX_TRACES", 6)
 }
 
-/// Calls in a trace, about.
+/// Approximate number of calls in a trace.
 const CALLS: usize = 120;
 
-/// When the server ran a call, in microseconds.
+/// Returns the time at which the server ran a call, in microseconds.
 fn at(call: &Value) -> u64 {
     call[1].as_str().and_then(|at| at.parse().ok()).expect("a time")
 }
 
-/// Calls that were made more than once.
+/// Numbers of repeated calls.
 #[derive(Debug, Default)]
-struct Again {
-    /// That say so: they follow one that got no answer, whether it had reached the server or not.
-    said: usize,
-    /// That did reach the server more than once.
+struct Repeated {
+    /// Calls after one that got no answer, whether that had reached the server or not.
+    marked: usize,
+    /// Calls that reached the server more than once.
     arrived: usize,
 }
 
-/// Writes down what was done with these queues and has it judged.
+/// Writes the traces of these queues and checks them.
 #[track_caller]
-fn judge(server: &RedisServer, kind: &str, queues: &[String]) -> Again {
+fn check_traces(server: &RedisServer, kind: &str, queues: &[String]) -> Repeated {
     let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("traces").join(kind);
-    // Those of a run before.
+    // Traces of an earlier run.
     std::fs::remove_dir_all(&directory).ok();
     std::fs::create_dir_all(&directory).expect("a directory");
-    let (mut files, mut again) = (Vec::new(), Again::default());
+    let (mut files, mut repeated) = (Vec::new(), Repeated::default());
     for queue in queues {
         let calls = calls(server, queue);
         if !calls.is_sorted_by_key(at) {
-            println!(
-                "{queue}: the clock of the machine was set back, of which the specification knows nothing"
-            );
+            println!("{queue}: skipped, since the clock of the machine was set back");
             continue;
         }
         let of = |name| calls.iter().filter(|call| call[0] == name).count();
         assert!(of("send") > 0 && of("receive") > 0 && of("settle") > 0, "{queue}: {calls:?}");
-        // The others are not remembered, for it does not matter how often they are made.
+        // The others are idempotent without a record.
         let is_numbered =
             |call: &&Value| !["release", "look", "forget"].map(Value::from).contains(&call[0]);
         let numbered: Vec<_> = calls.iter().filter(is_numbered).collect();
         // The caller's key and the number of its call.
         let made: HashSet<_> = numbered.iter().map(|call| (&call[2][4], &call[3][0])).collect();
-        again.arrived += numbered.len() - made.len();
-        let says_so = |call: &&Value| call[2].as_array().is_some_and(|keys| keys.len() == 6);
-        again.said += calls.iter().filter(says_so).count();
+        repeated.arrived += numbered.len() - made.len();
+        let is_marked = |call: &&Value| call[2].as_array().is_some_and(|keys| keys.len() == 6);
+        repeated.marked += calls.iter().filter(is_marked).count();
         let file = directory.join(format!("{queue}.json"));
         std::fs::write(&file, serde_json::to_vec(&calls).expect("JSON")).expect("written");
         files.push(file);
     }
-    assert!(2 * files.len() > queues.len(), "{kind}: the clock was set back again and again");
+    assert!(2 * files.len() > queues.len(), "{kind}: the clock was set back too often");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/tlaplus_trace.py");
     let output = Command::new("python3").arg(script).arg("--calls").args(&files).output();
     let output = output.expect("python3 runs");
     let said = String::from_utf8_lossy(&output.stdout);
     let failed = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{kind}: {said}{failed}");
-    println!("{kind}: made once more: {again:?}; {said}");
-    again
+    println!("{kind}: {repeated:?}; {said}");
+    repeated
 }
 
-/// What one process of many does: steps of several clients at once.
+/// Runs the steps of several concurrent clients.
 async fn work(backend: &Mailboxes, name: &str, seed: u64, steps: Option<usize>) {
     let workload = Workload { clients: 3, seed, max_body: 20, steps, ..Workload::default() };
     workload.run(queue(backend, name)).await;
 }
 
-/// Whole batches, settled in one call in many ways, a second time as well; and a purge now and then.
+/// Sends batches and settles each in one call with mixed actions, sometimes twice; purges now and then.
 async fn batches(queue: Arc<dyn Queue>, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     for _ in 0..6 {
@@ -155,10 +153,10 @@ fn what_runs_under_load_is_what_the_specification_says() {
             load(&recorder.url(), name, seed as u64).await;
         }
     });
-    judge(&server, "load", &queues);
+    check_traces(&server, "load", &queues);
 }
 
-/// Connections break off in the middle of answers, and calls are made again.
+/// Connections break in the middle of answers, and calls are repeated.
 #[test]
 fn what_runs_when_answers_are_cut_is_what_the_specification_says() {
     let server = RedisServer::start();
@@ -166,12 +164,12 @@ fn what_runs_when_answers_are_cut_is_what_the_specification_says() {
     on_threads(async {
         let recorder = Recorder::to(server.port()).await;
         let proxy = Proxy::to(recorder.port()).await;
-        // Scripts that the server knows by now are called by their hash.
+        // From now on the server knows the scripts, which are called by hash.
         load(&recorder.url(), "warm-up", 0).await;
         for (seed, name) in queues.iter().enumerate() {
             let url = proxy.url();
             let work = load(&url, name, seed as u64);
-            // The next one only when there was some progress: else, on a slow machine, a call never gets through.
+            // The next cut waits for some progress: otherwise, on a slow machine, no call ever succeeds.
             let cut = async {
                 let mut done = 0;
                 loop {
@@ -188,10 +186,10 @@ fn what_runs_when_answers_are_cut_is_what_the_specification_says() {
             }
         }
     });
-    assert!(judge(&server, "cut", &queues).arrived > 0, "no call was made again");
+    assert!(check_traces(&server, "cut", &queues).arrived > 0, "no call was repeated");
 }
 
-/// What a child does. Not a test by itself.
+/// Entry point of the child processes. Not a test by itself.
 #[test]
 #[ignore = "runs in a process of its own, started by others"]
 fn client() {
@@ -204,7 +202,7 @@ fn client() {
     });
 }
 
-/// A recorder that works while this thread waits for children, and what it runs on.
+/// Starts a recorder on a runtime of its own, so that it runs while this thread waits for children.
 fn recorder_of(server: &RedisServer) -> (Runtime, Recorder) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(1).enable_all().build().expect("a runtime");
@@ -234,10 +232,10 @@ fn what_runs_when_clients_are_killed_is_what_the_specification_says() {
         wait_for_calls(&server, name, &second, CALLS);
         second.kill();
     }
-    judge(&server, "clients", &queues);
+    check_traces(&server, "clients", &queues);
 }
 
-/// The server comes back with what is on its disk: the messages, and the trace.
+/// The server restarts from its disk, which has the messages and the trace.
 #[test]
 fn what_runs_when_the_server_is_killed_is_what_the_specification_says() {
     let mut server = RedisServer::builder().appendonly("always").start();
@@ -253,6 +251,6 @@ fn what_runs_when_the_server_is_killed_is_what_the_specification_says() {
         wait_for_calls(&server, name, &clients[1], CALLS);
         clients.into_iter().for_each(|client| drop(client.kill()));
     }
-    // Whether one arrives twice depends on the moment of the kill.
-    assert!(judge(&server, "servers", &queues).said > 0, "no call was made again");
+    // Whether a call arrives twice depends on the moment of the kill.
+    assert!(check_traces(&server, "servers", &queues).marked > 0, "no call was repeated");
 }

@@ -94,7 +94,7 @@ pub struct DeadLetterInfo {
     pub sent_at: Timestamp,
     /// When the message was first delivered since it was sent or last replayed, by the clock of its backend.
     /// Equals [`sent_at`](Self::sent_at) if the backend does not
-    /// [record](pillarbox_core::Capabilities::tells_first_received) it.
+    /// [record](pillarbox_core::Capabilities::reports_first_received) it.
     pub first_received_at: Timestamp,
     /// The request that the message is about: the attribute `pillarbox.request_id`, else the field
     /// `request_id` of a JSON body, if that is a UUID.

@@ -11,18 +11,18 @@
 mod adapter;
 mod answering;
 mod client;
+mod extensions;
 mod main_loop;
 mod message;
 mod run;
-mod steps;
 mod sweep;
 
 pub use adapter::{Adapter, AdapterService, IntoOutput};
 pub use client::{CallError, Client, Submission};
+pub use extensions::Extensions;
 pub use main_loop::MainLoop;
 pub use message::{
     Budget, MainLoopRequest, MainLoopResult, RemoteError, RemoteErrorKind, Resources,
 };
 pub use run::{LoopCall, NotRegistered, Run};
-pub use steps::Step;
 pub use sweep::{Swept, sweep_replies};

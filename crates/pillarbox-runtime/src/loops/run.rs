@@ -1,7 +1,6 @@
 //! A run of an adapter, as the adapter sees it.
 
 use std::any::{Any, TypeId, type_name};
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -10,8 +9,8 @@ use std::time::Duration;
 use pillarbox_core::Timestamp;
 use uuid::Uuid;
 
+use super::extensions::Extensions;
 use super::message::{Budget, Resources};
-use super::steps::{Step, Steps};
 use crate::lease::Heartbeat;
 use crate::request::Metadata;
 
@@ -58,7 +57,7 @@ struct Inner {
     metadata: Metadata,
     heartbeat: Heartbeat,
     session_id: OnceLock<Uuid>,
-    steps: Steps,
+    extensions: Extensions,
 }
 
 /// The part of a run that comes from its request.
@@ -89,7 +88,7 @@ impl Run {
             metadata,
             heartbeat,
             session_id,
-            steps: Steps::new(),
+            extensions: Extensions::default(),
         }))
     }
 
@@ -142,34 +141,20 @@ impl Run {
         &self.0.metadata
     }
 
-    /// Says in which session the request is worked on: the answer carries it. The first word counts.
+    /// Sets the id of the session that the request belongs to, which the answer carries. Only the first call
+    /// has an effect.
     pub fn set_session_id(&self, id: Uuid) {
         let _ = self.0.session_id.set(id);
     }
 
-    /// The session in which the request is worked on, if the adapter [said so](Self::set_session_id).
+    /// Returns the session id, if the adapter has [set](Self::set_session_id) one.
     pub fn session_id(&self) -> Option<Uuid> {
         self.0.session_id.get().copied()
     }
 
-    /// Says what the adapter does: a call of a tool, an answer of a model. Whoever judges the run sees it, such
-    /// as the evaluator of an eval. The first thousand are kept, or 64 KiB of them.
-    ///
-    /// ```
-    /// # use pillarbox_runtime::Run;
-    /// async fn answer(question: String, run: Run) -> String {
-    ///     run.step("search", serde_json::json!({ "query": question }));
-    ///     // ...
-    /// #   question
-    /// }
-    /// ```
-    pub fn step(&self, name: impl Into<Cow<'static, str>>, data: serde_json::Value) {
-        self.0.steps.add(name.into(), data);
-    }
-
-    /// What the adapter said that it did, in that order.
-    pub fn steps(&self) -> Vec<Step> {
-        self.0.steps.all()
+    /// Returns the values that services around the adapter have attached to this run, by type.
+    pub fn extensions(&self) -> &Extensions {
+        &self.0.extensions
     }
 }
 

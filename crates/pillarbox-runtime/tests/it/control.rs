@@ -21,7 +21,7 @@ fn backend() -> Mailboxes {
     Mailboxes::new(MemoryBackend::new())
 }
 
-/// A mailbox whose queue fails as told, and the queue.
+/// A mailbox whose queue injects faults, and the queue.
 fn faulty(faults: Faults, seed: u64) -> (Arc<FaultQueue>, Mailbox<u32>) {
     let queue = backend().queue("jobs", QueueOptions::new()).expect("a queue");
     let faulty = FaultQueue::new(queue, faults, seed);
@@ -60,7 +60,7 @@ async fn a_pause_stops_the_fetching_until_resumed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_returns_what_has_not_begun_at_once_and_finishes_the_rest() {
+async fn a_stop_returns_unstarted_messages_at_once_and_finishes_the_rest() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 20).await;
     let is_last = Arc::new(AtomicBool::new(false));
@@ -127,7 +127,7 @@ async fn unstarted_messages_go_back_before_running_ones_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_that_takes_too_long_is_cut_short_and_its_messages_go_back() {
+async fn a_drain_that_takes_too_long_is_cancelled_and_its_messages_go_back() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 2).await;
     let worker = Worker::new(jobs.clone())
@@ -170,7 +170,7 @@ async fn a_second_stop_ends_a_drain() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_number_of_workers_can_change_while_they_work() {
+async fn the_number_of_workers_can_change_while_they_run() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     let (now, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
     let worker = Worker::new(jobs.clone()).workers(2).context((now.clone(), gate.clone())).handler(
@@ -240,7 +240,7 @@ async fn several_mailboxes_share_the_workers_by_weight() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_worker_gets_a_message_at_once_and_asks_for_nothing_meanwhile() {
+async fn an_idle_worker_gets_a_message_at_once_without_polling() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
     let mut events = worker.control().events();
@@ -254,7 +254,7 @@ async fn an_idle_worker_gets_a_message_at_once_and_asks_for_nothing_meanwhile() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_waited_out_and_told() {
+async fn a_worker_waits_for_the_end_of_an_outage_and_reports_it() {
     let (faulty, jobs) = faulty(Faults::none(), 0);
     for _ in 0..10 {
         faulty.next(Operation::Receive, Fault::FailBefore);
@@ -294,7 +294,7 @@ async fn a_call_that_is_never_answered_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mailbox_that_is_closed_ends_the_work_with_an_error() {
+async fn a_closed_mailbox_ends_the_worker_with_an_error() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 1).await;
     let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
@@ -306,7 +306,7 @@ async fn a_mailbox_that_is_closed_ends_the_work_with_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn options_out_of_range_are_refused_before_any_message_is_touched() {
+async fn options_out_of_range_are_refused_before_any_message_is_received() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
     send(&jobs, 1).await;
@@ -402,14 +402,14 @@ fn three_may_wait(calls: &[Duration]) -> (Running, Mailbox<u32>, Sending) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_messages_of_producers_wait_to_be_sent_than_there_is_room_for() {
+async fn the_number_of_messages_of_producers_that_wait_is_bounded() {
     let second = Duration::from_secs(1);
     let (running, others, send) = three_may_wait(&[5 * second]);
     let first = send(0);
     tokio::time::sleep(second).await;
     let rest: Vec<_> = (1..=10).map(&send).collect();
     tokio::time::sleep(second).await;
-    // What waits to be sent is sent although nobody waits for its answer; what waits for room is not.
+    // A send with a permit takes effect although its caller is gone; one that waits for a permit does not.
     rest.iter().for_each(JoinHandle::abort);
     first.await.unwrap().unwrap();
     send(11).await.unwrap().unwrap();
@@ -486,7 +486,7 @@ async fn run_until_stops_when_its_future_ends_and_a_drop_stops_now() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_depth_of_a_queue_is_in_the_stats_where_that_is_wanted() {
+async fn the_depth_of_a_queue_is_in_the_stats_if_requested() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 9).await;
     let worker = Worker::new(jobs.clone())
@@ -503,7 +503,7 @@ async fn the_depth_of_a_queue_is_in_the_stats_where_that_is_wanted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_listen_hear_of_the_end_whatever_it_is() {
+async fn listeners_get_the_end_whatever_its_reason() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     let drained = async |mut events: pillarbox_runtime::Events| {
         assert!(matches!(events.next().await, Some(Event::Drained)));
@@ -528,7 +528,7 @@ async fn those_who_listen_hear_of_the_end_whatever_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_until_empty_waits_for_what_is_delayed_and_for_what_handlers_send() {
+async fn run_until_empty_waits_for_delayed_messages_and_those_that_handlers_send() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send_with(&3, SendOptions::new().delay(Duration::from_secs(60))).await.unwrap();
     let worker =
@@ -544,7 +544,7 @@ async fn run_until_empty_waits_for_what_is_delayed_and_for_what_handlers_send() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn times_without_end_are_taken() {
+async fn infinite_durations_are_accepted() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 3).await;
     let worker = Worker::new(jobs.clone())
@@ -568,7 +568,7 @@ async fn times_without_end_are_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_takes_no_time_however_much_waits_in_the_inboxes() {
+async fn a_stop_is_fast_with_any_number_of_prefetched_messages() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 900).await;
     let worker = Worker::new(jobs.clone())
@@ -585,7 +585,7 @@ async fn a_stop_takes_no_time_however_much_waits_in_the_inboxes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_that_does_not_answer_is_not_counted_again_and_again() {
+async fn a_queue_that_does_not_answer_is_counted_once_at_a_time() {
     let (faulty, jobs) = faulty(Faults::none(), 0);
     for _ in 0..100 {
         faulty.next(Operation::Counts, Fault::DropReply);
@@ -599,7 +599,7 @@ async fn a_queue_that_does_not_answer_is_not_counted_again_and_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn workers_that_are_busy_for_long_are_ready_all_the_same() {
+async fn workers_that_are_busy_for_long_stay_ready() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     send(&jobs, 20).await;
     let worker = Worker::new(jobs)

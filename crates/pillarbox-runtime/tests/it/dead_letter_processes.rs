@@ -10,10 +10,10 @@ use pillarbox_runtime::{DeadLetter, Dlq};
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, told};
 
-use crate::common::employee::{
-    Act, DEAD, Order, QUEUE, Terms, effects, employ, end_with_the_parent, say,
+use crate::common::shared_backend::{SharedBackend, on_both, open};
+use crate::common::worker_process::{
+    Act, DEAD, Order, QUEUE, Setup, effects, end_with_the_parent, say, start_worker,
 };
-use crate::common::place::{Place, on_both, open};
 
 /// Timeout of every step, for slow machines.
 const TIMEOUT: Duration = Duration::from_secs(40);
@@ -52,15 +52,15 @@ on_both! {
 }
 
 /// The queues, opened by the parent process.
-struct Office {
+struct Queues {
     backend: Mailboxes,
     orders: Mailbox<Order>,
     dead: Mailbox<DeadLetter<Order>>,
 }
 
-impl Office {
-    async fn at(place: &Place) -> Self {
-        let backend = open(&place.url).await;
+impl Queues {
+    async fn at(shared: &SharedBackend) -> Self {
+        let backend = open(&shared.url).await;
         let orders = backend.mailbox(QUEUE).expect("a mailbox");
         Self { orders, dead: backend.mailbox(DEAD).expect("a mailbox"), backend }
     }
@@ -104,54 +104,54 @@ impl Office {
     }
 }
 
-fn kill_9_while_dead_lettering_makes_one_dead_letter_of_each_and_loses_none(place: Place) {
+fn kill_9_while_dead_lettering_makes_one_dead_letter_of_each_and_loses_none(shared: SharedBackend) {
     const ORDERS: u64 = 3_000;
     on_threads(async {
-        let office = Office::at(&place).await;
-        let sent = office.send(ORDERS).await;
-        let terms =
-            Terms { workers: 4, inbox: 8, results: 16, visibility: LEASE, retries: Some(9) };
+        let queues = Queues::at(&shared).await;
+        let sent = queues.send(ORDERS).await;
+        let setup =
+            Setup { workers: 4, inbox: 8, results: 16, visibility: LEASE, retries: Some(9) };
         let (mut kills, mut both) = (0, 0);
         while kills < KILLS || both == 0 {
             kills += 1;
             assert!(kills <= MOST_KILLS, "no kill came between a store and its acknowledgement");
-            let worker = employ(&place, &terms);
-            office
-                .until("far enough", async |office| {
-                    office.left().await <= ORDERS - kills * ORDERS / (MOST_KILLS + 2)
+            let worker = start_worker(&shared, &setup);
+            queues
+                .until("far enough", async |queues| {
+                    queues.left().await <= ORDERS - kills * ORDERS / (MOST_KILLS + 2)
                 })
                 .await;
             worker.kill();
-            assert!(office.left().await > 0, "killed too late, at {kills}");
-            both = office.in_both(ORDERS).await.max(both);
+            assert!(queues.left().await > 0, "killed too late, at {kills}");
+            both = queues.in_both(ORDERS).await.max(both);
         }
-        let last = employ(&place, &terms);
-        office.until("done", async |office| office.left().await == 0).await;
+        let last = start_worker(&shared, &setup);
+        queues.until("done", async |queues| queues.left().await == 0).await;
         last.signal("TERM");
         let (status, _) = last.end_within(TIMEOUT);
         assert!(status.success(), "{status}");
-        let dead = office.dead().await;
+        let dead = queues.dead().await;
         assert_eq!(dead.len() as u64, ORDERS, "one of each");
         assert_eq!(dead.into_iter().collect::<BTreeSet<_>>(), sent);
-        assert!(effects(&place).is_empty(), "no order was carried out");
-        assert!(both <= kills * terms.hands() as u64, "{both} in both queues");
+        assert!(effects(&shared).is_empty(), "no order was carried out");
+        assert!(both <= kills * setup.max_in_flight() as u64, "{both} in both queues");
         println!(
             "{}: {ORDERS} dead letters, {kills} kills; stored and not yet acknowledged when killed, at \
              most: {both}",
-            place.name()
+            shared.name()
         );
     });
 }
 
-fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
+fn kill_9_while_replaying_loses_no_message_and_doubles_none(shared: SharedBackend) {
     const ORDERS: u64 = 3_000;
     on_threads(async {
-        let office = Office::at(&place).await;
-        let sent = office.send(ORDERS).await;
-        let terms =
-            Terms { workers: 4, inbox: 64, results: 64, visibility: TIMEOUT, retries: Some(9) };
-        let worker = employ(&place, &terms);
-        office.until("dead", async |office| office.left().await == 0).await;
+        let queues = Queues::at(&shared).await;
+        let sent = queues.send(ORDERS).await;
+        let setup =
+            Setup { workers: 4, inbox: 64, results: 64, visibility: TIMEOUT, retries: Some(9) };
+        let worker = start_worker(&shared, &setup);
+        queues.until("dead", async |queues| queues.left().await == 0).await;
         worker.signal("TERM");
         worker.end_within(TIMEOUT);
 
@@ -159,29 +159,29 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
         while kills < KILLS || between == 0 {
             kills += 1;
             assert!(kills <= MOST_KILLS, "no kill came between a send and its acknowledgement");
-            let replayer = Child::start("dead_letter_processes::replayer", &place.url, "");
-            office
-                .until("far enough", async |office| {
-                    office.left().await >= kills * ORDERS / (MOST_KILLS + 2)
+            let replayer = Child::start("dead_letter_processes::replayer", &shared.url, "");
+            queues
+                .until("far enough", async |queues| {
+                    queues.left().await >= kills * ORDERS / (MOST_KILLS + 2)
                 })
                 .await;
             replayer.kill();
-            assert!(office.left().await < ORDERS * 9 / 10, "killed too late, at {kills}");
-            between = office.in_both(ORDERS).await.max(between);
+            assert!(queues.left().await < ORDERS * 9 / 10, "killed too late, at {kills}");
+            between = queues.in_both(ORDERS).await.max(between);
             // Its leases expire.
-            office
-                .until("back", async |office| {
-                    office.dead.counts().await.expect("counted").in_flight == 0
+            queues
+                .until("back", async |queues| {
+                    queues.dead.counts().await.expect("counted").in_flight == 0
                 })
                 .await;
         }
-        let replayer = Child::start("dead_letter_processes::replayer", &place.url, "");
+        let replayer = Child::start("dead_letter_processes::replayer", &shared.url, "");
         replayer.wait_for("replayed", 0);
         replayer.end_within(TIMEOUT);
         let mut times: HashMap<MessageId, u32> = HashMap::new();
         let mut after = None;
         loop {
-            let page = office.orders.queue().peek(500, after).await.expect("a page");
+            let page = queues.orders.queue().peek(500, after).await.expect("a page");
             for one in page.messages {
                 let first = one.message.attributes.get("pillarbox.original_id");
                 let first = first.expect("it was replayed").parse().expect("an id");
@@ -193,15 +193,15 @@ fn kill_9_while_replaying_loses_no_message_and_doubles_none(place: Place) {
             }
         }
         assert!(times.values().all(|times| *times == 1), "doubled: {times:?}");
-        let dead = office.dead().await;
+        let dead = queues.dead().await;
         assert_eq!((times.len() as u64, dead.len() as u64), (ORDERS * 9 / 10, ORDERS / 10));
         let all: BTreeSet<_> = times.into_keys().chain(dead).collect();
         assert_eq!(all, sent);
         println!(
             "{}: {ORDERS} dead letters, {kills} kills; sent and not yet acknowledged when killed, at \
              most: {between}",
-            place.name()
+            shared.name()
         );
-        office.backend.close().await;
+        queues.backend.close().await;
     });
 }

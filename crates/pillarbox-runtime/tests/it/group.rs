@@ -19,8 +19,8 @@ use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::common::crew::{Duty, QUEUES, ROLE, Terms, engage, task};
-use crate::common::place::{Place, open};
+use crate::common::group_process::{Job, QUEUES, ROLE, Setup, start_group, task};
+use crate::common::shared_backend::{SharedBackend, open};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Timeout of every step, for slow machines.
@@ -29,8 +29,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The process that runs a group. Not a test.
 #[test]
 #[ignore = "runs in a process of its own, started by the other tests"]
-fn crew() {
-    crate::common::crew::serve();
+fn run_group() {
+    crate::common::group_process::serve();
 }
 
 fn backend() -> Mailboxes {
@@ -823,17 +823,17 @@ fn a_loop_that_is_idle_or_paused_or_beats_is_not_stuck() {
     });
 }
 
-const CALM: Terms = Terms {
+const CALM: Setup = Setup {
     workers: 4,
     watchdog: Duration::from_secs(720),
     drain: Duration::from_secs(60),
     has_hook: false,
 };
-const STRICT: Terms = Terms { watchdog: Duration::from_millis(500), ..CALM };
+const STRICT: Setup = Setup { watchdog: Duration::from_millis(500), ..CALM };
 
 /// Opens the queues of a group in another process.
-async fn mailboxes(place: &Place) -> [Mailbox<Duty>; 2] {
-    let backend = open(&place.url).await;
+async fn mailboxes(shared: &SharedBackend) -> [Mailbox<Job>; 2] {
+    let backend = open(&shared.url).await;
     QUEUES.map(|queue| backend.mailbox(queue).expect("a mailbox"))
 }
 
@@ -841,14 +841,14 @@ async fn mailboxes(place: &Place) -> [Mailbox<Duty>; 2] {
 fn sigterm_under_load_drains_both_loops_of_a_process_and_loses_nothing() {
     const EACH: usize = 400;
     on_threads(async {
-        let place = Place::sqlite();
-        let mailboxes = mailboxes(&place).await;
+        let shared = SharedBackend::sqlite();
+        let mailboxes = mailboxes(&shared).await;
         for mailbox in &mailboxes {
-            mailbox.send_batch(&[Duty::Work(5); EACH]).await.unwrap().all().unwrap();
+            mailbox.send_batch(&[Job::Work(5); EACH]).await.unwrap().all().unwrap();
         }
         let mut done = [0; 2];
         for stop in 1..=3 {
-            let child = engage(&place, &CALM);
+            let child = start_group(&shared, &CALM);
             for queue in QUEUES {
                 child.wait_for(&format!("event {queue} succeeded"), 50);
             }
@@ -872,12 +872,12 @@ fn sigterm_under_load_drains_both_loops_of_a_process_and_loses_nothing() {
 #[test]
 fn a_second_signal_cancels_what_runs_in_all_loops() {
     on_threads(async {
-        let place = Place::sqlite();
-        let mailboxes = mailboxes(&place).await;
+        let shared = SharedBackend::sqlite();
+        let mailboxes = mailboxes(&shared).await;
         for mailbox in &mailboxes {
-            mailbox.send(&Duty::Endless).await.unwrap();
+            mailbox.send(&Job::Endless).await.unwrap();
         }
-        let child = engage(&place, &CALM);
+        let child = start_group(&shared, &CALM);
         child.wait_for("begun", 1);
         child.signal("TERM");
         for queue in QUEUES {
@@ -896,11 +896,11 @@ fn a_second_signal_cancels_what_runs_in_all_loops() {
 #[test]
 fn a_process_ends_even_if_a_handler_that_blocks_its_thread_is_left_behind() {
     on_threads(async {
-        let place = Place::sqlite();
-        let [orders, reports] = mailboxes(&place).await;
-        orders.send(&Duty::Block).await.unwrap();
-        reports.send(&Duty::Endless).await.unwrap();
-        let child = engage(&place, &Terms { drain: Duration::from_millis(100), ..CALM });
+        let shared = SharedBackend::sqlite();
+        let [orders, reports] = mailboxes(&shared).await;
+        orders.send(&Job::Block).await.unwrap();
+        reports.send(&Job::Endless).await.unwrap();
+        let child = start_group(&shared, &Setup { drain: Duration::from_millis(100), ..CALM });
         for queue in QUEUES {
             child.wait_for(&format!("begun {queue}"), 0);
         }
@@ -921,11 +921,11 @@ fn a_process_ends_even_if_a_handler_that_blocks_its_thread_is_left_behind() {
 #[test]
 fn a_third_signal_ends_a_process_whose_threads_are_all_blocked() {
     on_threads(async {
-        let place = Place::sqlite();
-        for mailbox in &mailboxes(&place).await {
-            mailbox.send_batch(&[Duty::Block; 4]).await.unwrap().all().unwrap();
+        let shared = SharedBackend::sqlite();
+        for mailbox in &mailboxes(&shared).await {
+            mailbox.send_batch(&[Job::Block; 4]).await.unwrap().all().unwrap();
         }
-        let child = engage(&place, &CALM);
+        let child = start_group(&shared, &CALM);
         child.wait_for("begun", 1);
         // It cannot confirm a signal, and several signals of one kind may be merged.
         for signal in ["TERM", "INT", "TERM", "INT", "TERM"] {
@@ -940,12 +940,12 @@ fn a_third_signal_ends_a_process_whose_threads_are_all_blocked() {
 #[test]
 fn a_process_whose_threads_are_all_blocked_is_ended_by_its_watchdog() {
     on_threads(async {
-        let place = Place::sqlite();
-        let mailboxes = mailboxes(&place).await;
+        let shared = SharedBackend::sqlite();
+        let mailboxes = mailboxes(&shared).await;
         for mailbox in &mailboxes {
-            mailbox.send_batch(&[Duty::Block; 4]).await.unwrap().all().unwrap();
+            mailbox.send_batch(&[Job::Block; 4]).await.unwrap().all().unwrap();
         }
-        let child = engage(&place, &STRICT);
+        let child = start_group(&shared, &STRICT);
         let (status, said) = child.end_within(TIMEOUT);
         assert_eq!(status.code(), Some(LoopGroup::STUCK_EXIT_CODE), "{status}");
         assert!(said.iter().filter(|line| line.starts_with("begun")).count() >= 2, "{said:?}");
@@ -960,12 +960,12 @@ fn a_process_whose_threads_are_all_blocked_is_ended_by_its_watchdog() {
 #[test]
 fn a_process_that_was_suspended_is_not_taken_for_stuck() {
     on_threads(async {
-        let place = Place::sqlite();
-        let [orders, _] = mailboxes(&place).await;
-        let child = engage(&place, &STRICT);
-        orders.send(&Duty::Beat(100)).await.unwrap();
+        let shared = SharedBackend::sqlite();
+        let [orders, _] = mailboxes(&shared).await;
+        let child = start_group(&shared, &STRICT);
+        orders.send(&Job::Beat(100)).await.unwrap();
         child.wait_for("event orders succeeded", 0);
-        orders.send(&Duty::Beat(1000)).await.unwrap();
+        orders.send(&Job::Beat(1000)).await.unwrap();
         child.wait_for("begun orders", 1);
         child.signal("STOP");
         std::thread::sleep(Duration::from_millis(1500));
@@ -1009,22 +1009,22 @@ impl Init {
 #[test]
 fn systemd_is_notified_of_the_start_the_stop_and_that_the_loops_are_alive() {
     on_threads(async {
-        let place = Place::sqlite();
-        let path = place.file("notify");
+        let shared = SharedBackend::sqlite();
+        let path = shared.file("notify");
         let init = Init(UnixDatagram::bind(&path).unwrap());
         init.0.set_read_timeout(Some(TIMEOUT)).unwrap();
-        let [orders, _] = mailboxes(&place).await;
+        let [orders, _] = mailboxes(&shared).await;
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "200000");
-        let terms = Terms { has_hook: true, ..STRICT };
-        let child = Child::start_by(command, ROLE, &place.url, &task(&terms));
+        let setup = Setup { has_hook: true, ..STRICT };
+        let child = Child::start_by(command, ROLE, &shared.url, &task(&setup));
         assert_eq!(init.receive(), "STATUS=starting");
         assert_eq!(init.wait_for_message("READY=1"), "READY=1\nSTATUS=running orders, reports");
         for _ in 0..5 {
             init.wait_for_message("WATCHDOG=1");
         }
         // A stuck loop is reported once, and no pings are sent from then on.
-        orders.send(&Duty::Block).await.unwrap();
+        orders.send(&Job::Block).await.unwrap();
         let stuck = init.wait_for_message("STATUS=stuck: ");
         assert!(stuck.starts_with("STATUS=stuck: loop 'orders': worker "), "{stuck}");
         child.wait_for("stuck loop 'orders'", 0);
@@ -1038,13 +1038,13 @@ fn systemd_is_notified_of_the_start_the_stop_and_that_the_loops_are_alive() {
 #[test]
 fn pings_for_another_process_are_not_sent() {
     on_threads(async {
-        let place = Place::sqlite();
-        let path = place.file("notify");
+        let shared = SharedBackend::sqlite();
+        let path = shared.file("notify");
         let init = Init(UnixDatagram::bind(&path).unwrap());
         init.0.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "20000").env("WATCHDOG_PID", "1");
-        let child = Child::start_by(command, ROLE, &place.url, &task(&CALM));
+        let child = Child::start_by(command, ROLE, &shared.url, &task(&CALM));
         init.wait_for_message("READY=1");
         child.signal("TERM");
         assert!(init.receive().starts_with("STOPPING=1"), "and nothing in between");

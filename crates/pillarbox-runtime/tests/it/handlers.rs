@@ -1,4 +1,4 @@
-//! What handlers are given, what they may return, and what becomes of it.
+//! The arguments and return values of handlers, and what becomes of their messages.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn backend() -> Mailboxes {
     Mailboxes::new(MemoryBackend::new())
 }
 
-/// Waits until so many deliveries have been processed and settled.
+/// Waits until a number of deliveries was processed and settled.
 async fn processed(
     stats: &mut tokio::sync::watch::Receiver<StatsSnapshot>,
     count: u64,
@@ -51,7 +51,7 @@ struct Shop {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_may_ask_for_everything_there_is() {
+async fn a_handler_may_take_every_argument() {
     let backend = backend();
     let requests = backend.builder("requests").allow_reply_to("client");
     let requests: Mailbox<u64, String> = requests.open().unwrap();
@@ -93,7 +93,7 @@ async fn a_handler_may_ask_for_everything_there_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_verbs_do_what_they_say() {
+async fn every_outcome_has_its_effect() {
     let backend = backend();
     let jobs: Mailbox<String> = backend.mailbox("jobs").unwrap();
     let dead: Mailbox<DeadLetter<String>> = backend.mailbox("dead").unwrap();
@@ -162,7 +162,7 @@ async fn the_verbs_do_what_they_say() {
 struct OutOfLamps;
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_fails_is_retried_ever_later_and_then_dead_lettered() {
+async fn a_message_that_fails_is_retried_with_backoff_and_then_dead_lettered() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
     let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("dead").unwrap();
@@ -191,7 +191,7 @@ async fn a_message_that_fails_is_retried_ever_later_and_then_dead_lettered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_place_for_dead_letters_messages_are_parked_and_never_lost() {
+async fn without_dead_letters_messages_are_parked_and_never_lost() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send(&7).await.unwrap();
     let worker = Worker::new(jobs.clone())
@@ -221,7 +221,7 @@ async fn a_panic_is_a_failure_and_frees_its_worker() {
         .workers(1)
         .retry(Backoff::constant(Duration::from_secs(1)))
         .handler(|job: u32, Attempt(attempt): Attempt| {
-            // Also where the future is made, not only where it is polled.
+            // In the call that makes the future as well, not only when it is polled.
             assert!(job != 1 || attempt != 1, "job one fails early");
             async move { assert!(job != 2 || attempt != 1, "job two fails late") }
         });
@@ -237,7 +237,7 @@ async fn a_panic_is_a_failure_and_frees_its_worker() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_takes_too_long_has_failed() {
+async fn a_handler_that_exceeds_its_timeout_has_failed() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send(&1).await.unwrap();
     let worker = Worker::new(jobs).retry(Backoff::none()).handler(
@@ -259,7 +259,7 @@ async fn a_handler_that_takes_too_long_has_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_limit_refuses_comes_back_and_is_no_dead_letter() {
+async fn a_message_that_a_limit_refuses_is_tried_again_and_is_no_dead_letter() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
     let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("dead").unwrap();
@@ -287,7 +287,7 @@ async fn what_a_limit_refuses_comes_back_and_is_no_dead_letter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_whole_stack_of_the_defaults_works() {
+async fn the_default_stack_works() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send_batch(&(0..100).collect::<Vec<_>>()).await.unwrap().all().unwrap();
     let worker = Worker::new(jobs)
@@ -362,7 +362,7 @@ where
 }
 
 #[tokio::test(start_paused = true)]
-async fn middleware_sees_every_call_and_every_error() {
+async fn middleware_gets_every_call_and_every_error() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send_batch(&(0..10).collect::<Vec<_>>()).await.unwrap().all().unwrap();
     let count = Count(Arc::default());
@@ -381,7 +381,7 @@ async fn middleware_sees_every_call_and_every_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_that_panics_breaks_no_worker() {
+async fn a_layer_that_panics_does_not_end_its_worker() {
     #[derive(Clone)]
     struct Bad<S>(S);
     impl<S: Service<ServiceRequest<u32>>> Service<ServiceRequest<u32>> for Bad<S> {
@@ -413,7 +413,7 @@ async fn a_layer_that_panics_breaks_no_worker() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_undecodable_body_is_dead_lettered_as_it_is() {
+async fn an_undecodable_body_is_dead_lettered_unchanged() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
     let raw: Mailbox<Bytes> = jobs.with_codec(Raw);
@@ -487,7 +487,7 @@ async fn a_router_gives_each_kind_to_its_handler_and_parks_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tagged_enum_is_several_kinds_too() {
+async fn a_tagged_enum_carries_several_kinds_as_well() {
     #[derive(serde::Serialize, serde::Deserialize)]
     #[serde(tag = "kind", rename_all = "snake_case")]
     enum Job {
@@ -514,7 +514,7 @@ async fn a_tagged_enum_is_several_kinds_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tracer_that_panics_costs_nothing() {
+async fn a_tracer_that_panics_has_no_effect_on_messages() {
     /// What runs outside of the handler and its layers.
     struct Bad(AtomicUsize);
     impl pillarbox_runtime::Tracer for Bad {
@@ -553,7 +553,7 @@ impl<'de> serde::Deserialize<'de> for Fragile {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_decoder_that_panics_costs_one_message_and_no_worker() {
+async fn a_decoder_that_panics_fails_one_message_and_ends_no_worker() {
     let backend = backend();
     let dead: Mailbox<DeadLetter> =
         backend.builder("dead").codec(DeadLetterCodec(Raw)).open().unwrap();
@@ -578,7 +578,7 @@ async fn a_decoder_that_panics_costs_one_message_and_no_worker() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_that_panics_when_shown_is_an_error() {
+async fn an_error_whose_display_panics_is_an_error() {
     #[derive(Debug)]
     struct Shy;
     impl std::fmt::Display for Shy {
@@ -600,7 +600,7 @@ async fn an_error_that_panics_when_shown_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_message_has_a_dead_letter_of_its_own() {
+async fn each_message_has_its_own_dead_letter() {
     let backend = backend();
     let dead: Mailbox<DeadLetter<String>> = backend.mailbox("dead").unwrap();
     // The same id in two queues, and once more in the first.
@@ -619,7 +619,7 @@ async fn each_message_has_a_dead_letter_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unknown_kind_is_never_a_dead_letter_and_a_known_one_sends_its_like() {
+async fn an_unknown_kind_is_never_a_dead_letter_and_a_handler_sends_messages_of_its_kind() {
     let backend = backend();
     let jobs: Mailbox<Resize> = backend.mailbox("jobs").unwrap();
     let dead: Mailbox<DeadLetter> =
@@ -653,7 +653,7 @@ async fn announce(order: u32, about: Metadata, Context(shop): Context<Shop>) -> 
 }
 
 #[tokio::test]
-async fn a_handler_can_be_called_as_the_function_that_it_is() {
+async fn a_handler_can_be_called_as_a_function() {
     let shop = || Context(Arc::new(Shop { name: "lamps" }));
     let detached = Metadata::detached();
     assert_eq!((detached.queue().as_str(), detached.unsettled()), ("detached", 0));
@@ -668,7 +668,7 @@ async fn a_handler_can_be_called_as_the_function_that_it_is() {
 }
 
 #[tokio::test]
-async fn a_fake_is_a_source_with_dead_letters_by_default_or_in_another_double() {
+async fn a_fake_mailbox_has_dead_letters_by_default_or_in_another_double() {
     let reject = |order: u32| async move { Outcome::reject(format!("{order} is not wanted")) };
     let orders: FakeMailbox<u32> = FakeMailbox::named("orders");
     orders.send(&7).await.unwrap();
@@ -693,7 +693,7 @@ async fn a_fake_is_a_source_with_dead_letters_by_default_or_in_another_double() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_stands_still_is_told_where_a_message_waits_for_it() {
+async fn a_clock_that_stands_still_is_reported_if_a_message_waits_for_it() {
     let orders: FakeMailbox<u32> = FakeMailbox::named("orders");
     orders.send(&7).await.unwrap();
     let worker = || {
@@ -712,7 +712,7 @@ async fn a_clock_that_stands_still_is_told_where_a_message_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_clock_may_be_moved_while_a_worker_runs_until_its_mailbox_is_empty() {
+async fn a_manual_clock_may_be_advanced_while_a_worker_runs_until_empty() {
     let orders: FakeMailbox<u32> = FakeMailbox::named("orders");
     orders.send(&7).await.unwrap();
     let worker = Worker::new(orders.mailbox()).handler(|_: u32, Attempt(n): Attempt| async move {

@@ -1,5 +1,5 @@
-//! Leases are kept, from the moment a message is received until it is settled, be it by a transaction of the handler's
-//! own; and who loses one is told.
+//! Leases are extended from the receive of a message until it is settled, also by the handler's own transaction, and
+//! the loss of one is reported.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ fn backend() -> Mailboxes {
     Mailboxes::new(MemoryBackend::new())
 }
 
-/// A mailbox whose queue fails as told, and the queue.
+/// A mailbox whose queue injects faults, and the queue.
 fn faulty(faults: Faults, seed: u64) -> (Arc<FaultQueue>, Mailbox<u32>) {
     let queue = backend().queue("jobs", QueueOptions::new()).expect("a queue");
     let faulty = FaultQueue::new(queue, faults, seed);
@@ -31,7 +31,7 @@ fn faulty(faults: Faults, seed: u64) -> (Arc<FaultQueue>, Mailbox<u32>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_kept_in_a_handler_and_in_an_inbox() {
+async fn a_lease_is_extended_while_a_handler_runs_and_while_a_message_is_prefetched() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
     let worker = Worker::new(jobs.clone()).workers(1).without_timeout().handler(
@@ -53,9 +53,9 @@ async fn a_lease_is_kept_in_a_handler_and_in_an_inbox() {
     assert_eq!((stats.processed, stats.leases_lost), (2, 0));
 }
 
-/// In real time, for what is shown is that a blocked thread blocks nobody else.
+/// In real time, since it shows that a blocked thread blocks no other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_that_blocks_its_thread_keeps_its_lease_and_blocks_nobody_else() {
+async fn a_handler_that_blocks_its_thread_keeps_its_lease_and_blocks_no_other() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     let blocking = jobs.send(&0).await.unwrap();
     let worker = Worker::new(jobs.clone()).workers(4).visibility(Duration::from_secs(1)).handler(
@@ -86,7 +86,7 @@ async fn a_handler_that_blocks_its_thread_keeps_its_lease_and_blocks_nobody_else
     assert_eq!((stats.succeeded, stats.leases_lost, stats.failed), (200, 0, 0));
 }
 
-/// The dispatcher was just told of a result when the next handler blocks the thread it was told on.
+/// The driver was just woken by a report when the next handler blocks the thread on which it would run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_blocks_right_after_another_keeps_its_lease() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
@@ -110,7 +110,7 @@ async fn a_handler_that_blocks_right_after_another_keeps_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_is_told_when_its_lease_is_lost() {
+async fn a_handler_is_notified_when_its_lease_is_lost() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send(&1).await.unwrap();
     let (said, mut heard) = mpsc::channel(1);
@@ -156,7 +156,7 @@ async fn a_handler_whose_lease_is_lost_can_be_cancelled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_acknowledgement_is_refused_and_told() {
+async fn a_late_acknowledgement_is_refused_and_reported() {
     let (faulty, jobs) = faulty(Faults::none(), 0);
     jobs.send(&1).await.unwrap();
     // Every extension fails, for longer than the lease.
@@ -187,7 +187,7 @@ async fn a_late_acknowledgement_is_refused_and_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extension_that_fails_now_and_then_loses_nothing() {
+async fn extensions_that_fail_sometimes_lose_nothing() {
     let faults = Faults::none().fail_before(0.3).fail_after(0.3).only(&[Operation::Settle]);
     let (faulty, jobs) = faulty(faults, 7);
     jobs.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
@@ -267,7 +267,7 @@ impl Bank {
         rows.collect::<Result<_, _>>().expect("numbers")
     }
 
-    /// What was booked, and how many messages and dead letters there are, once all is over and the file is sound.
+    /// Returns what was booked and the numbers of messages and dead letters, after an integrity check of the file.
     async fn end(self) -> (Vec<u32>, u64, u64) {
         let left = self.jobs.approximate_count().await.expect("counted");
         let dead = self.dead.approximate_count().await.expect("counted");
@@ -297,7 +297,7 @@ async fn a_handler_does_its_work_and_acknowledges_in_one_transaction() {
     let worker = Worker::new(bank.jobs.clone()).context(bank.file.clone()).handler(
         |job: u32, about: Metadata, Context(file): Context<PathBuf>| async move {
             book(&file, job, &about, true)?;
-            // To say that it is done says the same, and costs a call.
+            // `done()` has the same effect, and costs a call.
             Ok::<_, BoxError>(if job.is_multiple_of(2) {
                 Outcome::settled()
             } else {
@@ -340,7 +340,7 @@ async fn a_transaction_that_is_rolled_back_leaves_its_message() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_fails_after_its_commit_is_done_and_makes_no_dead_letter() {
+async fn a_handler_that_fails_after_its_commit_is_done_and_makes_no_dead_letter() {
     let bank = Bank::open().await;
     bank.jobs.send_batch(&[0, 1, 2, 3, 4, 5]).await.unwrap().all().unwrap();
     let worker = Worker::new(bank.jobs.clone())
@@ -368,7 +368,7 @@ async fn what_fails_after_its_commit_is_done_and_makes_no_dead_letter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_goes_on_after_its_commit_has_lost_no_lease() {
+async fn a_handler_that_continues_after_its_commit_has_lost_no_lease() {
     let bank = Bank::open().await;
     bank.jobs.send(&0).await.unwrap();
     let lease = Duration::from_secs(1);
@@ -396,7 +396,7 @@ async fn a_handler_that_goes_on_after_its_commit_has_lost_no_lease() {
 /// What a handler starts and does not wait for may come to its transaction at any time: also while the message is on
 /// its way to the dead letters, under a lease that still runs.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_handler_has_left_behind_cannot_acknowledge() {
+async fn a_thread_that_a_handler_left_behind_cannot_acknowledge() {
     let bank = Bank::open().await;
     bank.jobs.send(&7).await.unwrap();
     let left_behind: Arc<Mutex<Option<Metadata>>> = Arc::default();
@@ -426,7 +426,7 @@ async fn what_a_handler_has_left_behind_cannot_acknowledge() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_settled_and_has_acknowledged_nothing_has_failed() {
+async fn a_handler_that_returns_settled_without_an_acknowledgement_has_failed() {
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     jobs.send(&1).await.unwrap();
     let worker =

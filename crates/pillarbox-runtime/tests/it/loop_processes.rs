@@ -12,8 +12,8 @@ use pillarbox_runtime::{
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, told};
 
-use crate::common::employee::{end_with_the_parent, say};
-use crate::common::place::{Place, on_both, open};
+use crate::common::shared_backend::{SharedBackend, on_both, open};
+use crate::common::worker_process::{end_with_the_parent, say};
 
 type Requests = Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>>;
 
@@ -92,9 +92,9 @@ on_both! {
     a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process;
 }
 
-fn a_request_may_be_called_again_at_once_and_is_answered_each_time(place: Place) {
+fn a_request_may_be_called_again_at_once_and_is_answered_each_time(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let requests = requests(&backend);
         let running = MainLoop::new(requests.clone(), |n: u64| async move { n }).start();
         let client = Client::new(&requests).expect("a client");
@@ -109,9 +109,9 @@ fn a_request_may_be_called_again_at_once_and_is_answered_each_time(place: Place)
     });
 }
 
-fn one_iteration_handles_the_only_request(place: Place) {
+fn one_iteration_handles_the_only_request(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let requests = requests(&backend);
         for _ in 0..20 {
             requests.send(&MainLoopRequest::new(7)).await.expect("sent");
@@ -122,15 +122,15 @@ fn one_iteration_handles_the_only_request(place: Place) {
     });
 }
 
-fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {
+fn loops_that_are_killed_leave_no_call_without_its_answer(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let client = Client::new(&requests(&backend)).expect("a client");
         let asked: Vec<_> = (0..60).map(MainLoopRequest::new).collect();
         let mut submission = client.submit(&asked).await.expect("submitted");
         let mut kills = 0;
         let mut answers = 0;
-        let mut child = Child::start("loop_processes::answering", &place.url, "20");
+        let mut child = Child::start("loop_processes::answering", &shared.url, "20");
         // Killed again and again, each time with requests in flight.
         while submission.left() > 0 {
             let answer = tokio::time::timeout(TIMEOUT, submission.next()).await.expect("in time");
@@ -145,7 +145,7 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {
             if answers % 12 == 0 && submission.left() > 0 {
                 child.kill();
                 kills += 1;
-                child = Child::start("loop_processes::answering", &place.url, "20");
+                child = Child::start("loop_processes::answering", &shared.url, "20");
             }
         }
         assert_eq!((answers, kills), (60, 4));
@@ -160,12 +160,12 @@ fn loops_that_are_killed_leave_no_call_without_its_answer(place: Place) {
     });
 }
 
-fn mailboxes_of_clients_that_are_killed_are_swept(place: Place) {
+fn mailboxes_of_clients_that_are_killed_are_swept(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
-        let running = Child::start("loop_processes::answering", &place.url, "5");
+        let backend = open(&shared.url).await;
+        let running = Child::start("loop_processes::answering", &shared.url, "5");
         for _ in 0..3 {
-            let client = Child::start("loop_processes::asking", &place.url, "");
+            let client = Child::start("loop_processes::asking", &shared.url, "");
             client.wait_for("answered", 20);
             client.kill();
         }
@@ -185,16 +185,16 @@ fn mailboxes_of_clients_that_are_killed_are_swept(place: Place) {
     });
 }
 
-fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(place: Place) {
+fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(shared: SharedBackend) {
     on_threads(async move {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let requests = requests(&backend);
         let client = Client::new(&requests).expect("a client");
-        let child = Child::start("loop_processes::answering", &place.url, "1");
+        let child = Child::start("loop_processes::answering", &shared.url, "1");
         assert_eq!(client.call(&MainLoopRequest::new(6), TIMEOUT).await.expect("an answer"), 60);
         child.kill();
         assert_eq!(reply_mailboxes(&backend).await, [client.address()]);
-        let sweeper = Child::start("loop_processes::sweeping", &place.url, "");
+        let sweeper = Child::start("loop_processes::sweeping", &shared.url, "");
         // From now on the mailbox has been empty for long.
         tokio::time::sleep(KEEP).await;
         sweeper.wait_for("swept", sweeper.said("swept") + 3);
@@ -204,7 +204,7 @@ fn a_client_that_waits_is_not_disturbed_by_a_sweep_of_another_process(place: Pla
             async move { client.call(&MainLoopRequest::new(7), TIMEOUT).await }
         });
         sweeper.wait_for("swept", sweeper.said("swept") + 3);
-        let child = Child::start("loop_processes::answering", &place.url, "300");
+        let child = Child::start("loop_processes::answering", &shared.url, "300");
         assert_eq!(asking.await.expect("it ends").expect("an answer"), 70);
         child.kill();
         sweeper.kill();

@@ -36,7 +36,7 @@ fn the_table_of_metrics_is_complete() {
             .start_paused(true)
             .build()
             .expect("a runtime");
-        runtime.block_on(everything_happens());
+        runtime.block_on(run_with_every_metric());
     });
     let mut recorded: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (key, ..) in snapshotter.snapshot().into_vec() {
@@ -56,7 +56,7 @@ fn the_table_of_metrics_is_complete() {
 }
 
 #[test]
-fn how_long_a_handler_of_dead_letters_took_is_recorded_however_it_ended() {
+fn the_run_time_of_a_handler_of_dead_letters_is_recorded_whatever_the_result() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
@@ -102,7 +102,7 @@ fn how_long_a_handler_of_dead_letters_took_is_recorded_however_it_ended() {
 }
 
 /// What makes each of the metrics move.
-async fn everything_happens() {
+async fn run_with_every_metric() {
     let backend = backend();
     let queue = backend.queue("jobs", QueueOptions::new()).expect("a queue");
     let faulty = FaultQueue::new(queue, Faults::none(), 0);
@@ -158,7 +158,7 @@ async fn everything_happens() {
     dead.send(&letter).await.expect("sent");
     dlq.expire(Duration::ZERO).await.expect("expired");
 
-    // A loop that fails is made anew, until it has failed too often.
+    // A loop that fails is restarted, up to a number of times.
     let gone = self::backend();
     let jobs: Mailbox<String> = gone.mailbox("jobs").expect("a mailbox");
     gone.close().await;
@@ -190,7 +190,7 @@ impl tracing::Subscriber for Log {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_becomes_of_a_dead_letter_is_logged_with_all_that_one_looks_for() {
+async fn dead_letters_are_logged_with_every_field_of_the_documentation() {
     let log = Log::default();
     let _guard = tracing::subscriber::set_default(log.clone());
     let backend = backend();
@@ -274,10 +274,10 @@ fn documented_lines() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_turn_in_the_life_of_a_worker_is_logged_as_the_tables_say() {
+async fn every_documented_line_of_a_worker_is_logged() {
     let lines = Lines::default();
     let _guard = tracing::subscriber::set_default(lines.clone());
-    a_life_with_every_turn().await;
+    run_with_every_event().await;
     let mut logged = lines.0.lock().unwrap().clone();
     // What fails on the way to a queue is about the queue, and has no table.
     logged.retain(|line, _| !line.starts_with("pillarbox_runtime::driver"));
@@ -293,7 +293,7 @@ async fn every_turn_in_the_life_of_a_worker_is_logged_as_the_tables_say() {
 }
 
 /// Pauses, resumes, and stops in both ways, with messages that come to every end there is.
-async fn a_life_with_every_turn() {
+async fn run_with_every_event() {
     let backend = backend();
     let queue = backend.queue("jobs", QueueOptions::new()).expect("a queue");
     let faulty = FaultQueue::new(queue, Faults::none(), 0);
@@ -346,7 +346,7 @@ async fn a_life_with_every_turn() {
     until("started").await;
     jobs.purge().await.expect("purged");
     until("lease_lost").await;
-    // One that was received and not begun goes back, and the one that hangs is cancelled.
+    // The prefetched one goes back, and the one that hangs is cancelled.
     send("done").await;
     until("received").await;
     control.stop_now();
@@ -370,7 +370,7 @@ async fn a_life_with_every_turn() {
 const LEASE: Duration = Duration::from_secs(30);
 
 #[tokio::test(start_paused = true)]
-async fn a_hook_hears_of_every_failure_however_slow_a_listener_to_events_is() {
+async fn a_hook_gets_every_failure_even_if_a_listener_is_slow() {
     const MESSAGES: u32 = 10_000;
     let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
     let bodies: Vec<_> = (0..MESSAGES).collect();
@@ -434,7 +434,7 @@ async fn a_message_waits_for_its_hook_and_keeps_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hook_that_panics_is_logged_and_changes_nothing() {
+async fn a_hook_that_panics_is_logged_and_has_no_other_effect() {
     let log = Log::default();
     let _guard = tracing::subscriber::set_default(log.clone());
     let backend = backend();
@@ -474,7 +474,7 @@ async fn a_hook_that_panics_is_logged_and_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hooks_hear_of_dead_letters_on_every_path() {
+async fn hooks_get_dead_letters_on_every_path() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
     let queue = jobs.queue().clone();
@@ -531,7 +531,7 @@ async fn hooks_hear_of_dead_letters_on_every_path() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hooks_hear_of_the_requests_of_a_main_loop() {
+async fn hooks_get_the_requests_of_a_main_loop() {
     let backend = backend();
     let requests: Mailbox<MainLoopRequest<u32>, MainLoopResult<u32>> =
         backend.mailbox("requests").unwrap();
@@ -615,7 +615,7 @@ async fn each_delivery_has_a_span() {
     );
 }
 
-/// What a tracer was told.
+/// The calls of a tracer.
 #[derive(Debug, Default)]
 struct Told(Mutex<Vec<String>>);
 
@@ -639,7 +639,7 @@ impl Tracer for Telling {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_delivery_is_a_child_and_a_later_one_a_link_and_handlers_pass_the_context_on() {
+async fn a_first_delivery_is_a_child_and_later_ones_are_links_and_handlers_propagate_the_context() {
     let backend = backend();
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
     let next: Mailbox<u32> = backend.mailbox("next").unwrap();

@@ -1,6 +1,6 @@
 //! The runtime in a simulated world: the memory backend under paused time, a queue that fails by a seed,
-//! handlers that fail, panic, hang and are slow or acknowledge in transactions of their own, and somebody who pauses,
-//! stops, kills and restarts.
+//! handlers that fail, panic, hang, are slow or acknowledge in their own transactions, and random pauses, stops,
+//! kills and restarts.
 //!
 //! Everything random comes from the seed, so a failure can be repeated:
 //!
@@ -88,7 +88,7 @@ fn fail(seed: u64, wrong: &str) -> ! {
     std::process::exit(1);
 }
 
-/// What happened in how many simulations.
+/// Number of simulations in which each event happened.
 #[derive(Debug, Default)]
 struct Totals {
     succeeded: u64,
@@ -126,7 +126,7 @@ struct World {
     /// Number of runs of each message.
     runs_of: BTreeMap<MessageId, u32>,
     runs: u64,
-    /// How many of them were of replays.
+    /// Number of them that were replays.
     replays: u64,
     wrong: Option<String>,
 }
@@ -169,10 +169,10 @@ impl Stage {
         Presence { stage: self.clone(), id, run }
     }
 
-    /// Acknowledges in a transaction, and commits it or not. Fails where the lease has ended.
+    /// Acknowledges in a transaction, and commits it or not. Fails if the lease has expired.
     async fn transact(&self, about: &Metadata, commits: bool) -> Result<(), BoxError> {
         let receipt = about.receipt().clone();
-        // The queue answers at once, so that nobody comes in between.
+        // The queue answers at once, so that nothing happens in between.
         let settle = match commits {
             true => Settle::acknowledge(receipt),
             false => Settle::extend(receipt, self.visibility),
@@ -363,7 +363,7 @@ async fn live(seed: u64) -> Result<Totals, String> {
     Ok(totals)
 }
 
-/// Somebody replays dead letters while workers make them: nobody, passes that may be killed, or a consumer.
+/// Replays dead letters while workers make them: by passes that may be killed, by a consumer, or not at all.
 fn replay_meanwhile(
     [jobs, dead]: [&Arc<FaultQueue>; 2],
     stage: &Stage,
@@ -492,7 +492,7 @@ async fn check_all(
     totals: &mut Totals,
 ) -> Result<(), String> {
     let wrong = |error: pillarbox_core::Error| error.to_string();
-    // Leases that nobody knows of end by themselves; nothing else may be invisible for longer.
+    // Leases of killed workers expire; nothing else may be invisible for longer.
     tokio::time::sleep(stage.visibility + Duration::from_secs(20)).await;
     let counts = jobs.counts().await.map_err(wrong)?;
     if counts.in_flight > 0 {

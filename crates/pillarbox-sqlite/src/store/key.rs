@@ -1,4 +1,4 @@
-//! Where a message is stored: one integer made of its queue, its region and its place.
+//! The key of a message: one integer made of its queue, its region and its place.
 //!
 //! ```text
 //!   62 ........ 45   44   43 .......................... 0
@@ -6,50 +6,50 @@
 //!                    └ 1: the message was sent with a delay
 //! ```
 //!
-//! SQLite keeps rows in the order of such an integer, so the messages of one queue are side by
-//! side and in the order in which they were sent, without an index. Those sent with a delay have
-//! a region of their own, where the scan for what was never delivered does not meet them.
+//! SQLite stores rows in the order of this integer, so the messages of a queue are adjacent and in the order in
+//! which they were sent, without an index. Those sent with a delay have a region of their own, which the scan for
+//! messages that were never delivered skips.
 
 const QUEUE_SHIFT: u32 = 45;
 const DELAYED: i64 = 1 << 44;
 
-/// The highest number of a queue.
+/// Highest number of a queue.
 pub(super) const MAX_QUEUE: i64 = (1 << 18) - 1;
-/// The highest place in a queue. A hundred thousand messages a second use them up in five years.
+/// Highest place in a queue. At 100,000 messages a second it is reached after five years.
 pub(super) const MAX_PLACE: i64 = (1 << 44) - 1;
 
-/// The number of a queue within its file.
+/// Number of a queue within its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct QueueNumber(pub(super) i64);
 
 impl QueueNumber {
-    /// Before the first key of the queue.
+    /// Returns the value before the first key of the queue.
     pub(super) const fn base(self) -> i64 {
         self.0 << QUEUE_SHIFT
     }
 
-    /// The last key of the queue.
+    /// Returns the last key of the queue.
     pub(super) const fn last(self) -> i64 {
         self.base() | ((1 << QUEUE_SHIFT) - 1)
     }
 
-    /// The key of a message that is ready when sent; also that of a place in line.
+    /// Returns the key of a message sent without a delay, or of a row of `requeued`.
     pub(super) const fn key(self, place: i64) -> i64 {
         self.base() | place
     }
 
-    /// The last key of a message that was ready when sent.
+    /// Returns the last key of a message sent without a delay.
     pub(super) const fn last_ready(self) -> i64 {
         self.key(MAX_PLACE)
     }
 
-    /// The key of a message that is delayed when sent.
+    /// Returns the key of a message sent with a delay.
     pub(super) const fn delayed_key(self, place: i64) -> i64 {
         self.base() | DELAYED | place
     }
 }
 
-/// The place of a key, whatever its queue and region.
+/// Returns the place in a key of any queue and region.
 pub(super) const fn place_of(key: i64) -> i64 {
     key & MAX_PLACE
 }

@@ -1,8 +1,8 @@
-//! Reading what can be read of a queue in a file that is damaged.
+//! Reads as much as possible of a queue in a damaged file.
 //!
-//! Messages are shown in the order of their keys, which is that of sending. Where a page of their table
-//! cannot be read, the index of ids tells which messages are on it; where that is damaged too, the next
-//! key that can be read is searched for. Nothing is swept and nothing is written.
+//! Messages are returned in the order of their keys, which is that of sending. If a page of their table cannot be
+//! read, the index of ids tells which messages are on it; if that is damaged too, the next readable key is searched
+//! for. Nothing is swept or written.
 
 use std::collections::HashMap;
 
@@ -10,29 +10,30 @@ use pillarbox_core::{MessageId, MessageState, PeekPage, Peeked, QueueName, RawMe
 use rusqlite::{OptionalExtension, Result, Row, params};
 use uuid::Uuid;
 
+use super::Store;
 use super::deliveries::Deliveries;
 use super::key::QueueNumber;
-use super::line::PeekFrom;
+use super::ready::PeekFrom;
+use super::rows::read_message;
 use super::statements::Statements;
 use super::sweep::{Timer, read_timer};
-use super::{Store, read_message};
 use crate::failure::{Failure, is_unreadable};
 
-/// So many keys past a damaged page are tried one by one, and then ever fewer: a damaged page of the tree above
-/// the messages takes some ten thousand of them away.
+/// Number of keys past a damaged page that are tried one by one; after them the steps grow. A damaged interior page
+/// of the tree hides about ten thousand messages.
 const NEAR: i64 = 20_000;
 
-/// Some of the messages of a queue.
+/// The result of reading a part of a queue.
 #[derive(Default)]
 struct Found {
     messages: Vec<(i64, RawMessage)>,
     unreadable: Vec<String>,
-    /// The last key that was looked at. `None`: there are no more.
+    /// The last key that was tried. `None` if there are no more.
     next: Option<i64>,
 }
 
 impl Store<'_> {
-    /// Shows up to `max` messages with keys after this one, and says what could not be read.
+    /// Returns up to `max` messages with keys after this one, and what could not be read.
     pub(crate) fn salvage(
         &mut self,
         name: &QueueName,
@@ -67,7 +68,7 @@ impl Store<'_> {
                 Some(timer) => (MessageState::Ready, timer.deliveries.expired(timer.is_started)),
                 None => (MessageState::Ready, again.get(&key).copied().unwrap_or(Deliveries::NONE)),
             };
-            deliveries.tell(&mut message);
+            deliveries.apply_to(&mut message);
             Peeked::new(message, state)
         });
         let next = next.map(|key| PeekFrom::Salvage(key).to_cursor());
@@ -75,7 +76,7 @@ impl Store<'_> {
     }
 }
 
-/// The number of a queue, by its name or, where the index of names is damaged, by looking at all.
+/// Returns the number of a queue, by the index of names or, if that is damaged, by a scan.
 fn find_queue(statements: &mut Statements<'_>, name: &QueueName) -> Result<Option<QueueNumber>> {
     let mut number = statements.find_queue()?.query_row([name.as_str()], |row| row.get(0));
     if number.as_ref().is_err_and(is_unreadable) {
@@ -84,8 +85,8 @@ fn find_queue(statements: &mut Statements<'_>, name: &QueueName) -> Result<Optio
     Ok(number.optional()?.map(QueueNumber))
 }
 
-/// Reads messages in the order of their keys, up to what cannot be read; or past it, where it comes
-/// first.
+/// Reads messages in the order of their keys, up to the first that cannot be read; if that is the first of all, past
+/// it.
 fn read(
     statements: &mut Statements<'_>,
     number: QueueNumber,
@@ -103,7 +104,7 @@ fn read(
                 match read_message(row) {
                     Ok(message) => found.messages.push((key, message)),
                     Err(error) if is_unreadable(&error) => {
-                        found.unreadable.push(format!("the message of key {key}: {error}"));
+                        found.unreadable.push(format!("message with key {key}: {error}"));
                     }
                     Err(error) => return Err(error),
                 }
@@ -120,14 +121,14 @@ fn read(
     }
     drop(rows);
     match last {
-        // The next page begins with what cannot be read.
+        // The next page begins with the unreadable message.
         Some(_) => found.next = last,
         None => return read_past(statements, number, after, max),
     }
     Ok(found)
 }
 
-/// Goes on where the next message cannot be read.
+/// Continues past a message that cannot be read.
 fn read_past(
     statements: &mut Statements<'_>,
     number: QueueNumber,
@@ -136,7 +137,7 @@ fn read_past(
 ) -> Result<Found> {
     let ids = read_ids(statements, number, after, max);
     let ids = match ids {
-        // It does not know of what is there: one of them is wrong, or both are.
+        // It lists none although there are some: the index or the table is wrong, or both are.
         Ok(ids) if !ids.is_empty() => ids,
         Err(error) if !is_unreadable(&error) && !is_missing_index(&error) => return Err(error),
         _ => return search_past(statements, number, after),
@@ -149,7 +150,7 @@ fn read_past(
         match statements.message()?.query_row([key], read_message).optional() {
             Ok(Some(message)) => found.messages.push((key, message)),
             Ok(None) => {
-                found.unreadable.push(format!("message {id}, which is in the index of ids alone"));
+                found.unreadable.push(format!("message {id}, which is only in the index of ids"));
             }
             Err(error) if is_unreadable(&error) => found.unreadable.push(format!("message {id}")),
             Err(error) => return Err(error),
@@ -158,7 +159,7 @@ fn read_past(
     Ok(found)
 }
 
-/// The keys and ids of messages, by the index of ids.
+/// Returns the keys and ids of messages, from the index of ids.
 fn read_ids(
     statements: &mut Statements<'_>,
     number: QueueNumber,
@@ -171,11 +172,11 @@ fn read_ids(
     read.collect()
 }
 
-/// Searches for the next key that can be looked up, and reads the message that has it, if there is one.
+/// Searches for the next readable key, and reads its message, if there is one.
 fn search_past(statements: &mut Statements<'_>, number: QueueNumber, after: i64) -> Result<Found> {
     let last = number.last();
-    // By the key itself first: to look for the next one may lead from a page that is sound to one that is
-    // not. Where there is no message of that key, the next one counts.
+    // By the key itself first: a search for the next one may lead from an intact page to a damaged one. If there is
+    // no message with that key, the next one decides.
     let mut can_read = |key: i64| {
         let number = |row: &Row<'_>| row.get::<_, i64>(0);
         let found = match statements.enqueued_at()?.query_row([key], number).optional() {
@@ -198,7 +199,7 @@ fn search_past(statements: &mut Statements<'_>, number: QueueNumber, after: i64)
             break next;
         }
         if next == last {
-            found.unreadable.push(format!("the messages after key {after}, if there are any"));
+            found.unreadable.push(format!("any messages after key {after}"));
             return Ok(found);
         }
         damaged = next;
@@ -206,7 +207,7 @@ fn search_past(statements: &mut Statements<'_>, number: QueueNumber, after: i64)
             step *= 2;
         }
     };
-    // The first that can be read lies between the two.
+    // The first readable key lies between the two.
     while readable - damaged > 1 {
         let middle = damaged + (readable - damaged) / 2;
         if can_read(middle)? {
@@ -216,14 +217,12 @@ fn search_past(statements: &mut Statements<'_>, number: QueueNumber, after: i64)
         }
     }
     if damaged > after {
-        found.unreadable.push(format!(
-            "the messages after key {after} and before key {readable}, if there are any"
-        ));
+        found.unreadable.push(format!("any messages between keys {after} and {readable}"));
     }
     match statements.message()?.query_row([readable], read_message).optional() {
         Ok(message) => found.messages.extend(message.map(|message| (readable, message))),
         Err(error) if is_unreadable(&error) => {
-            found.unreadable.push(format!("the message of key {readable}: {error}"));
+            found.unreadable.push(format!("message with key {readable}: {error}"));
         }
         Err(error) => return Err(error),
     }
@@ -235,7 +234,7 @@ fn is_missing_index(error: &rusqlite::Error) -> bool {
     error.to_string().contains("no such index")
 }
 
-/// Leases and delays of messages with keys from `first` to `last`.
+/// Returns the timers of messages with keys from `first` to `last`.
 fn timers(
     statements: &mut Statements<'_>,
     first: i64,
@@ -248,7 +247,7 @@ fn timers(
     Ok(read.into_iter().map(|timer| (timer.key, timer)).collect())
 }
 
-/// How often messages that are ready again were delivered.
+/// Returns the delivery counts of messages that are ready again.
 fn requeued(
     statements: &mut Statements<'_>,
     number: QueueNumber,
@@ -258,20 +257,20 @@ fn requeued(
     let read = statements
         .requeued()?
         .query_map(range, |row| Ok((row.get::<_, i64>(1)?, Deliveries::read(row, 2)?)))?;
-    let what = "how often messages that are ready again were delivered";
-    let read: Vec<_> = or_none(read.collect(), unreadable, what)?;
+    let subject = "the delivery counts of messages that are ready again";
+    let read: Vec<_> = or_none(read.collect(), unreadable, subject)?;
     Ok(read.into_iter().collect())
 }
 
-/// What was read, or nothing where it cannot be.
+/// Returns what was read, or nothing if it is unreadable.
 fn or_none<T>(
     read: Result<Vec<T>>,
     unreadable: &mut Vec<String>,
-    what: &'static str,
+    subject: &'static str,
 ) -> Result<Vec<T>> {
     read.or_else(|error| {
         if is_unreadable(&error) {
-            unreadable.push(what.to_owned());
+            unreadable.push(subject.to_owned());
             return Ok(Vec::new());
         }
         Err(error)

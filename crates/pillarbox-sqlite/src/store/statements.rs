@@ -1,21 +1,21 @@
-//! Every statement of the store, prepared when first used and kept.
+//! All statements of the store, prepared on first use.
 
 use rusqlite::{CachedStatement, Connection, Result};
 
-/// How many rows a statement inserts at most.
+/// Largest number of rows that a statement inserts.
 pub(super) const MANY: usize = 16;
 
-// `OR FAIL`: if one of them fails, the whole transaction is rolled back. The default would keep a
-// journal of each statement, to roll back that alone.
+// `OR FAIL`: if one of them fails, the whole transaction is rolled back. The default would keep a journal of each
+// statement, to roll back that statement alone.
 const INSERT_MESSAGE: &str =
     "INSERT OR FAIL INTO pillarbox_message VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
     ON CONFLICT (id, queue) DO NOTHING";
 const INSERT_TIMER: &str =
     "INSERT OR FAIL INTO pillarbox_timer VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0)";
 
-/// A statement that inserts rows, for every power of two of them up to [`MANY`].
+/// Statements that insert a power of two of rows each, up to [`MANY`].
 ///
-/// One statement for many rows starts once and finds its place in the tree once, not for each of them.
+/// One statement for many rows starts once and descends the tree once, not for each row.
 pub(super) struct Inserts<'c> {
     connection: &'c Connection,
     of_one: &'static str,
@@ -27,7 +27,7 @@ impl<'c> Inserts<'c> {
         Self { connection, of_one, by_power: Default::default() }
     }
 
-    /// Of so many rows, of which there is one at least: how many go into one statement, and that.
+    /// Returns the largest of these statements for at most `rows` rows (at least 1), with its number of rows.
     pub(super) fn most_of(&mut self, rows: usize) -> Result<(usize, &mut CachedStatement<'c>)> {
         let power = rows.min(MANY).ilog2();
         let rows = 1 << power;
@@ -39,11 +39,11 @@ impl<'c> Inserts<'c> {
     }
 }
 
-/// The same statement with the values of several rows.
+/// Returns the same statement with the values of several rows.
 fn of_rows(one: &str, rows: usize) -> String {
     let (start, rest) = one.split_at(one.find('(').unwrap_or(one.len()));
     let (values, end) = rest.split_at(rest.find(')').map_or(rest.len(), |place| place + 1));
-    // Values in order need no numbers, which would be the same in every row.
+    // Parameters in order need no numbers, which would be the same in every row.
     let mut values = values.split('?');
     let mut row = values.next().unwrap_or_default().to_owned();
     for value in values {
@@ -91,20 +91,20 @@ statements! {
 
     find_queue = "SELECT queue, next_place, cursor, next_timer, total, in_flight, delayed, requeued,
         sent FROM pillarbox_queue WHERE name = ?1";
-    /// The same without the index of names.
+    /// The same, without the index of names.
     search_queue = "SELECT queue FROM pillarbox_queue NOT INDEXED WHERE name = ?1";
     next_queue = "SELECT coalesce(max(queue), 0) + 1 FROM pillarbox_queue";
-    /// The lowest number that is free though it is not past the highest one.
+    /// The lowest free number below the highest one in use.
     gap_queue = "SELECT min(number) + 1
         FROM (SELECT 0 AS number UNION ALL SELECT queue FROM pillarbox_queue) AS q
         WHERE NOT EXISTS (SELECT 1 FROM pillarbox_queue WHERE queue = q.number + 1)";
     insert_queue = "INSERT INTO pillarbox_queue VALUES (?1, ?2, 1, 0, 1, 0, 0, 0, 0, ?3)";
     update_queue = "UPDATE pillarbox_queue SET next_place = ?2, cursor = ?3, next_timer = ?4,
         total = ?5, in_flight = ?6, delayed = ?7, requeued = ?8, sent = ?9 WHERE queue = ?1";
-    abandon_queue = "UPDATE pillarbox_queue SET name = NULL WHERE queue = ?1";
+    mark_purged = "UPDATE pillarbox_queue SET name = NULL WHERE queue = ?1";
     delete_queue = "DELETE FROM pillarbox_queue WHERE queue = ?1";
     queue_names = "SELECT name FROM pillarbox_queue WHERE name IS NOT NULL ORDER BY name";
-    abandoned_queue = "SELECT queue FROM pillarbox_queue WHERE name IS NULL LIMIT 1";
+    purged_queue = "SELECT queue FROM pillarbox_queue WHERE name IS NULL LIMIT 1";
 
     find_message = "SELECT key FROM pillarbox_message WHERE id = ?1 AND queue = ?2";
     /// Messages that were never delivered, in order, between two keys.
@@ -117,11 +117,11 @@ statements! {
     enqueued_at = "SELECT enqueued_at FROM pillarbox_message WHERE key = ?1";
     delete_messages = "DELETE FROM pillarbox_message WHERE key BETWEEN ?1 AND ?2";
 
-    /// Keys and ids without a look at the messages themselves.
+    /// Keys and ids, read from the index alone.
     ids_by_key = "SELECT key, id FROM pillarbox_message INDEXED BY pillarbox_message_id
         WHERE queue = ?1 AND key > ?2 ORDER BY key LIMIT ?3";
 
-    /// The delivery that a receipt is for, if its lease runs.
+    /// The lease of a receipt.
     find_lease = "SELECT t.key, t.due_at, t.deliveries, t.unsettled, t.uncounted, t.place, t.started
         FROM pillarbox_message AS m JOIN pillarbox_timer AS t ON t.key = m.key
         WHERE m.id = ?1 AND m.queue = ?2 AND t.nonce = ?3";

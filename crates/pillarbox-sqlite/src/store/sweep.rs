@@ -1,10 +1,10 @@
-//! Timers: leases that end and delays that run out.
+//! Timers: the deadlines of leases and the ends of delays.
 
 use pillarbox_core::Timestamp;
 use rusqlite::{Result, Row, params};
 
+use super::cache::{QueueState, bucket_of, bucket_start};
 use super::deliveries::Deliveries;
-use super::mirror::{QueueState, bucket_of, bucket_start};
 use super::statements::Statements;
 
 /// A row of `timer`.
@@ -28,13 +28,13 @@ pub(super) fn read_timer(row: &Row<'_>) -> Result<Timer> {
     })
 }
 
-/// Moves the messages whose timers ended by `now` to the tail of the line.
+/// Requeues the messages whose timers ended by `now`, after all that are ready.
 pub(super) fn sweep(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,
     now: Timestamp,
 ) -> Result<()> {
-    tell_expiry(statements, queue)?;
+    write_expiry(statements, queue)?;
     let number = queue.number;
     let this_bucket = bucket_of(now);
     let ranges: Vec<(i64, i64, i64)> = statements
@@ -58,7 +58,7 @@ pub(super) fn sweep(
     due.sort_unstable_by_key(|timer| (timer.due_at, timer.timer));
     due.dedup_by_key(|timer| timer.key);
     for timer in &due {
-        let place = queue.take_place();
+        let place = queue.allocate_place();
         let deliveries = if timer.delayed {
             queue.delayed -= 1;
             timer.deliveries
@@ -69,7 +69,7 @@ pub(super) fn sweep(
         requeue(statements, queue, timer.key, place, deliveries)?;
     }
     if statements.delete_buckets()?.execute([number.0, this_bucket])? > 0 {
-        // What is deleted here must be told again, should the clock go back.
+        // Ranges that are deleted here must be written again if the clock is set back.
         queue.expiry.clear();
     }
     let next_bucket: Option<i64> =
@@ -81,7 +81,7 @@ pub(super) fn sweep(
     Ok(())
 }
 
-/// Puts a message in line that has a timer, which ends.
+/// Replaces the timer of a message by a row of `requeued`.
 pub(super) fn requeue(
     statements: &mut Statements<'_>,
     queue: &mut QueueState,
@@ -98,17 +98,17 @@ pub(super) fn requeue(
     Ok(())
 }
 
-/// Writes where timers were set.
-pub(super) fn tell_expiry(statements: &mut Statements<'_>, queue: &mut QueueState) -> Result<()> {
-    if queue.told {
+/// Writes the ranges in which timers were set.
+pub(super) fn write_expiry(statements: &mut Statements<'_>, queue: &mut QueueState) -> Result<()> {
+    if queue.expiry_written {
         return Ok(());
     }
     for range in &queue.expiry {
         let range = [queue.number.0, range.bucket, range.lo, range.hi];
         statements.insert_expiry()?.execute(range)?;
     }
-    // The last one is kept, to be made longer.
+    // The last one is kept to be extended.
     queue.expiry.drain(..queue.expiry.len().saturating_sub(1));
-    queue.told = true;
+    queue.expiry_written = true;
     Ok(())
 }

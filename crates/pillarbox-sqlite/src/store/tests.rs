@@ -1,6 +1,7 @@
 use std::cell::RefCell;
 
-use pillarbox_core::{Cursor, Receive};
+use pillarbox_core::{Cursor, MessageId, Receive};
+use rusqlite::Row;
 
 use super::*;
 
@@ -16,7 +17,7 @@ fn queue() -> QueueName {
     "q".parse().unwrap()
 }
 
-/// A store at a given second, with a transaction open.
+/// Flushes, and begins a transaction at a given second.
 fn at(store: &mut Store<'_>, second: i64) {
     store.flush().unwrap();
     store.begin(Timestamp::from_secs(second)).unwrap();
@@ -42,7 +43,7 @@ fn count(connection: &Connection, table: &str) -> u64 {
 }
 
 #[test]
-fn a_released_delivery_never_was() {
+fn a_released_delivery_is_undone() {
     let connection = file();
     let mut store = Store::new(&connection);
     at(&mut store, 1);
@@ -52,7 +53,7 @@ fn a_released_delivery_never_was() {
     let taken = store.receive(&queue(), 2, LEASE).unwrap();
     for delivery in &taken {
         store.release(&queue(), &delivery.receipt).unwrap();
-        // Once is enough, and a second time does nothing.
+        // The second time it does nothing.
         store.release(&queue(), &delivery.receipt).unwrap();
     }
     let again = store.receive(&queue(), 3, LEASE).unwrap();
@@ -64,8 +65,8 @@ fn a_released_delivery_never_was() {
     );
 }
 
-/// Numbers of deliveries of the next message, all and unsettled ones, as a receive says.
-fn unsettled(store: &mut Store<'_>, lease: Duration) -> (u32, u32) {
+/// Receives and starts the next message. Returns its number of deliveries and of unsettled ones.
+fn receive_and_start(store: &mut Store<'_>, lease: Duration) -> (u32, u32) {
     let Delivery { message, receipt, .. } = store.receive(&queue(), 1, lease).unwrap().remove(0);
     let start = SettleAction::Start { timeout: lease };
     store.settle(&queue(), &receipt, start).unwrap().unwrap();
@@ -78,12 +79,12 @@ fn a_released_delivery_keeps_those_before_it_unsettled() {
     let mut store = Store::new(&connection);
     at(&mut store, 1);
     send(&mut store, "x");
-    assert_eq!(unsettled(&mut store, Duration::from_secs(1)), (1, 0));
+    assert_eq!(receive_and_start(&mut store, Duration::from_secs(1)), (1, 0));
     for second in [5, 6] {
         at(&mut store, second);
         let delivery = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
         assert_eq!((delivery.message.delivery_count, delivery.message.unsettled), (2, 1));
-        // Whether or not the lease is remembered.
+        // Whether or not the lease is cached.
         store.flush().unwrap();
         if second == 6 {
             store.clear();
@@ -91,11 +92,11 @@ fn a_released_delivery_keeps_those_before_it_unsettled() {
         }
         store.release(&queue(), &delivery.receipt).unwrap();
     }
-    assert_eq!(unsettled(&mut store, LEASE), (2, 1));
+    assert_eq!(receive_and_start(&mut store, LEASE), (2, 1));
 }
 
 #[test]
-fn people_see_an_unsettled_delivery_though_nobody_has_swept() {
+fn the_view_shows_an_unsettled_delivery_before_any_sweep() {
     let connection = file();
     let mut store = Store::new(&connection);
     let shown = || {
@@ -103,7 +104,7 @@ fn people_see_an_unsettled_delivery_though_nobody_has_swept() {
         let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
         connection.query_row::<(String, u32, u32, u32), _, _>(sql, [], read).unwrap()
     };
-    // The view goes by the time of the machine, to the millisecond.
+    // The view uses the time of the machine, with a resolution of 1 ms.
     let now = Timestamp::from_nanos(Timestamp::now().as_nanos() - 1_000_000_000);
     store.begin(now).unwrap();
     send(&mut store, "x");
@@ -111,7 +112,7 @@ fn people_see_an_unsettled_delivery_though_nobody_has_swept() {
     assert_eq!(shown(), ("ready".to_owned(), 0, 0, 0));
     store.receive(&queue(), 1, Duration::ZERO).unwrap();
     store.flush().unwrap();
-    assert_eq!(count(&connection, "pillarbox_timer"), 1, "the lease has ended and is there");
+    assert_eq!(count(&connection, "pillarbox_timer"), 1, "the expired lease is still there");
     assert_eq!(shown(), ("ready".to_owned(), 1, 0, 1));
     let started = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
     let start = SettleAction::Start { timeout: Duration::ZERO };
@@ -128,11 +129,11 @@ fn people_see_an_unsettled_delivery_though_nobody_has_swept() {
     store.begin(now + Duration::from_secs(60)).unwrap();
     assert_eq!(store.ready(&queue()).unwrap(), 1);
     store.flush().unwrap();
-    assert_eq!(shown(), ("ready".to_owned(), 3, 1, 1), "a delay that runs out is no lease");
+    assert_eq!(shown(), ("ready".to_owned(), 3, 1, 1), "the end of a delay is no expired lease");
 }
 
 #[test]
-fn a_purge_takes_the_rows_away_bit_by_bit() {
+fn a_purge_deletes_the_rows_a_few_at_a_time() {
     let connection = file();
     let mut store = Store::new(&connection);
     at(&mut store, 1);
@@ -145,7 +146,7 @@ fn a_purge_takes_the_rows_away_bit_by_bit() {
     let kept = send(&mut store, "new");
     store.flush().unwrap();
     assert!(count(&connection, "pillarbox_message") > 2000, "nothing is deleted yet");
-    assert_eq!(count(&connection, "pillarbox"), 1, "and nothing of it is shown");
+    assert_eq!(count(&connection, "pillarbox"), 1, "and none is shown");
 
     let mut steps = 0;
     while store.has_garbage().unwrap() {
@@ -161,7 +162,7 @@ fn a_purge_takes_the_rows_away_bit_by_bit() {
 }
 
 #[test]
-fn an_empty_queue_that_has_used_up_its_places_starts_again() {
+fn an_empty_queue_without_free_places_restarts() {
     let connection = file();
     let mut store = Store::new(&connection);
     at(&mut store, 1);
@@ -172,7 +173,7 @@ fn an_empty_queue_that_has_used_up_its_places_starts_again() {
     store.clear();
     at(&mut store, 2);
     let refused = try_send(&mut store, &Outgoing::new("late"));
-    assert!(matches!(refused, Err(Failure::NoPlaceLeft)), "{refused:?}");
+    assert!(matches!(refused, Err(Failure::PlacesExhausted)), "{refused:?}");
 
     let first = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
     store.settle(&queue(), &first.receipt, SettleAction::Acknowledge).unwrap().unwrap();
@@ -182,7 +183,7 @@ fn an_empty_queue_that_has_used_up_its_places_starts_again() {
 }
 
 #[test]
-fn a_purge_needs_no_number_that_is_free() {
+fn a_purge_needs_no_free_number() {
     let connection = file();
     let mut store = Store::new(&connection);
     at(&mut store, 1);
@@ -204,7 +205,7 @@ fn a_purge_needs_no_number_that_is_free() {
 }
 
 #[test]
-fn numbers_of_queues_are_used_again() {
+fn numbers_of_queues_are_reused() {
     let connection = file();
     let mut store = Store::new(&connection);
     let insert = "INSERT INTO pillarbox_queue VALUES (?1, ?2, 1, 0, 1, 0, 0, 0, 0, 0)";
@@ -219,7 +220,7 @@ fn numbers_of_queues_are_used_again() {
 }
 
 #[test]
-fn of_two_messages_of_one_id_the_first_is_stored() {
+fn of_two_messages_with_one_id_the_first_is_stored() {
     let connection = file();
     let mut store = Store::new(&connection);
     at(&mut store, 1);
@@ -234,7 +235,7 @@ fn of_two_messages_of_one_id_the_first_is_stored() {
 }
 
 #[test]
-fn a_clock_that_goes_back_strands_nothing() {
+fn a_clock_that_is_set_back_strands_nothing() {
     let connection = file();
     let mut store = Store::new(&connection);
     at(&mut store, 100);
@@ -254,35 +255,35 @@ fn a_clock_that_goes_back_strands_nothing() {
 }
 
 #[test]
-fn a_store_that_forgets_everything_goes_on_as_before() {
+fn a_store_without_its_cache_behaves_the_same() {
     let connection = file();
     let store = RefCell::new(Store::new(&connection));
-    let forget = || {
+    let evict = || {
         let mut store = store.borrow_mut();
         store.flush().unwrap();
         store.clear();
         store.begin(Timestamp::from_secs(50)).unwrap();
     };
-    forget();
+    evict();
     send(&mut store.borrow_mut(), "a");
-    forget();
+    evict();
     let mut delayed = Outgoing::new("later");
     delayed.delay = Duration::from_secs(5);
     try_send(&mut store.borrow_mut(), &delayed).unwrap();
-    forget();
+    evict();
     let held = store.borrow_mut().receive(&queue(), 9, LEASE).unwrap();
-    forget();
+    evict();
     let counts = store.borrow_mut().counts(&queue()).unwrap();
     assert_eq!((counts.ready, counts.in_flight, counts.delayed), (0, 1, 1));
     let settled = store.borrow_mut().settle(&queue(), &held[0].receipt, SettleAction::Acknowledge);
     settled.unwrap().unwrap();
-    forget();
+    evict();
     at(&mut store.borrow_mut(), 55);
     assert_eq!(bodies(&store.borrow_mut().receive(&queue(), 9, LEASE).unwrap()), ["later"]);
 }
 
 #[test]
-fn a_cursor_survives_its_text() {
+fn a_cursor_is_parsed_as_it_was_formatted() {
     for from in [PeekFrom::Place(7), PeekFrom::Timer(-3, 9), PeekFrom::Salvage(5)] {
         assert_eq!(PeekFrom::of_cursor(&from.to_cursor()), Some(from));
     }

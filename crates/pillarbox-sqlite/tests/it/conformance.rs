@@ -1,4 +1,4 @@
-//! The contract, on a file in real time, with restarts.
+//! The contract, in a file with restarts, and in memory; in real time.
 
 use pillarbox_core::Mailboxes;
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions};

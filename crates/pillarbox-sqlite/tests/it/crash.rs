@@ -1,6 +1,6 @@
 //! Processes on one file, killed at any moment; and writes that fail.
 //!
-//! `make crash-sqlite` runs the long version: `PILLARBOX_KILLS` says how many kills.
+//! `make crash-sqlite` runs the long version: `PILLARBOX_KILLS` is the number of kills.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,11 +14,11 @@ use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, setting, told};
 use rand::RngExt;
 
-use crate::common::{SmallDisk, open, queue};
+use crate::common::{SmallDisk, assert_intact, directory, open, queue};
 
 const QUEUE: &str = "campaign";
 
-/// What a child of the campaigns does. Not a test by itself.
+/// The workload of a child of the campaigns. Not a test by itself.
 #[test]
 #[ignore = "runs in a process of its own, started by the campaigns"]
 fn client() {
@@ -37,7 +37,7 @@ fn client_of(file: &Path, seed: usize) -> Child {
     Child::start("crash::client", file, &format!("{seed} 600 0"))
 }
 
-/// Lets a child work for a while, or kills it before it has begun.
+/// Waits until a random moment, which may be before the child has begun.
 fn until_a_random_moment(child: &Child) {
     let mut random = rand::rng();
     if random.random_bool(0.85) {
@@ -46,7 +46,7 @@ fn until_a_random_moment(child: &Child) {
     std::thread::sleep(Duration::from_micros(random.random_range(0..250_000)));
 }
 
-/// The file is sound, and what is in it is what the record says.
+/// Fails unless the database is intact and its content matches the record.
 #[track_caller]
 fn check(file: &Path, record: &Record, kills: usize) -> String {
     let problems = verify(file).expect("the file can be read");
@@ -58,16 +58,17 @@ fn check(file: &Path, record: &Record, kills: usize) -> String {
         backend.close().await;
         let summary = checked.unwrap_or_else(|wrong| panic!("after {kills} kills: {wrong}"));
         assert!(summary.sent > 0 && summary.acknowledged > 0, "{summary:?}");
-        let cut = record.sends_cut_short();
-        format!("{kills} kills, {cut} sends cut short, nothing lost, nothing back: {summary:?}")
+        let interrupted = record.sends_cut_short();
+        format!(
+            "{kills} kills, {interrupted} sends interrupted, nothing lost or resurrected: {summary:?}"
+        )
     })
 }
 
 /// One process after the other, each killed.
 #[test]
 fn nothing_is_lost_or_resurrected_when_a_process_is_killed() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("crash.db");
+    let (_directory, file) = directory();
     let kills = setting("PILLARBOX_KILLS", 15);
     let mut record = Record::new();
     let mut summary = String::new();
@@ -84,11 +85,10 @@ fn nothing_is_lost_or_resurrected_when_a_process_is_killed() {
     println!("one process: {summary}");
 }
 
-/// Two processes at a time, one of which is killed and started again.
+/// Two processes at a time, one of which is killed and restarted.
 #[test]
 fn a_process_that_is_killed_does_not_disturb_another() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("crash.db");
+    let (_directory, file) = directory();
     let kills = setting("PILLARBOX_KILLS", 10);
     let mut record = Record::new();
     let survivor = client_of(&file, 0);
@@ -98,15 +98,15 @@ fn a_process_that_is_killed_does_not_disturb_another() {
         until_a_random_moment(&child);
         record.add(&child.kill());
         assert_eq!(verify(&file).expect("the file can be read"), [""; 0], "after {kill} kills");
-        // It goes on, and does not wait for one that is dead.
+        // It continues, and does not wait for the dead one.
         survivor.wait_for("s", survivor.said("s"));
     }
     record.add(&survivor.kill());
     println!("two processes: {}", check(&file, &record, kills + 1));
 }
 
-/// Runs a child until writes fail and on for a while, takes the reason away, and sees it go on.
-fn outlives(file: &Path, start: impl FnOnce() -> Child, advice: &str, repair: impl FnOnce(&Child)) {
+/// Runs a child until its writes fail, removes the reason, and checks that it continues.
+fn survives(file: &Path, start: impl FnOnce() -> Child, advice: &str, repair: impl FnOnce(&Child)) {
     let mut record = Record::new();
     let child = start();
     child.wait_for("f", 50);
@@ -117,7 +117,7 @@ fn outlives(file: &Path, start: impl FnOnce() -> Child, advice: &str, repair: im
     record.add(&child.kill());
     let failures = record.failures();
     assert!(failures.iter().all(|failure| failure.contains(advice)), "{:?}", failures.first());
-    assert_eq!(verify(file).expect("the file can be read"), [""; 0]);
+    assert_intact(file);
     on_threads(async {
         let backend = open(file).await;
         let checked = record.check(&queue(&backend, QUEUE)).await;
@@ -127,36 +127,32 @@ fn outlives(file: &Path, start: impl FnOnce() -> Child, advice: &str, repair: im
     });
 }
 
-/// The operating system refuses to make files longer, and then allows it again.
+/// The operating system limits the size of files, and then lifts the limit.
 #[test]
 fn writes_that_fail_lose_nothing_and_work_again() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("limited.db");
+    let (_directory, file) = directory();
     let mut limited = Command::new("sh");
-    // Of 512 bytes each; and the signal that comes with the error must not end the process.
+    // The unit is 512 bytes. The signal that comes with the error must not end the process.
     limited.args(["-c", "trap '' XFSZ; ulimit -S -f 8000; exec \"$0\" \"$@\""]);
     limited.arg(std::env::current_exe().expect("this test"));
     let start = || Child::start_by(limited, "crash::client", &file, "1 20000 1");
-    outlives(&file, start, "could not read or write", |child| {
+    survives(&file, start, "could not read or write", |child| {
         let pid = child.id().to_string();
         let lifted = Command::new("prlimit").args(["--pid", &pid, "--fsize=unlimited"]).status();
         assert!(lifted.expect("prlimit runs").success());
     });
 }
 
-/// The disk is full, and then there is room again.
+/// The disk is full, and then has space again.
 #[test]
 fn a_full_disk_loses_nothing_and_works_again() {
     let directory = tempfile::tempdir().expect("a directory");
-    let Some(disk) = SmallDisk::mount(directory.path()) else {
-        println!("left out: this user may not mount a file system");
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(directory.path()) else { return };
     let filler = disk.0.join("filler");
-    std::fs::write(&filler, vec![0; 8 << 20]).expect("room for it");
+    std::fs::write(&filler, vec![0; 8 << 20]).expect("written");
     let file = disk.0.join("full.db");
     let start = || Child::start("crash::client", &file, "1 20000 1");
-    outlives(&file, start, "the disk is full", |_| {
+    survives(&file, start, "the disk is full", |_| {
         std::fs::remove_file(&filler).expect("removed");
     });
 }
@@ -169,7 +165,7 @@ fn shop() {
     on_threads(async move {
         let backend = open(&file).await;
         let invoices: Mailbox<u64> = backend.mailbox("invoices").expect("a mailbox");
-        let mut shop = Connection::open(&file).expect("a connection of our own");
+        let mut shop = Connection::open(&file).expect("a connection");
         let tables = "CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, paid INTEGER)";
         shop.execute_batch(tables).expect("tables");
         loop {
@@ -197,9 +193,8 @@ fn shop() {
 
 /// An order and its message, a payment and its acknowledgement: both, or neither.
 #[test]
-fn a_transaction_of_the_caller_is_whole_when_its_process_is_killed() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("shop.db");
+fn a_transaction_of_the_caller_is_atomic_when_its_process_is_killed() {
+    let (_directory, file) = directory();
     let kills = setting("PILLARBOX_KILLS", 15);
     for kill in 1..=kills {
         let child = Child::start("crash::shop", &file, "");
@@ -207,7 +202,7 @@ fn a_transaction_of_the_caller_is_whole_when_its_process_is_killed() {
         std::thread::sleep(Duration::from_micros(rand::rng().random_range(0..100_000)));
         let answered = child.kill().len() as u64;
 
-        assert_eq!(verify(&file).expect("the file can be read"), [""; 0]);
+        assert_intact(&file);
         let shop = Connection::open(&file).expect("a connection");
         let count =
             |sql: &str| shop.query_row(sql, [], |row| row.get::<_, u64>(0)).expect("a count");
@@ -218,9 +213,9 @@ fn a_transaction_of_the_caller_is_whole_when_its_process_is_killed() {
         let waiting = count("SELECT count(*) FROM pillarbox WHERE queue = 'invoices'");
         assert_eq!(orders, paid + waiting, "after {kill} kills: an order without its message");
         assert_eq!(count("SELECT count(*) FROM orders WHERE paid > 1"), 0, "paid twice");
-        assert!(orders >= answered, "{answered} answered, {orders} there");
+        assert!(orders >= answered, "{answered} confirmed, {orders} in the file");
         if kill == kills {
-            println!("transactions: {kills} kills, {orders} orders, {paid} paid, all whole");
+            println!("transactions: {kills} kills, {orders} orders, {paid} paid, all complete");
         }
     }
 }

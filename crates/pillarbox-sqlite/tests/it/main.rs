@@ -4,6 +4,7 @@ mod common;
 mod conformance;
 mod crash;
 mod faults;
+mod lost_files;
 mod processes;
 mod property;
 mod soak;

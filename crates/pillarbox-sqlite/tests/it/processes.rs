@@ -2,14 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use pillarbox_core::{Mailboxes, Outgoing, Receipt, Receive, Settle};
+use pillarbox_core::{Outgoing, Receipt, Receive, Settle};
 use pillarbox_sqlite::rusqlite::Connection;
-use pillarbox_sqlite::{SqliteBackend, SqliteOptions, Synchronous, verify};
 use pillarbox_testing::process::{Child, told};
 
-use crate::common::{open, queue};
+use crate::common::{assert_intact, database, directory, open, open_again, queue, send};
 
-/// Waits for messages and tells each. Not a test by itself.
+/// Waits for messages and prints each. Not a test by itself.
 #[test]
 #[ignore = "runs in a process of its own"]
 fn receiver() {
@@ -31,21 +30,18 @@ fn receiver() {
 
 #[tokio::test]
 async fn a_waiter_in_another_process_is_woken_and_its_receipt_settles_here() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("jobs.db");
-    let backend = open(&file).await;
-    let jobs = queue(&backend, "jobs");
+    let (_directory, file, _backend, jobs) = database().await;
     let child = Child::start("processes::receiver", &file, "20");
     child.wait_for("waiting", 0);
     let mut waits = Vec::new();
     for n in 0..20 {
         let sent = Instant::now();
-        jobs.send(vec![Outgoing::new(format!("m{n}"))]).await.unwrap().remove(0).unwrap();
+        send(&jobs, format!("m{n}")).await;
         child.wait_for("got", n);
         waits.push(sent.elapsed());
     }
     waits.sort();
-    println!("from the send to the word of the other process: {:?} in the middle", waits[10]);
+    println!("from the send to the receipt in the other process: median {:?}", waits[10]);
     let said = child.finish();
     let receipts = said.iter().filter_map(|line| line.strip_prefix("got ")?.split(' ').nth(1));
     let settles: Vec<_> = receipts
@@ -59,11 +55,8 @@ async fn a_waiter_in_another_process_is_woken_and_its_receipt_settles_here() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_writes_in_the_same_process_is_seen() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("jobs.db");
-    let backend = open(&file).await;
-    let jobs = queue(&backend, "jobs");
+async fn a_message_of_another_connection_in_this_process_wakes_a_waiter() {
+    let (_directory, file, _backend, jobs) = database().await;
     let waiter = tokio::spawn({
         let jobs = jobs.clone();
         async move { jobs.receive(Receive::one().wait(Duration::from_secs(60))).await }
@@ -75,27 +68,26 @@ async fn what_somebody_else_writes_in_the_same_process_is_seen() {
     let sent = pillarbox_sqlite::transaction::send_all(&both, &name, &[Outgoing::new("x")]);
     sent.unwrap().remove(0).unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(!waiter.is_finished(), "what is not committed is not there");
+    assert!(!waiter.is_finished(), "the message is not committed");
     both.commit().unwrap();
     assert_eq!(waiter.await.unwrap().unwrap().len(), 1);
-    assert_eq!(verify(&file).unwrap(), [""; 0]);
+    assert_intact(&file);
 }
 
 #[tokio::test]
 async fn the_same_file_opened_twice_shares_a_thread_until_the_last_is_closed() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("jobs.db");
+    let (directory, file) = directory();
     let (one, other) = (open(&file).await, open(&file).await);
     let (here, there) = (queue(&one, "jobs"), queue(&other, "jobs"));
-    here.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    send(&here, "x").await;
     one.close().await;
     one.close().await;
     assert!(here.counts().await.is_err());
     assert_eq!(there.counts().await.unwrap().ready, 1);
     other.close().await;
-    // All is closed: SQLite has moved its log into the file and removed it.
+    // All is closed: SQLite has checkpointed and removed the log.
     assert!(!directory.path().join("jobs.db-wal").exists());
-    // A queue keeps the file open after its backend is gone.
+    // A queue keeps the file open after its backend is dropped.
     let jobs = queue(&open(&file).await, "jobs");
     assert_eq!(jobs.counts().await.unwrap().ready, 1);
     drop(jobs);
@@ -103,49 +95,45 @@ async fn the_same_file_opened_twice_shares_a_thread_until_the_last_is_closed() {
 }
 
 #[tokio::test]
-async fn a_queue_that_nobody_has_open_and_that_holds_nothing_is_forgotten() {
+async fn an_empty_queue_without_handles_is_deleted() {
     let directory = tempfile::tempdir().expect("a directory");
     let backend = open(directory.path().join("jobs.db")).await;
     for n in 0..50 {
         let reply = queue(&backend, &format!("reply-{n}"));
-        reply.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+        send(&reply, "x").await;
         let delivery = reply.receive(Receive::one()).await.unwrap().remove(0);
         reply.settle(vec![Settle::acknowledge(delivery.receipt)]).await.unwrap().remove(0).unwrap();
     }
     let kept = queue(&backend, "kept");
-    kept.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    send(&kept, "x").await;
     let names: Vec<_> = backend.queues().await.unwrap().iter().map(ToString::to_string).collect();
     assert_eq!(names, ["kept"]);
 }
 
 #[tokio::test]
-async fn a_queue_that_was_only_looked_at_is_not_forgotten() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("jobs.db");
+async fn a_queue_that_was_only_read_is_not_deleted() {
+    let (_directory, file) = directory();
     let worker = open(&file).await;
     let jobs = queue(&worker, "jobs");
-    jobs.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
+    send(&jobs, "x").await;
     let delivery = jobs.receive(Receive::one()).await.unwrap().remove(0);
     jobs.settle(vec![Settle::acknowledge(delivery.receipt)]).await.unwrap().remove(0).unwrap();
 
-    // As another process would: with a connection of its own.
-    let options = SqliteOptions::new(&file).synchronous(Synchronous::Normal);
-    let monitor = Mailboxes::new(SqliteBackend::open(options).await.unwrap());
+    let monitor = open_again(&file).await.unwrap();
     for _ in 0..3 {
-        let looked = queue(&monitor, "jobs");
-        assert_eq!(looked.counts().await.unwrap().sent, Some(1));
-        assert_eq!(looked.peek(1, None).await.unwrap().messages, []);
-        drop(looked);
+        let read_only = queue(&monitor, "jobs");
+        assert_eq!(read_only.counts().await.unwrap().sent, Some(1));
+        assert_eq!(read_only.peek(1, None).await.unwrap().messages, []);
+        drop(read_only);
         assert_eq!(monitor.queues().await.unwrap().len(), 1);
     }
 }
 
-/// Closes at the moment when a waiter is being served: it has the message, or the message is there
-/// for others. A lease that nobody holds would keep it away from everybody.
+/// Closes while a waiter is being served: either it has the message, or the message is ready. A lease that no caller
+/// knows of would hide it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_strands_nothing_that_was_on_its_way() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("jobs.db");
+async fn closing_strands_no_delivery_on_its_way() {
+    let (_directory, file) = directory();
     let long = Receive::one().visibility(Duration::from_secs(600)).wait(Duration::from_secs(600));
     for round in 0..30u64 {
         let backend = open(&file).await;
@@ -154,7 +142,7 @@ async fn closing_strands_nothing_that_was_on_its_way() {
             let jobs = jobs.clone();
             async move { jobs.receive(long).await }
         });
-        // Others keep the writer and the disk busy.
+        // Other queues keep the writer and the disk busy.
         let busy: Vec<_> = (0..8)
             .map(|n| {
                 let other = queue(&backend, &format!("other-{n}"));
@@ -175,32 +163,25 @@ async fn closing_strands_nothing_that_was_on_its_way() {
         let backend = open(&file).await;
         let jobs = queue(&backend, "jobs");
         let counts = jobs.counts().await.unwrap();
-        assert_eq!(counts.in_flight, held, "round {round}: a lease that nobody holds");
+        assert_eq!(counts.in_flight, held, "round {round}: a lease that no caller has");
         assert!(!sent || counts.total() == 1, "round {round}: {counts:?}");
         jobs.purge().await.unwrap();
         backend.close().await;
     }
 }
 
-/// As if another process had been stopped in the midst of writing.
+/// As if another process had been stopped while it wrote.
 #[tokio::test]
-async fn a_turn_that_does_not_come_keeps_nobody_from_closing() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("jobs.db");
-    let backend = open(&file).await;
-    let jobs = queue(&backend, "jobs");
+async fn closing_does_not_wait_for_the_write_lock_of_another_process() {
+    let (directory, file, backend, jobs) = database().await;
     let lock = std::fs::File::options()
         .write(true)
         .open(directory.path().join("jobs.db-lock"))
-        .expect("the file beside it");
+        .expect("the lock file");
     lock.lock().expect("locked");
     let send = tokio::spawn(async move { jobs.send(vec![Outgoing::new("x")]).await });
-    let opening = tokio::time::timeout(Duration::from_millis(300), {
-        let options = pillarbox_sqlite::SqliteOptions::new(&file);
-        let options = options.synchronous(pillarbox_sqlite::Synchronous::Normal);
-        pillarbox_sqlite::SqliteBackend::open(options)
-    });
-    assert!(opening.await.is_err(), "it waits for its turn too");
+    let opening = tokio::time::timeout(Duration::from_millis(300), open_again(&file));
+    assert!(opening.await.is_err(), "opening waits for the lock too");
     assert!(!send.is_finished());
     tokio::time::timeout(Duration::from_secs(20), backend.close()).await.expect("it closes");
     assert!(send.await.unwrap().is_err());

@@ -6,7 +6,7 @@ use pillarbox_core::{Mailboxes, ManualClock};
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions};
 use pillarbox_testing::{Subject, property};
 
-/// On a clock that the test moves: both must agree to the nanosecond.
+/// On a manual clock: both must agree to the nanosecond.
 #[test]
 fn a_file_agrees_with_the_ledger() {
     property::check(250, 60, || async {

@@ -1,6 +1,6 @@
-//! What is on the disk under steady load: space is used again, and the log stays short.
+//! Files under steady load: space is reused, and the log stays short.
 //!
-//! `make soak-sqlite` runs the long version: `PILLARBOX_SOAK_MESSAGES` says how many messages.
+//! `make soak-sqlite` runs the long version: `PILLARBOX_SOAK_MESSAGES` is the number of messages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,13 @@ use std::time::Duration;
 
 use pillarbox_core::{Outgoing, Queue, Receive, Settle};
 use pillarbox_sqlite::rusqlite::{Connection, OpenFlags};
-use pillarbox_sqlite::verify;
 use pillarbox_testing::process::setting;
 use tokio::task::JoinSet;
 
-use crate::common::{open, queue};
+use crate::common::{assert_intact, directory, open, queue};
 
 const BODY: usize = 2000;
-/// What the log may come to: the limit from which on writing stops for a moment, and what is
-/// written until the next look.
+/// Largest size of the log: the limit from which on writing pauses, and what is written until the limit is checked.
 const LOG_LIMIT: u64 = 96 << 20;
 
 fn size(file: &Path, suffix: &str) -> u64 {
@@ -27,7 +25,7 @@ fn size(file: &Path, suffix: &str) -> u64 {
     fs::metadata(PathBuf::from(name)).map_or(0, |file| file.len())
 }
 
-/// Reads the whole file at leisure, again and again, with hardly a moment in between.
+/// Reads the whole file slowly, again and again, with hardly a pause in between.
 fn read_slowly(file: &Path, stop: &AtomicBool) -> usize {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
     let reader = Connection::open_with_flags(file, flags).expect("a reader");
@@ -58,9 +56,8 @@ async fn cycle(queue: Arc<dyn Queue>, left: Arc<AtomicUsize>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn space_is_used_again_and_the_log_stays_short_though_somebody_reads_slowly() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("soak.db");
+async fn space_is_reused_and_the_log_stays_short_despite_a_slow_reader() {
+    let (_directory, file) = directory();
     let backend = open(&file).await;
     let messages = setting("PILLARBOX_SOAK_MESSAGES", 250_000);
     let stop = Arc::new(AtomicBool::new(false));
@@ -87,8 +84,8 @@ async fn space_is_used_again_and_the_log_stays_short_though_somebody_reads_slowl
     let reads = reader.join().expect("the reader");
     let written = (messages * BODY) as u64;
     println!(
-        "{messages} messages, {} MB of bodies, {reads} slow reads: the file came to {} MB, its log \
-         to {} MB",
+        "{messages} messages, {} MB of bodies, {reads} slow reads: the file grew to {} MB, its log to \
+         {} MB",
         written >> 20,
         highest_file >> 20,
         highest_log >> 20
@@ -100,5 +97,5 @@ async fn space_is_used_again_and_the_log_stays_short_though_somebody_reads_slowl
     assert!(reads >= 5, "{reads} reads");
     assert_eq!(queue(&backend, "soak").counts().await.expect("counts").total(), 0);
     backend.close().await;
-    assert_eq!(verify(&file).expect("verified"), [""; 0]);
+    assert_intact(&file);
 }

@@ -1,47 +1,67 @@
-//! Sending and settling inside a transaction of the caller's.
+//! Sends and settles inside a transaction of the caller.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pillarbox_core::{
     Capabilities, Error, Leased, Mailbox, Mailboxes, MemoryBackend, Message, Outgoing, QueueName,
     Receipt, Receive, SendOptions, Settle,
 };
-use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
-use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction, verify};
+use pillarbox_sqlite::rusqlite::{Connection, Transaction, TransactionBehavior};
+use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tempfile::TempDir;
 
-use crate::common::open;
+use crate::common::{assert_intact, assert_says, directory, open};
+
+/// Creates a database. Returns a mailbox in it and a connection of the program.
+async fn shop<T>() -> (TempDir, PathBuf, Mailbox<T>, Connection)
+where
+    T: Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    let (directory, file) = directory();
+    let jobs = open(&file).await.mailbox("jobs").expect("a mailbox");
+    let shop = Connection::open(&file).expect("a connection");
+    (directory, file, jobs, shop)
+}
+
+fn begin(shop: &mut Connection) -> Transaction<'_> {
+    shop.transaction_with_behavior(TransactionBehavior::Immediate).expect("a transaction")
+}
+
+async fn receive<T: 'static>(jobs: &Mailbox<T>) -> Message<T> {
+    let received = jobs.receive(Receive::one()).await.expect("received");
+    received.into_iter().next().expect("a message")
+}
 
 #[tokio::test]
 async fn a_transaction_that_is_rolled_back_has_sent_and_settled_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("shop.db");
-    let backend = open(&file).await;
-    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+    let (_directory, file, jobs, mut shop) = shop::<u32>().await;
     jobs.send(&1).await.unwrap();
-    let message = jobs.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
-    let mut shop = Connection::open(&file).unwrap();
+    let message = receive(&jobs).await;
 
-    let both = shop.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    let both = begin(&mut shop);
     transaction::send(&both, &jobs, &2, SendOptions::new()).unwrap();
     transaction::acknowledge(&both, &message).unwrap();
     both.rollback().unwrap();
     let counts = jobs.counts().await.unwrap();
     assert_eq!((counts.ready, counts.in_flight, counts.sent), (0, 1, Some(1)));
 
-    // The message is still to be settled, by either way.
-    let both = shop.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    // The message can still be settled, with or without a transaction.
+    let both = begin(&mut shop);
     transaction::acknowledge(&both, &message).unwrap();
     both.commit().unwrap();
     let late = message.acknowledge().await;
     assert!(matches!(late, Err(Error::ReceiptHandleExpired { .. })), "{late:?}");
     assert_eq!(jobs.approximate_count().await.unwrap(), 0);
-    assert_eq!(verify(&file).unwrap(), [""; 0]);
+    assert_intact(&file);
 }
 
-/// A delivery that whoever holds it has taken back.
-struct TakenBack<'a>(&'a Message<u32>);
+/// A delivery that its worker has withdrawn.
+struct Withdrawn<'a>(&'a Message<u32>);
 
-impl Leased for TakenBack<'_> {
+impl Leased for Withdrawn<'_> {
     fn queue_name(&self) -> &QueueName {
         self.0.queue_name()
     }
@@ -60,48 +80,40 @@ impl Leased for TakenBack<'_> {
 }
 
 #[tokio::test]
-async fn a_delivery_that_was_taken_back_is_no_part_of_the_transaction() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("shop.db");
-    let backend = open(&file).await;
-    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
+async fn a_withdrawn_delivery_does_not_join_the_transaction() {
+    let (_directory, file, jobs, mut shop) = shop::<u32>().await;
     jobs.send(&1).await.unwrap();
-    let message = jobs.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
-    let mut shop = Connection::open(&file).unwrap();
+    let message = receive(&jobs).await;
 
-    let both = shop.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    let both = begin(&mut shop);
     transaction::send(&both, &jobs, &2, SendOptions::new()).unwrap();
-    let late = transaction::acknowledge(&both, &TakenBack(&message));
+    let late = transaction::acknowledge(&both, &Withdrawn(&message));
     assert!(matches!(late, Err(Error::ReceiptHandleExpired { .. })), "{late:?}");
     both.commit().unwrap();
     let counts = jobs.counts().await.unwrap();
     assert_eq!(
         (counts.ready, counts.in_flight),
         (1, 1),
-        "the rest is committed, and it is not acknowledged"
+        "the rest is committed, without the acknowledgement"
     );
     message.acknowledge().await.unwrap();
-    assert_eq!(verify(&file).unwrap(), [""; 0]);
+    assert_intact(&file);
 }
 
 #[tokio::test]
 async fn every_option_and_action_works_inside_a_transaction() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("shop.db");
-    let backend = open(&file).await;
-    let jobs: Mailbox<String> = backend.mailbox("jobs").unwrap();
-    let mut shop = Connection::open(&file).unwrap();
+    let (_directory, _file, jobs, mut shop) = shop::<String>().await;
 
     let both = shop.transaction().unwrap();
     let options = SendOptions::new().attribute("tenant", "acme").reply_to("client-7");
     let id = transaction::send(&both, &jobs, &"now".to_owned(), options.clone()).unwrap();
-    // Sent again, it is there once.
+    // The second send is a duplicate.
     transaction::send(&both, &jobs, &"now".to_owned(), options.id(id)).unwrap();
     let later = SendOptions::new().delay(Duration::from_secs(600));
     transaction::send(&both, &jobs, &"later".to_owned(), later).unwrap();
     both.commit().unwrap();
 
-    let message = jobs.receive(Receive::up_to(9)).await.unwrap().into_iter().next().unwrap();
+    let message = receive(&jobs).await;
     assert_eq!((message.id(), message.body().as_str()), (id, "now"));
     assert_eq!(message.attributes().get("tenant"), Some("acme"));
     assert_eq!(message.reply_to(), Some("client-7"));
@@ -128,8 +140,7 @@ async fn every_option_and_action_works_inside_a_transaction() {
 
 #[tokio::test]
 async fn a_mailbox_that_is_not_in_the_file_is_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("shop.db");
+    let (_directory, file) = directory();
     let backend = open(&file).await;
     assert!(backend.capabilities().transactions);
     let mut shop = Connection::open(&file).unwrap();
@@ -142,29 +153,28 @@ async fn a_mailbox_that_is_not_in_the_file_is_refused() {
         assert!(!backend.capabilities().transactions);
         let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
         let error = transaction::send(&both, &jobs, &1, SendOptions::new()).unwrap_err();
-        assert!(error.to_string().contains("one of the sqlite backend in a file"), "{error}");
+        assert_says(&error.to_string(), &["one of the sqlite backend in a file"]);
         jobs.send(&1).await.unwrap();
         for message in jobs.receive(Receive::one()).await.unwrap() {
             let error = transaction::acknowledge(&both, &message).unwrap_err();
-            assert!(error.to_string().contains("one of the sqlite backend in a file"), "{error}");
+            assert_says(&error.to_string(), &["one of the sqlite backend in a file"]);
         }
     }
 }
 
 #[tokio::test]
-async fn a_file_without_queues_says_so() {
+async fn a_transaction_on_a_file_without_queues_fails() {
     let mut shop = Connection::open_in_memory().unwrap();
     let both = shop.transaction().unwrap();
     let name = "jobs".parse().unwrap();
     let error = transaction::send_all(&both, &name, &[Outgoing::new("x")]).unwrap_err();
-    assert!(error.to_string().contains("a file without queues"), "{error}");
+    assert_says(&error.to_string(), &["a file without queues"]);
 }
 
-/// A file as the first version made it, with a message.
+/// A database of version 1, with a message.
 #[tokio::test]
-async fn a_file_of_an_older_version_says_so_until_a_backend_has_opened_it() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("shop.db");
+async fn a_transaction_on_an_older_schema_fails_until_a_backend_has_migrated_it() {
+    let (_directory, file) = directory();
     let mut shop = Connection::open(&file).unwrap();
     shop.execute_batch(include_str!("../../src/schema.sql")).unwrap();
     let rows = "INSERT INTO pillarbox_queue VALUES (1, 'jobs', 2, 0, 1, 1, 0, 0, 0);
@@ -178,7 +188,7 @@ async fn a_file_of_an_older_version_says_so_until_a_backend_has_opened_it() {
         Ok::<_, Error>(())
     };
     let error = send(&mut shop).unwrap_err().to_string();
-    assert!(error.contains("version 1") && error.contains("open it once"), "{error}");
+    assert_says(&error, &["version 1", "open it once"]);
 
     let backend = open(&file).await;
     let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
@@ -187,30 +197,23 @@ async fn a_file_of_an_older_version_says_so_until_a_backend_has_opened_it() {
     let counts = jobs.counts().await.unwrap();
     assert_eq!((counts.ready, counts.sent), (2, Some(2)));
     assert_eq!(jobs.receive(Receive::up_to(9)).await.unwrap().len(), 2);
-    assert_eq!(verify(&file).unwrap(), [""; 0]);
+    assert_intact(&file);
 }
 
 #[tokio::test]
-async fn a_transaction_that_read_too_early_says_how_to_begin() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("shop.db");
-    let backend = open(&file).await;
-    let jobs: Mailbox<u32> = backend.mailbox("jobs").unwrap();
-    let mut shop = Connection::open(&file).unwrap();
+async fn a_transaction_that_cannot_upgrade_its_lock_says_how_to_begin() {
+    let (_directory, _file, jobs, mut shop) = shop::<u32>().await;
     let both = shop.transaction().unwrap();
     both.query_row("SELECT count(*) FROM pillarbox", [], |row| row.get::<_, i64>(0)).unwrap();
     jobs.send(&1).await.unwrap();
     let error = transaction::send(&both, &jobs, &2, SendOptions::new()).unwrap_err();
-    assert!(error.to_string().contains("TransactionBehavior::Immediate"), "{error}");
+    assert_says(&error.to_string(), &["TransactionBehavior::Immediate"]);
 }
 
-/// What people see of a file with a message in every state.
+/// A message in every state.
 #[tokio::test]
 async fn the_views_show_each_message_with_its_state() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("jobs.db");
-    let backend = open(&file).await;
-    let jobs: Mailbox<String> = backend.mailbox("jobs").unwrap();
+    let (_directory, _file, jobs, people) = shop::<String>().await;
     let id = jobs.send(&"held".to_owned()).await.unwrap();
     let _held = jobs.receive(Receive::one()).await.unwrap();
     jobs.send(&"again".to_owned()).await.unwrap();
@@ -221,13 +224,12 @@ async fn the_views_show_each_message_with_its_state() {
     let later = SendOptions::new().delay(Duration::from_secs(600)).attribute("a", "b");
     jobs.send_with(&"later".to_owned(), later).await.unwrap();
 
-    let people = Connection::open(&file).unwrap();
     let sql =
         "SELECT body, state, delivery_count, until IS NOT NULL, queue, bytes, attributes, reply_to
         FROM pillarbox ORDER BY enqueued_at, id";
     let mut statement = people.prepare(sql).unwrap();
     let rows = statement.query_map([], |row| {
-        let text = |place| row.get::<_, Option<String>>(place);
+        let text = |column| row.get::<_, Option<String>>(column);
         let (body, state, queue) = (text(0)?.unwrap(), text(1)?.unwrap(), text(4)?.unwrap());
         let (count, until): (u32, bool) = (row.get(2)?, row.get(3)?);
         let bytes: u32 = row.get(5)?;
@@ -251,8 +253,8 @@ async fn the_views_show_each_message_with_its_state() {
     assert_eq!(shown, id.to_string());
     let counts = "SELECT ready || ' ' || in_flight || ' ' || delayed || ' ' || total || ' ' || sent
         FROM pillarbox_queues WHERE queue = 'jobs'";
-    let look = || people.query_row(counts, [], |row| row.get::<_, String>(0)).unwrap();
-    assert_eq!(look(), "2 1 1 4 4");
+    let read = || people.query_row(counts, [], |row| row.get::<_, String>(0)).unwrap();
+    assert_eq!(read(), "2 1 1 4 4");
     jobs.purge().await.unwrap();
-    assert_eq!(look(), "0 0 0 0 4");
+    assert_eq!(read(), "0 0 0 0 4");
 }

@@ -1,4 +1,4 @@
-//! Receives that are dropped: a request that is on its way cannot be called back, and strands nothing.
+//! Receives that are dropped: their requests cannot be cancelled, and strand nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,29 +7,29 @@ use pillarbox_core::{Error, Mailboxes, Queue, Receive};
 use pillarbox_testing::block_on;
 use tokio::task::JoinHandle;
 
-use crate::common::canned::{Answer, Canned};
+use crate::common::fake_server::{FakeServer, Response};
 use crate::common::{only, open_url, queue};
 
 const POLL: Receive = Receive::up_to(10).wait(Duration::from_secs(20));
 
-fn delivered() -> Answer {
+fn delivered() -> Response {
     let message = r#"{"MessageId":"m","ReceiptHandle":"the-handle","Body":"late"}"#;
-    Answer::ok(&format!(r#"{{"Messages":[{message}]}}"#)).held()
+    Response::ok(&format!(r#"{{"Messages":[{message}]}}"#)).delayed()
 }
 
-fn changed() -> Answer {
-    Answer::ok(r#"{"Successful":[{"Id":"0"}],"Failed":[]}"#)
+fn changed() -> Response {
+    Response::ok(r#"{"Successful":[{"Id":"0"}],"Failed":[]}"#)
 }
 
-async fn open(answers: Vec<Answer>) -> (Canned, Mailboxes, Arc<dyn Queue>) {
-    let server = Canned::start(answers).await;
+async fn open(responses: Vec<Response>) -> (FakeServer, Mailboxes, Arc<dyn Queue>) {
+    let server = FakeServer::start(responses).await;
     let backend = open_url(&server.url()).await;
     let jobs = queue(&backend, "jobs");
     (server, backend, jobs)
 }
 
 /// Starts a long poll, and drops it when it has reached the server.
-async fn poll_and_drop(server: &Canned, jobs: &Arc<dyn Queue>) {
+async fn poll_and_drop(server: &FakeServer, jobs: &Arc<dyn Queue>) {
     let poll: JoinHandle<_> = tokio::spawn({
         let jobs = jobs.clone();
         async move { jobs.receive(POLL).await }
@@ -40,26 +40,26 @@ async fn poll_and_drop(server: &Canned, jobs: &Arc<dyn Queue>) {
 }
 
 #[track_caller]
-fn assert_given_back(server: &Canned) {
-    let asked = server.asked();
-    let (operation, body) = asked.last().expect("a request");
+fn assert_released(server: &FakeServer) {
+    let requests = server.requests();
+    let (operation, body) = requests.last().expect("a request");
     assert_eq!(operation, "ChangeMessageVisibilityBatch");
     assert!(body.contains("the-handle") && body.contains(r#""VisibilityTimeout":0"#), "{body}");
 }
 
 #[test]
-fn an_answer_that_comes_too_late_is_given_back() {
+fn messages_that_come_too_late_are_released() {
     block_on(async {
         let (server, _backend, jobs) = open(vec![delivered(), changed()]).await;
         poll_and_drop(&server, &jobs).await;
-        server.let_go();
+        server.release();
         server.next_request().await;
-        assert_given_back(&server);
+        assert_released(&server);
     });
 }
 
 #[test]
-fn closing_waits_until_what_came_too_late_is_given_back() {
+fn closing_waits_until_late_messages_are_released() {
     block_on(async {
         let (server, backend, jobs) = open(vec![delivered(), changed()]).await;
         poll_and_drop(&server, &jobs).await;
@@ -67,31 +67,31 @@ fn closing_waits_until_what_came_too_late_is_given_back() {
         while !jobs.is_closed() {
             tokio::task::yield_now().await;
         }
-        assert!(!closing.is_finished(), "the poll is still on its way");
-        server.let_go();
+        assert!(!closing.is_finished(), "the poll is in progress");
+        server.release();
         closing.await.expect("closed");
-        assert_given_back(&server);
+        assert_released(&server);
     });
 }
 
 #[test]
-fn a_waiter_is_told_of_the_close_at_once_and_its_answer_given_back() {
+fn closing_fails_a_waiter_at_once_and_releases_its_messages() {
     block_on(async {
         let (server, backend, jobs) = open(vec![delivered(), changed()]).await;
         let poll = tokio::spawn(async move { jobs.receive(POLL).await });
         server.next_request().await;
         let closing = tokio::spawn(async move { backend.close().await });
-        let told = poll.await.expect("it ends");
-        assert!(matches!(told, Err(Error::Closed { .. })), "{told:?}");
-        server.let_go();
+        let received = poll.await.expect("it ends");
+        assert!(matches!(received, Err(Error::Closed { .. })), "{received:?}");
+        server.release();
         closing.await.expect("closed");
-        assert_given_back(&server);
+        assert_released(&server);
     });
 }
 
-/// Or else a program that drops its receive every second has twenty of them, which take messages from each other.
+/// Otherwise a program that drops its receive every second has twenty polls, which take messages from each other.
 #[test]
-fn the_next_receive_goes_on_with_the_poll_of_one_that_was_dropped() {
+fn the_next_receive_attaches_to_the_poll_of_a_dropped_one() {
     block_on(async {
         let (server, _backend, jobs) = open(vec![delivered(), changed()]).await;
         poll_and_drop(&server, &jobs).await;
@@ -99,7 +99,7 @@ fn the_next_receive_goes_on_with_the_poll_of_one_that_was_dropped() {
             let none = tokio::time::timeout(Duration::from_millis(5), jobs.receive(POLL)).await;
             assert!(none.is_err(), "it waits");
         }
-        // One that would wait less long ends in time, and leaves it to the next.
+        // A receive with a shorter wait ends in time, and detaches from the poll.
         let short = POLL.wait(Duration::from_secs(1));
         assert!(jobs.receive(short).await.expect("received").is_empty());
         let receive = tokio::spawn({
@@ -107,19 +107,19 @@ fn the_next_receive_goes_on_with_the_poll_of_one_that_was_dropped() {
             async move { jobs.receive(POLL).await }
         });
         tokio::task::yield_now().await;
-        server.let_go();
+        server.release();
         let delivery = only(receive.await.expect("it ends").expect("received"));
         assert_eq!(&delivery.message.body[..], b"late");
-        let asked = server.asked();
-        assert_eq!(asked.len(), 1, "one poll, and nothing is given back: {asked:?}");
+        let requests = server.requests();
+        assert_eq!(requests.len(), 1, "one poll, and no release: {requests:?}");
     });
 }
 
-/// A lease of another length, or more messages than there is room for, would not be what was asked for.
+/// The visibility and the maximum of a receive must be respected.
 #[test]
-fn a_poll_of_another_kind_is_not_gone_on_with() {
+fn a_receive_does_not_attach_to_a_poll_of_another_kind() {
     block_on(async {
-        let nothing = Answer::ok("{}");
+        let nothing = Response::ok("{}");
         let (server, _backend, jobs) = open(vec![delivered(), nothing.clone(), nothing]).await;
         poll_and_drop(&server, &jobs).await;
         for other in [
@@ -131,26 +131,29 @@ fn a_poll_of_another_kind_is_not_gone_on_with() {
             server.next_request().await;
             receive.abort();
         }
-        let asked = server.asked();
-        assert!(asked.iter().all(|(operation, _)| operation == "ReceiveMessage"), "{asked:?}");
-        assert_eq!(asked.len(), 3);
+        let requests = server.requests();
+        assert!(
+            requests.iter().all(|(operation, _)| operation == "ReceiveMessage"),
+            "{requests:?}"
+        );
+        assert_eq!(requests.len(), 3);
     });
 }
 
 #[test]
-fn a_receive_whose_runtime_is_gone_says_so_and_does_not_wait_for_ever() {
-    let of =
+fn a_receive_whose_runtime_has_shut_down_fails() {
+    let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let first = of();
+    let first = runtime();
     let jobs = first.block_on(async {
         let backend = open_url("sqs+http://127.0.0.1:1/").await;
         queue(&backend, "jobs")
     });
     drop(first);
-    of().block_on(async {
+    runtime().block_on(async {
         let receive = jobs.receive(POLL);
         let received = tokio::time::timeout(Duration::from_secs(60), receive).await;
-        let error = received.expect("it ends").expect_err("nobody asks").to_string();
-        assert!(error.contains("cut short"), "{error}");
+        let error = received.expect("it ends").expect_err("the runtime is gone").to_string();
+        assert!(error.contains("the request was cancelled"), "{error}");
     });
 }

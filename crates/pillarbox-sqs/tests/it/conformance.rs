@@ -1,10 +1,10 @@
-//! The contract, on every server that is here.
+//! The contract, on every installed server.
 
 use pillarbox_testing::server::SqsFlavour;
 
-use crate::common::{start, start_if_here, subject};
+use crate::common::{start, start_if_installed, subject};
 
-/// Which must be here: what is not tested does not pass.
+/// Required; the others are skipped if they are not installed.
 mod moto {
     use super::*;
 
@@ -16,7 +16,7 @@ mod ministack {
 
     pillarbox_testing::conformance!(
         on {
-            let Some(server) = start_if_here(SqsFlavour::Ministack) else { return };
+            let Some(server) = start_if_installed(SqsFlavour::Ministack) else { return };
             server
         },
         |server| subject(server).await
@@ -28,7 +28,7 @@ mod fauxqs {
 
     pillarbox_testing::conformance!(
         on {
-            let Some(server) = start_if_here(SqsFlavour::Fauxqs) else { return };
+            let Some(server) = start_if_installed(SqsFlavour::Fauxqs) else { return };
             server
         },
         |server| subject(server).await

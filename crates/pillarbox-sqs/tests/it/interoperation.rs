@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use crate::common::{one, only, open, queue, start_all};
 
-/// Runs the program of the other side, and gives the lines that it writes.
+/// Runs the Python program, and returns the lines that it prints.
 fn boto3(server: &SqsServer, task: &str, queue: &str) -> Vec<Value> {
-    let python = sqs_python().expect("Python with boto3 is not here; `make setup` installs it");
+    let python = sqs_python().expect("Python with boto3 is not installed; run `make setup`");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interoperation.py");
     let output = Command::new(python)
         .arg(script)
@@ -34,7 +34,7 @@ async fn boto3_sends_and_we_receive(server: &SqsServer) {
     let batch = mailbox.receive(Receive::one()).await.expect("received");
     let message = &batch.messages()[0];
     assert_eq!(message.body(), &json!({ "n": 1 }));
-    assert_eq!(Value::from(message.id().to_string()), sent["id"], "the id that SQS gave it");
+    assert_eq!(Value::from(message.id().to_string()), sent["id"], "the id of SQS");
     assert_eq!(message.reply_to(), Some("answers"));
     let attributes: Vec<_> = message.attributes().iter().collect();
     let expected = [

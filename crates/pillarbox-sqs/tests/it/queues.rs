@@ -1,4 +1,4 @@
-//! Queues: names, URLs, prefixes, making them, FIFO, redrive. On every server that is here.
+//! Names, URLs and prefixes of queues, creation, FIFO and redrive. On every installed server.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn grouped(body: &'static str, group: &str) -> Outgoing {
 }
 
 #[test]
-fn a_prefix_sets_queues_apart_and_is_not_seen() {
+fn a_prefix_separates_queues_and_is_not_part_of_their_names() {
     let server = start(SqsFlavour::Moto);
     block_on(async {
         let shop =
@@ -55,16 +55,16 @@ fn a_prefix_sets_queues_apart_and_is_not_seen() {
         let fact = |name| diagnosis.facts.iter().find(|fact| fact.name == name).expect("a fact");
         assert_eq!((&*fact("prefix").value, &*fact("queues").value), ("shop-", "1"));
 
-        // A limit is kept as well as the counts are known.
+        // A limit is as approximate as the counts.
         let few = shop.queue("few", QueueOptions::new().max_size(2)).expect("opened");
         let batch = ["a", "b", "c"].map(Outgoing::new).to_vec();
         let third = batch[2].id;
         let mut sent = few.send(batch).await.expect("answered");
-        let refused = sent.pop().expect("three answers").expect_err("there is no room");
+        let refused = sent.pop().expect("three answers").expect_err("the queue is full");
         assert!(matches!(refused, Error::MailboxFull { id: Some(id), .. } if id == third));
         assert!(sent.iter().all(Result::is_ok), "{sent:?}");
 
-        // Names that SQS cannot hold are refused before anything is asked of it.
+        // Names that are invalid on SQS are refused without a request.
         let long = "x".repeat(76);
         for bad in ["a.b", ".fifo", "a.fifo.b", &long] {
             let refused = shop.queue(bad, QueueOptions::new()).expect_err("refused");
@@ -83,7 +83,7 @@ fn a_queue_is_found_by_its_url_and_so_is_the_one_for_replies() {
         let requests: Mailbox<u32, String> = requests.open().expect("opened");
         let replies: Mailbox<String> = backend.mailbox("replies").expect("opened");
         let none = replies.receive(Receive::one()).await.expect("received");
-        assert!(none.is_empty(), "so that the queue is there");
+        assert!(none.is_empty(), "the queue is created");
 
         requests.send_with(&7, SendOptions::new().reply_to(&*url)).await.expect("sent");
         for request in requests.receive(Receive::one()).await.expect("received") {
@@ -107,15 +107,15 @@ fn a_queue_is_found_by_its_url_and_so_is_the_one_for_replies() {
 fn an_answer_to_a_queue_that_does_not_exist_has_no_reply_mailbox() {
     let server = start(SqsFlavour::Moto);
     block_on(async {
-        let makes = open(&server, "").await;
-        let client: Mailbox<u32, String> = makes.mailbox("requests").expect("opened");
+        let creates = open(&server, "").await;
+        let client: Mailbox<u32, String> = creates.mailbox("requests").expect("opened");
         let url = format!("{}/123456789012/gone", server.endpoint());
         let to_name = SendOptions::new().reply_to("gone");
         let first = client.send_with(&1, to_name).await.expect("sent");
         let to_url = SendOptions::new().reply_to(&*url);
         let second = client.send_with(&2, to_url).await.expect("sent");
 
-        // This one makes no queue.
+        // This one creates no queue.
         let backend = open_url(&server.url()).await;
         let requests = backend.builder("requests").allow_reply_to("gone").allow_reply_to(&*url);
         let requests: Mailbox<u32, String> = requests.open().expect("opened");
@@ -143,38 +143,38 @@ fn an_answer_to_a_queue_that_does_not_exist_has_no_reply_mailbox() {
 }
 
 #[test]
-fn a_queue_that_is_yet_to_be_made_has_nothing_to_receive() {
+fn a_queue_that_was_not_created_yet_has_nothing_to_receive() {
     let server = start(SqsFlavour::Moto);
     block_on(async {
-        let makes = open(&server, "").await;
-        assert_eq!(take(&*queue(&makes, "made"), 1).await, []);
-        assert_eq!(makes.queues().await.expect("listed").len(), 1, "it was made");
+        let creates = open(&server, "").await;
+        assert_eq!(take(&*queue(&creates, "made"), 1).await, []);
+        assert_eq!(creates.queues().await.expect("listed").len(), 1, "it was created");
 
-        // A tool that looks at what others have sent makes none.
+        // A tool that inspects queues of other programs creates none.
         let url = format!("{}?create=true&poll=1", server.url());
         let options = SqsOptions::from_url(&url).expect("options").only_existing(true);
-        let looks = Mailboxes::new(SqsBackend::open(options).await.expect("opened"));
-        let later = queue(&looks, "later");
+        let inspects = Mailboxes::new(SqsBackend::open(options).await.expect("opened"));
+        let later = queue(&inspects, "later");
         assert_eq!(take(&*later, 1).await, []);
-        assert_eq!(makes.queues().await.expect("listed").len(), 1, "it was not made");
-        let refused = later.counts().await.expect_err("there is none").to_string();
+        assert_eq!(creates.queues().await.expect("listed").len(), 1, "it was not created");
+        let refused = later.counts().await.expect_err("there is no queue").to_string();
         assert!(refused.contains("there is no 'later'"), "{refused}");
         assert!(!refused.contains("create=true"), "{refused}");
 
-        // One who waits gets what is sent to it meanwhile.
+        // A waiter receives a message that is sent meanwhile.
         let waiting = async {
             let request = Receive::one().wait(Duration::from_secs(20));
             later.receive(request).await.expect("received")
         };
         let sending = async {
-            one(queue(&makes, "later").send(vec![Outgoing::new("at last")]).await).expect("sent")
+            one(queue(&creates, "later").send(vec![Outgoing::new("at last")]).await).expect("sent")
         };
         let (received, _) = tokio::join!(waiting, sending);
         assert_eq!(bodies(&received), ["at last"]);
     });
 }
 
-/// Order and exclusion within a group, and none between groups.
+/// Messages of a group are ordered and delivered one at a time; groups are independent.
 async fn groups_keep_their_order(server: &SqsServer) {
     let backend = open(server, "").await;
     let jobs = queue(&backend, "orders.fifo");
@@ -186,7 +186,7 @@ async fn groups_keep_their_order(server: &SqsServer) {
     let first = only(take(&*jobs, 1).await);
     assert_eq!(first.message.body, "a1");
     assert_eq!(first.message.attributes.get(Outgoing::GROUP), Some("a"));
-    // While it is in flight, its group waits, and the others do not.
+    // While it is in flight, its group waits, but not the others.
     assert_eq!(bodies(&take(&*jobs, 10).await), ["b1"]);
     acknowledge(&*jobs, &first).await;
     let second = only(take(&*jobs, 1).await);
@@ -197,8 +197,8 @@ async fn groups_keep_their_order(server: &SqsServer) {
     assert_eq!((&again.message.body[..], again.message.delivery_count), (&b"a2"[..], 2));
 }
 
-/// By the id, or by what the sender says.
-async fn what_is_sent_twice_is_stored_once(server: &SqsServer) {
+/// By the id, or by the deduplication id of the sender.
+async fn duplicates_are_stored_once(server: &SqsServer) {
     let backend = open(server, "&fifo=true").await;
     let jobs = queue(&backend, "once");
     assert_eq!(jobs.capabilities().deduplication, Some(Duration::from_secs(300)));
@@ -231,7 +231,7 @@ fn fifo_queues_keep_the_order_of_groups_and_store_nothing_twice() {
     for server in start_all() {
         println!("on {}", server.flavour().name());
         block_on(async {
-            what_is_sent_twice_is_stored_once(&server).await;
+            duplicates_are_stored_once(&server).await;
             groups_keep_their_order(&server).await;
         });
     }
@@ -263,7 +263,7 @@ fn messages_that_were_delivered_too_often_are_moved_by_sqs_if_it_is_told_to() {
             assert!(take(&*jobs, 1).await.is_empty(), "it is not delivered a third time");
             assert_eq!(bodies(&take(&*dead, 1).await), ["poison"]);
 
-            backend.set_redrive("jobs", None).await.expect("taken back");
+            backend.set_redrive("jobs", None).await.expect("removed");
             assert_eq!(backend.redrive("jobs").await.expect("read"), None);
             let never = backend.set_redrive("jobs", Some(Redrive::new("jobs-dead", 0))).await;
             assert!(matches!(never, Err(Error::InvalidParameter { .. })), "{never:?}");

@@ -1,4 +1,4 @@
-//! What is asked of SQS, and how often: requests are what it is paid by.
+//! The number of requests to SQS, which is what AWS charges for.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,24 +11,23 @@ use pillarbox_testing::on_threads;
 use pillarbox_testing::server::{SqsFlavour, SqsServer};
 use tokio::task::JoinSet;
 
-use crate::common::{Requests, open_counted, queue, start, start_if_here};
+use crate::common::{Requests, open_counted, queue, start, start_if_installed};
 
 const LEASE: Duration = Duration::from_secs(600);
 
-/// What came of it.
+/// The result of [`drain`].
 struct Drained {
     sent: HashSet<MessageId>,
     acknowledged: Vec<MessageId>,
     requests: Requests,
-    /// For each message.
-    requests_each: f64,
+    requests_per_message: f64,
 }
 
-/// Sends messages in batches of ten, and has them received and acknowledged by so many at a time.
+/// Sends messages in batches of ten, and receives and acknowledges them in several tasks.
 async fn drain(server: &SqsServer, messages: usize, consumers: usize) -> Drained {
     let (backend, requests) = open_counted(server, SqsOptions::new().create(true));
     let jobs = queue(&backend, "jobs");
-    // So that the queue is there, and its URL known: what is counted is the traffic of messages.
+    // Creates the queue and caches its URL, which are not counted.
     assert!(jobs.receive(Receive::one()).await.expect("received").is_empty());
     let before = requests.total();
 
@@ -61,29 +60,33 @@ async fn drain(server: &SqsServer, messages: usize, consumers: usize) -> Drained
         });
     }
     tasks.join_all().await;
-    let requests_each = (requests.total() - before) as f64 / messages as f64;
-    println!("{requests_each:.3} requests a message: {:?}", requests.counts());
+    let requests_per_message = (requests.total() - before) as f64 / messages as f64;
+    println!("{requests_per_message:.3} requests per message: {:?}", requests.counts());
     assert!(jobs.receive(Receive::up_to(10)).await.expect("received").is_empty());
     let acknowledged = std::mem::take(&mut *acknowledged.lock().expect("the ids"));
-    Drained { sent, acknowledged, requests, requests_each }
+    Drained { sent, acknowledged, requests, requests_per_message }
 }
 
-/// Not on moto, which delivers a message to two who ask at the same moment, and takes minutes.
+/// Not on moto, which delivers a message to two concurrent receives, and takes minutes.
 #[test]
 fn twenty_consumers_drain_a_queue_and_none_is_lost_or_acknowledged_twice() {
-    let servers = [SqsFlavour::Ministack, SqsFlavour::Fauxqs].map(start_if_here);
+    let servers = [SqsFlavour::Ministack, SqsFlavour::Fauxqs].map(start_if_installed);
     let (mut load, mut servers) = ((2_000, 20), servers.into_iter().flatten().collect::<Vec<_>>());
     if servers.is_empty() {
         (load, servers) = ((200, 1), vec![start(SqsFlavour::Moto)]);
     }
     for server in servers {
         on_threads(async {
-            let Drained { sent, acknowledged, requests, requests_each } =
+            let Drained { sent, acknowledged, requests, requests_per_message } =
                 drain(&server, load.0, load.1).await;
             let distinct: HashSet<_> = acknowledged.iter().copied().collect();
             assert_eq!(acknowledged.len(), distinct.len(), "some were acknowledged twice");
             assert_eq!(distinct, sent, "some were lost");
-            assert!(requests_each <= 0.35, "{requests_each} a message: {:?}", requests.counts());
+            assert!(
+                requests_per_message <= 0.35,
+                "{requests_per_message} per message: {:?}",
+                requests.counts()
+            );
         });
     }
 }
@@ -98,7 +101,7 @@ fn a_message_costs_a_third_of_a_request_in_batches_of_ten() {
         assert_eq!((number("SendMessageBatch"), number("DeleteMessageBatch")), (10, 10));
         // One before and one after, which find nothing.
         assert_eq!(number("ReceiveMessage"), 10 + 2);
-        // Once, and then once more for the queue to be made.
+        // Once to find that the queue is missing, and once to create it.
         assert_eq!((number("GetQueueUrl"), number("CreateQueue")), (1, 1));
         assert_eq!(requests.total(), 34, "{:?}", requests.counts());
 

@@ -12,7 +12,7 @@ use pillarbox_testing::server::SqsFlavour;
 
 use crate::common::{open, start};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn divide(number: u32) -> Result<(), String> {
     100u32.checked_div(number).map(|_| ()).ok_or_else(|| "division by zero".to_owned())
@@ -40,7 +40,7 @@ fn dead_letters_of_our_own_policy_are_kept_and_replayed() {
     });
 }
 
-/// A FIFO queue remembers for five minutes what was sent to it: a replay must not be taken for it.
+/// A FIFO queue deduplicates for five minutes: a replay must not be taken for a duplicate.
 #[test]
 fn a_dead_letter_of_a_fifo_queue_is_replayed_at_once_and_arrives() {
     let server = start(SqsFlavour::Moto);
@@ -76,10 +76,10 @@ fn a_client_asks_and_a_main_loop_answers() {
         let running = MainLoop::new(questions.clone(), answer).start();
         let client = Client::new(&questions).expect("a client");
         for number in [1, 21] {
-            let doubled = client.call(&MainLoopRequest::new(number), PATIENCE).await;
+            let doubled = client.call(&MainLoopRequest::new(number), TIMEOUT).await;
             assert_eq!(doubled.expect("answered"), number * 2);
         }
-        let failed = client.call(&MainLoopRequest::new(u32::MAX), PATIENCE).await;
+        let failed = client.call(&MainLoopRequest::new(u32::MAX), TIMEOUT).await;
         assert!(failed.expect_err("it failed there").to_string().contains("too large"));
         client.close().await;
         running.stop().await.expect("it ends");

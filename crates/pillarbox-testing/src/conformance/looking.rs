@@ -99,7 +99,7 @@ pub async fn a_count_tells_the_time_of_the_clock_that_stamps_messages(s: &Subjec
     queue.put("before").await;
     s.pass(2).await;
     let counted_at = queue.counts().await.expect("counts").counted_at;
-    let counted_at = counted_at.expect("a count tells when it was made");
+    let counted_at = counted_at.expect("a count has its time");
     s.pass(2).await;
     queue.put("after").await;
     let mut pair = queue.take(10, LONG).await;

@@ -145,10 +145,10 @@ pub async fn the_time_of_the_first_delivery_is_told_by_every_delivery_or_by_none
     queue.nack(&first.receipt, Duration::ZERO).await.expect("nacked");
     s.pass(1).await;
     let second = queue.take_one(LONG).await;
-    let told = first.message.first_received_at;
-    assert_eq!(told.is_some(), s.capabilities().tells_first_received);
-    assert_eq!(second.message.first_received_at, told);
-    if let Some(at) = told {
+    let first_received = first.message.first_received_at;
+    assert_eq!(first_received.is_some(), s.capabilities().reports_first_received);
+    assert_eq!(second.message.first_received_at, first_received);
+    if let Some(at) = first_received {
         assert!(at >= first.message.enqueued_at, "{at} before {}", first.message.enqueued_at);
     }
 }

@@ -320,7 +320,7 @@ impl RedisCluster {
 
     /// Runs one command on a node that may be down or hang.
     fn ask(&self, node: usize, words: &[&str]) -> Result<String, String> {
-        self.nodes[node].glance(words).map_err(|error| format!("node {node}: {error}"))
+        self.nodes[node].query(words).map_err(|error| format!("node {node}: {error}"))
     }
 
     fn running(&self) -> impl Iterator<Item = usize> + Clone {

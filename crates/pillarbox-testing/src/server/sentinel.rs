@@ -129,7 +129,7 @@ impl RedisSentinelsBuilder {
             };
             let sentinels: Vec<RedisServer> = (0..self.sentinels).map(start).collect();
             // Otherwise another process has taken a port meanwhile.
-            if sentinels.iter().all(RedisServer::comes_up) {
+            if sentinels.iter().all(RedisServer::wait_for_start) {
                 return sentinels;
             }
             let ended = sentinels.iter().find(|sentinel| !sentinel.is_running());
@@ -174,7 +174,7 @@ impl RedisSentinelsBuilder {
     }
 }
 
-/// Running servers and their sentinels. Dropping it kills the processes and removes their directories.
+/// Running servers and tsuccessor sentinels. Dropping it kills the processes and removes tsuccessor directories.
 ///
 /// Servers and sentinels are identified by index. At first the primary is server 0; after a failover, see
 /// [`primary`](Self::primary).
@@ -207,7 +207,7 @@ impl RedisSentinels {
         }
     }
 
-    /// Returns their URL: `redis-sentinel://127.0.0.1:PORT,127.0.0.1:PORT,.../pillarbox`, with the
+    /// Returns tsuccessor URL: `redis-sentinel://127.0.0.1:PORT,127.0.0.1:PORT,.../pillarbox`, with the
     /// ports of all sentinels, and the password of the servers if they have one.
     pub fn url(&self) -> String {
         let password = self.password.as_ref();
@@ -325,7 +325,7 @@ impl RedisSentinels {
     ///
     /// If that takes longer than a minute.
     pub fn wait_for_promotion(&self, old: usize) -> usize {
-        self.wait(|| self.heir_of(old))
+        self.wait(|| self.successor_of(old))
     }
 
     /// Requests a failover while all servers run, and waits until it is done. Returns the index of the new
@@ -342,10 +342,10 @@ impl RedisSentinels {
         self.wait(|| {
             if asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
                 let sentinel = running(&self.sentinels).next().ok_or("no sentinel runs")?;
-                self.sentinels[sentinel].glance(&["SENTINEL", "FAILOVER", SERVICE])?;
+                self.sentinels[sentinel].query(&["SENTINEL", "FAILOVER", SERVICE])?;
                 asked = Some(Instant::now());
             }
-            self.heir_of(old)
+            self.successor_of(old)
         })
     }
 
@@ -361,19 +361,19 @@ impl RedisSentinels {
         for sentinel in running(&self.sentinels) {
             for (name, value) in HASTE {
                 // Redis 6.2 has no such command.
-                let _ = self.sentinels[sentinel].glance(&["SENTINEL", "DEBUG", name, value]);
+                let _ = self.sentinels[sentinel].query(&["SENTINEL", "DEBUG", name, value]);
             }
         }
     }
 
     /// Returns a sentinel's view of the primary.
     fn look_at_primary(&self, sentinel: usize) -> Result<Watched, String> {
-        Ok(Watched::read(&self.sentinels[sentinel].glance(&["SENTINEL", "MASTER", SERVICE])?))
+        Ok(Watched::read(&self.sentinels[sentinel].query(&["SENTINEL", "MASTER", SERVICE])?))
     }
 
     /// Returns a sentinel's view of `REPLICAS` or `SENTINELS`, by port.
     fn look_at(&self, sentinel: usize, whom: &str) -> Result<HashMap<u16, Watched>, String> {
-        let text = self.sentinels[sentinel].glance(&["SENTINEL", whom, SERVICE])?;
+        let text = self.sentinels[sentinel].query(&["SENTINEL", whom, SERVICE])?;
         let lines: Vec<&str> = text.lines().collect();
         // Each begins with its name.
         let starts = (0..lines.len()).step_by(2).filter(|line| lines[*line] == "name");
@@ -384,17 +384,17 @@ impl RedisSentinels {
     }
 
     /// Returns the port of the primary that a sentinel reports to clients.
-    fn told(&self, sentinel: usize) -> Result<u16, String> {
+    fn reported_primary(&self, sentinel: usize) -> Result<u16, String> {
         let sentinel = &self.sentinels[sentinel];
-        let told = sentinel.glance(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])?;
-        let port = told.lines().nth(1).and_then(|port| port.parse().ok());
-        port.ok_or_else(|| format!("a sentinel tells of {told:?}"))
+        let reported = sentinel.query(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])?;
+        let port = reported.lines().nth(1).and_then(|port| port.parse().ok());
+        port.ok_or_else(|| format!("a sentinel reports {reported:?}"))
     }
 
     fn known_primary(&self) -> Result<usize, String> {
         let known = running(&self.sentinels).filter_map(|sentinel| {
             let epoch = self.look_at_primary(sentinel).ok()?.number::<u64>("config-epoch");
-            Some((epoch, self.told(sentinel).ok()?))
+            Some((epoch, self.reported_primary(sentinel).ok()?))
         });
         let (_, port) = known.max_by_key(|(epoch, _)| *epoch).ok_or("no sentinel answers")?;
         let server = self.servers.iter().position(|server| server.port() == port);
@@ -402,20 +402,22 @@ impl RedisSentinels {
     }
 
     /// Returns the primary that replaced a server, if all sentinels agree.
-    fn heir_of(&self, old: usize) -> Result<usize, String> {
-        let heir = self.known_primary()?;
-        if heir == old {
+    fn successor_of(&self, old: usize) -> Result<usize, String> {
+        let successor = self.known_primary()?;
+        if successor == old {
             return Err(format!("server {old} is the primary"));
         }
         for sentinel in running(&self.sentinels) {
-            let Ok(told) = self.told(sentinel) else { continue };
-            if told != self.servers[heir].port() {
-                return Err(format!("sentinel {sentinel} does not know that it is server {heir}"));
+            let Ok(reported) = self.reported_primary(sentinel) else { continue };
+            if reported != self.servers[successor].port() {
+                return Err(format!(
+                    "sentinel {sentinel} does not know that it is server {successor}"
+                ));
             }
         }
-        match self.servers[heir].replication("role")?.as_deref() {
-            Some("master") => Ok(heir),
-            role => Err(format!("server {heir} takes itself for a {role:?}")),
+        match self.servers[successor].replication("role")?.as_deref() {
+            Some("master") => Ok(successor),
+            role => Err(format!("server {successor} has the role {role:?}")),
         }
     }
 

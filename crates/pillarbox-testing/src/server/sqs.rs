@@ -10,7 +10,7 @@ use std::{env, io, thread};
 
 use tempfile::TempDir;
 
-use super::{PATIENCE, PAUSE, PORTS, StarterThread, free_port};
+use super::{PAUSE, PORTS, START_TIMEOUT, StarterThread, free_port};
 
 /// Timeout of one request.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -141,7 +141,7 @@ impl SqsServerBuilder {
                 .stderr(log);
             let child = starter.spawn(command);
             let mut child = child.unwrap_or_else(|error| panic!("cannot start setpriv: {error}"));
-            if comes_up(&mut child, port, &log_file) {
+            if wait_for_start(&mut child, port, &log_file) {
                 let flavour = self.flavour;
                 return SqsServer { flavour, port, child, _starter: starter, directory };
             }
@@ -215,14 +215,14 @@ impl Drop for SqsServer {
 }
 
 /// Waits until a server answers or exits.
-fn comes_up(child: &mut Child, port: u16, log_file: &Path) -> bool {
+fn wait_for_start(child: &mut Child, port: u16, log_file: &Path) -> bool {
     let start = Instant::now();
     while child.try_wait().expect("the state of a server").is_none() {
         if lists_queues(port).is_ok_and(|lists| lists) {
             return true;
         }
         let log = || read_log(log_file);
-        assert!(start.elapsed() < PATIENCE, "a server does not answer:\n{}", log());
+        assert!(start.elapsed() < START_TIMEOUT, "a server does not answer:\n{}", log());
         thread::sleep(PAUSE * 4);
     }
     false
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_of_every_flavour_that_is_here_comes_up_and_goes() {
+    fn every_installed_flavour_starts_and_stops() {
         for flavour in SqsFlavour::ALL.into_iter().filter(|flavour| flavour.is_here()) {
             let server = SqsServer::start(flavour);
             let (port, pid) = (server.port(), server.pid());
@@ -270,7 +270,7 @@ mod tests {
 
     /// The suite of SQS says what is missing; it does not pass because nothing was tested.
     #[test]
-    fn moto_is_here() {
+    fn moto_is_installed() {
         assert!(SqsFlavour::Moto.is_here(), "moto is not here; `make setup` installs it");
     }
 }

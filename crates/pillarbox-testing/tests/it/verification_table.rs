@@ -265,13 +265,13 @@ fn misreported(verification: &str, checks: &[Check]) -> Vec<String> {
         if row[1] != *shows {
             problems.push(format!("'{name}' shows: {shows}; and in the table: {}", row[1]));
         }
-        let told = match expect {
+        let is_reported = match expect {
             Some(expected) => row.last().is_some_and(|cell| names(cell) == [expected]),
             None => row[2..]
                 .iter()
                 .all(|cell| cell == "holds" || cell.starts_with(|c: char| c.is_ascii_digit())),
         };
-        if !told {
+        if !is_reported {
             problems.push(format!("'{name}': not what came of it: {:?}", &row[2..]));
         }
     }

@@ -1,18 +1,19 @@
-//! The thread behind an opened backend, and how callers wait.
+//! The background thread of an open backend, and blocking waits.
 
 use std::pin::pin;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, JoinHandle};
 
+use pillarbox_core::internal::lock;
 use pillarbox_core::{Error, Mailboxes, QueueName, Result};
 use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 
-/// An opened backend and the thread that it is at home on. All blocking handles share one.
+/// An open backend and its background thread, shared by all blocking handles.
 ///
-/// A call is driven by the thread that makes it; the background thread drives timers and connections.
-/// When the last handle goes, the backend is closed and the thread ended.
+/// The calling thread drives a call; the background thread drives timers and connections. When the last handle is
+/// dropped, the backend is closed and the thread ends.
 pub(super) struct Engine {
     pub(super) backend: Mailboxes,
     background: Background,
@@ -20,13 +21,13 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn open(open: impl Future<Output = Result<Mailboxes>>) -> Result<Arc<Self>> {
-        may_wait(None)?;
+        wait_mode(None)?;
         let background = Background::start()?;
         let backend = background.wait(None, open)?;
         Ok(Arc::new(Self { backend, background }))
     }
 
-    /// Waits for a call, whose queue is named where the thread must not wait.
+    /// Waits for a call. `queue` is for the error if this thread must not wait.
     pub(super) fn wait<T>(
         &self,
         queue: Option<&QueueName>,
@@ -35,7 +36,7 @@ impl Engine {
         self.background.wait(queue, call)
     }
 
-    /// Runs what does not wait, within the runtime of the background thread.
+    /// Calls a function that does not wait, in the context of the background thread's runtime.
     pub(super) fn within<T>(&self, run: impl FnOnce(&Mailboxes) -> T) -> T {
         let _entered = self.background.handle.enter();
         run(&self.backend)
@@ -45,16 +46,16 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if let Some(end) = self.background.end.take() {
-            // A thread that is gone has nothing to close any more.
+            // A thread that has ended has nothing to close.
             let _ = end.send(self.backend.clone());
         }
     }
 }
 
-/// A thread that drives a runtime. Ends when it is dropped.
+/// A thread that drives a runtime. Dropping it ends the thread.
 struct Background {
     handle: Handle,
-    /// Ends the thread: with a backend to close first, or when it is dropped.
+    /// Ends the thread: sending a backend closes that first, dropping it closes nothing.
     end: Option<oneshot::Sender<Mailboxes>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -64,7 +65,7 @@ impl Background {
         let failed = |error: std::io::Error| Error::connection(None, "open", error);
         let (end, ended) = oneshot::channel::<Mailboxes>();
         let (built, handle) = mpsc::sync_channel(1);
-        // The runtime is dropped on this thread too: Tokio does not let async code drop one.
+        // The runtime is also dropped on this thread, since Tokio does not allow that in async code.
         let body = move || {
             let runtime =
                 Builder::new_current_thread().enable_all().thread_name("pillarbox-pool").build();
@@ -82,8 +83,8 @@ impl Background {
         };
         let thread =
             thread::Builder::new().name("pillarbox-io".into()).spawn(body).map_err(failed)?;
-        let gone = |_| Err(std::io::Error::other("the background thread has ended"));
-        let handle = handle.recv().unwrap_or_else(gone).map_err(failed)?;
+        let ended = |_| Err(std::io::Error::other("the background thread has ended"));
+        let handle = handle.recv().unwrap_or_else(ended).map_err(failed)?;
         Ok(Self { handle, end: Some(end), thread: Some(thread) })
     }
 
@@ -92,21 +93,21 @@ impl Background {
         queue: Option<&QueueName>,
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        match may_wait(queue)? {
-            Way::Park => self.drive(call),
-            Way::HandOver => tokio::task::block_in_place(|| self.drive(call)),
+        match wait_mode(queue)? {
+            WaitMode::Park => self.drive(call),
+            WaitMode::BlockInPlace => tokio::task::block_in_place(|| self.drive(call)),
         }
     }
 
     /// Drives a future on this thread.
     ///
-    /// `Handle::block_on` would do, but for threads that are inside of a runtime: it panics there.
+    /// Not `Handle::block_on`, which panics on threads inside a runtime.
     fn drive<F: Future>(&self, future: F) -> F::Output {
         let _entered = self.handle.enter();
         let signal = Arc::new(Signal::default());
         let waker = Waker::from(signal.clone());
         let mut context = Context::from_waker(&waker);
-        // A task around this call has a budget, which nobody would renew.
+        // The budget of a surrounding task would not be renewed while it blocks.
         let mut future = pin!(tokio::task::unconstrained(future));
         loop {
             if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
@@ -118,7 +119,7 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// Ends the thread and waits for it, unless that would hold up a runtime: then it ends by itself.
+    /// Ends the thread and joins it. On a thread of a runtime it is not joined, since that would block the runtime.
     fn drop(&mut self) {
         drop(self.end.take());
         let is_own = Handle::try_current().is_ok_and(|current| current.id() == self.handle.id());
@@ -126,37 +127,38 @@ impl Drop for Background {
             && tokio::runtime::worker_index().is_none()
             && !is_own
         {
-            // Its panic, if there was one, was printed when it happened.
+            // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
     }
 }
 
 /// How a thread waits.
-enum Way {
+enum WaitMode {
     /// It sleeps.
     Park,
-    /// It is a worker of a multi-thread runtime, and hands its other tasks over before it sleeps.
-    HandOver,
+    /// It is a worker of a multi-thread runtime, and hands over its other tasks before it sleeps.
+    BlockInPlace,
 }
 
-/// How this thread waits, or an error where it drives a runtime that nobody else would drive meanwhile.
-fn may_wait(queue: Option<&QueueName>) -> Result<Way> {
+/// Returns how this thread waits. Fails if it drives a current-thread runtime, which no other thread would drive
+/// meanwhile.
+fn wait_mode(queue: Option<&QueueName>) -> Result<WaitMode> {
     if tokio::runtime::worker_index().is_none() {
-        return Ok(Way::Park);
+        return Ok(WaitMode::Park);
     }
     match Handle::try_current().map(|current| current.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) => Ok(Way::HandOver),
+        Ok(RuntimeFlavor::MultiThread) => Ok(WaitMode::BlockInPlace),
         _ => {
-            let value = "it drives a current-thread Tokio runtime, which would stand still until the call returns";
-            let allowed = "a thread of its own, or tokio::task::spawn_blocking; async code uses the mailbox \
-                 that pillarbox::open gives, or as_async()";
+            let value = "it drives a current-thread Tokio runtime, which would be blocked until the call returns";
+            let allowed = "a separate thread, or tokio::task::spawn_blocking; async code uses the mailboxes \
+                 of pillarbox::open, or as_async()";
             Err(Error::invalid(queue, "calling thread", value, allowed))
         }
     }
 }
 
-/// Wakes a thread that waits. Not `thread::park`: its token may be meant for the program.
+/// Wakes a waiting thread. Not `thread::park`, whose token may belong to the program.
 #[derive(Default)]
 struct Signal {
     is_set: Mutex<bool>,
@@ -164,10 +166,9 @@ struct Signal {
 }
 
 impl Signal {
-    /// Waits until it is set, and clears it.
+    /// Waits until the signal is set, and clears it.
     fn wait(&self) {
-        let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_while(is_set, |is_set| !*is_set);
+        let waited = self.changed.wait_while(lock(&self.is_set), |is_set| !*is_set);
         *waited.unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
@@ -178,7 +179,7 @@ impl Wake for Signal {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        *self.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.is_set) = true;
         self.changed.notify_one();
     }
 }

@@ -9,15 +9,13 @@ use pillarbox_core::{
     Receipt, Receive, Result, SendOptions, Settle,
 };
 
-use super::Mailboxes;
 use super::engine::Engine;
-use super::message::Batch;
+use super::message::{Batch, Message};
 
-/// A mailbox whose calls wait: a queue of messages with bodies of type `T`, whose receivers reply with an
-/// `R`. Cheap to clone, and shared by any number of threads.
+/// A queue of messages with bodies of type `T`, whose receivers reply with bodies of type `R`. Its calls block.
 ///
-/// See [`pillarbox::Mailbox`](crate::Mailbox) for what is promised; it is the same here. Open one with
-/// [`Mailboxes::mailbox`].
+/// Cheap to clone, and shared by any number of threads. The guarantees are those of
+/// [`pillarbox::Mailbox`](crate::Mailbox). Open one with [`Mailboxes::mailbox`](super::Mailboxes::mailbox).
 ///
 /// ```
 /// use std::time::Duration;
@@ -43,7 +41,7 @@ use super::message::Batch;
 /// ```
 pub struct Mailbox<T, R = ()> {
     mailbox: pillarbox_core::Mailbox<T, R>,
-    engine: Arc<Engine>,
+    pub(super) engine: Arc<Engine>,
 }
 
 impl<T: 'static, R: 'static> Mailbox<T, R> {
@@ -51,31 +49,24 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         Self { mailbox, engine }
     }
 
-    /// The same mailbox with another way to find the mailboxes that replies go to. A
-    /// [`Registry`](crate::Registry) takes the [async](Self::as_async) ones.
+    /// Sets the resolver of reply addresses. A [`Registry`](crate::Registry) contains [async](Self::as_async)
+    /// mailboxes.
     pub fn with_replies(mut self, replies: impl MailboxResolver<R>) -> Self {
         self.mailbox = self.mailbox.with_replies(replies);
         self
     }
 
-    /// The same queue as a mailbox of bodies of another type, or in another format.
+    /// Returns a mailbox of the same queue with another codec, for bodies of another type or format.
     pub fn with_codec<U: 'static>(&self, codec: impl Codec<U>) -> Mailbox<U, R> {
         Mailbox::new(self.mailbox.with_codec(codec), self.engine.clone())
     }
 
-    /// The backend that it was opened on, to find other mailboxes of the backend. `None` for a mailbox for
-    /// replies that is on another one.
-    pub fn backend(&self) -> Option<Mailboxes> {
-        let backend = self.mailbox.backend()?;
-        backend.is_same(&self.engine.backend).then(|| Mailboxes::new(self.engine.clone()))
-    }
-
-    /// The name of the queue.
+    /// Returns the name of the queue.
     pub fn name(&self) -> &QueueName {
         self.mailbox.name()
     }
 
-    /// What the backend can do, and within which limits.
+    /// Returns the capabilities and limits of the backend.
     pub fn capabilities(&self) -> &Capabilities {
         self.mailbox.capabilities()
     }
@@ -85,13 +76,13 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self.wait(self.mailbox.send(body))
     }
 
-    /// Sends a message with a reply address, a delay, attributes or an id of the caller's. See
+    /// Sends a message with options: a reply address, a delay, attributes or an id, and returns its id. See
     /// [`pillarbox::Mailbox::send_with`](crate::Mailbox::send_with) for how to repeat a send that failed.
     pub fn send_with(&self, body: &T, options: SendOptions) -> Result<MessageId> {
         self.wait(self.mailbox.send_with(body, options))
     }
 
-    /// Sends any number of messages and reports of each, in order, whether it was stored.
+    /// Sends any number of messages and returns the result of each, in order.
     pub fn send_batch<'a>(
         &self,
         bodies: impl IntoIterator<Item = &'a T>,
@@ -102,7 +93,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self.wait(self.mailbox.send_batch(bodies))
     }
 
-    /// Sends messages, each with options of its own, and reports of each whether it was stored.
+    /// Sends any number of messages, each with its own options, and returns the result of each, in order.
     pub fn send_batch_with<'a>(
         &self,
         messages: impl IntoIterator<Item = (&'a T, SendOptions)>,
@@ -113,44 +104,43 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self.wait(self.mailbox.send_batch_with(messages))
     }
 
-    /// Receives messages, each under a lease of its own.
+    /// Receives messages, each under its own lease.
     ///
-    /// Returns as soon as one message is ready and never waits to fill the batch; returns an empty batch
-    /// when none came within [`Receive::wait`]. Fails with [`Error::Closed`](crate::Error::Closed) when the
-    /// mailbox is closed meanwhile, by another thread.
+    /// Returns as soon as one message is ready, without waiting to fill the batch, and returns an empty batch if none
+    /// is ready within [`Receive::wait`]. Fails with [`Error::Closed`](crate::Error::Closed) if another thread closes
+    /// the mailbox meanwhile.
     pub fn receive(&self, request: Receive) -> Result<Batch<T, R>> {
         let batch = self.wait(self.mailbox.receive(request))?;
-        Ok(Batch::new(batch, self))
+        Ok(Batch::new(batch, self.mailbox.clone(), self.engine.clone()))
     }
 
-    /// Looks at up to `max` messages without delivering them: first the ready ones in order of delivery, then
-    /// the others in the order in which they become ready.
+    /// Returns at most `max` messages without delivering them: first the ready ones in order of delivery, then the
+    /// others in the order in which they will become ready.
     pub fn peek(&self, max: usize) -> Result<Vec<Peek<T>>> {
         self.wait(self.mailbox.peek(max))
     }
 
-    /// Acknowledges a delivery by its receipt: the message is deleted.
+    /// Deletes a message by the receipt of its delivery.
     pub fn acknowledge(&self, receipt: &Receipt) -> Result<()> {
         self.wait(self.mailbox.acknowledge(receipt))
     }
 
-    /// Gives a message back by its receipt, to be ready at once or after `delay`.
+    /// Returns a message to the queue by its receipt, ready at once or after `delay`.
     pub fn nack(&self, receipt: &Receipt, delay: Duration) -> Result<()> {
         self.wait(self.mailbox.nack(receipt, delay))
     }
 
-    /// Gives a message back by its receipt as [`nack`](Self::nack) does, where the delivery was no attempt at
-    /// the work.
+    /// Returns a message to the queue by its receipt, without counting the delivery as an attempt.
     pub fn release(&self, receipt: &Receipt, delay: Duration) -> Result<()> {
         self.wait(self.mailbox.release(receipt, delay))
     }
 
-    /// Lets the lease of a delivery run for `timeout` from now.
+    /// Sets the lease of a delivery to expire `timeout` from now.
     pub fn extend_visibility(&self, receipt: &Receipt, timeout: Duration) -> Result<()> {
         self.wait(self.mailbox.extend_visibility(receipt, timeout))
     }
 
-    /// Settles any number of deliveries at once and reports of each, in order, how it went.
+    /// Settles any number of deliveries and returns the result of each, in order.
     pub fn settle(&self, settles: impl IntoIterator<Item = Settle>) -> Result<BatchResults<()>> {
         self.wait(self.mailbox.settle(settles))
     }
@@ -160,7 +150,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self.wait(self.mailbox.counts())
     }
 
-    /// Counts the messages, whatever their state.
+    /// Returns the number of messages in any state.
     pub fn approximate_count(&self) -> Result<u64> {
         self.wait(self.mailbox.approximate_count())
     }
@@ -170,10 +160,10 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         self.wait(self.mailbox.purge())
     }
 
-    /// Closes this mailbox and its clones: receives that wait in other threads end, and every later call
-    /// fails with [`Error::Closed`](crate::Error::Closed). The messages stay where they are.
+    /// Closes this mailbox and its clones: waiting receives of other threads end, and every later call fails with
+    /// [`Error::Closed`](crate::Error::Closed). Messages are not affected.
     ///
-    /// Fails only on a thread that [must not wait](super#in-async-programs); then nothing is closed.
+    /// Fails only on a thread that [must not wait](super#in-async-programs), and closes nothing then.
     pub fn close(&self) -> Result<()> {
         self.wait(async {
             self.mailbox.close().await;
@@ -181,22 +171,29 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
         })
     }
 
-    /// Whether this mailbox was closed.
+    /// Returns whether this mailbox is closed.
     pub fn is_closed(&self) -> bool {
         self.mailbox.is_closed()
     }
 
-    /// The same mailbox for async code. It is closed when the last blocking handle of its backend goes.
+    /// Returns the mailbox for async code. It is closed when the last blocking handle of its backend is dropped.
     pub const fn as_async(&self) -> &pillarbox_core::Mailbox<T, R> {
         &self.mailbox
     }
 
-    pub(super) const fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
     fn wait<O>(&self, call: impl Future<Output = Result<O>>) -> Result<O> {
         self.engine.wait(Some(self.mailbox.name()), call)
+    }
+}
+
+impl<T, R: 'static> Message<T, R> {
+    /// Returns the mailbox that the sender wants the reply in.
+    ///
+    /// Fails with [`ReplyMailboxUnavailable`](crate::Error::ReplyMailboxUnavailable) if the message has no reply
+    /// address, or one that the mailbox [does not allow](crate::MailboxBuilder::allow_reply_to).
+    pub fn reply_mailbox(&self) -> Result<Mailbox<R>> {
+        let mailbox = self.engine.within(|_| self.as_async().reply_mailbox())?;
+        Ok(Mailbox::new(mailbox, self.engine.clone()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! An open backend, for plain threads.
+//! The handle of an open backend, for plain threads.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use pillarbox_core::{
 use super::engine::Engine;
 use super::mailbox::Mailbox;
 
-/// An open backend: opens mailboxes by name. Cheap to clone. Made by [`open`](super::open).
+/// An open backend, which opens mailboxes by name. Cheap to clone. Created by [`open`](super::open).
 #[derive(Clone)]
 pub struct Mailboxes {
     engine: Arc<Engine>,
@@ -33,8 +33,7 @@ impl Mailboxes {
         self.typed(|backend| backend.mailbox(name))
     }
 
-    /// Opens the mailbox `name` with another codec or with a limit: ends with
-    /// [`open`](MailboxBuilder::open).
+    /// Returns a builder for the mailbox `name`, to set a codec or limits before [`open`](MailboxBuilder::open).
     pub fn builder<N>(&self, name: N) -> MailboxBuilder<N>
     where
         N: TryInto<QueueName, Error: Into<Error>>,
@@ -42,7 +41,7 @@ impl Mailboxes {
         MailboxBuilder { builder: self.as_async().builder(name), backend: self.clone() }
     }
 
-    /// Opens the mailbox that a reply address names, with JSON bodies.
+    /// Opens the mailbox at a reply address, with JSON bodies.
     pub fn mailbox_at<T: 'static, R: 'static>(&self, address: &str) -> Result<Mailbox<T, R>>
     where
         Json: Codec<T> + Codec<R>,
@@ -55,7 +54,7 @@ impl Mailboxes {
         self.engine.wait(None, self.as_async().queues())
     }
 
-    /// Number of partitions that a queue is spread over.
+    /// Returns the partitions of a queue.
     pub fn partitions(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -63,7 +62,7 @@ impl Mailboxes {
         self.engine.wait(None, self.as_async().partitions(name))
     }
 
-    /// Spreads a queue over this number of partitions from now on, while it is in use.
+    /// Sets the number of partitions of a queue, which may be in use meanwhile.
     pub fn set_partitions(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -72,8 +71,8 @@ impl Mailboxes {
         self.engine.wait(None, self.as_async().set_partitions(name, partitions))
     }
 
-    /// Where the backend itself moves messages of a queue that were delivered too often. `None`: it does
-    /// not.
+    /// Returns the rule by which the backend itself moves messages of a queue after too many deliveries. `None`: there
+    /// is no such rule.
     pub fn redrive(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -81,8 +80,8 @@ impl Mailboxes {
         self.engine.wait(None, self.as_async().redrive(name))
     }
 
-    /// Has the backend move messages of a queue that were delivered too often, or leave them where they
-    /// are. Refused where it does no such thing ([`Capabilities::redrive`]).
+    /// Sets or removes the rule by which the backend itself moves messages of a queue after too many deliveries. Refused
+    /// without [`Capabilities::redrive`].
     pub fn set_redrive(
         &self,
         name: impl TryInto<QueueName, Error: Into<Error>>,
@@ -91,25 +90,24 @@ impl Mailboxes {
         self.engine.wait(None, self.as_async().set_redrive(name, redrive))
     }
 
-    /// Looks for everything that may be wrong with the backend, and fixes what it can if told to `repair`.
-    /// No repair deletes a message.
+    /// Looks for problems of the backend, and fixes those that it can if `repair` is set. No repair deletes a message.
     pub fn diagnose(&self, repair: bool) -> Result<Diagnosis> {
         self.engine.wait(None, self.as_async().diagnose(repair))
     }
 
-    /// Whether this is the same opened backend, or a clone of it. One that was opened twice is two.
+    /// Returns whether `other` is a clone of this handle. A backend that is opened twice has two different handles.
     pub fn is_same(&self, other: &Self) -> bool {
         self.as_async().is_same(other.as_async())
     }
 
-    /// What the backend can do, and within which limits.
+    /// Returns the capabilities and limits of the backend.
     pub fn capabilities(&self) -> &Capabilities {
         self.as_async().capabilities()
     }
 
-    /// Closes every mailbox that was opened here: receives that wait end. The messages stay.
+    /// Closes every mailbox that was opened through this handle: waiting receives end. Messages are not affected.
     ///
-    /// Fails only on a thread that [must not wait](super#in-async-programs); then nothing is closed.
+    /// Fails only on a thread that [must not wait](super#in-async-programs), and closes nothing then.
     pub fn close(&self) -> Result<()> {
         self.engine.wait(None, async {
             self.as_async().close().await;
@@ -117,7 +115,7 @@ impl Mailboxes {
         })
     }
 
-    /// The same backend for async code. It is closed when the last blocking handle goes.
+    /// Returns the backend for async code. It is closed when the last blocking handle is dropped.
     pub fn as_async(&self) -> &pillarbox_core::Mailboxes {
         &self.engine.backend
     }
@@ -130,13 +128,21 @@ impl Mailboxes {
     }
 }
 
+impl<T: 'static, R: 'static> Mailbox<T, R> {
+    /// Returns the backend of the mailbox. `None` for a reply mailbox on another backend.
+    pub fn backend(&self) -> Option<Mailboxes> {
+        let backend = self.as_async().backend()?;
+        backend.is_same(&self.engine.backend).then(|| Mailboxes::new(self.engine.clone()))
+    }
+}
+
 impl fmt::Debug for Mailboxes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("blocking::Mailboxes").field(&self.capabilities().backend).finish()
     }
 }
 
-/// Opens a mailbox that differs from the default. Made by [`Mailboxes::builder`].
+/// Builder of a mailbox with options. Created by [`Mailboxes::builder`].
 ///
 /// ```
 /// use bytes::Bytes;
@@ -158,38 +164,37 @@ impl<N, C> MailboxBuilder<N, C>
 where
     N: TryInto<QueueName, Error: Into<Error>>,
 {
-    /// Encodes bodies, and those of replies, with `codec`. Defaults to JSON.
+    /// Sets the codec of bodies and replies. Defaults to JSON.
     pub fn codec<D>(self, codec: D) -> MailboxBuilder<N, D> {
         MailboxBuilder { builder: self.builder.codec(codec), backend: self.backend }
     }
 
-    /// Lets replies to messages go to this address as well. See
+    /// Allows replies to this address. See
     /// [`pillarbox::MailboxBuilder::allow_reply_to`](crate::MailboxBuilder::allow_reply_to).
     pub fn allow_reply_to(mut self, address: impl Into<Box<str>>) -> Self {
         self.builder = self.builder.allow_reply_to(address);
         self
     }
 
-    /// Lets replies to messages go to any queue of the backend that they name: where all who may send are
-    /// trusted with that.
+    /// Allows replies to any queue of the backend. Use it only if all senders are trusted.
     pub fn allow_reply_to_any(mut self) -> Self {
         self.builder = self.builder.allow_reply_to_any();
         self
     }
 
-    /// Spreads the queue over at least this number of partitions, where the backend can do that.
+    /// Sets the minimum number of partitions of the queue, if the backend supports partitions.
     pub fn partitions(mut self, partitions: u32) -> Self {
         self.builder = self.builder.partitions(partitions);
         self
     }
 
-    /// Refuses sends that would make the queue hold more than `max_size` messages.
+    /// Sets the maximum number of messages. Sends that would exceed it are refused. Defaults to no limit.
     pub fn max_size(mut self, max_size: u64) -> Self {
         self.builder = self.builder.max_size(max_size);
         self
     }
 
-    /// Has the backend delete the queue, with its messages, when nobody has used it for this time. See
+    /// Sets the time without use after which the backend deletes the queue, with its messages. See
     /// [`pillarbox::MailboxBuilder::default_ttl`](crate::MailboxBuilder::default_ttl).
     pub fn default_ttl(mut self, time: Duration) -> Self {
         self.builder = self.builder.default_ttl(time);

@@ -1,4 +1,4 @@
-//! What a receive delivered, for plain threads.
+//! The messages of a receive, for plain threads.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,9 +11,8 @@ use pillarbox_core::{
 };
 
 use super::engine::Engine;
-use super::mailbox::Mailbox;
 
-/// A received message: a body, and the right to settle this delivery of it.
+/// A received message: its body, and the lease of this delivery.
 ///
 /// Settling consumes the message, so using it afterwards does not compile:
 ///
@@ -24,124 +23,115 @@ use super::mailbox::Mailbox;
 /// # Ok(()) }
 /// ```
 ///
-/// Dropping it settles nothing: the message comes back when its lease ends.
-#[must_use = "a message that is not settled is delivered again when its lease ends"]
+/// Dropping it settles nothing: the message is delivered again when its lease expires.
+#[must_use = "a message that is not settled is delivered again when its lease expires"]
 pub struct Message<T, R = ()> {
     message: pillarbox_core::Message<T, R>,
-    engine: Arc<Engine>,
+    pub(super) engine: Arc<Engine>,
 }
 
 impl<T, R: 'static> Message<T, R> {
-    /// The identity of the message, the same at every delivery.
+    /// Returns the id of the message, which is the same at every delivery.
     pub fn id(&self) -> MessageId {
         self.message.id()
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn body(&self) -> &T {
         self.message.body()
     }
 
-    /// The receipt of this delivery.
+    /// Returns the receipt of this delivery.
     pub fn receipt(&self) -> &Receipt {
         self.message.receipt()
     }
 
-    /// Number of deliveries of the message, this one included: 1 at first.
+    /// Returns the number of deliveries, including this one: 1 at first.
     pub fn delivery_count(&self) -> u32 {
         self.message.delivery_count()
     }
 
-    /// Number of earlier deliveries that were [started](crate::SettleAction::Start) and whose lease expired
-    /// before anybody settled them.
+    /// Returns the number of earlier deliveries that were [started](crate::SettleAction::Start) and whose lease
+    /// expired before they were settled.
     pub fn unsettled(&self) -> u32 {
         self.message.unsettled()
     }
 
-    /// Number of earlier deliveries that were no attempt at the work: [released](Self::release), or expired
-    /// before they were known to be started.
+    /// Returns the number of earlier deliveries that do not count as attempts: they were
+    /// [released](Self::release), or expired before they were started.
     pub fn uncounted(&self) -> u32 {
         self.message.uncounted()
     }
 
-    /// When it was first delivered, where the backend tells.
+    /// Returns the time of the first delivery, if the backend reports it.
     pub fn first_received_at(&self) -> Option<Timestamp> {
         self.message.first_received_at()
     }
 
-    /// When the message was sent, by the backend's clock.
+    /// Returns the time at which the message was sent, by the backend's clock.
     pub fn enqueued_at(&self) -> Timestamp {
         self.message.enqueued_at()
     }
 
-    /// The attributes that it was sent with.
+    /// Returns the attributes of the message.
     pub fn attributes(&self) -> &Attributes {
         self.message.attributes()
     }
 
-    /// Where the sender wants the answer.
+    /// Returns the address that the sender wants the reply at.
     pub fn reply_to(&self) -> Option<&str> {
         self.message.reply_to()
     }
 
-    /// The queue that it came from.
+    /// Returns the name of the queue that delivered the message.
     pub fn queue_name(&self) -> &QueueName {
         self.message.queue_name()
     }
 
-    /// What the backend that it came from can do.
+    /// Returns the capabilities and limits of the backend.
     pub fn capabilities(&self) -> &Capabilities {
         self.message.capabilities()
     }
 
-    /// The delivery as the queue made it, with the undecoded body.
+    /// Returns the delivery as it came from the queue, with the encoded body.
     pub fn delivery(&self) -> &Delivery {
         self.message.delivery()
     }
 
-    /// Takes the message apart. The receipt in the delivery still settles it, by
-    /// [`Mailbox::acknowledge`] and its kin.
+    /// Splits the message into its body and its delivery. The receipt in the delivery still settles it, by
+    /// [`Mailbox::acknowledge`](super::Mailbox::acknowledge) and similar methods.
     pub fn into_parts(self) -> (T, Delivery) {
         self.message.into_parts()
     }
 
-    /// Deletes the message: its work is done.
+    /// Deletes the message, because its work is done.
     ///
-    /// Fails with [`ReceiptHandleExpired`](crate::Error::ReceiptHandleExpired) when the lease has ended; the
-    /// message is then somebody else's. After [`Connection`](crate::Error::Connection) it is unknown
-    /// whether the message was deleted: keep a clone of the [`receipt`](Self::receipt) to ask again by
-    /// [`Mailbox::acknowledge`].
+    /// Fails with [`ReceiptHandleExpired`](crate::Error::ReceiptHandleExpired) if the lease has expired; another
+    /// receiver may have the message then. After [`Connection`](crate::Error::Connection) it is unknown whether the
+    /// message was deleted: keep a clone of the [`receipt`](Self::receipt) to try again by
+    /// [`Mailbox::acknowledge`](super::Mailbox::acknowledge).
     pub fn acknowledge(self) -> Result<()> {
         self.settle(|message| message.acknowledge())
     }
 
-    /// Gives the message back, to be delivered again at once or after `delay`. It joins the tail of the
+    /// Returns the message to the queue, to be delivered again at once or after `delay`. It goes to the tail of the
     /// queue when it becomes ready.
     pub fn nack(self, delay: Duration) -> Result<()> {
         self.settle(|message| message.nack(delay))
     }
 
-    /// Gives the message back as [`nack`](Self::nack) does, and counts this delivery as
-    /// [no attempt](Self::uncounted) at the work.
+    /// Returns the message to the queue as [`nack`](Self::nack) does, and counts this delivery as
+    /// [no attempt](Self::uncounted).
     pub fn release(self, delay: Duration) -> Result<()> {
         self.settle(|message| message.release(delay))
     }
 
-    /// Lets the lease run for `timeout` from now, however long it had left.
+    /// Sets the lease to expire `timeout` from now, whatever time it had left.
     pub fn extend_visibility(&self, timeout: Duration) -> Result<()> {
         self.engine.wait(Some(self.queue_name()), self.message.extend_visibility(timeout))
     }
 
-    /// The mailbox that the sender wants the answer in.
-    ///
-    /// Fails with [`ReplyMailboxUnavailable`](crate::Error::ReplyMailboxUnavailable) when the message has no
-    /// reply address, or one that the mailbox [does not reply to](crate::MailboxBuilder::allow_reply_to).
-    pub fn reply_mailbox(&self) -> Result<Mailbox<R>> {
-        let mailbox = self.engine.within(|_| self.message.reply_mailbox())?;
-        Ok(Mailbox::new(mailbox, self.engine.clone()))
-    }
-
-    /// The same message for async code, such as a transaction of the SQLite backend.
+    /// Returns the message for async code, such as a transaction of the SQLite backend.
     pub const fn as_async(&self) -> &pillarbox_core::Message<T, R> {
         &self.message
     }
@@ -175,21 +165,24 @@ impl<T: fmt::Debug, R: 'static> fmt::Debug for Message<T, R> {
     }
 }
 
-/// What one receive delivered: the messages in order, and apart from them those whose bodies could not be
-/// decoded.
+/// Messages of one receive, in order, with those whose bodies could not be decoded set apart.
 ///
-/// Iterating gives the decoded messages. Look at [`undecodable`](Self::undecodable) first, or bodies that
-/// cannot be decoded come back unseen whenever their lease ends.
-#[must_use = "messages that are not settled are delivered again when their leases end"]
+/// Iterating yields the decoded messages. Check [`undecodable`](Self::undecodable) first. Otherwise, bodies that cannot
+/// be decoded are delivered again unnoticed each time their lease expires.
+#[must_use = "messages that are not settled are delivered again when their leases expire"]
 pub struct Batch<T, R = ()> {
     messages: Vec<Message<T, R>>,
     undecodable: Vec<Undecodable<R>>,
-    mailbox: Mailbox<T, R>,
+    mailbox: pillarbox_core::Mailbox<T, R>,
+    engine: Arc<Engine>,
 }
 
 impl<T: 'static, R: 'static> Batch<T, R> {
-    pub(super) fn new(mut batch: pillarbox_core::Batch<T, R>, mailbox: &Mailbox<T, R>) -> Self {
-        let engine = mailbox.engine();
+    pub(super) fn new(
+        mut batch: pillarbox_core::Batch<T, R>,
+        mailbox: pillarbox_core::Mailbox<T, R>,
+        engine: Arc<Engine>,
+    ) -> Self {
         let undecodable = batch.take_undecodable().into_iter().map(|undecodable| {
             let error = undecodable.error().clone();
             let message = undecodable.into_message();
@@ -198,38 +191,39 @@ impl<T: 'static, R: 'static> Batch<T, R> {
         let undecodable = undecodable.collect();
         let messages = batch.into_iter();
         let messages = messages.map(|message| Message { message, engine: engine.clone() });
-        Self { messages: messages.collect(), undecodable, mailbox: mailbox.clone() }
+        Self { messages: messages.collect(), undecodable, mailbox, engine }
     }
 
-    /// Number of decoded messages.
+    /// Returns the number of decoded messages.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Whether nothing was delivered, neither decoded nor undecodable.
+    /// Returns whether nothing was delivered, neither decoded nor undecodable.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty() && self.undecodable.is_empty()
     }
 
-    /// The decoded messages.
+    /// Returns the decoded messages.
     pub fn messages(&self) -> &[Message<T, R>] {
         &self.messages
     }
 
-    /// The messages whose bodies could not be decoded.
+    /// Returns the messages whose bodies could not be decoded.
     pub fn undecodable(&self) -> &[Undecodable<R>] {
         &self.undecodable
     }
 
-    /// Takes the messages whose bodies could not be decoded out of the batch.
+    /// Removes the messages whose bodies could not be decoded from the batch and returns them.
     pub fn take_undecodable(&mut self) -> Vec<Undecodable<R>> {
         std::mem::take(&mut self.undecodable)
     }
 
-    /// Acknowledges all decoded messages in one call. Undecodable ones are left as they are.
+    /// Acknowledges all decoded messages in one call. Undecodable messages are not settled.
     pub fn acknowledge(self) -> Result<BatchResults<()>> {
         let receipts = self.messages.iter().map(|message| message.receipt().clone());
-        self.mailbox.settle(receipts.map(Settle::acknowledge))
+        let settle = self.mailbox.settle(receipts.map(Settle::acknowledge));
+        self.engine.wait(Some(self.mailbox.name()), settle)
     }
 }
 
@@ -261,24 +255,24 @@ impl<T: fmt::Debug, R: 'static> fmt::Debug for Batch<T, R> {
 }
 
 /// A delivered message whose body could not be decoded.
-#[must_use = "a message that is not settled is delivered again when its lease ends"]
+#[must_use = "a message that is not settled is delivered again when its lease expires"]
 pub struct Undecodable<R = ()> {
     message: Message<Bytes, R>,
     error: Error,
 }
 
 impl<R: 'static> Undecodable<R> {
-    /// Why the body could not be decoded.
+    /// Returns the error of the codec, with the queue and the message.
     pub const fn error(&self) -> &Error {
         &self.error
     }
 
-    /// The message with its body as raw bytes.
+    /// Returns the message with its body as raw bytes.
     pub const fn message(&self) -> &Message<Bytes, R> {
         &self.message
     }
 
-    /// Gives out the message with its body as raw bytes, to be settled like any other.
+    /// Converts this into the message with its body as raw bytes, to be settled like any other.
     pub fn into_message(self) -> Message<Bytes, R> {
         self.message
     }

@@ -1,7 +1,7 @@
 //! Mailboxes for plain threads: the same contract, without async.
 //!
-//! Every method does what the one of the same name in the async API does, and returns when it is done. A receive
-//! that waits blocks its thread until a message comes, its wait is over or the mailbox is closed.
+//! Every method blocks until the async method of the same name is done. A waiting receive blocks its thread until a
+//! message is ready, the wait is over or the mailbox is closed.
 //!
 //! ```
 //! use std::time::Duration;
@@ -29,24 +29,25 @@
 //!
 //! # Threads
 //!
-//! [`open`] starts one background thread, which drives timers and connections; calls run on the threads that
-//! make them. All handles of the opened backend share it: mailboxes, batches and messages. When the last of
-//! them goes, the backend is closed and the thread is ended and joined.
+//! [`open`] starts one background thread, which drives timers and connections; calls run on the calling threads. All
+//! handles of the backend share the thread: mailboxes, batches and messages. When the last handle is dropped, the
+//! backend is closed and the thread is joined.
 //!
-//! To stop a thread that waits, [close](Mailbox::close) the mailbox from another: the receive fails with
-//! [`Error::Closed`](crate::Error::Closed). A thread that panics in a call, or a process that dies in one, leaves
-//! behind what any receiver does: messages under leases that end.
+//! To stop a waiting thread, [close](Mailbox::close) the mailbox from another: the receive fails with
+//! [`Error::Closed`](crate::Error::Closed). If a thread panics or a process dies during a call, its messages are
+//! delivered again when their leases expire, as with any receiver.
 //!
 //! # In async programs
 //!
 //! | called on | |
 //! |---|---|
 //! | a plain thread, or in `tokio::task::spawn_blocking` | waits |
-//! | a worker of a multi-thread Tokio runtime | waits, as within `tokio::task::block_in_place`: other tasks go on elsewhere |
-//! | the thread that drives a current-thread Tokio runtime | fails with [`Error::InvalidParameter`](crate::Error::InvalidParameter): the runtime would stand still |
+//! | a worker of a multi-thread Tokio runtime | waits, as in `tokio::task::block_in_place`: other tasks continue on other threads |
+//! | the thread that drives a current-thread Tokio runtime | fails with [`Error::InvalidParameter`](crate::Error::InvalidParameter), since the runtime would be blocked |
 //!
-//! Handles may be dropped anywhere. On the thread of a runtime the background thread is not joined; it ends by itself.
-//! A thread that drives tasks of other runtimes, or of a `LocalSet`, is not recognised: its tasks wait with it.
+//! Handles may be dropped on any thread. On a thread of a runtime, the background thread is not joined but ends by
+//! itself. A thread that drives tasks of other runtimes, or of a `LocalSet`, is not recognized: its tasks are blocked
+//! meanwhile.
 
 mod engine;
 mod mailbox;
@@ -61,7 +62,7 @@ use pillarbox_core::Result;
 
 use self::engine::Engine;
 
-/// Opens the backend that a URL names, as [`pillarbox::open`](crate::open) does.
+/// Opens the backend at a URL, as [`pillarbox::open`](crate::open) does.
 ///
 /// ```
 /// let backend = pillarbox::blocking::open("memory:")?;
@@ -72,13 +73,12 @@ pub fn open(url: &str) -> Result<Mailboxes> {
     open_with(crate::open(url))
 }
 
-/// Opens the backend that a URL names, and makes nothing, as
-/// [`pillarbox::open_existing`](crate::open_existing) does.
+/// Opens the backend at a URL without creating anything, as [`pillarbox::open_existing`](crate::open_existing) does.
 pub fn open_existing(url: &str) -> Result<Mailboxes> {
     open_with(crate::open_existing(url))
 }
 
-/// Opens a backend that is set up by hand. The future runs within the runtime of the background thread.
+/// Opens a backend by a future, which runs in the runtime of the background thread.
 ///
 /// ```
 /// use pillarbox::{Mailboxes, MemoryBackend, blocking};
@@ -87,7 +87,7 @@ pub fn open_existing(url: &str) -> Result<Mailboxes> {
 /// # Ok::<(), pillarbox::Error>(())
 /// ```
 ///
-/// The future must open the backend itself: one that was opened before depends on another runtime.
+/// The future must open the backend itself, since a backend that was opened before depends on another runtime.
 pub fn open_with(
     open: impl Future<Output = Result<pillarbox_core::Mailboxes>>,
 ) -> Result<Mailboxes> {

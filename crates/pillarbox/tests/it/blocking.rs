@@ -1,4 +1,4 @@
-//! Mailboxes on plain threads keep the contract, inside and outside of runtimes.
+//! The blocking API keeps the contract, inside and outside runtimes.
 
 #![cfg(all(feature = "blocking", feature = "sqlite"))]
 #![allow(clippy::unwrap_used, reason = "it is all tests")]
@@ -18,7 +18,7 @@ use pillarbox::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-/// Longer than any test takes: a receive that waits for it was not woken.
+/// Longer than any test takes: a receive that waits this long was not woken.
 const LONG: Receive = Receive::one().wait(Duration::from_secs(300));
 
 fn memory() -> Mailboxes {
@@ -29,7 +29,7 @@ fn current_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// A runtime with a single worker: if that is blocked, everything in it is.
+/// A runtime with a single worker, so that blocking it blocks all tasks.
 fn multi_thread() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
@@ -39,22 +39,22 @@ fn only<T: 'static, R: 'static>(mailbox: &Mailbox<T, R>) -> Message<T, R> {
     batch.into_iter().next().expect("a message")
 }
 
-/// Where tests share a process, those that count threads are alone in it.
+/// Tests that count threads run alone if tests share a process.
 static PROCESS: RwLock<()> = RwLock::new(());
 
 fn shared() -> RwLockReadGuard<'static, ()> {
     PROCESS.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Every operation, on any backend.
-fn the_contract_on(url: &str) {
+/// Uses every operation on a backend.
+fn check_contract(url: &str) {
     let backend = blocking::open(url).unwrap();
     let requests = backend.builder("requests").allow_reply_to("client-7");
     let requests: Mailbox<u64, String> = requests.open().unwrap();
     let replies: Mailbox<String> = backend.mailbox("client-7").unwrap();
     assert!(requests.receive(Receive::one()).unwrap().is_empty());
 
-    // Sends, one and many, are received in order.
+    // Single sends and batches are received in order.
     let id = MessageId::new();
     assert_eq!(requests.send_with(&1, SendOptions::new().id(id).reply_to("client-7")).unwrap(), id);
     requests.send_batch(&[2, 3]).unwrap().all().unwrap();
@@ -97,19 +97,19 @@ fn the_contract_on(url: &str) {
     replies.settle([settle]).unwrap().all().unwrap();
 
     // A body that cannot be decoded is set apart.
-    requests.with_codec::<Bytes>(Raw).send(&Bytes::from_static(b"no number")).unwrap();
+    requests.with_codec::<Bytes>(Raw).send(&Bytes::from_static(b"not a number")).unwrap();
     requests.send(&7).unwrap();
     let mut batch = requests.receive(Receive::up_to(10)).unwrap();
     assert_eq!((batch.len(), batch.undecodable().len()), (1, 1));
     for undecodable in batch.take_undecodable() {
         assert!(matches!(undecodable.error(), Error::Serialization { .. }));
-        assert_eq!(&undecodable.message().body()[..], b"no number");
+        assert_eq!(&undecodable.message().body()[..], b"not a number");
         undecodable.acknowledge().unwrap();
     }
     batch.acknowledge().unwrap().all().unwrap();
     assert_eq!(requests.approximate_count().unwrap(), 0);
 
-    // Closing one leaves the other; closing the backend leaves none.
+    // Closing a mailbox does not close another one; closing the backend closes all.
     requests.close().unwrap();
     assert!(requests.is_closed() && !replies.is_closed());
     assert!(matches!(requests.send(&1), Err(Error::Closed { queue: Some(_) })));
@@ -121,7 +121,7 @@ fn the_contract_on(url: &str) {
 #[test]
 fn the_contract_holds_in_memory() {
     let _shared = shared();
-    the_contract_on("memory:");
+    check_contract("memory:");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn the_contract_holds_on_sqlite_and_what_was_sent_outlives_the_handles() {
     let directory = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", directory.path().join("blocking.db").display());
     assert!(blocking::open_existing(&url).is_err());
-    the_contract_on(&url);
+    check_contract(&url);
     let send = || blocking::open(&url)?.mailbox::<u32, ()>("jobs")?.send(&7);
     send().unwrap();
     let jobs: Mailbox<u32> = blocking::open_existing(&url).unwrap().mailbox("jobs").unwrap();
@@ -142,12 +142,12 @@ fn the_contract_holds_on_sqlite_and_what_was_sent_outlives_the_handles() {
 fn the_contract_holds_on_redis_and_closing_wakes_a_receive_there() {
     let _shared = shared();
     let server = pillarbox_testing::server::RedisServer::start();
-    the_contract_on(&server.url());
+    check_contract(&server.url());
     closing_wakes(&blocking::open(&server.url()).unwrap());
 }
 
 #[test]
-fn a_receive_that_waits_is_woken_by_a_send_of_another_thread() {
+fn a_waiting_receive_is_woken_by_a_send_of_another_thread() {
     let _shared = shared();
     for url in ["memory:", "sqlite::memory:"] {
         let backend = blocking::open(url).unwrap();
@@ -191,7 +191,7 @@ fn closing_wakes(backend: &Mailboxes) {
 }
 
 #[test]
-fn closing_wakes_a_receive_that_waits_in_another_thread() {
+fn closing_wakes_a_waiting_receive_of_another_thread() {
     let _shared = shared();
     closing_wakes(&memory());
     closing_wakes(&blocking::open("sqlite::memory:").unwrap());
@@ -217,7 +217,7 @@ fn a_call_on_the_thread_of_a_current_thread_runtime_is_refused_and_does_nothing(
         refused(backend.queues().map(drop));
         refused(blocking::open("memory:").map(drop));
         refused(jobs.close());
-        // What does not wait is no problem, and async code has its own way.
+        // Calls that do not wait are allowed, and so is the async API.
         let same: Mailbox<u32> = backend.mailbox("jobs").unwrap();
         assert!(!same.is_closed());
         assert_eq!(same.as_async().counts().await.unwrap().total(), 1);
@@ -264,8 +264,8 @@ fn a_call_inside_spawn_blocking_waits() {
     }
 }
 
-/// A task may use Tokio's channels 128 times without awaiting anything; after that they let it wait
-/// until it has been polled anew.
+/// A task may use Tokio's channels 128 times without yielding; after that they return `Pending` until it is polled
+/// again.
 #[test]
 fn a_task_may_make_any_number_of_calls_without_awaiting() {
     let _shared = shared();
@@ -336,7 +336,7 @@ fn many_threads_acknowledge_all_that_many_threads_send() {
 }
 
 #[test]
-fn what_a_thread_that_panics_in_a_call_had_received_comes_back_when_its_lease_ends() {
+fn a_message_received_by_a_thread_that_panics_is_delivered_again() {
     struct Broken;
     impl Codec<u32> for Broken {
         fn name(&self) -> &'static str {
@@ -379,7 +379,7 @@ fn a_reply_goes_to_the_mailbox_that_a_registry_knows_on_another_backend() {
 }
 
 #[test]
-fn async_code_finds_the_mailbox_closed_once_the_last_blocking_handle_is_gone() {
+fn the_async_mailbox_is_closed_when_the_last_blocking_handle_is_dropped() {
     let _shared = shared();
     let jobs: Mailbox<u32> = memory().mailbox("jobs").unwrap();
     jobs.send(&7).unwrap();
@@ -401,7 +401,7 @@ mod threads {
         PROCESS.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of threads in this process that belong to Pillarbox.
+    /// Returns the number of Pillarbox's threads in this process.
     fn threads() -> usize {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         let names =
@@ -409,8 +409,8 @@ mod threads {
         names.filter(|name| name.starts_with("pillarbox-")).count()
     }
 
-    /// Waits until no such thread is left. The system lists one for a moment after it was joined.
-    fn none_is_left() {
+    /// Waits until no such thread is left. The system still lists a thread for a short time after it was joined.
+    fn wait_until_none_is_left() {
         let end = Instant::now() + LONG.wait;
         while threads() > 0 {
             assert!(Instant::now() < end, "{} threads are left", threads());
@@ -419,7 +419,7 @@ mod threads {
     }
 
     #[test]
-    fn no_thread_is_left_behind_when_the_last_handle_goes() {
+    fn no_thread_is_left_when_the_last_handle_is_dropped() {
         let _alone = alone();
         assert_eq!(threads(), 0);
         let backend = memory();
@@ -428,31 +428,31 @@ mod threads {
         jobs.send_batch(&[7, 8]).unwrap().all().unwrap();
         let (message, batch) = (only(&jobs), jobs.receive(Receive::one()).unwrap());
         drop((backend, jobs));
-        // A message is a handle, too.
+        // Messages and batches are handles, too.
         message.acknowledge().unwrap();
         assert_eq!(threads(), 1);
         drop(batch);
-        none_is_left();
+        wait_until_none_is_left();
     }
 
     #[test]
-    fn no_thread_of_a_sqlite_file_is_left_behind_either() {
+    fn no_thread_of_a_sqlite_file_is_left() {
         let _alone = alone();
         let jobs: Mailbox<u32> =
             blocking::open("sqlite::memory:").unwrap().mailbox("jobs").unwrap();
         jobs.send(&7).unwrap();
-        // Reads on a thread of the pool.
+        // Peek reads on a thread of the pool.
         assert_eq!(jobs.peek(1).unwrap().len(), 1);
         assert!(threads() > 1);
         drop(jobs);
-        none_is_left();
+        wait_until_none_is_left();
     }
 
     #[test]
-    fn a_backend_that_cannot_be_opened_leaves_no_thread_behind() {
+    fn a_backend_that_cannot_be_opened_leaves_no_thread() {
         let _alone = alone();
         assert!(blocking::open("smtp://localhost").is_err());
-        none_is_left();
+        wait_until_none_is_left();
     }
 
     #[test]
@@ -467,17 +467,17 @@ mod threads {
                 runtime.block_on(async { drop(jobs) });
             }
         }
-        // Not joined there, but ended.
-        none_is_left();
+        // The threads are not joined, but end.
+        wait_until_none_is_left();
     }
 
     #[test]
     fn the_last_handle_may_be_dropped_on_the_background_thread_and_its_pool() {
         let _alone = alone();
         for is_pooled in [false, true] {
-            let (tell, handle) = mpsc::channel();
+            let (handle_sender, handle) = mpsc::channel();
             let open = async {
-                tell.send(tokio::runtime::Handle::current()).unwrap();
+                handle_sender.send(tokio::runtime::Handle::current()).unwrap();
                 pillarbox::open("memory:").await
             };
             let backend = blocking::open_with(open).unwrap();
@@ -487,7 +487,7 @@ mod threads {
             } else {
                 drop(background.spawn(async move { drop(backend) }));
             }
-            none_is_left();
+            wait_until_none_is_left();
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The program of the contract: one that uses every operation and runs unchanged on every
-//! backend URL.
+//! A program that uses every operation and runs unchanged on every backend URL.
 
 use pillarbox::prelude::*;
 use serde::{Deserialize, Serialize};

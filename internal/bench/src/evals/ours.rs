@@ -45,7 +45,7 @@ pub(super) fn requests(backend: &Mailboxes) -> Result<EvalRequests<String, Strin
 /// Starts the loop that works and judges.
 pub(super) fn start(backend: &Mailboxes) -> Result<Running> {
     let adapter = |text: String| async move { text };
-    let evals = EvalLoop::of(adapter, exact_match, requests(backend)?);
+    let evals = EvalLoop::from_adapter(adapter, exact_match, requests(backend)?);
     Ok(evals.worker(|worker| worker.inbox(INBOX)).start())
 }
 

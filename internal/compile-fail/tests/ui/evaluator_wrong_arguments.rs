@@ -9,5 +9,5 @@ fn right(output: String, expected: String) -> bool {
 fn main() {}
 
 fn build(requests: EvalRequests<String, String>) {
-    let _ = EvalLoop::of(|text: String| async move { text }, right, requests);
+    let _ = EvalLoop::from_adapter(|text: String| async move { text }, right, requests);
 }

@@ -17,13 +17,13 @@ const ROWS: &[Row] = &[
     ("in the order of becoming ready (`fifo`)", |can| yes(can.fifo)),
     ("exact counts (`exact_counts`)", |can| yes(can.exact_counts)),
     ("looking without receiving (`peek`)", |can| yes(can.peek)),
-    ("a send says whether it stored (`tells_duplicates`)", |can| yes(can.tells_duplicates)),
+    ("a send says whether it stored (`reports_duplicates`)", |can| yes(can.reports_duplicates)),
     (
         "counts deliveries that nobody settled, and that were no attempt (`counts_unsettled`)",
         |can| yes(can.counts_unsettled),
     ),
-    ("tells when a message was first delivered (`tells_first_received`)", |can| {
-        yes(can.tells_first_received)
+    ("tells when a message was first delivered (`reports_first_received`)", |can| {
+        yes(can.reports_first_received)
     }),
     ("`max_size` is kept to the message (`bounded`)", |can| yes(can.bounded)),
     ("messages in one send or settle (`max_batch`)", |can| thousands(can.max_batch)),

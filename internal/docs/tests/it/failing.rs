@@ -16,19 +16,19 @@ fn run(how: &str, what: &str) -> String {
 fn a_main_that_fails_says_why_in_a_line() {
     let wrong = "Error: invalid backend URL: unknown scheme \"mongodb\"; allowed: sqlite: ";
     for how in ["open", "boxed"] {
-        let said = run(how, "mongodb://localhost");
-        assert!(said.starts_with(wrong) && said.lines().count() == 1, "{said}");
+        let output = run(how, "mongodb://localhost");
+        assert!(output.starts_with(wrong) && output.lines().count() == 1, "{output}");
         assert_eq!(
             run(how, "sqlite:/no/such/place/jobs.db"),
-            "Error: cannot open: /no/such/place is not there: create the directory first\n"
+            "Error: cannot open: /no/such/place does not exist: create the directory first\n"
         );
     }
 }
 
 #[test]
 fn so_it_does_with_every_other_error_of_ours() {
-    let said = run("call", "");
-    let (before, after) = (&said[..15], &said[51..]);
+    let output = run("call", "");
+    let (before, after) = (&output[..15], &output[51..]);
     assert_eq!((before, after), ("Error: request ", " was not answered within 10ms\n"));
     assert_eq!(
         run("group", ""),
@@ -49,7 +49,7 @@ fn no_password_is_shown() {
     let server = RedisServer::builder().password("hunter2").start();
     let url = server.url().replace("hunter2", "swordfish");
     assert!(url.contains("swordfish"), "{url}");
-    let said = run("open", &url);
-    assert!(said.starts_with("Error: cannot open: "), "{said}");
-    assert!(!said.contains("swordfish") && !said.contains("hunter2"), "{said}");
+    let output = run("open", &url);
+    assert!(output.starts_with("Error: cannot open: "), "{output}");
+    assert!(!output.contains("swordfish") && !output.contains("hunter2"), "{output}");
 }

@@ -26,7 +26,7 @@ fn crates(options: &[&str]) -> usize {
 fn every_feature_has_a_row_with_the_crates_that_it_takes() {
     let readme = read("README.md");
     let (_, table) = readme.split_once("| feature | what it adds | crates |\n").unwrap();
-    let mut told = BTreeSet::new();
+    let mut listed = BTreeSet::new();
     for row in table.lines().skip(1).take_while(|line| line.starts_with('|')) {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
         let feature = quoted(cells[1])[0];
@@ -34,19 +34,19 @@ fn every_feature_has_a_row_with_the_crates_that_it_takes() {
             "default-features = false" => crates(&["--no-default-features"]),
             "default" => {
                 // In one row, because they are enabled together.
-                told.extend(["runtime".to_owned(), "sqlite".to_owned()]);
+                listed.extend(["runtime".to_owned(), "sqlite".to_owned()]);
                 crates(&[])
             }
             feature => crates(&["--features", feature]),
         };
         assert_eq!(cells[3], counted.to_string(), "{row}");
-        told.insert(feature.to_owned());
+        listed.insert(feature.to_owned());
     }
-    told.remove("default-features = false");
+    listed.remove("default-features = false");
     let manifest = read("crates/pillarbox/Cargo.toml");
     let (_, features) = manifest.split_once("[features]\n").unwrap();
     let features = features.lines().take_while(|line| !line.starts_with('['));
     let features =
         features.filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(" = "));
-    assert_eq!(told, features.map(|(name, _)| name.to_owned()).collect::<BTreeSet<_>>());
+    assert_eq!(listed, features.map(|(name, _)| name.to_owned()).collect::<BTreeSet<_>>());
 }

@@ -183,12 +183,12 @@ async fn a_group_tells_its_metrics_by_these_names() {
         |stats: &StatsSnapshot| stats.terminal_failures == 1 && stats.mailboxes[0].depth == Some(1);
     control.stats().wait_for(is_counted).await.unwrap();
     let address = running.control().health_addr().unwrap();
-    let told = tokio::task::spawn_blocking(move || get(address, "/metrics")).await.unwrap();
+    let output = tokio::task::spawn_blocking(move || get(address, "/metrics")).await.unwrap();
     running.stop().await.unwrap();
 
     let metrics = metrics();
-    let types = told.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect::<Vec<_>>();
-    assert!(types.len() >= 8, "{told}");
+    let types = output.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect::<Vec<_>>();
+    assert!(types.len() >= 8, "{output}");
     for line in types {
         let (name, kind) = line.split_once(' ').unwrap();
         let metric = metrics.get(name).unwrap_or_else(|| panic!("{name} is not in the table"));
@@ -214,7 +214,7 @@ async fn a_group_tells_its_metrics_by_these_names() {
         "pillarbox_queue_oldest_age_seconds{queue=\"orders\"} 0",
         "pillarbox_handler_duration_seconds_bucket{queue=\"orders\",le=\"+Inf\"} 1",
     ] {
-        assert!(told.contains(sample), "{sample} is not in:\n{told}");
+        assert!(output.contains(sample), "{sample} is not in:\n{output}");
     }
 }
 

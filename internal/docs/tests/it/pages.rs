@@ -70,7 +70,7 @@ fn every_page_is_in_the_book() {
 
 /// Every block has a known language, which determines its check.
 #[test]
-fn every_block_is_looked_at() {
+fn every_block_is_checked() {
     for page in pages() {
         for block in page.blocks() {
             let place = format!("{}:{}", page.path, block.line);
@@ -99,8 +99,8 @@ fn every_block_is_looked_at() {
                     assert_eq!(page.path, "docs/migration.md", "{place}");
                     let before: Vec<_> = page.text.lines().take(block.line - 1).collect();
                     let before = before.join("\n").to_lowercase();
-                    let said = format!("({}):", block.language);
-                    assert!(before.trim_end().ends_with(&said), "{place}");
+                    let note = format!("({}):", block.language);
+                    assert!(before.trim_end().ends_with(&note), "{place}");
                 }
                 other => panic!("{place}: unknown language '{other}'"),
             }

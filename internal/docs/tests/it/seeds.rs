@@ -201,8 +201,8 @@ fn wrong_counts(text: &str, rows: &[Row<'_>]) -> Vec<String> {
         counted.push(counts(document, its));
     }
     counted.push(counts("all", rows.iter().collect()));
-    let said = table(text, COUNTS);
-    if said == counted {
+    let written = table(text, COUNTS);
+    if written == counted {
         return Vec::new();
     }
     let rows: Vec<_> = counted.iter().map(|row| format!("| {} |", row.join(" | "))).collect();

@@ -99,16 +99,16 @@ pub(super) fn run(input: &[u8]) {
         let shown = if arg.contains("://") { &cli::hidden(value, "").0 } else { value };
         !may_read_as_secret(name) && !may_read_as_secret(shown)
     });
-    let told = match cli::arguments(&args) {
+    let text = match cli::arguments(&args) {
         Ok(understood) => {
             // A valid command line. Its URL is printed, and must not show the secret.
             record_outcome(understood.split(['(', '{']).nth(2).unwrap_or_default());
             return;
         }
-        Err(told) => told,
+        Err(text) => text,
     };
-    refused(&told.lines().next().unwrap_or_default());
-    assert!(!is_secret || !told.contains(SECRET), "a secret is told: {told}");
+    refused(&text.lines().next().unwrap_or_default());
+    assert!(!is_secret || !text.contains(SECRET), "a secret is shown: {text}");
 }
 
 /// Whether a text contains the secret once control characters are removed, as errors do.

@@ -117,7 +117,7 @@ fn check(directory: &TempDir, input: &[u8]) {
             None => drop(fs::remove_file(path)),
         }
     }
-    let mut run = match EvalRun::look(directory.path()) {
+    let mut run = match EvalRun::open_read_only(directory.path()) {
         Ok(run) => run,
         // Without the directory, whose name changes.
         Err(error) => {
@@ -132,11 +132,11 @@ fn check(directory: &TempDir, input: &[u8]) {
     );
     record_outcome(&format!("{} {}", progress.total > 0, progress.collected > 0));
     for which in [
-        pillarbox_evals::Again::Missing,
-        pillarbox_evals::Again::Unscored,
-        pillarbox_evals::Again::NotPassed,
+        pillarbox_evals::Resubmit::Missing,
+        pillarbox_evals::Resubmit::Unscored,
+        pillarbox_evals::Resubmit::NotPassed,
     ] {
-        assert!(run.again(which) <= progress.total);
+        assert!(run.resubmit(which) <= progress.total);
     }
     let report = match run.report() {
         Ok(report) => report,

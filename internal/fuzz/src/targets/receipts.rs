@@ -34,7 +34,7 @@ pub(super) fn run(input: &[u8]) {
                 assert_eq!(receipt.message_id(), Some(id));
                 // Without the id, which may contain the same characters.
                 let logged = format!("{receipt:?}").replace(&id.to_string(), "");
-                assert!(!logged.contains(&nonce.to_string()), "a log tells a secret");
+                assert!(!logged.contains(&nonce.to_string()), "a log contains a secret");
             } else {
                 record_outcome("foreign");
                 assert!(!format!("{receipt:?}").is_empty());

@@ -221,9 +221,9 @@ pub(super) fn server(input: &[u8]) {
         line[1..].split_once(' ').map(|(name, value)| (name.to_owned(), value.to_owned()))
     };
     let settings: HashMap<_, _> = settings.into_iter().filter_map(pair).collect();
-    for told in reader::server(info.join("\n"), settings) {
+    for line in reader::server(info.join("\n"), settings) {
         // It contains text of the server.
-        assert!(!told.is_empty());
-        record_outcome(&told.chars().take(12).collect::<String>());
+        assert!(!line.is_empty());
+        record_outcome(&line.chars().take(12).collect::<String>());
     }
 }

@@ -59,7 +59,7 @@ pub(super) const WORDS: &[&str] = &[
     "user=me",
     "poll=20",
     "max_message=",
-    "attempts=1",
+    "tries=1",
     "region=eu",
     "fifo=true",
     "MessageRetentionPeriod=60",
@@ -74,7 +74,7 @@ pub(super) fn run(input: &[u8]) {
     let is_secret = is_only_a_password(url);
     let tells_nothing = |text: String| {
         // Errors of the library, without the redaction of the command.
-        assert!(!is_secret || !text.contains(SECRET), "a secret is told: {text}");
+        assert!(!is_secret || !text.contains(SECRET), "a secret is shown: {text}");
     };
     if is_secret {
         let (shown, _) = cli::hidden(url, url);

@@ -30,15 +30,15 @@ fn a_planted_panic_is_found_shrunk_saved_and_reported() {
     let failure = found(target("planted", forgets_a_value), "key=value;");
     assert_eq!(failure.input.escape_ascii().to_string(), "key=key=", "nothing can be taken out");
     assert!(failure.found.len() >= failure.input.len());
-    let told = failure.to_string();
+    let text = failure.to_string();
     for part in ["planted fails: no value, at ", "known_defects.rs", "PILLARBOX_SEED=1", "key=key="]
     {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(text.contains(part), "{part}: {text}");
     }
     let path = failure.keep().expect("the input is saved");
     assert_eq!(fs::read(&path).expect("the file is readable"), failure.input);
     let again = format!("cargo run -p pillarbox-fuzz -- planted {}", path.display());
-    assert!(told.contains(&again), "{told}");
+    assert!(text.contains(&again), "{text}");
 }
 
 #[test]

@@ -1,73 +1,72 @@
-//! How long calls took, in little room.
+//! Compact histogram of durations.
 
 use std::time::Duration;
 
-/// How many calls took how long: counted in steps of a sixteenth of each power of two, so that it
-/// stays small however long it is measured.
+/// Histogram of durations with 16 buckets per power of two, so that its size does not depend on the number of calls.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
-    /// By step, in nanoseconds.
-    steps: Vec<usize>,
-    number: usize,
-    longest: Duration,
+    /// Number of durations per bucket.
+    buckets: Vec<usize>,
+    count: usize,
+    max: Duration,
 }
 
 impl Histogram {
-    /// Steps within a power of two.
-    const FINE: u32 = 4;
+    /// Binary logarithm of the number of buckets per power of two.
+    const BITS: u32 = 4;
 
     pub(crate) fn record(&mut self, took: Duration) {
-        let step = Self::step(took);
-        if self.steps.len() <= step {
-            self.steps.resize(step + 1, 0);
+        let bucket = Self::bucket(took);
+        if self.buckets.len() <= bucket {
+            self.buckets.resize(bucket + 1, 0);
         }
-        self.steps[step] += 1;
-        self.number += 1;
-        self.longest = self.longest.max(took);
+        self.buckets[bucket] += 1;
+        self.count += 1;
+        self.max = self.max.max(took);
     }
 
     pub(crate) fn add(&mut self, other: &Self) {
-        if self.steps.len() < other.steps.len() {
-            self.steps.resize(other.steps.len(), 0);
+        if self.buckets.len() < other.buckets.len() {
+            self.buckets.resize(other.buckets.len(), 0);
         }
-        for (mine, others) in self.steps.iter_mut().zip(&other.steps) {
+        for (mine, others) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine += others;
         }
-        self.number += other.number;
-        self.longest = self.longest.max(other.longest);
+        self.count += other.count;
+        self.max = self.max.max(other.max);
     }
 
-    /// The time that this share of the calls did not exceed, to a sixteenth.
+    /// Returns the duration that this share of the calls did not exceed, to a sixteenth.
     pub(crate) fn quantile(&self, share: f64) -> Duration {
-        let wanted = (self.number as f64 * share).ceil() as usize;
+        let wanted = (self.count as f64 * share).ceil() as usize;
         let mut seen = 0;
-        for (step, number) in self.steps.iter().enumerate() {
-            seen += number;
+        for (bucket, count) in self.buckets.iter().enumerate() {
+            seen += count;
             if seen >= wanted.max(1) {
-                return Self::end_of(step).min(self.longest);
+                return Self::end_of(bucket).min(self.max);
             }
         }
-        self.longest
+        self.max
     }
 
-    pub(crate) fn number(&self) -> usize {
-        self.number
+    pub(crate) fn count(&self) -> usize {
+        self.count
     }
 
-    pub(crate) fn longest(&self) -> Duration {
-        self.longest
+    pub(crate) fn max(&self) -> Duration {
+        self.max
     }
 
-    fn step(took: Duration) -> usize {
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1 << Self::FINE);
+    fn bucket(took: Duration) -> usize {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1 << Self::BITS);
         let power = nanos.ilog2();
-        let fraction = nanos >> (power - Self::FINE) & ((1 << Self::FINE) - 1);
-        ((power - Self::FINE) << Self::FINE) as usize + fraction as usize
+        let fraction = nanos >> (power - Self::BITS) & ((1 << Self::BITS) - 1);
+        ((power - Self::BITS) << Self::BITS) as usize + fraction as usize
     }
 
-    fn end_of(step: usize) -> Duration {
-        let shift = (step >> Self::FINE) as u32;
-        let fraction = (step & ((1 << Self::FINE) - 1)) as u128 + (1 << Self::FINE) + 1;
+    fn end_of(bucket: usize) -> Duration {
+        let shift = (bucket >> Self::BITS) as u32;
+        let fraction = (bucket & ((1 << Self::BITS) - 1)) as u128 + (1 << Self::BITS) + 1;
         Duration::from_nanos(u64::try_from(fraction << shift).unwrap_or(u64::MAX))
     }
 }
@@ -87,7 +86,7 @@ mod tests {
             assert!(found >= micros && found <= micros * 1.0626, "{share}: {found}");
         }
         assert_eq!(histogram.quantile(1.0), Duration::from_micros(1000));
-        assert_eq!((histogram.number, histogram.longest), (1000, Duration::from_micros(1000)));
+        assert_eq!((histogram.count, histogram.max), (1000, Duration::from_micros(1000)));
     }
 
     #[test]
@@ -100,6 +99,6 @@ mod tests {
         assert_eq!(histogram.quantile(1.0), Duration::from_nanos(u64::MAX));
         let mut sum = Histogram::default();
         sum.add(&histogram);
-        assert_eq!(sum.number, 2);
+        assert_eq!(sum.count, 2);
     }
 }

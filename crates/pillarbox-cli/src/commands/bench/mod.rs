@@ -13,18 +13,18 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use self::histogram::Histogram;
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::{Table, text, time};
 
-/// How long a receive waits where the backend does not show at once what was sent.
+/// Wait of a receive, for backends that show a sent message with a delay.
 const WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct BenchJson<'a> {
     operation: &'a str,
     calls: usize,
     calls_per_second: f64,
@@ -34,7 +34,7 @@ struct Line<'a> {
     max_ms: f64,
 }
 
-/// How long the calls of each kind took.
+/// Durations of the calls of each kind.
 #[derive(Debug, Default)]
 struct Times {
     send: Histogram,
@@ -45,7 +45,7 @@ struct Times {
 
 pub(crate) async fn run(context: &mut Context, args: args::Bench) -> Result<()> {
     let interrupt = Interrupt::listen()?;
-    using(context.open().await?, async |backend| {
+    with_backend(context.open().await?, async |backend| {
         let name = format!("pillarbox-bench-{:08x}", rand::rng().next_u32());
         let name: QueueName = name.parse()?;
         let queue = backend.queue(&name, QueueOptions::new())?;
@@ -68,12 +68,12 @@ pub(crate) async fn run(context: &mut Context, args: args::Bench) -> Result<()> 
         let start = Instant::now();
         let measured = measure(&queue, &args, &interrupt).await;
         let elapsed = start.elapsed();
-        // Whatever came of it, nothing of it stays.
+        // The queue is purged even after an error.
         let purged = queue.purge().await;
         let times = measured?;
         purged?;
         report(context, &times, elapsed)?;
-        if interrupt.is_told() { Err(Failure::Interrupted) } else { Ok(()) }
+        if interrupt.is_interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
     })
     .await
 }
@@ -103,7 +103,7 @@ async fn measure(
     while let Some(caller) = tokio::select! {
         biased;
         caller = callers.join_next() => caller,
-        () = interrupt.told(), if !stopped.load(Ordering::Relaxed) => {
+        () = interrupt.interrupted(), if !stopped.load(Ordering::Relaxed) => {
             stopped.store(true, Ordering::Relaxed);
             callers.join_next().await
         }
@@ -111,19 +111,19 @@ async fn measure(
         match caller {
             Ok(Ok(times)) => all.add(&times),
             Ok(Err(error)) => result = Err(error.into()),
-            Err(error) => result = Err(Failure::Other(format!("a caller ended: {error}"))),
+            Err(error) => result = Err(Failure::Other(format!("a caller failed: {error}"))),
         }
         if result.is_err() {
             break;
         }
     }
-    // None of them may send when the queue is purged.
+    // No caller may send after the purge.
     callers.shutdown().await;
     result.map(|()| all)
 }
 
-/// Sends, receives and acknowledges until the time is over. Each caller puts in as many as it takes
-/// out, so that there is always something for all of them.
+/// Sends, receives and acknowledges until the time is over. Each caller receives as many messages as it sends, so that
+/// none of them starves.
 async fn call(
     queue: Arc<dyn Queue>,
     body: Bytes,
@@ -166,20 +166,20 @@ fn report(context: &mut Context, times: &Times, elapsed: Duration) -> Result<()>
     let kinds =
         [("send", &times.send), ("receive", &times.receive), ("acknowledge", &times.acknowledge)];
     for (operation, calls) in kinds {
-        let [p50, p99, max] = [calls.quantile(0.5), calls.quantile(0.99), calls.longest()];
+        let [p50, p99, max] = [calls.quantile(0.5), calls.quantile(0.99), calls.max()];
         if context.out.is_json() {
             let ms = |duration: Duration| duration.as_micros() as f64 / 1e3;
-            context.out.json(&Line {
+            context.out.json(&BenchJson {
                 operation,
-                calls: calls.number(),
-                calls_per_second: per_second(calls.number()).round(),
+                calls: calls.count(),
+                calls_per_second: per_second(calls.count()).round(),
                 messages_per_second: per_second(times.messages).round(),
                 p50_ms: ms(p50),
                 p99_ms: ms(p99),
                 max_ms: ms(max),
             })?;
         }
-        let rate = text::rate(per_second(calls.number()));
+        let rate = text::rate(per_second(calls.count()));
         table.row([
             operation.to_owned(),
             rate,

@@ -1,7 +1,7 @@
 //! `pillarbox demo`: tasks, workers, failures, retries and dead letters.
 //!
-//! The runtime does the work: what a worker does with a task is in `worker`, what the runtime tells of it
-//! is counted by `tally` and shown by `view`.
+//! The tasks run on the worker runtime: the handler is in `worker`; `tally` counts the events of the runtime, and `view`
+//! shows them.
 
 mod tally;
 mod view;
@@ -17,8 +17,8 @@ use tokio::sync::watch;
 
 use self::tally::Tally;
 use self::view::View;
-use self::worker::{Luck, Task};
-use super::using;
+use self::worker::{Simulation, Task};
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -27,11 +27,11 @@ use crate::output::{text, time};
 use crate::url::BackendUrl;
 
 const TASKS: &str = "demo";
-/// Where the dead letters of [`TASKS`] go unless somebody says otherwise.
+/// Default queue for the dead letters of [`TASKS`].
 const DEAD: &str = "demo-dlq";
 
 #[derive(Serialize)]
-struct Line {
+struct DemoJson {
     url: String,
     tasks: usize,
     processed: u64,
@@ -45,29 +45,29 @@ pub(crate) async fn run(context: &mut Context, args: args::Demo) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let url = match context.given_url() {
         Some(url) => url.clone(),
-        None => fresh_file()?,
+        None => temporary_file()?,
     };
-    using(interrupt.or(pillarbox::open(url.reveal())).await??, async |backend| {
+    with_backend(interrupt.or(pillarbox::open(url.reveal())).await??, async |backend| {
         let start = Instant::now();
-        let (tally, stats) = perform(context, backend, &url, &args, &interrupt).await?;
-        summarise(context, &url, &args, &tally, &stats, start.elapsed())?;
-        if interrupt.is_told() { Err(Failure::Interrupted) } else { Ok(()) }
+        let (tally, stats) = run_demo(context, backend, &url, &args, &interrupt).await?;
+        print_summary(context, &url, &args, &tally, &stats, start.elapsed())?;
+        if interrupt.is_interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
     })
     .await
 }
 
-fn fresh_file() -> Result<BackendUrl> {
+fn temporary_file() -> Result<BackendUrl> {
     let name = format!("pillarbox-demo-{:08x}.db", rand::rng().next_u32());
     let path = std::env::temp_dir().join(name);
     match path.to_str() {
         Some(path) => Ok(format!("sqlite:{path}").parse().unwrap_or_default()),
         None => Err(Failure::Usage(
-            "the directory for temporary files has no plain name; say --url".to_owned(),
+            "the path of the temporary directory is not valid UTF-8; use --url".to_owned(),
         )),
     }
 }
 
-async fn perform(
+async fn run_demo(
     context: &mut Context,
     backend: &Mailboxes,
     url: &BackendUrl,
@@ -76,11 +76,11 @@ async fn perform(
 ) -> Result<(Tally, StatsSnapshot)> {
     let tasks: Mailbox<Task> = backend.mailbox(TASKS)?;
     for name in [TASKS, DEAD] {
-        let held = backend.queue(name, QueueOptions::new())?.counts().await?.total();
-        if held > 0 {
-            let held = text::count(held, "message");
+        let total = backend.queue(name, QueueOptions::new())?.counts().await?.total();
+        if total > 0 {
+            let messages = text::count(total, "message");
             return Err(Failure::Usage(format!(
-                "'{name}' at {url} holds {held} already: purge it, or name another backend"
+                "'{name}' at {url} already has {messages}: purge it, or use another backend"
             )));
         }
     }
@@ -88,32 +88,32 @@ async fn perform(
     let sent = tasks.send_batch_with(todo.iter().map(|task| (task, SendOptions::new()))).await?;
     let tally = Tally::new(sent.all()?);
 
-    let luck = Luck { seed: args.seed, fast: args.fast };
-    let step = luck.scaled(Duration::from_millis(400));
+    let simulation = Simulation { seed: args.seed, fast: args.fast };
+    let step = simulation.scaled(Duration::from_millis(400));
     let is_depth_exact = tasks.capabilities().exact_counts;
     let worker = Worker::new(tasks)
-        .context(luck)
+        .context(simulation)
         .handler(worker::work)
         .workers(args.workers)
-        // A task takes longer than it takes to fetch one, so none need wait beside a worker.
+        // A task takes longer than a fetch, so prefetching would not help.
         .inbox(0)
         .retry(Backoff::linear(step, Duration::MAX))
         .max_deliveries(args.max_deliveries)
         .dead_letters(DlqPolicy::new())
         .depth_every(Duration::from_secs(1));
-    let heard = Heard {
+    let feed = Feed {
         events: worker.control().events(),
         stats: worker.control().stats(),
         tally,
         is_depth_exact,
     };
     let (stop, mut stopped) = watch::channel(false);
-    // In a task of its own, so that a terminal that is held up does not hold up the leases.
+    // In a separate task, so that a blocked terminal does not delay the extension of leases.
     let work = tokio::spawn(worker.run_until(async move {
         let _ = stopped.wait_for(|stopped| *stopped).await;
     }));
     let view = View::new(context, args.tasks, args.workers);
-    let shown = follow(context, url, view, heard, &stop, interrupt).await;
+    let shown = follow(context, url, view, feed, &stop, interrupt).await;
     stop.send_replace(true);
     let ended = work.await;
     let tally = shown?;
@@ -123,32 +123,31 @@ async fn perform(
     }
 }
 
-/// What the runtime tells.
-struct Heard {
+/// Events and statistics of the runtime.
+struct Feed {
     events: Events,
     stats: watch::Receiver<StatsSnapshot>,
     tally: Tally,
     is_depth_exact: bool,
 }
 
-/// Shows what happens until the workers are gone, and stops them when there is nothing left to do, or
-/// the user has had enough.
+/// Shows events until the workers have stopped, and stops them when all tasks are finished or the user interrupts.
 async fn follow(
     context: &mut Context,
     url: &BackendUrl,
     mut view: View,
-    heard: Heard,
+    feed: Feed,
     stop: &watch::Sender<bool>,
     interrupt: &Interrupt,
 ) -> Result<Tally> {
-    let Heard { mut events, mut stats, mut tally, is_depth_exact } = heard;
+    let Feed { mut events, mut stats, mut tally, is_depth_exact } = feed;
     let mut is_failing = false;
     loop {
         tokio::select! {
             event = events.next() => {
                 let Some(event) = event else { return Ok(tally) };
-                if let Some(news) = tally.add(&event) {
-                    view.show(context, &news, &tally)?;
+                if let Some(update) = tally.add(&event) {
+                    view.show(context, &update, &tally)?;
                 }
                 match event {
                     Event::ReceiveFailed { error, .. } if !is_failing => {
@@ -163,21 +162,21 @@ async fn follow(
                     stop.send_replace(true);
                 }
             }
-            // Somebody else may have taken some: then it is over as well when nothing is left.
+            // Another consumer may have taken some: the demo also ends when the queue is empty.
             Ok(()) = stats.changed(), if is_depth_exact => {
                 if stats.borrow_and_update().mailboxes.iter().all(|tasks| tasks.depth == Some(0)) {
                     stop.send_replace(true);
                 }
             }
-            () = interrupt.told(), if !*stop.borrow() => {
-                view.say("finishing what is running; once more ends at once");
+            () = interrupt.interrupted(), if !*stop.borrow() => {
+                view.set_message("finishing running tasks; interrupt again to end at once");
                 stop.send_replace(true);
             }
         }
     }
 }
 
-fn summarise(
+fn print_summary(
     context: &mut Context,
     url: &BackendUrl,
     args: &args::Demo,
@@ -186,7 +185,7 @@ fn summarise(
     elapsed: Duration,
 ) -> Result<()> {
     if context.out.is_json() {
-        return context.out.json(&Line {
+        return context.out.json(&DemoJson {
             url: url.to_string(),
             tasks: args.tasks,
             processed: stats.processed,
@@ -197,7 +196,7 @@ fn summarise(
         });
     }
     let rows = [
-        ("processed", format!("{} times, for {} tasks", stats.processed, args.tasks)),
+        ("processed", format!("{} attempts of {} tasks", stats.processed, args.tasks)),
         ("succeeded", tally.succeeded.to_string()),
         ("retried", tally.retried.to_string()),
         ("dead-lettered", tally.dead_lettered.to_string()),
@@ -205,7 +204,7 @@ fn summarise(
         ("backend", url.to_string()),
     ];
     let style = context.out.style();
-    // The first ends the line that the bar is on.
+    // The first newline ends the line of the progress bar.
     context.out.text(if context.out.is_terminal() { "\n\n" } else { "\n" })?;
     for (name, value) in rows {
         let name = style.heading(format!("{name:<13}"));
@@ -213,11 +212,11 @@ fn summarise(
     }
     let program = std::env::args().next().unwrap_or_else(|| "pillarbox".to_owned());
     let hints = [
-        ("\nLook into it:", &["stats", "dlq stats demo-dlq", "dlq list demo-dlq", "doctor"][..]),
-        ("Send the dead letters back to be tried again:", &["dlq replay demo-dlq --yes"]),
+        ("\nInspect it:", &["stats", "dlq stats demo-dlq", "dlq list demo-dlq", "doctor"][..]),
+        ("Replay the dead letters:", &["dlq replay demo-dlq --yes"]),
     ];
-    for (what, commands) in hints {
-        context.out.text(what)?;
+    for (title, commands) in hints {
+        context.out.text(title)?;
         for command in commands {
             context.out.line(&format!("  {program} --url {url} {command}"))?;
         }

@@ -1,4 +1,4 @@
-//! What happened to the tasks, by the events of the runtime.
+//! Counts the events of tasks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,42 +7,42 @@ use std::time::Duration;
 use pillarbox::MessageId;
 use pillarbox::runtime::{Event, WorkerId};
 
-/// What became of a task.
+/// Change of a task.
 #[derive(Debug)]
-pub(crate) struct News {
+pub(crate) struct TaskUpdate {
     /// From 1.
     pub(crate) worker: usize,
     pub(crate) task: u64,
-    /// Which delivery of the task it is, from 1.
+    /// Number of the attempt, from 1.
     pub(crate) attempt: u32,
-    pub(crate) what: What,
+    pub(crate) state: TaskState,
 }
 
 #[derive(Debug)]
-pub(crate) enum What {
+pub(crate) enum TaskState {
     Started,
     Succeeded {
         took: Duration,
     },
     Failed {
         error: Arc<str>,
-        again_in: Duration,
+        retry_in: Duration,
     },
     Dead {
         error: Arc<str>,
     },
-    /// The lease ended first: the work is done once more.
+    /// The lease expired first: the task is run again.
     Lost,
-    /// It was done, but the backend did not answer; if it does not know of it, it is done once more.
+    /// It succeeded, but the backend did not confirm that; the task may be run again.
     Unconfirmed,
 }
 
-/// Which tasks there are, and how often what happened.
+/// Numbers of events, and the tasks by message.
 #[derive(Debug)]
 pub(crate) struct Tally {
-    /// The tasks, by their messages.
+    /// Numbers of the tasks.
     tasks: HashMap<MessageId, u64>,
-    /// Why those failed of which it is not told yet what comes next.
+    /// Errors of failed tasks whose retry or dead letter is not reported yet.
     errors: HashMap<MessageId, Arc<str>>,
     pub(crate) succeeded: u64,
     pub(crate) retried: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Of tasks that are numbered from 1.
+    /// Numbers the tasks from 1.
     pub(crate) fn new(messages: impl IntoIterator<Item = MessageId>) -> Self {
         Self {
             tasks: messages.into_iter().zip(1..).collect(),
@@ -61,14 +61,14 @@ impl Tally {
         }
     }
 
-    /// Counts what happened. `None` where nobody cares to see it.
-    pub(crate) fn add(&mut self, event: &Event) -> Option<News> {
+    /// Counts an event. Returns `None` if it is not to be shown.
+    pub(crate) fn add(&mut self, event: &Event) -> Option<TaskUpdate> {
         let about = event.about()?;
-        let what = match event {
-            Event::Started(_) => What::Started,
+        let state = match event {
+            Event::Started(_) => TaskState::Started,
             Event::Succeeded { took, .. } => {
                 self.succeeded += 1;
-                What::Succeeded { took: *took }
+                TaskState::Succeeded { took: *took }
             }
             Event::Failed { error, .. } => {
                 self.errors.insert(about.message_id, error.clone());
@@ -77,22 +77,22 @@ impl Tally {
             Event::Retried { delay, .. } => {
                 self.retried += 1;
                 let error = self.errors.remove(&about.message_id).unwrap_or_default();
-                What::Failed { error, again_in: *delay }
+                TaskState::Failed { error, retry_in: *delay }
             }
             Event::DeadLettered { error, .. } => {
                 self.dead_lettered += 1;
-                What::Dead { error: error.clone() }
+                TaskState::Dead { error: error.clone() }
             }
-            Event::LeaseLost(_) => What::Lost,
-            Event::Unconfirmed(_) => What::Unconfirmed,
+            Event::LeaseLost(_) => TaskState::Lost,
+            Event::Unconfirmed(_) => TaskState::Unconfirmed,
             _ => return None,
         };
         let WorkerId(worker) = about.worker_id?;
         let task = self.tasks.get(&about.message_id).copied()?;
-        Some(News { worker: worker + 1, task, attempt: about.attempt, what })
+        Some(TaskUpdate { worker: worker + 1, task, attempt: about.attempt, state })
     }
 
-    /// Tasks that will not be tried again.
+    /// Returns the number of tasks that are not run again.
     pub(crate) fn finished(&self) -> u64 {
         self.succeeded + self.dead_lettered
     }

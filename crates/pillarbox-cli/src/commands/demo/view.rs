@@ -1,15 +1,15 @@
-//! The demo as it is seen: live on a terminal, a line per event elsewhere.
+//! Output of the demo: live on a terminal, one line per event otherwise.
 
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::tally::{News, Tally, What};
+use super::tally::{Tally, TaskState, TaskUpdate};
 use crate::context::Context;
 use crate::failure::Result;
 use crate::output::{Part, Style, time};
 
-/// A bar for the whole, and a line for each worker.
+/// View with a progress bar and one line per worker.
 pub(crate) struct View {
     /// `None`: plain lines.
     live: Option<Live>,
@@ -18,7 +18,7 @@ pub(crate) struct View {
 
 struct Live {
     bars: MultiProgress,
-    whole: ProgressBar,
+    total: ProgressBar,
     workers: Vec<ProgressBar>,
     style: Style,
 }
@@ -31,31 +31,36 @@ impl View {
         Self { live, quiet: out.is_json() }
     }
 
-    pub(crate) fn show(&mut self, context: &mut Context, news: &News, tally: &Tally) -> Result<()> {
+    pub(crate) fn show(
+        &mut self,
+        context: &mut Context,
+        update: &TaskUpdate,
+        tally: &Tally,
+    ) -> Result<()> {
         match &mut self.live {
             Some(live) => {
-                live.show(news, tally);
+                live.show(update, tally);
                 Ok(())
             }
-            None if self.quiet || matches!(news.what, What::Started) => Ok(()),
+            None if self.quiet || matches!(update.state, TaskState::Started) => Ok(()),
             None => {
-                let News { worker, task, attempt, what } = news;
+                let TaskUpdate { worker, task, attempt, state } = update;
                 let mut parts = vec![format!("worker {worker}  task {task:>3}  ").into()];
-                parts.extend(describe(what, *attempt, context.out.style()));
+                parts.extend(describe(state, *attempt, context.out.style()));
                 context.out.parts(&parts)?;
                 context.out.flush()
             }
         }
     }
 
-    /// Says what is good to know for the moment.
-    pub(crate) fn say(&self, text: &str) {
+    /// Sets the message of the progress bar.
+    pub(crate) fn set_message(&self, text: &str) {
         if let Some(live) = &self.live {
-            live.whole.set_message(text.to_owned());
+            live.total.set_message(text.to_owned());
         }
     }
 
-    /// Says what must not be missed.
+    /// Prints a note.
     pub(crate) fn note(&self, context: &Context, text: &str) {
         match &self.live {
             Some(live) => live.bars.suspend(|| context.out.note(text)),
@@ -67,8 +72,8 @@ impl View {
 impl Live {
     fn new(tasks: usize, workers: usize, style: Style) -> Self {
         let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
-        let whole = bars.add(ProgressBar::new(tasks as u64));
-        set_template(&whole, "{bar:40} {pos} of {len} tasks  {elapsed}  {msg}");
+        let total = bars.add(ProgressBar::new(tasks as u64));
+        set_template(&total, "{bar:40} {pos} of {len} tasks  {elapsed}  {msg}");
         let workers = (1..=workers)
             .map(|number| {
                 let line = bars.add(ProgressBar::new_spinner());
@@ -79,24 +84,24 @@ impl Live {
                 line
             })
             .collect();
-        whole.enable_steady_tick(Duration::from_millis(200));
-        Self { bars, whole, workers, style }
+        total.enable_steady_tick(Duration::from_millis(200));
+        Self { bars, total, workers, style }
     }
 
-    fn show(&self, news: &News, tally: &Tally) {
-        let News { worker, task, attempt, what } = news;
-        let what_happened = describe(what, *attempt, self.style).map(|part| part.to_string());
-        let text = format!("task {task:>3}  {}", what_happened.concat());
-        if matches!(what, What::Dead { .. }) {
-            // Stays to be seen, above all that moves.
+    fn show(&self, update: &TaskUpdate, tally: &Tally) {
+        let TaskUpdate { worker, task, attempt, state } = update;
+        let description = describe(state, *attempt, self.style).map(|part| part.to_string());
+        let text = format!("task {task:>3}  {}", description.concat());
+        if matches!(state, TaskState::Dead { .. }) {
+            // Stays visible above the live lines.
             let _ = self.bars.println(format!("  worker {worker}  {text}"));
         }
         if let Some(line) = self.workers.get(worker - 1) {
             line.set_message(text);
         }
-        self.whole.set_position(tally.finished());
+        self.total.set_position(tally.finished());
         let Tally { succeeded, retried, dead_lettered, .. } = tally;
-        self.whole
+        self.total
             .set_message(format!("{succeeded} done, {retried} retried, {dead_lettered} dead"));
     }
 }
@@ -106,33 +111,36 @@ impl Drop for Live {
         for line in &self.workers {
             line.finish_and_clear();
         }
-        self.whole.finish();
+        self.total.finish();
     }
 }
 
 fn set_template(bar: &ProgressBar, template: &str) {
-    // The templates are ours and well formed; a plain bar would do as well.
+    // The templates are constants and valid.
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
 }
 
-fn describe(what: &What, attempt: u32, style: Style) -> [Part; 2] {
-    let (what, more) = match what {
-        What::Started if attempt == 1 => ("running".into(), String::new()),
-        What::Started => ("running".into(), format!(", attempt {attempt}")),
-        What::Succeeded { took } => (style.good("done"), format!(" in {}", time::measured(*took))),
-        What::Failed { error, again_in } => (
+fn describe(state: &TaskState, attempt: u32, style: Style) -> [Part; 2] {
+    let (label, details) = match state {
+        TaskState::Started if attempt == 1 => ("running".into(), String::new()),
+        TaskState::Started => ("running".into(), format!(", attempt {attempt}")),
+        TaskState::Succeeded { took } => {
+            (style.good("done"), format!(" in {}", time::measured(*took)))
+        }
+        TaskState::Failed { error, retry_in } => (
             style.warn("failed"),
-            format!(" attempt {attempt}: {error}; again in {}", time::show(*again_in)),
+            format!(" attempt {attempt}: {error}; retry in {}", time::show(*retry_in)),
         ),
-        What::Dead { error } => {
+        TaskState::Dead { error } => {
             (style.bad("dead letter"), format!(" after attempt {attempt}: {error}"))
         }
-        What::Lost => (style.warn("lost"), format!(" attempt {attempt}: its lease ended")),
-        What::Unconfirmed => {
-            (style.warn("unconfirmed"), format!(" attempt {attempt}: the backend did not answer"))
-        }
+        TaskState::Lost => (style.warn("lost"), format!(" attempt {attempt}: its lease expired")),
+        TaskState::Unconfirmed => (
+            style.warn("unconfirmed"),
+            format!(" attempt {attempt}: the backend did not confirm it"),
+        ),
     };
-    [what, more.into()]
+    [label, details.into()]
 }

@@ -1,4 +1,4 @@
-//! What the workers do: a task that takes its time, and sometimes fails.
+//! Handler of the demo: a task that sleeps, and sometimes fails.
 
 use std::time::Duration;
 
@@ -7,12 +7,14 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// How often in a hundred a task fails, and how often it fails whenever it is tried.
+/// Percentage of attempts that fail.
 const FAILS: u64 = 20;
+/// Percentage of tasks whose attempts all fail.
 const ALWAYS_FAILS: u64 = 4;
-const ERRORS: [&str; 3] = ["connection reset by peer", "rate limit exceeded", "no answer in time"];
+const ERRORS: [&str; 3] =
+    ["connection reset by peer", "rate limit exceeded", "no answer in time"];
 
-/// The work to be done.
+/// Body of a message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     task: u64,
@@ -25,32 +27,32 @@ impl Task {
     }
 }
 
-/// Chooses how long tasks take and which of them fail.
+/// Determines the duration and failures of tasks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Luck {
+pub(crate) struct Simulation {
     pub(crate) seed: u64,
     pub(crate) fast: bool,
 }
 
-impl Luck {
+impl Simulation {
     pub(crate) fn scaled(self, duration: Duration) -> Duration {
         if self.fast { duration / 10 } else { duration }
     }
 }
 
-/// Pretends to work, and fails as the seed says.
+/// Simulates work, with failures determined by the seed.
 pub(crate) async fn work(
     Task { task, .. }: Task,
     Attempt(attempt): Attempt,
-    Context(luck): Context<Luck>,
+    Context(simulation): Context<Simulation>,
 ) -> Result<(), &'static str> {
-    let Luck { seed, .. } = *luck;
-    let doomed = StdRng::seed_from_u64(seed ^ task << 8).random_range(0..100) < ALWAYS_FAILS;
-    let mut chance = StdRng::seed_from_u64(seed ^ task << 8 ^ u64::from(attempt) << 40);
-    let milliseconds = chance.random_range(250..750);
-    tokio::time::sleep(luck.scaled(Duration::from_millis(milliseconds))).await;
-    if doomed || chance.random_range(0..100) < FAILS {
-        return Err(ERRORS[chance.random_range(0..ERRORS.len())]);
+    let Simulation { seed, .. } = *simulation;
+    let always_fails = StdRng::seed_from_u64(seed ^ task << 8).random_range(0..100) < ALWAYS_FAILS;
+    let mut random = StdRng::seed_from_u64(seed ^ task << 8 ^ u64::from(attempt) << 40);
+    let milliseconds = random.random_range(250..750);
+    tokio::time::sleep(simulation.scaled(Duration::from_millis(milliseconds))).await;
+    if always_fails || random.random_range(0..100) < FAILS {
+        return Err(ERRORS[random.random_range(0..ERRORS.len())]);
     }
     Ok(())
 }

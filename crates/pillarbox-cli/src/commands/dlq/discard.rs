@@ -3,36 +3,36 @@
 use pillarbox::Timestamp;
 use pillarbox::runtime::Dlq;
 
+use super::bulk_action::{Action, BulkAction};
 use super::filter::Filter;
-use super::round::{Deed, Round};
 use crate::args;
-use crate::commands::{must_be_there, using, want};
+use crate::commands::{confirm, require_terminal, with_backend};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 
 pub(super) async fn run(context: &mut Context, args: args::DlqDiscard) -> Result<()> {
     let args::DlqDiscard { queue, max, delayed, dry_run, yes, filters } = args;
-    let asks = !yes && !dry_run;
-    if asks {
-        must_be_there("discard; say --yes")?;
+    let must_confirm = !yes && !dry_run;
+    if must_confirm {
+        require_terminal("add --yes to discard")?;
     }
     let filter = Filter::new(filters, Timestamp::now());
     let max = max.map(|max| max as u64);
-    let round = Round { queue, filter, max, delayed, deed: Deed::Discard };
-    using(context.open_existing().await?, async |backend| {
-        let dlq = Dlq::open(backend, &round.queue)?;
+    let bulk = BulkAction { queue, filter, max, delayed, action: Action::Discard };
+    with_backend(context.open_existing().await?, async |backend| {
+        let dlq = Dlq::open(backend, &bulk.queue)?;
         if dry_run {
-            return round.rehearse(context, backend, &dlq).await;
+            return bulk.dry_run(context, backend, &dlq).await;
         }
-        if asks {
-            let number = round.expected(backend, &dlq).await?;
-            let question = round.question(number, context);
-            if number > 0 && !want(&question)? {
+        if must_confirm {
+            let number = bulk.expected(backend, &dlq).await?;
+            let question = bulk.question(number, context);
+            if number > 0 && !confirm(&question)? {
                 return Err(Failure::Other("nothing was discarded".to_owned()));
             }
         }
-        round.perform(context, backend, &dlq, dlq.discard(), &Interrupt::listen()?).await
+        bulk.run(context, backend, &dlq, dlq.discard(), &Interrupt::listen()?).await
     })
     .await
 }

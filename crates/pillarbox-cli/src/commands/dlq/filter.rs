@@ -1,27 +1,27 @@
-//! Which dead letters are meant.
+//! Filters for dead letters.
 
 use pillarbox::runtime::{DeadLetter, Pass};
 use pillarbox::{MessageId, Timestamp};
 
 use crate::args::Filters;
 
-/// What was said of the dead letters that are meant, all of which must be so.
+/// Filters from the command line, all of which must match.
 #[derive(Debug, Clone)]
 pub(super) struct Filter {
-    said: Filters,
-    /// In small letters.
+    args: Filters,
+    /// In lower case.
     text: Option<String>,
-    /// Ages are seen from one moment, however long it takes to look at all.
+    /// Reference time for ages.
     now: Timestamp,
 }
 
 impl Filter {
-    pub(super) fn new(said: Filters, now: Timestamp) -> Self {
-        let text = said.text.as_deref().map(str::to_lowercase);
-        Self { said, text, now }
+    pub(super) fn new(args: Filters, now: Timestamp) -> Self {
+        let text = args.text.as_deref().map(str::to_lowercase);
+        Self { args, text, now }
     }
 
-    /// Whether nothing was said, so that all are meant.
+    /// Returns whether there is no filter.
     pub(super) fn is_all(&self) -> bool {
         let Filters {
             error_type,
@@ -34,45 +34,46 @@ impl Filter {
             json_paths,
             replayed,
             not_replayed,
-        } = &self.said;
-        let is_said = error_type.is_some()
+        } = &self.args;
+        let has_filter = error_type.is_some()
             || kind.is_some()
             || source.is_some()
             || older.is_some()
             || newer.is_some()
             || text.is_some();
-        !is_said && ids.is_empty() && json_paths.is_empty() && !replayed && !not_replayed
+        !has_filter && ids.is_empty() && json_paths.is_empty() && !replayed && !not_replayed
     }
 
-    /// Whether the dead letter of this id is meant.
-    pub(super) fn means(&self, id: MessageId, letter: &DeadLetter) -> bool {
-        let ids = &self.said.ids;
+    /// Returns whether the dead letter with this id matches.
+    pub(super) fn matches(&self, id: MessageId, letter: &DeadLetter) -> bool {
+        let ids = &self.args.ids;
         (ids.is_empty() || ids.contains(&id) || ids.contains(&letter.message_id))
-            && self.means_letter(letter)
+            && self.matches_letter(letter)
     }
 
-    /// Tells a pass which are meant.
+    /// Applies the filters to a pass.
     pub(super) fn apply(&self, pass: Pass) -> Pass {
         let filter = self.clone();
-        pass.ids(self.said.ids.iter().copied()).matching(move |letter| filter.means_letter(letter))
+        pass.ids(self.args.ids.iter().copied())
+            .matching(move |letter| filter.matches_letter(letter))
     }
 
-    fn means_letter(&self, letter: &DeadLetter) -> bool {
-        let said = &self.said;
+    fn matches_letter(&self, letter: &DeadLetter) -> bool {
+        let args = &self.args;
         let age = letter.age(self.now);
-        said.error_type.as_ref().is_none_or(|text| letter.last_error_type.contains(text))
-            && said.kind.is_none_or(|kind| letter.failure == kind)
-            && said.source.as_ref().is_none_or(|source| letter.source_mailbox == *source)
-            && said.older.is_none_or(|limit| age >= limit)
-            && said.newer.is_none_or(|limit| age < limit)
-            && !(said.replayed && letter.replay_count == 0)
-            && !(said.not_replayed && letter.replay_count > 0)
+        args.error_type.as_ref().is_none_or(|text| letter.last_error_type.contains(text))
+            && args.kind.is_none_or(|kind| letter.failure == kind)
+            && args.source.as_ref().is_none_or(|source| letter.source_mailbox == *source)
+            && args.older.is_none_or(|limit| age >= limit)
+            && args.newer.is_none_or(|limit| age < limit)
+            && !(args.replayed && letter.replay_count == 0)
+            && !(args.not_replayed && letter.replay_count > 0)
             && self.text.as_ref().is_none_or(|text| has_text(letter, text))
             && self.has_values(letter)
     }
 
     fn has_values(&self, letter: &DeadLetter) -> bool {
-        let paths = &self.said.json_paths;
+        let paths = &self.args.json_paths;
         if paths.is_empty() {
             return true;
         }
@@ -87,7 +88,7 @@ fn has_text(letter: &DeadLetter, text: &str) -> bool {
         || contains(&letter.body, text)
 }
 
-/// Whether a text in small letters is there, in capitals or not.
+/// Returns whether the bytes contain a lower-case text, ignoring case.
 fn contains(bytes: &[u8], text: &str) -> bool {
     if text.is_ascii() {
         let text = text.as_bytes();
@@ -114,48 +115,48 @@ mod tests {
         DeadLetterCodec(Raw).decode(&text.as_bytes().to_vec().into()).unwrap()
     }
 
-    fn means(say: impl FnOnce(&mut Filters)) -> bool {
+    fn matches(set: impl FnOnce(&mut Filters)) -> bool {
         let now = "2026-11-16T11:00:00Z".parse().unwrap();
-        let mut said = Filters::default();
-        say(&mut said);
-        let filter = Filter::new(said, now);
+        let mut args = Filters::default();
+        set(&mut args);
+        let filter = Filter::new(args, now);
         assert!(!filter.is_all());
-        filter.means("0193b1f4-0000-7000-8000-0000000000ff".parse().unwrap(), &letter())
+        filter.matches("0193b1f4-0000-7000-8000-0000000000ff".parse().unwrap(), &letter())
     }
 
     #[test]
-    fn every_filter_must_agree() {
+    fn all_filters_must_match() {
         let id = |end: &str| format!("0193b1f4-0000-7000-8000-0000000000{end}").parse().unwrap();
-        assert!(means(|said| said.error_type = Some("Refused".to_owned())));
-        assert!(means(|said| said.error_type = Some("pay::".to_owned())));
-        assert!(!means(|said| said.error_type = Some("refused".to_owned())));
-        assert!(means(|said| said.kind = Some(FailureKind::Error)));
-        assert!(!means(|said| said.kind = Some(FailureKind::Panic)));
-        assert!(means(|said| said.source = Some("orders".parse().unwrap())));
-        assert!(!means(|said| said.source = Some("order".parse().unwrap())));
+        assert!(matches(|args| args.error_type = Some("Refused".to_owned())));
+        assert!(matches(|args| args.error_type = Some("pay::".to_owned())));
+        assert!(!matches(|args| args.error_type = Some("refused".to_owned())));
+        assert!(matches(|args| args.kind = Some(FailureKind::Error)));
+        assert!(!matches(|args| args.kind = Some(FailureKind::Panic)));
+        assert!(matches(|args| args.source = Some("orders".parse().unwrap())));
+        assert!(!matches(|args| args.source = Some("order".parse().unwrap())));
         let hour = Some(Duration::from_secs(3600));
-        assert!(means(|said| said.older = hour) && !means(|said| said.newer = hour));
+        assert!(matches(|args| args.older = hour) && !matches(|args| args.newer = hour));
         for text in ["card REFUSED", "bank says nö", "NÖ", "gift", "\"id\":42"] {
-            assert!(means(|said| said.text = Some(text.to_owned())), "{text}");
+            assert!(matches(|args| args.text = Some(text.to_owned())), "{text}");
         }
-        assert!(!means(|said| said.text = Some("shop::pay".to_owned())));
-        assert!(means(|said| said.ids = vec![id("00"), id("01")]));
+        assert!(!matches(|args| args.text = Some("shop::pay".to_owned())));
+        assert!(matches(|args| args.ids = vec![id("00"), id("01")]));
         assert!(
-            means(|said| said.ids = vec![id("ff")]) && !means(|said| said.ids = vec![id("02")])
+            matches(|args| args.ids = vec![id("ff")]) && !matches(|args| args.ids = vec![id("02")])
         );
-        assert!(means(|said| said.replayed = true) && !means(|said| said.not_replayed = true));
+        assert!(matches(|args| args.replayed = true) && !matches(|args| args.not_replayed = true));
         let path = |text: &str| text.parse().unwrap();
-        assert!(means(|said| said.json_paths = vec![path("$.customer.id=42"), path("$.note")]));
-        assert!(!means(|said| said.json_paths = vec![path("$.customer.id=42"), path("$.no")]));
-        assert!(!means(|said| {
-            said.kind = Some(FailureKind::Error);
-            said.not_replayed = true;
+        assert!(matches(|args| args.json_paths = vec![path("$.customer.id=42"), path("$.note")]));
+        assert!(!matches(|args| args.json_paths = vec![path("$.customer.id=42"), path("$.no")]));
+        assert!(!matches(|args| {
+            args.kind = Some(FailureKind::Error);
+            args.not_replayed = true;
         }));
     }
 
     #[test]
-    fn without_a_word_all_are_meant() {
+    fn without_a_filter_all_dead_letters_match() {
         let filter = Filter::new(Filters::default(), Timestamp::now());
-        assert!(filter.is_all() && filter.means(MessageId::new(), &letter()));
+        assert!(filter.is_all() && filter.matches(MessageId::new(), &letter()));
     }
 }

@@ -8,7 +8,7 @@ use pillarbox::{MessageState, QueueOptions, Timestamp};
 use super::filter::Filter;
 use super::{error_type, write_json};
 use crate::args;
-use crate::commands::using;
+use crate::commands::with_backend;
 use crate::context::Context;
 use crate::failure::Result;
 use crate::output::{Table, text, time};
@@ -17,7 +17,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()
     let args::DlqList { queue, max, filters } = args;
     let now = Timestamp::now();
     let filter = Filter::new(filters, now);
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let dlq = Dlq::open(backend, &queue)?;
         let mut table = Table::new(&[
             "MESSAGE",
@@ -28,29 +28,29 @@ pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()
             "ERROR TYPE",
             "ERROR",
         ]);
-        let (mut shown, mut meant, mut unreadable, mut held) = (0, 0, 0, 0);
+        let (mut shown, mut matching, mut unreadable, mut not_ready) = (0, 0, 0, 0);
         let mut written = Ok(());
         let is_json = context.out.is_json();
         dlq.peek(|found| {
-            let is_meant = match &found.letter {
-                Ok(letter) => filter.means(found.id, letter),
+            let is_match = match &found.letter {
+                Ok(letter) => filter.matches(found.id, letter),
                 Err(_) => filter.is_all(),
             };
             unreadable += u64::from(found.letter.is_err());
-            if !is_meant {
+            if !is_match {
                 return ControlFlow::Continue(());
             }
-            meant += 1;
+            matching += 1;
             if shown < max {
                 shown += 1;
-                held += u64::from(found.state != MessageState::Ready);
+                not_ready += u64::from(found.state != MessageState::Ready);
                 if is_json {
                     written = write_json(&mut context.out, &queue, &found);
                 } else {
                     table.row(cells(&found, now));
                 }
             }
-            // How many more are meant is counted, unless the queue knows or nobody wants to.
+            // The other matches are only counted for the note below.
             let is_enough = shown == max && (is_json || filter.is_all());
             if is_enough || written.is_err() {
                 ControlFlow::Break(())
@@ -75,24 +75,24 @@ pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()
             context.out.note(&format!("none of {} matches", text::count(total, "message")));
         } else if all && total > shown {
             context.out.note(&format!("{shown} of {total} dead letters; --max shows more"));
-        } else if meant > shown {
-            context.out.note(&format!("{shown} of {meant} that match; --max shows more"));
+        } else if matching > shown {
+            context.out.note(&format!("{shown} of {matching} that match; --max shows more"));
         }
-        if held > 0 {
+        if not_ready > 0 {
             context.out.note(&format!(
-                "{held} of these in flight or delayed: `replay` and `discard` leave them, unless --delayed \
-                 waits for those that are delayed"
+                "{not_ready} of these in flight or delayed: `replay` and `discard` skip them, unless --delayed \
+                 waits for the delayed ones"
             ));
         }
         if !all && unreadable > 0 {
-            context.out.note(&super::round::unreadable(unreadable, &queue));
+            context.out.note(&super::bulk_action::unreadable_note(unreadable, &queue));
         }
         Ok(())
     })
     .await
 }
 
-/// A dead letter as a row.
+/// Returns a dead letter as a row.
 fn cells(found: &PeekedDeadLetter, now: Timestamp) -> [String; 7] {
     match &found.letter {
         Ok(letter) => [
@@ -106,7 +106,7 @@ fn cells(found: &PeekedDeadLetter, now: Timestamp) -> [String; 7] {
         ],
         Err(error) => {
             let none = || "-".to_owned();
-            let why = format!("no dead letter that can be read: {error}");
+            let why = format!("not a valid dead letter: {error}");
             [found.id.to_string(), none(), none(), none(), none(), none(), why]
         }
     }

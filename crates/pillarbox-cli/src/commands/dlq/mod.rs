@@ -1,18 +1,18 @@
-//! `pillarbox dlq`: dead letters, to look at, to replay, to discard.
+//! `pillarbox dlq`: inspect, replay and discard dead letters.
 //!
 //! | to find | look at |
 //! |---|---|
-//! | which dead letters are meant | `filter` |
-//! | what a command does | the file of its name |
-//! | what `replay` and `discard` have in common | `round` |
+//! | filters | `filter` |
+//! | a command | the file of its name |
+//! | the common part of `replay` and `discard` | `bulk_action` |
 //!
-//! However many dead letters there are, none but the ones of a page are in memory.
+//! Only one page of dead letters is in memory at a time.
 
+mod bulk_action;
 mod discard;
 mod filter;
 mod list;
 mod replay;
-mod round;
 mod show;
 mod stats;
 
@@ -35,9 +35,9 @@ pub(crate) async fn run(context: &mut Context, args: args::Dlq) -> Result<()> {
     }
 }
 
-/// What is said of a dead letter before what is stored of it.
+/// Fields that come before those of the dead letter itself.
 #[derive(Serialize)]
-struct Head<'a> {
+struct DeadLetterHeadJson<'a> {
     queue: &'a QueueName,
     id: MessageId,
     state: &'static str,
@@ -47,20 +47,20 @@ struct Head<'a> {
     unreadable: Option<&'a str>,
 }
 
-/// Writes a dead letter as a line of JSON: as it is stored, after its own id and state.
+/// Writes a dead letter as a line of JSON: its own id and state, and then its stored form.
 fn write_json(out: &mut Out, queue: &QueueName, found: &PeekedDeadLetter) -> Result<()> {
     let (state, until) = match found.state {
         MessageState::Ready => ("ready", None),
         MessageState::InFlight { until } => ("in_flight", Some(until)),
         MessageState::Delayed { until } => ("delayed", Some(until)),
     };
-    let head = Head { queue, id: found.id, state, until, unreadable: None };
+    let head = DeadLetterHeadJson { queue, id: found.id, state, until, unreadable: None };
     let letter = match &found.letter {
         Ok(letter) => letter,
-        Err(error) => return out.json(&Head { unreadable: Some(error), ..head }),
+        Err(error) => return out.json(&DeadLetterHeadJson { unreadable: Some(error), ..head }),
     };
-    let (mut line, letter) = (written(serde_json::to_string(&head))?, stored(letter)?);
-    // Two objects, the fields of both in one.
+    let (mut line, letter) = (encoded(serde_json::to_string(&head))?, stored(letter)?);
+    // Merges two objects into one.
     line.pop();
     line.push(',');
     line.push_str(&letter[1..]);
@@ -68,16 +68,16 @@ fn write_json(out: &mut Out, queue: &QueueName, found: &PeekedDeadLetter) -> Res
 }
 
 fn stored(letter: &DeadLetter) -> Result<String> {
-    let stored = written(DeadLetterCodec(Raw).encode(letter))?;
-    written(String::from_utf8(stored.into()))
+    let stored = encoded(DeadLetterCodec(Raw).encode(letter))?;
+    encoded(String::from_utf8(stored.into()))
 }
 
-fn written<T>(written: std::result::Result<T, impl std::fmt::Display>) -> Result<T> {
-    written.map_err(|error| Failure::Other(format!("cannot write a dead letter: {error}")))
+fn encoded<T>(encoded: std::result::Result<T, impl std::fmt::Display>) -> Result<T> {
+    encoded.map_err(|error| Failure::Other(format!("cannot write a dead letter: {error}")))
 }
 
-/// The errors of a summary, for people: the first so many.
-fn groups(summary: &Summary, top: usize, now: Timestamp) -> Table {
+/// Returns a table of the most frequent errors.
+fn error_table(summary: &Summary, top: usize, now: Timestamp) -> Table {
     let mut table =
         Table::new(&[">COUNT", ">SHARE", "FIRST", "LAST", "SOURCE", "ERROR TYPE", "ERROR"]);
     for group in summary.errors.iter().take(top) {
@@ -94,9 +94,9 @@ fn groups(summary: &Summary, top: usize, now: Timestamp) -> Table {
     table
 }
 
-/// An error of a summary, for scripts.
+/// Group of dead letters with the same error.
 #[derive(Serialize)]
-struct Group<'a> {
+struct ErrorGroupJson<'a> {
     #[serde(flatten)]
     group: &'a ErrorGroup,
     share: f64,
@@ -104,8 +104,8 @@ struct Group<'a> {
     last_age_seconds: f64,
 }
 
-impl<'a> Group<'a> {
-    fn all(summary: &'a Summary, top: usize, now: Timestamp) -> Vec<Self> {
+impl<'a> ErrorGroupJson<'a> {
+    fn most_frequent(summary: &'a Summary, top: usize, now: Timestamp) -> Vec<Self> {
         let age = |at: Timestamp| now.since(at).as_millis() as f64 / 1e3;
         let groups = summary.errors.iter().take(top).map(|group| Self {
             group,
@@ -117,8 +117,8 @@ impl<'a> Group<'a> {
     }
 }
 
-/// How many dead letters have errors that are not among the first so many.
-fn beyond(summary: &Summary, top: usize) -> u64 {
+/// Returns the number of dead letters whose errors are not among the first `top`.
+fn other_errors(summary: &Summary, top: usize) -> u64 {
     let rest = summary.errors.iter().skip(top).map(|group| group.count);
     rest.sum::<u64>() + summary.further
 }
@@ -130,11 +130,11 @@ fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// The type of an error, by its end if it is long: there is what tells it from others.
+/// Returns the type of an error, cut at the front if it is long, since the end distinguishes it.
 fn error_type(name: &str) -> String {
-    const ROOM: usize = 40;
+    const MAX_CHARS: usize = 40;
     let name = text::printable(name);
-    match name.char_indices().rev().nth(ROOM - 1) {
+    match name.char_indices().rev().nth(MAX_CHARS - 1) {
         Some((cut, _)) if cut > 0 => format!("…{}", &name[cut..]),
         _ => name.into_owned(),
     }

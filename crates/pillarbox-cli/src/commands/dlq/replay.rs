@@ -3,41 +3,42 @@
 use pillarbox::runtime::Dlq;
 use pillarbox::{Mailbox, Mailboxes, Timestamp};
 
+use super::bulk_action::{Action, BulkAction};
 use super::filter::Filter;
-use super::round::{Deed, Round};
 use crate::args;
-use crate::commands::{must_be_there, using, want};
+use crate::commands::{confirm, require_terminal, with_backend};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 
 pub(super) async fn run(context: &mut Context, args: args::DlqReplay) -> Result<()> {
     if args.to.as_ref() == Some(&args.queue) {
-        let text = format!("'{}' is where the dead letters are: say another queue", args.queue);
+        let text =
+            format!("'{}' is the queue of the dead letters: choose another queue", args.queue);
         return Err(Failure::Usage(text));
     }
     let filter = Filter::new(args.filters.clone(), Timestamp::now());
-    let asks = filter.is_all() && args.max.is_none() && !args.yes && !args.dry_run;
-    if asks {
-        must_be_there("replay everything; say --yes, or a filter")?;
+    let must_confirm = filter.is_all() && args.max.is_none() && !args.yes && !args.dry_run;
+    if must_confirm {
+        require_terminal("add --yes to replay everything, or a filter")?;
     }
     let (to, to_url) = (args.to.clone(), args.to_url.clone());
-    let deed = Deed::Replay { max_replays: args.max_replays, to, to_url };
+    let action = Action::Replay { max_replays: args.max_replays, to, to_url };
     let max = args.max.map(|max| max as u64);
-    let round = Round { queue: args.queue.clone(), filter, max, delayed: args.delayed, deed };
-    using(context.open_existing().await?, async |backend| {
+    let bulk = BulkAction { queue: args.queue.clone(), filter, max, delayed: args.delayed, action };
+    with_backend(context.open_existing().await?, async |backend| {
         let Some(url) = args.to_url.as_ref().filter(|_| !args.dry_run) else {
-            return replay(context, backend, None, &round, &args, asks).await;
+            return replay(context, backend, None, &bulk, &args, must_confirm).await;
         };
         let target = pillarbox::open(url.reveal()).await;
         let target = target.map_err(|error| Failure::from(error).without_secrets_of(url))?;
-        using(target, async |target| {
+        with_backend(target, async |target| {
             if !target.capabilities().durable {
                 return Err(Failure::Usage(format!(
-                    "what is replayed to {url} would be gone when this command ends"
+                    "messages replayed to {url} would be lost when this command ends"
                 )));
             }
-            replay(context, backend, Some(target), &round, &args, asks).await
+            replay(context, backend, Some(target), &bulk, &args, must_confirm).await
         })
         .await
     })
@@ -48,13 +49,13 @@ async fn replay(
     context: &mut Context,
     backend: &Mailboxes,
     target: Option<&Mailboxes>,
-    round: &Round,
+    bulk: &BulkAction,
     args: &args::DlqReplay,
-    asks: bool,
+    must_confirm: bool,
 ) -> Result<()> {
     let mut dlq = Dlq::open(backend, &args.queue)?;
     if args.dry_run {
-        return round.rehearse(context, backend, &dlq).await;
+        return bulk.dry_run(context, backend, &dlq).await;
     }
     dlq = match (&args.to, target) {
         (Some(queue), target) => {
@@ -64,10 +65,10 @@ async fn replay(
         (None, Some(target)) => dlq.sources_on(target),
         (None, None) => dlq,
     };
-    if asks {
-        let number = round.expected(backend, &dlq).await?;
-        let question = round.question(number, context);
-        if number > 0 && !want(&question)? {
+    if must_confirm {
+        let number = bulk.expected(backend, &dlq).await?;
+        let question = bulk.question(number, context);
+        if number > 0 && !confirm(&question)? {
             return Err(Failure::Other("nothing was replayed".to_owned()));
         }
     }
@@ -75,5 +76,5 @@ async fn replay(
     if let Some(rate) = args.rate {
         pass = pass.rate(rate.number.get(), rate.per);
     }
-    round.perform(context, backend, &dlq, pass, &Interrupt::listen()?).await
+    bulk.run(context, backend, &dlq, pass, &Interrupt::listen()?).await
 }

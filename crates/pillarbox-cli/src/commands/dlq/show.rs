@@ -5,25 +5,25 @@ use pillarbox::{MessageState, Timestamp};
 
 use super::write_json;
 use crate::args;
-use crate::commands::using;
+use crate::commands::with_backend;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::output::{Out, json, text, time};
 
 pub(super) async fn run(context: &mut Context, args: args::DlqShow) -> Result<()> {
     let args::DlqShow { queue, id, body } = args;
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let Some(found) = Dlq::open(backend, &queue)?.find(id).await? else {
             context.note_if_unknown(backend, &queue).await?;
             return Err(Failure::Other(format!(
-                "there is no dead letter {id} in '{queue}', nor one of a message {id}: `pillarbox dlq list \
-                 {queue}` shows what there is"
+                "'{queue}' has no dead letter with the id {id}, nor one of a message with that id: `pillarbox dlq \
+                 list {queue}` shows all"
             )));
         };
         match &found.letter {
             Err(error) => Err(Failure::Other(format!(
-                "the message {id} in '{queue}' is no dead letter that can be read: {error}. `pillarbox dump \
-                 {queue}` writes it as it is"
+                "message {id} in '{queue}' is not a valid dead letter: {error}. `pillarbox dump {queue}` writes \
+                 it unchanged"
             ))),
             Ok(letter) if body => context.out.bytes(&letter.body),
             Ok(_) if context.out.is_json() => write_json(&mut context.out, &queue, &found),
@@ -45,7 +45,7 @@ fn describe(out: &mut Out, found: &PeekedDeadLetter, letter: &DeadLetter) -> Res
         }
     };
     field("message", &letter.message_id.to_string())?;
-    field("dead letter", &own(found, now))?;
+    field("dead letter", &id_and_state(found, now))?;
     let source = match &letter.source_backend {
         Some(kind) => format!("{}, on another backend ({kind})", letter.source_mailbox),
         None => letter.source_mailbox.to_string(),
@@ -62,13 +62,13 @@ fn describe(out: &mut Out, found: &PeekedDeadLetter, letter: &DeadLetter) -> Res
     field("replays", &replays)?;
     field("failure", letter.failure.as_str())?;
     field("error type", &letter.last_error_type)?;
-    for (place, line) in letter.last_error.lines().enumerate() {
-        field(if place == 0 { "error" } else { "" }, line)?;
+    for (index, line) in letter.last_error.lines().enumerate() {
+        field(if index == 0 { "error" } else { "" }, line)?;
     }
     for (depth, cause) in letter.error_chain.iter().enumerate() {
         let indent = "  ".repeat(depth);
-        for (place, line) in cause.lines().enumerate() {
-            let name = if place == 0 { "caused by" } else { "" };
+        for (index, line) in cause.lines().enumerate() {
+            let name = if index == 0 { "caused by" } else { "" };
             field(name, &format!("{indent}  {line}"))?;
         }
     }
@@ -95,8 +95,8 @@ fn describe(out: &mut Out, found: &PeekedDeadLetter, letter: &DeadLetter) -> Res
     body.lines().try_for_each(|line| out.parts(&["  ".into(), line.into()]))
 }
 
-/// The id of the dead letter itself, and what it is about to do.
-fn own(found: &PeekedDeadLetter, now: Timestamp) -> String {
+/// Returns the id and the state of the dead letter itself.
+fn id_and_state(found: &PeekedDeadLetter, now: Timestamp) -> String {
     let state = match found.state {
         MessageState::Ready => "ready".to_owned(),
         MessageState::InFlight { until } => {

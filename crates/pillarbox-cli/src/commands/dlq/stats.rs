@@ -8,28 +8,28 @@ use pillarbox::{Mailboxes, MessageId, QueueName, Timestamp};
 use serde::Serialize;
 
 use super::filter::Filter;
-use super::{Group, beyond, error_type, groups};
+use super::{ErrorGroupJson, error_table, error_type, other_errors};
 use crate::args;
-use crate::commands::using;
+use crate::commands::with_backend;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::output::{Table, text, time};
 
-/// How the queues of dead letters end that nobody has named.
+/// Suffix of the default queues for dead letters.
 const SUFFIX: &str = "-dlq";
-/// How many messages that cannot be read are named.
-const NAMED: usize = 5;
+/// Maximum number of invalid messages whose ids are shown.
+const MAX_LISTED: usize = 5;
 
-/// The dead letters of a queue.
-struct Seen {
+/// Dead letters of a queue.
+struct QueueSummary {
     queue: QueueName,
     summary: Summary,
-    /// The first of those that cannot be read.
+    /// Ids of the first messages that are not valid dead letters.
     unreadable: Vec<MessageId>,
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct DlqStatsJson<'a> {
     queue: &'a QueueName,
     letters: u64,
     others: u64,
@@ -39,8 +39,8 @@ struct Line<'a> {
     body_bytes: u64,
     first_at: Option<Timestamp>,
     last_at: Option<Timestamp>,
-    errors: Vec<Group<'a>>,
-    /// How many letters have errors that are not among these.
+    errors: Vec<ErrorGroupJson<'a>>,
+    /// Dead letters with other errors.
     further: u64,
 }
 
@@ -49,39 +49,41 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
     let alarm = Alarm { over: fail_over, older: fail_older };
     let now = Timestamp::now();
     let filter = Filter::new(filters, now);
-    using(context.open_existing().await?, async |backend| {
+    with_backend(context.open_existing().await?, async |backend| {
         let is_overview = queues.is_empty();
-        let queues = if is_overview { found(backend).await? } else { queues };
+        let queues = if is_overview { default_queues(backend).await? } else { queues };
         if queues.is_empty() {
             let url = context.url();
-            context.out.note(&format!("{url} has no queue that ends in {SUFFIX}; name one"));
+            context.out.note(&format!(
+                "{url} has no queue that ends in {SUFFIX}; give the name of a queue"
+            ));
         }
         let mut overview =
             Table::new(&["QUEUE", ">LETTERS", ">OLDEST", ">NEWEST", ">TOP", "ERROR"]);
         let mut problems = Vec::new();
-        for (place, queue) in queues.iter().enumerate() {
+        for (index, queue) in queues.iter().enumerate() {
             let dlq = Dlq::open(backend, queue)?;
-            let seen = match look(&dlq, &filter).await {
-                Ok(seen) => seen,
-                // One that cannot be looked at does not hide the others.
+            let queue_summary = match summarize(&dlq, &filter).await {
+                Ok(found) => found,
+                // An error of one queue does not hide the others.
                 Err(Failure::Pillarbox(error)) if queues.len() > 1 => {
                     problems.push(error.to_string());
                     continue;
                 }
                 Err(failure) => return Err(failure),
             };
-            problems.extend(alarm.problem(&seen, &filter, now));
+            problems.extend(alarm.problem(&queue_summary, &filter, now));
             if context.out.is_json() {
-                context.out.json(&seen.line(top, now))?;
+                context.out.json(&queue_summary.line(top, now))?;
             } else if is_overview {
-                overview.row(seen.row(now));
+                overview.row(queue_summary.row(now));
             } else {
-                if place > 0 {
+                if index > 0 {
                     context.out.line("")?;
                 }
-                show(context, &seen, top, now)?;
+                show(context, &queue_summary, top, now)?;
             }
-            if !is_overview && seen.is_empty() {
+            if !is_overview && queue_summary.is_empty() {
                 context.note_if_unknown(backend, queue).await?;
             }
         }
@@ -97,37 +99,37 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
     .await
 }
 
-/// The queues that hold dead letters, by their names.
-async fn found(backend: &Mailboxes) -> Result<Vec<QueueName>> {
+/// Returns the queues whose names are defaults for dead letters.
+async fn default_queues(backend: &Mailboxes) -> Result<Vec<QueueName>> {
     let mut queues = backend.queues().await?;
     queues.retain(|name| backend.is_dead_letter_name(name));
     queues.sort();
     Ok(queues)
 }
 
-async fn look(dlq: &Dlq, filter: &Filter) -> Result<Seen> {
+async fn summarize(dlq: &Dlq, filter: &Filter) -> Result<QueueSummary> {
     let mut summary = Summary::default();
     let mut unreadable = Vec::new();
     dlq.peek(|found| {
-        summary.add(&found, |letter| filter.means(found.id, letter));
-        if found.letter.is_err() && unreadable.len() < NAMED {
+        summary.add(&found, |letter| filter.matches(found.id, letter));
+        if found.letter.is_err() && unreadable.len() < MAX_LISTED {
             unreadable.push(found.id);
         }
         ControlFlow::Continue(())
     })
     .await?;
     summary.sort();
-    Ok(Seen { queue: dlq.name().clone(), summary, unreadable })
+    Ok(QueueSummary { queue: dlq.name().clone(), summary, unreadable })
 }
 
-impl Seen {
+impl QueueSummary {
     fn is_empty(&self) -> bool {
         self.summary.letters + self.summary.others + self.summary.unreadable == 0
     }
 
-    fn line(&self, top: usize, now: Timestamp) -> Line<'_> {
+    fn line(&self, top: usize, now: Timestamp) -> DlqStatsJson<'_> {
         let Self { queue, summary, unreadable } = self;
-        Line {
+        DlqStatsJson {
             queue,
             letters: summary.letters,
             others: summary.others,
@@ -137,12 +139,12 @@ impl Seen {
             body_bytes: summary.body_bytes,
             first_at: summary.first_at,
             last_at: summary.last_at,
-            errors: Group::all(summary, top, now),
-            further: beyond(summary, top),
+            errors: ErrorGroupJson::most_frequent(summary, top, now),
+            further: other_errors(summary, top),
         }
     }
 
-    /// The queue among others.
+    /// Returns the row of the overview.
     fn row(&self, now: Timestamp) -> [String; 6] {
         let none = || "-".to_owned();
         let age = |at: Option<Timestamp>| at.map_or_else(none, |at| time::show(now.since(at)));
@@ -157,13 +159,13 @@ impl Seen {
         ]
     }
 
-    /// How much there is of what, on one line.
+    /// Returns the totals on one line.
     fn totals(&self, now: Timestamp) -> String {
         let summary = &self.summary;
         let mut totals = format!("{}: {}", self.queue, text::count(summary.letters, "dead letter"));
         if let (Some(first), Some(last)) = (summary.first_at, summary.last_at) {
             totals.push_str(&format!(
-                ", {} replayed before, bodies of {}, the first {}, the last {}",
+                ", {} replayed before, bodies of {}, oldest {}, newest {}",
                 summary.replayed,
                 text::bytes(summary.body_bytes),
                 time::ago(first, now),
@@ -174,54 +176,64 @@ impl Seen {
             totals.push_str(&format!("; {} others do not match", summary.others));
         }
         if summary.unreadable > 0 {
-            totals.push_str(&format!("; {} cannot be read", summary.unreadable));
+            totals.push_str(&format!("; {} not valid", summary.unreadable));
         }
         totals
     }
 }
 
-fn show(context: &mut Context, seen: &Seen, top: usize, now: Timestamp) -> Result<()> {
-    context.out.line(&seen.totals(now))?;
-    if seen.summary.letters > 0 {
-        context.out.table(&groups(&seen.summary, top, now))?;
+fn show(
+    context: &mut Context,
+    queue_summary: &QueueSummary,
+    top: usize,
+    now: Timestamp,
+) -> Result<()> {
+    context.out.line(&queue_summary.totals(now))?;
+    if queue_summary.summary.letters > 0 {
+        context.out.table(&error_table(&queue_summary.summary, top, now))?;
     }
-    match beyond(&seen.summary, top) {
+    match other_errors(&queue_summary.summary, top) {
         0 => {}
         rest => context.out.note(&format!("{rest} with other errors; --top shows more")),
     }
-    if !seen.unreadable.is_empty() {
-        let named: Vec<_> = seen.unreadable.iter().map(ToString::to_string).collect();
-        let more = if seen.summary.unreadable > NAMED as u64 { ", ..." } else { "" };
+    if !queue_summary.unreadable.is_empty() {
+        let named: Vec<_> = queue_summary.unreadable.iter().map(ToString::to_string).collect();
+        let more = if queue_summary.summary.unreadable > MAX_LISTED as u64 { ", ..." } else { "" };
         context.out.note(&format!(
-            "no dead letters that can be read: {}{more}. `pillarbox peek {}` shows them",
+            "not valid dead letters: {}{more}. `pillarbox peek {}` shows them",
             named.join(", "),
-            seen.queue
+            queue_summary.queue
         ));
     }
     Ok(())
 }
 
-/// From where on it is an error.
+/// Limits above which the command fails.
 struct Alarm {
     over: Option<u64>,
     older: Option<Duration>,
 }
 
 impl Alarm {
-    /// What is wrong with a queue, if anything is. What cannot be read counts where no filter is asked for.
-    fn problem(&self, seen: &Seen, filter: &Filter, now: Timestamp) -> Option<String> {
-        let Seen { queue, summary, .. } = seen;
+    /// Returns the problem of a queue, if it exceeds a limit. Invalid messages count if there is no filter.
+    fn problem(
+        &self,
+        queue_summary: &QueueSummary,
+        filter: &Filter,
+        now: Timestamp,
+    ) -> Option<String> {
+        let QueueSummary { queue, summary, .. } = queue_summary;
         let unreadable = if filter.is_all() { summary.unreadable } else { 0 };
         let depth = summary.letters + unreadable;
         let oldest = summary.first_at.map(|first| now.since(first));
-        let mut said = Vec::new();
+        let mut problems = Vec::new();
         if let Some(over) = self.over.filter(|over| depth > *over) {
-            said.push(format!("{}, more than {over}", text::count(depth, "dead letter")));
+            problems.push(format!("{}, more than {over}", text::count(depth, "dead letter")));
         }
         if let Some((limit, oldest)) = self.older.zip(oldest).filter(|(limit, old)| old >= limit) {
             let (oldest, limit) = (time::show(oldest), time::show(limit));
-            said.push(format!("one that is {oldest} old, older than {limit}"));
+            problems.push(format!("one that is {oldest} old, older than {limit}"));
         }
-        (!said.is_empty()).then(|| format!("'{queue}' holds {}", said.join(", and ")))
+        (!problems.is_empty()).then(|| format!("'{queue}' has {}", problems.join(", and ")))
     }
 }

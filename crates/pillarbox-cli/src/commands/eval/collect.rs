@@ -7,23 +7,24 @@ use pillarbox::evals::{
 };
 use serde_json::Value;
 
-use super::{Plain, failure, opened, report};
+use super::{PlainRequests, failure, open_submitted, report};
 use crate::args::{self, Evaluator};
-use crate::commands::using;
+use crate::commands::with_backend;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 
 pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Result<()> {
-    let mut run = opened(&args.run, |path| EvalRun::open(path))?;
+    let mut run = open_submitted(&args.run, |path| EvalRun::open(path))?;
     let evaluator = match (run.scored_by() == ScoredBy::Collector, &args.evaluators[..]) {
         (false, []) => None,
         (false, _) => {
-            let text = "the workers judge the outputs of this run: leave --evaluator out";
+            let text = "the outputs of this run are scored by the workers: remove --evaluator";
             return Err(Failure::Usage(text.to_owned()));
         }
         (true, []) => {
-            let text = "the outputs of this run are judged when they are collected: say how by --evaluator";
+            let text =
+                "the outputs of this run are scored while they are collected: add --evaluator";
             return Err(Failure::Usage(text.to_owned()));
         }
         (true, [one]) => Some(evaluator(one)),
@@ -31,16 +32,16 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Resul
     };
     if evaluator.is_some() {
         let names: Vec<_> = args.evaluators.iter().map(ToString::to_string).collect();
-        run.note_evaluator(&names.join(" and ")).map_err(failure)?;
+        run.record_evaluator(&names.join(" and ")).map_err(failure)?;
     }
     let requests = run.requests().unwrap_or_default().to_owned();
     let how = args.timeout.map_or_else(Collect::new, Collect::within).progress_bar();
     let interrupt = Interrupt::listen()?;
-    let collected = using(context.open_existing().await?, async |backend| {
+    let collected = with_backend(context.open_existing().await?, async |backend| {
         let collecting = async {
             match evaluator {
                 Some(evaluator) => {
-                    let requests: Plain = backend.mailbox(&*requests)?;
+                    let requests: PlainRequests = backend.mailbox(&*requests)?;
                     collect_outputs(&mut run, &requests, evaluator, how).await
                 }
                 None => {
@@ -49,15 +50,15 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Resul
                 }
             }
         };
-        let found = interrupt.or(collecting).await?.map_err(failure)?;
-        let left = match found.is_complete {
+        let report = interrupt.or(collecting).await?.map_err(failure)?;
+        let left = match report.is_complete {
             true => 0,
             false => backend.queue(&*requests, QueueOptions::new())?.counts().await?.total(),
         };
-        Ok((found, left))
+        Ok((report, left))
     })
     .await;
-    let (found, left) = match collected {
+    let (report, left) = match collected {
         Err(Failure::Interrupted) => {
             context.out.note(&so_far(&run));
             return Err(Failure::Interrupted);
@@ -65,37 +66,37 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalCollect) -> Resul
         other => other?,
     };
     let permissions = args::Permissions::Private;
-    report::write(context, &found, args::Format::Table, None, permissions)?;
-    if !found.is_complete {
-        return Err(Failure::Other(format!("{}{}", so_far(&run), what_now(&run, &args, left))));
+    report::write(context, &report, args::Format::Table, None, permissions)?;
+    if !report.is_complete {
+        return Err(Failure::Other(format!("{}{}", so_far(&run), advice(&run, &args, left))));
     }
-    report::check(context, &found, &args.limits)
+    report::check(context, &report, &args.limits)
 }
 
 fn so_far(run: &EvalRun) -> String {
     let progress = run.progress();
     format!(
-        "{} of {} results are still to come; collect again to go on",
+        "{} of {} results are missing; collect again to continue",
         progress.awaited, progress.total
     )
 }
 
-/// What may be done about results that do not come, with so many requests in their queue.
-fn what_now(run: &EvalRun, args: &args::EvalCollect, left: u64) -> String {
+/// Returns what to do about missing results. `left` is the number of messages in the queue of requests.
+fn advice(run: &EvalRun, args: &args::EvalCollect, left: u64) -> String {
     let progress = run.progress();
     let (directory, requests) = (args.run.display(), run.requests().unwrap_or_default());
     if progress.sent < progress.total {
         let unsent = progress.total - progress.sent;
-        format!("; {unsent} were never sent: `pillarbox eval submit {directory}` sends them")
+        format!("; {unsent} samples were not sent: `pillarbox eval submit {directory}` sends them")
     } else if left == 0 {
         format!(
-            "; no request is left in queue '{requests}': `pillarbox eval submit {directory} --again missing` sends \
-                 those once more whose results do not come"
+            "; queue '{requests}' is empty: `pillarbox eval submit {directory} --again missing` sends the samples \
+                 without a result again"
         )
     } else {
         format!(
-            "; {left} messages are in queue '{requests}': `pillarbox stats {requests}` shows whether somebody works \
-                 on them"
+            "; queue '{requests}' has {left} messages: `pillarbox stats {requests}` shows whether workers process \
+                 them"
         )
     }
 }

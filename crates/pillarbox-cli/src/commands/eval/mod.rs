@@ -1,9 +1,9 @@
-//! `pillarbox eval`: samples out, results in, a report.
+//! `pillarbox eval`: submit samples, collect results, report.
 //!
 //! | to find | look at |
 //! |---|---|
-//! | what a command does | the file of its name |
-//! | when a report is a failure | `report` |
+//! | a command | the file of its name |
+//! | limits for CI | `report` |
 
 mod collect;
 mod report;
@@ -28,8 +28,8 @@ pub(crate) async fn run(context: &mut Context, args: args::Eval) -> Result<()> {
     }
 }
 
-/// Requests to main loops that know of no eval.
-type Plain = Mailbox<MainLoopRequest<Value>, MainLoopResult<Value>>;
+/// Requests of a plain main loop.
+type PlainRequests = Mailbox<MainLoopRequest<Value>, MainLoopResult<Value>>;
 
 fn failure(error: EvalError) -> Failure {
     match error {
@@ -39,17 +39,16 @@ fn failure(error: EvalError) -> Failure {
     }
 }
 
-/// The run in a directory, which was submitted.
-fn opened(
+/// Opens a run that was submitted.
+fn open_submitted(
     directory: &Path,
     open: impl FnOnce(&Path) -> pillarbox::evals::Result<EvalRun>,
 ) -> Result<EvalRun> {
     let run = open(directory).map_err(failure)?;
     if run.requests().is_none() {
         let directory = directory.display();
-        let text = format!(
-            "nothing was sent yet: `pillarbox eval submit {directory} DATASET.jsonl` does it"
-        );
+        let text =
+            format!("nothing was sent yet: run `pillarbox eval submit {directory} DATASET.jsonl`");
         return Err(Failure::Other(text));
     }
     Ok(run)

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pillarbox::evals::{EvalReport, EvalRun};
 
-use super::{failure, opened};
+use super::{failure, open_submitted};
 use crate::args::{self, Format};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -15,24 +15,25 @@ pub(crate) fn run(context: &mut Context, args: &args::EvalReport) -> Result<()> 
     let format = match (args.format, &args.output) {
         (Some(format), _) => format,
         (None, None) => Format::Table,
-        (None, Some(path)) => by_ending(path)?,
+        (None, Some(path)) => by_extension(path)?,
     };
-    let found = opened(&args.run, |path| EvalRun::look(path))?.report().map_err(failure)?;
-    write(context, &found, format, args.output.as_deref(), args.permissions)?;
-    check(context, &found, &args.limits)
+    let report = open_submitted(&args.run, |path| EvalRun::open_read_only(path))?
+        .report()
+        .map_err(failure)?;
+    write(context, &report, format, args.output.as_deref(), args.permissions)?;
+    check(context, &report, &args.limits)
 }
 
-fn by_ending(path: &Path) -> Result<Format> {
-    match path.extension().and_then(|ending| ending.to_str()) {
+fn by_extension(path: &Path) -> Result<Format> {
+    match path.extension().and_then(|extension| extension.to_str()) {
         Some("html" | "htm") => Ok(Format::Html),
         Some("xml") => Ok(Format::Junit),
         Some("json") => Ok(Format::Json),
         Some("txt") => Ok(Format::Table),
         _ => {
             let path = path.display();
-            let text = format!(
-                "by its name {path} could be anything: say --format html, junit, json or table"
-            );
+            let text =
+                format!("the format of {path} is unknown: add --format html, junit, json or table");
             Err(Failure::Usage(text))
         }
     }
@@ -57,9 +58,9 @@ pub(super) fn write(
     };
     let text = match format {
         Format::Table => report.to_string(),
-        Format::Json => serde_json::to_string(report)
-            .map(|text| text + "\n")
-            .map_err(|error| Failure::Other(format!("the report is no JSON: {error}")))?,
+        Format::Json => serde_json::to_string(report).map(|text| text + "\n").map_err(|error| {
+            Failure::Other(format!("the report cannot be serialized to JSON: {error}"))
+        })?,
         Format::Junit => report.to_junit(),
         Format::Html => report.to_html(),
     };
@@ -68,21 +69,19 @@ pub(super) fn write(
     written.map_err(|error| Failure::Other(format!("cannot write {}: {error}", path.display())))
 }
 
-/// Fails if the report does not come up to what was asked for.
+/// Fails if the report exceeds a limit.
 pub(super) fn check(context: &Context, report: &EvalReport, limits: &args::Limits) -> Result<()> {
     let mut reasons = Vec::new();
     if !report.is_complete && (limits.fail_under.is_some() || limits.fail_if_worse) {
         reasons.push("the run is not complete: collect the rest of its results".to_owned());
     }
-    if let Some(least) = limits.fail_under {
+    if let Some(min) = limits.fail_under {
         for experiment in &report.experiments {
-            // One without any result has passed nothing.
+            // Without any result, nothing has passed.
             let rate = experiment.tally.pass_rate.unwrap_or(0.0);
-            if rate < least {
-                let (name, rate, least) = (&experiment.name, rate * 100.0, least * 100.0);
-                reasons.push(format!(
-                    "the pass rate of {name} is {rate:.1}%, and should be {least:.1}%"
-                ));
+            if rate < min {
+                let (name, rate, min) = (&experiment.name, rate * 100.0, min * 100.0);
+                reasons.push(format!("the pass rate of {name} is {rate:.1}%, below {min:.1}%"));
             }
         }
     }
@@ -90,13 +89,13 @@ pub(super) fn check(context: &Context, report: &EvalReport, limits: &args::Limit
         for comparison in &report.comparisons {
             let differences =
                 [("pass rate", comparison.pass_rate), ("mean score", comparison.mean_score)];
-            for (what, difference) in differences {
+            for (metric, difference) in differences {
                 if difference
                     .is_some_and(|difference| difference.is_significant() && difference.value < 0.0)
                 {
                     let (candidate, baseline) = (&comparison.candidate, &comparison.baseline);
                     reasons.push(format!(
-                        "the {what} of {candidate} is lower than that of {baseline}"
+                        "the {metric} of {candidate} is lower than that of {baseline}"
                     ));
                 }
             }

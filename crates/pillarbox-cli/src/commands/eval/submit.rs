@@ -7,15 +7,15 @@ use pillarbox::evals::{
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Plain, failure};
+use super::{PlainRequests, failure};
 use crate::args;
-use crate::commands::using;
+use crate::commands::with_backend;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct EvalSubmitJson<'a> {
     run_id: &'a str,
     requests: &'a str,
     results: String,
@@ -26,7 +26,7 @@ struct Line<'a> {
 }
 
 pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result<()> {
-    // Read before anything is made.
+    // Read before anything is created.
     let dataset = match &args.dataset {
         Some(path) => {
             Some(Dataset::<Value, Value>::from_file(path).map_err(|error| failure(error.into()))?)
@@ -34,7 +34,7 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
         None => None,
     };
     if dataset.is_some() && args.requests.is_none() && !args.run.join("run.json").exists() {
-        let text = "say by --requests QUEUE where the workers take their requests";
+        let text = "add --requests QUEUE, the queue of the workers";
         return Err(Failure::Usage(text.to_owned()));
     }
     let mut run = match dataset {
@@ -53,7 +53,7 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
         (None, Some(_)) => Dataset::from_file(args.run.join("samples.jsonl"))
             .map_err(|error| failure(error.into()))?,
         (None, None) => {
-            return Err(Failure::Usage("the run has no samples yet: say which dataset".to_owned()));
+            return Err(Failure::Usage("the run has no samples yet: add a dataset".to_owned()));
         }
     };
     let requests = match (&args.requests, run.requests()) {
@@ -61,7 +61,7 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
         (None, Some(queue)) => queue.to_owned(),
         (None, None) => {
             return Err(Failure::Usage(
-                "say by --requests QUEUE where the workers take their requests".to_owned(),
+                "add --requests QUEUE, the queue of the workers".to_owned(),
             ));
         }
     };
@@ -72,13 +72,13 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
     };
     let is_plain = args.plain || run.requests().is_some() && run.scored_by() == ScoredBy::Collector;
     if let Some(which) = args.again {
-        run.again(which.into());
+        run.resubmit(which.into());
     }
     let interrupt = Interrupt::listen()?;
-    let submitted = using(context.open_to_send().await?, async |backend| {
+    let submitted = with_backend(context.open_to_send().await?, async |backend| {
         let submitting = async {
             if is_plain {
-                let requests: Plain = backend.mailbox(&*requests)?;
+                let requests: PlainRequests = backend.mailbox(&*requests)?;
                 submit_inputs(&mut run, &requests, &dataset, &experiments).await
             } else {
                 let requests: EvalRequests<Value, Value> = backend.mailbox(&*requests)?;
@@ -92,7 +92,7 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
     if matches!(submitted, Err(Failure::Interrupted)) {
         let progress = run.progress();
         context.out.note(&format!(
-            "{} of {} samples are sent; submit again to go on",
+            "{} of {} samples were sent; submit again to continue",
             progress.sent, progress.total
         ));
     }
@@ -100,21 +100,25 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
     let results = run.address();
     if context.out.is_json() {
         let Submitted { sent, before, refused, total, .. } = submitted;
-        let line =
-            Line { run_id: run.id(), requests: &requests, results, sent, before, refused, total };
+        let line = EvalSubmitJson {
+            run_id: run.id(),
+            requests: &requests,
+            results,
+            sent,
+            before,
+            refused,
+            total,
+        };
         return context.out.json(&line);
     }
     let samples =
         |count: usize| if count == 1 { "1 sample".to_owned() } else { format!("{count} samples") };
     let mut text = format!("run {}: {} sent to {requests}", run.id(), samples(submitted.sent));
     if submitted.before > 0 {
-        text.push_str(&format!(", {} were before", submitted.before));
+        text.push_str(&format!(", {} sent before", submitted.before));
     }
     if submitted.refused > 0 {
-        text.push_str(&format!(
-            ", {} refused by the queue: the report says why",
-            submitted.refused
-        ));
+        text.push_str(&format!(", {} rejected by the queue: see the report", submitted.refused));
     }
     context.out.line(&text)
 }

@@ -1,4 +1,4 @@
-//! What is typed.
+//! Keyboard input.
 
 use std::io;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use std::time::Duration;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
 
-/// Something that happened to the terminal.
+/// Event of the terminal.
 #[derive(Debug)]
 pub(crate) enum Input {
     Key(KeyCode),
     Resized,
 }
 
-/// Reads the terminal in a thread of its own, which ends with this as long as there is a terminal.
+/// Reads the terminal in a thread, which ends when this is dropped if the terminal still exists.
 #[derive(Debug)]
 pub(crate) struct Keys {
     inputs: mpsc::Receiver<Input>,
@@ -48,7 +48,7 @@ impl Keys {
         Ok(Self { inputs, end, thread: Some(thread) })
     }
 
-    /// The next one. `None`: the terminal is gone.
+    /// Returns the next event, or `None` if the terminal is gone.
     pub(crate) async fn next(&mut self) -> Option<Input> {
         self.inputs.recv().await
     }
@@ -59,11 +59,11 @@ impl Drop for Keys {
         self.end.store(true, Ordering::Relaxed);
         self.inputs.close();
         let Some(thread) = self.thread.take() else { return };
-        // A terminal that is gone may keep the thread in the library that reads it, for ever. It ends
-        // with the process then.
+        // If the terminal is gone, the thread may be blocked forever in the library that reads it. Then it ends
+        // with the process.
         for _ in 0..20 {
             if thread.is_finished() {
-                // A panic there was printed when it happened.
+                // A panic was printed when it happened.
                 let _ = thread.join();
                 return;
             }
@@ -74,7 +74,7 @@ impl Drop for Keys {
 
 fn interpret(event: Event) -> Option<Input> {
     match event {
-        // In this mode the terminal makes no signal of it.
+        // In raw mode the terminal sends no signal for it.
         Event::Key(key)
             if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) =>
         {

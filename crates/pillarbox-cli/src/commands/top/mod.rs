@@ -1,7 +1,7 @@
 //! `pillarbox top`: all queues, full-screen.
 //!
-//! `model` knows what is to be seen and what a key does, `screen` draws it. This is what moves them:
-//! keys, the clock, and what the backend answers.
+//! `model` has the state and the effects of keys, `screen` draws it. This module feeds them with keys, ticks and answers
+//! of the backend.
 
 mod keys;
 mod model;
@@ -11,23 +11,23 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use pillarbox::{Mailboxes, Peeked, QueueName, QueueOptions};
+use pillarbox_core::internal::BatchSizer;
 use ratatui::DefaultTerminal;
 use tokio::task::JoinSet;
 
 use self::keys::{Input, Keys};
 use self::model::{Action, Model};
 use super::stats::{Counted, count};
-use super::using;
+use super::with_backend;
 use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
-use crate::pace::Pace;
 
-/// How many messages of a queue are shown, or some more.
-const MESSAGES: usize = 100;
+/// Approximate maximum number of messages that are shown of a queue.
+const MAX_MESSAGES: usize = 100;
 
-/// What the backend has answered.
+/// Answer of the backend.
 enum Answer {
     Counted(Instant, Result<Counted>),
     Peeked(QueueName, pillarbox::Result<Vec<Peeked>>),
@@ -36,12 +36,12 @@ enum Answer {
 
 pub(crate) async fn run(context: &mut Context, args: args::Top) -> Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        let text = "top needs a terminal; `pillarbox stats --watch` writes lines instead";
+        let text = "top needs a terminal; use `pillarbox stats --watch` without one";
         return Err(Failure::Usage(text.to_owned()));
     }
     let interrupt = Interrupt::listen()?;
-    using(context.open_existing().await?, async |backend| {
-        // Counted once before the screen is taken, so that what is wrong at once is plainly said.
+    with_backend(context.open_existing().await?, async |backend| {
+        // The first count comes before the full screen, so that its errors are printed normally.
         let first = count(backend, &args.queues).await?.any()?;
         let every = args.interval.max(Duration::from_millis(100));
         let mut model = Model::new(context.url().to_string(), every);
@@ -51,8 +51,8 @@ pub(crate) async fn run(context: &mut Context, args: args::Top) -> Result<()> {
         let result = watch(&mut terminal, &mut model, backend, &args.queues, &interrupt).await;
         ratatui::restore();
         result.map_err(failed)?;
-        // By a signal, that is: a key ends it as it should end.
-        if interrupt.is_told() { Err(Failure::Interrupted) } else { Ok(()) }
+        // By a signal; a key ends it successfully.
+        if interrupt.is_interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
     })
     .await
 }
@@ -72,7 +72,7 @@ async fn watch(
     loop {
         terminal.draw(|frame| screen::draw(frame, model))?;
         let action = tokio::select! {
-            () = interrupt.told() => Action::Quit,
+            () = interrupt.interrupted() => Action::Quit,
             input = keys.next() => match input {
                 Some(Input::Key(key)) => model.key(key),
                 Some(Input::Resized) => Action::None,
@@ -81,9 +81,9 @@ async fn watch(
             Some(Ok(answer)) = asked.join_next() => {
                 counting &= !matches!(answer, Answer::Counted(..));
                 peeking &= !matches!(answer, Answer::Peeked(..));
-                take(model, answer)
+                apply(model, answer)
             }
-            // One that does not answer is not asked again meanwhile, and keys still work.
+            // A backend that does not answer is not asked again, and keys still work.
             _ = ticks.tick(), if !counting => Action::Count,
         };
         match action {
@@ -125,21 +125,21 @@ async fn peek(backend: Mailboxes, queue: QueueName) -> Answer {
     Answer::Peeked(queue, peeked)
 }
 
-/// The first messages of a queue: fewer if they are large, for they are read again and again.
+/// Returns the first messages of a queue, fewer if they are large, since they are read repeatedly.
 async fn peek_some(backend: &Mailboxes, queue: &QueueName) -> pillarbox::Result<Vec<Peeked>> {
     let opened = backend.queue(queue, QueueOptions::new())?;
-    let mut pace = Pace::new(opened.capabilities().max_receive.min(MESSAGES));
-    let first = opened.peek(pace.next(), None).await?.whole(queue)?;
+    let mut sizer = BatchSizer::new(opened.capabilities().max_receive.min(MAX_MESSAGES));
+    let first = opened.peek(sizer.next_size(), None).await?.whole(queue)?;
     let bytes = first.messages.iter().map(|peeked| peeked.message.body.len()).sum();
-    pace.seen(first.messages.len(), bytes);
+    sizer.record(first.messages.len(), bytes);
     let mut messages = first.messages;
-    if pace.next() > messages.len() && first.next.is_some() {
-        messages.extend(opened.peek(pace.next(), first.next).await?.whole(queue)?.messages);
+    if sizer.next_size() > messages.len() && first.next.is_some() {
+        messages.extend(opened.peek(sizer.next_size(), first.next).await?.whole(queue)?.messages);
     }
     Ok(messages)
 }
 
-fn take(model: &mut Model, answer: Answer) -> Action {
+fn apply(model: &mut Model, answer: Answer) -> Action {
     match answer {
         Answer::Counted(at, Ok(Counted { counts, failed })) => model.counted(at, counts, &failed),
         Answer::Counted(_, Err(failure)) => model.failed(failure.text().unwrap_or_default()),

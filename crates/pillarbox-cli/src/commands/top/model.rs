@@ -1,4 +1,4 @@
-//! What `top` shows, and what a key does: without a terminal, a backend or a clock.
+//! State of `top` and effects of keys: no terminal, no backend, no clock.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use pillarbox::{Counts, Error, Peeked, QueueName};
 use ratatui::crossterm::event::KeyCode;
 
-/// How far back the sparkline goes, in counts.
+/// Number of counts in the sparkline.
 const HISTORY: usize = 40;
 
-/// What is to be done because of a key.
+/// Action that a key triggers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     None,
@@ -19,14 +19,14 @@ pub(crate) enum Action {
     Purge(QueueName),
 }
 
-/// Which of its pages `top` shows.
+/// Page that is shown.
 #[derive(Debug)]
 pub(crate) enum Page {
     Queues,
     Messages { queue: QueueName, messages: Option<Vec<Peeked>>, selected: usize },
 }
 
-/// What the user is asked, over the page.
+/// Dialog over the page.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Dialog {
     Help,
@@ -45,18 +45,18 @@ pub(crate) enum Sort {
 pub(crate) struct Row {
     pub(crate) name: QueueName,
     pub(crate) counts: Counts,
-    /// How many messages it held, the newest last.
+    /// Numbers of messages over time, the newest last.
     pub(crate) history: VecDeque<u64>,
     pub(crate) rates: Option<Rates>,
     counted_at: Instant,
 }
 
-/// Messages per second, since the count before.
+/// Messages per second, since the previous count.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Rates {
-    /// What came and what went.
+    /// Sent and removed messages.
     Flow { sent: f64, removed: f64 },
-    /// The difference of the two, where the backend counts no sends.
+    /// The difference of the two, if the backend does not count sends.
     Change(f64),
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Model {
     pub(crate) dialog: Option<Dialog>,
     pub(crate) sort: Sort,
     pub(crate) selected: usize,
-    /// What just happened, or went wrong.
+    /// Last action or error.
     pub(crate) status: Option<Status>,
     every: Duration,
 }
@@ -97,7 +97,7 @@ impl Model {
         self.every
     }
 
-    /// The queue whose messages are shown.
+    /// Returns the queue whose messages are shown.
     pub(crate) fn inspected(&self) -> Option<&QueueName> {
         match &self.page {
             Page::Queues => None,
@@ -105,24 +105,24 @@ impl Model {
         }
     }
 
-    /// Whether the backend counts sends, so that rates in and out are known.
+    /// Returns whether the backend counts sends, so that both rates are known.
     pub(crate) fn counts_sends(&self) -> bool {
         self.rows.iter().all(|row| row.counts.sent.is_some())
     }
 
-    /// Takes new counts. A queue that is gone is shown as empty for as long as its depth was ever
-    /// more than nothing. One that could not be counted is shown as it was, and what went wrong is told.
+    /// Updates the counts. A queue that is gone is shown as empty while its history has messages. A queue that could
+    /// not be counted is shown unchanged, and its error is the status.
     pub(crate) fn counted(
         &mut self,
         at: Instant,
         counted: Vec<(QueueName, Counts)>,
         failed: &[(QueueName, Error)],
     ) {
-        let chosen = self.chosen().map(|row| row.name.clone());
+        let selected_row = self.selected_row().map(|row| row.name.clone());
         let mut rows = std::mem::take(&mut self.rows);
         for (name, counts) in counted {
             let row = match rows.iter().position(|row| row.name == name) {
-                Some(place) => rows.swap_remove(place).again(at, counts),
+                Some(index) => rows.swap_remove(index).update(at, counts),
                 None => Row::new(at, name, counts),
             };
             self.rows.push(row);
@@ -130,10 +130,10 @@ impl Model {
         let is_failed = |row: &Row| failed.iter().any(|(name, _)| *name == row.name);
         let (kept, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(is_failed);
         self.rows.extend(kept);
-        // A queue that is gone holds nothing, and was sent nothing more.
+        // A queue that is gone is empty, and nothing more was sent to it.
         let gone = rows.into_iter().map(|row| {
             let counts = Counts::default().with_sent(row.counts.sent);
-            row.again(at, counts)
+            row.update(at, counts)
         });
         self.rows.extend(gone.filter(|row| row.history.iter().any(|depth| *depth > 0)));
         if matches!(self.status, Some(Status::Failed(_))) {
@@ -142,7 +142,7 @@ impl Model {
         if let Some((_, error)) = failed.first() {
             self.failed(error.to_string());
         }
-        self.arrange(chosen.as_ref());
+        self.sort_rows(selected_row.as_ref());
     }
 
     pub(crate) fn peeked(&mut self, of: &QueueName, peeked: Vec<Peeked>) {
@@ -162,7 +162,7 @@ impl Model {
         self.status = Some(Status::Failed(text));
     }
 
-    /// Does what a key means.
+    /// Handles a key.
     pub(crate) fn key(&mut self, key: KeyCode) -> Action {
         if let Some(dialog) = self.dialog.take() {
             return match (dialog, key) {
@@ -192,18 +192,20 @@ impl Model {
     }
 
     fn inspect(&mut self) -> Action {
-        let (Page::Queues, Some(row)) = (&self.page, self.chosen()) else { return Action::None };
+        let (Page::Queues, Some(row)) = (&self.page, self.selected_row()) else {
+            return Action::None;
+        };
         let queue = row.name.clone();
         self.page = Page::Messages { queue: queue.clone(), messages: None, selected: 0 };
         Action::Inspect(queue)
     }
 
     fn ask_to_purge(&mut self) {
-        let chosen = match &self.page {
-            Page::Queues => self.chosen(),
+        let selected_row = match &self.page {
+            Page::Queues => self.selected_row(),
             Page::Messages { queue, .. } => self.rows.iter().find(|row| row.name == *queue),
         };
-        self.dialog = chosen
+        self.dialog = selected_row
             .map(|row| Dialog::Purge { queue: row.name.clone(), messages: row.counts.total() });
     }
 
@@ -213,12 +215,12 @@ impl Model {
             Sort::Ready => Sort::Oldest,
             Sort::Oldest => Sort::Name,
         };
-        let chosen = self.chosen().map(|row| row.name.clone());
-        self.arrange(chosen.as_ref());
+        let selected_row = self.selected_row().map(|row| row.name.clone());
+        self.sort_rows(selected_row.as_ref());
     }
 
-    /// Puts the rows in order, and stays with the one that was chosen.
-    fn arrange(&mut self, chosen: Option<&QueueName>) {
+    /// Sorts the rows and keeps the selection.
+    fn sort_rows(&mut self, selected_row: Option<&QueueName>) {
         match self.sort {
             Sort::Name => self.rows.sort_by(|a, b| a.name.cmp(&b.name)),
             Sort::Ready => {
@@ -228,11 +230,12 @@ impl Model {
                 (b.counts.oldest_age, &a.name).cmp(&(a.counts.oldest_age, &b.name))
             }),
         }
-        let place = chosen.and_then(|name| self.rows.iter().position(|row| row.name == *name));
-        self.selected = place.unwrap_or(self.selected).min(self.rows.len().saturating_sub(1));
+        let index =
+            selected_row.and_then(|name| self.rows.iter().position(|row| row.name == *name));
+        self.selected = index.unwrap_or(self.selected).min(self.rows.len().saturating_sub(1));
     }
 
-    fn chosen(&self) -> Option<&Row> {
+    fn selected_row(&self) -> Option<&Row> {
         self.rows.get(self.selected)
     }
 
@@ -253,8 +256,8 @@ impl Row {
         Self { name, counts, history, rates: None, counted_at: at }
     }
 
-    /// The same queue, counted again.
-    fn again(mut self, at: Instant, counts: Counts) -> Self {
+    /// Updates the queue with new counts.
+    fn update(mut self, at: Instant, counts: Counts) -> Self {
         let elapsed = at.saturating_duration_since(self.counted_at);
         self.rates = rates(&self.counts, &counts, elapsed);
         self.history.push_back(counts.total());
@@ -273,9 +276,9 @@ fn rates(before: &Counts, now: &Counts, elapsed: Duration) -> Option<Rates> {
     let (Some(sent), Some(removed)) = (now.sent, now.removed()) else {
         return Some(Rates::Change(per_second(now.total() as f64 - before.total() as f64)));
     };
-    // A queue that was forgotten and made anew counts from nothing.
-    let anew = before.sent.is_none_or(|before| before > sent);
-    let before = if anew { Counts::default() } else { *before };
+    // A queue that was recreated counts from zero.
+    let is_recreated = before.sent.is_none_or(|before| before > sent);
+    let before = if is_recreated { Counts::default() } else { *before };
     Some(Rates::Flow {
         sent: per_second((sent - before.sent.unwrap_or(0)) as f64),
         removed: per_second(removed.saturating_sub(before.removed().unwrap_or(0)) as f64),
@@ -298,15 +301,15 @@ mod tests {
     }
 
     #[test]
-    fn rates_tell_what_came_and_what_went() {
+    fn rates_are_those_of_sent_and_removed_messages() {
         let before = Counts::new(5, 0, 0).with_sent(Some(100));
         let now = Counts::new(6, 0, 0).with_sent(Some(121));
         let two = Duration::from_secs(2);
         assert_eq!(rates(&before, &now, two), Some(Rates::Flow { sent: 10.5, removed: 10.0 }));
         let uncounted = Counts::new(1, 0, 0);
         assert_eq!(rates(&Counts::new(5, 0, 0), &uncounted, two), Some(Rates::Change(-2.0)));
-        let anew = Counts::new(1, 0, 0).with_sent(Some(3));
-        assert_eq!(rates(&before, &anew, two), Some(Rates::Flow { sent: 1.5, removed: 1.0 }));
+        let recreated = Counts::new(1, 0, 0).with_sent(Some(3));
+        assert_eq!(rates(&before, &recreated, two), Some(Rates::Flow { sent: 1.5, removed: 1.0 }));
         assert_eq!(rates(&before, &now, Duration::ZERO), None);
     }
 
@@ -315,7 +318,7 @@ mod tests {
         let held = |number| Counts::new(number, 0, 0).with_sent(Some(5));
         let (mut model, start) = model(&[("a", held(3)), ("b", held(1)), ("c", held(0))]);
         model.counted(start + Duration::from_secs(1), vec![(name("b"), held(1))], &[]);
-        assert_eq!(model.rows.len(), 2, "what never held anything is not kept");
+        assert_eq!(model.rows.len(), 2, "a queue that was always empty is not kept");
         assert_eq!(model.rows[0].counts.total(), 0);
         assert_eq!(model.rows[0].history, [3, 0]);
         assert_eq!(model.rows[0].rates, Some(Rates::Flow { sent: 0.0, removed: 3.0 }));
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_cannot_be_counted_is_shown_as_it_was_and_what_is_wrong_is_told() {
+    fn a_queue_that_cannot_be_counted_is_shown_unchanged_with_its_error() {
         let (mut model, start) = model(&[("a", Counts::new(3, 0, 0)), ("b", Counts::new(1, 0, 0))]);
         let error = Error::Closed { queue: Some(name("a")) };
         let counted = vec![(name("b"), Counts::new(2, 0, 0))];
@@ -335,22 +338,22 @@ mod tests {
     }
 
     #[test]
-    fn the_selection_stays_with_its_queue() {
+    fn the_selection_follows_its_queue() {
         let (mut model, start) = model(&[("a", Counts::new(1, 0, 0)), ("b", Counts::new(9, 0, 0))]);
         model.key(KeyCode::Down);
-        assert_eq!(model.chosen().unwrap().name, name("b"));
+        assert_eq!(model.selected_row().unwrap().name, name("b"));
         model.key(KeyCode::Char('s'));
         assert_eq!((model.sort, model.selected), (Sort::Ready, 0));
         let three = vec![(name("a"), Counts::new(99, 0, 0)), (name("b"), Counts::new(9, 0, 0))];
         model.counted(start + Duration::from_secs(1), three, &[]);
-        assert_eq!((model.selected, &model.chosen().unwrap().name), (1, &name("b")));
+        assert_eq!((model.selected, &model.selected_row().unwrap().name), (1, &name("b")));
         model.key(KeyCode::End);
         model.key(KeyCode::Home);
         assert_eq!(model.selected, 0);
     }
 
     #[test]
-    fn a_purge_needs_a_yes() {
+    fn a_purge_needs_confirmation() {
         let (mut model, _) = model(&[("a", Counts::new(3, 0, 0))]);
         assert_eq!(model.key(KeyCode::Char('p')), Action::None);
         assert_eq!(model.dialog, Some(Dialog::Purge { queue: name("a"), messages: 3 }));
@@ -361,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_lead_into_a_queue_and_back() {
+    fn keys_open_a_queue_and_go_back() {
         let (mut model, _) = model(&[("a", Counts::new(3, 0, 0))]);
         assert_eq!(model.key(KeyCode::Enter), Action::Inspect(name("a")));
         assert_eq!(model.inspected(), Some(&name("a")));
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_show_is_no_reason_to_panic() {
+    fn an_empty_list_does_not_panic() {
         let (mut model, _) = model(&[]);
         for key in [KeyCode::Down, KeyCode::Up, KeyCode::End, KeyCode::Enter, KeyCode::Char('p')] {
             assert_eq!(model.key(key), Action::None);
@@ -383,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sparkline_is_as_long_as_it_may_be() {
+    fn the_history_is_bounded() {
         let (mut model, start) = model(&[("a", Counts::new(0, 0, 0))]);
         for tick in 1..100 {
             let at = start + Duration::from_secs(tick);

@@ -1,4 +1,4 @@
-//! Drawing.
+//! Drawing of `top`.
 
 use std::collections::VecDeque;
 
@@ -16,28 +16,28 @@ use crate::output::{text, time};
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const HELP: &str = "\
-↑ ↓  j k     choose            Enter  look into the queue
+↑ ↓  j k     select            Enter  show messages
 g G          first, last       Esc    back, or quit
 s            sort by           p      purge the queue
 r            count now         q      quit
 
 in/s and out/s are messages sent and removed per second.
-in flight: delivered, and its lease runs. delayed: not yet visible.
-oldest: the age of the message that is next. depth: all messages, over time.";
+in flight: delivered, with a lease. delayed: not ready yet.
+oldest: age of the next message. depth: all messages, over time.";
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const FAINT: Style = Style::new().fg(Color::DarkGray);
 
-/// Between two columns.
+/// Spaces between two columns.
 const GAP: u16 = 2;
 
-/// A column of a table, which is shown whole or not at all.
+/// Column of a table, shown completely or not at all.
 struct Column {
     heading: String,
-    /// How wide it is, at least.
+    /// Minimum width.
     width: u16,
     is_right: bool,
-    /// The lower, the more important.
+    /// Lower is more important.
     rank: u8,
     color: Option<Color>,
 }
@@ -55,9 +55,9 @@ impl Column {
         Self { color: Some(color), ..self }
     }
 
-    /// Makes it as wide as the widest of its cells, which are at this place of each row.
-    fn widen(&mut self, rows: &[Vec<String>], place: usize) {
-        let widest = rows.iter().map(|row| row[place].width()).max().unwrap_or(0);
+    /// Makes the column as wide as its widest cell.
+    fn widen(&mut self, rows: &[Vec<String>], index: usize) {
+        let widest = rows.iter().map(|row| row[index].width()).max().unwrap_or(0);
         self.width = self.width.max(u16::try_from(widest).unwrap_or(u16::MAX));
     }
 
@@ -71,33 +71,33 @@ impl Column {
     }
 }
 
-/// Which columns there is room for: the most important ones, and the first of them in any case. They are in order.
-fn fitting(columns: &[Column], room: u16) -> Vec<usize> {
+/// Returns the columns that fit into a width, in order: the most important ones, and at least one.
+fn fitting(columns: &[Column], width: u16) -> Vec<usize> {
     let mut by_rank: Vec<usize> = (0..columns.len()).collect();
-    by_rank.sort_by_key(|place| columns[*place].rank);
+    by_rank.sort_by_key(|index| columns[*index].rank);
     let (mut fitting, mut used) = (Vec::new(), 0_u16);
-    for place in by_rank {
+    for index in by_rank {
         let gap = if fitting.is_empty() { 0 } else { GAP };
-        used = used.saturating_add(gap).saturating_add(columns[place].width);
-        if used > room && !fitting.is_empty() {
+        used = used.saturating_add(gap).saturating_add(columns[index].width);
+        if used > width && !fitting.is_empty() {
             break;
         }
-        fitting.push(place);
+        fitting.push(index);
     }
     fitting.sort_unstable();
     fitting
 }
 
-/// A table of those columns that there is room for. The last one has all the room that is left.
-fn table(columns: &[Column], rows: &[Vec<String>], room: u16) -> Table<'static> {
-    let shown = fitting(columns, room);
+/// Returns a table of the columns that fit. The last one gets the remaining width.
+fn table(columns: &[Column], rows: &[Vec<String>], width: u16) -> Table<'static> {
+    let shown = fitting(columns, width);
     let last = columns.len() - 1;
-    let widths = shown.iter().map(|place| match *place == last {
-        true => Constraint::Min(columns[*place].width),
-        false => Constraint::Length(columns[*place].width),
+    let widths = shown.iter().map(|index| match *index == last {
+        true => Constraint::Min(columns[*index].width),
+        false => Constraint::Length(columns[*index].width),
     });
     let cells = |cells: &[String]| -> Vec<Cell<'static>> {
-        shown.iter().map(|place| columns[*place].cell(&cells[*place])).collect()
+        shown.iter().map(|index| columns[*index].cell(&cells[*index])).collect()
     };
     let headings: Vec<_> = columns.iter().map(|column| column.heading.clone()).collect();
     let heading: Vec<_> = cells(&headings).into_iter().map(|cell| cell.style(BOLD)).collect();
@@ -116,27 +116,27 @@ pub(crate) fn draw(frame: &mut Frame<'_>, model: &Model) {
         Page::Queues => queues(frame, main, model),
         Page::Messages { queue, messages, selected } => match messages.as_deref() {
             Some(list) => inspect(frame, main, queue.as_str(), list, *selected),
-            None => frame.render_widget(Paragraph::new("looking …"), main),
+            None => frame.render_widget(Paragraph::new("loading …"), main),
         },
     }
     frame.render_widget(footer(model, bottom.width), bottom);
     if let Some(dialog) = &model.dialog {
-        ask(frame, dialog);
+        draw_dialog(frame, dialog);
     }
 }
 
-/// Where, how much, how often. In a narrow terminal the first is cut.
-fn header(model: &Model, room: u16) -> Line<'static> {
+/// Returns the header: URL, totals and interval. The URL is cut in a narrow terminal.
+fn header(model: &Model, width: u16) -> Line<'static> {
     let messages: u64 = model.rows.iter().map(|row| row.counts.total()).sum();
     let queues = text::count(model.rows.len() as u64, "queue");
     let messages = text::count(messages, "message");
     let every = time::show(model.every());
     let numbers = format!("   {queues}, {messages}   every {every}");
-    let room = usize::from(room).saturating_sub(numbers.width()).max(8);
-    Line::styled(format!("{}{numbers}", text::shorten(&model.url, Some(room))), BOLD)
+    let width = usize::from(width).saturating_sub(numbers.width()).max(8);
+    Line::styled(format!("{}{numbers}", text::shorten(&model.url, Some(width))), BOLD)
 }
 
-fn footer(model: &Model, room: u16) -> Line<'static> {
+fn footer(model: &Model, width: u16) -> Line<'static> {
     let keys = match (&model.status, &model.page) {
         (Some(Status::Failed(text)), _) => {
             let text = text::printable(text).into_owned();
@@ -145,10 +145,10 @@ fn footer(model: &Model, room: u16) -> Line<'static> {
         (Some(Status::Done(text)), _) => {
             return Line::styled(text.clone(), Style::new().fg(Color::Green));
         }
-        (None, Page::Queues) => "Enter look into   p purge   s sort   ? help   q quit",
-        (None, Page::Messages { .. }) => "↑ ↓ choose   Esc back   p purge   ? help   q quit",
+        (None, Page::Queues) => "Enter messages   p purge   s sort   ? help   q quit",
+        (None, Page::Messages { .. }) => "↑ ↓ select   Esc back   p purge   ? help   q quit",
     };
-    let keys = if keys.width() > room.into() { "? help   q quit" } else { keys };
+    let keys = if keys.width() > width.into() { "? help   q quit" } else { keys };
     Line::styled(keys, FAINT)
 }
 
@@ -176,33 +176,33 @@ fn queues(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         columns.remove(6);
         rows.iter_mut().for_each(|row| drop(row.remove(6)));
     }
-    for place in 0..columns.len() - 1 {
-        columns[place].widen(&rows, place);
+    for index in 0..columns.len() - 1 {
+        columns[index].widen(&rows, index);
     }
     columns[0].width = name_width(&columns, area.width);
-    let room = usize::from(columns[0].width);
+    let width = usize::from(columns[0].width);
     for row in &mut rows {
-        row[0] = text::shorten(&row[0], Some(room)).into_owned();
+        row[0] = text::shorten(&row[0], Some(width)).into_owned();
     }
     let mut state = TableState::new().with_selected(Some(model.selected));
     frame.render_stateful_widget(table(&columns, &rows, area.width), area, &mut state);
 }
 
-/// How much of the names is shown: all, up to a limit, unless the counts would have no room then.
-fn name_width(columns: &[Column], room: u16) -> u16 {
+/// Returns the width of the names: as wide as needed up to a limit, but leaving space for the counts.
+fn name_width(columns: &[Column], width: u16) -> u16 {
     const COUNTS: usize = 4;
-    const LONGEST: u16 = 40;
-    const SHORTEST: u16 = 10;
+    const MAX_WIDTH: u16 = 40;
+    const MIN_WIDTH: u16 = 10;
     let counts: u16 = columns[1..COUNTS].iter().map(|column| column.width + GAP).sum();
-    let most = room.saturating_sub(counts).clamp(SHORTEST, LONGEST);
-    columns[0].width.min(most)
+    let max = width.saturating_sub(counts).clamp(MIN_WIDTH, MAX_WIDTH);
+    columns[0].width.min(max)
 }
 
-/// A queue as a row: name, counts, age, rates and depth over time.
+/// Returns a queue as a row: name, counts, age, rates and depth over time.
 fn queue_row(row: &Row) -> Vec<String> {
     let counts = &row.counts;
     let age = counts.oldest_age.map_or_else(|| "-".to_owned(), time::show);
-    let [came, went] = match row.rates {
+    let [rate_in, rate_out] = match row.rates {
         None => ["-".to_owned(), "-".to_owned()],
         Some(Rates::Flow { sent, removed }) => [text::rate(sent), text::rate(removed)],
         Some(Rates::Change(rate)) => {
@@ -216,16 +216,16 @@ fn queue_row(row: &Row) -> Vec<String> {
         counts.in_flight.to_string(),
         counts.delayed.to_string(),
         age,
-        came,
-        went,
+        rate_in,
+        rate_out,
         sparkline(&row.history),
     ]
 }
 
-/// The depth over time, from nothing to the most there was.
+/// Returns the depth over time, scaled from zero to its maximum.
 pub(crate) fn sparkline(history: &VecDeque<u64>) -> String {
-    let most = history.iter().copied().max().unwrap_or(0).max(1);
-    let bar = |depth: &u64| BARS[(*depth as f64 / most as f64 * 7.0).round() as usize];
+    let max = history.iter().copied().max().unwrap_or(0).max(1);
+    let bar = |depth: &u64| BARS[(*depth as f64 / max as f64 * 7.0).round() as usize];
     history.iter().map(bar).collect()
 }
 
@@ -242,7 +242,7 @@ fn inspect(frame: &mut Frame<'_>, area: Rect, queue: &str, messages: &[Peeked], 
         .iter()
         .map(|peeked| {
             let [state, id, deliveries, sent, size, body] = peek::cells(peeked, now);
-            // The end of an id tells it from others; the whole is shown below.
+            // The end of an id distinguishes it; the whole id is shown below.
             let id = format!("…{}", &id[24..]);
             vec![state, id, deliveries, sent, size, body]
         })
@@ -255,8 +255,8 @@ fn inspect(frame: &mut Frame<'_>, area: Rect, queue: &str, messages: &[Peeked], 
         Column::new("SIZE", 7, 3).right(),
         Column::new("BODY", 12, 1),
     ];
-    for place in 0..columns.len() - 1 {
-        columns[place].widen(&rows, place);
+    for index in 0..columns.len() - 1 {
+        columns[index].widen(&rows, index);
     }
     let table = table(&columns, &rows, list.width.saturating_sub(2)).block(block);
     let mut state = TableState::new().with_selected(Some(selected));
@@ -284,7 +284,7 @@ fn describe(peeked: &Peeked) -> Vec<Line<'static>> {
     lines.push(Line::default());
     match std::str::from_utf8(&message.body) {
         Ok(body) => {
-            // Drawn again and again.
+            // Limited, since it is drawn repeatedly.
             let body = text::beginning(body);
             let shown = body.lines().take(200);
             lines.extend(shown.map(|line| Line::from(text::printable(line).into_owned())));
@@ -294,7 +294,7 @@ fn describe(peeked: &Peeked) -> Vec<Line<'static>> {
     lines
 }
 
-fn ask(frame: &mut Frame<'_>, dialog: &Dialog) {
+fn draw_dialog(frame: &mut Frame<'_>, dialog: &Dialog) {
     let (title, text) = match dialog {
         Dialog::Help => (" help ", HELP.to_owned()),
         Dialog::Purge { queue, messages } => {
@@ -307,18 +307,18 @@ fn ask(frame: &mut Frame<'_>, dialog: &Dialog) {
     let width = width.min(area.width);
     let inside = usize::from(width).saturating_sub(2).max(1);
     let height: usize = text.lines().map(|line| line.width().div_ceil(inside).max(1)).sum();
-    // A line may need one more, where it is cut between words.
+    // Wrapping between words may need additional lines.
     let height = if usize::from(width) < area.width.into() { height + 2 } else { height + 5 };
     let height = u16::try_from(height).unwrap_or(u16::MAX).min(area.height);
-    let place = Rect {
+    let area = Rect {
         x: area.x + (area.width - width) / 2,
         y: area.y + (area.height - height) / 2,
         width,
         height,
     };
-    frame.render_widget(Clear, place);
+    frame.render_widget(Clear, area);
     let text = Paragraph::new(text).wrap(Wrap { trim: false });
-    frame.render_widget(text.block(Block::bordered().title(title)), place);
+    frame.render_widget(text.block(Block::bordered().title(title)), area);
 }
 
 #[cfg(test)]
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_has_whole_columns_and_counts_before_bars() {
+    fn a_narrow_terminal_shows_whole_columns_and_prefers_counts() {
         let mut model = model();
         let long = "a-queue-with-a-very-long-name-that-says-it-all";
         let counts = Counts::new(1_234_567_890, 20, 3).with_sent(Some(0));
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_of_any_size_will_do() {
+    fn a_terminal_can_have_any_size() {
         let mut model = model();
         for key in [KeyCode::Null, KeyCode::Char('?'), KeyCode::Esc, KeyCode::Enter] {
             model.key(key);
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparkline_goes_from_nothing_to_the_most() {
+    fn a_sparkline_is_scaled_from_zero_to_the_maximum() {
         assert_eq!(sparkline(&[0, 1, 2, 4].into()), "▁▃▅█");
         assert_eq!(sparkline(&[0, 0].into()), "▁▁");
         assert_eq!(sparkline(&VecDeque::new()), "");

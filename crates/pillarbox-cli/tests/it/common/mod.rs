@@ -1,4 +1,4 @@
-//! Running the command as a user would, in a directory of its own.
+//! Runs the command in a temporary directory.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use pillarbox::Timestamp;
 use tempfile::TempDir;
 
-/// An empty directory, in which the command runs.
+/// Empty directory in which the command runs.
 pub(crate) struct Place {
     directory: TempDir,
 }
 
-/// What a command has said, and how it ended.
+/// Output and exit code of a command.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -31,7 +31,7 @@ impl Place {
         self.directory.path()
     }
 
-    /// The URL of a file in this place, wherever the command runs.
+    /// Returns the URL of a file in this directory.
     pub(crate) fn url(&self, file: &str) -> String {
         format!("sqlite:{}", self.path().join(file).display())
     }
@@ -47,7 +47,7 @@ impl Place {
         command
     }
 
-    /// Starts the command with arguments as a shell would split them (there is no quoting).
+    /// Starts the command with arguments split at spaces.
     pub(crate) fn start(&self, line: &str) -> Child {
         self.command(line.split_whitespace()).spawn().unwrap()
     }
@@ -73,15 +73,14 @@ impl Place {
         run
     }
 
-    /// Runs the command, which must succeed, and gives what it has written.
+    /// Runs the command, which must succeed, and returns its stdout.
     pub(crate) fn ok(&self, line: &str) -> String {
         let run = self.run(line);
         assert_eq!(run.code, 0, "{line}: {run:?}");
         run.stdout
     }
 
-    /// Puts messages whose ids, ages and states stay the same from run to run into `orders`: two
-    /// ready ones and a delayed one.
+    /// Adds two ready messages and a delayed one with fixed ids, ages and states to `orders`.
     pub(crate) fn with_orders(self) -> Self {
         let ago = time(-(3 * DAY + HALF_AN_HOUR));
         let until = time(2 * DAY + HALF_AN_HOUR);
@@ -109,7 +108,7 @@ pub(crate) const HOUR: i64 = 3_600;
 pub(crate) const DAY: i64 = 86_400;
 const HALF_AN_HOUR: i64 = 1800;
 
-/// So many seconds from now.
+/// Returns the time in some seconds from now.
 pub(crate) fn time(seconds: i64) -> Timestamp {
     Timestamp::from_nanos(Timestamp::now().as_nanos() + seconds * 1_000_000_000)
 }
@@ -127,7 +126,7 @@ pub(crate) fn finish(child: Child) -> Run {
     }
 }
 
-/// Waits until something is so. Fails after half a minute.
+/// Waits for a condition. Fails after 30 seconds.
 pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !is_so() {
@@ -136,7 +135,7 @@ pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until a command has begun to notice signals: until then one would just end it.
+/// Waits until a command handles signals: before that, one would just end it.
 pub(crate) fn until_it_listens(child: &Child) {
     until_process_listens(child.id());
 }
@@ -147,21 +146,21 @@ pub(crate) fn until_process_listens(pid: u32) {
         let status = std::fs::read_to_string(&status).unwrap_or_default();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
         let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-        // The mask begins with signal 1; SIGINT is 2.
+        // Bit 0 of the mask is signal 1; SIGINT is 2.
         caught.is_some_and(|mask| mask & 0b10 != 0)
     });
 }
 
 /// Sends a signal to a process that the test has started.
 pub(crate) fn signal(child: &Child, name: &str) {
-    // The shell's own: a small system has no program of that name.
+    // The builtin of the shell: a small system has no `kill` program.
     let line = format!("kill -{name} {}", child.id());
     let kill = Command::new("bash").args(["-c", &line]).status();
     assert!(kill.unwrap().success());
 }
 
 impl Run {
-    /// Everything that a user sees, without what changes from run to run.
+    /// Returns the whole output, without what changes from run to run.
     pub(crate) fn shown(&self, place: &Place) -> String {
         let mut shown = self.stdout.clone();
         if !self.stderr.is_empty() {
@@ -175,7 +174,7 @@ impl Run {
     }
 }
 
-/// Replaces receipts, new ids, times and measurements by their names.
+/// Replaces receipts, new ids, times and measurements by placeholders.
 pub(crate) fn steady(text: &str) -> String {
     text.split_inclusive('\n').map(steady_line).collect()
 }
@@ -184,7 +183,7 @@ fn steady_line(line: &str) -> String {
     let mut out = String::new();
     let mut rest = line;
     while let Some(c) = rest.chars().next() {
-        let replaced = receipt(rest).or_else(|| uuid(rest)).or_else(|| moment(rest));
+        let replaced = receipt(rest).or_else(|| uuid(rest)).or_else(|| timestamp(rest));
         let replaced = replaced.or_else(|| age(rest));
         let (length, name) = replaced.unwrap_or((c.len_utf8(), &rest[..c.len_utf8()]));
         out.push_str(name);
@@ -199,7 +198,7 @@ fn receipt(text: &str) -> Option<(usize, &'static str)> {
     (is_uuid(text) && text.as_bytes()[36] == b'.' && fits).then_some((53, "<receipt>"))
 }
 
-/// Ids that the tests have not chosen.
+/// Matches ids that the tests have not chosen.
 fn uuid(text: &str) -> Option<(usize, &'static str)> {
     (is_uuid(text) && !text.starts_with("0197b3a2-5f3c-7c1e-9d53-")).then_some((36, "<id>"))
 }
@@ -214,7 +213,7 @@ fn is_uuid(text: &str) -> bool {
 }
 
 /// `2026-11-16T06:31:24.17437299Z`
-fn moment(text: &str) -> Option<(usize, &'static str)> {
+fn timestamp(text: &str) -> Option<(usize, &'static str)> {
     let end = text.find('Z')? + 1;
     let shape = text.get(..20)?;
     let shaped = shape.bytes().enumerate().all(|(place, b)| match place {
@@ -227,14 +226,14 @@ fn moment(text: &str) -> Option<(usize, &'static str)> {
     (shaped && end <= 30).then_some((end, "<time>"))
 }
 
-/// `61ms ago`, of what was sent by the test.
+/// Matches `61ms ago`, of messages that the test has sent.
 fn age(text: &str) -> Option<(usize, &'static str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let unit = ["ms ago", "s ago"].into_iter().find(|unit| text[digits..].starts_with(unit))?;
     (digits > 0).then_some((digits + unit.len(), "<age> ago"))
 }
 
-/// Replaces every number, for output whose numbers are measurements.
+/// Replaces all numbers, for output with measurements.
 pub(crate) fn without_numbers(text: &str) -> String {
     let mut out = String::new();
     let mut in_number = false;
@@ -251,7 +250,7 @@ pub(crate) fn without_numbers(text: &str) -> String {
     out
 }
 
-/// Runs commands one after the other and shows each with what it printed.
+/// Runs commands, and returns each with its output.
 pub(crate) fn session(place: &Place, lines: &[&str]) -> String {
     let mut shown = String::new();
     for line in lines {

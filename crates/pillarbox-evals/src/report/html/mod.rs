@@ -1,4 +1,4 @@
-//! A report for a browser: one file, which needs nothing else.
+//! Report as a self-contained web page.
 
 mod plot;
 
@@ -14,7 +14,7 @@ const CSS: &str = include_str!("page.css");
 const JS: &str = include_str!("page.js");
 
 impl EvalReport {
-    /// The report as a web page, in one file that works offline: plots, and a table of failures that can be
+    /// Returns the report as a web page in one file that works offline, with plots and a table of failures that can be
     /// filtered.
     pub fn to_html(&self) -> String {
         let title = format!("Eval run {}", self.run_id);
@@ -37,12 +37,12 @@ impl EvalReport {
             1 => "1 experiment".to_owned(),
             count => format!("{count} experiments"),
         };
-        let begun = self.created_at.to_string();
-        // 2026-11-17T08:15:00.123Z, without what is after the seconds.
-        let begun = begun.get(..19).unwrap_or(&begun).replace('T', " ");
+        let created = self.created_at.to_string();
+        // 2026-11-17T08:15:00.123Z, without the fraction of a second.
+        let created = created.get(..19).unwrap_or(&created).replace('T', " ");
         let _ = writeln!(
             page,
-            "<div class=\"faint\">{experiments}, begun {begun} UTC</div>\n<div class=\"tiles\">"
+            "<div class=\"faint\">{experiments}, created {created} UTC</div>\n<div class=\"tiles\">"
         );
         let mut tile = |name: &str, value: String, class: &str| {
             let _ = writeln!(
@@ -69,7 +69,7 @@ impl EvalReport {
         if self.strays > 0 {
             let _ = writeln!(
                 page,
-                "<p class=\"faint\">{} messages came that are no results of this run: see strays.jsonl.</p>",
+                "<p class=\"faint\">{} messages are not results of this run: see strays.jsonl.</p>",
                 self.strays
             );
         }
@@ -95,10 +95,10 @@ impl EvalReport {
             let _ = write!(page, "<th class=\"number\">{heading}</th>");
         }
         page.push_str("</tr></thead><tbody>\n");
-        for (place, ExperimentReport { name, description, tally, .. }) in
+        for (index, ExperimentReport { name, description, tally, .. }) in
             self.experiments.iter().enumerate()
         {
-            let _ = write!(page, "<tr><td>{}{}", Dot(place), Escaped(name));
+            let _ = write!(page, "<tr><td>{}{}", Dot(index), Escaped(name));
             if let Some(text) = description {
                 let _ = write!(page, "<div class=\"faint\">{}</div>", Escaped(text));
             }
@@ -125,8 +125,8 @@ impl EvalReport {
                  <td class=\"number\">{lost}</td><td>{}</td><td>{}</td></tr>",
                 Escaped(candidate),
                 Escaped(baseline),
-                told(pass_rate, |value| format!("{:+.1} points", value * 100.0)),
-                told(mean_score, |value| format!("{value:+.3}")),
+                coloured(pass_rate, |value| format!("{:+.1} points", value * 100.0)),
+                coloured(mean_score, |value| format!("{value:+.3}")),
             );
         }
         page.push_str("</tbody></table></div>\n");
@@ -136,8 +136,8 @@ impl EvalReport {
         page.push_str("<h2>Plots</h2>\n");
         if self.experiments.len() > 1 {
             page.push_str("<div class=\"legend\">");
-            for (place, experiment) in self.experiments.iter().enumerate() {
-                let _ = write!(page, "<span>{}{}</span>", Dot(place), Escaped(&experiment.name));
+            for (index, experiment) in self.experiments.iter().enumerate() {
+                let _ = write!(page, "<span>{}{}</span>", Dot(index), Escaped(&experiment.name));
             }
             page.push_str("</div>\n");
         }
@@ -150,7 +150,7 @@ impl EvalReport {
         };
         plot("pass-rate", "Pass rate by experiment, with 95 % intervals", plot::pass_rates(self));
         plot("scores", "Distribution of scores", plot::scores(self));
-        plot("latency", "Latency: share of samples that took no longer", plot::latencies(self));
+        plot("latency", "Cumulative distribution of latencies", plot::latencies(self));
         plot(
             "differences",
             "Difference in pass rate, with 95 % intervals",
@@ -262,23 +262,23 @@ fn row(page: &mut String, failed: &FailedSample) {
     );
 }
 
-/// Text as it is, everything else laid out.
+/// Returns a string as it is, any other value as indented JSON.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        other => laid_out(other).unwrap_or_else(|| other.to_string()),
+        other => pretty(other).unwrap_or_else(|| other.to_string()),
     }
 }
 
-/// A value over lines. `None` where that is much longer than what is shown of it: each line of what is nested
-/// deeply begins with its depth.
-fn laid_out(value: &Value) -> Option<String> {
+/// Returns a value as indented JSON, or `None` if that is much longer than what is shown of it: deeply nested values have
+/// long indents.
+fn pretty(value: &Value) -> Option<String> {
     struct Bounded(Vec<u8>);
 
     impl std::io::Write for Bounded {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            const ENOUGH: usize = 1 << 20;
-            if self.0.len() + bytes.len() > ENOUGH {
+            const MAX_BYTES: usize = 1 << 20;
+            if self.0.len() + bytes.len() > MAX_BYTES {
                 return Err(std::io::ErrorKind::FileTooLarge.into());
             }
             self.0.extend_from_slice(bytes);
@@ -315,8 +315,8 @@ fn cells(tally: &Tally) -> [String; 13] {
     ]
 }
 
-/// A difference in words, in the colour of what it means.
-fn told(difference: &Option<Difference>, show: impl Fn(f64) -> String) -> String {
+/// Returns a difference as coloured HTML.
+fn coloured(difference: &Option<Difference>, show: impl Fn(f64) -> String) -> String {
     let Some(difference) = difference else { return "-".to_owned() };
     let class = match difference.is_significant() {
         true if difference.value > 0.0 => "better",
@@ -330,7 +330,7 @@ fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
-/// The mark of an experiment, in its colour.
+/// Coloured dot of an experiment.
 struct Dot(usize);
 
 impl Display for Dot {
@@ -339,7 +339,7 @@ impl Display for Dot {
     }
 }
 
-/// Text as it may stand in HTML, in elements and in attributes.
+/// Escapes text for HTML elements and attributes.
 struct Escaped<T>(T);
 
 impl<T: Display> Display for Escaped<T> {
@@ -354,7 +354,7 @@ impl<T: Display> Display for Escaped<T> {
                         '>' => self.0.write_str("&gt;")?,
                         '"' => self.0.write_str("&quot;")?,
                         '\'' => self.0.write_str("&#39;")?,
-                        // What HTML has no way to write.
+                        // HTML cannot represent it.
                         '\0' => self.0.write_char('\u{FFFD}')?,
                         c => self.0.write_char(c)?,
                     }
@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_that_would_be_too_long_over_lines_is_on_one() {
+    fn a_value_that_would_be_too_long_with_indents_has_none() {
         let nested = |depth: usize, items: usize| {
             let (open, close) = ("[".repeat(depth), "]".repeat(depth));
             let text = format!("{open}{}0{close}", "0,".repeat(items));
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_a_sample_says_is_taken_for_html() {
+    fn text_is_escaped_for_html() {
         let text = "</pre><script>alert('x' & \"y\")</script>\0";
         assert_eq!(
             Escaped(text).to_string(),

@@ -1,30 +1,30 @@
-//! Plots, as SVG that a page has within it.
+//! Plots, as inline SVG.
 
 use std::fmt::Write;
 
 use super::super::table::{milliseconds, percent};
 use super::{Escaped, EvalReport};
 
-/// How wide a plot is, in its own units.
+/// Width of a plot, in SVG units.
 const WIDTH: f64 = 560.0;
-/// What names of experiments have on the left.
+/// Space for the names of experiments.
 const LEFT: f64 = 130.0;
 const RIGHT: f64 = 60.0;
 const ROW: f64 = 30.0;
-/// How many colours there are for experiments.
+/// Number of colours for experiments.
 const COLOURS: usize = 8;
-/// How many bars a distribution has.
+/// Number of bars of a distribution.
 const BINS: usize = 10;
 
-/// What may be between two lines of a share.
+/// Candidate distances between two grid lines of a difference.
 const STEPS: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.25];
 
-/// The colour of an experiment.
+/// Returns the colour of an experiment.
 pub(super) fn colour(experiment: usize) -> String {
     format!("var(--c{})", experiment % COLOURS)
 }
 
-/// How many of an experiment's samples passed, with intervals.
+/// Plots the pass rate of each experiment, with intervals.
 pub(super) fn pass_rates(report: &EvalReport) -> Option<String> {
     report.pass_rate?;
     let mut svg = Svg::new(report.experiments.len() as f64 * ROW + 24.0, "Pass rate by experiment");
@@ -51,10 +51,10 @@ pub(super) fn pass_rates(report: &EvalReport) -> Option<String> {
         }
         svg.text(WIDTH - RIGHT + 8.0, middle + 4.0, "start", "", &percent(rate));
     }
-    Some(svg.done())
+    Some(svg.finish())
 }
 
-/// How many samples have which score: a row for each experiment, all to the same scale.
+/// Plots the distribution of scores: one row per experiment, all with the same scale.
 pub(super) fn scores(report: &EvalReport) -> Option<String> {
     let mut bins = vec![[0_usize; BINS]; report.experiments.len()];
     for (bins, experiment) in bins.iter_mut().zip(&report.experiments) {
@@ -100,23 +100,23 @@ pub(super) fn scores(report: &EvalReport) -> Option<String> {
             &format!("{score:.1}"),
         );
     }
-    Some(svg.done())
+    Some(svg.finish())
 }
 
-/// Scores from 0 to 1; the last bar has both of its ends.
+/// Returns the bar of a score. The last bar includes 1.
 fn bin(score: f64) -> usize {
-    // 0.3 is a little less than 3 tenths.
+    // 0.3 * 10 is a little less than 3.
     ((score * BINS as f64 + 1e-9) as usize).min(BINS - 1)
 }
 
-/// Which share of samples took no longer, for each time.
+/// Plots the cumulative distribution of latencies.
 pub(super) fn latencies(report: &EvalReport) -> Option<String> {
     let latency = report.latency.as_ref()?;
     const HEIGHT: f64 = 200.0;
     const FLOOR: f64 = 0.001;
-    let mut svg = Svg::new(HEIGHT + 40.0, "Share of samples that took no longer");
+    let mut svg = Svg::new(HEIGHT + 40.0, "Cumulative distribution of latencies");
     let (first, last) = (latency.min_ms.max(FLOOR).log10(), latency.max_ms.max(FLOOR).log10());
-    // Some room, also where all took the same time.
+    // A range of some width, even if all latencies are equal.
     let (first, last) = (first - 0.05, last.max(first + 0.3) + 0.05);
     let x = Scale { from: (first, last), to: (50.0, WIDTH - 20.0) };
     let y = Scale { from: (0.0, 1.0), to: (HEIGHT, 10.0) };
@@ -137,7 +137,7 @@ pub(super) fn latencies(report: &EvalReport) -> Option<String> {
         }
         times.sort_unstable_by(f64::total_cmp);
         let mut path = format!("M{:.1} {:.1}", x.at(times[0].max(FLOOR).log10()), y.at(0.0));
-        // As many points as can be told apart.
+        // As many points as can be distinguished.
         let step = (times.len() / 400).max(1);
         let last = times.len() - 1;
         for place in (0..times.len()).filter(|place| place % step == 0 || *place == last) {
@@ -147,11 +147,11 @@ pub(super) fn latencies(report: &EvalReport) -> Option<String> {
         }
         svg.path(&path, place, &experiment.name);
     }
-    svg.text(WIDTH / 2.0, HEIGHT + 36.0, "middle", "faint", "time of the adapter");
-    Some(svg.done())
+    svg.text(WIDTH / 2.0, HEIGHT + 36.0, "middle", "faint", "latency of the adapter");
+    Some(svg.finish())
 }
 
-/// Times that are worth a line, some four to ten of them.
+/// Returns round values for the grid lines of a logarithmic axis, about four to ten of them.
 fn ticks(first: f64, last: f64) -> Vec<f64> {
     let decades = (first.floor() as i32)..=(last.ceil() as i32);
     let of = |steps: &[f64]| {
@@ -165,7 +165,7 @@ fn ticks(first: f64, last: f64) -> Vec<f64> {
     best.unwrap_or_else(|| of(choices[2]))
 }
 
-/// A time that is a round number.
+/// Formats a round time.
 fn round(ms: f64) -> String {
     match ms {
         _ if ms >= 999.0 => format!("{} s", (ms / 1e3 * 1e3).round() / 1e3),
@@ -174,7 +174,7 @@ fn round(ms: f64) -> String {
     }
 }
 
-/// By how much the pass rate of each experiment differs from that of the first.
+/// Plots the difference in pass rate of each experiment to the first one.
 pub(super) fn differences(report: &EvalReport) -> Option<String> {
     let known = report.comparisons.iter().filter_map(|one| Some((one, one.pass_rate.as_ref()?)));
     let known: Vec<_> = known.collect();
@@ -210,10 +210,10 @@ pub(super) fn differences(report: &EvalReport) -> Option<String> {
             &format!("{:+.1} pts", difference.value * 100.0),
         );
     }
-    Some(svg.done())
+    Some(svg.finish())
 }
 
-/// Where a value is on an axis.
+/// Maps values to positions on an axis.
 struct Scale {
     from: (f64, f64),
     to: (f64, f64),
@@ -226,7 +226,7 @@ impl Scale {
     }
 }
 
-/// A picture under way.
+/// Builder for an SVG image.
 struct Svg(String);
 
 impl Svg {
@@ -237,7 +237,7 @@ impl Svg {
         ))
     }
 
-    fn done(mut self) -> String {
+    fn finish(mut self) -> String {
         self.0.push_str("</svg>\n");
         self.0
     }
@@ -295,11 +295,11 @@ impl Svg {
         );
     }
 
-    /// The name of an experiment, on the left of its row.
+    /// Adds the name of an experiment, left of its row.
     fn label(&mut self, middle: f64, name: &str) {
-        const ROOM: usize = 18;
-        let mut short: String = name.chars().take(ROOM).collect();
-        if name.chars().count() > ROOM {
+        const MAX_CHARS: usize = 18;
+        let mut short: String = name.chars().take(MAX_CHARS).collect();
+        if name.chars().count() > MAX_CHARS {
             short.pop();
             short.push('…');
         }
@@ -312,12 +312,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_score_is_in_the_bar_that_it_belongs_to() {
+    fn a_score_is_counted_in_its_bar() {
         assert_eq!([0.0, 0.05, 0.1, 0.3, 0.7, 0.99, 1.0].map(bin), [0, 0, 1, 3, 7, 9, 9]);
     }
 
     #[test]
-    fn there_are_some_round_times_on_every_axis() {
+    fn every_axis_has_some_round_ticks() {
         for (first, last) in [(-3.0, 4.0), (0.0, 0.4), (2.0, 2.4), (1.2, 1.6), (-0.05, 0.35)] {
             let ticks = ticks(first, last);
             assert!((2..=10).contains(&ticks.len()), "{first} to {last}: {ticks:?}");

@@ -1,23 +1,22 @@
-//! Servers of which one takes over from another: a primary with replicas that sentinels watch, or a
-//! cluster.
+//! Servers with failover: a primary with replicas behind Sentinel, or a cluster.
 
 use std::time::Duration;
 
 use pillarbox_testing::server::{RedisCluster, RedisSentinels, RedisServer, slot_of};
 
-/// Servers of which one takes over from another. In a cluster, the ones that have a certain queue.
+/// Servers with failover. In a cluster, those that have the slot of a queue.
 pub(crate) enum Family {
     Sentinels(RedisSentinels),
     Cluster(RedisCluster, u16),
 }
 
 impl Family {
-    /// A primary with two replicas.
+    /// Starts a primary with two replicas.
     pub(crate) fn sentinels() -> Self {
         Self::Sentinels(RedisSentinels::start())
     }
 
-    /// Three primaries with a replica each.
+    /// Starts three primaries with a replica each.
     pub(crate) fn cluster(queue: &str) -> Self {
         Self::of_cluster(RedisCluster::start(), queue)
     }
@@ -62,7 +61,7 @@ impl Family {
         }
     }
 
-    /// Ends a server by SIGKILL.
+    /// Kills a server with SIGKILL.
     pub(crate) fn kill(&mut self, number: usize) {
         match self {
             Self::Sentinels(all) => all.kill(number),
@@ -98,7 +97,7 @@ impl Family {
         }
     }
 
-    /// Has a replica take over while all is well. Gives its number.
+    /// Starts an orderly failover to a replica, and returns its number.
     pub(crate) fn hand_over(&self) -> usize {
         match self {
             Self::Sentinels(all) => all.failover(),
@@ -106,10 +105,9 @@ impl Family {
         }
     }
 
-    /// Has the replicas not get what the primary does for so long, then stops that by this. Gives its
-    /// number.
+    /// Cuts the replicas off from the primary for `lag`, and then stops the primary. Returns its number.
     ///
-    /// That they are paused would not do: what was sent to them is read when they go on.
+    /// Pausing the replicas alone is not enough: they read what was sent to them when they resume.
     pub(crate) fn fail_with_lag(&mut self, lag: Duration, stop: fn(&mut Self, usize)) -> usize {
         let (primary, replicas) = (self.primary(), self.replicas());
         replicas.iter().for_each(|replica| self.server(*replica).pause());

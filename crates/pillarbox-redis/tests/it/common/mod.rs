@@ -25,11 +25,11 @@ pub(crate) fn queue(backend: &Mailboxes, name: &str) -> Arc<dyn Queue> {
     backend.queue(name, QueueOptions::new()).expect("a queue")
 }
 
-/// A subject on a server of its own, which is killed and started again where a rule says so. `None`
-/// if such a server is not here.
+/// Creates a subject on a server of its own, which a rule may kill and restart. `None` if this flavour is not
+/// installed.
 pub(crate) async fn subject(flavour: Flavour) -> Option<Subject> {
     if !flavour.is_here() {
-        println!("left out: {} is not installed", flavour.name());
+        println!("skipped: {} is not installed", flavour.name());
         return None;
     }
     let server = RedisServer::builder().flavour(flavour).appendonly("always").start();
@@ -54,11 +54,11 @@ pub(crate) async fn subject(flavour: Flavour) -> Option<Subject> {
     Some(Subject::new(backend).with_restart(restart).keeping(server))
 }
 
-/// A subject on a cluster of its own, of three primaries with a replica each, whose nodes are all killed and
-/// started again where a rule says so. `options` are added to the URL.
+/// Creates a subject on a cluster of its own, of three primaries with a replica each, all of which a rule may
+/// kill and restart. `options` are appended to the URL.
 pub(crate) async fn cluster_subject(flavour: Flavour, options: &str) -> Option<Subject> {
     if !flavour.is_here() {
-        println!("left out: {} is not installed", flavour.name());
+        println!("skipped: {} is not installed", flavour.name());
         return None;
     }
     let cluster = RedisCluster::builder().flavour(flavour).appendonly("always").start();
@@ -79,7 +79,7 @@ pub(crate) async fn cluster_subject(flavour: Flavour, options: &str) -> Option<S
     Some(Subject::new(backend).with_restart(restart).keeping(cluster))
 }
 
-/// Kills all nodes at once and starts them again.
+/// Kills all nodes at once and restarts them.
 pub(crate) fn restart_all(cluster: &mut RedisCluster) {
     let nodes = 0..cluster.nodes().len();
     nodes.clone().for_each(|node| cluster.kill(node));
@@ -87,13 +87,13 @@ pub(crate) fn restart_all(cluster: &mut RedisCluster) {
     cluster.wait_until_whole();
 }
 
-/// What a child of a campaign does until it is killed, in a process that was started for it.
+/// Runs the workload of a child process of a campaign until it is killed.
 pub(crate) fn client(name: &str) {
     let Some((url, seed)) = told() else { return };
     on_threads(async move {
         let backend = open(&url).await;
         let seed = seed.parse().expect("a number");
-        // Where replicas are waited for that are gone, calls fail. No others do.
+        // Only calls that wait for replicas may fail, if these are gone.
         let may_fail = url.contains("replicas=");
         Workload { seed, may_fail, ..Workload::default() }.run(queue(&backend, name)).await;
     });

@@ -1,9 +1,9 @@
-//! A loopback proxy in front of a server that has scripts tell what they did.
+//! A loopback proxy in front of a server that records every run of a script.
 //!
-//! Where a client sends a script that changes a queue, the proxy sends the same script with a few lines around it:
-//! they append its name, the time that it took for now, its keys, arguments and reply to a list on the server, in
-//! the same atomic step. So the list has what really ran, in the order in which the server ran it, whether the
-//! answer reached the client or not; and a server that comes back with what is on its disk has both or neither.
+//! If a client sends a script that changes a queue, the proxy sends the same script with a few lines around it:
+//! they append its name, the time that it read, its keys, arguments and reply to a list on the server, in the same
+//! atomic step. So the list holds what really ran, in the order in which the server ran it, whether the answer
+//! reached the client or not; and a server that restarts from its disk has both or neither.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// The scripts that change a queue. The specification has no `mend`, and a trace with it is refused.
+/// The scripts that change a queue. The specification has no `repair`, and a trace with it is refused.
 const RECORDED: [(&str, &str); 8] = [
     ("send", include_str!("../../../scripts/send.lua")),
     ("receive", include_str!("../../../scripts/receive.lua")),
@@ -26,21 +26,21 @@ const RECORDED: [(&str, &str); 8] = [
     ("release", include_str!("../../../scripts/release.lua")),
     ("look", include_str!("../../../scripts/look.lua")),
     ("purge", include_str!("../../../scripts/purge.lua")),
-    ("mend", include_str!("../../../scripts/mend.lua")),
+    ("repair", include_str!("../../../scripts/repair.lua")),
     ("forget", include_str!("../../../scripts/forget.lua")),
 ];
 
-/// Where calls on a queue are listed: this and the first key of the script.
+/// Prefix of the list of calls on a queue; the first key of the script follows.
 const LIST: &str = "trace:";
 
-/// A proxy, gone when dropped.
+/// A proxy, stopped when dropped.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     port: u16,
     task: JoinHandle<()>,
 }
 
-/// By the hash of a script as the client has it, the hash of the one that tells what it did.
+/// Map from the hash of a script to the hash of its recording form.
 type Hashes = Arc<Mutex<HashMap<Vec<u8>, String>>>;
 
 impl Recorder {
@@ -56,7 +56,7 @@ impl Recorder {
         self.port
     }
 
-    /// Where clients find it.
+    /// Returns the URL for clients.
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -68,13 +68,13 @@ impl Drop for Recorder {
     }
 }
 
-/// How many calls on a queue are recorded.
+/// Returns the number of recorded calls on a queue.
 pub(crate) fn recorded(server: &RedisServer, queue: &str) -> usize {
     let mut connection = connection(server);
     redis::cmd("LLEN").arg(list_of(queue)).query(&mut connection).expect("a length")
 }
 
-/// What is recorded of a queue, as scripts/tlaplus_trace.py reads it.
+/// Returns the recorded calls on a queue, as scripts/tlaplus_trace.py reads them.
 pub(crate) fn calls(server: &RedisServer, queue: &str) -> Vec<serde_json::Value> {
     let mut connection = connection(server);
     let calls = redis::cmd("LRANGE").arg(list_of(queue)).arg(0).arg(-1).query(&mut connection);
@@ -90,7 +90,7 @@ fn connection(server: &RedisServer) -> redis::Connection {
     redis::Client::open(server.url()).and_then(|client| client.get_connection()).expect("a server")
 }
 
-/// Bodies may be no text. Nobody reads them.
+/// Bodies may be binary, which is replaced. Nobody reads them.
 fn to_json(value: Value) -> serde_json::Value {
     match value {
         Value::Array(values) => values.into_iter().map(to_json).collect(),
@@ -105,7 +105,7 @@ async fn accept(listener: TcpListener, server: SocketAddr) {
     let hashes = Hashes::default();
     while let Ok((client, _)) = listener.accept().await {
         let hashes = hashes.clone();
-        // Ends, as connections do, with an error that matters to nobody.
+        // A connection may end with an error.
         tokio::spawn(async move { serve(client, server, hashes).await.ok() });
     }
 }
@@ -114,36 +114,36 @@ async fn serve(client: TcpStream, server: SocketAddr, hashes: Hashes) -> std::io
     let server = TcpStream::connect(server).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    let (asks, mut hears) = client.into_split();
-    let (mut says, tells) = server.into_split();
+    let (from_client, mut to_client) = client.into_split();
+    let (mut from_server, to_server) = server.into_split();
     // Whichever ends first, both connections are closed.
     tokio::select! {
-        ended = pass_on(asks, tells, &hashes) => ended,
-        ended = tokio::io::copy(&mut says, &mut hears) => ended.map(|_| ()),
+        ended = forward(from_client, to_server, &hashes) => ended,
+        ended = tokio::io::copy(&mut from_server, &mut to_client) => ended.map(|_| ()),
     }
 }
 
-/// Passes commands on, scripts with what they tell.
-async fn pass_on(
+/// Forwards commands, with scripts in their recording form.
+async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     hashes: &Hashes,
 ) -> std::io::Result<()> {
-    let mut asked = Vec::new();
-    while from.read_buf(&mut asked).await? > 0 {
+    let mut received = Vec::new();
+    while from.read_buf(&mut received).await? > 0 {
         let mut commands = Vec::new();
-        let mut rest = &asked[..];
+        let mut rest = &received[..];
         while let Some((words, length)) = command(rest) {
             write(&rewritten(words, hashes), &mut commands);
             rest = &rest[length..];
         }
-        asked = rest.to_vec();
+        received = rest.to_vec();
         to.write_all(&commands).await?;
     }
     Ok(())
 }
 
-/// The words of the first command, and its length, if it is all there.
+/// Parses the words of the first command, and its length. `None` if it is incomplete.
 fn command(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
     fn number(bytes: &[u8], at: &mut usize, sign: u8) -> Option<usize> {
         let line = bytes.get(*at..)?;
@@ -171,8 +171,8 @@ fn write(words: &[Vec<u8>], out: &mut Vec<u8>) {
     }
 }
 
-/// A command with its script replaced by one that tells what it did. A script that was never seen is not known to
-/// the server either: the server says so, and the client sends it.
+/// Replaces the script of a command by its recording form. The server does not know a script that was never seen
+/// either: it answers so, and the client sends the text.
 fn rewritten(words: Vec<&[u8]>, hashes: &Hashes) -> Vec<Vec<u8>> {
     let mut words: Vec<_> = words.into_iter().map(<[u8]>::to_vec).collect();
     let mut hashes = hashes.lock().expect("the hashes");
@@ -184,10 +184,10 @@ fn rewritten(words: Vec<&[u8]>, hashes: &Hashes) -> Vec<Vec<u8>> {
         }
         [name, code, ..] if name == b"EVAL" => {
             let code = std::str::from_utf8(code).expect("a script is text");
-            if let Some(telling) = telling(code) {
+            if let Some(recording) = recording(code) {
                 let hash = |code: &str| redis::Script::new(code).get_hash().to_owned();
-                hashes.insert(hash(code).into_bytes(), hash(&telling));
-                words[1] = telling.into_bytes();
+                hashes.insert(hash(code).into_bytes(), hash(&recording));
+                words[1] = recording.into_bytes();
             }
         }
         _ => {}
@@ -195,10 +195,10 @@ fn rewritten(words: Vec<&[u8]>, hashes: &Hashes) -> Vec<Vec<u8>> {
     words
 }
 
-/// The script that does the same and tells it, if it is one that changes a queue.
-fn telling(code: &str) -> Option<String> {
+/// Returns the recording form of a script. `None` if it does not change a queue.
+fn recording(code: &str) -> Option<String> {
     let (name, _) = RECORDED.into_iter().find(|(_, text)| has_lines(code, text))?;
-    let start = code.find("local now_text = ").expect("a script knows the time");
+    let start = code.find("local now_text = ").expect("a script reads the time");
     let end = start + code[start..].find('\n').expect("a line") + 1;
     let (head, body) = code.split_at(end);
     Some(format!(
@@ -209,21 +209,21 @@ local function run()
 end
 local reply = run()
 if type(reply) == 'table' and reply.err then return reply end
-local function told(value)
+local function encoded(value)
   if type(value) == 'number' then return string.format(':%.0f\\r\\n', value) end
   if type(value) == 'string' then return '$' .. #value .. '\\r\\n' .. value .. '\\r\\n' end
   if type(value) ~= 'table' then return '$-1\\r\\n' end
   local parts = {{'*' .. #value .. '\\r\\n'}}
-  for n = 1, #value do parts[n + 1] = told(value[n]) end
+  for n = 1, #value do parts[n + 1] = encoded(value[n]) end
   return table.concat(parts)
 end
-redis.call('RPUSH', '{LIST}' .. KEYS[1], told({{'{name}', at, KEYS, ARGV, reply}}))
+redis.call('RPUSH', '{LIST}' .. KEYS[1], encoded({{'{name}', at, KEYS, ARGV, reply}}))
 return reply
 "
     ))
 }
 
-/// Whether the lines of a file are in a script, in their order: other texts may stand between them.
+/// Returns whether a script contains the lines of a file, in order and with others between them.
 fn has_lines(code: &str, file: &str) -> bool {
     let mut lines = code.lines().map(str::trim);
     let mut wanted = file.lines().map(str::trim);

@@ -1,4 +1,4 @@
-//! Single steps on a queue, for tests that are about something else.
+//! Single operations on a queue.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pillarbox_core::{Delivery, MessageId, Outgoing, Queue, Receive, Result, Settle};
 use pillarbox_testing::server::RedisServer;
 
-/// How long something may take that a test waits for, on a machine with much to do.
+/// Time within which what a test waits for must happen, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sends a message with this body.
@@ -14,7 +14,7 @@ pub(crate) async fn send(queue: &Arc<dyn Queue>, body: &str) -> Result<MessageId
     queue.send(vec![Outgoing::new(body.to_owned())]).await?.remove(0).map(|sent| sent.id)
 }
 
-/// Sends a message with this body, invisible for a while.
+/// Sends a delayed message.
 pub(crate) async fn send_later(queue: &Arc<dyn Queue>, body: &str, delay: Duration) -> Result<()> {
     let mut message = Outgoing::new(body.to_owned());
     message.delay = delay;
@@ -46,12 +46,12 @@ pub(crate) async fn acknowledge(queue: &Arc<dyn Queue>, delivery: &Delivery) -> 
     settle(queue, Settle::acknowledge(delivery.receipt.clone())).await
 }
 
-/// The body of a delivery as text.
+/// Returns the body of a delivery as text.
 pub(crate) fn body(delivery: &Delivery) -> String {
     String::from_utf8_lossy(&delivery.message.body).into_owned()
 }
 
-/// Receives and acknowledges whatever is ready, and gives the bodies in order.
+/// Receives and acknowledges all ready messages, and returns their bodies in order.
 pub(crate) async fn drain(queue: &Arc<dyn Queue>) -> Vec<String> {
     let mut bodies = Vec::new();
     while let Some(delivery) = receive(queue).await.unwrap_or_else(|error| panic!("{error}")) {
@@ -61,23 +61,22 @@ pub(crate) async fn drain(queue: &Arc<dyn Queue>) -> Vec<String> {
     bodies
 }
 
-/// Ready, in flight, delayed, ever sent.
+/// Returns the numbers of messages ready, in flight, delayed and ever sent.
 pub(crate) async fn counts(queue: &Arc<dyn Queue>) -> (u64, u64, u64, u64) {
     let counts = queue.counts().await.unwrap_or_else(|error| panic!("{error}"));
     (counts.ready, counts.in_flight, counts.delayed, counts.sent.expect("a count"))
 }
 
-/// Waits until something is so, and panics where it takes too long.
-pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+/// Waits until a condition holds, and panics if that takes too long.
+pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
-    while !is_so().await {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
+    while !condition().await {
+        assert!(start.elapsed() < PATIENCE, "timed out before {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// The channels that somebody listens to: those of one shard, which servers before 7 do not know, and
-/// others.
+/// Returns the channels with subscribers: sharded ones, which servers before 7 do not have, and others.
 pub(crate) fn channels(server: &RedisServer) -> Vec<String> {
     let channels = |kind| server.try_command(&["PUBSUB", kind]).unwrap_or_default();
     let both = [channels("SHARDCHANNELS"), channels("CHANNELS")];

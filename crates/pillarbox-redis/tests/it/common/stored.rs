@@ -1,4 +1,4 @@
-//! What is in the keys of a queue, read in one step, and what must be true of it.
+//! The keys of a queue, read in one step, and their invariants.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -9,14 +9,14 @@ use pillarbox_testing::Expected;
 
 use super::steps::PATIENCE;
 
-/// The keys of a queue as they are at one moment.
+/// The keys of a queue at one moment.
 #[derive(Debug)]
 pub(crate) struct Stored {
-    /// In microseconds.
+    /// Time of the server in microseconds.
     pub(crate) now: f64,
-    /// Ids of ready messages, the next one first.
+    /// Ids of ready messages in order of delivery.
     pub(crate) pending: Vec<String>,
-    /// Ids in flight or delayed, the first to become ready first.
+    /// Ids in flight or delayed, with scores, in the order in which they become ready.
     pub(crate) invisible: Vec<(String, f64)>,
     pub(crate) data: HashSet<String>,
     pub(crate) meta: BTreeMap<String, String>,
@@ -24,11 +24,11 @@ pub(crate) struct Stored {
 
 type Words = (Vec<String>, Vec<String>, Vec<String>, Vec<String>, Vec<String>);
 
-/// A value of `meta`, read.
+/// A parsed value of `meta`.
 #[derive(Default)]
 struct Meta<'a> {
     secret: Option<&'a str>,
-    /// Deliveries, and 2^32 for each that was unsettled.
+    /// Number of deliveries, plus 2^32 for each unsettled one.
     number: u64,
     uncounted: u32,
     is_started: bool,
@@ -39,7 +39,7 @@ impl Stored {
         Self::read_at(client, queue).await.unwrap_or_else(|error| panic!("the keys: {error}"))
     }
 
-    /// The same, of one node of a cluster, which may not have them.
+    /// Reads the keys at one node of a cluster. Fails if it does not have them.
     async fn read_at(client: &redis::Client, queue: &QueueName) -> redis::RedisResult<Self> {
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(Some(PATIENCE))
@@ -73,13 +73,13 @@ impl Stored {
         })
     }
 
-    /// The part of a meta value that is secret, and the delivery count.
+    /// Returns the secret of a message, and its delivery count.
     pub(crate) fn meta_of(&self, id: &str) -> (Option<&str>, u32) {
         let Meta { secret, number, .. } = self.read_meta(id);
         (secret, number as u32)
     }
 
-    /// The numbers of unsettled and of uncounted deliveries, as far as they were written down.
+    /// Returns the stored numbers of unsettled and of uncounted deliveries.
     pub(crate) fn ended_of(&self, id: &str) -> (u32, u32) {
         let Meta { number, uncounted, .. } = self.read_meta(id);
         ((number >> 32) as u32, uncounted)
@@ -101,20 +101,20 @@ impl Stored {
         self.meta.get(field).map_or(0, |text| text.parse().expect("a number"))
     }
 
-    /// What must be true whatever happened before.
+    /// Checks the invariants that always hold.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let mut places: HashMap<&str, usize> = HashMap::new();
+        let mut occurrences: HashMap<&str, usize> = HashMap::new();
         let timed = self.invisible.iter().map(|(id, _)| id);
         for id in self.pending.iter().chain(timed) {
-            *places.entry(id).or_default() += 1;
+            *occurrences.entry(id).or_default() += 1;
         }
-        if let Some((id, _)) = places.iter().find(|(_, times)| **times != 1) {
-            return Err(format!("{id} is in two places"));
+        if let Some((id, _)) = occurrences.iter().find(|(_, times)| **times != 1) {
+            return Err(format!("{id} has two states"));
         }
-        let placed: HashSet<&str> = places.into_keys().collect();
+        let with_state: HashSet<&str> = occurrences.into_keys().collect();
         let data: HashSet<&str> = self.data.iter().map(String::as_str).collect();
-        if placed != data {
-            return Err(format!("data are of {data:?}, places are of {placed:?}"));
+        if with_state != data {
+            return Err(format!("ids with data: {data:?}, ids with a state: {with_state:?}"));
         }
         let mut ids = self.meta.keys().filter(|field| !field.starts_with('#'));
         if let Some(id) = ids.find(|id| !data.contains(id.as_str())) {
@@ -128,21 +128,21 @@ impl Stored {
                 ));
             }
             if secret.is_none() && self.read_meta(id).is_started {
-                return Err(format!("{id} is started, and nobody has a receipt for it"));
+                return Err(format!("{id} is started and has no receipt"));
             }
         }
         if let Some(id) = self.pending.iter().find(|id| self.meta_of(id).0.is_some()) {
-            return Err(format!("{id} is ready and somebody has a receipt for it"));
+            return Err(format!("{id} is ready and has a receipt"));
         }
-        let unheld = |(id, _): &&(String, f64)| self.meta_of(id).0.is_none();
-        let delayed = self.invisible.iter().filter(unheld).count() as u64;
+        let without_lease = |(id, _): &&(String, f64)| self.meta_of(id).0.is_none();
+        let delayed = self.invisible.iter().filter(without_lease).count() as u64;
         if delayed != self.number("#delayed") {
             return Err(format!("{delayed} are delayed, {} counted", self.number("#delayed")));
         }
         Ok(())
     }
 
-    /// What must be true if the queue holds what the ledger says.
+    /// Checks that the queue holds what the ledger expects.
     fn check_against(&self, expected: &Expected) -> Result<(), String> {
         let due = self.invisible.iter().filter(|(_, score)| *score <= self.now);
         let ready: Vec<_> = self.pending.iter().chain(due.map(|(id, _)| id)).collect();
@@ -162,7 +162,7 @@ impl Stored {
                 let should = peeked.message.delivery_count;
                 return Err(format!("{id} was delivered {should} times, and has {count}"));
             }
-            // A secret that is still there though its lease has ended is one that was not promoted.
+            // A secret whose lease has expired belongs to a message that was not promoted yet.
             let ended = peeked.state == MessageState::Ready && secret.is_some();
             let is_started = self.read_meta(&id).is_started;
             let (unsettled, uncounted) = self.ended_of(&id);
@@ -188,14 +188,14 @@ impl Stored {
     }
 }
 
-/// Looks at the keys after every step, and remembers what it saw.
+/// Checks the keys after every step, against all earlier ones.
 #[derive(Debug, Clone)]
 pub(crate) struct Inspector {
     clients: Vec<redis::Client>,
     seen: Arc<Mutex<HashMap<String, Deliveries>>>,
 }
 
-/// The delivery counts and secrets that a message had, one after the other.
+/// Delivery counts and secrets of a message over time.
 type Deliveries = Vec<(u32, Option<String>)>;
 
 impl Inspector {
@@ -203,7 +203,7 @@ impl Inspector {
         Self::of_nodes([url.to_owned()])
     }
 
-    /// Looks at whichever of these has the keys.
+    /// Inspects the node that has the keys.
     pub(crate) fn of_nodes(urls: impl IntoIterator<Item = String>) -> Self {
         let client = |url: String| redis::Client::open(url).expect("a client");
         Self { clients: urls.into_iter().map(client).collect(), seen: Arc::default() }
@@ -225,7 +225,7 @@ impl Inspector {
         stored.check()?;
         stored.check_against(&expected)?;
         let mut seen = self.seen.lock().expect("what was seen");
-        // One that is sent again after it was gone begins anew.
+        // A message that is sent again after it was deleted starts over.
         seen.retain(|id, _| stored.data.contains(id));
         for id in &stored.data {
             let (secret, count) = stored.meta_of(id);
@@ -246,10 +246,10 @@ impl Inspector {
     }
 }
 
-/// An id as it is stored.
+/// Returns the stored form of an id.
 pub(crate) fn short(id: MessageId) -> String {
     const DIGITS: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
     let number = u128::from_be_bytes(*id.as_bytes());
-    let digit = |place: u32| char::from(DIGITS[(number >> (6 * place) & 63) as usize]);
+    let digit = |index: u32| char::from(DIGITS[(number >> (6 * index) & 63) as usize]);
     (0..22).rev().map(digit).collect()
 }

@@ -1,6 +1,6 @@
-//! What several tests share: places with queues, and processes that work there.
+//! Helpers of several tests: backends that processes share, and the processes.
 
 pub(crate) mod crash;
-pub(crate) mod crew;
-pub(crate) mod employee;
-pub(crate) mod place;
+pub(crate) mod group_process;
+pub(crate) mod shared_backend;
+pub(crate) mod worker_process;

@@ -1,6 +1,6 @@
-//! Real servers, and backends on them.
+//! Servers, and backends on them.
 
-pub(crate) mod canned;
+pub(crate) mod fake_server;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -16,25 +16,25 @@ use pillarbox_sqs::{SqsBackend, SqsOptions};
 use pillarbox_testing::Subject;
 use pillarbox_testing::server::{SqsFlavour, SqsServer};
 
-/// Starts a server that must be here.
+/// Starts a server that must be installed.
 pub(crate) fn start(flavour: SqsFlavour) -> SqsServer {
     SqsServer::start(flavour)
 }
 
-/// Starts a server, unless it could not be installed.
-pub(crate) fn start_if_here(flavour: SqsFlavour) -> Option<SqsServer> {
+/// Starts a server, if it is installed.
+pub(crate) fn start_if_installed(flavour: SqsFlavour) -> Option<SqsServer> {
     if !flavour.is_here() {
-        println!("left out: {} is not installed", flavour.name());
+        println!("skipped: {} is not installed", flavour.name());
         return None;
     }
     Some(start(flavour))
 }
 
-/// All servers that are here, moto first, which must be.
+/// Starts all installed servers, moto first, which is required.
 pub(crate) fn start_all() -> Vec<SqsServer> {
     let others = [SqsFlavour::Ministack, SqsFlavour::Fauxqs];
     let mut servers = vec![start(SqsFlavour::Moto)];
-    servers.extend(others.into_iter().filter_map(start_if_here));
+    servers.extend(others.into_iter().filter_map(start_if_installed));
     servers
 }
 
@@ -44,7 +44,7 @@ pub(crate) async fn open_url(url: &str) -> Mailboxes {
     Mailboxes::new(backend.unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// A backend on a server, which makes queues when they are used.
+/// Opens a backend that creates queues when they are used.
 pub(crate) async fn open(server: &SqsServer, options: &str) -> Mailboxes {
     open_url(&format!("{}?create=true{options}", server.url())).await
 }
@@ -60,11 +60,11 @@ pub(crate) fn only<T>(mut items: Vec<T>) -> T {
 }
 
 #[track_caller]
-pub(crate) fn one<T>(answers: Result<Vec<Result<T>>>) -> Result<T> {
-    only(answers?)
+pub(crate) fn one<T>(results: Result<Vec<Result<T>>>) -> Result<T> {
+    only(results?)
 }
 
-/// Polls of two seconds, so that a rule about the end of one does not take twenty.
+/// A backend with polls of 2 s, so that a test of the end of a poll does not take 20 s.
 pub(crate) async fn subject(server: &SqsServer) -> Subject {
     let url = format!("{}?create=true&poll=2", server.url());
     let backend = open_url(&url).await;
@@ -74,7 +74,7 @@ pub(crate) async fn subject(server: &SqsServer) -> Subject {
     })
 }
 
-/// How often each operation of SQS was asked for over the network.
+/// Counts the requests of each operation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Requests(Arc<Mutex<BTreeMap<String, usize>>>);
 
@@ -110,7 +110,7 @@ impl Intercept for Requests {
     }
 }
 
-/// A backend on the program's own client, which counts what it asks for.
+/// Opens a backend on a client that counts its requests.
 pub(crate) fn open_counted(server: &SqsServer, options: SqsOptions) -> (Mailboxes, Requests) {
     let requests = Requests::default();
     let config = Config::builder()

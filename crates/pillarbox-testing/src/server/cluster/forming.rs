@@ -27,7 +27,7 @@ impl RedisCluster {
         }
         for node in 0..self.nodes.len() {
             let mut tries = 1;
-            while !self.nodes[node].comes_up() {
+            while !self.nodes[node].wait_for_start() {
                 assert!(tries < PORTS, "a node does not come up:\n{}", self.nodes[node].log());
                 tries += 1;
                 self.start_node(node);

@@ -5,7 +5,7 @@ use super::{RedisCluster, owners};
 /// Number of keys moved by one command.
 const HANDFUL: usize = 100;
 /// Timeout of a move of keys between nodes, in milliseconds.
-const PATIENCE_MILLIS: &str = "30000";
+const MIGRATE_TIMEOUT_MILLIS: &str = "30000";
 
 impl RedisCluster {
     /// Moves a slot with all its keys to another primary, unless it is there.
@@ -52,7 +52,8 @@ impl RedisCluster {
             return 0;
         }
         let port = self.nodes[to].port().to_string();
-        let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", PATIENCE_MILLIS, "KEYS"];
+        let mut words =
+            vec!["MIGRATE", "127.0.0.1", &port, "", "0", MIGRATE_TIMEOUT_MILLIS, "KEYS"];
         words.extend(&keys);
         // They may have been removed meanwhile.
         if self.nodes[from].command(&words) == "NOKEY" { 0 } else { keys.len() }

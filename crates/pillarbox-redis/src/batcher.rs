@@ -1,0 +1,282 @@
+//! Coalescing of concurrent requests into one call.
+//!
+//! A batcher serves one kind of operation on one partition. Callers queue their requests and wait. One or
+//! two runners take whatever is queued, make one call of it, hand out the answers and look again. A caller
+//! that finds the batcher idle makes its own call, for itself alone: nobody depends on another caller's
+//! being polled. So a lone caller waits for nobody, and the more callers there are, the fewer calls each of
+//! them costs.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use pillarbox_core::BoxFuture;
+use pillarbox_core::internal::{Locked, lock};
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::caller::Caller;
+use crate::failure::Failure;
+
+/// Maximum number of queued requests; further callers wait before they queue theirs.
+const MAX_QUEUED: usize = 8192;
+
+/// Maximum number of bytes in one call, unless a single request has more.
+const MAX_BYTES: usize = 1 << 20;
+
+/// A kind of operation whose requests can be coalesced.
+pub(crate) trait Operation: Sized + Send + Sync + 'static {
+    type Executor: Executor;
+    /// Request of one caller.
+    type Request: Send + Sync + 'static;
+    /// Answer to one caller.
+    type Answer: Send + 'static;
+
+    /// Whether a caller makes no further call after one that failed, because what the server remembers of
+    /// that call is still needed.
+    const RETIRES_FAILED_CALLER: bool = false;
+
+    /// Returns the number of entries of a request, and their bytes.
+    fn size(request: &Self::Request) -> (usize, usize);
+
+    /// Returns whether two requests can share a call.
+    fn can_join(one: &Self::Request, other: &Self::Request) -> bool;
+
+    /// Makes one call for all requests and answers each of them.
+    fn call(
+        executor: &Arc<Self::Executor>,
+        caller: &Caller,
+        requests: &[Self::Request],
+    ) -> impl Future<Output = Result<Vec<Self::Answer>, Failure>> + Send;
+}
+
+/// What calls are made with.
+pub(crate) trait Executor: Send + Sync + 'static {
+    /// Creates a caller that the server does not know yet.
+    fn new_caller(&self) -> Caller;
+
+    /// Runs a task to its end, which closing waits for.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static);
+
+    /// Returns a token that closing waits for.
+    fn token(&self) -> TaskTrackerToken;
+}
+
+/// Maximum size of a batch and number of batches.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Maximum number of concurrent calls.
+    pub(crate) runners: usize,
+    /// Maximum number of entries in one call, unless a single request has more.
+    pub(crate) entries: usize,
+}
+
+pub(crate) struct Batcher<O: Operation> {
+    executor: Arc<O::Executor>,
+    state: Mutex<State<O>>,
+    room: Semaphore,
+    limits: Limits,
+}
+
+struct State<O: Operation> {
+    queued: VecDeque<Queued<O>>,
+    /// Callers that make no call at present.
+    idle: Vec<Caller>,
+    /// Number of runners at work.
+    running: usize,
+    /// Whether a caller makes its own call.
+    is_direct: bool,
+}
+
+struct Queued<O: Operation> {
+    request: O::Request,
+    answer: oneshot::Sender<Result<O::Answer, Failure>>,
+}
+
+/// Requests that share a call.
+struct Batch<O: Operation> {
+    caller: Caller,
+    requests: Vec<O::Request>,
+    answers: Vec<oneshot::Sender<Result<O::Answer, Failure>>>,
+}
+
+/// The way in which a request is served.
+enum Admission<O: Operation> {
+    /// By the caller itself, since nothing else is under way.
+    Direct(Caller, O::Request),
+    /// By a runner, which may have to be started.
+    Queued(Option<Caller>, oneshot::Receiver<Result<O::Answer, Failure>>),
+}
+
+impl<O: Operation> Batcher<O> {
+    pub(crate) fn new(executor: Arc<O::Executor>, limits: Limits) -> Arc<Self> {
+        let state =
+            State { queued: VecDeque::new(), idle: Vec::new(), running: 0, is_direct: false };
+        let room = Semaphore::new(MAX_QUEUED);
+        Arc::new(Self { executor, state: Mutex::new(state), room, limits })
+    }
+
+    /// Serves a request, together with those that are submitted at the same time.
+    pub(crate) async fn submit(
+        self: &Arc<Self>,
+        request: O::Request,
+    ) -> Result<O::Answer, Failure> {
+        // The semaphore is never closed.
+        if let Ok(permit) = self.room.acquire().await {
+            permit.forget();
+        }
+        match self.admit(request) {
+            Admission::Direct(caller, request) => {
+                self.room.add_permits(1);
+                CompleteOnDrop::new(&*self.executor, self.clone().call_directly(caller, request))
+                    .await
+            }
+            Admission::Queued(runner, answer) => {
+                if let Some(caller) = runner {
+                    self.executor.spawn(self.clone().run(caller));
+                }
+                answer.await.unwrap_or(Err(Failure::Closed))
+            }
+        }
+    }
+
+    /// Never held across an await.
+    fn lock(&self) -> Locked<'_, State<O>> {
+        lock(&self.state)
+    }
+
+    fn admit(&self, request: O::Request) -> Admission<O> {
+        let mut state = self.lock();
+        let caller =
+            |state: &mut State<O>| state.idle.pop().unwrap_or_else(|| self.executor.new_caller());
+        if state.running == 0 && !state.is_direct {
+            state.is_direct = true;
+            return Admission::Direct(caller(&mut state), request);
+        }
+        let (answer, answered) = oneshot::channel();
+        state.queued.push_back(Queued { request, answer });
+        let runner = (state.running < self.limits.runners).then(|| {
+            state.running += 1;
+            caller(&mut state)
+        });
+        Admission::Queued(runner, answered)
+    }
+
+    /// Makes the call of one request, which saves a switch of tasks.
+    async fn call_directly(
+        self: Arc<Self>,
+        mut caller: Caller,
+        request: O::Request,
+    ) -> Result<O::Answer, Failure> {
+        let answered = self.call(&mut caller, &[request]).await;
+        {
+            let mut state = self.lock();
+            state.is_direct = false;
+            state.idle.push(caller);
+        }
+        answered.and_then(|mut answers| answers.pop().ok_or(Failure::Closed))
+    }
+
+    /// Makes calls until no request is queued.
+    async fn run(self: Arc<Self>, mut caller: Caller) {
+        while let Some(Batch { caller: active, requests, answers: waiting }) =
+            self.next_batch(caller)
+        {
+            caller = active;
+            // A receiver that is gone is ignored; messages that were leased for it are released by drop.
+            match self.call(&mut caller, &requests).await {
+                Ok(answers) => {
+                    for (waiting, answer) in waiting.into_iter().zip(answers) {
+                        let _ = waiting.send(Ok(answer));
+                    }
+                }
+                Err(failure) => {
+                    for waiting in waiting {
+                        let _ = waiting.send(Err(failure.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the requests that fit into one call. If none is queued, the runner ends and its caller becomes
+    /// idle.
+    fn next_batch(&self, caller: Caller) -> Option<Batch<O>> {
+        let mut state = self.lock();
+        while state.queued.front().is_some_and(|queued| queued.answer.is_closed()) {
+            state.queued.pop_front();
+            self.room.add_permits(1);
+        }
+        let Some(first) = state.queued.pop_front() else {
+            state.running -= 1;
+            state.idle.push(caller);
+            return None;
+        };
+        let (mut entries, mut bytes) = O::size(&first.request);
+        let (mut requests, mut answers) = (vec![first.request], vec![first.answer]);
+        while let Some(next) = state.queued.front() {
+            let (more_entries, more_bytes) = O::size(&next.request);
+            (entries, bytes) = (entries + more_entries, bytes + more_bytes);
+            let fits = entries <= self.limits.entries && bytes <= MAX_BYTES;
+            if !fits || !O::can_join(&requests[0], &next.request) {
+                break;
+            }
+            if let Some(Queued { request, answer }) = state.queued.pop_front() {
+                requests.push(request);
+                answers.push(answer);
+            }
+        }
+        self.room.add_permits(requests.len());
+        Some(Batch { caller, requests, answers })
+    }
+
+    async fn call(
+        &self,
+        caller: &mut Caller,
+        requests: &[O::Request],
+    ) -> Result<Vec<O::Answer>, Failure> {
+        caller.number += 1;
+        let answered = O::call(&self.executor, caller, requests).await;
+        caller.has_unanswered = answered.is_err();
+        if O::RETIRES_FAILED_CALLER && caller.has_unanswered {
+            *caller = self.executor.new_caller();
+        }
+        answered
+    }
+}
+
+/// A call that goes on as a task if its future is dropped: others may depend on what it leaves behind.
+/// Closing waits for it in both cases.
+struct CompleteOnDrop<'a, E: Executor, T: Send + 'static> {
+    executor: &'a E,
+    call: Option<BoxFuture<'static, T>>,
+    _token: TaskTrackerToken,
+}
+
+impl<'a, E: Executor, T: Send + 'static> CompleteOnDrop<'a, E, T> {
+    fn new(executor: &'a E, call: impl Future<Output = T> + Send + 'static) -> Self {
+        Self { executor, call: Some(Box::pin(call)), _token: executor.token() }
+    }
+}
+
+impl<E: Executor, T: Send + 'static> Future for CompleteOnDrop<'_, E, T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let Some(call) = &mut self.call else { return Poll::Pending };
+        let answered = call.as_mut().poll(context);
+        if answered.is_ready() {
+            self.call = None;
+        }
+        answered
+    }
+}
+
+impl<E: Executor, T: Send + 'static> Drop for CompleteOnDrop<'_, E, T> {
+    fn drop(&mut self) {
+        if let Some(call) = self.call.take() {
+            self.executor.spawn(async move { drop(call.await) });
+        }
+    }
+}

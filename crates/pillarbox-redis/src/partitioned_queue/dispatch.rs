@@ -1,0 +1,107 @@
+//! Splitting batches by partition and by size.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use pillarbox_core::Outgoing;
+
+use crate::failure::Failure;
+use crate::format;
+use crate::layout::PartitionNumber;
+
+/// Maximum number of bytes of messages in one call: the server refuses too large a command.
+const MAX_BYTES: usize = 64 << 20;
+
+/// Outcome of each entry of a batch.
+pub(crate) type Outcomes<T> = Vec<Result<T, Failure>>;
+
+/// Returns the answers of entries that shared a call, or its failure for each of them.
+pub(super) fn each<T>(answers: Result<Vec<T>, Failure>, entries: usize) -> Outcomes<T> {
+    match answers {
+        Ok(answers) => answers.into_iter().map(Ok).collect(),
+        Err(failure) => std::iter::repeat_n(failure, entries).map(Err).collect(),
+    }
+}
+
+/// Splits a batch by partition, processes all partitions concurrently, and returns the outcomes in order.
+pub(super) async fn dispatch<E, T, F: Future<Output = Outcomes<T>>>(
+    batch: Vec<E>,
+    numbers: &[PartitionNumber],
+    process: impl Fn(PartitionNumber, Vec<E>) -> F,
+) -> Outcomes<T> {
+    let Some(first) = numbers.first() else { return Vec::new() };
+    if numbers.iter().all(|number| number == first) {
+        return process(*first, batch).await;
+    }
+    let mut parts: BTreeMap<PartitionNumber, (Vec<usize>, Vec<E>)> = BTreeMap::new();
+    for (index, (entry, number)) in batch.into_iter().zip(numbers).enumerate() {
+        let (indices, entries) = parts.entry(*number).or_default();
+        indices.push(index);
+        entries.push(entry);
+    }
+    let (indices, parts): (Vec<_>, Vec<_>) =
+        parts.into_iter().map(|(number, (indices, part))| (indices, (number, part))).unzip();
+    let outcomes = join_all(parts.into_iter().map(|(number, part)| process(number, part))).await;
+    let mut in_order: Vec<_> =
+        indices.into_iter().flatten().zip(outcomes.into_iter().flatten()).collect();
+    in_order.sort_unstable_by_key(|(index, _)| *index);
+    in_order.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// Splits a batch into chunks that a server accepts. Most often there is only one.
+pub(super) fn chunks(mut batch: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
+    let mut chunks = Vec::new();
+    loop {
+        let mut bytes = 0;
+        let mut fits = |message: &Outgoing| {
+            bytes += format::size_of(message);
+            bytes <= MAX_BYTES
+        };
+        // A single message may be larger.
+        let end = batch.iter().take_while(|message| fits(message)).count().max(1);
+        if end >= batch.len() {
+            chunks.push(batch);
+            return chunks;
+        }
+        let rest = batch.split_off(end);
+        chunks.push(std::mem::replace(&mut batch, rest));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_too_large_for_one_call_is_split() {
+        let of = |sizes: &[usize]| {
+            let body = bytes::Bytes::from(vec![0; 80 << 20]);
+            let batch = sizes.iter().map(|size| Outgoing::new(body.slice(..size << 20))).collect();
+            chunks(batch).iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[]), [0]);
+        assert_eq!(of(&[1, 2, 3]), [3]);
+        assert_eq!(of(&[60, 4, 1, 80, 80, 2]), [2, 1, 1, 1, 1]);
+    }
+
+    #[tokio::test]
+    async fn outcomes_come_back_in_the_order_of_their_entries() {
+        let batch: Vec<_> = (0..100_u32).collect();
+        let numbers: Vec<_> = batch.iter().map(|n| (n * n % 7) as PartitionNumber).collect();
+        let outcomes = dispatch(batch, &numbers, |number, entries: Vec<u32>| async move {
+            assert!(entries.iter().all(|n| n * n % 7 == u32::from(number)));
+            if number == 4 {
+                return each(Err(Failure::Closed), entries.len());
+            }
+            each(Ok(entries), 0)
+        })
+        .await;
+        assert_eq!(outcomes.len(), 100);
+        for (n, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(entry) => assert_eq!(entry as usize, n),
+                Err(_) => assert_eq!(n * n % 7, 4),
+            }
+        }
+    }
+}

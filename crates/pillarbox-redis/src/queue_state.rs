@@ -1,0 +1,306 @@
+//! What this process knows of one queue, apart from its partitions.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pillarbox_core::QueueName;
+use pillarbox_core::internal::{Locked, lock};
+use tokio::time::{Instant, timeout};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::format::Keys;
+use crate::layout::{Layout, PartitionNumber};
+use crate::options::MAX_TTL;
+use crate::reply::ReplyReader;
+use crate::scripts::{self, Script};
+use crate::servers::Route;
+use crate::waiting::QueueWaiters;
+
+/// Age at which the layout of a queue in use is read again. Changes are also published.
+const MAX_LAYOUT_AGE: Duration = Duration::from_secs(5);
+
+/// Time that a caller who knows an older layout waits for the current one.
+const LAYOUT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Minimum interval between attempts to remove partitions that are no longer sent to.
+const NARROW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval at which a queue that is sent to is put on the list of queues again. See `Backend::queues`.
+const REGISTER_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Time that a send waits for that. The list may be on another server than the queue, which may be down.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What this process knows of one queue.
+pub(crate) struct QueueState {
+    pub(crate) name: QueueName,
+    pub(crate) context: Arc<Context>,
+    pub(crate) waiters: Arc<QueueWaiters>,
+    layout: Mutex<KnownLayout>,
+    /// Whether the layout is being read.
+    is_reading_layout: AtomicBool,
+    /// Whether the queue was sent to, received from, settled or purged.
+    is_used: AtomicBool,
+    registration: Mutex<Registration>,
+    /// Time of the last attempt to remove partitions.
+    last_narrow: Mutex<Option<Instant>>,
+    /// Longest `default_ttl` of a handle, in milliseconds. 0 for none.
+    requested_ttl: AtomicU64,
+}
+
+/// Whether the queue is on the list of queues.
+#[derive(Debug, Clone, Copy, Default)]
+enum Registration {
+    #[default]
+    Missing,
+    /// A task puts it there, and nobody waits for that.
+    InBackground,
+    /// It was put there at this time.
+    Done(Instant),
+}
+
+/// The layout as it was last read.
+#[derive(Debug, Clone, Copy)]
+struct KnownLayout {
+    layout: Layout,
+    /// When it was read, or could not be.
+    read: Option<Instant>,
+    /// Minimum number of partitions that was requested then.
+    requested: PartitionNumber,
+    /// Number of reported changes at that time.
+    changes: u64,
+}
+
+impl QueueState {
+    pub(crate) fn new(name: QueueName, context: Arc<Context>) -> Self {
+        let waiters = Arc::new(QueueWaiters::new(context.waited_partitions.clone()));
+        let layout = KnownLayout { layout: Layout::SINGLE, read: None, requested: 0, changes: 0 };
+        Self {
+            name,
+            context,
+            waiters,
+            layout: Mutex::new(layout),
+            is_reading_layout: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
+            registration: Mutex::default(),
+            last_narrow: Mutex::default(),
+            requested_ttl: AtomicU64::new(0),
+        }
+    }
+
+    /// Keeps the queue at least this long without use.
+    pub(crate) fn request_ttl(&self, ttl: Duration) {
+        self.requested_ttl.fetch_max(ttl_millis(ttl), Ordering::Relaxed);
+    }
+
+    /// Returns the longest `default_ttl` of a handle.
+    pub(crate) fn requested_ttl(&self) -> Option<Duration> {
+        let millis = self.requested_ttl.load(Ordering::Relaxed);
+        (millis > 0).then(|| Duration::from_millis(millis))
+    }
+
+    /// Returns the milliseconds without use after which the server deletes the queue. 0 for never, as for
+    /// a queue with partitions, whose keys are not used together.
+    pub(crate) fn ttl(&self) -> u64 {
+        if self.known_layout().held_in > 1 {
+            return 0;
+        }
+        let ttl = self.requested_ttl().or(self.context.client.settings.default_ttl);
+        ttl.map_or(0, ttl_millis)
+    }
+
+    pub(crate) fn mark_used(&self) {
+        self.is_used.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
+    }
+
+    fn known(&self) -> Locked<'_, KnownLayout> {
+        lock(&self.layout)
+    }
+
+    /// Returns the layout as it was last read.
+    pub(crate) fn known_layout(&self) -> Layout {
+        self.known().layout
+    }
+
+    /// Returns the layout, with at least `least` partitions unless an operator has set their number.
+    ///
+    /// A layout that was read recently is returned as it is. An older one is read again; it is returned
+    /// only if that does not succeed soon, and while another caller reads it.
+    pub(crate) async fn layout(&self, least: PartitionNumber) -> Result<Layout, Failure> {
+        let KnownLayout { layout, read, requested, changes } = *self.known();
+        let least = least.max(requested);
+        let Some(read) = read.filter(|_| requested >= least) else {
+            return self.read_layout(least).await;
+        };
+        if changes == self.waiters.layout_changes() && read.elapsed() < MAX_LAYOUT_AGE {
+            return Ok(layout);
+        }
+        let Some(_guard) = ReadGuard::acquire(&self.is_reading_layout) else { return Ok(layout) };
+        match timeout(LAYOUT_TIMEOUT, self.read_layout(least)).await {
+            Ok(Ok(layout)) => Ok(layout),
+            Ok(Err(failure @ Failure::Layout { .. })) => Err(failure),
+            Ok(Err(_)) | Err(_) => {
+                self.known().read = Some(Instant::now());
+                Ok(layout)
+            }
+        }
+    }
+
+    /// Returns whether partitions may be removed now: attempts are limited while they are not empty.
+    pub(crate) fn may_narrow(&self) -> bool {
+        let mut last = lock(&self.last_narrow);
+        let now = Instant::now();
+        let may = last.is_none_or(|at| now.duration_since(at) >= NARROW_INTERVAL);
+        if may {
+            *last = Some(now);
+        }
+        may
+    }
+
+    /// Reads the layout, and adds partitions if there are fewer than `least`.
+    pub(crate) async fn read_layout(&self, least: PartitionNumber) -> Result<Layout, Failure> {
+        let layout = self
+            .update_layout(&scripts::LAYOUT, &[least.to_string(), "1".into(), "0".into()])
+            .await?;
+        self.known().requested = least;
+        Ok(layout)
+    }
+
+    /// Enters a new partition into the layout, so that it is received from.
+    pub(crate) async fn enlist(&self, partition: PartitionNumber) -> Result<Layout, Failure> {
+        let sent_to = self.known_layout().sent_to.to_string();
+        let held_in = (partition + 1).to_string();
+        self.update_layout(&scripts::LAYOUT, &[sent_to, held_in, "1".into()]).await
+    }
+
+    /// Sets the number of partitions that are sent to.
+    pub(crate) async fn spread(&self, partitions: PartitionNumber) -> Result<Layout, Failure> {
+        self.update_layout(&scripts::SPREAD, &[partitions.to_string()]).await
+    }
+
+    /// Removes the partitions from `held_in` on from the layout, unless it has changed meanwhile.
+    pub(crate) async fn narrow(
+        &self,
+        layout: Layout,
+        held_in: PartitionNumber,
+    ) -> Result<(), Failure> {
+        let arguments = [layout.version.to_string(), held_in.to_string()];
+        self.run_on_layout(&scripts::NARROW, &arguments).await?;
+        self.waiters.record_layout_change();
+        Ok(())
+    }
+
+    async fn update_layout(
+        &self,
+        script: &Script,
+        arguments: &[String],
+    ) -> Result<Layout, Failure> {
+        let (changes, begin) = (self.waiters.layout_changes(), Instant::now());
+        let mut reply = self.run_on_layout(script, arguments).await?;
+        let layout = match reply.optional_bytes()? {
+            None => Layout::SINGLE,
+            Some(text) => Layout::read(&text)
+                .ok_or_else(|| Failure::Layout { key: Keys::new(&self.name, 0).partitions() })?,
+        };
+        let mut known = self.known();
+        // Of two concurrent reads, the answer of the later one may arrive first. Otherwise the answer is true
+        // whatever its version: the key may have been deleted, and written again after a clock was set back.
+        let is_later = known.read.is_none_or(|read| begin >= read);
+        if layout.version == 0 || layout.version >= known.layout.version || is_later {
+            known.layout = layout;
+            (known.read, known.changes) = (Some(Instant::now()), changes);
+            drop(known);
+            self.waiters.set_partitions(layout.held_in);
+        }
+        Ok(layout)
+    }
+
+    async fn run_on_layout(
+        &self,
+        script: &Script,
+        arguments: &[String],
+    ) -> Result<ReplyReader, Failure> {
+        let Context { client, gate, .. } = &*self.context;
+        let keys = Keys::new(&self.name, 0);
+        let reply = client.run(gate, Route::Slot(keys.slot), script, false, |command, _| {
+            command.arg(5).arg(keys.partitions()).arg(&keys.types().map(|(key, _)| key));
+            command.arg(arguments);
+        });
+        Ok(reply.await?.into_reader())
+    }
+
+    /// Puts the queue, which was just created, on the list of queues.
+    pub(crate) async fn register_new(self: &Arc<Self>) -> Result<(), Failure> {
+        {
+            let mut registration = lock(&self.registration);
+            if matches!(*registration, Registration::Done(_)) {
+                *registration = Registration::Missing;
+            }
+        }
+        self.register().await
+    }
+
+    /// Puts the queue on the list of queues, unless that was done recently. If the list is unreachable, a
+    /// task goes on trying.
+    pub(crate) async fn register(self: &Arc<Self>) -> Result<(), Failure> {
+        let registration = *lock(&self.registration);
+        match registration {
+            Registration::InBackground => return Ok(()),
+            Registration::Done(at) if at.elapsed() < REGISTER_INTERVAL => return Ok(()),
+            Registration::Done(_) | Registration::Missing => {}
+        }
+        match timeout(REGISTER_TIMEOUT, self.context.register(&self.name)).await {
+            Ok(Ok(())) => *lock(&self.registration) = Registration::Done(Instant::now()),
+            Ok(Err(failure)) if !failure.is_transient() => return Err(failure),
+            Ok(Err(_)) | Err(_) => {
+                *lock(&self.registration) = Registration::InBackground;
+                let state = self.clone();
+                self.context.spawn(async move { state.register_in_background().await });
+            }
+        }
+        Ok(())
+    }
+
+    async fn register_in_background(&self) {
+        let registered = self.context.register(&self.name).await;
+        if let Err(failure) = &registered {
+            tracing::debug!(queue = %self.name, %failure, "a queue is not on the list of queues");
+        }
+        let done = |()| Registration::Done(Instant::now());
+        *lock(&self.registration) = registered.map_or(Registration::Missing, done);
+    }
+}
+
+/// Returns a time to live as scripts take it.
+fn ttl_millis(ttl: Duration) -> u64 {
+    let millis = ttl.min(MAX_TTL).as_millis().max(1);
+    u64::try_from(millis).unwrap_or(u64::MAX)
+}
+
+/// Held by the one caller that reads the layout.
+struct ReadGuard<'a>(&'a AtomicBool);
+
+impl<'a> ReadGuard<'a> {
+    fn acquire(is_reading: &'a AtomicBool) -> Option<Self> {
+        (!is_reading.swap(true, Ordering::Relaxed)).then_some(Self(is_reading))
+    }
+}
+
+impl Drop for ReadGuard<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for QueueState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueState").field("name", &self.name).finish_non_exhaustive()
+    }
+}
