@@ -278,7 +278,7 @@ fn bench() {
 #[test]
 fn doctor() {
     let place = Place::new().with_orders();
-    let shown = |line| without_numbers(&place.run(line).shown(&place)).replace("ms", "µs");
+    let shown = |line| without_numbers(&place.run(line).shown(&place)).replace("N ms", "N µs");
     insta::assert_snapshot!(shown("doctor"));
     insta::assert_snapshot!("doctor_json", shown("doctor --json"));
 }

@@ -304,12 +304,12 @@ fn every_command_applies_the_same_filters() {
     let run = place.run("dlq discard orders-dlq --yes --json-path $.tenant!=acme");
     assert_eq!(
         run.stdout,
-        "1 dead letter discarded; 3 left (not matching), 1 left (cannot be read)\n"
+        "1 dead letter discarded; 3 skipped (no match), 1 skipped (not a valid dead letter)\n"
     );
     let run = place.run(&format!("dlq replay orders-dlq --id {} --id {}", id(101), id(3)));
     assert_eq!(
         run.stdout,
-        "2 messages replayed to their queues; 1 left (not matching), 1 left (cannot be read)\n"
+        "2 messages replayed to their queues; 1 skipped (no match), 1 skipped (not a valid dead letter)\n"
     );
     assert_eq!(listed(&place, ""), [4]);
     assert_eq!(dumped(&place, "dump orders").keys().collect::<Vec<_>>(), [&id(1)]);
@@ -401,7 +401,7 @@ async fn a_replayed_message_is_unchanged_and_counts_its_replays() {
         assert_eq!(attributes["pillarbox.replays"], round.to_string());
     }
     reject_all(&place, "orders").await;
-    let left = "0 messages replayed to their queues; 1 left (replayed 3 times already)\n";
+    let left = "0 messages replayed to their queues; 1 skipped (already replayed 3 times)\n";
     assert_eq!(place.ok("dlq replay orders-dlq --yes"), left);
     let dry = place.ok("dlq replay orders-dlq --dry-run");
     assert_eq!(dry, left.replace("replayed to", "would be replayed to"));
@@ -416,7 +416,7 @@ async fn messages_can_be_replayed_to_another_queue() {
     }
     reject_all(&place, "orders").await;
     let run = place.ok("dlq replay orders-dlq -n 1 --to trial");
-    assert_eq!(run, "1 message replayed to 'trial'; ended at --max 1\n");
+    assert_eq!(run, "1 message replayed to 'trial'; stopped at --max 1\n");
     let run = place.ok("dlq replay orders-dlq -n 1 --to-url sqlite:other.db");
     assert!(run.starts_with("1 message replayed to its queue at sqlite:other.db;"), "{run}");
     let run = place.ok("dlq replay orders-dlq --yes --to-url sqlite:other.db --to third");
@@ -437,7 +437,10 @@ fn messages_of_another_backend_are_skipped_without_a_destination() {
     let shown = place.ok(&format!("dlq show orders-dlq {}", id(1)));
     assert!(shown.contains("orders, on another backend (redis)"), "{shown}");
     let dry = place.ok("dlq replay orders-dlq --dry-run");
-    assert!(dry.contains("1 message would be replayed to its queue; 1 skipped (rejected)"), "{dry}");
+    assert!(
+        dry.contains("1 message would be replayed to its queue; 1 skipped (rejected)"),
+        "{dry}"
+    );
     let run = place.run("dlq replay orders-dlq --yes");
     assert_eq!(run.stdout, "1 message replayed to its queue; 1 skipped (rejected)\n");
     assert!(run.code == 1 && run.stderr.contains("--to-url"), "{run:?}");
@@ -465,7 +468,10 @@ fn invalid_arguments_are_rejected_and_change_nothing() {
         ("dlq stats orders-dlq --json-path $.a>true", "= and != only"),
         ("dlq stats orders-dlq --fail-over many", "invalid"),
         ("dlq show orders-dlq 17", "a UUID"),
-        ("dlq replay orders-dlq", "cannot ask for confirmation without a terminal: add --yes to replay everything"),
+        (
+            "dlq replay orders-dlq",
+            "cannot ask for confirmation without a terminal: add --yes to replay everything",
+        ),
         ("dlq replay orders-dlq --yes --rate 50", "expected a rate such as 50/s, 3000/m or 100/h"),
         ("dlq replay orders-dlq --yes --rate 0/s", "at least 1"),
         ("dlq replay orders-dlq --yes --max-replays 0", "0 is not in 1.."),

@@ -103,7 +103,7 @@ fn a_run_is_submitted_collected_and_reported() {
     insta::assert_snapshot!(steady(&said), @"run RUN: 40 samples sent to sums");
     // Nothing is sent twice, and arguments default to those of the run.
     let said = place.ok("eval submit run");
-    insta::assert_snapshot!(steady(&said), @"run RUN: 0 samples sent to sums, 40 were before");
+    insta::assert_snapshot!(steady(&said), @"run RUN: 0 samples sent to sums, 40 sent before");
 
     let run = place.run("eval collect run --timeout 100ms");
     assert_eq!(run.code, 1, "{run:?}");
@@ -169,7 +169,7 @@ fn a_report_has_every_format_and_can_fail_a_build() {
     assert_eq!(run.code, 1);
     assert_eq!(
         run.stderr,
-        "error: the pass rate of bad is 50.0%, and should be 60.0%\n\
+        "error: the pass rate of bad is 50.0%, below 60.0%\n\
          error: the pass rate of bad is lower than that of good\n\
          error: the mean score of bad is lower than that of good\n"
     );

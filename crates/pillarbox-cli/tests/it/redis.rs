@@ -131,9 +131,7 @@ async fn dead_letters_are_managed_on_a_server() {
     let shown = scene.ok(&format!("dlq show orders-dlq {}", id.expect("an id")));
     assert!(shown.contains("attribute       tenant=acme\n"), "{shown}");
     let dry = scene.ok("dlq replay orders-dlq --dry-run --json-path $.n<5");
-    assert!(
-        dry.ends_with("5 messages would be replayed to their queues; 15 skipped (no match)\n")
-    );
+    assert!(dry.ends_with("5 messages would be replayed to their queues; 15 skipped (no match)\n"));
     let done = scene.ok("dlq replay orders-dlq --json-path $.n<5");
     assert_eq!(done, "5 messages replayed to their queues; 15 skipped (no match)\n");
     let back = scene.ok("dump orders");
