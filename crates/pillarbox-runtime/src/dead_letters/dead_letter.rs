@@ -464,7 +464,7 @@ mod tests {
         }
     }
 
-    /// What is in flight while workers are updated must not get a second dead letter under another id.
+    /// A message in flight during an update of the workers must not get a second dead letter under another id.
     #[test]
     fn the_id_of_a_dead_letter_is_stable_across_versions() {
         let of = MessageId::from_key("m");
@@ -478,9 +478,9 @@ mod tests {
 
     #[test]
     fn the_time_of_the_first_delivery_defaults_to_the_time_of_sending() {
-        let told = letter(b"1");
+        let recorded = letter(b"1");
         let (sent, later) = (Timestamp::from_secs(1_700_000_000), Duration::from_secs(7));
-        assert_eq!((told.sent_at, told.first_received_at), (sent, sent + later));
+        assert_eq!((recorded.sent_at, recorded.first_received_at), (sent, sent + later));
         let message = RawMessage::new(MessageId::new(), "1", sent);
         let failure = FailureDetails {
             kind: FailureKind::Error,
@@ -489,8 +489,8 @@ mod tests {
             causes: [].into(),
         };
         let source = "orders".parse().unwrap();
-        let untold = DeadLetter::new(&source, &message, &failure, String::new(), sent);
-        assert_eq!((untold.sent_at, untold.first_received_at), (sent, sent));
+        let unrecorded = DeadLetter::new(&source, &message, &failure, String::new(), sent);
+        assert_eq!((unrecorded.sent_at, unrecorded.first_received_at), (sent, sent));
     }
 
     #[test]
@@ -519,11 +519,11 @@ mod tests {
         for other in others {
             assert_ne!(id(&other, of), id(&one, of), "{other:?}");
         }
-        // Whenever it was received: that may not be known, or only since this worker was updated.
+        // The time of the first delivery does not count: it may be unknown, or known only to newer workers.
         let mut later = one.clone();
         later.first_received_at = Timestamp::from_secs(1);
         assert_eq!(id(&later, of), id(&one, of));
-        // Two messages that a handler has sent with the attributes of a replay.
+        // Two messages that were sent by a handler with the attributes of a replay.
         assert_ne!(id(&one, MessageId::from_key("other")), id(&one, of));
     }
 

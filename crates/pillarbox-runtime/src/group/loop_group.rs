@@ -341,9 +341,9 @@ impl LoopGroup {
             let allowed = "unique names: see Worker::name";
             return Err(Error::invalid(None, "loops", value, allowed));
         }
-        let least = Duration::from_millis(20);
+        let min = Duration::from_millis(20);
         match self.watchdog.threshold {
-            Some(threshold) if threshold < least => {
+            Some(threshold) if threshold < min => {
                 let value = format!("{threshold:?}");
                 Err(Error::invalid(None, "watchdog", value, "at least 20 ms, or without_watchdog"))
             }
