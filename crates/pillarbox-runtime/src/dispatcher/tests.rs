@@ -83,7 +83,7 @@ impl Bench {
                     assert!(self.fetches[source].take().is_some(), "no such fetch");
                 }
                 Action::Assign { worker, assignment } => {
-                    self.assigned.push_back((worker, assignment))
+                    self.assigned.push_back((worker, assignment));
                 }
                 Action::Settle { source, kind, batch } => {
                     let actions = batch.into_iter().map(|(_, action)| action).collect();
