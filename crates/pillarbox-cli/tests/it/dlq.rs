@@ -437,7 +437,10 @@ fn messages_of_another_backend_are_skipped_without_a_destination() {
     let shown = place.ok(&format!("dlq show orders-dlq {}", id(1)));
     assert!(shown.contains("orders, on another backend (redis)"), "{shown}");
     let dry = place.ok("dlq replay orders-dlq --dry-run");
-    assert!(dry.contains("1 message would be replayed to its queue; 1 skipped (rejected)"), "{dry}");
+    assert!(
+        dry.contains("1 message would be replayed to its queue; 1 skipped (rejected)"),
+        "{dry}"
+    );
     let run = place.run("dlq replay orders-dlq --yes");
     assert_eq!(run.stdout, "1 message replayed to its queue; 1 skipped (rejected)\n");
     assert!(run.code == 1 && run.stderr.contains("--to-url"), "{run:?}");
@@ -465,7 +468,10 @@ fn invalid_arguments_are_rejected_and_change_nothing() {
         ("dlq stats orders-dlq --json-path $.a>true", "= and != only"),
         ("dlq stats orders-dlq --fail-over many", "invalid"),
         ("dlq show orders-dlq 17", "a UUID"),
-        ("dlq replay orders-dlq", "cannot ask for confirmation without a terminal: add --yes to replay everything"),
+        (
+            "dlq replay orders-dlq",
+            "cannot ask for confirmation without a terminal: add --yes to replay everything",
+        ),
         ("dlq replay orders-dlq --yes --rate 50", "expected a rate such as 50/s, 3000/m or 100/h"),
         ("dlq replay orders-dlq --yes --rate 0/s", "at least 1"),
         ("dlq replay orders-dlq --yes --max-replays 0", "0 is not in 1.."),

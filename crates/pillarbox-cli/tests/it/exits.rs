@@ -39,7 +39,10 @@ fn an_error_is_1_and_says_what_was_tried_and_what_to_do() {
         (&format!("extend orders {receipt} 5m"), vec!["no longer valid"]),
         ("load q nothing.jsonl", vec!["cannot read nothing.jsonl", "No such file"]),
         ("load q bad.jsonl", vec!["line 2 of bad.jsonl", "EOF", "nothing was sent"]),
-        ("send q --file bad.jsonl", vec!["line 2 of bad.jsonl", "not valid JSON", "nothing was sent"]),
+        (
+            "send q --file bad.jsonl",
+            vec!["line 2 of bad.jsonl", "not valid JSON", "nothing was sent"],
+        ),
         ("load q odd.jsonl", vec!["line 1 of odd.jsonl", "nothing was sent"]),
         ("load q .", vec!["cannot read .: is a directory"]),
         ("man /proc/nothing", vec!["cannot write manual pages", "/proc/nothing"]),

@@ -301,7 +301,8 @@ fn replay_of_everything_and_discard_ask_for_confirmation() {
     let mut discard = Terminal::start(&place, "dlq discard orders-dlq -n 2");
     discard.until("the question", |text| text.contains("[y/N]"));
     discard.press("y\r");
-    discard.until("the result", |text| text.contains("2 dead letters discarded; stopped at --max 2"));
+    discard
+        .until("the result", |text| text.contains("2 dead letters discarded; stopped at --max 2"));
     assert_eq!(discard.end().0, 0);
     let mut replay = Terminal::start(&place, "dlq replay orders-dlq");
     replay.until("the question", |text| text.contains("Replay 1 message of"));

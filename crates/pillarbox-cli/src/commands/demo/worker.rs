@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 const FAILS: u64 = 20;
 /// Percentage of tasks whose attempts all fail.
 const ALWAYS_FAILS: u64 = 4;
-const ERRORS: [&str; 3] =
-    ["connection reset by peer", "rate limit exceeded", "no answer in time"];
+const ERRORS: [&str; 3] = ["connection reset by peer", "rate limit exceeded", "no answer in time"];
 
 /// Body of a message.
 #[derive(Debug, Serialize, Deserialize)]
