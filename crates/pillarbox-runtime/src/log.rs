@@ -56,7 +56,7 @@ pub(crate) fn delivery(event: &DeliveryEvent, queue: &QueueName) {
             );
         }
         DeliveryChange::LeaseLost => {
-            line!(warn, "a lease was lost; another consumer may have the message")
+            line!(warn, "a lease was lost; another consumer may have the message");
         }
         DeliveryChange::Unconfirmed => line!(warn, "it is unknown whether a message was settled"),
         DeliveryChange::Received | DeliveryChange::Extended => {}

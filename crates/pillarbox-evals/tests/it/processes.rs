@@ -5,8 +5,8 @@
 #![cfg(unix)]
 
 #[allow(dead_code, reason = "shared with tests that use more of it")]
-#[path = "../../../pillarbox-runtime/tests/it/common/place.rs"]
-mod place;
+#[path = "../../../pillarbox-runtime/tests/it/common/shared_backend.rs"]
+mod shared_backend;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::OpenOptions;
@@ -23,7 +23,7 @@ use pillarbox_runtime::{DlqPolicy, Run, Runnable};
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, end_with_the_parent, say, told};
 
-use place::{Place, on_both, open};
+use shared_backend::{SharedBackend, on_both, open};
 
 /// Time limit, generous for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -140,19 +140,19 @@ on_both! {
     concurrent_runs_collect_their_own_results_only;
 }
 
-fn a_run_is_complete_after_a_worker_and_a_collector_are_killed(place: Place) {
-    let (home, effects) = (place.file("run"), place.file("effects"));
+fn a_run_is_complete_after_a_worker_and_a_collector_are_killed(shared: SharedBackend) {
+    let (home, effects) = (shared.file("run"), shared.file("effects"));
     let task = effects.display().to_string();
     let workers: Vec<_> =
-        (0..3).map(|_| Child::start("processes::working", &place.url, &task)).collect();
+        (0..3).map(|_| Child::start("processes::working", &shared.url, &task)).collect();
     on_threads(async {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let mut run = EvalRun::create(&home).expect("a run");
         submit_experiments(&mut run, &requests(&backend), &dataset(SAMPLES), &experiments())
             .await
             .expect("submitted");
     });
-    let collector = Child::start("processes::collecting", &place.url, &home.display().to_string());
+    let collector = Child::start("processes::collecting", &shared.url, &home.display().to_string());
     // In the middle of the run, while both hold messages.
     let mut workers = workers.into_iter();
     let worker = workers.next().expect("a worker");
@@ -164,7 +164,7 @@ fn a_run_is_complete_after_a_worker_and_a_collector_are_killed(place: Place) {
     assert!(before > 0 && before < 2 * SAMPLES as usize, "{before} results");
 
     on_threads(async {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let mut run = EvalRun::open(&home).expect("the run");
         assert_eq!(run.progress().collected, before);
         let how = Collect::within(TIMEOUT);
@@ -189,16 +189,16 @@ fn a_run_is_complete_after_a_worker_and_a_collector_are_killed(place: Place) {
     );
 }
 
-fn a_killed_submission_can_be_continued(place: Place) {
+fn a_killed_submission_can_be_continued(shared: SharedBackend) {
     const MANY: u64 = 3000;
-    let home = place.file("run");
+    let home = shared.file("run");
     let task = format!("{}|{MANY}", home.display());
     // Kill it until it was in the middle: later if nothing was sent yet, earlier if everything was.
     let mut sent = 0;
     let mut pause = Duration::from_millis(10);
     for _ in 0..50 {
         let _ = std::fs::remove_dir_all(&home);
-        let child = Child::start("processes::submitting", &place.url, &task);
+        let child = Child::start("processes::submitting", &shared.url, &task);
         child.wait_for("open", 0);
         std::thread::sleep(pause);
         child.kill();
@@ -208,11 +208,11 @@ fn a_killed_submission_can_be_continued(place: Place) {
             some if some < 2 * MANY as usize => break,
             _ => pause.mul_f64(0.7),
         };
-        on_threads(async { requests(&open(&place.url).await).purge().await.expect("purged") });
+        on_threads(async { requests(&open(&shared.url).await).purge().await.expect("purged") });
     }
     assert!(sent > 0 && sent < 2 * MANY as usize, "it was never killed in the middle");
     on_threads(async {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let requests = requests(&backend);
         let mut run = EvalRun::open(&home).expect("the run");
         let submitted =
@@ -224,13 +224,13 @@ fn a_killed_submission_can_be_continued(place: Place) {
     });
 }
 
-fn concurrent_runs_collect_their_own_results_only(place: Place) {
-    let effects = place.file("effects").display().to_string();
+fn concurrent_runs_collect_their_own_results_only(shared: SharedBackend) {
+    let effects = shared.file("effects").display().to_string();
     let _workers: Vec<_> =
-        (0..2).map(|_| Child::start("processes::working", &place.url, &effects)).collect();
-    let homes = [place.file("one"), place.file("two")];
+        (0..2).map(|_| Child::start("processes::working", &shared.url, &effects)).collect();
+    let homes = [shared.file("one"), shared.file("two")];
     on_threads(async {
-        let backend = open(&place.url).await;
+        let backend = open(&shared.url).await;
         let requests = requests(&backend);
         let mut runs = homes.each_ref().map(|home| EvalRun::create(home).expect("a run"));
         for run in &mut runs {
