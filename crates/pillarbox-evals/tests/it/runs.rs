@@ -120,7 +120,7 @@ async fn an_evaluator_sees_the_steps_of_the_adapter_and_a_report_shows_them() {
         n
     };
     let once = |_: &i64, _: &i64, session: &Session| {
-        assert!(session.latency.conditionme() && session.experiment == "frugal");
+        assert!(session.latency.is_some() && session.experiment == "frugal");
         assert_eq!(session.budget.get("searches"), Some(1));
         match session.steps_of("search").count() {
             0 | 1 => Score::pass(),
