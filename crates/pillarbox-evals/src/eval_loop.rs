@@ -6,12 +6,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use pillarbox_core::{BoxFuture, Error, Result};
+use pillarbox_runtime::dead_letters::DlqPolicy;
+use pillarbox_runtime::loops::{
+    Adapter, AdapterService, LoopCall, MainLoop, MainLoopRequest, MainLoopResult,
+};
+use pillarbox_runtime::stats::StatsSnapshot;
 use pillarbox_runtime::tower::util::BoxCloneSyncService;
 use pillarbox_runtime::tower::{Service, ServiceExt};
-use pillarbox_runtime::{
-    Adapter, AdapterService, BoxError, Control, DlqPolicy, LoopCall, MainLoop, MainLoopRequest,
-    MainLoopResult, Runnable, StatsSnapshot, Worker,
-};
+use pillarbox_runtime::{BoxError, Control, Runnable, Worker};
 use serde::Serialize;
 
 use crate::evaluator::{BoxEvaluator, Case, IntoEvaluator, Session};
@@ -27,7 +29,8 @@ use crate::steps::{StepRecorder, milliseconds};
 ///     Collect, Dataset, EvalLoop, EvalRequests, EvalRun, Experiment, Sample, collect_results, exact_match,
 ///     submit_dataset,
 /// };
-/// use pillarbox_runtime::{MainLoop, MainLoopRequest, MainLoopResult, Runnable};
+/// use pillarbox_runtime::Runnable;
+/// use pillarbox_runtime::loops::{MainLoop, MainLoopRequest, MainLoopResult};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let backend = Mailboxes::new(MemoryBackend::new());

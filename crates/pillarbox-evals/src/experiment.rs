@@ -1,6 +1,6 @@
 //! Experiments: variants to compare.
 
-use pillarbox_runtime::{Budget, Resources};
+use pillarbox_runtime::loops::{Budget, Resources};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
@@ -8,7 +8,7 @@ use crate::EvalError;
 /// A variant of what is evaluated. Every sample of a run is processed once per experiment.
 ///
 /// Its settings are sent with the requests, and the adapter reads them from
-/// [`Run::resources`](pillarbox_runtime::Run::resources) and [`Run::budget`](pillarbox_runtime::Run::budget), as for
+/// [`Run::resources`](pillarbox_runtime::loops::Run::resources) and [`Run::budget`](pillarbox_runtime::loops::Run::budget), as for
 /// any other request.
 ///
 /// ```

@@ -1,7 +1,7 @@
 //! Messages between submitter, workers and collector.
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{MainLoopRequest, MainLoopResult};
+use pillarbox_runtime::loops::{MainLoopRequest, MainLoopResult};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

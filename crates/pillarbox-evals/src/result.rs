@@ -1,7 +1,7 @@
 //! Results of samples.
 
 use pillarbox_core::Timestamp;
-use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
+use pillarbox_runtime::loops::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 

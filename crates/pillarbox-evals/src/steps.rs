@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use pillarbox_core::internal::lock;
-use pillarbox_runtime::Run;
+use pillarbox_runtime::loops::Run;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of steps that are kept of a run.
@@ -36,7 +36,7 @@ pub trait RecordSteps {
     ///
     /// ```
     /// use pillarbox_evals::RecordSteps;
-    /// use pillarbox_runtime::Run;
+    /// use pillarbox_runtime::loops::Run;
     ///
     /// async fn answer(question: String, run: Run) -> String {
     ///     run.step("search", serde_json::json!({ "query": question }));

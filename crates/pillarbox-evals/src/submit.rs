@@ -1,7 +1,7 @@
 //! Submission of samples.
 
 use pillarbox_core::{Error, Mailbox};
-use pillarbox_runtime::{MainLoopRequest, MainLoopResult};
+use pillarbox_runtime::loops::{MainLoopRequest, MainLoopResult};
 use serde::Serialize;
 
 use crate::dataset::{Dataset, Sample};

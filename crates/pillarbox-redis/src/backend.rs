@@ -12,7 +12,7 @@ use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 
 use crate::capabilities::{CAPABILITIES, PARTITIONED_CAPABILITIES};
-use crate::context::{Context, REGISTRY_ROUTE};
+use crate::context::{BackendContext, REGISTRY_ROUTE};
 use crate::diagnose;
 use crate::failure::Failure;
 use crate::format::{Keys, REGISTRY};
@@ -92,17 +92,17 @@ impl RedisBackend {
     fn new(client: RetryingClient) -> Result<Self> {
         let runtime =
             Handle::try_current().map_err(|error| Error::connection(None, "open", error))?;
-        Ok(Self { queues: Arc::new(OpenQueues::new(Context::new(client, runtime))) })
+        Ok(Self { queues: Arc::new(OpenQueues::new(BackendContext::new(client, runtime))) })
     }
 
-    fn context(&self) -> &Arc<Context> {
+    fn context(&self) -> &Arc<BackendContext> {
         &self.queues.context
     }
 
     /// Returns the queues on the list that exist. Those that do not, and were not used for long, are
     /// removed from it.
     async fn registered_queues(&self) -> Result<Vec<QueueName>, Failure> {
-        let Context { client, gate, .. } = &**self.context();
+        let BackendContext { client, gate, .. } = &**self.context();
         let now: f64 = client.query(gate, *REGISTRY_ROUTE, &redis::cmd("TIME")).await?.parsed()?;
         let mut list = redis::cmd("ZRANGE");
         list.arg(REGISTRY).arg(0).arg(-1).arg("WITHSCORES");

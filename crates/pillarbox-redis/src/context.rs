@@ -24,7 +24,7 @@ pub(crate) static REGISTRY_ROUTE: LazyLock<Route<'static>> =
     LazyLock::new(|| Route::Slot(slot(REGISTRY)));
 
 /// What all queues of a backend share.
-pub(crate) struct Context {
+pub(crate) struct BackendContext {
     pub(crate) client: Arc<RetryingClient>,
     pub(crate) confirmations: Confirmations,
     pub(crate) gate: Arc<Gate>,
@@ -42,7 +42,7 @@ pub(crate) struct Context {
 /// Time that closing waits for running operations.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Context {
+impl BackendContext {
     pub(crate) fn new(client: RetryingClient, runtime: Handle) -> Arc<Self> {
         let gate = Arc::new(Gate::new());
         let tasks = TaskTracker::new();
@@ -178,8 +178,11 @@ pub(crate) fn publish_problem() -> String {
 pub(crate) const PUBLISH_ADVICE: &str =
     "give the user the commands spublish and publish, and channels {queue:*";
 
-impl fmt::Debug for Context {
+impl fmt::Debug for BackendContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("client", &self.client).field("name", &self.name).finish()
+        f.debug_struct("BackendContext")
+            .field("client", &self.client)
+            .field("name", &self.name)
+            .finish()
     }
 }

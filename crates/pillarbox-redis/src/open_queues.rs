@@ -8,14 +8,14 @@ use futures_util::future::join_all;
 use pillarbox_core::internal::{Locked, lock};
 use pillarbox_core::{Error, QueueName, QueueOptions};
 
-use crate::context::Context;
+use crate::context::BackendContext;
 use crate::options::partitions_with_ttl;
 use crate::partitioned_queue::PartitionedQueue;
 
 /// Queues of a backend that have open handles.
 #[derive(Debug)]
 pub(crate) struct OpenQueues {
-    pub(crate) context: Arc<Context>,
+    pub(crate) context: Arc<BackendContext>,
     queues: Mutex<BTreeMap<QueueName, OpenQueue>>,
 }
 
@@ -30,7 +30,7 @@ struct OpenQueue {
 }
 
 impl OpenQueues {
-    pub(crate) fn new(context: Arc<Context>) -> Self {
+    pub(crate) fn new(context: Arc<BackendContext>) -> Self {
         Self { context, queues: Mutex::default() }
     }
 

@@ -170,7 +170,7 @@ struct WaitingReceive<'a> {
     request: Receive,
 }
 
-impl waiting::Source for WaitingReceive<'_> {
+impl waiting::WaitedQueue for WaitingReceive<'_> {
     fn waiters(&self) -> &QueueWaiters {
         &self.queue.queue.state.waiters
     }

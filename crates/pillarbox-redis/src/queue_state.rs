@@ -9,7 +9,7 @@ use pillarbox_core::QueueName;
 use pillarbox_core::internal::{Locked, lock};
 use tokio::time::{Instant, timeout};
 
-use crate::context::Context;
+use crate::context::BackendContext;
 use crate::failure::Failure;
 use crate::format::Keys;
 use crate::layout::{Layout, PartitionNumber};
@@ -37,7 +37,7 @@ const REGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 /// What this process knows of one queue.
 pub(crate) struct QueueState {
     pub(crate) name: QueueName,
-    pub(crate) context: Arc<Context>,
+    pub(crate) context: Arc<BackendContext>,
     pub(crate) waiters: Arc<QueueWaiters>,
     layout: Mutex<KnownLayout>,
     /// Whether the layout is being read.
@@ -75,7 +75,7 @@ struct KnownLayout {
 }
 
 impl QueueState {
-    pub(crate) fn new(name: QueueName, context: Arc<Context>) -> Self {
+    pub(crate) fn new(name: QueueName, context: Arc<BackendContext>) -> Self {
         let waiters = Arc::new(QueueWaiters::new(context.waited_partitions.clone()));
         let layout = KnownLayout { layout: Layout::SINGLE, read: None, requested: 0, changes: 0 };
         Self {
@@ -227,7 +227,7 @@ impl QueueState {
         script: &Script,
         arguments: &[String],
     ) -> Result<ReplyReader, Failure> {
-        let Context { client, gate, .. } = &*self.context;
+        let BackendContext { client, gate, .. } = &*self.context;
         let keys = Keys::new(&self.name, 0);
         let reply = client.run(gate, Route::Slot(keys.slot), script, false, |command, _| {
             command.arg(5).arg(keys.partitions()).arg(&keys.types().map(|(key, _)| key));

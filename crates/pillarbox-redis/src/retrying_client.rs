@@ -13,7 +13,7 @@ use crate::failure::{Failure, Recovery, classify};
 use crate::options::Settings;
 use crate::reply::{Reply, ReplyReader};
 use crate::scripts::Script;
-use crate::servers::{CallError, Node, Route, Servers};
+use crate::servers::{Node, Route, Servers, TryError};
 
 /// Number of redirections that are followed without a delay. Two servers that redirect to each other have
 /// not agreed yet.
@@ -160,7 +160,7 @@ impl RetryingClient {
         };
         loop {
             let called = self.call_once(route, redirection.take(), &command(current)).await;
-            let (endpoint, CallError { error, is_sent, .. }) = match called {
+            let (endpoint, TryError { error, is_sent, .. }) = match called {
                 Ok(value) => return Ok(value),
                 Err(failed) => failed,
             };
@@ -234,12 +234,12 @@ impl RetryingClient {
         route: Route<'_>,
         redirection: Option<Redirection>,
         command: &Cmd,
-    ) -> Result<Value, (Arc<str>, CallError)> {
+    ) -> Result<Value, (Arc<str>, TryError)> {
         let (node, asking) = match redirection {
             Some(Redirection { node, asking }) => (node, asking),
             None => {
                 let node = self.servers.node(route).await;
-                (node.map_err(|error| (self.endpoint().clone(), CallError::unsent(error)))?, false)
+                (node.map_err(|error| (self.endpoint().clone(), TryError::unsent(error)))?, false)
             }
         };
         node.call(command, asking).await.map_err(|failed| {

@@ -13,7 +13,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::batcher::Executor;
 use crate::caller::Caller;
 use crate::confirmations::Confirmation;
-use crate::context::Context;
+use crate::context::BackendContext;
 use crate::failure::Failure;
 use crate::format::{IdText, Keys};
 use crate::layout::PartitionNumber;
@@ -56,7 +56,7 @@ impl ScriptRunner {
         Self { keys: Keys::new(&queue.name, number), queue, number, lost: Mutex::default() }
     }
 
-    pub(crate) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<BackendContext> {
         &self.queue.context
     }
 
@@ -89,7 +89,7 @@ impl ScriptRunner {
         record_ttl: Duration,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<Reply, Failure> {
-        let Context { client, gate, .. } = &**self.context();
+        let BackendContext { client, gate, .. } = &**self.context();
         let ttl = self.queue.ttl();
         let route = Route::Slot(self.keys.slot);
         let reply = client.run(gate, route, script, caller.has_unanswered, |command, again| {
@@ -118,7 +118,7 @@ impl ScriptRunner {
         arguments: impl Fn(&mut Cmd),
         has_effect: impl Fn(&Reply) -> bool,
     ) -> Result<Reply, Failure> {
-        let Context { client, gate, confirmations, .. } = &**self.context();
+        let BackendContext { client, gate, confirmations, .. } = &**self.context();
         let Some(Durability { replicas: wanted, timeout: within }) = client.settings.durability
         else {
             return self.run(script, caller, arguments).await;
@@ -157,7 +157,7 @@ impl ScriptRunner {
         self.queue.register_new().await?;
         if self.number > 0 {
             self.queue.enlist(self.number).await?;
-            let Context { client, gate, .. } = &**self.context();
+            let BackendContext { client, gate, .. } = &**self.context();
             let route = Route::Slot(self.keys.slot);
             let noted = client.run(gate, route, &scripts::ENLISTED, false, |command, _| {
                 command.arg(1).arg(&self.keys.meta);

@@ -11,18 +11,19 @@ use futures_util::future::Map;
 use pillarbox_core::BoxFuture;
 use tower::Service;
 
-use crate::lease::Heartbeat;
-use crate::outcome::{BoxError, Failure, IntoOutcome, Outcome};
+pub use crate::lease::Heartbeat;
+pub use crate::outcome::IntoOutcome;
+use crate::outcome::{BoxError, Failure, Outcome};
 use crate::producer::ProducerHandle;
-use crate::request::{
-    Attempt, Context, Metadata, Replies, ResolveReplies, ServiceRequest, WorkerId,
-};
+pub use crate::request::{Attempt, Context, Metadata, Received, Replies, WorkerId};
+use crate::request::{ResolveReplies, ServiceRequest};
 
 /// A function that handles messages: takes the body, then up to six arguments that implement [`FromRequest`], in
 /// any order.
 ///
 /// ```
-/// use pillarbox_runtime::{Context, Heartbeat, Metadata, Outcome};
+/// use pillarbox_runtime::Outcome;
+/// use pillarbox_runtime::handler::{Context, Heartbeat, Metadata};
 /// # struct Shop;
 /// # #[derive(serde::Serialize, serde::Deserialize)] struct Order;
 ///

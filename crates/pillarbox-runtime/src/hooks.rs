@@ -18,7 +18,7 @@ use crate::verdict::Disposition;
 /// An attempt at a message that failed, as [`Worker::on_failure`](crate::Worker::on_failure) reports it.
 ///
 /// It is reported after the decision what becomes of the message. A dead-letter policy decides by a
-/// [`FailedDelivery`](crate::FailedDelivery).
+/// [`FailedDelivery`](crate::dead_letters::FailedDelivery).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FailedAttempt {

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 /// [`lost`](Self::lost) beside its work.
 ///
 /// ```
-/// use pillarbox_runtime::Heartbeat;
+/// use pillarbox_runtime::handler::Heartbeat;
 ///
 /// # struct Film; impl Film { fn frames(&self) -> u32 { 3 } async fn render(&self, _: u32) {} }
 /// async fn encode(film: Film, heartbeat: Heartbeat) -> Result<(), &'static str> {

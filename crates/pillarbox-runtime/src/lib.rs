@@ -10,17 +10,17 @@
 //! |---|---|
 //! | getting started, and every option | [`Worker`] |
 //! | ways to run a worker | [`Runnable`] |
-//! | arguments and return values of handlers | [`Handler`], [`FromRequest`], [`Outcome`] |
+//! | arguments and return values of handlers | [`handler`], [`Outcome`] |
 //! | several kinds of message in a mailbox | [`Router`] |
-//! | pausing, stopping, statistics, events | [`Control`], [`StatsSnapshot`], [`Event`] |
+//! | pausing, stopping, statistics, events | [`Control`], [`stats`], [`Event`] |
 //! | hooks for every failure and dead letter | [`Worker::on_failure`], [`Worker::on_dead_letter`] |
-//! | long work | [`Heartbeat`] |
-//! | middleware | [`Worker::layer`], [`ServiceRequest`], [`build_service_stack`] |
+//! | long work | [`Heartbeat`](handler::Heartbeat) |
+//! | middleware | [`Worker::layer`], [`service`] |
 //! | retries | [`Backoff`] |
-//! | dead letters: policy, content, handling | [`DlqPolicy`], [`DeadLetter`], [`DlqConsumer`], [`Dlq`] |
-//! | several loops in a process: signals, health, a watchdog | [`LoopGroup`], [`Task`] |
-//! | requests and replies | [`MainLoop`], [`Client`] |
-//! | traces | [`TraceContext`], [`Tracer`] |
+//! | dead letters: policy, content, handling | [`dead_letters`], [`DlqConsumer`] |
+//! | several loops in a process: signals, health, a watchdog | [`group`] |
+//! | requests and replies | [`loops`] |
+//! | traces | [`trace`] |
 //!
 //! Metrics go to the recorder that the program installs for the `metrics` crate, logs and spans to its `tracing`
 //! subscriber.
@@ -30,19 +30,19 @@ mod attributes;
 mod backoff;
 mod batch_results;
 mod control;
-mod dead_letters;
+pub mod dead_letters;
 mod delivery_event;
 mod desired_state;
 mod dispatcher;
 mod dlq_consumer;
 mod driver;
 mod event;
-mod group;
-mod handler;
+pub mod group;
+pub mod handler;
 mod hooks;
 mod lease;
 mod log;
-mod loops;
+pub mod loops;
 mod mailbox_service;
 mod metrics;
 mod outcome;
@@ -53,10 +53,10 @@ mod retry_policy;
 mod router;
 mod runnable;
 mod running;
+pub mod service;
 mod signals;
-mod stack;
-mod stats;
-mod trace;
+pub mod stats;
+pub mod trace;
 mod until_empty;
 mod verdict;
 mod worker;
@@ -67,36 +67,12 @@ pub use tower;
 
 pub use backoff::Backoff;
 pub use control::Control;
-pub use dead_letters::{
-    Classify, DeadLetter, DeadLetterCodec, DeadLetterInfo, Decide, Decision, Dlq, DlqHealth,
-    DlqLimits, DlqPolicy, DlqStatus, ErrorClass, ErrorGroup, FailedDelivery, Pass, PassFailed,
-    PassReport, PeekedDeadLetter, Summary,
-};
 pub use dlq_consumer::{DlqAction, DlqConsumer, IntoDlqAction};
 pub use event::{About, Event, Events};
-#[cfg(feature = "health")]
-pub use group::PrometheusHandle;
-pub use group::{
-    DeadLettersHealth, DlqDepth, GroupControl, GroupError, GroupReport, GroupStatus, LoopGroup,
-    LoopHealth, LoopReport, LoopState, Readiness, Restart, RunningGroup, StopSignal, Stuck, Task,
-};
-pub use handler::{FromRequest, Handler, HandlerService, Parts};
 pub use hooks::FailedAttempt;
-pub use lease::Heartbeat;
-pub use loops::{
-    Adapter, AdapterService, Budget, CallError, Client, Extensions, IntoOutput, LoopCall, MainLoop,
-    MainLoopRequest, MainLoopResult, NotRegistered, RemoteError, RemoteErrorKind, Resources, Run,
-    Submission, Swept, sweep_replies,
-};
-pub use outcome::{BoxError, Failure, FailureKind, IntoOutcome, Outcome};
+pub use outcome::{BoxError, Failure, FailureKind, Outcome};
 pub use producer::ProducerHandle;
-pub use request::{Attempt, Context, Metadata, Received, Replies, ServiceRequest, WorkerId};
 pub use router::Router;
-pub use runnable::{LoopFailure, Runnable};
+pub use runnable::Runnable;
 pub use running::Running;
-pub use stack::{ServiceStack, ServiceStackOptions, build_service_stack};
-pub use stats::{Latency, MailboxStats, State, StatsSnapshot, WorkerStats};
-pub use trace::{InvalidTraceparent, Kinship, TraceContext, Tracer};
-/// The id of requests.
-pub use uuid::Uuid;
 pub use worker::{NoHandler, Ready, ReadyWorker, Worker};

@@ -11,7 +11,7 @@ use crate::lease::Heartbeat;
 use crate::outcome::{BoxError, Failure, FailureKind, Outcome};
 use crate::producer::{ProducerHandle, SendChannel};
 use crate::request::{Context, Metadata, Received, ServiceRequest, WorkerId};
-use crate::stack::ServiceStack;
+use crate::service::ServiceStack;
 use crate::trace::TraceContext;
 
 /// A delivery before its body is decoded.

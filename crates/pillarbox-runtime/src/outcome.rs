@@ -61,14 +61,15 @@ impl Outcome {
     }
 
     /// The work is done, and the handler has acknowledged the message itself: by its
-    /// [`Metadata`](crate::Metadata), in its own transaction, which is committed. The runtime settles nothing. If
+    /// [`Metadata`](crate::handler::Metadata), in its own transaction, which is committed. The runtime settles nothing. If
     /// the transaction was rolled back after all, the message comes back when its lease expires. A handler that
     /// returns this without having acknowledged has failed.
     ///
     /// ```
     /// use std::path::PathBuf;
     /// use pillarbox_core::{Mailbox, Mailboxes};
-    /// use pillarbox_runtime::{BoxError, Context, Metadata, Outcome, Runnable, Worker};
+    /// use pillarbox_runtime::{BoxError, Outcome, Runnable, Worker};
+    /// use pillarbox_runtime::handler::{Context, Metadata};
     /// use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
     /// use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction};
     ///
@@ -166,7 +167,7 @@ where
 /// | `Result<_, E>` with `E` | [`is`](Self::is) and [`downcast_ref`](Self::downcast_ref) | [`type_name`](Self::type_name) |
 /// |---|---|---|
 /// | a concrete error type | exact | exact |
-/// | `Box<dyn Error + Send + Sync>` | exact | exact for types that a [policy](crate::DlqPolicy) names and for some of the standard library |
+/// | `Box<dyn Error + Send + Sync>` | exact | exact for types that a [policy](crate::dead_letters::DlqPolicy) names and for some of the standard library |
 /// | `anyhow::Error`, with the feature `anyhow` | exact, including errors under a `context` | the same |
 /// | `anyhow::Error` without it, `eyre::Report` and the like | errors under a context only | that of the report |
 /// | `String`, `&str` | never | that of the text |

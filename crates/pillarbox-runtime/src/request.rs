@@ -127,7 +127,7 @@ impl Metadata {
     /// now to a queue called `detached`, and delivered for the first time.
     ///
     /// ```
-    /// use pillarbox_runtime::Metadata;
+    /// use pillarbox_runtime::handler::Metadata;
     ///
     /// async fn greet(name: String, about: Metadata) -> String {
     ///     format!("{name}, delivery {}", about.delivery_count())
@@ -150,7 +150,7 @@ impl Metadata {
     ///
     /// ```
     /// use pillarbox_core::{MessageId, RawMessage, Timestamp};
-    /// use pillarbox_runtime::Metadata;
+    /// use pillarbox_runtime::handler::Metadata;
     ///
     /// # fn main() -> pillarbox_core::Result<()> {
     /// let mut message = RawMessage::new(MessageId::new(), "{}", Timestamp::now());
@@ -175,7 +175,7 @@ impl Metadata {
     }
 
     /// Returns the id that it was first sent with. It differs from its [own](Self::id) if it was replayed from a
-    /// [dead letter](crate::DeadLetter): each replay is a message with its own id.
+    /// [dead letter](crate::dead_letters::DeadLetter): each replay is a message with its own id.
     pub fn original_id(&self) -> MessageId {
         original_id(&self.message)
     }
@@ -259,7 +259,7 @@ impl fmt::Debug for Metadata {
 /// argument:
 ///
 /// ```
-/// use pillarbox_runtime::Context;
+/// use pillarbox_runtime::handler::Context;
 ///
 /// struct Shop { open: bool }
 ///
@@ -304,7 +304,7 @@ impl fmt::Display for WorkerId {
 /// The reply address of a message. A handler takes it as an argument:
 ///
 /// ```
-/// use pillarbox_runtime::Replies;
+/// use pillarbox_runtime::handler::Replies;
 ///
 /// async fn double(n: u64, replies: Replies<u64>) -> pillarbox_core::Result<()> {
 ///     replies.mailbox()?.send(&(2 * n)).await.map(|_| ())

@@ -13,7 +13,7 @@ use crate::stats::StatsSnapshot;
 use crate::until_empty;
 
 /// Something that works until it is stopped: a [`Worker`](crate::Worker), and what is made of one, such as a
-/// [`MainLoop`](crate::MainLoop) or a [`DlqConsumer`](crate::DlqConsumer).
+/// [`MainLoop`](crate::loops::MainLoop) or a [`DlqConsumer`](crate::DlqConsumer).
 ///
 /// A program chooses how it runs:
 ///
@@ -25,8 +25,8 @@ use crate::until_empty;
 /// | [`run_iterations`](Self::run_iterations) | a number of messages was handled | left alone |
 /// | [`start`](Self::start) | it is stopped, in a task of its own | left alone |
 ///
-/// A [`LoopGroup`](crate::LoopGroup) runs several side by side. For other work of a program, such as an HTTP
-/// server, there is [`Task`](crate::Task).
+/// A [`LoopGroup`](crate::group::LoopGroup) runs several side by side. For other work of a program, such as an HTTP
+/// server, there is [`Task`](crate::group::Task).
 pub trait Runnable: Sized + Send + 'static {
     /// The error with which it fails.
     type Error: From<Error> + Into<LoopFailure> + Send + 'static;
@@ -119,7 +119,8 @@ pub trait Runnable: Sized + Send + 'static {
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::{DeadLetter, DlqAction, DlqConsumer, DlqPolicy, Outcome, Runnable, Worker};
+    /// # use pillarbox_runtime::{DlqAction, DlqConsumer, Outcome, Runnable, Worker};
+    /// # use pillarbox_runtime::dead_letters::{DeadLetter, DlqPolicy};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
     /// # let backend = Mailboxes::new(MemoryBackend::new());
     /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;
@@ -168,14 +169,14 @@ async fn run_until_none<R: Runnable>(
     Ok(stats)
 }
 
-/// The reason why a [`Runnable`] of a [`LoopGroup`](crate::LoopGroup) failed.
+/// The reason why a [`Runnable`] of a [`LoopGroup`](crate::group::LoopGroup) failed.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoopFailure {
     /// It ended with an error.
     #[error(transparent)]
     Error(#[from] Error),
-    /// It is a [`Task`](crate::Task) and ended with this error.
+    /// It is a [`Task`](crate::group::Task) and ended with this error.
     #[error("it ended with an error: {0}")]
     Task(#[source] Arc<dyn StdError + Send + Sync>),
     /// It panicked with this message.

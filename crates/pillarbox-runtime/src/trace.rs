@@ -18,7 +18,7 @@ const TRACESTATE: &str = "tracestate";
 ///
 /// ```
 /// use pillarbox_core::SendOptions;
-/// use pillarbox_runtime::TraceContext;
+/// use pillarbox_runtime::trace::TraceContext;
 ///
 /// let context: TraceContext = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".parse().unwrap();
 /// assert_eq!(context.trace_id(), "0af7651916cd43dd8448eb211c80319c");

@@ -9,8 +9,7 @@ use rusqlite::TransactionBehavior;
 use crate::checkpoint;
 use crate::connection::{BUSY_TIMEOUT, open_to_read, open_to_write};
 use crate::database_files::DatabaseFiles;
-use crate::failure::Failure;
-use crate::failure::is_damage;
+use crate::failure::{Failure, is_damage};
 use crate::file::OpenDatabase;
 use crate::options::{SqliteOptions, Synchronous};
 use crate::schema;
@@ -26,102 +25,8 @@ const NEARLY_FULL_DISK: u64 = 64 << 20;
 /// Unused space in the file below which no warning is given.
 const MUCH_UNUSED: u64 = 64 << 20;
 
-/// Rebuilds the other tables from the messages themselves. Each step relies on those before it; no step deletes a
-/// message. The keys of a queue start at `queue << 45`, so each step reads the rows of one queue and no others.
-const REPAIRS: &str = "
-    -- A message belongs to the queue in its key. A queue without a row gets one.
-    UPDATE OR IGNORE pillarbox_message SET queue = key >> 45 WHERE queue <> key >> 45;
-    INSERT INTO pillarbox_queue
-        (queue, name, next_place, cursor, next_timer, total, in_flight, delayed, requeued, sent)
-        SELECT DISTINCT key >> 45, 'recovered-' || lower(hex(randomblob(4))), 1, 0, 1, 0, 0, 0, 0, 0
-        FROM (SELECT DISTINCT key >> 45 << 45 AS key FROM pillarbox_message)
-        WHERE key >> 45 NOT IN (SELECT queue FROM pillarbox_queue);
-
-    -- Unreadable values are replaced by readable ones, and invalid names of queues by valid ones.
-    UPDATE pillarbox_message SET id = randomblob(16) WHERE length(id) <> 16;
-    UPDATE pillarbox_message SET attributes = json_object('unreadable', CAST(attributes AS TEXT))
-        WHERE attributes IS NOT NULL AND CASE WHEN json_valid(attributes)
-            THEN json_type(attributes) <> 'object' ELSE TRUE END;
-    UPDATE pillarbox_queue SET name = 'recovered-' || lower(hex(randomblob(4)))
-        WHERE name GLOB '*[^A-Za-z0-9_.:/-]*' OR length(name) NOT BETWEEN 1 AND 80;
-
-    -- A message is either in flight or delayed, or ready again once in its own queue.
-    DELETE FROM pillarbox_timer WHERE key NOT IN (SELECT key FROM pillarbox_message);
-    DELETE FROM pillarbox_requeued
-        WHERE message NOT IN (SELECT key FROM pillarbox_message)
-        OR message IN (SELECT key FROM pillarbox_timer)
-        OR key >> 45 <> message >> 45;
-    DELETE FROM pillarbox_requeued
-        WHERE key NOT IN (SELECT min(key) FROM pillarbox_requeued GROUP BY message);
-
-    -- Delivered messages are not past the cursor.
-    UPDATE pillarbox_queue AS q SET cursor = max(cursor, coalesce((
-        SELECT max(m.key & 0xFFFFFFFFFFF) FROM pillarbox_message AS m
-            WHERE m.key BETWEEN q.queue << 45 AND (q.queue << 45) + 0xFFFFFFFFFFF
-            AND (m.key IN (SELECT key FROM pillarbox_timer)
-                OR m.key IN (SELECT message FROM pillarbox_requeued))), 0));
-
-    -- New places come after all that are or were used; new timers after all existing ones.
-    UPDATE pillarbox_queue AS q SET
-        next_place = 1 + max(next_place - 1, cursor,
-            coalesce((SELECT max(key & 0xFFFFFFFFFFF) FROM pillarbox_message
-                WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF), 0),
-            coalesce((SELECT max(place) FROM pillarbox_timer
-                WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF), 0),
-            coalesce((SELECT max(key & 0xFFFFFFFFFFF) FROM pillarbox_requeued
-                WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF), 0)),
-        next_timer = 1 + max(next_timer - 1,
-            coalesce((SELECT max(timer) FROM pillarbox_timer
-                WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF), 0));
-
-    -- Messages that no receive can find become ready, after all others.
-    CREATE TEMP TABLE stranded AS
-        SELECT m.key AS key, q.queue AS queue, 1 - (m.key >> 44 & 1) AS deliveries,
-            row_number() OVER (PARTITION BY q.queue ORDER BY m.key & 0xFFFFFFFFFFF) - 1 AS after
-        FROM pillarbox_message AS m
-        JOIN pillarbox_queue AS q ON q.queue = m.key >> 45 AND q.name IS NOT NULL
-        WHERE (m.key >> 44 & 1 = 1 OR m.key & 0xFFFFFFFFFFF <= q.cursor)
-        AND m.key NOT IN (SELECT key FROM pillarbox_timer)
-        AND m.key NOT IN (SELECT message FROM pillarbox_requeued);
-    INSERT INTO pillarbox_requeued (key, message, deliveries)
-        SELECT (s.queue << 45) + q.next_place + s.after, s.key, s.deliveries
-        FROM stranded AS s JOIN pillarbox_queue AS q USING (queue);
-    UPDATE pillarbox_queue AS q SET next_place = next_place + s.number
-        FROM (SELECT queue, count(*) AS number FROM stranded GROUP BY queue) AS s
-        WHERE s.queue = q.queue;
-    DROP TABLE stranded;
-
-    -- Unsettled and uncounted deliveries do not exceed those that have ended.
-    UPDATE pillarbox_timer
-        SET unsettled = max(0, min(unsettled, deliveries - (nonce IS NOT NULL)))
-        WHERE unsettled < 0 OR unsettled > deliveries - (nonce IS NOT NULL);
-    UPDATE pillarbox_timer
-        SET uncounted = max(0, min(uncounted, deliveries - (nonce IS NOT NULL) - unsettled))
-        WHERE uncounted < 0 OR uncounted > deliveries - (nonce IS NOT NULL) - unsettled;
-    UPDATE pillarbox_requeued SET unsettled = max(0, min(unsettled, deliveries))
-        WHERE unsettled < 0 OR unsettled > deliveries;
-    UPDATE pillarbox_requeued SET uncounted = max(0, min(uncounted, deliveries - unsettled))
-        WHERE uncounted < 0 OR uncounted > deliveries - unsettled;
-
-    -- Every timer is in the range of its bucket.
-    DELETE FROM pillarbox_expiry;
-    INSERT INTO pillarbox_expiry (queue, bucket, lo, hi)
-        SELECT key >> 45, due_at / 100000000, min(key), max(key)
-        FROM pillarbox_timer GROUP BY 1, 2;
-
-    -- Counts match the rows.
-    UPDATE pillarbox_queue AS q SET
-        total = (SELECT count(*) FROM pillarbox_message
-            WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF),
-        in_flight = (SELECT count(nonce) FROM pillarbox_timer
-            WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF),
-        delayed = (SELECT count(*) - count(nonce) FROM pillarbox_timer
-            WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF),
-        requeued = (SELECT count(*) FROM pillarbox_requeued
-            WHERE key BETWEEN q.queue << 45 AND (q.queue << 45) + 0x1FFFFFFFFFFF)
-        WHERE name IS NOT NULL;
-    UPDATE pillarbox_queue SET sent = max(sent, total) WHERE name IS NOT NULL;
-";
+/// Rebuilds the other tables from the messages.
+const REPAIRS: &str = include_str!("repair.sql");
 
 /// Returns the diagnosis of queues in memory.
 pub(crate) fn in_memory() -> Diagnosis {
@@ -402,13 +307,12 @@ fn size_of(bytes: u64) -> String {
 mod tests {
     use std::collections::HashSet;
     use std::fs;
-
-    use pillarbox_core::{
-        Backend, Mailbox, Mailboxes, Outgoing, QueueOptions, Receive, SendOptions,
-    };
+    use std::path::PathBuf;
     use std::time::Duration;
 
+    use pillarbox_core::{Mailbox, Mailboxes, Outgoing, QueueOptions, Receive, SendOptions};
     use rusqlite::Connection;
+    use tempfile::TempDir;
 
     use super::*;
     use crate::SqliteBackend;
@@ -445,9 +349,19 @@ mod tests {
         "UPDATE pillarbox_timer SET uncounted = -7; UPDATE pillarbox_requeued SET uncounted = 7",
     ];
 
+    fn directory() -> (TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("jobs.db");
+        (directory, path)
+    }
+
+    async fn open(path: &Path) -> Mailboxes {
+        Mailboxes::new(SqliteBackend::open(SqliteOptions::new(path)).await.unwrap())
+    }
+
     /// Creates a database with messages 1 to 9 in every state: in flight, ready again, delayed, never delivered.
     async fn create_database(path: &Path) {
-        let backend = Mailboxes::new(SqliteBackend::open(SqliteOptions::new(path)).await.unwrap());
+        let backend = open(path).await;
         let queue: Mailbox<u32> = backend.mailbox("q").unwrap();
         queue.send_batch(&[1, 2, 3, 4]).await.unwrap().all().unwrap();
         let hour = Duration::from_secs(3600);
@@ -463,14 +377,12 @@ mod tests {
     #[tokio::test]
     async fn a_repair_makes_the_tables_consistent_and_loses_nothing() {
         for damage in DAMAGES {
-            let directory = tempfile::tempdir().unwrap();
-            let path = directory.path().join("repair.db");
+            let (_directory, path) = directory();
             create_database(&path).await;
             Connection::open(&path).unwrap().execute_batch(damage).unwrap();
             assert!(!verify::find_problems(&path).unwrap().is_empty(), "{damage}");
 
-            let backend =
-                Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap());
+            let backend = open(&path).await;
             // The writer caches the queue before the repair.
             let known: Mailbox<u32> = backend.mailbox("q").unwrap();
             // It fails if a table is missing.
@@ -508,8 +420,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_intact_file_is_diagnosed_with_its_promise() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("sound.db");
+        let (_directory, path) = directory();
         create_database(&path).await;
         let options = SqliteOptions::new(&path).synchronous(Synchronous::Normal);
         let backend = Mailboxes::new(SqliteBackend::open(options).await.unwrap());
@@ -522,8 +433,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_damaged_index_is_rebuilt() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("index.db");
+        let (_directory, path) = directory();
         create_database(&path).await;
         let connection = Connection::open(&path).unwrap();
         // An index that does not match its table, as a bad disk would leave it.
@@ -535,7 +445,7 @@ mod tests {
             )
             .unwrap();
         drop(connection);
-        let backend = SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap();
+        let backend = open(&path).await;
         let before = backend.diagnose(false).await.unwrap();
         assert!(before.problems().count() > 0, "{before:?}");
         let after = backend.diagnose(true).await.unwrap();
@@ -545,8 +455,7 @@ mod tests {
 
     #[tokio::test]
     async fn damaged_pages_are_reported_as_beyond_repair() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("pages.db");
+        let (_directory, path) = directory();
         create_database(&path).await;
         // The root page of the messages, as a bad disk would leave it.
         let root: u64 = Connection::open(&path)
@@ -561,7 +470,7 @@ mod tests {
         let start = (root as usize - 1) * 4096;
         bytes[start..start + 4096].fill(0x5a);
         fs::write(&path, bytes).unwrap();
-        let backend = SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap();
+        let backend = open(&path).await;
         let diagnosis = backend.diagnose(true).await.unwrap();
         let problem = diagnosis.problems().next().unwrap();
         assert_eq!(problem.repair, Repair::Manual);
@@ -571,9 +480,8 @@ mod tests {
     /// A repair takes linear time.
     #[tokio::test]
     async fn a_large_file_is_repaired_without_keeping_others_waiting() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("large.db");
-        let backend = Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap());
+        let (_directory, path) = directory();
+        let backend = open(&path).await;
         for number in 0..200 {
             let queue: Mailbox<u32> = backend.mailbox(format!("q{number}")).unwrap();
             let bodies: Vec<u32> = (0..200).collect();
@@ -598,9 +506,8 @@ mod tests {
     /// Purged messages stay deleted, and running leases can be settled.
     #[tokio::test]
     async fn a_repair_restores_no_purged_message_and_ends_no_lease() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("purged.db");
-        let backend = Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap());
+        let (_directory, path) = directory();
+        let backend = open(&path).await;
         let queue: Mailbox<u32> = backend.mailbox("q").unwrap();
         queue.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
         let held = queue.receive(Receive::one()).await.unwrap().into_iter().next().unwrap();
@@ -623,9 +530,8 @@ mod tests {
     /// A log keeps its length until it is restarted.
     #[tokio::test]
     async fn a_reader_is_blamed_for_a_long_log_while_it_reads_and_not_afterwards() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("long.db");
-        let backend = Mailboxes::new(SqliteBackend::open(SqliteOptions::new(&path)).await.unwrap());
+        let (_directory, path) = directory();
+        let backend = open(&path).await;
         let queue = backend.queue("q", QueueOptions::new()).unwrap();
         queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();
         let reader = Connection::open(&path).unwrap();
@@ -638,7 +544,7 @@ mod tests {
         assert_eq!(blamed.len(), 1, "{blamed:?}");
         assert!(blamed[0].advice.contains("end its transaction"), "{blamed:?}");
         reader.execute_batch("COMMIT").unwrap();
-        let log = fs::metadata(directory.path().join("long.db-wal")).unwrap().len();
+        let log = fs::metadata(path.with_file_name("jobs.db-wal")).unwrap().len();
         assert!(log > LONG_LOG, "{log}");
         assert_eq!(backend.diagnose(false).await.unwrap().findings, []);
         queue.send(vec![Outgoing::new("x")]).await.unwrap().remove(0).unwrap();

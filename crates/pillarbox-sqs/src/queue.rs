@@ -96,33 +96,24 @@ impl SqsQueue {
         while !rest.is_empty() {
             let (chunk, others) = rest.split_at(fitting(rest, max));
             rest = others;
-            // Later messages would overtake one that was not stored.
-            if let Some(failure) = stopped.as_ref().filter(|_| self.kind == Kind::Fifo) {
-                for (index, encoded) in chunk {
-                    let failure = failure.clone();
-                    results[*index] = Err(self.send_error(failure, encoded.id));
-                }
-                continue;
-            }
-            match self.send_chunk(chunk).await {
-                Ok(sent) => {
-                    for ((index, encoded), result) in chunk.iter().zip(sent) {
-                        if let Err(failure) = result {
-                            stopped.get_or_insert_with(|| failure.clone());
-                            let error = self.send_error(failure, encoded.id);
-                            results[*index] = Err(error);
-                        }
-                    }
-                }
+            let sent = match &stopped {
+                // Later messages would overtake one that was not stored.
+                Some(failure) if self.kind == Kind::Fifo => Err(failure.clone()),
+                _ => self.send_chunk(chunk).await,
+            };
+            let sent = match sent {
+                Ok(sent) => sent,
                 Err(failure) if all_valid && chunk.len() == valid.len() => {
                     return Err(self.failed("send")(failure));
                 }
-                Err(failure) => {
-                    for (index, encoded) in chunk {
-                        let failure = failure.clone();
-                        results[*index] = Err(self.send_error(failure, encoded.id));
-                    }
-                    stopped.get_or_insert(failure);
+                Err(failure) => vec![Err(failure); chunk.len()],
+            };
+            for ((index, encoded), result) in chunk.iter().zip(sent) {
+                if let Err(failure) = result {
+                    stopped.get_or_insert_with(|| failure.clone());
+                    let error =
+                        failure.into_message_error(&self.error_context(), "send", encoded.id);
+                    results[*index] = Err(error);
                 }
             }
         }
@@ -154,10 +145,6 @@ impl SqsQueue {
             Some(max_size) => Ok(max_size.saturating_sub(self.count("send").await?.total())),
             None => Ok(u64::MAX),
         }
-    }
-
-    fn send_error(&self, failure: Failure, id: MessageId) -> Error {
-        failure.into_message_error(&self.error_context(), "send", id)
     }
 
     fn full(&self, id: MessageId) -> Error {

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pillarbox::FailureKind;
+use pillarbox::dead_letters::DlqLimits;
 use pillarbox::prelude::*;
-use pillarbox::runtime::{DlqLimits, FailureKind};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -7,8 +7,9 @@
 //! return `anyhow::Result`, and the policy still sees the types of their errors.
 
 use anyhow::Context as _;
+use pillarbox::FailureKind;
+use pillarbox::dead_letters::{Classify, Decision, ErrorClass, FailedDelivery};
 use pillarbox::prelude::*;
-use pillarbox::runtime::{Classify, Decision, ErrorClass, FailedDelivery, FailureKind};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -103,6 +104,6 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn is_fraud(failure: &pillarbox::runtime::Failure) -> bool {
+fn is_fraud(failure: &pillarbox::Failure) -> bool {
     matches!(failure.downcast_ref(), Some(BankError::Fraud))
 }

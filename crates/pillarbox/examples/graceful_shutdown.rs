@@ -7,8 +7,9 @@
 
 use std::time::Instant;
 
+use pillarbox::Event;
+use pillarbox::handler::WorkerId;
 use pillarbox::prelude::*;
-use pillarbox::runtime::{Event, WorkerId};
 use serde::{Deserialize, Serialize};
 
 const JOBS: u64 = 20;

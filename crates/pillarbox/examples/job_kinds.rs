@@ -9,7 +9,8 @@
 //!   forgotten, but a kind that is not in the enum cannot be decoded and becomes a dead letter.
 
 use pillarbox::prelude::*;
-use pillarbox::runtime::{Event, Events, StatsSnapshot};
+use pillarbox::stats::StatsSnapshot;
+use pillarbox::{Event, Events};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
+use pillarbox::dead_letters::DlqLimits;
 use pillarbox::prelude::*;
-use pillarbox::runtime::DlqLimits;
 
 const JOBS: u64 = 40;
 

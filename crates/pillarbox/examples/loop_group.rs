@@ -8,8 +8,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use pillarbox::dead_letters::DlqLimits;
+use pillarbox::group::{GroupControl, Restart};
 use pillarbox::prelude::*;
-use pillarbox::runtime::{DlqLimits, GroupControl, Restart};
 use serde::{Deserialize, Serialize};
 
 const ORDERS: u64 = 30;

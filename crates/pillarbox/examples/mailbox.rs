@@ -8,8 +8,8 @@
 
 use std::time::Instant;
 
+use pillarbox::handler::{Attempt, WorkerId};
 use pillarbox::prelude::*;
-use pillarbox::runtime::{Attempt, WorkerId};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};

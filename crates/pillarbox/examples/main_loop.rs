@@ -5,8 +5,8 @@
 //! The loop has a live object, found by its type, and reads settings by name. The client makes single calls, handles
 //! failures, and submits many requests at once.
 
+use pillarbox::loops::{Budget, NotRegistered, RemoteErrorKind};
 use pillarbox::prelude::*;
-use pillarbox::runtime::{Budget, NotRegistered, RemoteErrorKind};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use pillarbox::BoxFuture;
 use pillarbox::prelude::*;
-use pillarbox::runtime::{ServiceRequest, ServiceStackOptions};
+use pillarbox::service::{ServiceRequest, ServiceStackOptions};
 use tower::limit::RateLimitLayer;
 use tower::{Layer, Service};
 

@@ -7,8 +7,8 @@
 
 use std::process::Command;
 
+use pillarbox::FailureKind;
 use pillarbox::prelude::*;
-use pillarbox::runtime::FailureKind;
 
 const ROLE: &str = "POISON_MESSAGE_WORKER";
 

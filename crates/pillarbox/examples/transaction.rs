@@ -5,8 +5,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use pillarbox::BoxError;
 use pillarbox::prelude::*;
-use pillarbox::runtime::BoxError;
 use pillarbox::sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox::sqlite::transaction;
 use serde::{Deserialize, Serialize};

@@ -37,7 +37,7 @@
 //!
 //! # Workers
 //!
-//! A [`runtime::Worker`] replaces a loop like the one above. It adds concurrency, leases that are extended while a
+//! A [`Worker`] replaces a loop like the one above. It adds concurrency, leases that are extended while a
 //! handler runs, retries, dead letters, and a graceful shutdown that loses nothing:
 //!
 //! ```no_run
@@ -70,7 +70,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `runtime` (default) | workers, dead letters, loops: the module [`runtime`] |
+//! | `runtime` (default) | workers: [`Worker`], [`dead_letters`], [`loops`], [`group`] |
 //! | `sqlite` (default) | the backend [`sqlite`], with transactional sends and acknowledgements |
 //! | `redis` | the backend `redis`, on a Redis or Valkey server |
 //! | `redis-tls` | TLS for `redis`, by rustls |
@@ -85,13 +85,28 @@ pub mod blocking;
 mod open;
 
 pub use open::{open, open_existing, url_forms};
-pub use pillarbox_core::*;
+#[cfg(feature = "msgpack")]
+pub use pillarbox_core::MessagePack;
+pub use pillarbox_core::{
+    Attributes, Backend, Batch, BatchResults, BodyEncoding, BoxFuture, Capabilities, Cause, Clock,
+    Codec, Counts, Cursor, Delivery, Diagnosis, Error, Fact, Factory, Finding, Json, Leased,
+    Mailbox, MailboxBuilder, MailboxResolver, Mailboxes, ManualClock, MemoryBackend, Message,
+    MessageId, MessageState, NoReplies, Outgoing, Partitions, Peek, PeekPage, Peeked, Queue,
+    QueueName, QueueOptions, Raw, RawMessage, ReadableBody, Receipt, Receive, Redrive, Registry,
+    RegistryThenFactory, Repair, Result, SendOptions, Sent, Settle, SettleAction, Severity,
+    SystemClock, Timestamp, Undecodable, clock, codec, events,
+};
 #[cfg(feature = "evals")]
 pub use pillarbox_evals as evals;
 #[cfg(feature = "redis")]
 pub use pillarbox_redis as redis;
 #[cfg(feature = "runtime")]
-pub use pillarbox_runtime as runtime;
+pub use pillarbox_runtime::{
+    About, Backoff, BoxError, Control, DlqAction, DlqConsumer, Event, Events, FailedAttempt,
+    Failure, FailureKind, IntoDlqAction, NoHandler, Outcome, ProducerHandle, Ready, ReadyWorker,
+    Router, Runnable, Running, Worker, dead_letters, group, handler, loops, service, stats, tower,
+    trace,
+};
 #[cfg(feature = "sqlite")]
 pub use pillarbox_sqlite as sqlite;
 #[cfg(feature = "sqs")]
@@ -107,9 +122,11 @@ pub mod prelude {
     };
     #[cfg(feature = "runtime")]
     pub use pillarbox_runtime::{
-        Attempt, Backoff, CallError, Client, Context, Control, DeadLetter, Dlq, DlqAction,
-        DlqConsumer, DlqPolicy, Event, Heartbeat, LoopGroup, MainLoop, MainLoopRequest,
-        MainLoopResult, Metadata, Outcome, ProducerHandle, ReadyWorker, Replies, Router, Run,
-        Runnable, Worker, WorkerId,
+        Backoff, Control, DlqAction, DlqConsumer, Event, Outcome, ProducerHandle, ReadyWorker,
+        Router, Runnable, Worker,
+        dead_letters::{DeadLetter, Dlq, DlqPolicy},
+        group::LoopGroup,
+        handler::{Attempt, Context, Heartbeat, Metadata, Replies, WorkerId},
+        loops::{CallError, Client, MainLoop, MainLoopRequest, MainLoopResult, Run},
     };
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
-use pillarbox::runtime::FailureKind;
+use pillarbox::FailureKind;
 use pillarbox::{MessageId, QueueName};
 
 use super::{at_least_one, duration};

@@ -33,7 +33,9 @@ pub(crate) async fn run(context: &mut Context, args: args::Partitions) -> Result
         }
         let removed = match held_in - sent_to {
             0 => String::new(),
-            more => format!(", and {more} removed that still have messages"),
+            more => {
+                format!(", and {more} removed ones that are received from until they are empty")
+            }
         };
         let partitions = text::count(sent_to.into(), "partition");
         context.out.line(&format!("{partitions}{removed}"))

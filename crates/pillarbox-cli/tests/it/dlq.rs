@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use crate::common::{
     DAY, HOUR, Place, eventually, finish, id, session, signal, time, until_it_listens,
 };
-use pillarbox::runtime::{DlqPolicy, Outcome, Runnable, Worker};
+use pillarbox::dead_letters::DlqPolicy;
 use pillarbox::{Mailbox, MessageId, SendOptions, Timestamp};
+use pillarbox::{Outcome, Runnable, Worker};
 use pillarbox_testing::server::RedisServer;
 use serde_json::{Value, json};
 

@@ -5,8 +5,9 @@
 use std::fmt::Write;
 
 use crate::common::{Place, eventually, finish, signal, until_it_listens};
+use pillarbox::Runnable;
 use pillarbox::evals::{EvalLoop, EvalRequests, exact_match};
-use pillarbox::runtime::{MainLoop, MainLoopRequest, MainLoopResult, Run, Runnable};
+use pillarbox::loops::{MainLoop, MainLoopRequest, MainLoopResult, Run};
 use pillarbox::{Mailbox, Mailboxes};
 use serde_json::{Value, json};
 
@@ -35,7 +36,7 @@ fn add(input: &Value, run: &Run) -> Value {
 /// Runs `work` while a worker is running.
 fn beside<T>(
     place: &Place,
-    start: impl FnOnce(&Mailboxes) -> pillarbox::runtime::Running,
+    start: impl FnOnce(&Mailboxes) -> pillarbox::Running,
     work: impl FnOnce() -> T,
 ) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -49,7 +50,7 @@ fn beside<T>(
     done
 }
 
-fn scoring(backend: &Mailboxes) -> pillarbox::runtime::Running {
+fn scoring(backend: &Mailboxes) -> pillarbox::Running {
     let requests: EvalRequests<Value, Value> = backend.mailbox("sums").unwrap();
     EvalLoop::from_adapter(
         |input: Value, run: Run| async move { add(&input, &run) },
@@ -59,7 +60,7 @@ fn scoring(backend: &Mailboxes) -> pillarbox::runtime::Running {
     .start()
 }
 
-fn answering(backend: &Mailboxes) -> pillarbox::runtime::Running {
+fn answering(backend: &Mailboxes) -> pillarbox::Running {
     let requests: Mailbox<MainLoopRequest<Value>, MainLoopResult<Value>> =
         backend.mailbox("sums").unwrap();
     MainLoop::new(requests, |input: Value, run: Run| async move { add(&input, &run) }).start()

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pillarbox_core::BoxFuture;
-use pillarbox_runtime::{BoxError, Budget, Resources, Uuid};
+use pillarbox_runtime::BoxError;
+use pillarbox_runtime::loops::{Budget, Resources, Uuid};
 
 pub use builtin::{contains, exact_match, numeric_close, regex};
 pub use combine::{Evaluators, all_of, any_of};

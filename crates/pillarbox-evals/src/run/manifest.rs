@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use pillarbox_core::{MessageId, Timestamp};
-use pillarbox_runtime::Uuid;
+use pillarbox_runtime::loops::Uuid;
 use serde::{Deserialize, Serialize};
 
 use super::permissions::Mode;

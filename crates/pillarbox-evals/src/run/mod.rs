@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pillarbox_core::{BodyEncoding, Mailboxes, MessageId, Timestamp};
-use pillarbox_runtime::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
+use pillarbox_runtime::loops::{MainLoopResult, RemoteError, RemoteErrorKind, Uuid};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 

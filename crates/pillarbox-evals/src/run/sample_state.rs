@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use pillarbox_core::MessageId;
-use pillarbox_runtime::Uuid;
+use pillarbox_runtime::loops::Uuid;
 
 use crate::result::{EvalResult, Status, check_round};
 

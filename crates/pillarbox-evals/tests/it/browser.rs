@@ -9,7 +9,8 @@ use pillarbox_evals::{
     Collect, Dataset, EvalLoop, EvalReport, EvalRequests, EvalRun, Experiment, Sample,
     collect_results, exact_match, submit_experiments,
 };
-use pillarbox_runtime::{Run, Runnable};
+use pillarbox_runtime::Runnable;
+use pillarbox_runtime::loops::Run;
 use pillarbox_testing::on_threads;
 
 /// Report on twenty samples: two errors and four wrong outputs with `small`, two and one with `"large" & <b>`.

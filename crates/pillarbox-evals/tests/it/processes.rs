@@ -19,7 +19,9 @@ use pillarbox_evals::{
     Collect, Dataset, EvalLoop, EvalRequests, EvalResult, EvalRun, Experiment, Sample, Status,
     collect_results, exact_match, submit_experiments,
 };
-use pillarbox_runtime::{DlqPolicy, Run, Runnable};
+use pillarbox_runtime::Runnable;
+use pillarbox_runtime::dead_letters::DlqPolicy;
+use pillarbox_runtime::loops::Run;
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, end_with_the_parent, say, told};
 

@@ -11,10 +11,11 @@ use pillarbox_evals::{
     Resubmit, Sample, Score, ScoredBy, Session, Status, all_of, collect_outputs, collect_results,
     exact_match, numeric_close, submit_dataset, submit_experiments, submit_inputs,
 };
-use pillarbox_runtime::{
-    Backoff, Budget, Dlq, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind,
-    Run, Runnable, Running,
+use pillarbox_runtime::dead_letters::{Dlq, DlqPolicy};
+use pillarbox_runtime::loops::{
+    Budget, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind, Run,
 };
+use pillarbox_runtime::{Backoff, Runnable, Running};
 use serde_json::{Value, json};
 
 /// Time limit, generous for a busy machine.
@@ -95,7 +96,7 @@ async fn a_main_loop_is_evaluated_with_its_resources_and_its_own_requests_are_no
         backend.mailbox("work").unwrap();
     production.send(&MainLoopRequest::new(7)).await.unwrap();
     let main_loop = MainLoop::new(production.clone(), |n: i64, run: Run| async move {
-        Ok::<_, pillarbox_runtime::NotRegistered>(run.live::<Model>()?.0 * n)
+        Ok::<_, pillarbox_runtime::loops::NotRegistered>(run.live::<Model>()?.0 * n)
     })
     .resource(Model(2));
     let requests = requests(&backend);
@@ -120,7 +121,7 @@ async fn an_evaluator_sees_the_steps_of_the_adapter_and_a_report_shows_them() {
         n
     };
     let once = |_: &i64, _: &i64, session: &Session| {
-        assert!(session.latency.conditionme() && session.experiment == "frugal");
+        assert!(session.latency.is_some() && session.experiment == "frugal");
         assert_eq!(session.budget.get("searches"), Some(1));
         match session.steps_of("search").count() {
             0 | 1 => Score::pass(),
@@ -283,7 +284,7 @@ async fn duplicate_results_count_once_and_strays_not_at_all() {
     }
     results.send(&json!("hello")).await.unwrap();
     let stranger = MainLoopResult::<Value>::new(
-        pillarbox_runtime::Uuid::nil(),
+        pillarbox_runtime::loops::Uuid::nil(),
         Ok(json!({"score": {"value": 1.0, "passed": true}, "output": 1})),
     );
     results.send(&serde_json::to_value(&stranger).unwrap()).await.unwrap();

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use pillarbox_core::{Finding, Repair, Severity};
 
-use crate::context::Context;
+use crate::context::BackendContext;
 use crate::failure::Failure;
 use crate::format::IdText;
 use crate::script_runner::ScriptRunner;
@@ -100,7 +100,7 @@ async fn repair_ids(
 
 /// Returns the ids of all ready messages.
 async fn ready_ids(partition: &ScriptRunner) -> Result<Vec<Id>, Failure> {
-    let Context { client, gate, .. } = &**partition.context();
+    let BackendContext { client, gate, .. } = &**partition.context();
     let route = Route::Slot(partition.keys.slot);
     let mut ids = Vec::new();
     loop {
@@ -119,7 +119,7 @@ async fn ready_ids(partition: &ScriptRunner) -> Result<Vec<Id>, Failure> {
 
 /// Returns the ids of all messages in flight or delayed.
 async fn timed_ids(partition: &ScriptRunner) -> Result<HashSet<Id>, Failure> {
-    let Context { client, gate, .. } = &**partition.context();
+    let BackendContext { client, gate, .. } = &**partition.context();
     let route = Route::Slot(partition.keys.slot);
     let mut ids = HashSet::new();
     let mut from = 0;

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use pillarbox_core::{Diagnosis, Finding, QueueName, Repair, Severity, Timestamp};
 
 use self::server::Server;
-use crate::context::{Context, PUBLISH_ADVICE, REGISTRY_ROUTE, publish_problem};
+use crate::context::{BackendContext, PUBLISH_ADVICE, REGISTRY_ROUTE, publish_problem};
 use crate::failure::Failure;
 use crate::format::Keys;
 use crate::layout::PartitionNumber;
@@ -36,7 +36,7 @@ pub(crate) fn describe(info: String, settings: HashMap<String, String>) -> Vec<S
 }
 
 /// Connects, and warns of servers that may lose messages.
-pub(crate) async fn connect_and_warn(context: &Context) -> Result<(), Failure> {
+pub(crate) async fn connect_and_warn(context: &BackendContext) -> Result<(), Failure> {
     let endpoint = context.client.endpoint();
     context.client.reach(&context.gate).await?;
     let (servers, failures) = Server::all(context).await?;
@@ -66,7 +66,7 @@ pub(crate) async fn diagnose(
     repair: bool,
 ) -> Result<Diagnosis, Failure> {
     let context = &open.context;
-    let Context { client, gate, .. } = &**context;
+    let BackendContext { client, gate, .. } = &**context;
     let (servers, failures) = Server::all(context).await?;
     let found = find_queues(client).await?;
     // Without a list, all queues that were found are checked.
@@ -162,7 +162,7 @@ pub(crate) async fn diagnose(
 
 /// Returns whether a queue has a time to live, if that matters to one of the servers. Any handle may set one,
 /// so the keys are checked.
-async fn has_ttl(context: &Context, servers: &[Server], queues: &[QueueName]) -> bool {
+async fn has_ttl(context: &BackendContext, servers: &[Server], queues: &[QueueName]) -> bool {
     if context.client.settings.default_ttl.is_some() {
         return true;
     }
@@ -253,7 +253,7 @@ fn foreign_key(whose: &str, failure: &Failure) -> Finding {
 }
 
 /// Returns whether the user may publish wake-ups of a partition, if that can be found out.
-async fn may_publish(context: &Context, keys: &Keys) -> Option<bool> {
+async fn may_publish(context: &BackendContext, keys: &Keys) -> Option<bool> {
     let node = context.client.servers.known_node(keys.slot)?;
     let mut command = redis::cmd("EVAL");
     command.arg(&scripts::PUBLISH.code).arg(1).arg(&keys.pending);
@@ -262,7 +262,7 @@ async fn may_publish(context: &Context, keys: &Keys) -> Option<bool> {
 }
 
 /// Describes what an answered send survives, with the durability of the options.
-fn promise(context: &Context, servers: &str) -> String {
+fn promise(context: &BackendContext, servers: &str) -> String {
     match context.client.settings.durability {
         None => servers.to_owned(),
         Some(Durability { replicas, timeout }) => format!(
@@ -273,7 +273,7 @@ fn promise(context: &Context, servers: &str) -> String {
 }
 
 /// Finds slots of a cluster without a primary.
-fn uncovered_slots(context: &Context) -> Option<Finding> {
+fn uncovered_slots(context: &BackendContext) -> Option<Finding> {
     let Servers::Cluster(cluster) = &context.client.servers else { return None };
     let uncovered = cluster.uncovered();
     (uncovered > 0).then(|| Finding {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use pillarbox_core::{Finding, Repair, Severity};
 
-use crate::context::Context;
+use crate::context::BackendContext;
 use crate::failure::Failure;
 use crate::options::Durability;
 use crate::servers::{Node, Route, Servers, info_field};
@@ -25,8 +25,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    async fn query(context: &Context, node: &Arc<Node>) -> Result<Self, Failure> {
-        let Context { client, gate, .. } = context;
+    async fn query(context: &BackendContext, node: &Arc<Node>) -> Result<Self, Failure> {
+        let BackendContext { client, gate, .. } = context;
         let command = redis::cmd("INFO");
         let info = match &client.servers {
             Servers::One(_) => client.query(gate, Route::To(node), &command).await,
@@ -54,7 +54,7 @@ impl Server {
 
     /// Returns all servers that have keys and answer, and the failures of the others.
     pub(super) async fn all(
-        context: &Context,
+        context: &BackendContext,
     ) -> Result<(Vec<Self>, Vec<(Arc<str>, Failure)>), Failure> {
         let nodes = context.client.all_servers().await?;
         let queried = join_all(nodes.iter().map(|node| Self::query(context, node))).await;

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 pub(crate) use self::dispatch::Outcomes;
 use self::dispatch::{chunks, dispatch, each};
 use self::gathering::Gathering;
-use crate::context::Context;
+use crate::context::BackendContext;
 use crate::failure::Failure;
 use crate::layout::{Layout, MAX_PARTITIONS, PartitionNumber};
 use crate::operations::{SendOutcome, UnclaimedDeliveries};
@@ -41,7 +41,7 @@ pub(crate) struct PartitionedQueue {
 }
 
 impl PartitionedQueue {
-    pub(crate) fn new(name: QueueName, context: Arc<Context>) -> Self {
+    pub(crate) fn new(name: QueueName, context: Arc<BackendContext>) -> Self {
         Self {
             state: Arc::new(QueueState::new(name, context)),
             partitions: Mutex::default(),
@@ -54,7 +54,7 @@ impl PartitionedQueue {
         &self.state.name
     }
 
-    pub(crate) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<BackendContext> {
         &self.state.context
     }
 

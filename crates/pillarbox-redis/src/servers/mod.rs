@@ -14,7 +14,7 @@ use self::client_factory::ClientFactory;
 use self::cluster::Cluster;
 #[cfg(feature = "fuzzing")]
 pub(crate) use self::cluster::slot_map;
-pub(crate) use self::node::{CallError, Node, info_field};
+pub(crate) use self::node::{Node, TryError, info_field};
 use self::sentinel::Sentinels;
 #[cfg(feature = "fuzzing")]
 pub(crate) use self::sentinel::parse_primary;

@@ -54,7 +54,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Connection for C {
 
 /// Error of one try of a call.
 #[derive(Debug)]
-pub(crate) struct CallError {
+pub(crate) struct TryError {
     pub(crate) error: RedisError,
     /// Whether there was a connection: the server may have received the call.
     pub(crate) is_sent: bool,
@@ -62,7 +62,7 @@ pub(crate) struct CallError {
     connection: u64,
 }
 
-impl CallError {
+impl TryError {
     /// Creates the error of a call for which there was no server.
     pub(crate) const fn unsent(error: RedisError) -> Self {
         Self { error, is_sent: false, connection: u64::MAX }
@@ -107,16 +107,16 @@ impl Node {
     }
 
     /// Runs a command. With `asking`, its keys are being moved to this server.
-    pub(crate) async fn call(&self, command: &Cmd, asking: bool) -> Result<Value, CallError> {
+    pub(crate) async fn call(&self, command: &Cmd, asking: bool) -> Result<Value, TryError> {
         if let Source::Given(connection) = &self.source {
-            let failed = |error| CallError { error, is_sent: true, connection: 0 };
+            let failed = |error| TryError { error, is_sent: true, connection: 0 };
             return connection.call(command).await.map_err(failed);
         }
         if asking {
             let mut both = redis::pipe();
             both.cmd("ASKING").add_command(command.clone());
             return match self.pipeline_on(&self.calls, self.response_timeout, &both).await?.pop() {
-                Some(answer) => answer.extract_error().map_err(|error| CallError {
+                Some(answer) => answer.extract_error().map_err(|error| TryError {
                     error,
                     is_sent: true,
                     connection: u64::MAX,
@@ -125,7 +125,7 @@ impl Node {
             };
         }
         let (connection, number) = self.connection(&self.calls, self.response_timeout).await?;
-        let failed = |error| CallError { error, is_sent: true, connection: number };
+        let failed = |error| TryError { error, is_sent: true, connection: number };
         connection.call(command).await.map_err(failed)
     }
 
@@ -135,7 +135,7 @@ impl Node {
         &self,
         commands: &Pipeline,
         longer: Duration,
-    ) -> Result<Vec<Value>, CallError> {
+    ) -> Result<Vec<Value>, TryError> {
         self.pipeline_on(&self.blocking, self.response_timeout + longer, commands).await
     }
 
@@ -144,23 +144,23 @@ impl Node {
         shared: &SharedConnection,
         timeout: Duration,
         commands: &Pipeline,
-    ) -> Result<Vec<Value>, CallError> {
+    ) -> Result<Vec<Value>, TryError> {
         let (mut connection, number) = self.connection(shared, timeout).await?;
         let answers = connection.req_packed_commands(commands, 0, commands.len()).await;
-        answers.map_err(|error| CallError { error, is_sent: true, connection: number })
+        answers.map_err(|error| TryError { error, is_sent: true, connection: number })
     }
 
     async fn connection(
         &self,
         shared: &SharedConnection,
         timeout: Duration,
-    ) -> Result<(MultiplexedConnection, u64), CallError> {
+    ) -> Result<(MultiplexedConnection, u64), TryError> {
         let Current { number, connection } = shared.get(|| self.connect(timeout));
         match connection.await {
             Ok(connection) => Ok((connection, number)),
             Err(error) => {
                 shared.discard(number);
-                Err(CallError { error, is_sent: false, connection: number })
+                Err(TryError { error, is_sent: false, connection: number })
             }
         }
     }
@@ -212,7 +212,7 @@ impl Node {
     }
 
     /// Closes the connection on which a call failed, unless it was replaced meanwhile.
-    pub(crate) fn discard(&self, failed: &CallError) {
+    pub(crate) fn discard(&self, failed: &TryError) {
         self.calls.discard(failed.connection);
     }
 

@@ -9,5 +9,5 @@ mod waiters;
 pub(crate) use self::poll_interval::{POLL_INTERVAL, WaitedPartitions};
 pub(crate) use self::queue_waiters::QueueWaiters;
 pub(crate) use self::subscriptions::{Channel, Subscriptions};
-pub(crate) use self::wait_loop::{Source, wait};
+pub(crate) use self::wait_loop::{WaitedQueue, wait};
 pub(crate) use self::waiters::Query;

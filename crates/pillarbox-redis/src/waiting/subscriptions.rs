@@ -97,7 +97,7 @@ impl Subscriptions {
         let requests = client.servers.can_connect().then(|| {
             let (sender, receiver) = mpsc::channel(64);
             let (gate, client) = (gate.clone(), client.clone());
-            let task = Task {
+            let task = SubscriptionTask {
                 client,
                 requests: receiver,
                 channels: Arc::default(),
@@ -203,7 +203,7 @@ struct Subscription {
 }
 
 /// The task that subscribes.
-struct Task {
+struct SubscriptionTask {
     client: Arc<RetryingClient>,
     requests: mpsc::Receiver<Request>,
     channels: Arc<Channels>,
@@ -216,7 +216,7 @@ struct Task {
     has_warned: bool,
 }
 
-impl Task {
+impl SubscriptionTask {
     async fn run(mut self) {
         let mut delay = retry_delay();
         let mut pings = tokio::time::interval(PING_INTERVAL);

@@ -12,7 +12,7 @@ use super::waiters::WaiterId;
 use crate::layout::PartitionNumber;
 
 /// A queue, as the wait loop uses it.
-pub(crate) trait Source: Sync {
+pub(crate) trait WaitedQueue: Sync {
     fn waiters(&self) -> &QueueWaiters;
 
     /// Reads the layout again if it is old or was reported to have changed.
@@ -32,21 +32,21 @@ pub(crate) trait Source: Sync {
 }
 
 /// Waits until there are messages, or until `end`.
-pub(crate) async fn wait<S: Source>(source: &S, end: Instant) -> Result<Vec<Delivery>> {
-    let waiters = source.waiters();
-    let waiter = Waiter::join(waiters);
+pub(crate) async fn wait<Q: WaitedQueue>(queue: &Q, end: Instant) -> Result<Vec<Delivery>> {
+    let waiters = queue.waiters();
+    let waiter = WaiterGuard::join(waiters);
     let (mut has_queried, mut subscribed) = (false, 0);
     let mut subscribing: Option<BoxFuture<'_, Vec<PartitionNumber>>> = None;
     let mut to_query = waiters.lock().maybe_ready(Instant::now());
     loop {
         if !to_query.is_empty() {
             has_queried = true;
-            let found = source.query(&to_query).await?;
+            let found = queue.query(&to_query).await?;
             if !found.is_empty() {
                 return Ok(found);
             }
         }
-        source.refresh_layout().await?;
+        queue.refresh_layout().await?;
         let (unsubscribed, partitions) = {
             let waiters = waiters.lock();
             (waiters.unsubscribed(), waiters.partitions())
@@ -55,7 +55,7 @@ pub(crate) async fn wait<S: Source>(source: &S, end: Instant) -> Result<Vec<Deli
         if !unsubscribed.is_empty() && subscribed < partitions {
             subscribed = partitions;
             subscribing = Some(Box::pin(async move {
-                source.subscribe(&unsubscribed).await;
+                queue.subscribe(&unsubscribed).await;
                 unsubscribed
             }));
         }
@@ -68,7 +68,7 @@ pub(crate) async fn wait<S: Source>(source: &S, end: Instant) -> Result<Vec<Deli
         };
         tokio::select! {
             biased;
-            error = source.closed() => return Err(error),
+            error = queue.closed() => return Err(error),
             // Subscribe first, query second: a message that arrives in between is seen by one of them.
             partitions = now_subscribed => {
                 subscribing = None;
@@ -85,7 +85,7 @@ pub(crate) async fn wait<S: Source>(source: &S, end: Instant) -> Result<Vec<Deli
                 return Ok(Vec::new());
             }
             let maybe_ready = waiters.lock().maybe_ready(now);
-            return source.query(&maybe_ready).await;
+            return queue.query(&maybe_ready).await;
         }
         let intervals = waiters.poll_intervals();
         to_query = waiters.lock().take_queries(waiter.id, now, intervals);
@@ -93,20 +93,20 @@ pub(crate) async fn wait<S: Source>(source: &S, end: Instant) -> Result<Vec<Deli
 }
 
 /// A waiter of a queue; leaves when dropped.
-struct Waiter<'a> {
+struct WaiterGuard<'a> {
     waiters: &'a QueueWaiters,
     id: WaiterId,
     signal: Arc<Notify>,
 }
 
-impl<'a> Waiter<'a> {
+impl<'a> WaiterGuard<'a> {
     fn join(waiters: &'a QueueWaiters) -> Self {
         let (id, signal) = waiters.join();
         Self { waiters, id, signal }
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
         self.waiters.leave(self.id);
     }

@@ -31,7 +31,8 @@ const MAX_CAUSES: usize = 8;
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive};
-/// # use pillarbox_runtime::{DeadLetter, DlqPolicy, Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::{Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::dead_letters::{DeadLetter, DlqPolicy};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
 /// let orders: Mailbox<u32> = backend.mailbox("orders")?;
@@ -314,7 +315,7 @@ impl Stored<DeadLetterInfo, Box<RawValue>> {
 ///
 /// ```
 /// use pillarbox_core::{Codec, Json, Raw};
-/// use pillarbox_runtime::{DeadLetter, DeadLetterCodec};
+/// use pillarbox_runtime::dead_letters::{DeadLetter, DeadLetterCodec};
 ///
 /// let text = br#"{"message_id":"0193b1f4-0000-7000-8000-000000000000","source_mailbox":"orders",
 ///     "dead_lettered_at":"2026-11-16T10:00:00Z","first_received_at":"2026-11-16T09:00:00Z",
@@ -463,7 +464,7 @@ mod tests {
         }
     }
 
-    /// What is in flight while workers are updated must not get a second dead letter under another id.
+    /// A message in flight during an update of the workers must not get a second dead letter under another id.
     #[test]
     fn the_id_of_a_dead_letter_is_stable_across_versions() {
         let of = MessageId::from_key("m");
@@ -477,9 +478,9 @@ mod tests {
 
     #[test]
     fn the_time_of_the_first_delivery_defaults_to_the_time_of_sending() {
-        let told = letter(b"1");
+        let recorded = letter(b"1");
         let (sent, later) = (Timestamp::from_secs(1_700_000_000), Duration::from_secs(7));
-        assert_eq!((told.sent_at, told.first_received_at), (sent, sent + later));
+        assert_eq!((recorded.sent_at, recorded.first_received_at), (sent, sent + later));
         let message = RawMessage::new(MessageId::new(), "1", sent);
         let failure = FailureDetails {
             kind: FailureKind::Error,
@@ -488,8 +489,8 @@ mod tests {
             causes: [].into(),
         };
         let source = "orders".parse().unwrap();
-        let untold = DeadLetter::new(&source, &message, &failure, String::new(), sent);
-        assert_eq!((untold.sent_at, untold.first_received_at), (sent, sent));
+        let unrecorded = DeadLetter::new(&source, &message, &failure, String::new(), sent);
+        assert_eq!((unrecorded.sent_at, unrecorded.first_received_at), (sent, sent));
     }
 
     #[test]
@@ -518,11 +519,11 @@ mod tests {
         for other in others {
             assert_ne!(id(&other, of), id(&one, of), "{other:?}");
         }
-        // Whenever it was received: that may not be known, or only since this worker was updated.
+        // The time of the first delivery does not count: it may be unknown, or known only to newer workers.
         let mut later = one.clone();
         later.first_received_at = Timestamp::from_secs(1);
         assert_eq!(id(&later, of), id(&one, of));
-        // Two messages that a handler has sent with the attributes of a replay.
+        // Two messages that were sent by a handler with the attributes of a replay.
         assert_ne!(id(&one, MessageId::from_key("other")), id(&one, of));
     }
 

@@ -23,7 +23,8 @@ const MAX_BATCH: usize = 500;
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{Dlq, DlqPolicy, Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::{Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::dead_letters::{Dlq, DlqPolicy};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;

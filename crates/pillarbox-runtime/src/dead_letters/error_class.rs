@@ -38,7 +38,7 @@ pub enum ErrorClass {
 ///
 /// ```
 /// use std::time::Duration;
-/// use pillarbox_runtime::{Classify, DlqPolicy, ErrorClass};
+/// use pillarbox_runtime::dead_letters::{Classify, DlqPolicy, ErrorClass};
 ///
 /// #[derive(Debug, thiserror::Error)]
 /// enum BankError {
@@ -124,7 +124,8 @@ impl ErrorClass {
     /// types that are [registered](super::DlqPolicy::classify) with a policy.
     ///
     /// ```
-    /// use pillarbox_runtime::{ErrorClass, Failure};
+    /// use pillarbox_runtime::Failure;
+    /// use pillarbox_runtime::dead_letters::ErrorClass;
     ///
     /// let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
     /// assert_eq!(ErrorClass::of(&Failure::of(reset)), ErrorClass::Retriable);
@@ -205,7 +206,7 @@ mod tests {
     fn an_error_is_classified_by_its_own_type_or_by_its_cause() {
         let io = |kind| io::Error::from(kind);
         let invalid = Error::invalid(None, "weight", "0", "at least 1");
-        let down = Error::connection(None, "send", "nobody answers");
+        let down = Error::connection(None, "send", "connection refused");
         let json = || serde_json::from_str::<u32>("{").unwrap_err();
         for (failure, class) in [
             (Failure::of(io(io::ErrorKind::TimedOut)), ErrorClass::Retriable),
@@ -258,20 +259,24 @@ mod tests {
 
     #[test]
     fn a_registered_error_is_classified_also_in_a_box_and_as_a_cause() {
-        let mut classes = Classifiers::default();
-        classes.add::<Bank>();
+        let mut classifiers = Classifiers::default();
+        classifiers.add::<Bank>();
         let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
         let boxed = |error: Bank| Failure::of(BoxError::from(error));
-        assert_eq!(classes.class_of(&Failure::of(Bank::NoAccount)), ErrorClass::Permanent);
-        assert_eq!(classes.class_of(&boxed(Bank::NoAccount)), ErrorClass::Permanent);
-        assert_eq!(classes.class_of(&Failure::of(Charge(Bank::Busy))), BUSY);
-        assert_eq!(classes.class_of(&boxed(Bank::Silent(denied()))), ErrorClass::Retriable);
+        assert_eq!(classifiers.class_of(&Failure::of(Bank::NoAccount)), ErrorClass::Permanent);
+        assert_eq!(classifiers.class_of(&boxed(Bank::NoAccount)), ErrorClass::Permanent);
+        assert_eq!(classifiers.class_of(&Failure::of(Charge(Bank::Busy))), BUSY);
+        assert_eq!(classifiers.class_of(&boxed(Bank::Silent(denied()))), ErrorClass::Retriable);
         assert_eq!(
-            classes.class_of(&Failure::of(denied())),
+            classifiers.class_of(&Failure::of(denied())),
             ErrorClass::Permanent,
             "a built-in type"
         );
-        assert_eq!(classes.class_of(&Failure::of(Bank::Odd)), ErrorClass::Ambiguous, "it panicked");
+        assert_eq!(
+            classifiers.class_of(&Failure::of(Bank::Odd)),
+            ErrorClass::Ambiguous,
+            "it panicked"
+        );
         assert_eq!(ErrorClass::of(&Failure::of(Bank::NoAccount)), ErrorClass::Ambiguous);
         assert!(BUSY.is_retriable() && !ErrorClass::Permanent.is_retriable());
     }
@@ -280,13 +285,13 @@ mod tests {
     #[test]
     fn a_registered_error_is_classified_through_anyhow() {
         use anyhow::Context;
-        let mut classes = Classifiers::default();
-        classes.add::<Bank>();
+        let mut classifiers = Classifiers::default();
+        classifiers.add::<Bank>();
         let failure = Failure::of(anyhow::Error::new(Bank::NoAccount));
-        assert_eq!(classes.class_of(&failure), ErrorClass::Permanent);
-        let told = Err::<(), _>(Charge(Bank::Busy)).context("order 7").unwrap_err();
-        assert_eq!(classes.class_of(&Failure::of(told)), BUSY);
+        assert_eq!(classifiers.class_of(&failure), ErrorClass::Permanent);
+        let with_context = Err::<(), _>(Charge(Bank::Busy)).context("order 7").unwrap_err();
+        assert_eq!(classifiers.class_of(&Failure::of(with_context)), BUSY);
         let as_context = anyhow::anyhow!("404").context(Bank::NoAccount);
-        assert_eq!(classes.class_of(&Failure::of(as_context)), ErrorClass::Permanent);
+        assert_eq!(classifiers.class_of(&Failure::of(as_context)), ErrorClass::Permanent);
     }
 }

@@ -21,7 +21,8 @@ use crate::outcome::{Failure, FailureKind};
 ///
 /// ```
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::{DeadLetter, DlqPolicy, FailureKind, Worker};
+/// use pillarbox_runtime::{FailureKind, Worker};
+/// use pillarbox_runtime::dead_letters::{DeadLetter, DlqPolicy};
 ///
 /// #[derive(Debug, thiserror::Error)]
 /// enum OrderError {

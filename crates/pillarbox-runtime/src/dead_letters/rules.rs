@@ -47,7 +47,7 @@ pub enum Decision {
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU32, Ordering};
-/// use pillarbox_runtime::{Decide, Decision, DlqPolicy, FailedDelivery};
+/// use pillarbox_runtime::dead_letters::{Decide, Decision, DlqPolicy, FailedDelivery};
 ///
 /// /// Stops retrying once a number of deliveries have failed.
 /// struct ErrorBudget { failed: AtomicU32, budget: u32 }

@@ -83,7 +83,7 @@ impl Bench {
                     assert!(self.fetches[source].take().is_some(), "no such fetch");
                 }
                 Action::Assign { worker, assignment } => {
-                    self.assigned.push_back((worker, assignment))
+                    self.assigned.push_back((worker, assignment));
                 }
                 Action::Settle { source, kind, batch } => {
                     let actions = batch.into_iter().map(|(_, action)| action).collect();
@@ -842,7 +842,7 @@ fn a_handler_that_does_not_beat_loses_its_lease() {
     bench.deliver(0, 2);
     let running = bench.assigned[0].1.lease.clone();
     assert!(running.begin());
-    crate::Heartbeat(running.clone()).beat();
+    crate::handler::Heartbeat(running.clone()).beat();
     bench.pass(LEASE / 3);
     assert_eq!(bench.calls[0].2.len(), 2, "one has beaten, the other has not started");
     bench.answer(Ok(()));
@@ -850,7 +850,7 @@ fn a_handler_that_does_not_beat_loses_its_lease() {
     assert_eq!(bench.calls[0].2.len(), 1, "one has not beaten again");
     bench.answer(Ok(()));
     // A late beat is enough while the lease runs.
-    crate::Heartbeat(running.clone()).beat();
+    crate::handler::Heartbeat(running.clone()).beat();
     bench.pass(LEASE / 3);
     assert_eq!(bench.calls[0].2.len(), 2);
     bench.answer(Ok(()));

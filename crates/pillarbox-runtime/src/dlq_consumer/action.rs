@@ -35,12 +35,12 @@ impl DlqAction {
     }
 
     /// Keeps the dead letter, which is delivered again after this time. Until then it is delayed: others can only
-    /// peek at it, or [wait](crate::Pass::delayed) until they can replay or discard it.
+    /// peek at it, or [wait](crate::dead_letters::Pass::delayed) until they can replay or discard it.
     pub const fn keep_for(time: Duration) -> Self {
         Self(Action::Keep(time))
     }
 
-    /// Leaves the dead letter ready for `pillarbox dlq replay`, for a [`Dlq`](crate::Dlq) and for other consumers.
+    /// Leaves the dead letter ready for `pillarbox dlq replay`, for a [`Dlq`](crate::dead_letters::Dlq) and for other consumers.
     /// This consumer does not handle it again while it runs; one that is started later does.
     ///
     /// This is for a handler that only alerts. While nothing but left dead letters is ready, the consumer

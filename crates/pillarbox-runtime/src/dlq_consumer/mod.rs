@@ -26,7 +26,8 @@ use crate::worker::{ReadyWorker, Worker};
 /// ```
 /// # use std::time::Duration;
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{DeadLetter, DlqAction, DlqConsumer, DlqPolicy, Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::{DlqAction, DlqConsumer, Outcome, Runnable, Worker};
+/// # use pillarbox_runtime::dead_letters::{DeadLetter, DlqPolicy};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let orders: Mailbox<u32> = backend.mailbox("orders")?;
@@ -48,7 +49,7 @@ use crate::worker::{ReadyWorker, Worker};
 /// It is a [`Worker`] with other defaults: one worker, leases of 5 minutes, and a handler timeout equal to the
 /// [lease](Self::visibility). A dead letter whose handler fails is retried every hour until it succeeds. A body
 /// that is not of type `T` is such a failure; `DeadLetter<serde_json::Value>` accepts all JSON, and
-/// `DeadLetter<Bytes>` with the codec [`DeadLetterCodec(Raw)`](crate::DeadLetterCodec) all bodies.
+/// `DeadLetter<Bytes>` with the codec [`DeadLetterCodec(Raw)`](crate::dead_letters::DeadLetterCodec) all bodies.
 #[must_use = "a consumer does nothing until it is run"]
 pub struct DlqConsumer<T, R = ()> {
     worker: Worker<DeadLetter<T>, R>,
@@ -98,7 +99,8 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
     /// ```
     /// # use std::time::Duration;
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::{DeadLetter, DlqConsumer};
+    /// # use pillarbox_runtime::DlqConsumer;
+    /// # use pillarbox_runtime::dead_letters::DeadLetter;
     /// # let backend = Mailboxes::new(MemoryBackend::new());
     /// # let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("orders-dlq").unwrap();
     /// let consumer = DlqConsumer::new(dead, |_: DeadLetter<u32>| async {})
@@ -128,7 +130,7 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
 
     /// Deletes dead letters that were sent to their queue at least this long ago, by the clock of the backend,
     /// instead of handling them. Defaults to no limit. For those that this consumer does not receive, such as
-    /// those that were [left](DlqAction::leave), see [`DlqPolicy::retain_for`](crate::DlqPolicy::retain_for).
+    /// those that were [left](DlqAction::leave), see [`DlqPolicy::retain_for`](crate::dead_letters::DlqPolicy::retain_for).
     pub fn retain_for(mut self, age: Duration) -> Self {
         self.retain_for = Some(age);
         self

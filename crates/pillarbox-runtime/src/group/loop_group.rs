@@ -22,13 +22,15 @@ use crate::dead_letters::{DeadLetter, Dlq, DlqLimits};
 use crate::runnable::Runnable;
 use crate::signals::Signals;
 
-/// Runs several loops in one process: [`Worker`](crate::Worker)s, [`MainLoop`](crate::MainLoop)s,
+/// Runs several loops in one process: [`Worker`](crate::Worker)s, [`MainLoop`](crate::loops::MainLoop)s,
 /// [`DlqConsumer`](crate::DlqConsumer)s, [`Task`](super::Task)s, and whatever else is [`Runnable`].
 ///
 /// ```
 /// use std::time::Duration;
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::{DeadLetter, DlqConsumer, DlqLimits, DlqPolicy, LoopGroup, Restart, Runnable, Worker};
+/// use pillarbox_runtime::{DlqConsumer, Runnable, Worker};
+/// use pillarbox_runtime::dead_letters::{DeadLetter, DlqLimits, DlqPolicy};
+/// use pillarbox_runtime::group::{LoopGroup, Restart};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
@@ -133,14 +135,14 @@ impl LoopGroup {
         self
     }
 
-    /// Sets the time without a [heartbeat](crate::Heartbeat::beat) after which a handler is stuck, and without any
+    /// Sets the time without a [heartbeat](crate::handler::Heartbeat::beat) after which a handler is stuck, and without any
     /// activity after which a loop is. Defaults to 720 seconds, and must be at least 20 milliseconds.
     ///
     /// A stuck handler or loop is logged. Then [`on_stuck`](Self::on_stuck) is called; without it, the process ends
     /// with the exit code [70](Self::STUCK_EXIT_CODE), so that it is started again, and its messages are delivered
     /// again when their leases expire. The watchdog has a thread of its own, so that handlers cannot block it.
     ///
-    /// A handler that takes longer than this calls [`beat`](crate::Heartbeat::beat) as it makes progress.
+    /// A handler that takes longer than this calls [`beat`](crate::handler::Heartbeat::beat) as it makes progress.
     pub fn watchdog(mut self, threshold: Duration) -> Self {
         self.watchdog.threshold = Some(threshold);
         self
@@ -247,7 +249,7 @@ impl LoopGroup {
     /// `Runtime::shutdown_background`).
     ///
     /// ```
-    /// # use pillarbox_runtime::LoopGroup;
+    /// # use pillarbox_runtime::group::LoopGroup;
     /// # async fn end(group: LoopGroup) {
     /// if let Err(error) = group.run().await {
     ///     eprintln!("{error}");
@@ -339,9 +341,9 @@ impl LoopGroup {
             let allowed = "unique names: see Worker::name";
             return Err(Error::invalid(None, "loops", value, allowed));
         }
-        let least = Duration::from_millis(20);
+        let min = Duration::from_millis(20);
         match self.watchdog.threshold {
-            Some(threshold) if threshold < least => {
+            Some(threshold) if threshold < min => {
                 let value = format!("{threshold:?}");
                 Err(Error::invalid(None, "watchdog", value, "at least 20 ms, or without_watchdog"))
             }

@@ -11,7 +11,8 @@ use crate::backoff::Backoff;
 ///
 /// ```
 /// use std::time::Duration;
-/// use pillarbox_runtime::{Backoff, Restart};
+/// use pillarbox_runtime::Backoff;
+/// use pillarbox_runtime::group::Restart;
 ///
 /// let policy = Restart::on_failure()
 ///     .at_most(20, Duration::from_secs(3600))

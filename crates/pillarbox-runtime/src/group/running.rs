@@ -122,7 +122,7 @@ impl RunningGroup {
     ///
     /// # Errors
     ///
-    /// Those of [`LoopGroup::run`].
+    /// Those of [`LoopGroup::run`](super::LoopGroup::run).
     pub async fn stop(self) -> Result<GroupReport, GroupError> {
         self.control.stop();
         self.join().await
@@ -132,7 +132,7 @@ impl RunningGroup {
     ///
     /// # Errors
     ///
-    /// Those of [`LoopGroup::run`], and [`GroupError::ShutDown`] if the Tokio runtime was shut down.
+    /// Those of [`LoopGroup::run`](super::LoopGroup::run), and [`GroupError::ShutDown`] if the Tokio runtime was shut down.
     ///
     /// # Panics
     ///

@@ -20,7 +20,7 @@ use crate::stats::{State, StatsSnapshot};
 ///
 /// ```
 /// use std::time::Duration;
-/// use pillarbox_runtime::{LoopGroup, StopSignal, Task};
+/// use pillarbox_runtime::group::{LoopGroup, StopSignal, Task};
 ///
 /// # async fn relay() -> std::io::Result<()> { Ok(()) }
 /// async fn outbox(mut stop: StopSignal) -> std::io::Result<()> {
@@ -163,7 +163,7 @@ impl fmt::Debug for Task {
 /// A future that completes when its [`Task`] is to stop, and at once from then on. Can be cloned.
 ///
 /// ```
-/// # use pillarbox_runtime::StopSignal;
+/// # use pillarbox_runtime::group::StopSignal;
 /// # async fn accept() -> std::io::Result<()> { std::future::pending().await }
 /// async fn serve(mut stop: StopSignal) -> std::io::Result<()> {
 ///     loop {

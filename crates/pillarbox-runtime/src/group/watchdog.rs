@@ -32,8 +32,8 @@ impl WatchdogOptions {
 
     /// Returns the interval at which the loops are checked.
     fn check_interval(&self) -> Option<Duration> {
-        let (least, most) = (Duration::from_millis(5), Duration::from_secs(5));
-        self.threshold.map(|threshold| (threshold / 20).clamp(least, most))
+        let (min, max) = (Duration::from_millis(5), Duration::from_secs(5));
+        self.threshold.map(|threshold| (threshold / 20).clamp(min, max))
     }
 }
 
@@ -72,8 +72,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// Calls the hook on a separate thread, which is started by the first call and ends after the last. Nobody waits
-/// for it, so the hook may block.
+/// Calls the hook on a separate thread, which is started by the first call and ends after the last. The
+/// watchdog does not wait for it, so the hook may block.
 struct HookThread {
     hook: OnStuck,
     thread: Option<Sender<Stuck>>,

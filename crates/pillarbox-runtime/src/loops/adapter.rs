@@ -14,7 +14,7 @@ use crate::outcome::{BoxError, Failure};
 /// returns the output or a `Result` of it.
 ///
 /// ```
-/// use pillarbox_runtime::Run;
+/// use pillarbox_runtime::loops::Run;
 ///
 /// async fn double(n: u64) -> u64 { 2 * n }
 /// async fn halve(n: u64, run: Run) -> Result<u64, String> {

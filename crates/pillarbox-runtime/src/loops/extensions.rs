@@ -14,7 +14,7 @@ use pillarbox_core::internal::lock;
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
-/// use pillarbox_runtime::Run;
+/// use pillarbox_runtime::loops::Run;
 ///
 /// #[derive(Default)]
 /// struct TokensUsed(AtomicU64);

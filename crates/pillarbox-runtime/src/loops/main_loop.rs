@@ -27,7 +27,8 @@ use crate::worker::{ReadyWorker, Worker};
 /// ```
 /// use std::time::Duration;
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::{Client, MainLoop, MainLoopRequest, MainLoopResult, Runnable};
+/// use pillarbox_runtime::Runnable;
+/// use pillarbox_runtime::loops::{Client, MainLoop, MainLoopRequest, MainLoopResult};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let backend = Mailboxes::new(MemoryBackend::new());
@@ -100,7 +101,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::{MainLoop, MainLoopRequest, MainLoopResult};
+    /// # use pillarbox_runtime::loops::{MainLoop, MainLoopRequest, MainLoopResult};
     /// use pillarbox_runtime::tower::ServiceBuilder;
     /// # let backend = Mailboxes::new(MemoryBackend::new());
     /// # let sums: Mailbox<MainLoopRequest<Vec<u64>>, MainLoopResult<u64>> = backend.mailbox("sums").unwrap();
@@ -109,7 +110,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     /// let texts: Mailbox<MainLoopRequest<String>, MainLoopResult<String>> = backend.mailbox("texts").unwrap();
     /// let sum_of_text = sum.behind(texts, |adapter| {
     ///     ServiceBuilder::new()
-    ///         .map_request(|call: pillarbox_runtime::LoopCall<String>| {
+    ///         .map_request(|call: pillarbox_runtime::loops::LoopCall<String>| {
     ///             call.map(|text| text.split('+').filter_map(|n| n.parse().ok()).collect())
     ///         })
     ///         .map_response(|sum: u64| sum.to_string())
@@ -200,7 +201,8 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     /// ```
     /// # use std::time::Duration;
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::{Backoff, MainLoop, MainLoopRequest, MainLoopResult};
+    /// # use pillarbox_runtime::Backoff;
+    /// # use pillarbox_runtime::loops::{MainLoop, MainLoopRequest, MainLoopResult};
     /// # let backend = Mailboxes::new(MemoryBackend::new());
     /// # let sums: Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>> = backend.mailbox("sums").unwrap();
     /// let main_loop = MainLoop::new(sums, |n: u64| async move { n + 1 })

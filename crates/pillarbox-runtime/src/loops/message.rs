@@ -15,7 +15,7 @@ use crate::attributes::REQUEST_ID;
 ///
 /// ```
 /// use std::time::Duration;
-/// use pillarbox_runtime::{Budget, MainLoopRequest};
+/// use pillarbox_runtime::loops::{Budget, MainLoopRequest};
 ///
 /// let request = MainLoopRequest::new("How high is the Eiger?".to_owned())
 ///     .deadline_in(Duration::from_secs(60))

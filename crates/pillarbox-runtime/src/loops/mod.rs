@@ -26,3 +26,5 @@ pub use message::{
 };
 pub use run::{LoopCall, NotRegistered, Run};
 pub use sweep::{Swept, sweep_replies};
+/// The id of requests.
+pub use uuid::Uuid;

@@ -34,7 +34,7 @@ impl<U> LoopCall<U> {
 /// One run of an adapter: deadline, budget, resources, heartbeat. Cheap to clone.
 ///
 /// ```
-/// use pillarbox_runtime::{NotRegistered, Run};
+/// use pillarbox_runtime::loops::{NotRegistered, Run};
 /// # struct Model; impl Model { async fn ask(&self, _: &str, _: Option<u64>) -> String { String::new() } }
 ///
 /// async fn answer(question: String, run: Run) -> Result<String, NotRegistered> {
@@ -131,12 +131,12 @@ impl Run {
         self.0.live.get()
     }
 
-    /// The lease of the request: to say that there is progress, and to hear that it was lost.
+    /// Returns the lease of the request, to report progress and to learn that it was lost.
     pub fn heartbeat(&self) -> &Heartbeat {
         &self.0.heartbeat
     }
 
-    /// The message that the request came in.
+    /// Returns the metadata of the message of the request.
     pub fn metadata(&self) -> &Metadata {
         &self.0.metadata
     }

@@ -16,7 +16,7 @@ use crate::mailbox_service::MailboxService;
 use crate::outcome::{Failure, FailureKind};
 use crate::producer::SendRequest;
 use crate::retry_policy::fit_delay;
-use crate::stack::ServiceStackOptions;
+use crate::service::ServiceStackOptions;
 use crate::stats::StatsSnapshot;
 use crate::worker_task::{PoolContext, ServedMailbox};
 

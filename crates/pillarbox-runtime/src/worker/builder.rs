@@ -11,7 +11,7 @@ use crate::backoff::Backoff;
 use crate::control::Control;
 use crate::dead_letters::{DeadLetter, DlqPolicy};
 use crate::hooks::FailedAttempt;
-use crate::stack::ServiceStackOptions;
+use crate::service::ServiceStackOptions;
 use crate::trace::Tracer;
 
 /// Options, which can be set before and after the handler.
@@ -122,7 +122,8 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, Receive, SendOptions};
-    /// # use pillarbox_runtime::{DlqPolicy, Outcome, Runnable, Worker};
+    /// # use pillarbox_runtime::{Outcome, Runnable, Worker};
+    /// # use pillarbox_runtime::dead_letters::DlqPolicy;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
     /// # let backend = Mailboxes::new(MemoryBackend::new());
     /// type Answer = Result<u64, String>;
@@ -155,17 +156,18 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// Each failure is reported at least once: if the process ends before the message is settled, the message is
     /// delivered again, and its next failure is reported as well. A message that is
     /// [quarantined](Self::quarantine_after) is reported with its dead letter, since no handler ran. A request that
-    /// a [`MainLoop`](crate::MainLoop) without dead letters answers with an error is no failure of its worker.
+    /// a [`MainLoop`](crate::loops::MainLoop) without dead letters answers with an error is no failure of its worker.
     ///
     /// A handler that failed after it had committed its acknowledgement in a transaction may be reported as
     /// [terminal](FailedAttempt::terminal), although its message is done and there will be no dead letter.
     ///
     /// The function gets a [`FailedAttempt`] after the decision what becomes of the message. The decision itself is
-    /// up to [`DlqPolicy::decide`], which gets a [`FailedDelivery`](crate::FailedDelivery).
+    /// up to [`DlqPolicy::decide`], which gets a [`FailedDelivery`](crate::dead_letters::FailedDelivery).
     ///
     /// ```
     /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::{DlqPolicy, Runnable, Worker};
+    /// # use pillarbox_runtime::{Runnable, Worker};
+    /// # use pillarbox_runtime::dead_letters::DlqPolicy;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> pillarbox_core::Result<()> {
     /// # let jobs: Mailbox<u32> = Mailboxes::new(MemoryBackend::new()).mailbox("jobs")?;
     /// # jobs.send(&7).await?;
@@ -248,7 +250,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
-    /// Extends the lease of a running handler only while it calls [`beat`](crate::Heartbeat::beat) at least once in
+    /// Extends the lease of a running handler only while it calls [`beat`](crate::handler::Heartbeat::beat) at least once in
     /// a third of the [visibility](Self::visibility). A handler that stops beating loses its message to another
     /// consumer when the lease expires.
     pub fn extend_while_beating(mut self) -> Self {
@@ -257,7 +259,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     }
 
     /// Cancels a handler whose lease was lost, at its next await. By default it is only
-    /// [notified](crate::Heartbeat::lost).
+    /// [notified](crate::handler::Heartbeat::lost).
     pub fn cancel_when_lost(mut self) -> Self {
         self.options.cancel_when_lost = true;
         self

@@ -27,7 +27,7 @@ use crate::outcome::{BoxError, Outcome};
 use crate::request::{Context, ServiceRequest};
 use crate::router::Router;
 use crate::runnable::Runnable;
-use crate::stack::{ServiceStack, ServiceStackOptions, SharedService, build_service_stack};
+use crate::service::{ServiceStack, ServiceStackOptions, SharedService, build_service_stack};
 use crate::stats::StatsSnapshot;
 
 /// A pool of workers that serves a mailbox.
@@ -49,7 +49,9 @@ use crate::stats::StatsSnapshot;
 /// ```
 /// use std::time::Duration;
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::{Backoff, Context, DlqPolicy, Metadata, Runnable, Worker};
+/// use pillarbox_runtime::{Backoff, Runnable, Worker};
+/// use pillarbox_runtime::dead_letters::DlqPolicy;
+/// use pillarbox_runtime::handler::{Context, Metadata};
 /// use tower::limit::RateLimitLayer;
 ///
 /// struct Smtp;
@@ -111,7 +113,8 @@ pub struct Ready<T, R, C> {
 ///
 /// ```
 /// use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// use pillarbox_runtime::{Context, ReadyWorker, Worker};
+/// use pillarbox_runtime::{ReadyWorker, Worker};
+/// use pillarbox_runtime::handler::Context;
 ///
 /// struct Shop;
 ///

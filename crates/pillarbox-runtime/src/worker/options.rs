@@ -9,7 +9,7 @@ use crate::backoff::Backoff;
 use crate::dead_letters::{DlqPolicy, Rules};
 use crate::hooks::Hooks;
 use crate::retry_policy::RetryPolicy;
-use crate::stack::ServiceStackOptions;
+use crate::service::ServiceStackOptions;
 
 /// The largest number of messages that may wait in memory. More are taken for a mistake.
 pub(super) const MAX_WAITING: usize = 1_000_000;

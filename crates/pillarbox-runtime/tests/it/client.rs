@@ -6,10 +6,11 @@ use std::time::Duration;
 use pillarbox_core::{
     Error, Json, Mailbox, Mailboxes, MemoryBackend, QueueOptions, Receive, SendOptions,
 };
-use pillarbox_runtime::{
-    CallError, Client, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind,
-    Runnable, Running, sweep_replies,
+use pillarbox_runtime::dead_letters::DlqPolicy;
+use pillarbox_runtime::loops::{
+    CallError, Client, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind, sweep_replies,
 };
+use pillarbox_runtime::{Runnable, Running};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 
 type Requests = Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>>;

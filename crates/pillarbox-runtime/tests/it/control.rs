@@ -8,10 +8,10 @@ use pillarbox_core::{
     Error, Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, Raw,
     Receive, SendOptions,
 };
-use pillarbox_runtime::{
-    Context, DeadLetter, DlqPolicy, Event, ProducerHandle, Runnable, Running, State, Worker,
-    WorkerId,
-};
+use pillarbox_runtime::dead_letters::{DeadLetter, DlqPolicy};
+use pillarbox_runtime::handler::{Context, WorkerId};
+use pillarbox_runtime::stats::State;
+use pillarbox_runtime::{Event, ProducerHandle, Runnable, Running, Worker};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -313,11 +313,12 @@ async fn options_out_of_range_are_refused_before_any_message_is_received() {
     let handler = |_: u32| async {};
     let worker = || Worker::new(jobs.clone());
     let refused = async |ended: pillarbox_core::Result<_>, what: &str| {
-        let error: Error = ended.map(|_: pillarbox_runtime::StatsSnapshot| ()).unwrap_err();
+        let error: Error = ended.map(|_: pillarbox_runtime::stats::StatsSnapshot| ()).unwrap_err();
         assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     };
-    let same: Mailbox<DeadLetter> = jobs.with_codec(pillarbox_runtime::DeadLetterCodec(Raw));
+    let same: Mailbox<DeadLetter> =
+        jobs.with_codec(pillarbox_runtime::dead_letters::DeadLetterCodec(Raw));
     for odd in [
         worker().workers(0),
         worker().inbox(usize::MAX),
@@ -332,8 +333,9 @@ async fn options_out_of_range_are_refused_before_any_message_is_received() {
         worker().dead_letters(DlqPolicy::to(&same)),
         worker().max_deliveries(0).dead_letters(DlqPolicy::new()),
         worker().max_deliveries(0),
-        worker().stack(pillarbox_runtime::ServiceStackOptions::none().concurrency_limit(0)),
-        worker().stack(pillarbox_runtime::ServiceStackOptions::none().buffer(usize::MAX)),
+        worker()
+            .stack(pillarbox_runtime::service::ServiceStackOptions::none().concurrency_limit(0)),
+        worker().stack(pillarbox_runtime::service::ServiceStackOptions::none().buffer(usize::MAX)),
     ] {
         refused(odd.handler(handler).run().await, "allowed").await;
     }

@@ -9,9 +9,8 @@ use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, RawMessage,
     Receive, SendOptions,
 };
-use pillarbox_runtime::{
-    DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, Outcome, Runnable, Worker,
-};
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqPolicy};
+use pillarbox_runtime::{DlqAction, DlqConsumer, Outcome, Runnable, Worker};
 
 use crate::common::crash::Crash;
 

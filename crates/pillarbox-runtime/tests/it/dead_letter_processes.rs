@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{Mailbox, Mailboxes, MessageId};
-use pillarbox_runtime::{DeadLetter, Dlq};
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq};
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, told};
 

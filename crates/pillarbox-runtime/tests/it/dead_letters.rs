@@ -12,10 +12,13 @@ use pillarbox_core::{
     Result, SendOptions, Timestamp,
 };
 use pillarbox_redis::{RedisBackend, RedisOptions};
+use pillarbox_runtime::dead_letters::{
+    Classify, DeadLetter, DeadLetterCodec, Decision, Dlq, DlqLimits, DlqPolicy, DlqStatus,
+    ErrorClass, FailedDelivery,
+};
+use pillarbox_runtime::handler::Attempt;
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Classify, DeadLetter, DeadLetterCodec, Decision, Dlq, DlqAction,
-    DlqConsumer, DlqLimits, DlqPolicy, DlqStatus, ErrorClass, Event, FailedDelivery, FailureKind,
-    Outcome, Runnable, Worker,
+    Backoff, BoxError, DlqAction, DlqConsumer, Event, FailureKind, Outcome, Runnable, Worker,
 };
 use pillarbox_testing::server::RedisServer;
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue};
@@ -538,7 +541,7 @@ async fn a_pass_does_not_wait_for_delayed_dead_letters_that_it_would_leave() {
         letters(&dead).await.iter().map(|letter| (letter.body, letter.message_id)).unzip();
     assert_eq!(first, [1, 2, 3, 4]);
     delay(&dead, &[(2, 10), (3, 20), (4, 30)]).await;
-    let waited = async |pass: pillarbox_runtime::Pass| {
+    let waited = async |pass: pillarbox_runtime::dead_letters::Pass| {
         let begun = Instant::now();
         let report = pass.delayed(HOUR).run().await.unwrap();
         (report.done, report.left, begun.elapsed().as_secs() / 60)

@@ -9,11 +9,12 @@ use std::time::Duration;
 use pillarbox_core::{
     Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Result,
 };
-use pillarbox_runtime::{
-    Backoff, Control, DeadLetter, DlqConsumer, DlqLimits, Event, GroupError, GroupStatus,
-    LoopFailure, LoopGroup, LoopState, ReadyWorker, Restart, Runnable, State, StatsSnapshot,
-    StopSignal, Stuck, Task, Worker,
+use pillarbox_runtime::dead_letters::{DeadLetter, DlqLimits};
+use pillarbox_runtime::group::{
+    GroupError, GroupStatus, LoopFailure, LoopGroup, LoopState, Restart, StopSignal, Stuck, Task,
 };
+use pillarbox_runtime::stats::{State, StatsSnapshot};
+use pillarbox_runtime::{Backoff, Control, DlqConsumer, Event, ReadyWorker, Runnable, Worker};
 use pillarbox_testing::process::Child;
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
 use tokio::sync::Semaphore;
@@ -458,7 +459,7 @@ async fn a_second_stop_cancels_what_is_running() {
 }
 
 /// Waits until the member of this name is in this state.
-async fn reaches(running: &pillarbox_runtime::RunningGroup, name: &str, state: State) {
+async fn reaches(running: &pillarbox_runtime::group::RunningGroup, name: &str, state: State) {
     let mut stats = running.control().control_of(name).expect("a member").stats();
     stats.wait_for(|stats| stats.state == state).await.expect("a running loop");
 }
@@ -804,7 +805,7 @@ fn a_loop_that_is_idle_or_paused_or_beats_is_not_stuck() {
             .add(working(&mailbox(&backend, "idle"), SECOND))
             .add(working(&mailbox(&backend, "paused"), SECOND))
             .add(Worker::new(long.clone()).without_timeout().handler(
-                |_: u32, heartbeat: pillarbox_runtime::Heartbeat| async move {
+                |_: u32, heartbeat: pillarbox_runtime::handler::Heartbeat| async move {
                     for _ in 0..300 {
                         heartbeat.beat();
                         tokio::time::sleep(Duration::from_millis(10)).await;

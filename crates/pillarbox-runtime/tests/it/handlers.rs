@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, MessageId, Raw, SendOptions};
+use pillarbox_runtime::dead_letters::{DeadLetter, DeadLetterCodec, DlqPolicy};
+use pillarbox_runtime::handler::{Attempt, Context, Heartbeat, Metadata, Replies, WorkerId};
+use pillarbox_runtime::service::{ServiceRequest, ServiceStackOptions};
+use pillarbox_runtime::stats::StatsSnapshot;
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Context, DeadLetter, DeadLetterCodec, DlqPolicy, Event, Failure,
-    FailureKind, Heartbeat, Metadata, Outcome, ProducerHandle, Replies, Router, Runnable,
-    ServiceRequest, ServiceStackOptions, StatsSnapshot, Worker, WorkerId,
+    Backoff, BoxError, Event, Failure, FailureKind, Outcome, ProducerHandle, Router, Runnable,
+    Worker,
 };
 use pillarbox_testing::{CollectingMailbox, FakeMailbox, Injected};
 use tokio::sync::mpsc;
@@ -517,11 +520,11 @@ async fn a_tagged_enum_carries_several_kinds_as_well() {
 async fn a_tracer_that_panics_has_no_effect_on_messages() {
     /// What runs outside of the handler and its layers.
     struct Bad(AtomicUsize);
-    impl pillarbox_runtime::Tracer for Bad {
-        fn join(&self, _: &tracing::Span, _: pillarbox_runtime::Kinship<'_>) {
+    impl pillarbox_runtime::trace::Tracer for Bad {
+        fn join(&self, _: &tracing::Span, _: pillarbox_runtime::trace::Kinship<'_>) {
             assert!(self.0.fetch_add(1, Ordering::SeqCst) > 0, "a bad tracer");
         }
-        fn context(&self, _: &tracing::Span) -> Option<pillarbox_runtime::TraceContext> {
+        fn context(&self, _: &tracing::Span) -> Option<pillarbox_runtime::trace::TraceContext> {
             None
         }
     }

@@ -12,17 +12,17 @@ use pillarbox_core::{
     BoxFuture, Counts, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, Queue, QueueOptions,
     Result,
 };
-use pillarbox_runtime::{
-    Control, DeadLetter, Dlq, DlqLimits, DlqPolicy, GroupError, LoopGroup, Outcome, Runnable,
-    RunningGroup, State, StatsSnapshot, Worker,
-};
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqLimits, DlqPolicy};
+use pillarbox_runtime::group::{GroupError, LoopGroup, RunningGroup};
+use pillarbox_runtime::stats::{State, StatsSnapshot};
+use pillarbox_runtime::{Control, Outcome, Runnable, Worker};
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue, on_threads};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 /// Timeout of every step, for slow machines.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// A free port of this machine.
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -59,7 +59,7 @@ impl Answer {
 /// Sends a request as a probe does. Blocks.
 fn ask_now(address: SocketAddr, method: &str, path: &str) -> Answer {
     let mut stream = TcpStream::connect(address).expect("a connection");
-    stream.set_read_timeout(Some(PATIENCE)).expect("set");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("set");
     let request = format!("{method} {path} HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("asked");
     let mut text = String::new();
@@ -87,7 +87,7 @@ async fn until(
     path: &'static str,
     is_meant: impl Fn(&Answer) -> bool,
 ) -> Answer {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         let answer = get(running, path).await;
         if is_meant(&answer) {
@@ -387,7 +387,7 @@ fn a_stuck_loop_is_reported_as_not_live_even_if_every_thread_is_blocked() {
         .start()
         .unwrap();
     drop(entered);
-    told.recv_timeout(PATIENCE).unwrap();
+    told.recv_timeout(TIMEOUT).unwrap();
     let live = ask_now(address(&running), "GET", "/health/live");
     assert_eq!((live.status, live.json()["status"].clone()), (503, json!("stuck")));
     let named = format!("has been at message {id} of queue 'orders' (delivery 1)");
@@ -452,7 +452,7 @@ fn many_silent_connections_do_not_block_probes() {
         }
         // The first connections were closed for the last.
         for mut one in silent.drain(..100) {
-            one.set_read_timeout(Some(PATIENCE)).unwrap();
+            one.set_read_timeout(Some(TIMEOUT)).unwrap();
             assert!(matches!(one.read(&mut [0; 1]), Ok(0) | Err(_)), "it is closed");
         }
         running.stop().await.unwrap();

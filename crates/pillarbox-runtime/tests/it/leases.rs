@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pillarbox_core::{Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions};
-use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Context, DeadLetter, DlqPolicy, Event, FailureKind, Heartbeat,
-    Metadata, Outcome, Runnable, Worker, WorkerId,
-};
+use pillarbox_runtime::dead_letters::{DeadLetter, DlqPolicy};
+use pillarbox_runtime::handler::{Attempt, Context, Heartbeat, Metadata, WorkerId};
+use pillarbox_runtime::{Backoff, BoxError, Event, FailureKind, Outcome, Runnable, Worker};
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_sqlite::{SqliteBackend, SqliteOptions, transaction, verify};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};

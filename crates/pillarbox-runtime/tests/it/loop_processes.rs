@@ -6,9 +6,8 @@
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{Mailbox, Mailboxes};
-use pillarbox_runtime::{
-    Client, MainLoop, MainLoopRequest, MainLoopResult, Runnable, sweep_replies,
-};
+use pillarbox_runtime::Runnable;
+use pillarbox_runtime::loops::{Client, MainLoop, MainLoopRequest, MainLoopResult, sweep_replies};
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::{Child, told};
 

@@ -7,10 +7,12 @@ use std::time::Duration;
 use pillarbox_core::{
     Error, Json, Mailbox, Mailboxes, MemoryBackend, QueueOptions, Receive, SendOptions, Timestamp,
 };
-use pillarbox_runtime::{
-    Backoff, Budget, DeadLetter, Dlq, DlqPolicy, Event, LoopCall, MainLoop, MainLoopRequest,
-    MainLoopResult, RemoteErrorKind, Run, Runnable, State, Uuid,
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqPolicy};
+use pillarbox_runtime::loops::{
+    Budget, LoopCall, MainLoop, MainLoopRequest, MainLoopResult, RemoteErrorKind, Run, Uuid,
 };
+use pillarbox_runtime::stats::State;
+use pillarbox_runtime::{Backoff, Event, Runnable};
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -96,7 +98,7 @@ async fn an_adapter_has_deadline_budget_resources_and_message() {
         assert!(!run.heartbeat().is_lost());
         let unknown = run.live::<Unknown>().err().unwrap().to_string();
         assert!(unknown.contains("Unknown") && unknown.contains("MainLoop::resource"), "{unknown}");
-        Ok::<_, pillarbox_runtime::NotRegistered>(run.live::<Model>()?.0.to_owned())
+        Ok::<_, pillarbox_runtime::loops::NotRegistered>(run.live::<Model>()?.0.to_owned())
     })
     .resource(Model("large"))
     .run_until_empty()

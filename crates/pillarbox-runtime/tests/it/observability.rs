@@ -10,10 +10,14 @@ use pillarbox_core::{
     Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, Receive,
     SendOptions, Settle,
 };
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqPolicy};
+use pillarbox_runtime::group::LoopGroup;
+use pillarbox_runtime::handler::{Attempt, Metadata};
+use pillarbox_runtime::loops::{MainLoop, MainLoopRequest, MainLoopResult};
+use pillarbox_runtime::service::ServiceStackOptions;
+use pillarbox_runtime::trace::{Kinship, TraceContext, Tracer};
 use pillarbox_runtime::{
-    Attempt, Backoff, DeadLetter, Dlq, DlqAction, DlqConsumer, DlqPolicy, FailureKind, Kinship,
-    LoopGroup, MainLoop, MainLoopRequest, MainLoopResult, Metadata, Outcome, ProducerHandle,
-    Runnable, ServiceStackOptions, TraceContext, Tracer, Worker,
+    Backoff, DlqAction, DlqConsumer, FailureKind, Outcome, ProducerHandle, Runnable, Worker,
 };
 use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tracing::field::{Field, Visit};
@@ -655,9 +659,15 @@ async fn a_first_delivery_is_a_child_and_later_ones_are_links_and_handlers_propa
             |_: u32,
              Attempt(attempt): Attempt,
              producer: ProducerHandle<u32>,
-             pillarbox_runtime::Context(next): pillarbox_runtime::Context<Mailbox<u32>>| async move {
+             pillarbox_runtime::handler::Context(next): pillarbox_runtime::handler::Context<
+                Mailbox<u32>,
+            >| async move {
                 producer.send_to(&next, &attempt, SendOptions::new()).await?;
-                if attempt == 1 { Err("once more".into()) } else { Ok::<_, pillarbox_runtime::BoxError>(()) }
+                if attempt == 1 {
+                    Err("once more".into())
+                } else {
+                    Ok::<_, pillarbox_runtime::BoxError>(())
+                }
             },
         );
     let running = worker.start();

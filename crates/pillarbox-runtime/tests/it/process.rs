@@ -10,7 +10,8 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{Counts, Mailbox, MessageId, MessageState, Receive, SendOptions};
-use pillarbox_runtime::{DeadLetter, FailureKind};
+use pillarbox_runtime::FailureKind;
+use pillarbox_runtime::dead_letters::DeadLetter;
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_testing::on_threads;
 use pillarbox_testing::process::Child;

@@ -19,10 +19,12 @@ use pillarbox_core::{
     Json, Leased, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, Queue, QueueOptions,
     RawMessage, Settle,
 };
+use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqPolicy};
+use pillarbox_runtime::handler::{Attempt, Context, Heartbeat, Metadata};
+use pillarbox_runtime::stats::{State, StatsSnapshot};
 use pillarbox_runtime::{
-    Attempt, Backoff, BoxError, Context, Control, DeadLetter, Dlq, DlqAction, DlqConsumer,
-    DlqPolicy, Heartbeat, Metadata, Outcome, ProducerHandle, ReadyWorker, Runnable, State,
-    StatsSnapshot, Worker,
+    Backoff, BoxError, Control, DlqAction, DlqConsumer, Outcome, ProducerHandle, ReadyWorker,
+    Runnable, Worker,
 };
 use pillarbox_testing::process::setting;
 use pillarbox_testing::{FaultQueue, Faults};

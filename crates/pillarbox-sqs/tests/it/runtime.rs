@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use pillarbox_core::{Mailbox, SendOptions};
-use pillarbox_runtime::{
-    Backoff, Client, Dlq, DlqPolicy, MainLoop, MainLoopRequest, MainLoopResult, Run, Runnable,
-    Worker,
-};
+use pillarbox_runtime::dead_letters::{Dlq, DlqPolicy};
+use pillarbox_runtime::loops::{Client, MainLoop, MainLoopRequest, MainLoopResult, Run};
+use pillarbox_runtime::{Backoff, Runnable, Worker};
 use pillarbox_testing::on_threads;
 use pillarbox_testing::server::SqsFlavour;
 

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{Context, Worker};
+use pillarbox_runtime::Worker;
+use pillarbox_runtime::handler::Context;
 
 use crate::chart::{Contest, Role};
 use crate::load::{Job, crowd};

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use pillarbox_core::{Mailbox, Receive, SendOptions};
-use pillarbox_runtime::{MainLoop, MainLoopRequest, MainLoopResult};
+use pillarbox_runtime::loops::{MainLoop, MainLoopRequest, MainLoopResult};
 
 use super::{INBOX, PATIENCE, figures, input};
 use crate::measure::{Result, expect_eq, on_two_threads};

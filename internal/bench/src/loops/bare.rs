@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pillarbox_core::{Mailbox, Receive, SendOptions};
-use pillarbox_runtime::{MainLoopRequest, MainLoopResult, Uuid};
+use pillarbox_runtime::loops::{MainLoopRequest, MainLoopResult, Uuid};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 

@@ -15,7 +15,7 @@ mod ours;
 use std::time::{Duration, Instant};
 
 use pillarbox_core::{Mailbox, Mailboxes};
-use pillarbox_runtime::{MainLoopRequest, MainLoopResult};
+use pillarbox_runtime::loops::{MainLoopRequest, MainLoopResult};
 use tokio::task::JoinSet;
 
 use crate::measure::{

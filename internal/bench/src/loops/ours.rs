@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pillarbox_runtime::{Client, MainLoop, MainLoopRequest, Running};
+use pillarbox_runtime::Running;
+use pillarbox_runtime::loops::{Client, MainLoop, MainLoopRequest};
 
 use super::{Caller, Ends, PATIENCE, Requests};
 use crate::measure::{Result, expect_eq};

@@ -3,9 +3,10 @@
 use std::error::Error;
 use std::process::{ExitCode, Termination};
 
+use pillarbox::dead_letters::PassFailed;
 use pillarbox::evals::{Dataset, EvalError};
+use pillarbox::group::GroupError;
 use pillarbox::prelude::*;
-use pillarbox::runtime::{GroupError, PassFailed};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::common::{page, quoted, read, root};
 use pillarbox::prelude::*;
-use pillarbox::runtime::StatsSnapshot;
+use pillarbox::stats::StatsSnapshot;
 use pillarbox_testing::server::{Flavour, RedisServer};
 use serde_norway::Value;
 

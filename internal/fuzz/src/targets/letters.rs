@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use pillarbox_core::{Codec, Json, MessageId, MessagePack, Raw, RawMessage, Timestamp};
 use pillarbox_evals::{EvalRequest, Scored};
-use pillarbox_runtime::{DeadLetter, DeadLetterCodec, MainLoopRequest, MainLoopResult};
+use pillarbox_runtime::dead_letters::{DeadLetter, DeadLetterCodec};
+use pillarbox_runtime::loops::{MainLoopRequest, MainLoopResult};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

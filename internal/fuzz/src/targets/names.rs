@@ -1,7 +1,7 @@
 //! Short texts: names of queues and of their keys, times, cursors and traces.
 
 use pillarbox_core::{QueueName, Timestamp};
-use pillarbox_runtime::TraceContext;
+use pillarbox_runtime::trace::TraceContext;
 
 use super::{refused, text};
 use crate::driver::record_outcome;

@@ -9,7 +9,9 @@ mod worker;
 
 use std::time::{Duration, Instant};
 
-use pillarbox::runtime::{Backoff, DlqPolicy, Event, Events, Runnable, StatsSnapshot, Worker};
+use pillarbox::dead_letters::DlqPolicy;
+use pillarbox::stats::StatsSnapshot;
+use pillarbox::{Backoff, Event, Events, Runnable, Worker};
 use pillarbox::{Mailbox, Mailboxes, QueueOptions, SendOptions};
 use rand::Rng;
 use serde::Serialize;

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox::Event;
 use pillarbox::MessageId;
-use pillarbox::runtime::{Event, WorkerId};
+use pillarbox::handler::WorkerId;
 
 /// Change of a task.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pillarbox::runtime::{Attempt, Context};
+use pillarbox::handler::{Attempt, Context};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{DeadLetter, Dlq, Pass, PassFailed, PassReport, Summary};
+use pillarbox::dead_letters::{DeadLetter, Dlq, Pass, PassFailed, PassReport, Summary};
 use pillarbox::{Mailboxes, MessageState, QueueName, QueueOptions, Timestamp};
 use serde::Serialize;
 
@@ -167,7 +167,7 @@ impl BulkAction {
                 Err(_) => report.unreadable += 1,
                 Ok(letter) if !self.filter.matches(found.id, letter) => report.left += 1,
                 Ok(letter) if self.action.is_exhausted(letter.replay_count) => {
-                    report.exhausted += 1
+                    report.exhausted += 1;
                 }
                 Ok(letter) if self.action.is_refused(letter) => report.refused += 1,
                 Ok(_) if self.max.is_some_and(|max| report.done >= max) => beyond_max += 1,

@@ -1,7 +1,7 @@
 //! `pillarbox dlq discard`
 
 use pillarbox::Timestamp;
-use pillarbox::runtime::Dlq;
+use pillarbox::dead_letters::Dlq;
 
 use super::bulk_action::{Action, BulkAction};
 use super::filter::Filter;

@@ -1,6 +1,6 @@
 //! Filters for dead letters.
 
-use pillarbox::runtime::{DeadLetter, Pass};
+use pillarbox::dead_letters::{DeadLetter, Pass};
 use pillarbox::{MessageId, Timestamp};
 
 use crate::args::Filters;
@@ -101,7 +101,8 @@ fn contains(bytes: &[u8], text: &str) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use pillarbox::runtime::{DeadLetterCodec, FailureKind};
+    use pillarbox::FailureKind;
+    use pillarbox::dead_letters::DeadLetterCodec;
     use pillarbox::{Codec, Raw};
 
     use super::*;

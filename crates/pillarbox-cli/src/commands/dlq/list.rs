@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use pillarbox::runtime::{Dlq, PeekedDeadLetter};
+use pillarbox::dead_letters::{Dlq, PeekedDeadLetter};
 use pillarbox::{MessageState, QueueOptions, Timestamp};
 
 use super::filter::Filter;

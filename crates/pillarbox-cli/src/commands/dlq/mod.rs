@@ -16,7 +16,7 @@ mod replay;
 mod show;
 mod stats;
 
-use pillarbox::runtime::{DeadLetter, DeadLetterCodec, ErrorGroup, PeekedDeadLetter, Summary};
+use pillarbox::dead_letters::{DeadLetter, DeadLetterCodec, ErrorGroup, PeekedDeadLetter, Summary};
 use pillarbox::{Codec, MessageId, MessageState, QueueName, Raw, Timestamp};
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 //! `pillarbox dlq replay`
 
-use pillarbox::runtime::Dlq;
+use pillarbox::dead_letters::Dlq;
 use pillarbox::{Mailbox, Mailboxes, Timestamp};
 
 use super::bulk_action::{Action, BulkAction};

@@ -1,6 +1,6 @@
 //! `pillarbox dlq show`
 
-use pillarbox::runtime::{DeadLetter, Dlq, PeekedDeadLetter};
+use pillarbox::dead_letters::{DeadLetter, Dlq, PeekedDeadLetter};
 use pillarbox::{MessageState, Timestamp};
 
 use super::write_json;

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use pillarbox::runtime::{Dlq, Summary};
+use pillarbox::dead_letters::{Dlq, Summary};
 use pillarbox::{Mailboxes, MessageId, QueueName, Timestamp};
 use serde::Serialize;
 

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use pillarbox::Mailbox;
 use pillarbox::evals::{EvalError, EvalRun};
-use pillarbox::runtime::{MainLoopRequest, MainLoopResult};
+use pillarbox::loops::{MainLoopRequest, MainLoopResult};
 use serde_json::Value;
 
 use crate::args::{self, EvalCommand};

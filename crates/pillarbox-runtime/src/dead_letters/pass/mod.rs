@@ -194,7 +194,7 @@ impl Pass {
     /// ```
     /// # use std::time::Duration;
     /// # use pillarbox_core::{Mailboxes, MemoryBackend};
-    /// # use pillarbox_runtime::Dlq;
+    /// # use pillarbox_runtime::dead_letters::Dlq;
     /// # async fn f(backend: Mailboxes) -> Result<(), Box<dyn std::error::Error>> {
     /// let hour = Duration::from_secs(3600);
     /// let report = Dlq::open(&backend, "orders-dlq")?.replay().delayed(hour).run().await?;

@@ -28,7 +28,8 @@ use crate::attributes::DEADLINE;
 /// ```
 /// # use std::time::Duration;
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{CallError, Client, MainLoop, MainLoopRequest, MainLoopResult, Runnable};
+/// # use pillarbox_runtime::Runnable;
+/// # use pillarbox_runtime::loops::{CallError, Client, MainLoop, MainLoopRequest, MainLoopResult};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let roots: Mailbox<MainLoopRequest<f64>, MainLoopResult<f64>> = backend.mailbox("roots")?;

@@ -18,7 +18,8 @@ use super::waiters::{Answer, Registration, Waiters};
 /// ```
 /// # use std::time::Duration;
 /// # use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend};
-/// # use pillarbox_runtime::{Client, MainLoop, MainLoopRequest, MainLoopResult, Runnable};
+/// # use pillarbox_runtime::Runnable;
+/// # use pillarbox_runtime::loops::{Client, MainLoop, MainLoopRequest, MainLoopResult};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let backend = Mailboxes::new(MemoryBackend::new());
 /// # let squares: Mailbox<MainLoopRequest<u64>, MainLoopResult<u64>> = backend.mailbox("squares")?;

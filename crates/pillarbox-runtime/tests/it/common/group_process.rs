@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use pillarbox_core::{Mailbox, Mailboxes};
-use pillarbox_runtime::{Context, Heartbeat, LoopGroup, Outcome, Runnable, Worker};
+use pillarbox_runtime::group::LoopGroup;
+use pillarbox_runtime::handler::{Context, Heartbeat};
+use pillarbox_runtime::{Outcome, Runnable, Worker};
 use pillarbox_testing::process::{Child, told};
 use pillarbox_testing::{block_on, on_threads};
 use serde::{Deserialize, Serialize};

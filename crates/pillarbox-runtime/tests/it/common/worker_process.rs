@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pillarbox_core::Mailbox;
-use pillarbox_runtime::{
-    Context, DlqPolicy, Event, Heartbeat, Metadata, Outcome, Runnable, Worker,
-};
+use pillarbox_runtime::dead_letters::DlqPolicy;
+use pillarbox_runtime::handler::{Context, Heartbeat, Metadata};
+use pillarbox_runtime::{Event, Outcome, Runnable, Worker};
 use pillarbox_sqlite::rusqlite::{Connection, TransactionBehavior};
 use pillarbox_sqlite::transaction;
 use pillarbox_testing::process::{Child, told};

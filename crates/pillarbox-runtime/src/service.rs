@@ -14,7 +14,7 @@ use tower::util::{BoxCloneSyncService, Either};
 use tower::{Service, ServiceBuilder, ServiceExt};
 
 use crate::outcome::{BoxError, Failure, Outcome};
-use crate::request::ServiceRequest;
+pub use crate::request::ServiceRequest;
 
 /// A service stack, whatever its layers are.
 pub type ServiceStack<T, R = (), C = ()> =
@@ -89,7 +89,8 @@ impl Default for ServiceStackOptions {
 /// The buffer spawns a task, so a stack with one is built within a Tokio runtime.
 ///
 /// ```
-/// use pillarbox_runtime::{HandlerService, ServiceStack, ServiceStackOptions, build_service_stack};
+/// use pillarbox_runtime::handler::HandlerService;
+/// use pillarbox_runtime::service::{ServiceStack, ServiceStackOptions, build_service_stack};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// let handler = HandlerService::new(|job: String| async move { println!("{job}") });
