@@ -455,10 +455,10 @@ async fn damaged_files_are_rejected_and_an_incomplete_line_is_repaired() {
     let error = opened(directory.path()).unwrap_err();
     assert!(error.contains("results.jsonl is damaged: there is no sample \"s33\""), "{error}");
     std::fs::write(at("results.jsonl"), whole).unwrap();
-    let about = std::fs::read_to_string(at("run.json")).unwrap();
+    let manifest = std::fs::read_to_string(at("run.json")).unwrap();
     for (text, reason) in [
         ("{}".to_owned(), "does not describe a run"),
-        (about.replace("\"format\": 1", "\"format\": 2"), "of format 2"),
+        (manifest.replace("\"format\": 1", "\"format\": 2"), "has format 2"),
     ] {
         std::fs::write(at("run.json"), text).unwrap();
         let error = opened(directory.path()).unwrap_err();
