@@ -92,7 +92,7 @@ fn wrong_usage_is_2_and_changes_nothing() {
         (&format!("extend orders {receipt} 13h"), "0 to 43200 s"),
         ("stats --watch 500ms", "--watch=500ms"),
         ("stats --watch=0s", "at least 100ms"),
-        ("queues --url jobs.db", "a file is written sqlite:PATH"),
+        ("queues --url jobs.db", "the URL of a file is sqlite:PATH"),
         ("move orders sqlite:other.db orders --visibility 5ms", "at least 1s"),
         ("receive orders --max 0", "at least 1"),
         ("receive orders --visibility 13h", "visibility"),

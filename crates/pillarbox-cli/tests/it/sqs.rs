@@ -121,7 +121,7 @@ fn redrive_is_shown_and_set() {
     let scene = Scene::new();
     scene.ok("send orders poison");
     scene.ok("send dead x");
-    let none = "none: messages stay, however often they are delivered\n";
+    let none = "none: messages stay in the queue however often they are delivered\n";
     assert_eq!(scene.ok("redrive orders"), none);
     assert_eq!(scene.ok("redrive orders --to dead --after 5"), "to 'dead' after 5 deliveries\n");
     let shown = "{\"queue\":\"orders\",\"to\":\"dead\",\"max_deliveries\":5}\n";
