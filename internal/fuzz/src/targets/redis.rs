@@ -165,7 +165,7 @@ pub(super) fn reply(input: &[u8]) {
             Err(error) => refused(&error),
         },
         "queues" => {
-            drop(reader::queues(answer).inspect(|_| record_outcome("list")).inspect_err(refused))
+            drop(reader::queues(answer).inspect(|_| record_outcome("list")).inspect_err(refused));
         }
         "slots" => match reader::slots(answer) {
             Ok((primaries, uncovered)) => {
