@@ -18,19 +18,31 @@ impl Destination {
         Self { queue: mailbox.queue().clone(), backend: mailbox.backend().cloned() }
     }
 
-    /// Whether the source is on another backend. A mailbox that was made of a queue alone is on an unknown
-    /// backend, which is taken for the same.
-    pub(super) fn is_on_other_backend(&self, source: Option<&Mailboxes>) -> bool {
-        self.backend.as_ref().zip(source).is_some_and(|(own, source)| !own.is_same(source))
+    /// Returns whether the source is on another backend. Of a mailbox that was made of a queue alone, only the
+    /// kind of its backend is known.
+    pub(super) fn is_on_other_backend(
+        &self,
+        source: &dyn Queue,
+        backend: Option<&Mailboxes>,
+    ) -> bool {
+        match self.backend.as_ref().zip(backend) {
+            Some((own, source)) => !own.is_same(source),
+            None => !self.is_same_kind(source),
+        }
     }
 
-    /// Refuses the source itself, where dead letters would be received again.
-    pub(super) fn check(&self, source: &dyn Queue, backend: Option<&Mailboxes>) -> Result<()> {
-        if source.name() != self.queue.name() || self.is_on_other_backend(backend) {
+    /// Refuses the source itself, where dead letters would be received again. A backend that was opened twice
+    /// looks like two, so a queue of the same name on another backend of the same kind is refused as well.
+    pub(super) fn check(&self, source: &dyn Queue) -> Result<()> {
+        if source.name() != self.queue.name() || !self.is_same_kind(source) {
             return Ok(());
         }
         let value = format!("'{}', the source of the messages", source.name());
         let allowed = "a mailbox of another name";
         Err(Error::invalid(Some(source.name()), "dead_letters", value, allowed))
+    }
+
+    fn is_same_kind(&self, source: &dyn Queue) -> bool {
+        self.queue.capabilities().backend == source.capabilities().backend
     }
 }

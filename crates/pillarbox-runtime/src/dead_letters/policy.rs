@@ -90,8 +90,8 @@ impl DlqPolicy {
 
     /// Creates a policy that sends dead letters to this mailbox, which may be on any backend. If it is not that
     /// of the source, a replay must name the backend of the source:
-    /// [`Dlq::sources_on`](super::Dlq::sources_on). A backend that was opened twice counts as two. A mailbox that was
-    /// made of a [`Queue`] alone is taken to be on the same backend.
+    /// [`Dlq::sources_on`](super::Dlq::sources_on). A backend that was opened twice counts as two. Of a mailbox that
+    /// was made of a [`Queue`] alone, only the kind of its backend is known.
     pub fn to<T: 'static, R: 'static>(mailbox: &Mailbox<DeadLetter<T>, R>) -> Self {
         Self { to: Some(Destination::of(mailbox)), ..Self::default() }
     }
@@ -250,8 +250,8 @@ impl DlqPolicy {
         let destinations: Vec<_> =
             std::iter::once(first).chain(rules.routes.iter().map(|(_, to)| to.clone())).collect();
         for to in &destinations {
-            to.check(&**source, backend)?;
-            rules.is_on_other_backend.push(to.is_on_other_backend(backend));
+            to.check(&**source)?;
+            rules.is_on_other_backend.push(to.is_on_other_backend(&**source, backend));
         }
         Ok((rules, destinations.into_iter().map(|to| to.queue).collect()))
     }
@@ -454,5 +454,26 @@ mod tests {
         assert!(DlqPolicy::new().resolve(&long, Some(&backend)).is_err());
         let same: Mailbox<DeadLetter<u32>> = backend.mailbox("jobs").unwrap();
         assert!(DlqPolicy::to(&same).resolve(&source, Some(&backend)).is_err());
+    }
+
+    #[test]
+    fn the_source_is_refused_although_its_backend_was_opened_twice() {
+        let open = || Mailboxes::new(MemoryBackend::named("opened twice"));
+        let (first, second) = (open(), open());
+        let source = first.queue("jobs", QueueOptions::new()).unwrap();
+        let same: Mailbox<DeadLetter<u32>> = second.mailbox("jobs").unwrap();
+        assert!(DlqPolicy::to(&same).resolve(&source, Some(&first)).is_err());
+    }
+
+    #[test]
+    fn a_source_of_another_kind_is_on_another_backend_though_only_its_queue_is_known() {
+        let backend = Mailboxes::new(MemoryBackend::new());
+        let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("jobs-dlq").unwrap();
+        let is_on_other = |source: &Arc<dyn Queue>| {
+            DlqPolicy::to(&dead).resolve(source, None).unwrap().0.is_on_other_backend(0)
+        };
+        let null = pillarbox_testing::NullMailbox::new::<u32, ()>();
+        assert!(is_on_other(null.queue()));
+        assert!(!is_on_other(&backend.queue("jobs", QueueOptions::new()).unwrap()));
     }
 }

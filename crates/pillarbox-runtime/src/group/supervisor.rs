@@ -119,7 +119,8 @@ impl Supervisor {
     ) -> Result<StatsSnapshot, LoopFailure> {
         let member = next?;
         self.registry.started(self.index, &member.control(), self.turn_within);
-        let mut task = AbortOnDrop(tokio::spawn(member.work()));
+        // Within the task from its first line on: a panic is a failure of this loop alone.
+        let mut task = AbortOnDrop(tokio::spawn(async move { member.work().await }));
         match (&mut task.0).await {
             Ok(ended) => ended,
             Err(error) if error.is_panic() => Err(panicked(&*error.into_panic())),

@@ -80,11 +80,14 @@ impl Runnable for Scripted {
         self.control.clone()
     }
 
-    async fn work(self) -> Result<StatsSnapshot, LoopFailure> {
-        match self.act {
-            Act::Fail => Err(Error::Closed { queue: None }.into()),
-            Act::Panic => panic!("all is lost"),
-            Act::Endless => std::future::pending().await,
+    fn work(self) -> impl Future<Output = Result<StatsSnapshot, LoopFailure>> + Send + 'static {
+        // Before there is a future, which the group has to survive as well.
+        assert!(!matches!(self.act, Act::Panic), "all is lost");
+        async move {
+            match self.act {
+                Act::Fail => Err(Error::Closed { queue: None }.into()),
+                _ => std::future::pending().await,
+            }
         }
     }
 }
