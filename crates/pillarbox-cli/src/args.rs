@@ -17,7 +17,7 @@ pub(crate) use self::eval::{
     Eval, EvalCollect, EvalCommand, EvalReport, EvalSubmit, Evaluator, Format, Limits,
 };
 pub(crate) use crate::output::file::Permissions;
-use crate::output::time;
+use crate::output::time::parse as duration;
 use crate::url::BackendUrl;
 
 /// Returns the text after the help of the command.
@@ -117,11 +117,6 @@ pub(crate) enum Command {
     Completions(Completions),
     /// Write the manual pages into a directory.
     Man(Man),
-}
-
-/// Parses a duration.
-fn duration(text: &str) -> Result<Duration, String> {
-    time::parse(text)
 }
 
 /// Parses an interval of at least 100 ms.

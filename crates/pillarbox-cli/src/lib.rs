@@ -44,7 +44,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::args::Cli;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::output::{Log, text};
+use crate::output::log::{self, Log};
 use crate::url::BackendUrl;
 
 /// Runs the command line and returns the exit code.
@@ -73,13 +73,7 @@ pub fn main() -> ExitCode {
 fn report_parse_error(error: &clap::Error) -> ExitCode {
     let original = error.to_string();
     let shown = redact(&original, std::env::args_os().skip(1));
-    let shown: String = shown
-        .split_inclusive('\n')
-        .map(|line| match line.strip_suffix('\n') {
-            Some(line) => format!("{}\n", text::printable(line)),
-            None => text::printable(line).into_owned(),
-        })
-        .collect();
+    let shown: String = shown.split_inclusive('\n').map(log::printable_line).collect();
     let has_controls = |arg: OsString| arg.to_string_lossy().chars().any(char::is_control);
     if shown == original && !std::env::args_os().skip(1).any(has_controls) {
         // With colours, if the terminal has them.

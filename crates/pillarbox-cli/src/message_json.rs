@@ -40,24 +40,16 @@ pub(crate) enum Fidelity {
 }
 
 impl<'a> MessageJson<'a> {
-    pub(crate) fn delivered(
-        queue: &'a QueueName,
-        delivery: &'a Delivery,
-        fidelity: Fidelity,
-    ) -> Self {
-        let mut line = Self::new(queue, &delivery.message, fidelity);
+    pub(crate) fn delivered(queue: &'a QueueName, delivery: &'a Delivery) -> Self {
+        let mut line = Self::new(queue, &delivery.message, Fidelity::Convenient);
         line.receipt = Some(&delivery.receipt);
         line
     }
 
     pub(crate) fn peeked(queue: &'a QueueName, peeked: &'a Peeked, fidelity: Fidelity) -> Self {
-        let mut line = Self::new(queue, &peeked.message, fidelity);
-        (line.state, line.until) = match peeked.state {
-            MessageState::Ready => (Some("ready"), None),
-            MessageState::InFlight { until } => (Some("in_flight"), Some(until)),
-            MessageState::Delayed { until } => (Some("delayed"), Some(until)),
-        };
-        line
+        let line = Self::new(queue, &peeked.message, fidelity);
+        let (state, until) = state(peeked.state);
+        Self { state: Some(state), until, ..line }
     }
 
     /// A message that leaves its queue, without its receipt.
@@ -85,6 +77,15 @@ impl<'a> MessageJson<'a> {
             body_encoding: encoding,
             body: value,
         }
+    }
+}
+
+/// Returns the name of a state, and the time at which it ends.
+pub(crate) fn state(state: MessageState) -> (&'static str, Option<Timestamp>) {
+    match state {
+        MessageState::Ready => ("ready", None),
+        MessageState::InFlight { until } => ("in_flight", Some(until)),
+        MessageState::Delayed { until } => ("delayed", Some(until)),
     }
 }
 
@@ -158,18 +159,14 @@ mod tests {
             b"\x00\xff",
             "\u{feff}{}".as_bytes(),
         ] {
-            let mut message = RawMessage::new(
-                MessageId::new(),
-                Bytes::copy_from_slice(body),
-                Timestamp::from_secs(5),
-            );
+            let (id, body) = (MessageId::new(), Bytes::copy_from_slice(body));
+            let mut message = RawMessage::new(id, body, Timestamp::from_secs(5));
             message.attributes.insert("tenant", "acme");
             message.reply_to = Some("client-7".into());
             let until = Timestamp::from_secs(90);
             let peeked = Peeked::new(message.clone(), MessageState::Delayed { until });
-            let line =
-                serde_json::to_string(&MessageJson::peeked(&queue, &peeked, Fidelity::Exact));
-            let line = line.unwrap();
+            let line = MessageJson::peeked(&queue, &peeked, Fidelity::Exact);
+            let line = serde_json::to_string(&line).unwrap();
             assert!(!line.contains('\n'), "{line}");
 
             let read = parse(&line, Timestamp::from_secs(60)).unwrap();

@@ -23,12 +23,6 @@ use crate::result::EvalResult;
 use crate::run::sample_state::{Index, ResultSummary};
 use crate::run::{EvalRun, Progress, ScoredBy, Stray};
 
-/// Lease of results that were scored by workers: longer than it takes to store them. If it expires too early they are
-/// delivered again, and count once.
-const LEASE: Duration = Duration::from_secs(10);
-/// Lease of outputs that the collector scores, one after the other. An output that is delivered again is not scored
-/// again.
-const LONG_LEASE: Duration = Duration::from_secs(60);
 /// Maximum wait of one receive.
 const POLL: Duration = Duration::from_secs(10);
 /// Delay after an error of the backend.
@@ -105,8 +99,7 @@ pub async fn collect_results<T: 'static>(
         return Err(EvalError::Invalid(format!("run {}: {text}", run.id())));
     }
     let results = requests.resolve_reply(&run.address())?;
-    let collector = Collector { run, results, how, lease: LEASE, max_batch: 500 };
-    collector.run(ScoredByWorker).await
+    collect(run, &results, how, ScoredByWorker).await
 }
 
 /// Collects the outputs of a run from a plain main loop, scores them, and returns a report.
@@ -134,14 +127,16 @@ where
         let text = "its outputs are scored by the workers: use `collect_results`";
         return Err(EvalError::Invalid(format!("run {}: {text}", run.id())));
     }
-    let evaluator = evaluator.into_evaluator();
     let results = requests.resolve_reply(&run.address())?;
-    let collector = Collector { run, results, how, lease: LONG_LEASE, max_batch: 16 };
-    collector.run(ScoredHere(evaluator)).await
+    collect(run, &results, how, ScoredHere(evaluator.into_evaluator())).await
 }
 
 /// Turns an answer into a scored one.
 trait Scorer<O> {
+    /// Lease of the results that are received.
+    const LEASE: Duration;
+    /// Maximum number of results per receive.
+    const MAX_BATCH: usize;
     /// Whether each result is stored at once, because scoring is expensive.
     const IS_EXPENSIVE: bool;
 
@@ -157,6 +152,9 @@ trait Scorer<O> {
 struct ScoredByWorker;
 
 impl Scorer<Scored> for ScoredByWorker {
+    /// Longer than it takes to store them. If it expires too early they are delivered again, and count once.
+    const LEASE: Duration = Duration::from_secs(10);
+    const MAX_BATCH: usize = 500;
     const IS_EXPENSIVE: bool = false;
 
     async fn score(
@@ -182,6 +180,9 @@ where
     O: Serialize + Send + Sync + 'static,
     E: DeserializeOwned + Send + Sync + 'static,
 {
+    /// They are scored one after the other. An output that is delivered again is not scored again.
+    const LEASE: Duration = Duration::from_secs(60);
+    const MAX_BATCH: usize = 16;
     const IS_EXPENSIVE: bool = true;
 
     async fn score(
@@ -192,10 +193,26 @@ where
     ) -> MainLoopResult<Scored> {
         let MainLoopResult { request_id, outcome, session_id, completed_at, .. } = answer;
         let outcome = match outcome {
-            // The future is dropped after a panic; state that evaluators share is their own responsibility.
             Ok(output) => {
-                let scoring = AssertUnwindSafe(self.evaluate(run, index, output, session_id));
-                let scored = scoring.catch_unwind().await;
+                let scoring = async {
+                    let experiment = run.experiment(index);
+                    let session = Session {
+                        run_id: run.id().to_owned(),
+                        experiment: experiment.name.clone(),
+                        session_id,
+                        latency: None,
+                        steps: Vec::new(),
+                        resources: experiment.resources.clone(),
+                        budget: experiment.budget.clone(),
+                    };
+                    let written = serde_json::to_value(&output)?;
+                    let case = Arc::new(Case { sample: run.sample(index)?, output, session });
+                    let score = self.0.evaluate(&case).await?;
+                    let (latency_ms, steps) = (None, Vec::new());
+                    Ok::<_, BoxError>(Scored { score, output: written, latency_ms, steps })
+                };
+                // The future is dropped after a panic; state that evaluators share is their own responsibility.
+                let scored = AssertUnwindSafe(scoring).catch_unwind().await;
                 let scored = scored.unwrap_or_else(|_| Err("the evaluator panicked".into()));
                 scored.map_err(|error| {
                     let text = format!("the output cannot be scored: {error}");
@@ -210,104 +227,68 @@ where
     }
 }
 
-impl<I, O, E> ScoredHere<I, O, E>
-where
-    I: DeserializeOwned + Send + Sync + 'static,
-    O: Serialize + Send + Sync + 'static,
-    E: DeserializeOwned + Send + Sync + 'static,
-{
-    async fn evaluate(
-        &self,
-        run: &EvalRun,
-        index: Index,
-        output: O,
-        session_id: Option<Uuid>,
-    ) -> std::result::Result<Scored, BoxError> {
-        let experiment = run.experiment(index);
-        let session = Session {
-            run_id: run.id().to_owned(),
-            experiment: experiment.name.clone(),
-            session_id,
-            latency: None,
-            steps: Vec::new(),
-            resources: experiment.resources.clone(),
-            budget: experiment.budget.clone(),
-        };
-        let written = serde_json::to_value(&output)?;
-        let case = Arc::new(Case { sample: run.sample(index)?, output, session });
-        let score = self.0.evaluate(&case).await?;
-        Ok(Scored { score, output: written, latency_ms: None, steps: Vec::new() })
-    }
-}
-
-struct Collector<'a, O> {
-    run: &'a mut EvalRun,
-    results: Mailbox<MainLoopResult<O>>,
-    how: Collect,
-    lease: Duration,
-    /// Maximum number of results per receive.
-    max_batch: usize,
-}
-
-impl<O: 'static> Collector<'_, O> {
-    /// Collects until no result is missing or the time is over.
-    async fn run(mut self, scorer: impl Scorer<O>) -> Result<EvalReport> {
-        let started = Instant::now();
-        let deadline = self.how.timeout.map(after);
-        let known = self.run.states.requests(|index, round| self.run.request_id(index, round));
-        let max_batch = self.max_batch.min(self.results.capabilities().max_receive);
-        let poll = POLL.min(self.results.capabilities().max_wait.unwrap_or(POLL));
-        let mut reporter = ProgressReporter::new(&mut self.how, self.run);
-        let (mut last, mut warn_after) = (started, WARN_AFTER);
-        // Number of results still to take, once the time is over.
-        let mut remaining: Option<u64> = None;
-        loop {
-            let awaited = self.run.states.awaited();
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            // Available results are taken even if none is missing: a dead letter may have been replayed.
-            let is_last = awaited == 0 || left.is_some_and(|left| left.is_zero());
-            if is_last && remaining.is_none() {
-                remaining = Some(self.results.counts().await?.ready);
-            }
-            let wait = if is_last { Duration::ZERO } else { poll.min(left.unwrap_or(poll)) };
-            let wait = self.results.capabilities().round_up(wait);
-            let receive = Receive::up_to(max_batch).visibility(self.lease).wait(wait);
-            match self.results.receive(receive).await {
-                Ok(batch) => {
-                    let received = batch.len() + batch.undecodable().len();
-                    remaining = remaining.map(|left| left.saturating_sub(received as u64));
-                    if received > 0 {
-                        store_batch(self.run, &self.results, batch, &known, &scorer).await?;
-                        reporter.update(self.run);
-                        (last, warn_after) = (Instant::now(), WARN_AFTER);
-                    }
-                    if is_last && (received == 0 || remaining == Some(0)) {
-                        break;
-                    }
-                }
-                Err(error @ Error::Connection { .. }) => {
-                    if is_last {
-                        return Err(error.into());
-                    }
-                    tracing::warn!(%error, "cannot receive results, trying again");
-                    tokio::time::sleep(ERROR_DELAY.min(left.unwrap_or(ERROR_DELAY))).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-            if last.elapsed() >= warn_after {
-                let requests = self.run.requests().unwrap_or_default();
-                tracing::warn!(
-                    requests,
-                    awaited,
-                    "no result for {}s: is a loop running for these requests?",
-                    last.elapsed().as_secs()
-                );
-                warn_after *= 2;
-            }
+/// Collects until no result is missing or the time is over.
+async fn collect<O: 'static, S: Scorer<O>>(
+    run: &mut EvalRun,
+    results: &Mailbox<MainLoopResult<O>>,
+    mut how: Collect,
+    scorer: S,
+) -> Result<EvalReport> {
+    let started = Instant::now();
+    let deadline = how.timeout.map(after);
+    let known = run.states.requests(|index, round| run.request_id(index, round));
+    let max_batch = S::MAX_BATCH.min(results.capabilities().max_receive);
+    let poll = POLL.min(results.capabilities().max_wait.unwrap_or(POLL));
+    let mut reporter = ProgressReporter::new(&mut how, run);
+    let (mut last, mut warn_after) = (started, WARN_AFTER);
+    // Number of results still to take, once the time is over.
+    let mut remaining: Option<u64> = None;
+    loop {
+        let awaited = run.states.awaited();
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // Available results are taken even if none is missing: a dead letter may have been replayed.
+        let is_last = awaited == 0 || left.is_some_and(|left| left.is_zero());
+        if is_last && remaining.is_none() {
+            remaining = Some(results.counts().await?.ready);
         }
-        drop(reporter);
-        self.run.report()
+        let wait = if is_last { Duration::ZERO } else { poll.min(left.unwrap_or(poll)) };
+        let wait = results.capabilities().round_up(wait);
+        let receive = Receive::up_to(max_batch).visibility(S::LEASE).wait(wait);
+        match results.receive(receive).await {
+            Ok(batch) => {
+                let received = batch.len() + batch.undecodable().len();
+                remaining = remaining.map(|left| left.saturating_sub(received as u64));
+                if received > 0 {
+                    store_batch(run, results, batch, &known, &scorer).await?;
+                    reporter.update(run);
+                    (last, warn_after) = (Instant::now(), WARN_AFTER);
+                }
+                if is_last && (received == 0 || remaining == Some(0)) {
+                    break;
+                }
+            }
+            Err(error @ Error::Connection { .. }) => {
+                if is_last {
+                    return Err(error.into());
+                }
+                tracing::warn!(%error, "cannot receive results, trying again");
+                tokio::time::sleep(ERROR_DELAY.min(left.unwrap_or(ERROR_DELAY))).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if last.elapsed() >= warn_after {
+            let requests = run.requests().unwrap_or_default();
+            tracing::warn!(
+                requests,
+                awaited,
+                "no result for {}s: is a loop running for these requests?",
+                last.elapsed().as_secs()
+            );
+            warn_after *= 2;
+        }
     }
+    drop(reporter);
+    run.report()
 }
 
 /// Stores a batch and then acknowledges it, or releases it if it cannot be stored.

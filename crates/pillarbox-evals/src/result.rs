@@ -131,14 +131,8 @@ struct SerializedResult<'a> {
     sample_id: &'a str,
     round: u32,
     status: Status,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    score: Option<&'a Score>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    output: Option<&'a Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    latency_ms: Option<f64>,
-    #[serde(skip_serializing_if = "<[Step]>::is_empty")]
-    steps: &'a [Step],
+    #[serde(flatten)]
+    scored: Option<&'a Scored>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -172,19 +166,13 @@ struct DeserializedResult {
 
 impl Serialize for EvalResult {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (scored, error) = match &self.outcome {
-            Ok(scored) => (Some(scored), None),
-            Err(error) => (None, Some(error)),
-        };
+        let error = self.outcome.as_ref().err();
         SerializedResult {
             experiment: &self.experiment,
             sample_id: &self.sample_id,
             round: self.round,
             status: self.status(),
-            score: scored.map(|scored| &scored.score),
-            output: scored.map(|scored| &scored.output),
-            latency_ms: scored.and_then(|scored| scored.latency_ms),
-            steps: scored.map_or(&[], |scored| &scored.steps),
+            scored: self.outcome.as_ref().ok(),
             error: error.map(|error| &*error.text),
             error_kind: error.map(|error| error.kind.as_str()),
             error_type: error.and_then(|error| error.error_type.as_deref()),

@@ -44,7 +44,7 @@ pub(crate) enum DlqCommand {
 }
 
 /// Filters for dead letters, all of which must match.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Args)]
 #[command(next_help_heading = "Filters (all must match)")]
 pub(crate) struct Filters {
     /// Type of the error contains this text, such as OutOfStock.
@@ -237,12 +237,9 @@ mod tests {
         };
         assert_eq!(rate("50/s"), Ok((50, 1)));
         assert_eq!([rate("3000/m"), rate("100/h")], [Ok((3000, 60)), Ok((100, 3600))]);
+        let wrong = "expected a rate such as 50/s, 3000/m or 100/h";
         for text in ["50", "50/", "/s", "50/d", "50/sec", "5.5/s", "-5/s", "+5/s", "a/s", ""] {
-            assert_eq!(
-                rate(text),
-                Err("expected a rate such as 50/s, 3000/m or 100/h".to_owned()),
-                "{text}"
-            );
+            assert_eq!(rate(text), Err(wrong.to_owned()), "{text}");
         }
         assert!(rate("0/s").is_err() && rate("99999999999/s").is_err());
     }

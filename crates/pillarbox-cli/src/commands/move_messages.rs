@@ -384,6 +384,7 @@ impl<'a> Mover<'a> {
         let ids = duplicates.iter().flat_map(|index| [messages[*index].id, renamed[index].id]);
         let found = find_by_id(&self.target, &ids.collect()).await?;
         let existing = |message: &Outgoing| Existing::compare(message, found.get(&message.id));
+        let renamed_before = CopyOutcome::Stored { is_renamed: true, is_new: false };
         let mut again = Vec::new();
         for index in duplicates {
             match existing(&messages[index]) {
@@ -391,10 +392,7 @@ impl<'a> Mover<'a> {
                 Existing::InFlight => outcomes[index] = Ok(CopyOutcome::InFlight),
                 Existing::Absent => again.push((index, &messages[index], false)),
                 Existing::Different => match existing(&renamed[&index]) {
-                    Existing::Same => {
-                        outcomes[index] =
-                            Ok(CopyOutcome::Stored { is_renamed: true, is_new: false });
-                    }
+                    Existing::Same => outcomes[index] = Ok(renamed_before),
                     Existing::Absent => again.push((index, &renamed[&index], true)),
                     Existing::InFlight => outcomes[index] = Ok(CopyOutcome::InFlight),
                     Existing::Different => {
@@ -508,6 +506,11 @@ mod tests {
         backend.queue(&name.parse().unwrap(), QueueOptions::new()).unwrap()
     }
 
+    fn queues() -> (Arc<dyn Queue>, Arc<dyn Queue>) {
+        let backend = MemoryBackend::new();
+        (queue(&backend, "source"), queue(&backend, "target"))
+    }
+
     async fn fill(queue: &Arc<dyn Queue>, bodies: impl IntoIterator<Item = &'static str>) {
         for body in bodies {
             queue.send(vec![Outgoing::new(body)]).await.unwrap().remove(0).unwrap();
@@ -530,8 +533,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_limited_target_gets_the_messages_it_accepts_and_the_rest_stays() {
-        let backend = MemoryBackend::new();
-        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        let (source, target) = queues();
         fill(&source, ["a", "far too long for it", "b", "c"].into_iter().cycle().take(60)).await;
         let args = args();
         let mut mover =
@@ -546,8 +548,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_limited_source_is_moved_in_small_batches_and_polled_more_than_once() {
-        let backend = MemoryBackend::new();
-        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        let (source, target) = queues();
         fill(&source, ["a"; 35]).await;
         let limited = Arc::new(LimitedQueue::over(source.clone()));
         for no_wait in [true, false] {
@@ -578,15 +579,11 @@ mod tests {
     /// A slow target: leases expire before anything can be acknowledged.
     #[tokio::test]
     async fn at_most_the_requested_number_is_copied_when_leases_expire_too_early() {
-        let backend = MemoryBackend::new();
-        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        let (source, target) = queues();
         fill(&source, ["a"; 30]).await;
         let args = args::Move { max: Some(5), visibility: Duration::from_millis(40), ..args() };
-        let slow = FaultQueue::new(
-            target.clone(),
-            Faults::none().delay(1.0, Duration::from_millis(60)),
-            1,
-        );
+        let delay = Faults::none().delay(1.0, Duration::from_millis(60));
+        let slow = FaultQueue::new(target.clone(), delay, 1);
         let mut mover = Mover { differ: true, ..Mover::new(source.clone(), slow, &args) };
         run(&mut mover).await.unwrap();
         assert_eq!(mover.moved + mover.in_both.len() as u64, 5);
@@ -598,29 +595,25 @@ mod tests {
     /// Leases expire before anything can be acknowledged, and another consumer takes the messages.
     #[tokio::test]
     async fn copies_whose_originals_could_not_be_acknowledged_are_counted() {
-        let backend = MemoryBackend::new();
-        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        let (source, target) = queues();
         fill(&source, ["a"; 5]).await;
         let args = args::Move { visibility: Duration::from_millis(40), ..args() };
         let delay = Faults::none().delay(1.0, Duration::from_millis(200));
         let slow = FaultQueue::new(target.clone(), delay, 1);
-        let other = {
-            let source = source.clone();
-            tokio::spawn(async move {
-                while source.counts().await.unwrap().in_flight == 0 {
-                    tokio::task::yield_now().await;
-                }
-                while source.counts().await.unwrap().total() > 0 {
-                    let request = Receive::up_to(5).wait(Duration::from_millis(10));
-                    let taken = source.receive(request).await.unwrap();
-                    let done = taken.into_iter().map(|one| Settle::acknowledge(one.receipt));
-                    source.settle(done.collect()).await.unwrap();
-                }
-            })
+        let other = async {
+            while source.counts().await.unwrap().in_flight == 0 {
+                tokio::task::yield_now().await;
+            }
+            while source.counts().await.unwrap().total() > 0 {
+                let request = Receive::up_to(5).wait(Duration::from_millis(10));
+                let taken = source.receive(request).await.unwrap();
+                let done = taken.into_iter().map(|one| Settle::acknowledge(one.receipt));
+                source.settle(done.collect()).await.unwrap();
+            }
         };
         let mut mover = Mover { differ: true, ..Mover::new(source.clone(), slow, &args) };
-        run(&mut mover).await.unwrap();
-        other.await.unwrap();
+        let (result, ()) = tokio::join!(run(&mut mover), other);
+        result.unwrap();
         let copied = bodies(&target).await.len() as u64;
         assert!(copied > 0);
         assert_eq!((mover.moved, mover.duplicates()), (0, copied));
@@ -628,8 +621,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_in_flight_at_the_target_is_waited_for() {
-        let backend = MemoryBackend::new();
-        let (source, target) = (queue(&backend, "source"), queue(&backend, "target"));
+        let (source, target) = queues();
         let mut message = Outgoing::new("a");
         message.enqueued_at = Some(pillarbox::Timestamp::from_secs(7));
         for queue in [&source, &target] {

@@ -23,28 +23,22 @@ pub(crate) async fn run(context: &mut Context, args: args::Peek) -> Result<()> {
             let now = Timestamp::now();
             for peeked in &page.messages {
                 if context.out.is_json() {
-                    context.out.json(&MessageJson::peeked(
-                        &args.queue,
-                        peeked,
-                        Fidelity::Convenient,
-                    ))?;
+                    let line = MessageJson::peeked(&args.queue, peeked, Fidelity::Convenient);
+                    context.out.json(&line)?;
                 } else {
                     table.row(cells(peeked, now));
                 }
             }
             seen += page.messages.len();
-            sizer.record(
-                page.messages.len(),
-                page.messages.iter().map(|m| m.message.body.len()).sum(),
-            );
+            let bytes = page.messages.iter().map(|peeked| peeked.message.body.len()).sum();
+            sizer.record(page.messages.len(), bytes);
             after = page.next;
             if after.is_none() {
                 break;
             }
         }
         if seen == 0 {
-            context.note_if_unknown(backend, &args.queue).await?;
-            return Ok(());
+            return context.note_if_unknown(backend, &args.queue).await;
         }
         if !context.out.is_json() {
             context.out.table(&table)?;
@@ -61,13 +55,8 @@ pub(crate) async fn run(context: &mut Context, args: args::Peek) -> Result<()> {
 /// Returns a message as a row: state, id, deliveries, sent, size, body.
 pub(crate) fn cells(peeked: &Peeked, now: Timestamp) -> [String; 6] {
     let message = &peeked.message;
-    let state = match peeked.state {
-        MessageState::Ready => "ready".to_owned(),
-        MessageState::InFlight { until } => format!("in flight, {}", left(until, now)),
-        MessageState::Delayed { until } => format!("delayed, {}", left(until, now)),
-    };
     [
-        state,
+        state(peeked.state, now),
         message.id.to_string(),
         message.delivery_count.to_string(),
         time::ago(message.enqueued_at, now),
@@ -76,6 +65,12 @@ pub(crate) fn cells(peeked: &Peeked, now: Timestamp) -> [String; 6] {
     ]
 }
 
-fn left(until: Timestamp, now: Timestamp) -> String {
-    format!("{} left", time::show(until.since(now)))
+/// Returns a state with the time that is left of it.
+pub(crate) fn state(state: MessageState, now: Timestamp) -> String {
+    let left = |until: Timestamp| time::show(until.since(now));
+    match state {
+        MessageState::Ready => "ready".to_owned(),
+        MessageState::InFlight { until } => format!("in flight, {} left", left(until)),
+        MessageState::Delayed { until } => format!("delayed, {} left", left(until)),
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillarbox::{Delivery, Mailboxes, Queue, QueueName, QueueOptions, Settle, Timestamp};
+use pillarbox::{Delivery, Queue, QueueName, QueueOptions, Settle, Timestamp};
 use tokio::time::Instant;
 
 use super::settle::settle_all;
@@ -12,53 +12,44 @@ use crate::args;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
-use crate::message_json::{Fidelity, MessageJson};
+use crate::message_json::MessageJson;
 use crate::output::{Out, text, time};
 
 pub(crate) async fn run(context: &mut Context, args: args::Receive) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     with_backend(context.open_existing().await?, async |backend| {
-        receive(context, backend, &interrupt, &args).await
+        let queue = backend.queue(&args.queue, QueueOptions::new())?;
+        if context.out.is_closed() {
+            let text = "stdout is closed, so the messages would be lost: nothing was received";
+            return Err(Failure::Usage(text.to_owned()));
+        }
+        let waiting = Waiting::for_up_to(args.wait);
+        let mut received = 0;
+        while received < args.max {
+            let capabilities = queue.capabilities();
+            let wait = if received == 0 { waiting.next(&*queue) } else { Duration::ZERO };
+            let request =
+                pillarbox::Receive::up_to((args.max - received).min(capabilities.max_receive))
+                    .visibility(args.visibility)
+                    .wait(wait);
+            // A receive that a signal cancels returns the messages it has fetched. Delivered messages are printed.
+            let deliveries = interrupt.or(queue.receive(request)).await??;
+            if deliveries.is_empty() && (received > 0 || waiting.left().is_zero()) {
+                break;
+            }
+            received += deliveries.len();
+            print(&mut context.out, &queue, deliveries, &args).await?;
+        }
+        if received == 0 {
+            if !context.out.is_json() {
+                context.out.note("nothing received");
+            }
+            context.note_if_unknown(backend, &args.queue).await?;
+            return Err(Failure::NothingReceived);
+        }
+        Ok(())
     })
     .await
-}
-
-async fn receive(
-    context: &mut Context,
-    backend: &Mailboxes,
-    interrupt: &Interrupt,
-    args: &args::Receive,
-) -> Result<()> {
-    let queue = backend.queue(&args.queue, QueueOptions::new())?;
-    if context.out.is_closed() {
-        let text = "stdout is closed, so the messages would be lost: nothing was received";
-        return Err(Failure::Usage(text.to_owned()));
-    }
-    let waiting = Waiting::for_up_to(args.wait);
-    let mut received = 0;
-    while received < args.max {
-        let capabilities = queue.capabilities();
-        let wait = if received == 0 { waiting.next(&*queue) } else { Duration::ZERO };
-        let request =
-            pillarbox::Receive::up_to((args.max - received).min(capabilities.max_receive))
-                .visibility(args.visibility)
-                .wait(wait);
-        // A receive that a signal cancels returns the messages it has fetched. Delivered messages are printed.
-        let deliveries = interrupt.or(queue.receive(request)).await??;
-        if deliveries.is_empty() && (received > 0 || waiting.is_over()) {
-            break;
-        }
-        received += deliveries.len();
-        print(&mut context.out, &queue, deliveries, args).await?;
-    }
-    if received == 0 {
-        if !context.out.is_json() {
-            context.out.note("nothing received");
-        }
-        context.note_if_unknown(backend, &args.queue).await?;
-        return Err(Failure::NothingReceived);
-    }
-    Ok(())
 }
 
 /// Prints deliveries. Those that could not be printed are released; the others are acknowledged with `--ack`.
@@ -84,7 +75,7 @@ async fn print(
 
 fn print_one(out: &mut Out, queue: &QueueName, delivery: &Delivery) -> Result<()> {
     if out.is_json() {
-        out.json(&MessageJson::delivered(queue, delivery, Fidelity::Convenient))?;
+        out.json(&MessageJson::delivered(queue, delivery))?;
     } else {
         describe(out, delivery)?;
     }
@@ -136,10 +127,6 @@ impl Waiting {
     fn left(&self) -> Duration {
         self.deadline
             .map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
-    }
-
-    fn is_over(&self) -> bool {
-        self.left().is_zero()
     }
 
     /// Returns the wait of the next call.

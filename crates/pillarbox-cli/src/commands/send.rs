@@ -134,14 +134,10 @@ async fn send_lines(context: &mut Context, args: &args::Send, path: &Path) -> Re
             (None, Err(Failure::Output(error))) if error.kind() == io::ErrorKind::BrokenPipe => {
                 Err(Failure::Output(error))
             }
-            (None, Err(failure)) => {
-                context.out.note(&so_far);
-                Err(failure)
-            }
             (Some(Failure::Pillarbox(error)), _) => {
                 Err(Failure::Other(format!("{error}\n{so_far}")))
             }
-            (Some(failure), _) => {
+            (None, Err(failure)) | (Some(failure), _) => {
                 context.out.note(&so_far);
                 Err(failure)
             }

@@ -87,7 +87,7 @@ fn show(context: &mut Context, counted: &[(QueueName, Counts)]) -> Result<()> {
                 ready: counts.ready,
                 in_flight: counts.in_flight,
                 delayed: counts.delayed,
-                oldest_age_seconds: counts.oldest_age.map(seconds),
+                oldest_age_seconds: counts.oldest_age.map(|age| age.as_millis() as f64 / 1e3),
             })?;
         }
         return Ok(());
@@ -107,11 +107,6 @@ fn show(context: &mut Context, counted: &[(QueueName, Counts)]) -> Result<()> {
         ]);
     }
     context.out.table(&table)
-}
-
-/// Returns seconds, rounded down to the millisecond.
-fn seconds(duration: Duration) -> f64 {
-    duration.as_millis() as f64 / 1e3
 }
 
 /// Counts of queues, and errors of those that could not be counted.

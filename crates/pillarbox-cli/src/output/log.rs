@@ -10,7 +10,7 @@ pub(crate) struct Log;
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        io::stderr().write_all(line(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        io::stderr().write_all(printable_line(&String::from_utf8_lossy(bytes)).as_bytes())?;
         Ok(bytes.len())
     }
 
@@ -20,7 +20,7 @@ impl Write for Log {
 }
 
 /// Returns one line without control characters.
-fn line(text: &str) -> String {
+pub(crate) fn printable_line(text: &str) -> String {
     match text.strip_suffix('\n') {
         Some(line) => format!("{}\n", printable(line)),
         None => printable(text).into_owned(),
@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn a_log_entry_is_one_line_without_control_characters() {
-        assert_eq!(line("WARN a\x1b[2J\nb\n"), "WARN a\\u{1b}[2J\\nb\n");
-        assert_eq!(line("\u{9b}"), "\\u{9b}");
+        assert_eq!(printable_line("WARN a\x1b[2J\nb\n"), "WARN a\\u{1b}[2J\\nb\n");
+        assert_eq!(printable_line("\u{9b}"), "\\u{9b}");
     }
 }

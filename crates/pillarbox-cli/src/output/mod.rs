@@ -5,14 +5,13 @@
 
 pub(crate) mod file;
 pub(crate) mod json;
-mod log;
+pub(crate) mod log;
 mod progress;
 mod style;
 mod table;
 pub(crate) mod text;
 pub(crate) mod time;
 
-pub(crate) use log::Log;
 pub(crate) use progress::Progress;
 pub(crate) use style::{Part, Style};
 pub(crate) use table::Table;
@@ -98,12 +97,6 @@ impl Out {
         self.terminal
     }
 
-    /// Returns the width of the terminal, or `None` if there is none.
-    pub(crate) fn width(&self) -> Option<usize> {
-        let size = ratatui::crossterm::terminal::size().ok();
-        size.filter(|_| self.terminal).map(|(columns, _)| columns.into())
-    }
-
     /// Returns the style for results.
     pub(crate) fn style(&self) -> Style {
         Style::on_terminal(self.terminal)
@@ -145,7 +138,9 @@ impl Out {
     }
 
     pub(crate) fn table(&mut self, table: &Table) -> Result<()> {
-        let text = table.render(self.width(), self.style());
+        let size = ratatui::crossterm::terminal::size().ok();
+        let width = size.filter(|_| self.terminal).map(|(columns, _)| columns.into());
+        let text = table.render(width, self.style());
         self.bytes(text.as_bytes())
     }
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::common::{Place, Run, id, session, without_numbers};
+use crate::common::{Place, Run, id, lines, without_numbers};
 use pillarbox::sqlite::rusqlite;
 
 #[test]
 fn queues() {
     let place = Place::new().with_orders();
     place.ok("send mail.eu hello");
-    insta::assert_snapshot!(session(&place, &["queues", "queues --json"]));
+    insta::assert_snapshot!(place.session(&["queues", "queues --json"]));
 }
 
 #[test]
@@ -19,7 +19,7 @@ fn stats() {
     place.ok("receive orders --visibility 12h");
     let lines = ["stats", "stats --json", "stats mail orders", "stats nothing --json"];
     // The age in JSON is exact.
-    let shown = session(&place, &lines);
+    let shown = place.session(&lines);
     let age = "oldest_age_seconds\":26";
     assert_eq!(shown.matches(age).count(), 1, "{shown}");
     let from = shown.find(age).unwrap() + age.len();
@@ -39,7 +39,7 @@ fn send() {
         "send orders -5",
         "send orders --file bodies.jsonl",
     ];
-    insta::assert_snapshot!(session(&place, &lines));
+    insta::assert_snapshot!(place.session(&lines));
     let bodies: Vec<_> = place.ok("peek orders --json").lines().map(body).collect();
     assert_eq!(bodies, ["\"hello\"", "{\"n\":1}", "-5", "{\"n\":1}", "[2]", "\"three\"", "5"]);
 }
@@ -62,18 +62,15 @@ fn send_reads_standard_input_unchanged() {
 #[test]
 fn receive() {
     let place = Place::new().with_orders();
-    insta::assert_snapshot!(session(
-        &place,
-        &[
-            "receive orders",
-            "receive orders --json --visibility 1h",
-            "receive orders",
-            "receive nothing",
-            "send mail hello",
-            "receive mail --ack --wait 5s",
-            "stats",
-        ]
-    ));
+    insta::assert_snapshot!(place.session(&[
+        "receive orders",
+        "receive orders --json --visibility 1h",
+        "receive orders",
+        "receive nothing",
+        "send mail hello",
+        "receive mail --ack --wait 5s",
+        "stats",
+    ]));
 }
 
 #[test]
@@ -92,41 +89,34 @@ fn receive_takes_up_to_max() {
 fn peek() {
     let place = Place::new().with_orders();
     place.ok("receive orders --visibility 12h");
-    insta::assert_snapshot!(session(
-        &place,
-        &["peek orders", "peek orders --json", "peek orders --max 1", "peek nothing"]
-    ));
+    insta::assert_snapshot!(place.session(&[
+        "peek orders",
+        "peek orders --json",
+        "peek orders --max 1",
+        "peek nothing"
+    ]));
 }
 
 #[test]
 fn settling() {
     let place = Place::new().with_orders();
-    let receipts: Vec<_> = place
-        .ok("receive orders --max 2 --json")
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-        .map(|line| line["receipt"].as_str().unwrap().to_owned())
-        .collect();
-    let (one, two) = (&receipts[0], &receipts[1]);
-    insta::assert_snapshot!(session(
-        &place,
-        &[
-            &format!("extend orders {one} 1h30m"),
-            &format!("extend orders {one} 12h --json"),
-            &format!("ack orders {one}"),
-            &format!("nack orders {one} {two} --delay 5m"),
-            &format!("ack orders {two} --json"),
-            "stats",
-        ]
-    ));
+    let received = lines(&place.ok("receive orders --max 2 --json"));
+    let [one, two] = [0, 1].map(|index: usize| received[index]["receipt"].as_str().unwrap());
+    insta::assert_snapshot!(place.session(&[
+        &format!("extend orders {one} 1h30m"),
+        &format!("extend orders {one} 12h --json"),
+        &format!("ack orders {one}"),
+        &format!("nack orders {one} {two} --delay 5m"),
+        &format!("ack orders {two} --json"),
+        "stats",
+    ]));
     let again = place.ok("send mail x").trim().to_owned();
-    let run = place.run("receive mail --json");
-    let receipt = serde_json::from_str::<serde_json::Value>(&run.stdout).unwrap();
-    let receipt = receipt["receipt"].as_str().unwrap();
+    let received = lines(&place.ok("receive mail --json"));
+    let receipt = received[0]["receipt"].as_str().unwrap();
     assert!(receipt.starts_with(&again));
     insta::assert_snapshot!(
         "nack_at_once",
-        session(&place, &[&format!("nack mail {receipt}"), "receive mail --ack"])
+        place.session(&[&format!("nack mail {receipt}"), "receive mail --ack"])
     );
 }
 
@@ -134,10 +124,12 @@ fn settling() {
 fn purge() {
     let place = Place::new().with_orders();
     place.ok("receive orders");
-    insta::assert_snapshot!(session(
-        &place,
-        &["purge orders", "purge orders --yes", "purge orders --yes --json", "stats orders"]
-    ));
+    insta::assert_snapshot!(place.session(&[
+        "purge orders",
+        "purge orders --yes",
+        "purge orders --yes --json",
+        "stats orders"
+    ]));
 }
 
 /// Overwrites a page in the middle of a table or an index, as a faulty disk would.
@@ -160,19 +152,17 @@ fn damage(file: &Path, table: &str) {
 fn dump_continues_past_a_damaged_page_and_reports_what_is_missing() {
     let place = Place::new();
     let all: BTreeSet<String> = (1..=600).map(id).collect();
-    let lines: Vec<_> =
-        all.iter().map(|id| format!(r#"{{"id":"{id}","body":"{}"}}"#, "x".repeat(100))).collect();
-    let run = place.run_with_input("load orders", lines.join("\n"));
-    assert_eq!(run.code, 0, "{run:?}");
+    let body = "x".repeat(100);
+    let input: Vec<_> =
+        all.iter().map(|id| format!(r#"{{"id":"{id}","body":"{body}"}}"#)).collect();
+    place.ok_with_input("load orders", input.join("\n"));
     place.ok("receive orders --max 500 --visibility 12h");
     let file = place.path().join("pillarbox.db");
     damage(&file, "pillarbox_message");
     // Messages that are written, and those reported as missing.
     let dumped = |run: &Run| -> (BTreeSet<String>, BTreeSet<String>) {
-        let written = run.stdout.lines().map(|line| {
-            let line: serde_json::Value = serde_json::from_str(line).unwrap();
-            line["id"].as_str().unwrap().to_owned()
-        });
+        let written = lines(&run.stdout).into_iter();
+        let written = written.map(|line| line["id"].as_str().unwrap().to_owned());
         let missing = all.iter().filter(|id| run.stderr.contains(*id)).cloned();
         (written.collect(), missing.collect())
     };
@@ -206,31 +196,30 @@ fn dump_and_load() {
     let place = Place::new().with_orders();
     place.ok("receive orders --visibility 12h");
     let lines = ["dump orders", "dump nothing", "stats orders --json"];
-    let shown = session(&place, &lines);
+    let shown = place.session(&lines);
     insta::assert_snapshot!(shown.split("oldest_age").next().unwrap());
 
     std::fs::write(place.path().join("orders.jsonl"), place.ok("dump orders")).unwrap();
     insta::assert_snapshot!(
         "load",
-        session(
-            &place,
-            &[
-                "load copy orders.jsonl",
-                "load copy orders.jsonl --json",
-                "peek copy",
-                "purge copy --yes"
-            ]
-        )
+        place.session(&[
+            "load copy orders.jsonl",
+            "load copy orders.jsonl --json",
+            "peek copy",
+            "purge copy --yes"
+        ])
     );
 }
 
 #[test]
 fn drain() {
     let place = Place::new().with_orders();
-    insta::assert_snapshot!(session(
-        &place,
-        &["drain orders --max 1", "drain orders", "drain orders", "drain nothing"]
-    ));
+    insta::assert_snapshot!(place.session(&[
+        "drain orders --max 1",
+        "drain orders",
+        "drain orders",
+        "drain nothing"
+    ]));
 }
 
 #[test]
@@ -249,17 +238,14 @@ fn drained_messages_can_be_loaded() {
 #[test]
 fn moving() {
     let place = Place::new().with_orders();
-    insta::assert_snapshot!(session(
-        &place,
-        &[
-            "move orders sqlite:other.db orders --no-wait",
-            "move orders sqlite:other.db orders --no-wait --json",
-            "--url sqlite:other.db peek orders",
-            "--url sqlite:other.db move orders sqlite:pillarbox.db moved --max 1",
-            "peek moved --json",
-            "move nothing sqlite:other.db orders",
-        ]
-    ));
+    insta::assert_snapshot!(place.session(&[
+        "move orders sqlite:other.db orders --no-wait",
+        "move orders sqlite:other.db orders --no-wait --json",
+        "--url sqlite:other.db peek orders",
+        "--url sqlite:other.db move orders sqlite:pillarbox.db moved --max 1",
+        "peek moved --json",
+        "move nothing sqlite:other.db orders",
+    ]));
 }
 
 #[test]
@@ -379,11 +365,7 @@ fn mode(place: &Place, file: &str) -> u32 {
 /// Runs the command under a usual umask.
 #[cfg(unix)]
 fn under_umask(place: &Place, line: &str) -> crate::common::Run {
-    let program = env!("CARGO_BIN_EXE_pillarbox");
-    let mut shell = std::process::Command::new("bash");
-    shell.args(["-c", &format!("umask 022; exec {program} {line}")]).current_dir(place.path());
-    shell.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
-    crate::common::finish(shell.stderr(std::process::Stdio::piped()).spawn().unwrap())
+    place.shell(&format!("umask 022; exec pillarbox {line}"))
 }
 
 #[test]
@@ -432,17 +414,11 @@ fn a_body_with_a_lone_surrogate_is_written_so_that_every_parser_accepts_it() {
         }
         let line = line.replace("drain odd", "drain again");
         let written = place.ok(&line);
-        let encodings: Vec<_> = written
-            .lines()
-            .map(|line| {
-                serde_json::from_str::<serde_json::Value>(line)
-                    .unwrap_or_else(|error| panic!("{error}: {line}"))
-            })
-            .map(|line| line["body_encoding"].as_str().unwrap().to_owned())
-            .collect();
+        let encodings = lines(&written).into_iter().map(|line| line["body_encoding"].clone());
+        let encodings: Vec<_> = encodings.collect();
         assert_eq!(encodings, ["base64", "base64", "base64", "json"], "{line}");
         // The output restores the original body.
-        assert_eq!(place.run_with_input("load copy", &written).code, 0);
+        place.ok_with_input("load copy", &written);
         let copied = place.ok("receive copy -n 4");
         for body in bodies {
             assert!(copied.contains(body), "{line}: {body}: {copied}");

@@ -2,8 +2,6 @@
 
 #![cfg(unix)]
 
-use std::fmt::Write;
-
 use crate::common::{Place, eventually, finish, signal, until_it_listens};
 use pillarbox::Runnable;
 use pillarbox::evals::{EvalLoop, EvalRequests, exact_match};
@@ -16,12 +14,8 @@ fn with_dataset() -> Place {
     let place = Place::new();
     let mut lines = String::new();
     for n in 0..20 {
-        writeln!(
-            lines,
-            "{}",
-            json!({"id": format!("sum-{n}"), "input": {"a": n, "b": 2}, "expected": n + 2})
-        )
-        .unwrap();
+        let line = json!({"id": format!("sum-{n}"), "input": {"a": n, "b": 2}, "expected": n + 2});
+        lines += &format!("{line}\n");
     }
     std::fs::write(place.path().join("sums.jsonl"), lines).unwrap();
     place
@@ -222,10 +216,8 @@ fn an_interrupted_collector_explains_how_to_continue() {
     signal(&child, "INT");
     let run = finish(child);
     assert_eq!(run.code, 130, "{run:?}");
-    assert!(
-        run.stderr.contains("20 of 20 results are missing; collect again to continue"),
-        "{run:?}"
-    );
+    let note = "20 of 20 results are missing; collect again to continue";
+    assert!(run.stderr.contains(note), "{run:?}");
     let said = beside(&place, scoring, || place.ok("eval collect run --timeout 60s"));
     assert!(said.contains("16 of 20 passed"), "{said}");
 }
@@ -233,11 +225,8 @@ fn an_interrupted_collector_explains_how_to_continue() {
 #[test]
 fn errors_are_explained_and_leave_nothing_behind() {
     let place = with_dataset();
-    std::fs::write(
-        place.path().join("bad.jsonl"),
-        "{\"input\": 1, \"expected\": 1}\n{\"input\": 2}\nx\n",
-    )
-    .unwrap();
+    let bad = "{\"input\": 1, \"expected\": 1}\n{\"input\": 2}\nx\n";
+    std::fs::write(place.path().join("bad.jsonl"), bad).unwrap();
     for (line, code, said) in [
         (
             "eval submit run bad.jsonl --requests sums",
@@ -278,12 +267,8 @@ fn errors_are_explained_and_leave_nothing_behind() {
 fn the_files_of_a_run_are_private_by_default() {
     use std::os::unix::fs::PermissionsExt;
     let place = with_dataset();
-    let program = env!("CARGO_BIN_EXE_pillarbox");
     let under_umask = |line: &str| {
-        let mut shell = std::process::Command::new("bash");
-        shell.args(["-c", &format!("umask 022; exec {program} {line}")]).current_dir(place.path());
-        shell.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        let run = finish(shell.spawn().unwrap());
+        let run = place.shell(&format!("umask 022; exec pillarbox {line}"));
         assert_eq!(run.code, 0, "{line}: {run:?}");
     };
     for (option, directory, expected) in

@@ -1,6 +1,6 @@
 //! Exit codes and error texts.
 
-use crate::common::{Place, id};
+use crate::common::{Place, finish, id};
 
 #[test]
 fn done_is_0() {
@@ -148,7 +148,7 @@ fn a_password_is_never_printed() {
     }
     for line in ["--help", "send --help", "queues", "queues --nonsense"] {
         let mut command = place.command(line.split_whitespace());
-        let run = crate::common::finish(command.env("PILLARBOX_URL", secret).spawn().unwrap());
+        let run = finish(command.env("PILLARBOX_URL", secret).spawn().unwrap());
         assert!(!format!("{run:?}").contains("hunter2"), "{run:?}");
     }
 }
@@ -158,14 +158,14 @@ fn the_command_line_overrides_the_url_of_the_environment() {
     let place = Place::new();
     let run = |line: &str| {
         let mut command = place.command(line.split_whitespace());
-        crate::common::finish(command.env("PILLARBOX_URL", "sqlite:env.db").spawn().unwrap())
+        finish(command.env("PILLARBOX_URL", "sqlite:env.db").spawn().unwrap())
     };
     assert_eq!(run("send q x").code, 0);
     assert_eq!(run("queues").stdout, "q\n");
     assert_eq!(run("send other x --url sqlite:line.db").code, 0);
     assert_eq!(run("queues -u sqlite:line.db").stdout, "other\n");
     let mut command = place.command(["queues"]);
-    let empty = crate::common::finish(command.env("PILLARBOX_URL", "").spawn().unwrap());
+    let empty = finish(command.env("PILLARBOX_URL", "").spawn().unwrap());
     assert!(empty.stderr.contains("so sqlite:pillarbox.db was tried"), "{empty:?}");
     assert!(!place.path().join("pillarbox.db").exists());
 }
@@ -211,10 +211,8 @@ fn control_characters_of_names_and_files_never_reach_the_terminal() {
     }
     // They are escaped, not left out.
     let run = place.run_args(&["load", "q", EVIL]);
-    assert!(
-        run.stderr.contains(r"cannot read a\u{1b}[2J\u{9b}31m\r\u{7}\u{7f}\u{202e}b"),
-        "{run:?}"
-    );
+    let escaped = r"cannot read a\u{1b}[2J\u{9b}31m\r\u{7}\u{7f}\u{202e}b";
+    assert!(run.stderr.contains(escaped), "{run:?}");
 }
 
 /// Answers every call with an error that contains control characters.
@@ -275,9 +273,7 @@ fn urls_can_come_from_the_environment_or_a_file() {
     std::fs::write(place.path().join("target.url"), "sqlite:other.db\n").unwrap();
     let run = |line: &str| {
         let mut command = place.command(line.split_whitespace());
-        crate::common::finish(
-            command.env("TARGET", "sqlite:other.db").env("NONE", "").spawn().unwrap(),
-        )
+        finish(command.env("TARGET", "sqlite:other.db").env("NONE", "").spawn().unwrap())
     };
     let moved = run("move orders env:TARGET jobs --max 1");
     assert_eq!((moved.code, moved.stdout.contains("at sqlite:other.db")), (0, true), "{moved:?}");
@@ -286,14 +282,13 @@ fn urls_can_come_from_the_environment_or_a_file() {
     assert_eq!(run("queues --url env:TARGET").stdout, "jobs\n");
     assert_eq!(run("queues --url file:target.url").stdout, "jobs\n");
     let mut command = place.command(["queues"]);
-    let queues =
-        crate::common::finish(command.env("PILLARBOX_URL", "file:target.url").spawn().unwrap());
+    let queues = finish(command.env("PILLARBOX_URL", "file:target.url").spawn().unwrap());
     assert_eq!(queues.stdout, "jobs\n", "{queues:?}");
     let replayed = run("dlq replay nothing-dlq --yes --to jobs --to-url file:target.url");
     assert!(replayed.code == 0 && replayed.stdout.contains("sqlite:other.db"), "{replayed:?}");
 
-    std::fs::write(place.path().join("two.url"), "redis://:hunter2@h\nredis://:hunter2@i\n")
-        .unwrap();
+    let two = "redis://:hunter2@h\nredis://:hunter2@i\n";
+    std::fs::write(place.path().join("two.url"), two).unwrap();
     std::fs::write(place.path().join("long.url"), "hunter2".repeat(20_000)).unwrap();
     for (url, says) in [
         ("env:TARGETS", "the environment variable TARGETS is not set"),

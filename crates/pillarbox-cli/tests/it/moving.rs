@@ -3,19 +3,17 @@
 #![cfg(unix)]
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::common::{Place, eventually, finish, id, signal};
+use crate::common::{Place, eventually, finish, id, lines, signal, time};
 use pillarbox::Mailbox;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Returns the invariant fields of each message, by id. Fails if an id occurs twice.
 fn messages(dump: &str) -> BTreeMap<String, Value> {
     let mut messages = BTreeMap::new();
-    for line in dump.lines() {
-        let line: Value = serde_json::from_str(line).unwrap();
+    for line in lines(dump) {
         let kept = ["body", "body_encoding", "attributes", "reply_to", "enqueued_at"];
         let kept = kept.map(|field| line[field].clone());
         let twice = messages.insert(line["id"].as_str().unwrap().to_owned(), kept.to_vec().into());
@@ -27,16 +25,11 @@ fn messages(dump: &str) -> BTreeMap<String, Value> {
 fn fill(place: &Place, queue: &str, number: u32) -> BTreeMap<String, Value> {
     let mut lines = String::new();
     for n in 0..number {
-        let at = crate::common::time(-i64::from(n));
-        writeln!(
-            lines,
-            r#"{{"id":"{}","body":{{"n":{n}}},"enqueued_at":"{at}","reply_to":"r{n}","attributes":{{"n":"{n}"}}}}"#,
-            id(n)
-        )
-        .unwrap();
+        let line = json!({"id": id(n), "body": {"n": n}, "enqueued_at": time(-i64::from(n)),
+            "reply_to": format!("r{n}"), "attributes": {"n": n.to_string()}});
+        lines += &format!("{line}\n");
     }
-    let run = place.run_with_input(&format!("load {queue}"), lines);
-    assert_eq!(run.code, 0, "{run:?}");
+    place.ok_with_input(&format!("load {queue}"), lines);
     let messages = messages(&place.ok(&format!("dump {queue}")));
     assert_eq!(messages.len(), number as usize);
     messages
@@ -101,10 +94,8 @@ fn order_is_kept() {
     fill(&place, "jobs", 3_000);
     place.ok("move jobs sqlite:other.db jobs");
     let dump = place.ok("--url sqlite:other.db dump jobs");
-    let order: Vec<u64> = dump
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap()["body"]["n"].as_u64().unwrap())
-        .collect();
+    let order: Vec<_> =
+        lines(&dump).iter().map(|line| line["body"]["n"].as_u64().unwrap()).collect();
     assert_eq!(order, (0..3_000).collect::<Vec<_>>());
 }
 
@@ -174,15 +165,11 @@ fn follow_moves_later_messages() {
 fn if_the_target_fails_the_messages_stay() {
     let place = Place::new();
     let bodies: String = (0..300).map(|n| format!("\"{n} {}\"\n", "x".repeat(3000))).collect();
-    assert_eq!(place.run_with_input("send jobs --file -", bodies).code, 0);
+    place.ok_with_input("send jobs --file -", bodies);
     let before = messages(&place.ok("dump jobs"));
     // A limit on the size of files that only the target reaches: the source shrinks, and its log is short.
-    let program = env!("CARGO_BIN_EXE_pillarbox");
-    let line =
-        format!("ulimit -f 160; trap '' XFSZ; exec {program} move jobs sqlite:other.db jobs");
-    let mut shell = std::process::Command::new("bash");
-    shell.args(["-c", &line]).current_dir(place.path());
-    let run = finish(shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let limit = "ulimit -f 160; trap '' XFSZ";
+    let run = place.shell(&format!("{limit}; exec pillarbox move jobs sqlite:other.db jobs"));
     assert_eq!(run.code, 1, "{run:?}");
     assert!(run.stderr.contains("cannot send on queue 'jobs'"), "{run:?}");
     assert!(run.stderr.contains("run the same command again"), "{run:?}");
@@ -195,26 +182,11 @@ fn if_the_target_fails_the_messages_stay() {
     assert_eq!(messages(&place.ok("--url sqlite:other.db dump jobs")), before);
 }
 
-/// Runs a script in a shell that has `pillarbox` on its path, and prints the exit codes of a pipeline.
-fn shell(place: &Place, script: &str) -> std::process::Child {
-    let program = std::path::Path::new(env!("CARGO_BIN_EXE_pillarbox"));
-    let path = std::env::var("PATH").unwrap_or_default();
-    let path = format!("{}:{path}", program.parent().unwrap().display());
-    let mut shell = std::process::Command::new("bash");
-    shell.args(["-o", "pipefail", "-c", script]).current_dir(place.path());
-    shell.env("PATH", path).env_remove("PILLARBOX_URL").env("TERM", "dumb");
-    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    shell.spawn().unwrap()
-}
-
 /// Returns a field of all bodies of a queue, sorted.
 fn numbers(place: &Place, queue: &str, field: &str) -> Vec<u64> {
-    let dump = place.ok(&format!("dump {queue}"));
-    let number = |line: &str| {
-        let line: Value = serde_json::from_str(line).unwrap();
-        line["body"][field].as_u64().unwrap_or_else(|| panic!("{line}"))
-    };
-    let mut numbers: Vec<_> = dump.lines().map(number).collect();
+    let dump = lines(&place.ok(&format!("dump {queue}")));
+    let number = |line: &Value| line["body"][field].as_u64().unwrap_or_else(|| panic!("{line}"));
+    let mut numbers: Vec<_> = dump.iter().map(number).collect();
     numbers.sort_unstable();
     numbers
 }
@@ -237,8 +209,7 @@ fn messages_of_two_queues_with_the_same_id_are_both_moved() {
     place.ok("send invoices \"late\" --key 4712");
     let before = place.ok("dump invoices");
     place.ok("move invoices sqlite:other.db all");
-    let again = place.run_with_input("load invoices", before);
-    assert_eq!(again.code, 0, "{again:?}");
+    place.ok_with_input("load invoices", before);
     place.ok("move invoices sqlite:other.db all");
     assert_eq!(messages(&place.ok("--url sqlite:other.db dump all")).len(), 3);
 }
@@ -249,8 +220,7 @@ fn a_queue_can_be_drained_into_itself() {
     for edit in ["", "| sed 's/\"n\":/\"m\":/2' "] {
         let place = Place::new();
         fill(&place, "jobs", 1_000);
-        let run =
-            finish(shell(&place, &format!("pillarbox drain jobs {edit}| pillarbox load jobs")));
+        let run = place.shell(&format!("pillarbox drain jobs {edit}| pillarbox load jobs"));
         assert_eq!(run.code, 0, "{run:?}");
         let field = if edit.is_empty() { "n" } else { "m" };
         assert_eq!(numbers(&place, "jobs", field), (0..1_000).collect::<Vec<_>>(), "{run:?}");
@@ -263,7 +233,7 @@ fn acknowledged_messages_can_be_loaded_into_the_same_queue() {
     let place = Place::new();
     fill(&place, "jobs", 300);
     let receive = "pillarbox receive jobs --ack --json --max 300";
-    let run = finish(shell(&place, &format!("{receive} | pillarbox load jobs")));
+    let run = place.shell(&format!("{receive} | pillarbox load jobs"));
     assert_eq!(run.code, 0, "{run:?}");
     assert_eq!(numbers(&place, "jobs", "n"), (0..300).collect::<Vec<_>>(), "{run:?}");
 }
@@ -350,7 +320,7 @@ fn lines_of_a_pipe_that_cannot_be_stored_are_saved() {
     fill(&place, "jobs", 3_000);
     let script =
         "pillarbox drain jobs | pillarbox load jobs -u 'redis://127.0.0.1:1/?retry_for=1ms'";
-    let run = finish(shell(&place, script));
+    let run = place.shell(script);
     assert_eq!(run.code, 1, "{run:?}");
     let (_, name) = run.stderr.split_once("saved in ").unwrap_or_else(|| panic!("{run:?}"));
     let (name, _) = name.split_once(':').unwrap();
@@ -364,11 +334,11 @@ fn nothing_is_received_or_dumped_without_an_output() {
     let place = Place::new();
     fill(&place, "jobs", 10);
     for command in ["receive jobs --ack", "receive jobs --json", "dump jobs"] {
-        let run = finish(shell(&place, &format!("pillarbox {command} >&-")));
+        let run = place.shell(&format!("pillarbox {command} >&-"));
         assert_eq!(run.code, 2, "{command}: {run:?}");
         assert!(place.ok("stats jobs --json").contains("\"ready\":10,"), "{command}: {run:?}");
     }
-    let run = finish(shell(&place, "pillarbox receive jobs --ack > /dev/null"));
+    let run = place.shell("pillarbox receive jobs --ack > /dev/null");
     assert_eq!(run.code, 0, "what is thrown away on purpose: {run:?}");
 }
 
@@ -376,7 +346,7 @@ fn nothing_is_received_or_dumped_without_an_output() {
 fn a_drain_whose_reader_ends_is_an_error() {
     let place = Place::new();
     fill(&place, "jobs", 5_000);
-    let run = finish(shell(&place, "pillarbox drain jobs | head -1"));
+    let run = place.shell("pillarbox drain jobs | head -1");
     assert_eq!(run.code, 1, "{run:?}");
     assert!(run.stderr.contains("written and acknowledged"), "{run:?}");
 }

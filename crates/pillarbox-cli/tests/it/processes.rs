@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Place, eventually, finish, signal, until_it_listens};
+use crate::common::{Place, eventually, finish, lines, signal, until_it_listens};
 use pillarbox::{Mailbox, Mailboxes, Receive};
 use serde_json::Value;
 
@@ -14,10 +14,6 @@ async fn open(place: &Place) -> (Mailboxes, Mailbox<Value>) {
     let backend = pillarbox::open(&place.url("pillarbox.db")).await.unwrap();
     let jobs = backend.mailbox("jobs").unwrap();
     (backend, jobs)
-}
-
-fn lines(text: &str) -> Vec<Value> {
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The program has the file open all the time, and sees the effect of each command.
@@ -55,7 +51,7 @@ async fn every_command_works_while_a_program_has_the_file_open() {
     assert_eq!(lines(&dumped).len(), 2);
     assert_eq!(lines(&place.ok("drain jobs")).len(), 1);
     assert_eq!(counts().await, (0, 0, 1));
-    assert_eq!(place.run_with_input("load jobs", &dumped).code, 0);
+    place.ok_with_input("load jobs", &dumped);
     assert_eq!(counts().await, (1, 0, 1));
     place.ok("move jobs sqlite:pillarbox.db others --no-wait");
     assert_eq!(counts().await, (0, 0, 1));
@@ -139,7 +135,7 @@ async fn an_interrupted_receive_leaves_only_printed_messages_in_flight() {
 fn a_closed_pipe_is_an_error_only_for_a_drain_and_loses_nothing() {
     let place = Place::new();
     let bodies: String = (0..20_000).map(|n| format!("\"{n} {}\"\n", "x".repeat(200))).collect();
-    assert_eq!(place.run_with_input("send jobs --file -", bodies).code, 0);
+    place.ok_with_input("send jobs --file -", bodies);
     for line in ["peek jobs --max 20000", "dump jobs", "drain jobs", "receive jobs -n 20000 --json"]
     {
         let mut child = place.start(line);
@@ -259,8 +255,7 @@ fn a_demo_whose_tasks_are_taken_away_ends() {
 fn a_dump_includes_messages_that_change_their_state_meanwhile() {
     let place = Place::new();
     let bodies: String = (0..6000).map(|n| format!("\"{n} {}\"\n", "x".repeat(100))).collect();
-    let run = place.run_with_input("send jobs --file - --delay 4s", bodies);
-    assert_eq!(run.code, 0, "{run:?}");
+    place.ok_with_input("send jobs --file - --delay 4s", bodies);
     let mut child = place.start("dump jobs");
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut dump = String::new();
@@ -344,21 +339,15 @@ fn a_closed_output_does_not_stop_a_send() {
 fn a_drain_without_an_output_deletes_nothing() {
     let place = Place::new().with_orders();
     let before = place.ok("dump orders");
-    let program = env!("CARGO_BIN_EXE_pillarbox");
     for redirection in [">&-", "> /dev/null"] {
-        let mut shell = std::process::Command::new("bash");
-        shell.args(["-c", &format!("exec {program} drain orders {redirection}")]);
-        shell.current_dir(place.path()).stderr(Stdio::piped());
-        let run = finish(shell.spawn().unwrap());
+        let run = place.shell(&format!("exec pillarbox drain orders {redirection}"));
         assert_eq!(run.code, 2, "{redirection}: {run:?}");
         assert!(run.stderr.contains("nothing was drained"), "{redirection}: {run:?}");
         assert!(run.stderr.contains("purge"), "{redirection}: {run:?}");
         assert_eq!(place.ok("dump orders"), before, "{redirection}");
     }
     // To a named file, without a stdout.
-    let mut shell = std::process::Command::new("bash");
-    shell.args(["-c", &format!("exec {program} drain orders --output o.jsonl >&-")]);
-    let run = finish(shell.current_dir(place.path()).stderr(Stdio::piped()).spawn().unwrap());
+    let run = place.shell("exec pillarbox drain orders --output o.jsonl >&-");
     assert_eq!(run.code, 0, "{run:?}");
     let drained = std::fs::read_to_string(place.path().join("o.jsonl")).unwrap();
     assert_eq!(drained.lines().count(), 2);
@@ -368,7 +357,7 @@ fn a_drain_without_an_output_deletes_nothing() {
 fn errors_are_printed_even_if_results_cannot_be() {
     let place = Place::new();
     let bodies: String = (0..1_500).map(|n| format!("{n}\n")).collect();
-    assert_eq!(place.run_with_input("send jobs --file -", bodies).code, 0);
+    place.ok_with_input("send jobs --file -", bodies);
     let received = lines(&place.ok("receive jobs -n 1500 --json"));
     let mut args = vec!["ack".to_owned(), "jobs".to_owned(), "--json".to_owned()];
     args.extend(received.iter().map(|line| line["receipt"].as_str().unwrap().to_owned()));

@@ -182,10 +182,8 @@ fn a_queue_with_partitions_on_a_cluster_is_one_queue() {
 
     // Fewer partitions: messages in removed partitions are received first.
     let fewer = ok("partitions orders 2");
-    assert_eq!(
-        fewer,
-        "2 partitions, and 4 removed ones that are received from until they are empty\n"
-    );
+    let removed = "2 partitions, and 4 removed ones that are received from until they are empty\n";
+    assert_eq!(fewer, removed);
     let received = ok("receive orders --max 5 --json --visibility 1s");
     assert!(received.lines().count() > 0, "{received}");
     std::thread::sleep(std::time::Duration::from_millis(1100));

@@ -3,7 +3,7 @@
 
 use pillarbox_testing::server::{SqsFlavour, SqsServer};
 
-use crate::common::{Place, Run};
+use crate::common::{Place, Run, finish};
 
 struct Scene {
     place: Place,
@@ -22,13 +22,7 @@ impl Scene {
     /// Runs the command with the URL in the environment.
     fn run(&self, line: &str) -> Run {
         let mut command = self.place.command(line.split_whitespace());
-        let output = command.env("PILLARBOX_URL", self.url()).output().expect("the command");
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
-        Run {
-            code: output.status.code().unwrap_or(-1),
-            stdout: text(output.stdout),
-            stderr: text(output.stderr),
-        }
+        finish(command.env("PILLARBOX_URL", self.url()).spawn().expect("the command"))
     }
 
     #[track_caller]

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use pillarbox_core::BoxFuture;
-use pillarbox_runtime::BoxError;
-
-use super::{BoxEvaluator, Case, Evaluator, IntoEvaluator};
+use super::{BoxEvaluator, Case, Evaluator, IntoEvaluator, ScoreFuture};
 use crate::score::Score;
 
 /// Several evaluators: a tuple of up to eight of any kind, or a `Vec` of [`BoxEvaluator`].
@@ -125,10 +122,7 @@ where
     O: Send + Sync + 'static,
     E: Send + Sync + 'static,
 {
-    fn evaluate<'a>(
-        &'a self,
-        case: &'a Arc<Case<I, O, E>>,
-    ) -> BoxFuture<'a, Result<Score, BoxError>> {
+    fn evaluate<'a>(&'a self, case: &'a Arc<Case<I, O, E>>) -> ScoreFuture<'a> {
         Box::pin(async move {
             let mut scores = Vec::with_capacity(self.evaluators.len());
             for evaluator in &self.evaluators {

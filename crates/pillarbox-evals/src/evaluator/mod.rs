@@ -79,6 +79,9 @@ pub trait Evaluator<I, O, E>: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Score, BoxError>>;
 }
 
+/// Future of [`Evaluator::evaluate`].
+type ScoreFuture<'a> = BoxFuture<'a, Result<Score, BoxError>>;
+
 /// Type-erased evaluator. Cheap to clone.
 pub struct BoxEvaluator<I, O, E>(Arc<dyn Evaluator<I, O, E>>);
 
@@ -154,9 +157,6 @@ pub struct OfOutput<S>(PhantomData<S>);
 #[derive(Debug)]
 pub struct OfSession<S>(PhantomData<S>);
 
-/// A function with the marker of its arguments.
-struct Function<F, S>(F, PhantomData<fn() -> S>);
-
 impl<I, O, E, F, S> IntoEvaluator<I, O, E, OfOutput<S>> for F
 where
     F: Fn(&O, &E) -> S + Send + Sync + 'static,
@@ -166,21 +166,10 @@ where
     E: Send + Sync + 'static,
 {
     fn into_evaluator(self) -> BoxEvaluator<I, O, E> {
-        BoxEvaluator::new(Function(self, PhantomData::<fn() -> OfOutput<S>>))
-    }
-}
-
-impl<I, O, E, F, S> Evaluator<I, O, E> for Function<F, OfOutput<S>>
-where
-    F: Fn(&O, &E) -> S + Send + Sync + 'static,
-    S: IntoScore + 'static,
-{
-    fn evaluate<'a>(
-        &'a self,
-        case: &'a Arc<Case<I, O, E>>,
-    ) -> BoxFuture<'a, Result<Score, BoxError>> {
-        let score = self.0(&case.output, &case.sample.expected).into_score();
-        Box::pin(std::future::ready(score))
+        from_fn(move |case| {
+            let score = self(&case.output, &case.sample.expected).into_score();
+            Box::pin(std::future::ready(score))
+        })
     }
 }
 
@@ -193,21 +182,10 @@ where
     E: Send + Sync + 'static,
 {
     fn into_evaluator(self) -> BoxEvaluator<I, O, E> {
-        BoxEvaluator::new(Function(self, PhantomData::<fn() -> OfSession<S>>))
-    }
-}
-
-impl<I, O, E, F, S> Evaluator<I, O, E> for Function<F, OfSession<S>>
-where
-    F: Fn(&O, &E, &Session) -> S + Send + Sync + 'static,
-    S: IntoScore + 'static,
-{
-    fn evaluate<'a>(
-        &'a self,
-        case: &'a Arc<Case<I, O, E>>,
-    ) -> BoxFuture<'a, Result<Score, BoxError>> {
-        let score = self.0(&case.output, &case.sample.expected, &case.session).into_score();
-        Box::pin(std::future::ready(score))
+        from_fn(move |case| {
+            let score = self(&case.output, &case.sample.expected, &case.session).into_score();
+            Box::pin(std::future::ready(score))
+        })
     }
 }
 
@@ -237,22 +215,28 @@ where
     O: Send + Sync + 'static,
     E: Send + Sync + 'static,
 {
-    BoxEvaluator::new(Judge(judge))
+    from_fn(move |case| {
+        let judging = judge(case.clone());
+        Box::pin(async move { judging.await.into_score() })
+    })
 }
 
-struct Judge<F>(F);
+/// Evaluator that calls a function.
+struct FromFn<F>(F);
 
-impl<I, O, E, F, Fut> Evaluator<I, O, E> for Judge<F>
+fn from_fn<I: 'static, O: 'static, E: 'static, F>(evaluate: F) -> BoxEvaluator<I, O, E>
 where
-    F: Fn(Arc<Case<I, O, E>>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output: IntoScore> + Send + 'static,
+    F: Fn(&Arc<Case<I, O, E>>) -> ScoreFuture<'static> + Send + Sync + 'static,
 {
-    fn evaluate<'a>(
-        &'a self,
-        case: &'a Arc<Case<I, O, E>>,
-    ) -> BoxFuture<'a, Result<Score, BoxError>> {
-        let judging = self.0(case.clone());
-        Box::pin(async move { judging.await.into_score() })
+    BoxEvaluator::new(FromFn(evaluate))
+}
+
+impl<I, O, E, F> Evaluator<I, O, E> for FromFn<F>
+where
+    F: Fn(&Arc<Case<I, O, E>>) -> ScoreFuture<'static> + Send + Sync + 'static,
+{
+    fn evaluate<'a>(&'a self, case: &'a Arc<Case<I, O, E>>) -> ScoreFuture<'a> {
+        self.0(case)
     }
 }
 

@@ -29,9 +29,8 @@ impl EvalReport {
             failures.map(|failed| ((&*failed.experiment, &*failed.sample_id), failed)).collect();
         for experiment in &self.experiments {
             let samples = || self.samples_of(&experiment.name);
-            let time: f64 = samples()
-                .filter_map(|sample| sample.latency_ms)
-                .fold(0.0, |sum, ms| sum + ms / 1e3);
+            let times = samples().filter_map(|sample| sample.latency_ms);
+            let time = times.fold(0.0, |sum, ms| sum + ms / 1e3);
             let tally = &experiment.tally;
             let name = escape(&experiment.name);
             let _ = writeln!(
@@ -56,30 +55,17 @@ impl EvalReport {
                     Status::Failed | Status::Died | Status::Missing => "error",
                 };
                 let known = failures.get(&(&*experiment.name, &*sample.sample_id));
-                let status = sample.status.label();
-                let reason = known.and_then(|failed| failed.reason.as_deref()).unwrap_or(status);
-                let _ = write!(
-                    xml,
-                    ">\n      <{element} type=\"{}\" message=\"{}\">",
-                    sample.status.as_str(),
-                    escape(reason)
-                );
+                let (status, label) = (sample.status.as_str(), sample.status.label());
+                let reason = known.and_then(|failed| failed.reason.as_deref()).unwrap_or(label);
+                let reason = escape(reason);
+                let _ = write!(xml, ">\n      <{element} type=\"{status}\" message=\"{reason}\">");
                 if let Some(failed) = known {
-                    let _ = write!(
-                        xml,
-                        "{}",
-                        escape(&format!(
-                            "input: {}\nexpected: {}\n",
-                            cut(&failed.input.to_string()),
-                            cut(&failed.expected.to_string())
-                        ))
-                    );
+                    let (input, expected) = (failed.input.to_string(), failed.expected.to_string());
+                    let (input, expected) = (cut(&input), cut(&expected));
+                    xml.push_str(&escape(&format!("input: {input}\nexpected: {expected}\n")));
                     if let Some(output) = &failed.output {
-                        let _ = writeln!(
-                            xml,
-                            "{}",
-                            escape(&format!("output: {}", cut(&output.to_string())))
-                        );
+                        let output = escape(&format!("output: {}", cut(&output.to_string())));
+                        let _ = writeln!(xml, "{output}");
                     }
                 }
                 let _ = writeln!(xml, "</{element}>\n    </testcase>");

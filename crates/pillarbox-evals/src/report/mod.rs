@@ -23,7 +23,7 @@ use self::statistics::{Pairs, mean, paired_mean, paired_shares, wilson};
 use crate::dataset::Sample;
 use crate::error::Result;
 use crate::result::Status;
-use crate::run::sample_state::ResultSummary;
+use crate::run::sample_state::Index;
 use crate::run::{EvalRun, ScoredBy};
 use crate::steps::Step;
 
@@ -205,22 +205,21 @@ impl EvalRun {
     ///
     /// If the files of the run cannot be read.
     pub fn report(&self) -> Result<EvalReport> {
-        EvalReport::new(self)
-    }
-}
-
-impl EvalReport {
-    fn new(run: &EvalRun) -> Result<Self> {
-        let results: Vec<_> = run.states.iter().map(|state| state.result).collect();
-        let by_experiment: Vec<_> = match run.sample_count() {
-            0 => Vec::new(),
-            samples => results.chunks(samples).collect(),
-        };
-        let experiments = run.experiments().iter().zip(&by_experiment);
-        let experiments = experiments.map(|(experiment, results)| ExperimentReport {
+        let samples = self.states.iter().enumerate().map(|(index, state)| SampleReport {
+            experiment: self.experiment(index).name.clone(),
+            sample_id: self.sample_id(index).to_owned(),
+            status: state.result.map_or(Status::Missing, |result| result.status),
+            score: state.result.and_then(|result| result.score),
+            latency_ms: state.result.and_then(|result| result.latency_ms),
+        });
+        let samples: Vec<_> = samples.collect();
+        // Without samples there are no chunks, whatever their size.
+        let by_experiment: Vec<_> = samples.chunks(self.sample_count().max(1)).collect();
+        let experiments = self.experiments().iter().zip(&by_experiment);
+        let experiments = experiments.map(|(experiment, samples)| ExperimentReport {
             name: experiment.name.clone(),
             description: experiment.description.clone(),
-            tally: tally(results),
+            tally: tally(samples),
         });
         let experiments: Vec<_> = experiments.collect();
         let comparisons = (1..experiments.len()).map(|index| Comparison {
@@ -228,47 +227,43 @@ impl EvalReport {
             candidate: experiments[index].name.clone(),
             ..compare(by_experiment[0], by_experiment[index])
         });
-        let whole = tally(&results);
+        let whole = tally(&samples);
         let mut failures = Vec::new();
         let mut failures_left_out = 0;
         let mut bytes = 0;
-        for (index, result) in
-            results.iter().enumerate().filter(|(_, result)| status(result) != Status::Passed)
-        {
+        for (index, sample) in samples.iter().enumerate() {
+            if sample.status == Status::Passed {
+                continue;
+            }
             if failures.len() == MAX_FAILURES || bytes > MAX_BYTES {
                 failures_left_out += 1;
                 continue;
             }
-            let failed = failed(run, index, *result)?;
-            bytes += failed.bytes();
+            let failed = failed(self, index, sample)?;
+            bytes += serde_json::to_string(&failed).map_or(0, |text| text.len());
             failures.push(failed);
         }
-        let samples = results.iter().enumerate().map(|(index, result)| SampleReport {
-            experiment: run.experiment(index).name.clone(),
-            sample_id: run.sample_id(index).to_owned(),
-            status: status(result),
-            score: score(result),
-            latency_ms: result.and_then(|result| result.latency_ms),
-        });
-        Ok(Self {
-            run_id: run.id().to_owned(),
-            created_at: run.created_at(),
-            scored_by: run.scored_by(),
+        Ok(EvalReport {
+            run_id: self.id().to_owned(),
+            created_at: self.created_at(),
+            scored_by: self.scored_by(),
             total: whole.total,
             passed: whole.passed,
             pass_rate: whole.pass_rate,
             mean_score: whole.mean_score,
             latency: whole.latency,
-            is_complete: run.is_complete(),
-            strays: run.progress().strays,
+            is_complete: self.is_complete(),
+            strays: self.progress().strays,
             comparisons: comparisons.collect(),
             experiments,
             failures,
             failures_left_out,
-            samples: samples.collect(),
+            samples,
         })
     }
+}
 
+impl EvalReport {
     /// Returns the number of samples with this status.
     pub fn count(&self, status: Status) -> usize {
         self.experiments.iter().map(|one| one.tally.of(status)).sum()
@@ -286,50 +281,17 @@ impl EvalReport {
 
     /// Compares two experiments.
     pub fn compare(&self, baseline: &str, candidate: &str) -> Option<Comparison> {
-        let of = |name: &str| {
-            self.experiment(name)?;
-            let samples = self.samples_of(name).map(SampleReport::summary);
-            Some(samples.collect::<Vec<_>>())
-        };
+        let of = |name: &str| self.experiment(name).map(|one| self.samples_of(&one.name));
         let (first, second) = (of(baseline)?, of(candidate)?);
         let (baseline, candidate) = (baseline.to_owned(), candidate.to_owned());
-        Some(Comparison { baseline, candidate, ..compare(&first, &second) })
+        Some(Comparison { baseline, candidate, ..compare(first, second) })
     }
 }
 
-impl FailedSample {
-    /// Returns the approximate size.
-    fn bytes(&self) -> usize {
-        serde_json::to_string(self).map_or(0, |text| text.len())
-    }
-}
-
-impl SampleReport {
-    fn summary(&self) -> Option<ResultSummary> {
-        let value = self.score.unwrap_or_default();
-        let Self { status, latency_ms, .. } = *self;
-        (status != Status::Missing).then_some(ResultSummary {
-            round: 1,
-            status,
-            value,
-            latency_ms,
-            position: 0,
-        })
-    }
-}
-
-fn status(result: &Option<ResultSummary>) -> Status {
-    result.map_or(Status::Missing, |result| result.status)
-}
-
-fn score(result: &Option<ResultSummary>) -> Option<f64> {
-    result.filter(|result| result.status.is_scored()).map(|result| result.value)
-}
-
-fn tally(results: &[Option<ResultSummary>]) -> Tally {
-    let mut tally = Tally { total: results.len(), ..Tally::default() };
-    for result in results {
-        match status(result) {
+fn tally(samples: &[SampleReport]) -> Tally {
+    let mut tally = Tally { total: samples.len(), ..Tally::default() };
+    for sample in samples {
+        match sample.status {
             Status::Passed => tally.passed += 1,
             Status::NotPassed => tally.not_passed += 1,
             Status::Failed => tally.failed += 1,
@@ -341,29 +303,31 @@ fn tally(results: &[Option<ResultSummary>]) -> Tally {
     tally.pass_rate = (with_result > 0).then(|| tally.passed as f64 / with_result as f64);
     let interval = wilson(tally.passed, with_result);
     (tally.pass_rate_low, tally.pass_rate_high) = interval.unzip();
-    tally.mean_score = mean(&results.iter().filter_map(score).collect::<Vec<_>>());
-    let mut latencies: Vec<_> =
-        results.iter().flatten().filter_map(|result| result.latency_ms).collect();
+    tally.mean_score = mean(&samples.iter().filter_map(|sample| sample.score).collect::<Vec<_>>());
+    let mut latencies: Vec<_> = samples.iter().filter_map(|sample| sample.latency_ms).collect();
     latencies.sort_unstable_by(f64::total_cmp);
     tally.latency = Latency::of(&latencies);
     tally
 }
 
 /// Compares the second experiment with the first, without their names.
-fn compare(first: &[Option<ResultSummary>], second: &[Option<ResultSummary>]) -> Comparison {
+fn compare<'a>(
+    first: impl IntoIterator<Item = &'a SampleReport>,
+    second: impl IntoIterator<Item = &'a SampleReport>,
+) -> Comparison {
     let mut pairs = Pairs::default();
     let mut differences = Vec::new();
-    for (first, second) in first.iter().zip(second) {
-        if first.is_none() || second.is_none() {
+    for (first, second) in first.into_iter().zip(second) {
+        if first.status == Status::Missing || second.status == Status::Missing {
             continue;
         }
-        match (status(first) == Status::Passed, status(second) == Status::Passed) {
+        match (first.status == Status::Passed, second.status == Status::Passed) {
             (true, true) => pairs.both += 1,
             (true, false) => pairs.first += 1,
             (false, true) => pairs.second += 1,
             (false, false) => pairs.neither += 1,
         }
-        differences.extend(score(first).zip(score(second)).map(|(first, second)| second - first));
+        differences.extend(first.score.zip(second.score).map(|(first, second)| second - first));
     }
     Comparison {
         baseline: String::new(),
@@ -377,21 +341,22 @@ fn compare(first: &[Option<ResultSummary>], second: &[Option<ResultSummary>]) ->
     }
 }
 
-fn failed(run: &EvalRun, index: usize, result: Option<ResultSummary>) -> Result<FailedSample> {
+fn failed(run: &EvalRun, index: Index, sample: &SampleReport) -> Result<FailedSample> {
     let Sample::<Value, Value> { id, input, expected, .. } = run.sample(index)?;
     let mut failed = FailedSample {
-        experiment: run.experiment(index).name.clone(),
+        experiment: sample.experiment.clone(),
         sample_id: id,
-        status: status(&result),
-        score: score(&result),
+        status: sample.status,
+        score: sample.score,
         reason: None,
         input,
         expected,
         output: None,
-        latency_ms: result.and_then(|result| result.latency_ms),
+        latency_ms: sample.latency_ms,
         steps: Vec::new(),
     };
-    match result.map(|result| run.result(result)).transpose()?.map(|result| result.outcome) {
+    let result = run.states[index].result.map(|summary| run.result(summary)).transpose()?;
+    match result.map(|result| result.outcome) {
         Some(Ok(scored)) => {
             failed.reason = scored.score.reason;
             failed.output = Some(scored.output);

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use super::{Comparison, Difference, EvalReport, Latency};
+use super::{Comparison, Difference, EvalReport, Latency, Tally};
 use crate::result::Status;
 
 /// Number of failures that are shown. The other formats have more.
@@ -52,22 +52,18 @@ impl EvalReport {
         ]);
         for one in &self.experiments {
             let tally = &one.tally;
-            let interval = tally.pass_rate_low.zip(tally.pass_rate_high);
-            let time = |of: fn(&Latency) -> f64| {
-                tally.latency.as_ref().map(|latency| milliseconds(of(latency)))
-            };
+            let time =
+                |of: fn(&Latency) -> f64| or_dash(tally.latency.as_ref().map(of).map(milliseconds));
             table.row([
                 one_line(&one.name, 40),
                 tally.total.to_string(),
                 tally.passed.to_string(),
                 or_dash(tally.pass_rate.map(percent)),
-                or_dash(
-                    interval.map(|(low, high)| format!("{} to {}", percent(low), percent(high))),
-                ),
+                or_dash(tally.interval()),
                 or_dash(tally.mean_score.map(|score| format!("{score:.3}"))),
-                or_dash(time(|latency| latency.p50_ms)),
-                or_dash(time(|latency| latency.p95_ms)),
-                or_dash(time(|latency| latency.p99_ms)),
+                time(|latency| latency.p50_ms),
+                time(|latency| latency.p95_ms),
+                time(|latency| latency.p99_ms),
             ]);
         }
         table
@@ -106,21 +102,23 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { baseline, candidate, pairs, gained, lost, .. } = self;
         let (baseline, candidate) = (one_line(baseline, 40), one_line(candidate, 40));
-        writeln!(
-            f,
-            "{candidate} against {baseline}, {pairs} samples: {gained} gained, {lost} lost"
-        )?;
+        write!(f, "{candidate} against {baseline}, {pairs} samples: ")?;
+        writeln!(f, "{gained} gained, {lost} lost")?;
         if let Some(difference) = &self.pass_rate {
-            writeln!(
-                f,
-                "  pass rate   {}",
-                difference.in_words(|value| format!("{:+.1} points", value * 100.0))
-            )?;
+            writeln!(f, "  pass rate   {}", difference.in_words(points))?;
         }
         if let Some(difference) = &self.mean_score {
             writeln!(f, "  mean score  {}", difference.in_words(|value| format!("{value:+.3}")))?;
         }
         Ok(())
+    }
+}
+
+impl Tally {
+    /// Returns the interval of the pass rate.
+    pub(super) fn interval(&self) -> Option<String> {
+        let (low, high) = self.pass_rate_low.zip(self.pass_rate_high)?;
+        Some(format!("{} to {}", percent(low), percent(high)))
     }
 }
 
@@ -142,6 +140,11 @@ impl Difference {
     }
 }
 
+/// Formats a difference of shares.
+pub(super) fn points(share: f64) -> String {
+    format!("{:+.1} points", share * 100.0)
+}
+
 pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
@@ -157,7 +160,7 @@ pub(super) fn milliseconds(ms: f64) -> String {
     }
 }
 
-fn or_dash(text: Option<String>) -> String {
+pub(super) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 

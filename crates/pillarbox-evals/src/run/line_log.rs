@@ -92,11 +92,7 @@ impl LineLog {
                 let writing = tokio::task::spawn_blocking(move || {
                     let file = lock(&file);
                     let written = write(&file, &lines);
-                    let written = match is_at(&file, &target) {
-                        Ok(true) => written,
-                        Ok(false) => Err(removed()),
-                        Err(error) => Err(error),
-                    };
+                    let written = check_is_at(&file, &target).and(written);
                     if let Access::Write { lock, .. } = access {
                         drop(lock);
                     }
@@ -147,24 +143,21 @@ impl LineLog {
     }
 }
 
-/// Returns whether the file is still at its path. Its directory may have been deleted, and what is written then would
-/// be lost.
-fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+/// Fails if the file is no longer at its path. Its directory may have been deleted, and what is written then would be
+/// lost.
+fn check_is_at(file: &File, path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
-    {
+    let is_at = {
         use std::os::unix::fs::MetadataExt;
         let (here, there) = (file.metadata()?, std::fs::metadata(path));
-        Ok(there.is_ok_and(|there| (here.dev(), here.ino()) == (there.dev(), there.ino())))
-    }
+        there.is_ok_and(|there| (here.dev(), here.ino()) == (there.dev(), there.ino()))
+    };
     #[cfg(not(unix))]
-    {
-        let _ = file;
-        Ok(path.exists())
+    let (is_at, _) = (path.exists(), file);
+    if is_at {
+        return Ok(());
     }
-}
-
-fn removed() -> std::io::Error {
-    std::io::Error::new(std::io::ErrorKind::NotFound, "it was removed in the meantime")
+    Err(std::io::Error::new(std::io::ErrorKind::NotFound, "it was removed in the meantime"))
 }
 
 /// Appends lines to a file, all or none, and returns their positions.

@@ -141,7 +141,7 @@ impl EvalRun {
             return Err(EvalError::Invalid(text));
         }
         Manifest::new().write(directory, mode)?;
-        Self::load(directory, &Access::Write { lock, must_exist: false, mode })
+        Self::load(directory, Access::Write { lock, must_exist: false, mode })
     }
 
     /// Opens the run in a directory, to continue it.
@@ -150,13 +150,10 @@ impl EvalRun {
     ///
     /// If there is no run, another process has it open, or its files are invalid.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
-        let directory = directory.as_ref();
-        if !directory.join(RUN).exists() {
-            return Err(EvalError::Invalid(format!("there is no run in {}", directory.display())));
-        }
+        let directory = existing(directory.as_ref())?;
         let mode = Mode::of(&directory.join(RUN));
         let lock = lock(directory, mode)?;
-        Self::load(directory, &Access::Write { lock, must_exist: false, mode })
+        Self::load(directory, Access::Write { lock, must_exist: false, mode })
     }
 
     /// Opens the run in a directory, or creates one.
@@ -191,27 +188,18 @@ impl EvalRun {
     ///
     /// If there is no run, or its files are invalid.
     pub fn open_read_only(directory: impl AsRef<Path>) -> Result<Self> {
-        let directory = directory.as_ref();
-        if !directory.join(RUN).exists() {
-            return Err(EvalError::Invalid(format!("there is no run in {}", directory.display())));
-        }
-        Self::load(directory, &Access::ReadOnly)
+        Self::load(existing(directory.as_ref())?, Access::ReadOnly)
     }
 
-    fn load(directory: &Path, access: &Access) -> Result<Self> {
+    fn load(directory: &Path, mut access: Access) -> Result<Self> {
         let manifest = Manifest::read(directory)?;
         let path = |name: &str| directory.join(name);
         // Once there are samples, all files exist.
-        let access = match access {
-            Access::Write { lock, mode, .. } => &Access::Write {
-                lock: lock.clone(),
-                must_exist: manifest.fingerprint.is_some(),
-                mode: *mode,
-            },
-            Access::ReadOnly => access,
-        };
+        if let Access::Write { must_exist, .. } = &mut access {
+            *must_exist = manifest.fingerprint.is_some();
+        }
         let mut samples = Vec::new();
-        let sample_log = LineLog::open(&path(SAMPLES), access, |position, line| {
+        let sample_log = LineLog::open(&path(SAMPLES), &access, |position, line| {
             // Samples of a submission that was killed are written again.
             if manifest.fingerprint.is_some() {
                 let Id { id } = serde_json::from_str(line).map_err(|error| error.to_string())?;
@@ -229,22 +217,31 @@ impl EvalRun {
         }
         let mut states = SampleStates::default();
         states.grow(manifest.experiments.len() * manifest.samples);
-        let sent_log = LineLog::open(&path(SENT), access, |_, line| {
+        let sent_log = LineLog::open(&path(SENT), &access, |_, line| {
             let sent: Sent = serde_json::from_str(line).map_err(|error| error.to_string())?;
             let mut ranges = sent.ranges.into_iter();
             ranges.try_for_each(|(start, end)| states.sent(start..end, sent.round))
         })?;
-        let index_of = SampleIndex::new(&manifest, &samples);
-        let result_log = LineLog::open(&path(RESULTS), access, |position, line| {
+        let ids: HashMap<_, _> =
+            samples.iter().enumerate().map(|(index, (id, _))| (&**id, index)).collect();
+        let result_log = LineLog::open(&path(RESULTS), &access, |position, line| {
             let result: EvalResult =
                 serde_json::from_str(line).map_err(|error| error.to_string())?;
-            let index = index_of.get(&result.experiment, &result.sample_id)?;
+            let EvalResult { experiment, sample_id, .. } = &result;
+            let position_of = manifest.experiments.iter().position(|one| one.name == *experiment);
+            let experiment =
+                position_of.ok_or_else(|| format!("there is no experiment {experiment:?}"))?;
+            let sample = ids.get(&**sample_id);
+            let sample = sample.ok_or_else(|| format!("there is no sample {sample_id:?}"))?;
             result.check()?;
-            states.record(index, ResultSummary::of(&result, position));
+            states.record(
+                experiment * manifest.samples + sample,
+                ResultSummary::of(&result, position),
+            );
             Ok(())
         })?;
         let mut strays = 0;
-        let stray_log = LineLog::open(&path(STRAYS), access, |_, _| {
+        let stray_log = LineLog::open(&path(STRAYS), &access, |_, _| {
             strays += 1;
             Ok(())
         })?;
@@ -340,7 +337,7 @@ impl EvalRun {
     /// Returns whether there is a result for the last submission of every sample.
     pub fn is_complete(&self) -> bool {
         let is_done = |state: &SampleState| state.result.is_some() && !state.is_awaited();
-        self.states.len() > 0 && self.states.iter().all(is_done)
+        !self.states.is_empty() && self.states.iter().all(is_done)
     }
 
     /// Marks samples to be sent again by the next submission, and returns the number of marked samples.
@@ -557,27 +554,12 @@ struct Id {
     id: Box<str>,
 }
 
-/// Looks up the index of a sample by experiment and id.
-struct SampleIndex<'a> {
-    manifest: &'a Manifest,
-    samples: HashMap<&'a str, usize>,
-}
-
-impl<'a> SampleIndex<'a> {
-    fn new(manifest: &'a Manifest, samples: &'a [(Box<str>, u64)]) -> Self {
-        let samples = samples.iter().take(manifest.samples).enumerate();
-        Self { manifest, samples: samples.map(|(index, (id, _))| (&**id, index)).collect() }
+/// Rejects a directory without a run.
+fn existing(directory: &Path) -> Result<&Path> {
+    if !directory.join(RUN).exists() {
+        return Err(EvalError::Invalid(format!("there is no run in {}", directory.display())));
     }
-
-    fn get(&self, experiment: &str, sample_id: &str) -> Result<Index, String> {
-        let mut experiments = self.manifest.experiments.iter();
-        let experiment = experiments
-            .position(|one| one.name == experiment)
-            .ok_or_else(|| format!("there is no experiment {experiment:?}"))?;
-        let sample = self.samples.get(sample_id);
-        let sample = sample.ok_or_else(|| format!("there is no sample {sample_id:?}"))?;
-        Ok(experiment * self.manifest.samples + sample)
-    }
+    Ok(directory)
 }
 
 /// Locks the run for this process until the file is closed.

@@ -1,7 +1,7 @@
 //! State of each sample of each experiment, and the rule which of its results counts. Pure.
 
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use pillarbox_core::MessageId;
 use pillarbox_runtime::loops::Uuid;
@@ -34,8 +34,7 @@ impl SampleState {
 pub(crate) struct ResultSummary {
     pub(crate) round: u32,
     pub(crate) status: Status,
-    /// Score, if the status has one.
-    pub(crate) value: f64,
+    pub(crate) score: Option<f64>,
     pub(crate) latency_ms: Option<f64>,
     /// Position of the whole result in its log.
     pub(crate) position: u64,
@@ -47,7 +46,7 @@ impl ResultSummary {
         Self {
             round: result.round,
             status: result.status(),
-            value: scored.map_or(0.0, |scored| scored.score.value),
+            score: scored.map(|scored| scored.score.value),
             latency_ms: scored.and_then(|scored| scored.latency_ms),
             position,
         }
@@ -75,23 +74,23 @@ pub(crate) struct SampleStates {
     states: Vec<SampleState>,
 }
 
+impl Deref for SampleStates {
+    type Target = [SampleState];
+
+    fn deref(&self) -> &[SampleState] {
+        &self.states
+    }
+}
+
 impl SampleStates {
     /// Grows to a total number of samples.
     pub(crate) fn grow(&mut self, total: usize) {
         self.states.resize(total.max(self.states.len()), SampleState::default());
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.states.len()
-    }
-
     /// Returns the number of samples that were sent and whose result is still missing.
     pub(crate) fn awaited(&self) -> usize {
         self.states.iter().filter(|state| state.is_awaited()).count()
-    }
-
-    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &SampleState> {
-        self.states.iter()
     }
 
     /// Returns whether a result of this round could count, whatever its contents.
@@ -181,7 +180,11 @@ mod tests {
     use super::*;
 
     fn summary(round: u32, status: Status) -> ResultSummary {
-        ResultSummary { round, status, value: 0.0, latency_ms: None, position: 0 }
+        ResultSummary { round, status, score: None, latency_ms: None, position: 0 }
+    }
+
+    fn states(total: usize) -> SampleStates {
+        SampleStates { states: vec![SampleState::default(); total] }
     }
 
     #[test]
@@ -198,8 +201,7 @@ mod tests {
             (summary(1, Failed), summary(2, Failed), true),
             (summary(2, Failed), summary(1, Passed), false),
         ] {
-            let mut states = SampleStates::default();
-            states.grow(1);
+            let mut states = states(1);
             assert!(states.record(0, first));
             assert_eq!(states.record(0, second), counts, "{first:?} {second:?}");
         }
@@ -207,8 +209,7 @@ mod tests {
 
     #[test]
     fn a_sent_sample_is_sent_again_only_if_it_is_marked() {
-        let mut states = SampleStates::default();
-        states.grow(4);
+        let mut states = states(4);
         assert_eq!(states.to_send(), [(0, 1), (1, 1), (2, 1), (3, 1)]);
         states.sent(0..3, 1).unwrap();
         assert_eq!(states.to_send(), [(3, 1)]);
@@ -233,8 +234,7 @@ mod tests {
 
     #[test]
     fn a_result_proves_that_its_sample_was_sent_even_if_that_was_not_recorded() {
-        let mut states = SampleStates::default();
-        states.grow(2);
+        let mut states = states(2);
         let known = states.requests(|index, round| request_id("r", "e", &index.to_string(), round));
         assert_eq!(known[&request_id("r", "e", "1", 1)], (1, 1));
         states.record(1, summary(1, Status::Died));

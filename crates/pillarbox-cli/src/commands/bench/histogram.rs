@@ -7,8 +7,8 @@ use std::time::Duration;
 pub(crate) struct Histogram {
     /// Number of durations per bucket.
     buckets: Vec<usize>,
-    count: usize,
-    max: Duration,
+    pub(crate) count: usize,
+    pub(crate) max: Duration,
 }
 
 impl Histogram {
@@ -46,14 +46,6 @@ impl Histogram {
                 return Self::end_of(bucket).min(self.max);
             }
         }
-        self.max
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.count
-    }
-
-    pub(crate) fn max(&self) -> Duration {
         self.max
     }
 

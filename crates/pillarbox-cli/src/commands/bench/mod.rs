@@ -49,20 +49,20 @@ pub(crate) async fn run(context: &mut Context, args: args::Bench) -> Result<()> 
         let name = format!("pillarbox-bench-{:08x}", rand::rng().next_u32());
         let name: QueueName = name.parse()?;
         let queue = backend.queue(&name, QueueOptions::new())?;
-        check(&args, &queue)?;
+        let capabilities = queue.capabilities();
+        capabilities.check_batch(&name, args.batch)?;
+        capabilities.check_receive(&name, &Receive::up_to(args.batch))?;
+        capabilities.check_outgoing(&name, &Outgoing::new(vec![0; args.size]))?;
         if !context.out.is_json() {
             let (callers, size) =
                 (text::count(args.callers as u64, "caller"), text::bytes(args.size as u64));
-            let batch = if args.batch == 1 {
-                String::new()
-            } else {
-                format!(" in batches of {}", args.batch)
+            let batch = match args.batch {
+                1 => String::new(),
+                batch => format!(" in batches of {batch}"),
             };
-            context.out.line(&format!(
-                "{}: {callers}, bodies of {size}{batch}, for {}",
-                context.url(),
-                time::show(args.duration)
-            ))?;
+            let (url, time) = (context.url(), time::show(args.duration));
+            let line = format!("{url}: {callers}, bodies of {size}{batch}, for {time}");
+            context.out.line(&line)?;
             context.out.flush()?;
         }
         let start = Instant::now();
@@ -76,14 +76,6 @@ pub(crate) async fn run(context: &mut Context, args: args::Bench) -> Result<()> 
         if interrupt.is_interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
     })
     .await
-}
-
-fn check(args: &args::Bench, queue: &Arc<dyn Queue>) -> Result<()> {
-    let capabilities = queue.capabilities();
-    capabilities.check_batch(queue.name(), args.batch)?;
-    capabilities.check_receive(queue.name(), &Receive::up_to(args.batch))?;
-    let body = Outgoing::new(vec![0; args.size]);
-    Ok(capabilities.check_outgoing(queue.name(), &body)?)
 }
 
 async fn measure(
@@ -166,36 +158,28 @@ fn report(context: &mut Context, times: &Times, elapsed: Duration) -> Result<()>
     let kinds =
         [("send", &times.send), ("receive", &times.receive), ("acknowledge", &times.acknowledge)];
     for (operation, calls) in kinds {
-        let [p50, p99, max] = [calls.quantile(0.5), calls.quantile(0.99), calls.max()];
+        let [p50, p99, max] = [calls.quantile(0.5), calls.quantile(0.99), calls.max];
         if context.out.is_json() {
             let ms = |duration: Duration| duration.as_micros() as f64 / 1e3;
             context.out.json(&BenchJson {
                 operation,
-                calls: calls.count(),
-                calls_per_second: per_second(calls.count()).round(),
+                calls: calls.count,
+                calls_per_second: per_second(calls.count).round(),
                 messages_per_second: per_second(times.messages).round(),
                 p50_ms: ms(p50),
                 p99_ms: ms(p99),
                 max_ms: ms(max),
             })?;
         }
-        let rate = text::rate(per_second(calls.count()));
-        table.row([
-            operation.to_owned(),
-            rate,
-            time::measured(p50),
-            time::measured(p99),
-            time::measured(max),
-        ]);
+        let rate = text::rate(per_second(calls.count));
+        let [p50, p99, max] = [p50, p99, max].map(time::measured);
+        table.row([operation.to_owned(), rate, p50, p99, max]);
     }
     if !context.out.is_json() {
         context.out.table(&table)?;
         let rate = text::rate(per_second(times.messages));
-        let all = text::count(times.messages as u64, "message");
-        context.out.line(&format!(
-            "{rate} sent, received and acknowledged: {all} in {}",
-            time::measured(elapsed)
-        ))?;
+        let (all, time) = (text::count(times.messages as u64, "message"), time::measured(elapsed));
+        context.out.line(&format!("{rate} sent, received and acknowledged: {all} in {time}"))?;
     }
     Ok(())
 }

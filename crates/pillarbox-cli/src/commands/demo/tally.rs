@@ -39,7 +39,7 @@ pub(crate) enum TaskState {
 }
 
 /// Numbers of events, and the tasks by message.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// Numbers of the tasks.
     tasks: HashMap<MessageId, u64>,
@@ -53,13 +53,7 @@ pub(crate) struct Tally {
 impl Tally {
     /// Numbers the tasks from 1.
     pub(crate) fn new(messages: impl IntoIterator<Item = MessageId>) -> Self {
-        Self {
-            tasks: messages.into_iter().zip(1..).collect(),
-            errors: HashMap::new(),
-            succeeded: 0,
-            retried: 0,
-            dead_lettered: 0,
-        }
+        Self { tasks: messages.into_iter().zip(1..).collect(), ..Self::default() }
     }
 
     /// Counts an event. Returns `None` if it is not to be shown.

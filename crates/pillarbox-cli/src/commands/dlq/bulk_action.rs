@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::filter::Filter;
 use super::{ErrorGroupJson, error_table, other_errors};
+use crate::commands::confirm;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
@@ -116,11 +117,25 @@ impl BulkAction {
             }
             context.out.line(&self.summary(&tally, true))?;
         }
-        self.print_notes(context, backend, &tally).await
+        self.notes(context, backend, &tally).await
+    }
+
+    /// Asks for confirmation, unless there is nothing to do.
+    pub(super) async fn confirm(
+        &self,
+        context: &Context,
+        backend: &Mailboxes,
+        dlq: &Dlq,
+    ) -> Result<()> {
+        let number = self.expected(backend, dlq).await?;
+        if number > 0 && !confirm(&self.question(number, context))? {
+            return Err(Failure::Other(format!("nothing was {}", self.action.past())));
+        }
+        Ok(())
     }
 
     /// Returns the number of dead letters that would be replayed or discarded, or an estimate.
-    pub(super) async fn expected(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<u64> {
+    async fn expected(&self, backend: &Mailboxes, dlq: &Dlq) -> Result<u64> {
         if backend.capabilities().peek {
             return Ok(self.plan(backend, dlq).await?.0.report.done);
         }
@@ -130,7 +145,7 @@ impl BulkAction {
     }
 
     /// Returns the question for the confirmation.
-    pub(super) fn question(&self, number: u64, context: &Context) -> String {
+    fn question(&self, number: u64, context: &Context) -> String {
         let (queue, url) = (&self.queue, context.url());
         match &self.action {
             Action::Replay { to, to_url, .. } => {
@@ -193,10 +208,8 @@ impl BulkAction {
         dlq.peek(|found| {
             messages += 1;
             letters += u32::from(found.letter.is_ok());
-            match letters > 0 || messages == MAX_CHECKED {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
+            let is_done = letters > 0 || messages == MAX_CHECKED;
+            if is_done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
         .await?;
         if letters > 0 || messages == 0 {
@@ -243,7 +256,7 @@ impl BulkAction {
         } else {
             context.out.line(&self.summary(&tally, false))?;
         }
-        self.print_notes(context, backend, &tally).await?;
+        self.notes(context, backend, &tally).await?;
         let failure = match error {
             // Not a usage error, since something was done.
             Some(error) => Failure::Other(error.to_string()),
@@ -366,13 +379,7 @@ impl BulkAction {
         }
     }
 
-    /// Prints notes.
-    async fn print_notes(
-        &self,
-        context: &Context,
-        backend: &Mailboxes,
-        tally: &Tally,
-    ) -> Result<()> {
+    async fn notes(&self, context: &Context, backend: &Mailboxes, tally: &Tally) -> Result<()> {
         let number = tally.report.unreadable;
         if number > 0 {
             context.out.note(&unreadable_note(number, &self.queue));

@@ -6,9 +6,9 @@ use pillarbox::dead_letters::Dlq;
 use super::bulk_action::{Action, BulkAction};
 use super::filter::Filter;
 use crate::args;
-use crate::commands::{confirm, require_terminal, with_backend};
+use crate::commands::{require_terminal, with_backend};
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::interrupt::Interrupt;
 
 pub(super) async fn run(context: &mut Context, args: args::DlqDiscard) -> Result<()> {
@@ -26,11 +26,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqDiscard) -> Result
             return bulk.dry_run(context, backend, &dlq).await;
         }
         if must_confirm {
-            let number = bulk.expected(backend, &dlq).await?;
-            let question = bulk.question(number, context);
-            if number > 0 && !confirm(&question)? {
-                return Err(Failure::Other("nothing was discarded".to_owned()));
-            }
+            bulk.confirm(context, backend, &dlq).await?;
         }
         bulk.run(context, backend, &dlq, dlq.discard(), &Interrupt::listen()?).await
     })

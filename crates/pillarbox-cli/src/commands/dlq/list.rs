@@ -13,21 +13,16 @@ use crate::context::Context;
 use crate::failure::Result;
 use crate::output::{Table, text, time};
 
+const HEADINGS: [&str; 7] =
+    ["MESSAGE", ">AGE", "SOURCE", ">DELIVERIES", ">REPLAYS", "ERROR TYPE", "ERROR"];
+
 pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()> {
     let args::DlqList { queue, max, filters } = args;
     let now = Timestamp::now();
     let filter = Filter::new(filters, now);
     with_backend(context.open_existing().await?, async |backend| {
         let dlq = Dlq::open(backend, &queue)?;
-        let mut table = Table::new(&[
-            "MESSAGE",
-            ">AGE",
-            "SOURCE",
-            ">DELIVERIES",
-            ">REPLAYS",
-            "ERROR TYPE",
-            "ERROR",
-        ]);
+        let mut table = Table::new(&HEADINGS);
         let (mut shown, mut matching, mut unreadable, mut not_ready) = (0, 0, 0, 0);
         let mut written = Ok(());
         let is_json = context.out.is_json();
@@ -52,11 +47,8 @@ pub(super) async fn run(context: &mut Context, args: args::DlqList) -> Result<()
             }
             // The other matches are only counted for the note below.
             let is_enough = shown == max && (is_json || filter.is_all());
-            if is_enough || written.is_err() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
+            let is_done = is_enough || written.is_err();
+            if is_done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
         .await?;
         written?;

@@ -16,13 +16,14 @@ mod replay;
 mod show;
 mod stats;
 
-use pillarbox::dead_letters::{DeadLetter, DeadLetterCodec, ErrorGroup, PeekedDeadLetter, Summary};
-use pillarbox::{Codec, MessageId, MessageState, QueueName, Raw, Timestamp};
+use pillarbox::dead_letters::{DeadLetterCodec, ErrorGroup, PeekedDeadLetter, Summary};
+use pillarbox::{Codec, MessageId, QueueName, Raw, Timestamp};
 use serde::Serialize;
 
 use crate::args::{self, DlqCommand};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::message_json;
 use crate::output::{Out, Table, text, time};
 
 pub(crate) async fn run(context: &mut Context, args: args::Dlq) -> Result<()> {
@@ -49,27 +50,20 @@ struct DeadLetterHeadJson<'a> {
 
 /// Writes a dead letter as a line of JSON: its own id and state, and then its stored form.
 fn write_json(out: &mut Out, queue: &QueueName, found: &PeekedDeadLetter) -> Result<()> {
-    let (state, until) = match found.state {
-        MessageState::Ready => ("ready", None),
-        MessageState::InFlight { until } => ("in_flight", Some(until)),
-        MessageState::Delayed { until } => ("delayed", Some(until)),
-    };
+    let (state, until) = message_json::state(found.state);
     let head = DeadLetterHeadJson { queue, id: found.id, state, until, unreadable: None };
     let letter = match &found.letter {
         Ok(letter) => letter,
         Err(error) => return out.json(&DeadLetterHeadJson { unreadable: Some(error), ..head }),
     };
-    let (mut line, letter) = (encoded(serde_json::to_string(&head))?, stored(letter)?);
+    let mut line = encoded(serde_json::to_string(&head))?;
+    let letter = encoded(DeadLetterCodec(Raw).encode(letter))?;
+    let letter = encoded(str::from_utf8(&letter))?;
     // Merges two objects into one.
     line.pop();
     line.push(',');
     line.push_str(&letter[1..]);
     out.json_line(&line)
-}
-
-fn stored(letter: &DeadLetter) -> Result<String> {
-    let stored = encoded(DeadLetterCodec(Raw).encode(letter))?;
-    encoded(String::from_utf8(stored.into()))
 }
 
 fn encoded<T>(encoded: std::result::Result<T, impl std::fmt::Display>) -> Result<T> {

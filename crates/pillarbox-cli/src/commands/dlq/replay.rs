@@ -6,7 +6,7 @@ use pillarbox::{Mailbox, Mailboxes, Timestamp};
 use super::bulk_action::{Action, BulkAction};
 use super::filter::Filter;
 use crate::args;
-use crate::commands::{confirm, require_terminal, with_backend};
+use crate::commands::{require_terminal, with_backend};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
@@ -66,11 +66,7 @@ async fn replay(
         (None, None) => dlq,
     };
     if must_confirm {
-        let number = bulk.expected(backend, &dlq).await?;
-        let question = bulk.question(number, context);
-        if number > 0 && !confirm(&question)? {
-            return Err(Failure::Other("nothing was replayed".to_owned()));
-        }
+        bulk.confirm(context, backend, &dlq).await?;
     }
     let mut pass = dlq.replay();
     if let Some(rate) = args.rate {

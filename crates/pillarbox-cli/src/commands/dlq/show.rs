@@ -1,10 +1,11 @@
 //! `pillarbox dlq show`
 
+use pillarbox::Timestamp;
 use pillarbox::dead_letters::{DeadLetter, Dlq, PeekedDeadLetter};
-use pillarbox::{MessageState, Timestamp};
 
 use super::write_json;
 use crate::args;
+use crate::commands::peek::state;
 use crate::commands::with_backend;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -97,15 +98,7 @@ fn describe(out: &mut Out, found: &PeekedDeadLetter, letter: &DeadLetter) -> Res
 
 /// Returns the id and the state of the dead letter itself.
 fn id_and_state(found: &PeekedDeadLetter, now: Timestamp) -> String {
-    let state = match found.state {
-        MessageState::Ready => "ready".to_owned(),
-        MessageState::InFlight { until } => {
-            format!("in flight, {} left", time::show(until.since(now)))
-        }
-        MessageState::Delayed { until } => {
-            format!("delayed, {} left", time::show(until.since(now)))
-        }
-    };
+    let state = state(found.state, now);
     let delivered = match found.delivery_count {
         0 => String::new(),
         number => format!(", delivered {}", text::count(number.into(), "time")),

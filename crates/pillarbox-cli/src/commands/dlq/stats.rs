@@ -63,7 +63,7 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
         let mut problems = Vec::new();
         for (index, queue) in queues.iter().enumerate() {
             let dlq = Dlq::open(backend, queue)?;
-            let queue_summary = match summarize(&dlq, &filter).await {
+            let found = match summarize(&dlq, &filter).await {
                 Ok(found) => found,
                 // An error of one queue does not hide the others.
                 Err(Failure::Pillarbox(error)) if queues.len() > 1 => {
@@ -72,18 +72,18 @@ pub(super) async fn run(context: &mut Context, args: args::DlqStats) -> Result<(
                 }
                 Err(failure) => return Err(failure),
             };
-            problems.extend(alarm.problem(&queue_summary, &filter, now));
+            problems.extend(alarm.problem(&found, &filter, now));
             if context.out.is_json() {
-                context.out.json(&queue_summary.line(top, now))?;
+                context.out.json(&found.line(top, now))?;
             } else if is_overview {
-                overview.row(queue_summary.row(now));
+                overview.row(found.row(now));
             } else {
                 if index > 0 {
                     context.out.line("")?;
                 }
-                show(context, &queue_summary, top, now)?;
+                show(context, &found, top, now)?;
             }
-            if !is_overview && queue_summary.is_empty() {
+            if !is_overview && found.is_empty() {
                 context.note_if_unknown(backend, queue).await?;
             }
         }
@@ -182,27 +182,21 @@ impl QueueSummary {
     }
 }
 
-fn show(
-    context: &mut Context,
-    queue_summary: &QueueSummary,
-    top: usize,
-    now: Timestamp,
-) -> Result<()> {
-    context.out.line(&queue_summary.totals(now))?;
-    if queue_summary.summary.letters > 0 {
-        context.out.table(&error_table(&queue_summary.summary, top, now))?;
+fn show(context: &mut Context, found: &QueueSummary, top: usize, now: Timestamp) -> Result<()> {
+    context.out.line(&found.totals(now))?;
+    if found.summary.letters > 0 {
+        context.out.table(&error_table(&found.summary, top, now))?;
     }
-    match other_errors(&queue_summary.summary, top) {
+    match other_errors(&found.summary, top) {
         0 => {}
         rest => context.out.note(&format!("{rest} with other errors; --top shows more")),
     }
-    if !queue_summary.unreadable.is_empty() {
-        let named: Vec<_> = queue_summary.unreadable.iter().map(ToString::to_string).collect();
-        let more = if queue_summary.summary.unreadable > MAX_LISTED as u64 { ", ..." } else { "" };
+    if !found.unreadable.is_empty() {
+        let named: Vec<_> = found.unreadable.iter().map(ToString::to_string).collect();
+        let more = if found.summary.unreadable > MAX_LISTED as u64 { ", ..." } else { "" };
+        let (named, queue) = (named.join(", "), &found.queue);
         context.out.note(&format!(
-            "not valid dead letters: {}{more}. `pillarbox peek {}` shows them",
-            named.join(", "),
-            queue_summary.queue
+            "not valid dead letters: {named}{more}. `pillarbox peek {queue}` shows them"
         ));
     }
     Ok(())
@@ -216,13 +210,8 @@ struct Alarm {
 
 impl Alarm {
     /// Returns the problem of a queue, if it exceeds a limit. Invalid messages count if there is no filter.
-    fn problem(
-        &self,
-        queue_summary: &QueueSummary,
-        filter: &Filter,
-        now: Timestamp,
-    ) -> Option<String> {
-        let QueueSummary { queue, summary, .. } = queue_summary;
+    fn problem(&self, found: &QueueSummary, filter: &Filter, now: Timestamp) -> Option<String> {
+        let QueueSummary { queue, summary, .. } = found;
         let unreadable = if filter.is_all() { summary.unreadable } else { 0 };
         let depth = summary.letters + unreadable;
         let oldest = summary.first_at.map(|first| now.since(first));

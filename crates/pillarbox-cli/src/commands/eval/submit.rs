@@ -13,6 +13,7 @@ use crate::commands::with_backend;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
+use crate::output::text;
 
 #[derive(Serialize)]
 struct EvalSubmitJson<'a> {
@@ -27,12 +28,8 @@ struct EvalSubmitJson<'a> {
 
 pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result<()> {
     // Read before anything is created.
-    let dataset = match &args.dataset {
-        Some(path) => {
-            Some(Dataset::<Value, Value>::from_file(path).map_err(|error| failure(error.into()))?)
-        }
-        None => None,
-    };
+    let dataset = args.dataset.as_ref().map(Dataset::<Value, Value>::from_file).transpose();
+    let dataset = dataset.map_err(|error| failure(error.into()))?;
     if dataset.is_some() && args.requests.is_none() && !args.run.join("run.json").exists() {
         let text = "add --requests QUEUE, the queue of the workers";
         return Err(Failure::Usage(text.to_owned()));
@@ -97,28 +94,19 @@ pub(crate) async fn run(context: &mut Context, args: args::EvalSubmit) -> Result
         ));
     }
     let submitted = submitted?;
-    let results = run.address();
+    let Submitted { sent, before, refused, total, .. } = submitted;
+    let (run_id, requests, results) = (run.id(), &*requests, run.address());
     if context.out.is_json() {
-        let Submitted { sent, before, refused, total, .. } = submitted;
-        let line = EvalSubmitJson {
-            run_id: run.id(),
-            requests: &requests,
-            results,
-            sent,
-            before,
-            refused,
-            total,
-        };
+        let line = EvalSubmitJson { run_id, requests, results, sent, before, refused, total };
         return context.out.json(&line);
     }
-    let samples =
-        |count: usize| if count == 1 { "1 sample".to_owned() } else { format!("{count} samples") };
-    let mut text = format!("run {}: {} sent to {requests}", run.id(), samples(submitted.sent));
-    if submitted.before > 0 {
-        text.push_str(&format!(", {} sent before", submitted.before));
+    let samples = text::count(sent as u64, "sample");
+    let mut text = format!("run {run_id}: {samples} sent to {requests}");
+    if before > 0 {
+        text.push_str(&format!(", {before} sent before"));
     }
-    if submitted.refused > 0 {
-        text.push_str(&format!(", {} rejected by the queue: see the report", submitted.refused));
+    if refused > 0 {
+        text.push_str(&format!(", {refused} rejected by the queue: see the report"));
     }
     context.out.line(&text)
 }

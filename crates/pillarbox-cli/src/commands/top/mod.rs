@@ -65,7 +65,7 @@ async fn watch(
     interrupt: &Interrupt,
 ) -> io::Result<()> {
     let mut keys = Keys::listen()?;
-    let mut ticks = tokio::time::interval(model.every());
+    let mut ticks = tokio::time::interval(model.every);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut asked = JoinSet::new();
     let (mut counting, mut peeking) = (false, false);
@@ -109,10 +109,8 @@ async fn watch(
             Action::Purge(queue) => {
                 let backend = backend.clone();
                 asked.spawn(async move {
-                    let purged = match backend.queue(&queue, QueueOptions::new()) {
-                        Ok(opened) => opened.purge().await,
-                        Err(error) => Err(error),
-                    };
+                    let purge = async { backend.queue(&queue, QueueOptions::new())?.purge().await };
+                    let purged = purge.await;
                     Answer::Purged(queue, purged)
                 });
             }

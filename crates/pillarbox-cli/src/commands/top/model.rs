@@ -70,7 +70,7 @@ pub(crate) struct Model {
     pub(crate) selected: usize,
     /// Last action or error.
     pub(crate) status: Option<Status>,
-    every: Duration,
+    pub(crate) every: Duration,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -91,10 +91,6 @@ impl Model {
             status: None,
             every,
         }
-    }
-
-    pub(crate) fn every(&self) -> Duration {
-        self.every
     }
 
     /// Returns the queue whose messages are shown.

@@ -130,7 +130,7 @@ fn header(model: &Model, width: u16) -> Line<'static> {
     let messages: u64 = model.rows.iter().map(|row| row.counts.total()).sum();
     let queues = text::count(model.rows.len() as u64, "queue");
     let messages = text::count(messages, "message");
-    let every = time::show(model.every());
+    let every = time::show(model.every);
     let numbers = format!("   {queues}, {messages}   every {every}");
     let width = usize::from(width).saturating_sub(numbers.width()).max(8);
     Line::styled(format!("{}{numbers}", text::shorten(&model.url, Some(width))), BOLD)

@@ -80,6 +80,35 @@ impl Place {
         run.stdout
     }
 
+    /// The same as [`ok`](Self::ok), with something on its standard input.
+    pub(crate) fn ok_with_input(&self, line: &str, input: impl AsRef<[u8]>) -> String {
+        let run = self.run_with_input(line, input);
+        assert_eq!(run.code, 0, "{line}: {run:?}");
+        run.stdout
+    }
+
+    /// Runs a script in a shell that has `pillarbox` on its path, and fails if a part of a pipeline does.
+    #[cfg(unix)]
+    pub(crate) fn shell(&self, script: &str) -> Run {
+        let program = Path::new(env!("CARGO_BIN_EXE_pillarbox"));
+        let path = std::env::var("PATH").unwrap_or_default();
+        let path = format!("{}:{path}", program.parent().unwrap().display());
+        let mut shell = Command::new("bash");
+        shell.args(["-o", "pipefail", "-c", script]).current_dir(self.path());
+        shell.env("PATH", path).env_remove("PILLARBOX_URL").env("TERM", "dumb");
+        shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        finish(shell.spawn().unwrap())
+    }
+
+    /// Runs commands, and returns each with its output.
+    pub(crate) fn session(&self, lines: &[&str]) -> String {
+        let shown = |line: &&str| {
+            let run = self.run(line);
+            format!("$ pillarbox {}\n{}\n", steady(line), run.shown(self))
+        };
+        lines.iter().map(shown).collect()
+    }
+
     /// Adds two ready messages and a delayed one with fixed ids, ages and states to `orders`.
     pub(crate) fn with_orders(self) -> Self {
         let ago = time(-(3 * DAY + HALF_AN_HOUR));
@@ -98,8 +127,7 @@ impl Place {
                 id(3)
             ),
         ];
-        let run = self.run_with_input("load orders", lines.join("\n"));
-        assert_eq!((run.code, run.stdout.as_str()), (0, "3 messages loaded\n"), "{run:?}");
+        assert_eq!(self.ok_with_input("load orders", lines.join("\n")), "3 messages loaded\n");
         self
     }
 }
@@ -115,6 +143,11 @@ pub(crate) fn time(seconds: i64) -> Timestamp {
 
 pub(crate) fn id(number: u32) -> String {
     format!("0197b3a2-5f3c-7c1e-9d53-{number:012x}")
+}
+
+/// Parses lines of JSON.
+pub(crate) fn lines(text: &str) -> Vec<serde_json::Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 pub(crate) fn finish(child: Child) -> Run {
@@ -248,14 +281,4 @@ pub(crate) fn without_numbers(text: &str) -> String {
         in_number = part;
     }
     out
-}
-
-/// Runs commands, and returns each with its output.
-pub(crate) fn session(place: &Place, lines: &[&str]) -> String {
-    let mut shown = String::new();
-    for line in lines {
-        let run = place.run(line);
-        shown.push_str(&format!("$ pillarbox {}\n{}\n", steady(line), run.shown(place)));
-    }
-    shown
 }

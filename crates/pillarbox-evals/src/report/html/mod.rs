@@ -6,8 +6,8 @@ use std::fmt::{Display, Write};
 
 use serde_json::Value;
 
-use super::table::{cut, milliseconds, percent};
-use super::{Comparison, Difference, EvalReport, ExperimentReport, FailedSample, Tally};
+use super::table::{cut, milliseconds, or_dash, percent, points};
+use super::{Comparison, Difference, EvalReport, ExperimentReport, FailedSample, Latency, Tally};
 use crate::result::Status;
 
 const CSS: &str = include_str!("page.css");
@@ -45,11 +45,8 @@ impl EvalReport {
             "<div class=\"faint\">{experiments}, created {created} UTC</div>\n<div class=\"tiles\">"
         );
         let mut tile = |name: &str, value: String, class: &str| {
-            let _ = writeln!(
-                page,
-                "<div class=\"tile {class}\"><b>{}</b>{name}</div>",
-                Escaped(&value)
-            );
+            let value = Escaped(value);
+            let _ = writeln!(page, "<div class=\"tile {class}\"><b>{value}</b>{name}</div>");
         };
         tile("samples", self.total.to_string(), "");
         tile("passed", self.passed.to_string(), "");
@@ -77,21 +74,7 @@ impl EvalReport {
 
     fn experiments(&self, page: &mut String) {
         page.push_str("<h2>Experiments</h2>\n<div class=\"scroll\"><table id=\"experiments\"><thead><tr><th>experiment</th>");
-        for heading in [
-            "samples",
-            "passed",
-            "not passed",
-            "failed",
-            "died",
-            "missing",
-            "pass rate",
-            "95 %",
-            "mean score",
-            "p50",
-            "p90",
-            "p99",
-            "max",
-        ] {
+        for (heading, _) in columns(&Tally::default()) {
             let _ = write!(page, "<th class=\"number\">{heading}</th>");
         }
         page.push_str("</tr></thead><tbody>\n");
@@ -103,7 +86,7 @@ impl EvalReport {
                 let _ = write!(page, "<div class=\"faint\">{}</div>", Escaped(text));
             }
             page.push_str("</td>");
-            for cell in cells(tally) {
+            for (_, cell) in columns(tally) {
                 let _ = write!(page, "<td class=\"number\">{}</td>", Escaped(&cell));
             }
             page.push_str("</tr>\n");
@@ -125,7 +108,7 @@ impl EvalReport {
                  <td class=\"number\">{lost}</td><td>{}</td><td>{}</td></tr>",
                 Escaped(candidate),
                 Escaped(baseline),
-                coloured(pass_rate, |value| format!("{:+.1} points", value * 100.0)),
+                coloured(pass_rate, points),
                 coloured(mean_score, |value| format!("{value:+.3}")),
             );
         }
@@ -151,11 +134,8 @@ impl EvalReport {
         plot("pass-rate", "Pass rate by experiment, with 95 % intervals", plot::pass_rates(self));
         plot("scores", "Distribution of scores", plot::scores(self));
         plot("latency", "Cumulative distribution of latencies", plot::latencies(self));
-        plot(
-            "differences",
-            "Difference in pass rate, with 95 % intervals",
-            plot::differences(self),
-        );
+        let differences = plot::differences(self);
+        plot("differences", "Difference in pass rate, with 95 % intervals", differences);
         page.push_str("</div>\n");
     }
 
@@ -175,25 +155,18 @@ impl EvalReport {
                 "<select id=\"{id}\" aria-label=\"{all}\"><option value=\"\">{all}</option>"
             );
             for (value, label) in options {
-                let _ = write!(
-                    page,
-                    "<option value=\"{}\">{}</option>",
-                    Escaped(value),
-                    Escaped(label)
-                );
+                let (value, label) = (Escaped(value), Escaped(label));
+                let _ = write!(page, "<option value=\"{value}\">{label}</option>");
             }
             page.push_str("</select>\n");
         };
-        let names = self.experiments.iter().map(|one| (&*one.name, &*one.name));
-        select("experiment", "All experiments", &mut names.into_iter());
+        let mut names = self.experiments.iter().map(|one| (&*one.name, &*one.name));
+        select("experiment", "All experiments", &mut names);
         let statuses = Status::ALL.iter().copied().filter(|status| {
             *status != Status::Passed && self.failures.iter().any(|failed| failed.status == *status)
         });
-        select(
-            "status",
-            "All statuses",
-            &mut statuses.map(|status| (status.as_str(), status.label())),
-        );
+        let mut statuses = statuses.map(|status| (status.as_str(), status.label()));
+        select("status", "All statuses", &mut statuses);
         page.push_str("<span class=\"faint\" id=\"shown\" role=\"status\"></span>\n</div>\n");
         page.push_str(
             "<div class=\"failures\"><table id=\"failures\"><thead><tr><th>sample</th><th>experiment</th><th>status</th>\
@@ -215,50 +188,35 @@ impl EvalReport {
 }
 
 fn row(page: &mut String, failed: &FailedSample) {
-    let FailedSample {
-        experiment,
-        sample_id,
-        status,
-        score,
-        reason,
-        input,
-        expected,
-        output,
-        latency_ms,
-        steps,
-    } = failed;
     let _ = write!(
         page,
         "<tr data-experiment=\"{0}\" data-status=\"{1}\"><td class=\"id\">{2}</td><td class=\"id\">{0}</td>\
          <td class=\"status {1}\">{3}</td><td class=\"number\">{4}</td><td class=\"reason\">{5}",
-        Escaped(experiment),
-        status.as_str(),
-        Escaped(sample_id),
-        status.label(),
-        or_dash(score.map(|score| format!("{score:.2}"))),
-        Escaped(cut(reason.as_deref().unwrap_or("-"))),
+        Escaped(&failed.experiment),
+        failed.status.as_str(),
+        Escaped(&failed.sample_id),
+        failed.status.label(),
+        or_dash(failed.score.map(|score| format!("{score:.2}"))),
+        Escaped(cut(failed.reason.as_deref().unwrap_or("-"))),
     );
+    let steps = &failed.steps;
     if !steps.is_empty() {
         let plural = if steps.len() == 1 { "step" } else { "steps" };
         let _ = write!(page, "<details><summary>{} {plural}</summary><pre>", steps.len());
         for step in steps {
-            let _ = writeln!(
-                page,
-                "{} {} {}",
-                milliseconds(step.at_ms),
-                Escaped(&step.name),
-                Escaped(&step.data)
-            );
+            let (at, name, data) =
+                (milliseconds(step.at_ms), Escaped(&step.name), Escaped(&step.data));
+            let _ = writeln!(page, "{at} {name} {data}");
         }
         page.push_str("</pre></details>");
     }
     let _ = writeln!(
         page,
         "</td><td><pre>{}</pre></td><td><pre>{}</pre></td><td><pre>{}</pre></td><td class=\"number\">{}</td></tr>",
-        Escaped(cut(&shown(input))),
-        Escaped(cut(&shown(expected))),
-        Escaped(cut(&or_dash(output.as_ref().map(shown)))),
-        or_dash(latency_ms.map(milliseconds)),
+        Escaped(cut(&shown(&failed.input))),
+        Escaped(cut(&shown(&failed.expected))),
+        Escaped(cut(&or_dash(failed.output.as_ref().map(shown)))),
+        or_dash(failed.latency_ms.map(milliseconds)),
     );
 }
 
@@ -295,23 +253,23 @@ fn pretty(value: &Value) -> Option<String> {
     String::from_utf8(text.0).ok()
 }
 
-fn cells(tally: &Tally) -> [String; 13] {
-    let interval = tally.pass_rate_low.zip(tally.pass_rate_high);
-    let latency = tally.latency.as_ref();
+/// Returns the headings and cells of an experiment.
+fn columns(tally: &Tally) -> [(&'static str, String); 13] {
+    let time = |of: fn(&Latency) -> f64| or_dash(tally.latency.as_ref().map(of).map(milliseconds));
     [
-        tally.total.to_string(),
-        tally.passed.to_string(),
-        tally.not_passed.to_string(),
-        tally.failed.to_string(),
-        tally.died.to_string(),
-        tally.missing.to_string(),
-        or_dash(tally.pass_rate.map(percent)),
-        or_dash(interval.map(|(low, high)| format!("{} to {}", percent(low), percent(high)))),
-        or_dash(tally.mean_score.map(|score| format!("{score:.3}"))),
-        or_dash(latency.map(|latency| milliseconds(latency.p50_ms))),
-        or_dash(latency.map(|latency| milliseconds(latency.p90_ms))),
-        or_dash(latency.map(|latency| milliseconds(latency.p99_ms))),
-        or_dash(latency.map(|latency| milliseconds(latency.max_ms))),
+        ("samples", tally.total.to_string()),
+        ("passed", tally.passed.to_string()),
+        ("not passed", tally.not_passed.to_string()),
+        ("failed", tally.failed.to_string()),
+        ("died", tally.died.to_string()),
+        ("missing", tally.missing.to_string()),
+        ("pass rate", or_dash(tally.pass_rate.map(percent))),
+        ("95 %", or_dash(tally.interval())),
+        ("mean score", or_dash(tally.mean_score.map(|score| format!("{score:.3}")))),
+        ("p50", time(|latency| latency.p50_ms)),
+        ("p90", time(|latency| latency.p90_ms)),
+        ("p99", time(|latency| latency.p99_ms)),
+        ("max", time(|latency| latency.max_ms)),
     ]
 }
 
@@ -324,10 +282,6 @@ fn coloured(difference: &Option<Difference>, show: impl Fn(f64) -> String) -> St
         false => "",
     };
     format!("<span class=\"{class}\">{}</span>", Escaped(&difference.in_words(show)))
-}
-
-fn or_dash(text: Option<String>) -> String {
-    text.unwrap_or_else(|| "-".to_owned())
 }
 
 /// Coloured dot of an experiment.

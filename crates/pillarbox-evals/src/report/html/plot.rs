@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::super::table::{milliseconds, percent};
+use super::super::table::{milliseconds, percent, points};
 use super::{Escaped, EvalReport};
 
 /// Width of a plot, in SVG units.
@@ -38,15 +38,11 @@ pub(super) fn pass_rates(report: &EvalReport) -> Option<String> {
     for (place, experiment) in report.experiments.iter().enumerate() {
         let middle = (place as f64 + 0.5) * ROW;
         svg.label(middle, &experiment.name);
-        let Some(rate) = experiment.tally.pass_rate else { continue };
-        let tip = format!(
-            "{}: {} of {}",
-            experiment.name, experiment.tally.passed, experiment.tally.total
-        );
+        let tally = &experiment.tally;
+        let Some(rate) = tally.pass_rate else { continue };
+        let tip = format!("{}: {} of {}", experiment.name, tally.passed, tally.total);
         svg.bar(x.at(0.0), middle - 9.0, x.at(rate) - x.at(0.0), 18.0, place, &tip);
-        if let Some((low, high)) =
-            experiment.tally.pass_rate_low.zip(experiment.tally.pass_rate_high)
-        {
+        if let Some((low, high)) = tally.pass_rate_low.zip(tally.pass_rate_high) {
             svg.whisker(x.at(low), x.at(high), middle);
         }
         svg.text(WIDTH - RIGHT + 8.0, middle + 4.0, "start", "", &percent(rate));
@@ -76,29 +72,18 @@ pub(super) fn scores(report: &EvalReport) -> Option<String> {
             let height = count as f64 / most as f64 * HEIGHT;
             let until = if bin + 1 == BINS { "up to" } else { "below" };
             let tip = format!("{}: {count} from {from:.1} to {until} {to:.1}", experiment.name);
-            svg.bar(
-                x.at(from) + 1.0,
-                bottom - height,
-                x.at(to) - x.at(from) - 2.0,
-                height,
-                place,
-                &tip,
-            );
+            let (left, right) = (x.at(from), x.at(to));
+            svg.bar(left + 1.0, bottom - height, right - left - 2.0, height, place, &tip);
             if count > 0 {
-                let middle = f64::midpoint(x.at(from), x.at(to));
+                let middle = f64::midpoint(left, right);
                 svg.text(middle, bottom - height - 2.0, "middle", "faint", &count.to_string());
             }
         }
     }
+    let y = rows * (HEIGHT + GAP) + 16.0;
     for tick in 0..=5 {
         let score = f64::from(tick) / 5.0;
-        svg.text(
-            x.at(score),
-            rows * (HEIGHT + GAP) + 16.0,
-            "middle",
-            "faint",
-            &format!("{score:.1}"),
-        );
+        svg.text(x.at(score), y, "middle", "faint", &format!("{score:.1}"));
     }
     Some(svg.finish())
 }
@@ -155,9 +140,8 @@ pub(super) fn latencies(report: &EvalReport) -> Option<String> {
 fn ticks(first: f64, last: f64) -> Vec<f64> {
     let decades = (first.floor() as i32)..=(last.ceil() as i32);
     let of = |steps: &[f64]| {
-        let all = decades
-            .clone()
-            .flat_map(|decade| steps.iter().map(move |step| step * 10_f64.powi(decade)));
+        let of_decade = |decade| steps.iter().map(move |step| step * 10_f64.powi(decade));
+        let all = decades.clone().flat_map(of_decade);
         all.filter(|tick| (first..=last).contains(&tick.log10())).collect::<Vec<_>>()
     };
     let choices: [&[f64]; 3] = [&[1.0], &[1.0, 3.0], &[1.0, 1.5, 2.0, 3.0, 5.0, 7.0]];
@@ -178,9 +162,7 @@ fn round(ms: f64) -> String {
 pub(super) fn differences(report: &EvalReport) -> Option<String> {
     let known = report.comparisons.iter().filter_map(|one| Some((one, one.pass_rate.as_ref()?)));
     let known: Vec<_> = known.collect();
-    let ends = known
-        .iter()
-        .flat_map(|(_, difference)| [difference.low, difference.high, Some(difference.value)]);
+    let ends = known.iter().flat_map(|(_, one)| [one.low, one.high, Some(one.value)]);
     let far = ends.flatten().map(f64::abs).reduce(f64::max)?.max(0.05) * 1.1;
     let bottom = known.len() as f64 * ROW;
     let mut svg = Svg::new(bottom + 24.0, "Difference in pass rate to the first experiment");
@@ -200,15 +182,10 @@ pub(super) fn differences(report: &EvalReport) -> Option<String> {
         if let Some((low, high)) = difference.low.zip(difference.high) {
             svg.whisker(x.at(low), x.at(high), middle);
         }
-        let tip = difference.in_words(|value| format!("{:+.1} points", value * 100.0));
+        let tip = difference.in_words(points);
         svg.point(x.at(difference.value), middle, place.unwrap_or_default(), &tip);
-        svg.text(
-            WIDTH - RIGHT - 12.0,
-            middle + 4.0,
-            "start",
-            "",
-            &format!("{:+.1} pts", difference.value * 100.0),
-        );
+        let value = format!("{:+.1} pts", difference.value * 100.0);
+        svg.text(WIDTH - RIGHT - 12.0, middle + 4.0, "start", "", &value);
     }
     Some(svg.finish())
 }
