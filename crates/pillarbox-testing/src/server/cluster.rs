@@ -319,7 +319,7 @@ impl RedisCluster {
         }
     }
 
-    /// Returns the replication offset in bytes.
+    /// Checks that all running nodes agree; the error says what is missing.
     fn is_whole(&self) -> Result<(), String> {
         let running: Vec<usize> = running(&self.nodes).collect();
         let views = running.iter().map(|node| self.view(*node)).collect::<Result<Vec<_>, _>>()?;
