@@ -347,14 +347,10 @@ impl History {
         let mut problems: Vec<_> = Vec::new();
         let mut problem =
             |kind, between, what: String| problems.push(Problem { kind, between, what });
-        let whole = Interval {
-            start: leases
-                .iter()
-                .map(|lease| lease.received.start)
-                .min()
-                .unwrap_or_else(Instant::now),
-            end: leases.iter().map(|lease| lease.last()).max().unwrap_or_else(Instant::now),
-        };
+        let start = leases.iter().map(|lease| lease.received.start).min();
+        let end = leases.iter().map(|lease| lease.last()).max();
+        let now = Instant::now();
+        let whole = Interval { start: start.unwrap_or(now), end: end.unwrap_or(now) };
         let acknowledged = ends.iter().map(|end| end.acknowledged).sum::<usize>();
         if acknowledged > 1 {
             problem(Kind::CameBack, whole, format!("was acknowledged {acknowledged} times"));
@@ -431,23 +427,19 @@ impl Lease {
                 Outcome::Done => {}
             }
             let done = *outcome == Outcome::Done;
-            match action {
-                SettleAction::Acknowledge => end.acknowledged += usize::from(done),
-                SettleAction::Nack { delay } | SettleAction::Release { delay } if done => {
-                    end.earliest = at.start + *delay;
+            let later = match *action {
+                SettleAction::Acknowledge => {
+                    end.acknowledged += usize::from(done);
+                    end.earliest
                 }
-                SettleAction::Nack { delay } | SettleAction::Release { delay } => {
-                    end.earliest = end.earliest.min(at.start + *delay);
-                }
-                SettleAction::Extend { timeout } | SettleAction::Start { timeout } if done => {
-                    end.earliest = at.start + *timeout;
-                    latest = at.end + *timeout;
-                }
+                SettleAction::Nack { delay } | SettleAction::Release { delay } => at.start + delay,
                 SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
-                    end.earliest = end.earliest.min(at.start + *timeout);
-                    latest = latest.max(at.end + *timeout);
+                    let until = at.end + timeout;
+                    latest = if done { until } else { latest.max(until) };
+                    at.start + timeout
                 }
-            }
+            };
+            end.earliest = if done { later } else { end.earliest.min(later) };
             over |= done && action.timeout().is_none();
         }
         end
@@ -461,20 +453,19 @@ impl Lease {
         });
         if end.acknowledged > 0 {
             let what = format!("came as delivery {count} though it was acknowledged before");
-            Some((Kind::CameBack, what))
-        } else if let Some(late) = late {
-            let what = format!("took {:?} for a delivery before the last", late.action);
-            Some((Kind::Forgotten, what))
+            return Some((Kind::CameBack, what));
+        }
+        let what = if let Some(late) = late {
+            format!("took {:?} for a delivery before the last", late.action)
         } else if next.received.end + set_by < self.received.start {
-            let what = format!("came as delivery {count} before delivery {}", self.count);
-            Some((Kind::Forgotten, what))
+            format!("came as delivery {count} before delivery {}", self.count)
         } else if next.received.end + set_by < end.earliest {
             let early = end.earliest - next.received.end;
-            let what = format!("came as delivery {count} {early:?} before it could be ready");
-            Some((Kind::Forgotten, what))
+            format!("came as delivery {count} {early:?} before it could be ready")
         } else {
-            None
-        }
+            return None;
+        };
+        Some((Kind::Forgotten, what))
     }
 
     /// Returns the end of the last call about this delivery.
@@ -512,6 +503,13 @@ mod tests {
             Self { zero: Instant::now(), history, id }
         }
 
+        /// Builds a history with one delivery.
+        fn delivered() -> (Self, Delivery) {
+            let mut builder = Self::new();
+            let delivery = builder.deliver(0, 1);
+            (builder, delivery)
+        }
+
         fn at(&self, second: u64) -> Interval {
             let start = self.zero + Duration::from_secs(second);
             Interval { start, end: start + Duration::from_millis(1) }
@@ -544,8 +542,7 @@ mod tests {
 
     #[test]
     fn a_good_history_is_summed_up() {
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.settle(&first, 40, ACK, Outcome::Refused);
         let second = h.deliver(41, 2);
         h.settle(&second, 42, NACK, Outcome::Done);
@@ -573,8 +570,7 @@ mod tests {
 
     #[test]
     fn a_lost_answer_to_an_acknowledgement_is_no_loss() {
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.settle(&first, 1, ACK, Outcome::Unknown);
         assert!(h.history.check(&HashSet::new()).is_ok());
     }
@@ -591,8 +587,7 @@ mod tests {
 
     #[test]
     fn a_message_acknowledged_and_still_there_is_found() {
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.settle(&first, 1, ACK, Outcome::Done);
         let violations = h.history.check(&HashSet::from([h.id])).unwrap_err();
         assert!(violations.to_string().contains("still in the queue"));
@@ -600,22 +595,19 @@ mod tests {
 
     #[test]
     fn a_stale_receipt_that_was_accepted_is_found() {
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.settle(&first, 31, ACK, Outcome::Done);
         h.refused("after its lease ended");
     }
 
     #[test]
     fn an_extension_moves_the_deadline() {
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.settle(&first, 20, SettleAction::Extend { timeout: LEASE }, Outcome::Done);
         h.settle(&first, 45, ACK, Outcome::Done);
         assert!(h.history.check(&HashSet::new()).is_ok());
 
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.settle(&first, 20, SettleAction::Extend { timeout: LEASE }, Outcome::Done);
         h.deliver(40, 2);
         h.refused("before it could be ready");
@@ -623,8 +615,7 @@ mod tests {
 
     #[test]
     fn the_last_extension_counts() {
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         let extend = |seconds| SettleAction::Extend { timeout: Duration::from_secs(seconds) };
         h.settle(&first, 1, extend(1000), Outcome::Done);
         h.settle(&first, 2, extend(60), Outcome::Done);
@@ -638,8 +629,7 @@ mod tests {
     #[test]
     fn a_receipt_that_outlives_its_settling_is_found() {
         for (first, second) in [(NACK, ACK), (ACK, ACK), (NACK, NACK)] {
-            let mut h = Builder::new();
-            let delivery = h.deliver(0, 1);
+            let (mut h, delivery) = Builder::delivered();
             h.settle(&delivery, 1, first, Outcome::Done);
             h.settle(&delivery, 2, second, Outcome::Done);
             h.refused("after it was settled");
@@ -648,16 +638,14 @@ mod tests {
 
     #[test]
     fn a_receipt_that_is_refused_in_time_is_found() {
-        let mut h = Builder::new();
-        let delivery = h.deliver(0, 1);
+        let (mut h, delivery) = Builder::delivered();
         h.settle(&delivery, 10, ACK, Outcome::Refused);
         h.refused("while its lease ran");
     }
 
     #[test]
     fn a_nack_for_a_delivery_before_the_last_is_found() {
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.settle(&first, 1, SettleAction::Extend { timeout: Duration::ZERO }, Outcome::Unknown);
         h.deliver(5, 2);
         h.settle(&first, 10, NACK, Outcome::Done);
@@ -666,8 +654,7 @@ mod tests {
 
     #[test]
     fn a_redelivery_before_the_delay_of_a_nack_is_over_is_found() {
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         let hour = SettleAction::Nack { delay: Duration::from_secs(3600) };
         h.settle(&first, 1, hour, Outcome::Done);
         h.deliver(40, 2);
@@ -745,8 +732,7 @@ mod tests {
         h.replaced(50);
         assert_eq!(undone(&h), Undone { lost: 1, ..Undone::default() });
 
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.settle(&first, 1, ACK, Outcome::Done);
         h.replaced(2);
         h.settle(&first, 3, NACK, Outcome::Done);
@@ -765,15 +751,13 @@ mod tests {
     #[test]
     fn what_a_replaced_server_does_not_explain_is_found() {
         // All of it happened before.
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.settle(&first, 1, ACK, Outcome::Done);
         h.settle(&first, 2, NACK, Outcome::Done);
         h.replaced(3);
         h.refused("after it was settled");
 
-        let mut h = Builder::new();
-        let first = h.deliver(0, 1);
+        let (mut h, first) = Builder::delivered();
         h.replaced(20);
         h.settle(&first, 31, ACK, Outcome::Done);
         h.refused("after its lease ended");

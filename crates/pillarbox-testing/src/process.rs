@@ -106,9 +106,7 @@ impl Child {
     #[track_caller]
     pub fn signal(&self, name: &str) {
         // Its id is not reused until it was waited for.
-        let kill = format!("kill -{name} {}", self.id());
-        let status = Command::new("sh").args(["-c", &kill]).status().expect("a shell");
-        assert!(status.success(), "{kill}: {status}");
+        send_signal(self.id(), name);
     }
 
     /// Returns its exit status if it has exited.
@@ -161,6 +159,14 @@ impl Drop for Child {
         self.end();
         self.take_lines();
     }
+}
+
+/// Sends a signal to a process.
+#[track_caller]
+pub(crate) fn send_signal(pid: u32, name: &str) {
+    let kill = format!("kill -{name} {pid}");
+    let status = Command::new("sh").args(["-c", &kill]).status().expect("a shell");
+    assert!(status.success(), "{kill}: {status}");
 }
 
 /// Returns the place and the task that the parent assigned to this child, or `None` if this process is

@@ -201,6 +201,8 @@ pub async fn run(subject: &Subject, case: &[Command]) -> Result<(), TestCaseErro
     run.drain().await
 }
 
+type Checked = Result<(), TestCaseError>;
+
 struct Run<'a> {
     subject: &'a Subject,
     queue: Arc<dyn Queue>,
@@ -230,7 +232,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    async fn step(&mut self, command: &Command) -> Result<(), TestCaseError> {
+    async fn step(&mut self, command: &Command) -> Checked {
         let now = self.wait_for_margin().await;
         let started = Instant::now();
         self.history.push(String::new());
@@ -254,7 +256,7 @@ impl<'a> Run<'a> {
         self.ledger.check().map_err(|problem| self.disagree(&format!("the ledger: {problem}")))
     }
 
-    async fn execute(&mut self, now: Timestamp, command: &Command) -> Result<(), TestCaseError> {
+    async fn execute(&mut self, now: Timestamp, command: &Command) -> Checked {
         match command {
             Command::Send { messages, delay } => {
                 let known = self.sent.len();
@@ -301,7 +303,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    async fn send(&mut self, now: Timestamp, batch: Vec<Outgoing>) -> Result<(), TestCaseError> {
+    async fn send(&mut self, now: Timestamp, batch: Vec<Outgoing>) -> Checked {
         let names: Vec<_> = batch.iter().map(|message| self.name(message.id)).collect();
         let delay = batch.first().map_or(Duration::ZERO, |message| message.delay);
         self.note(format!("send {} {}", names.join(" "), self.describe(" delay", delay)));
@@ -314,12 +316,7 @@ impl<'a> Run<'a> {
         self.agree(answered, expected)
     }
 
-    async fn receive(
-        &mut self,
-        now: Timestamp,
-        max: usize,
-        visibility: u32,
-    ) -> Result<(), TestCaseError> {
+    async fn receive(&mut self, now: Timestamp, max: usize, visibility: u32) -> Checked {
         self.note(format!("receive {max} for {visibility} ticks"));
         let visibility = self.subject.ticks(visibility);
         let nonces = &mut self.nonces;
@@ -345,39 +342,29 @@ impl<'a> Run<'a> {
         if actual.iter().any(|delivery| known.contains(&&delivery.receipt)) {
             return Err(self.disagree("a receipt was given twice"));
         }
-        self.receipts.extend(
-            actual
-                .into_iter()
-                .zip(expected)
-                .map(|(a, e)| Pair { backend: a.receipt, ledger: e.receipt }),
-        );
+        let pairs = actual.into_iter().zip(expected);
+        self.receipts.extend(pairs.map(|(a, e)| Pair { backend: a.receipt, ledger: e.receipt }));
         Ok(())
     }
 
-    async fn settle(
-        &mut self,
-        now: Timestamp,
-        indices: Vec<usize>,
-        action: Action,
-    ) -> Result<(), TestCaseError> {
+    async fn settle(&mut self, now: Timestamp, indices: Vec<usize>, action: Action) -> Checked {
+        let ticks = |count| self.subject.ticks(count);
+        let after = |delay| self.describe(" for", ticks(delay));
         let (verb, action) = match action {
             Action::Acknowledge => ("acknowledge".to_owned(), SettleAction::Acknowledge),
             Action::Nack { delay } => {
-                let delay = self.subject.ticks(delay);
-                (format!("nack{}", self.describe(" for", delay)), SettleAction::Nack { delay })
+                (format!("nack{}", after(delay)), SettleAction::Nack { delay: ticks(delay) })
             }
             Action::Release { delay } => {
-                let delay = self.subject.ticks(delay);
-                let verb = format!("release{}", self.describe(" for", delay));
-                (verb, SettleAction::Release { delay })
+                (format!("release{}", after(delay)), SettleAction::Release { delay: ticks(delay) })
             }
             Action::Extend { timeout } => {
                 let verb = format!("extend to {timeout} ticks");
-                (verb, SettleAction::Extend { timeout: self.subject.ticks(timeout) })
+                (verb, SettleAction::Extend { timeout: ticks(timeout) })
             }
             Action::Start { timeout } => {
                 let verb = format!("start for {timeout} ticks");
-                (verb, SettleAction::Start { timeout: self.subject.ticks(timeout) })
+                (verb, SettleAction::Start { timeout: ticks(timeout) })
             }
         };
         let names: Vec<_> = indices.iter().map(|index| format!("r{}", index + 1)).collect();
@@ -389,20 +376,18 @@ impl<'a> Run<'a> {
             batch.push(Settle { receipt: backend.clone(), action });
         }
         let results = self.queue.settle(batch).await.map_err(|error| self.failed(&error))?;
-        let mut actual = Vec::new();
-        for result in results {
-            actual.push(match result {
-                Ok(()) => Ok(()),
-                Err(Error::ReceiptHandleExpired { .. }) => Err("refused"),
-                Err(other) => return Err(self.failed(&other)),
-            });
-        }
+        let seen = |result| match result {
+            Ok(()) => Ok(Ok(())),
+            Err(Error::ReceiptHandleExpired { .. }) => Ok(Err("refused")),
+            Err(other) => Err(self.failed(&other)),
+        };
+        let actual = results.into_iter().map(seen).collect::<Result<Vec<_>, _>>()?;
         let shown: Vec<_> = actual.iter().map(|result| result.err().unwrap_or("ok")).collect();
         self.outcome(&shown.join(" "));
         self.agree(actual, expected)
     }
 
-    async fn counts(&mut self, now: Timestamp) -> Result<(), TestCaseError> {
+    async fn counts(&mut self, now: Timestamp) -> Checked {
         self.note("counts".into());
         let expected = self.ledger.counts(now);
         let actual = self.queue.counts().await.map_err(|error| self.failed(&error))?;
@@ -414,7 +399,7 @@ impl<'a> Run<'a> {
         self.agree(actual.sent, actual.sent.and(expected.sent))
     }
 
-    async fn peek(&mut self, now: Timestamp) -> Result<(), TestCaseError> {
+    async fn peek(&mut self, now: Timestamp) -> Checked {
         self.note("peek".into());
         let max = self.subject.capabilities().max_receive;
         let state = |state| match state {
@@ -432,7 +417,7 @@ impl<'a> Run<'a> {
     }
 
     /// After the last command: receives and acknowledges all that the ledger holds, and nothing else.
-    async fn drain(&mut self) -> Result<(), TestCaseError> {
+    async fn drain(&mut self) -> Checked {
         self.step(&Command::Pass { ticks: 6 }).await?;
         while !self.ledger.is_empty() {
             let first = self.receipts.len();
@@ -489,12 +474,9 @@ impl<'a> Run<'a> {
             if same { String::new() } else { format!(" but not as it was sent: {message:?}") };
         let RawMessage { delivery_count, unsettled, uncounted, .. } = message;
         // Not every backend counts them.
-        let others = if self.subject.capabilities().counts_unsettled {
-            format!(" ({unsettled} unsettled, {uncounted} uncounted)")
-        } else {
-            String::new()
-        };
-        format!("{name} #{delivery_count}{others}{changed}")
+        let counts = self.subject.capabilities().counts_unsettled;
+        let others = counts.then(|| format!(" ({unsettled} unsettled, {uncounted} uncounted)"));
+        format!("{name} #{delivery_count}{}{changed}", others.unwrap_or_default())
     }
 
     fn describe(&self, what: &str, duration: Duration) -> String {
@@ -517,11 +499,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn agree<T: PartialEq + fmt::Debug>(
-        &self,
-        actual: T,
-        expected: T,
-    ) -> Result<(), TestCaseError> {
+    fn agree<T: PartialEq + fmt::Debug>(&self, actual: T, expected: T) -> Checked {
         if actual == expected {
             return Ok(());
         }

@@ -34,8 +34,8 @@ use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{env, io};
@@ -44,6 +44,10 @@ use pillarbox_core::internal::lock;
 use rand::RngExt as _;
 use tempfile::TempDir;
 
+use crate::process::send_signal;
+
+/// Name of a server's log in its directory.
+const LOG: &str = "server.log";
 /// Longest time until a server answers, including loading its data.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval of checks meanwhile.
@@ -98,12 +102,13 @@ impl Flavour {
         let program = |directory: PathBuf| Some(directory.join(name)).filter(|path| path.is_file());
         match self {
             Self::Redis => env::split_paths(&env::var_os("PATH")?).find_map(program),
-            Self::Valkey | Self::Redis62 => {
-                let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
-                program(crate_directory.join("../../target/servers"))
-            }
+            Self::Valkey | Self::Redis62 => program(target().join("servers")),
         }
     }
+}
+
+fn target() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")
 }
 
 /// Builder of a [`RedisServer`].
@@ -173,6 +178,19 @@ impl RedisServerBuilder {
         server
     }
 
+    /// Adds settings with which replicas start quickly.
+    fn replicated(self) -> Self {
+        self.setting("repl-diskless-sync", "yes")
+            .setting("repl-diskless-sync-delay", "0")
+            // With a file, Valkey's replicas check only once a second whether it is complete.
+            .setting("repl-diskless-load", "on-empty-db")
+    }
+
+    /// Returns the password as part of a URL.
+    fn credentials(&self) -> String {
+        self.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default()
+    }
+
     /// Creates its directory, and starts nothing yet.
     fn prepare(self) -> RedisServer {
         let program = self.flavour.program().unwrap_or_else(|| {
@@ -234,9 +252,7 @@ impl RedisServer {
     /// Returns its URL: `redis://127.0.0.1:PORT`, with the password if it has one, and `rediss` with TLS.
     pub fn url(&self) -> String {
         let scheme = if self.options.tls { "rediss" } else { "redis" };
-        let password = self.options.password.as_ref();
-        let password = password.map(|password| format!(":{password}@")).unwrap_or_default();
-        format!("{scheme}://{password}127.0.0.1:{}", self.port)
+        format!("{scheme}://{}127.0.0.1:{}", self.options.credentials(), self.port)
     }
 
     /// Returns the port on which it listens.
@@ -266,23 +282,18 @@ impl RedisServer {
 
     /// Returns its log.
     pub fn log(&self) -> String {
-        fs::read(self.log_file()).map_or_else(
-            |error| format!("(no log: {error})"),
-            |text| String::from_utf8_lossy(&text).into_owned(),
-        )
+        read_log(self.directory())
     }
 
     /// Whether its process runs.
     pub fn is_running(&self) -> bool {
-        match self.child().as_mut() {
-            Some(child) => child.try_wait().expect("the state of a server").is_none(),
-            None => false,
-        }
+        let ended = |child: &mut Child| child.try_wait().expect("the state of a server");
+        lock(&self.child).as_mut().is_some_and(|child| ended(child).is_none())
     }
 
     /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
-        if let Some(mut child) = self.child().take() {
+        if let Some(mut child) = lock(&self.child).take() {
             child.kill().expect("killed a server");
             child.wait().expect("the end of a server");
         }
@@ -291,7 +302,7 @@ impl RedisServer {
     /// Stops it with SIGTERM.
     pub fn stop(&mut self) {
         self.signal("TERM");
-        if let Some(mut child) = self.child().take() {
+        if let Some(mut child) = lock(&self.child).take() {
             child.wait().expect("the end of a server");
         }
     }
@@ -316,22 +327,12 @@ impl RedisServer {
     /// Restarts it like [`restart`](Self::restart), without waiting.
     pub fn start_again(&mut self) {
         self.kill();
-        let log = OpenOptions::new().create(true).append(true).open(self.log_file());
-        let log = log.expect("the log of a server");
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--pdeathsig", "KILL"])
-            .arg(&self.program)
-            .arg(self.configuration_file())
-            .args(&self.options.arguments)
-            .current_dir(self.directory())
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("the log of a server"))
-            .stderr(log);
-        let child = self.starter.spawn(command);
-        let child = child.unwrap_or_else(|error| panic!("cannot start setpriv: {error}"));
+        let mut command = bound_command();
+        command.arg(&self.program).arg(self.directory().join("server.conf"));
+        command.args(&self.options.arguments);
+        let child = self.starter.spawn(command, self.directory());
         self.pid = child.id();
-        *self.child() = Some(child);
+        *lock(&self.child) = Some(child);
     }
 
     /// Waits until it answers.
@@ -438,34 +439,17 @@ impl RedisServer {
         }
     }
 
-    fn child(&self) -> MutexGuard<'_, Option<Child>> {
-        lock(&self.child)
-    }
-
-    fn configuration_file(&self) -> PathBuf {
-        self.directory().join("server.conf")
-    }
-
-    fn log_file(&self) -> PathBuf {
-        self.directory().join("server.log")
-    }
-
     /// Sends a signal, if the process still runs; its id is not reused until it was waited for.
     fn signal(&self, name: &str) {
-        if self.child().is_some() {
-            let kill = format!("kill -{name} {}", self.pid);
-            let status = Command::new("sh").args(["-c", &kill]).status().expect("a shell");
-            assert!(status.success(), "{kill}: {status}");
+        if lock(&self.child).is_some() {
+            send_signal(self.pid, name);
         }
     }
 
     /// Waits until it answers or exits.
     fn wait_for_start(&self) -> bool {
         let start = Instant::now();
-        loop {
-            if !self.is_running() {
-                return false;
-            }
+        while self.is_running() {
             // While it loads its data, it replies with an error.
             if self.try_command(&["PING"]).is_ok_and(|answer| answer == "PONG") {
                 return true;
@@ -473,6 +457,7 @@ impl RedisServer {
             assert!(start.elapsed() < START_TIMEOUT, "a server does not answer:\n{}", self.log());
             thread::sleep(PAUSE);
         }
+        false
     }
 
     /// If a setting occurs twice, the last one counts.
@@ -498,7 +483,8 @@ impl RedisServer {
             let value = if value.is_empty() { "\"\"" } else { value };
             let _ = writeln!(text, "{name} {value}");
         }
-        fs::write(self.configuration_file(), text).expect("the configuration of a server");
+        fs::write(self.directory().join("server.conf"), text)
+            .expect("the configuration of a server");
     }
 }
 
@@ -530,11 +516,17 @@ impl StarterThread {
         Self { requests: Some(requests), children: Mutex::new(children), thread: Some(thread) }
     }
 
-    fn spawn(&self, command: Command) -> io::Result<Child> {
+    /// Starts a program that works in this directory and writes its log there.
+    fn spawn(&self, mut command: Command, directory: &Path) -> Child {
+        let log = OpenOptions::new().create(true).append(true).open(directory.join(LOG));
+        let log = log.expect("the log of a server");
+        command.current_dir(directory).stdin(Stdio::null());
+        command.stdout(log.try_clone().expect("the log of a server")).stderr(log);
         let children = lock(&self.children);
         let requests = self.requests.as_ref().expect("it ends when dropped");
         requests.send(command).expect("the thread runs");
-        children.recv().expect("the thread runs")
+        let child = children.recv().expect("the thread runs");
+        child.unwrap_or_else(|error| panic!("cannot start setpriv: {error}"))
     }
 }
 
@@ -545,6 +537,31 @@ impl Drop for StarterThread {
             let _ = thread.join();
         }
     }
+}
+
+/// Returns a command whose arguments are a program, which ends with the thread that starts it.
+fn bound_command() -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]);
+    command
+}
+
+fn read_log(directory: &Path) -> String {
+    fs::read(directory.join(LOG)).map_or_else(
+        |error| format!("(no log: {error})"),
+        |text| String::from_utf8_lossy(&text).into_owned(),
+    )
+}
+
+/// Returns the indices of the servers that run.
+fn running(servers: &[RedisServer]) -> impl Iterator<Item = usize> + Clone {
+    (0..servers.len()).filter(|server| servers[*server].is_running())
+}
+
+/// Returns the addresses of servers, separated by commas.
+fn addresses(servers: &[RedisServer]) -> String {
+    let addresses = servers.iter().map(|server| format!("127.0.0.1:{}", server.port));
+    addresses.collect::<Vec<_>>().join(",")
 }
 
 fn free_port() -> u16 {
@@ -589,16 +606,12 @@ fn wait_for<T>(mut look: impl FnMut() -> Result<T, String>, rest: impl Fn() -> S
 
 /// Creates an authority and a certificate signed by it, with the program `openssl`.
 fn make_certificates(directory: &Path) {
-    fs::write(
-        directory.join("server.ext"),
-        "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n",
-    )
-    .expect("a file for openssl");
+    let names = "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n";
+    fs::write(directory.join("server.ext"), names).expect("a file for openssl");
     let key = "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -sha256";
+    let authority = "-x509 -days 30 -subj /CN=pillarbox-test-authority";
     for line in [
-        format!(
-            "{key} -x509 -days 30 -subj /CN=pillarbox-test-authority -keyout ca.key -out ca.crt"
-        ),
+        format!("{key} {authority} -keyout ca.key -out ca.crt"),
         format!("{key} -subj /CN=localhost -keyout server.key -out server.csr"),
         "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -sha256 \
          -extfile server.ext -out server.crt"

@@ -150,14 +150,10 @@ impl Consumer {
         let nack = |delay| SettleAction::Nack { delay };
         match self.random.random_range(0..100) {
             0..70 => self.settle(delivery, SettleAction::Acknowledge).await,
-            70..77 => {
-                self.settle(delivery, nack(Duration::ZERO)).await;
-                false
-            }
+            70..77 => self.settle(delivery, nack(Duration::ZERO)).await,
             77..80 => {
                 self.settle(delivery, SettleAction::Start { timeout: self.visibility }).await;
-                self.settle(delivery, SettleAction::Release { delay: Duration::ZERO }).await;
-                false
+                self.settle(delivery, SettleAction::Release { delay: Duration::ZERO }).await
             }
             80..85 => {
                 self.settle(delivery, nack(self.visibility / 4)).await;
@@ -176,6 +172,7 @@ impl Consumer {
         }
     }
 
+    /// Settles a delivery and says whether it was acknowledged.
     async fn settle(&mut self, delivery: &Delivery, action: SettleAction) -> bool {
         let start = Instant::now();
         let settle = Settle { receipt: delivery.receipt.clone(), action };
@@ -185,6 +182,6 @@ impl Consumer {
             other => panic!("{other:?}"),
         };
         self.history.settled(delivery, action, Interval::since(start), outcome);
-        outcome == Outcome::Done
+        outcome == Outcome::Done && action == SettleAction::Acknowledge
     }
 }

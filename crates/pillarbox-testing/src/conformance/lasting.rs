@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pillarbox_core::{MessageState, Outgoing, Queue, QueueName, QueueOptions, Receipt};
 
-use super::{LONG, Steps, assert_expired, bodies, needs};
+use super::{LONG, Steps, assert_expired, bodies, needs, queue_of};
 use crate::Subject;
 
 /// Opens the same queue as a new process would.
@@ -36,8 +36,7 @@ pub async fn messages_outlive_a_restart(s: &Subject) {
 
 /// However the deliveries ended.
 pub async fn delivery_counts_outlive_a_restart(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     for _ in 0..2 {
         let delivery = queue.take_one(LONG).await;
         queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
@@ -50,8 +49,7 @@ pub async fn delivery_counts_outlive_a_restart(s: &Subject) {
 /// is recognised by them.
 pub async fn unsettled_deliveries_outlive_a_restart(s: &Subject) {
     needs!(s: counts_unsettled);
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     queue.take_one(s.ticks(1)).await;
     s.pass(2).await;
     let started = queue.take_one(LONG).await;
@@ -63,8 +61,7 @@ pub async fn unsettled_deliveries_outlive_a_restart(s: &Subject) {
     queue.release(&released.receipt, Duration::ZERO).await.expect("released");
     let started = queue.take_one(LONG).await;
     queue.start(&started.receipt, s.ticks(3)).await.expect("started");
-    let name = queue.name().clone();
-    let Some(queue) = reopened(s, &name).await else { return };
+    let Some(queue) = reopened(s, queue.name()).await else { return };
     s.pass(5).await;
     let message = queue.take_one(LONG).await.message;
     assert_eq!((message.delivery_count, message.unsettled, message.uncounted), (6, 2, 2));
@@ -73,8 +70,7 @@ pub async fn unsettled_deliveries_outlive_a_restart(s: &Subject) {
 /// Leases continue with their receipts: valid ones stay valid and expired ones stay expired.
 pub async fn leases_outlive_a_restart(s: &Subject) {
     needs!(s: strict_receipts, fifo, peek);
-    let queue = s.queue();
-    queue.put_all(&["held", "given back", "done"]).await;
+    let queue = queue_of(s, &["held", "given back", "done"]).await;
     let deliveries = queue.take(3, LONG).await;
     let texts: Vec<_> = deliveries.iter().map(|d| d.receipt.to_string()).collect();
     queue.nack(&deliveries[1].receipt, Duration::ZERO).await.expect("nacked");
@@ -94,12 +90,10 @@ pub async fn leases_outlive_a_restart(s: &Subject) {
 /// Messages that became due meanwhile are ready.
 pub async fn time_passes_over_a_restart(s: &Subject) {
     needs!(s: exact_counts);
-    let queue = s.queue();
-    queue.put("expires").await;
+    let queue = queue_of(s, &["expires"]).await;
     let old = queue.take_one(s.ticks(3)).await;
     queue.put_delayed("comes due", s.ticks(3)).await;
-    let name = queue.name().clone();
-    let Some(queue) = reopened(s, &name).await else { return };
+    let Some(queue) = reopened(s, queue.name()).await else { return };
     s.pass(5).await;
     assert_eq!(queue.states().await, (2, 0, 0));
     if s.capabilities().strict_receipts {
@@ -110,8 +104,7 @@ pub async fn time_passes_over_a_restart(s: &Subject) {
 /// Including purged messages.
 pub async fn sent_outlives_a_restart(s: &Subject) {
     needs!(s: exact_counts);
-    let queue = s.queue();
-    queue.put_all(&["a", "b"]).await;
+    let queue = queue_of(s, &["a", "b"]).await;
     queue.purge().await.expect("purged");
     queue.put("c").await;
     let Some(before) = queue.lifetime().await else {

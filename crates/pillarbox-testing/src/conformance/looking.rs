@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pillarbox_core::{MessageState, Outgoing, QueueOptions, RawMessage, Timestamp};
 
-use super::{LONG, Steps, assert_invalid, needs, only};
+use super::{LONG, Steps, assert_invalid, needs, only, queue_of};
 use crate::Subject;
 
 /// Ready, in flight and delayed, and their sum.
@@ -27,8 +27,7 @@ pub async fn counts_tell_every_state(s: &Subject) {
 /// A message that became ready by time alone counts as ready, even if nobody has asked for it yet.
 pub async fn counts_follow_time(s: &Subject) {
     needs!(s: exact_counts);
-    let queue = s.queue();
-    queue.put("expires").await;
+    let queue = queue_of(s, &["expires"]).await;
     queue.take_one(s.ticks(6)).await;
     queue.put_delayed("comes due", s.ticks(6)).await;
     assert_eq!(queue.states().await, (0, 1, 1));
@@ -95,8 +94,7 @@ pub async fn sent_counts_what_was_stored_and_outlives_purges(s: &Subject) {
 /// The time of a count lies between the timestamps of messages sent before and after it, to within a second,
 /// which is the precision of some servers.
 pub async fn a_count_tells_the_time_of_the_clock_that_stamps_messages(s: &Subject) {
-    let queue = s.queue();
-    queue.put("before").await;
+    let queue = queue_of(s, &["before"]).await;
     s.pass(2).await;
     let counted_at = queue.counts().await.expect("counts").counted_at;
     let counted_at = counted_at.expect("a count has its time");
@@ -114,8 +112,7 @@ pub async fn a_count_tells_the_time_of_the_clock_that_stamps_messages(s: &Subjec
 /// Messages in every state.
 pub async fn purge_says_how_many_and_leaves_none(s: &Subject) {
     needs!(s: exact_counts);
-    let queue = s.queue();
-    queue.put_all(&["a", "b", "c"]).await;
+    let queue = queue_of(s, &["a", "b", "c"]).await;
     queue.put_delayed("d", s.ticks(4)).await;
     queue.take_one(s.ticks(4)).await;
     assert_eq!(queue.purge().await.expect("purged"), 4);
@@ -160,8 +157,7 @@ pub async fn peek_shows_every_state_and_delivers_nothing(s: &Subject) {
 /// Whether or not the message was requeued yet, as for its state.
 pub async fn peek_shows_an_expired_delivery_as_soon_as_its_lease_has_ended(s: &Subject) {
     needs!(s: peek, counts_unsettled);
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let shown = async || {
         let shown = only(queue.shown(10).await);
         let RawMessage { unsettled, uncounted, .. } = shown.message;
@@ -191,11 +187,9 @@ pub async fn peek_pages_through_a_queue_of_any_length(s: &Subject) {
     needs!(s: peek, fifo);
     let queue = s.queue();
     let count = s.capabilities().max_receive + 7;
-    let batch = |numbers: std::ops::Range<usize>| {
-        numbers.map(|n| Outgoing::new(n.to_string())).collect::<Vec<_>>()
-    };
     for start in (0..count).step_by(100) {
-        queue.send(batch(start..count.min(start + 100))).await.expect("stored");
+        let batch = (start..count.min(start + 100)).map(|n| Outgoing::new(n.to_string()));
+        queue.send(batch.collect()).await.expect("stored");
     }
     // The first ones are in flight, and so are shown last.
     queue.take(5, LONG).await;
@@ -220,8 +214,7 @@ pub async fn peek_pages_through_a_queue_of_any_length(s: &Subject) {
 /// Monitoring has no side effects at any rate (a known defect of asynqmon).
 pub async fn looking_changes_nothing(s: &Subject) {
     needs!(s: peek, fifo, exact_counts);
-    let queue = s.queue();
-    queue.put_all(&["a", "b"]).await;
+    let queue = queue_of(s, &["a", "b"]).await;
     let delivery = queue.take_one(LONG).await;
     for _ in 0..50 {
         assert_eq!(queue.states().await, (1, 1, 0));
@@ -284,8 +277,7 @@ pub async fn a_queue_that_was_drained_holds_nothing(s: &Subject) {
 
 /// Neither looking for problems nor a repair of a sound backend.
 pub async fn a_sound_backend_has_no_problem_and_diagnosing_changes_nothing(s: &Subject) {
-    let queue = s.queue();
-    queue.put_all(&["a", "b"]).await;
+    let queue = queue_of(s, &["a", "b"]).await;
     queue.put_delayed("c", LONG).await;
     let held = queue.take_one(LONG).await;
     for repair in [false, true] {

@@ -305,30 +305,7 @@ macro_rules! needs {
 use needs;
 
 /// Common steps of rules.
-trait Steps {
-    async fn put(&self, body: &'static str) -> MessageId;
-    async fn put_delayed(&self, body: &'static str, delay: Duration) -> MessageId;
-    async fn put_all(&self, bodies: &[&'static str]) -> Vec<MessageId>;
-    async fn try_put(&self, message: Outgoing) -> Result<Sent>;
-    async fn take(&self, max: usize, visibility: Duration) -> Vec<Delivery>;
-    async fn take_one(&self, visibility: Duration) -> Delivery;
-    async fn take_by(&self, request: Receive) -> Vec<Delivery>;
-    async fn acknowledge(&self, receipt: &Receipt) -> Result<()>;
-    async fn nack(&self, receipt: &Receipt, delay: Duration) -> Result<()>;
-    async fn release(&self, receipt: &Receipt, delay: Duration) -> Result<()>;
-    async fn extend(&self, receipt: &Receipt, timeout: Duration) -> Result<()>;
-    async fn start(&self, receipt: &Receipt, timeout: Duration) -> Result<()>;
-    async fn settle_one(&self, settle: Settle) -> Result<()>;
-    /// Returns the first page of a peek.
-    async fn shown(&self, max: usize) -> Vec<Peeked>;
-    /// Returns the counts of ready, in-flight and delayed messages.
-    async fn states(&self) -> (u64, u64, u64);
-    /// Returns the number of messages ever sent and of those removed since; `None` if the backend does
-    /// not count them.
-    async fn lifetime(&self) -> Option<(u64, u64)>;
-}
-
-impl Steps for Arc<dyn Queue> {
+trait Steps: Queue {
     async fn put(&self, body: &'static str) -> MessageId {
         self.put_delayed(body, Duration::ZERO).await
     }
@@ -387,19 +364,32 @@ impl Steps for Arc<dyn Queue> {
         only(self.settle(vec![settle]).await?)
     }
 
+    /// Returns the first page of a peek.
     async fn shown(&self, max: usize) -> Vec<Peeked> {
         self.peek(max, None).await.expect("shown").messages
     }
 
+    /// Returns the counts of ready, in-flight and delayed messages.
     async fn states(&self) -> (u64, u64, u64) {
         let counts = self.counts().await.expect("counts");
         (counts.ready, counts.in_flight, counts.delayed)
     }
 
+    /// Returns the number of messages ever sent and of those removed since; `None` if the backend does
+    /// not count them.
     async fn lifetime(&self) -> Option<(u64, u64)> {
         let counts = self.counts().await.expect("counts");
         counts.sent.zip(counts.removed())
     }
+}
+
+impl<Q: Queue + ?Sized> Steps for Q {}
+
+/// Opens a queue with these messages that no other test uses.
+async fn queue_of(subject: &crate::Subject, bodies: &[&'static str]) -> Arc<dyn Queue> {
+    let queue = subject.queue();
+    queue.put_all(bodies).await;
+    queue
 }
 
 /// Lease, delay or wait that outlasts any test.
@@ -424,18 +414,14 @@ fn bodies(deliveries: &[Delivery]) -> Vec<&str> {
 
 #[track_caller]
 fn assert_expired(result: Result<()>) {
-    match result {
-        Err(Error::ReceiptHandleExpired { .. }) => {}
-        other => panic!("expected ReceiptHandleExpired, got {other:?}"),
-    }
+    let is_expired = matches!(result, Err(Error::ReceiptHandleExpired { .. }));
+    assert!(is_expired, "expected ReceiptHandleExpired, got {result:?}");
 }
 
 #[track_caller]
 fn assert_invalid<T: std::fmt::Debug>(result: Result<T>) {
-    match result {
-        Err(Error::InvalidParameter { .. }) => {}
-        other => panic!("expected InvalidParameter, got {other:?}"),
-    }
+    let is_invalid = matches!(result, Err(Error::InvalidParameter { .. }));
+    assert!(is_invalid, "expected InvalidParameter, got {result:?}");
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pillarbox_core::Settle;
 
-use super::{LONG, Steps, bodies, needs};
+use super::{LONG, Steps, bodies, needs, queue_of};
 use crate::Subject;
 
 /// One by one and in batches.
@@ -28,8 +28,7 @@ pub async fn messages_are_delivered_in_the_order_sent(s: &Subject) {
 /// A nacked message is behind those that were ready.
 pub async fn a_nacked_message_joins_the_tail(s: &Subject) {
     needs!(s: fifo);
-    let queue = s.queue();
-    queue.put_all(&["a", "b", "c"]).await;
+    let queue = queue_of(s, &["a", "b", "c"]).await;
     let pair = queue.take(2, LONG).await;
     queue.nack(&pair[1].receipt, Duration::ZERO).await.expect("nacked");
     queue.nack(&pair[0].receipt, Duration::ZERO).await.expect("nacked");
@@ -39,8 +38,7 @@ pub async fn a_nacked_message_joins_the_tail(s: &Subject) {
 /// So is an expired one.
 pub async fn an_expired_message_joins_the_tail(s: &Subject) {
     needs!(s: fifo);
-    let queue = s.queue();
-    queue.put_all(&["a", "b"]).await;
+    let queue = queue_of(s, &["a", "b"]).await;
     queue.take_one(s.ticks(1)).await;
     s.pass(2).await;
     assert_eq!(bodies(&queue.take(10, LONG).await), ["b", "a"]);
@@ -49,8 +47,7 @@ pub async fn an_expired_message_joins_the_tail(s: &Subject) {
 /// So is a delayed one, sent or nacked with a delay.
 pub async fn a_due_message_joins_the_tail(s: &Subject) {
     needs!(s: fifo);
-    let queue = s.queue();
-    queue.put_all(&["a", "b"]).await;
+    let queue = queue_of(s, &["a", "b"]).await;
     queue.put_delayed("delayed", s.ticks(4)).await;
     let first = queue.take_one(LONG).await;
     queue.nack(&first.receipt, s.ticks(8)).await.expect("nacked");
@@ -61,8 +58,7 @@ pub async fn a_due_message_joins_the_tail(s: &Subject) {
 /// Of those that become ready at the same moment, the one delivered first is first.
 pub async fn leases_that_end_together_line_up_as_they_were_given(s: &Subject) {
     needs!(s: fifo);
-    let queue = s.queue();
-    queue.put_all(&["a", "b", "c"]).await;
+    let queue = queue_of(s, &["a", "b", "c"]).await;
     let first = queue.take_one(LONG).await;
     queue.nack(&first.receipt, Duration::ZERO).await.expect("nacked");
     assert_eq!(bodies(&queue.take(10, s.ticks(2)).await), ["b", "c", "a"]);
@@ -73,8 +69,7 @@ pub async fn leases_that_end_together_line_up_as_they_were_given(s: &Subject) {
 /// So are those that are settled in one batch, by any action.
 pub async fn what_one_batch_ends_lines_up_in_its_order(s: &Subject) {
     needs!(s: fifo);
-    let queue = s.queue();
-    queue.put_all(&["a", "b", "c", "d"]).await;
+    let queue = queue_of(s, &["a", "b", "c", "d"]).await;
     let all = queue.take(4, LONG).await;
     let receipt = |place: usize| all[place].receipt.clone();
     let batch = vec![
@@ -91,8 +86,7 @@ pub async fn what_one_batch_ends_lines_up_in_its_order(s: &Subject) {
 /// The moment itself counts, not when it was noticed.
 pub async fn messages_line_up_by_the_moment_they_became_ready(s: &Subject) {
     needs!(s: fifo);
-    let queue = s.queue();
-    queue.put_all(&["expires at 12", "due again at 8", "never left"]).await;
+    let queue = queue_of(s, &["expires at 12", "due again at 8", "never left"]).await;
     let pair = queue.take(2, s.ticks(12)).await;
     queue.nack(&pair[1].receipt, s.ticks(8)).await.expect("nacked");
     queue.put_delayed("due at 4", s.ticks(4)).await;

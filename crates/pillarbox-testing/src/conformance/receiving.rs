@@ -10,7 +10,9 @@ use pillarbox_core::{
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::{LONG, Steps, assert_expired, assert_invalid, bodies, long_wait, needs, only};
+use super::{
+    LONG, Steps, assert_expired, assert_invalid, bodies, long_wait, needs, only, queue_of,
+};
 use crate::Subject;
 
 /// Without a wait, an empty batch is returned.
@@ -23,8 +25,7 @@ pub async fn an_empty_queue_answers_at_once(s: &Subject) {
 
 /// One message ends a long poll for ten (a known defect of weakincentives).
 pub async fn a_receive_does_not_wait_to_fill_its_batch(s: &Subject) {
-    let queue = s.queue();
-    queue.put("one").await;
+    let queue = queue_of(s, &["one"]).await;
     let start = Instant::now();
     let deliveries = queue.take_by(Receive::up_to(10).visibility(LONG).wait(s.ticks(20))).await;
     assert_eq!(bodies(&deliveries), ["one"]);
@@ -34,8 +35,7 @@ pub async fn a_receive_does_not_wait_to_fill_its_batch(s: &Subject) {
 /// `max` is a limit; the rest is for the next receive.
 pub async fn a_receive_delivers_no_more_than_asked(s: &Subject) {
     needs!(s: fifo);
-    let queue = s.queue();
-    queue.put_all(&["a", "b", "c"]).await;
+    let queue = queue_of(s, &["a", "b", "c"]).await;
     assert_eq!(bodies(&queue.take(2, LONG).await), ["a", "b"]);
     assert_eq!(bodies(&queue.take(2, LONG).await), ["c"]);
     assert!(queue.take(2, LONG).await.is_empty());
@@ -43,8 +43,7 @@ pub async fn a_receive_delivers_no_more_than_asked(s: &Subject) {
 
 /// From any handle.
 pub async fn a_received_message_is_invisible_to_others(s: &Subject) {
-    let queue = s.queue();
-    queue.put("mine").await;
+    let queue = queue_of(s, &["mine"]).await;
     queue.take_one(LONG).await;
     let other = s.reopen(queue.name(), QueueOptions::new());
     assert!(other.take(10, LONG).await.is_empty());
@@ -77,8 +76,7 @@ pub async fn parameters_out_of_range_are_refused(s: &Subject) {
 
 /// The limits themselves are allowed.
 pub async fn parameters_at_their_limits_are_accepted(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let request = Receive::up_to(s.capabilities().max_receive)
         .visibility(Capabilities::MAX_VISIBILITY)
         .wait(s.capabilities().max_wait.unwrap_or(Duration::MAX));
@@ -91,8 +89,7 @@ pub async fn parameters_at_their_limits_are_accepted(s: &Subject) {
 /// Each receive delivers each message once, and the receipt has expired on arrival.
 pub async fn a_lease_of_no_time_delivers_and_is_over(s: &Subject) {
     needs!(s: strict_receipts, fifo);
-    let queue = s.queue();
-    queue.put_all(&["a", "b"]).await;
+    let queue = queue_of(s, &["a", "b"]).await;
     for count in 1..=3 {
         let deliveries = queue.take(10, Duration::ZERO).await;
         assert_eq!(bodies(&deliveries), ["a", "b"]);
@@ -105,8 +102,7 @@ pub async fn a_lease_of_no_time_delivers_and_is_over(s: &Subject) {
 
 /// A receiver that dies leaves nothing in flight for ever (a known defect of asynq and river).
 pub async fn a_message_left_alone_comes_back_when_its_lease_ends(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     drop(queue.take_one(s.ticks(6)).await);
     s.pass(1).await;
     assert!(queue.take(1, LONG).await.is_empty());
@@ -116,8 +112,7 @@ pub async fn a_message_left_alone_comes_back_when_its_lease_ends(s: &Subject) {
 
 /// After nacks and expiries alike.
 pub async fn delivery_count_starts_at_one_and_rises_by_one(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     for count in 1..=6 {
         let lease = if count <= 3 { LONG } else { s.ticks(1) };
         let delivery = queue.take_one(lease).await;
@@ -135,8 +130,7 @@ pub async fn delivery_count_starts_at_one_and_rises_by_one(s: &Subject) {
 
 /// By the clock that stamps messages, and the same at every delivery.
 pub async fn the_time_of_the_first_delivery_is_told_by_every_delivery_or_by_none(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     if s.capabilities().peek {
         assert_eq!(only(queue.shown(1).await).message.first_received_at, None);
     }
@@ -156,8 +150,7 @@ pub async fn the_time_of_the_first_delivery_is_told_by_every_delivery_or_by_none
 /// 0 at first, and one more for each started delivery whose lease expires, also if several expire together.
 pub async fn a_started_delivery_that_nobody_settles_is_counted_as_such(s: &Subject) {
     needs!(s: counts_unsettled);
-    let queue = s.queue();
-    queue.put_all(&["a", "b", "c"]).await;
+    let queue = queue_of(s, &["a", "b", "c"]).await;
     for unsettled in 0..4 {
         let deliveries = queue.take(10, LONG).await;
         let seen: Vec<_> = deliveries.iter().map(ended).collect();
@@ -172,8 +165,7 @@ pub async fn a_started_delivery_that_nobody_settles_is_counted_as_such(s: &Subje
 /// No handler is known to have run: the delivery is counted in `delivery_count` and in `uncounted`.
 pub async fn a_delivery_that_expires_before_it_is_started_is_no_attempt(s: &Subject) {
     needs!(s: counts_unsettled);
-    let queue = s.queue();
-    queue.put_all(&["a", "b", "c"]).await;
+    let queue = queue_of(s, &["a", "b", "c"]).await;
     for uncounted in 0..3 {
         let deliveries = queue.take(10, s.ticks(4)).await;
         let seen: Vec<_> = deliveries.iter().map(ended).collect();
@@ -196,8 +188,7 @@ pub async fn a_delivery_that_expires_before_it_is_started_is_no_attempt(s: &Subj
 /// A lease of zero, and one that is extended by zero, expire like any other.
 pub async fn a_lease_that_ends_at_once_expires_like_any_other(s: &Subject) {
     needs!(s: counts_unsettled);
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     for uncounted in 0..3 {
         assert_eq!(queue.take_one(Duration::ZERO).await.message.uncounted, uncounted);
     }
@@ -213,8 +204,7 @@ pub async fn a_lease_that_ends_at_once_expires_like_any_other(s: &Subject) {
 /// Like a nack, a release ends the lease, at once or with a delay; the delivery is uncounted, whether or
 /// not it was started.
 pub async fn a_released_delivery_is_no_attempt(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let counts = s.capabilities().counts_unsettled;
     for round in 0..4 {
         let delivery = queue.take_one(LONG).await;
@@ -282,50 +272,56 @@ pub async fn a_delivery_that_is_settled_is_not_counted_as_unsettled(s: &Subject)
 /// Messages that it had claimed come back unchanged, as if they had not been delivered.
 pub async fn a_receive_that_was_dropped_is_no_unsettled_delivery(s: &Subject) {
     needs!(s: counts_unsettled);
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let first = queue.take_one(LONG).await;
     queue.start(&first.receipt, s.ticks(1)).await.expect("started");
     s.pass(2).await;
     for round in 0..12 {
-        let receive = {
-            let queue = queue.clone();
-            tokio::spawn(async move { queue.receive(Receive::one().visibility(LONG)).await })
-        };
+        let receive = spawn_receive(&queue, Receive::one().visibility(LONG));
         // Cancel at a different moment each time.
         for _ in 0..round {
             tokio::task::yield_now().await;
         }
-        receive.abort();
-        let delivery = match receive.await {
-            Ok(answered) => only(answered.expect("delivered")),
-            Err(_cancelled) => {
-                let request = Receive::one().visibility(LONG).wait(s.ticks(10));
-                only(queue.take_by(request).await)
-            }
-        };
+        let delivery = cancel(s, &queue, receive).await;
         assert_eq!((delivery.message.unsettled, delivery.message.uncounted), (1, 0));
         queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
     }
 }
 
-/// Starts a long poll and gives it time to wait.
-async fn poll(
-    s: &Subject,
-    queue: &Arc<dyn Queue>,
-    max: usize,
-) -> JoinHandle<Result<Vec<Delivery>>> {
-    let request = Receive::up_to(max).visibility(LONG).wait(long_wait(s));
+type ReceiveTask = JoinHandle<Result<Vec<Delivery>>>;
+
+fn spawn_receive(queue: &Arc<dyn Queue>, request: Receive) -> ReceiveTask {
     let queue = queue.clone();
-    let poll = tokio::spawn(async move { queue.receive(request).await });
+    tokio::spawn(async move { queue.receive(request).await })
+}
+
+/// Cancels a receive of one message, and receives the message if the cancelled receive did not.
+async fn cancel(s: &Subject, queue: &Arc<dyn Queue>, receive: ReceiveTask) -> Delivery {
+    receive.abort();
+    let again = Receive::one().visibility(LONG).wait(s.ticks(10));
+    only(match receive.await {
+        Ok(answered) => answered.expect("delivered"),
+        Err(_cancelled) => queue.take_by(again).await,
+    })
+}
+
+/// Starts a long poll and gives it time to wait.
+async fn poll(s: &Subject, queue: &Arc<dyn Queue>, max: usize) -> ReceiveTask {
+    let request = Receive::up_to(max).visibility(LONG).wait(long_wait(s));
+    let poll = spawn_receive(queue, request);
     s.pass(1).await;
     poll
 }
 
-/// Waits until a poll returns one message, well before its own end.
-async fn answer(s: &Subject, poll: JoinHandle<Result<Vec<Delivery>>>, within: u32) -> Delivery {
+/// Waits until a poll returns messages, well before its own end.
+async fn answers(s: &Subject, poll: ReceiveTask, within: u32) -> Vec<Delivery> {
     let deliveries = tokio::time::timeout(s.ticks(within), poll).await;
-    only(deliveries.expect("the long poll is woken").expect("the task ends").expect("delivered"))
+    deliveries.expect("the long poll is woken").expect("the task ends").expect("delivered")
+}
+
+/// Waits until a poll returns one message, well before its own end.
+async fn answer(s: &Subject, poll: ReceiveTask, within: u32) -> Delivery {
+    only(answers(s, poll, within).await)
 }
 
 /// A send wakes a waiter.
@@ -346,8 +342,7 @@ pub async fn a_long_poll_sees_a_delayed_message_become_due(s: &Subject) {
 
 /// An expired lease wakes a waiter.
 pub async fn a_long_poll_sees_a_lease_end(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     queue.take_one(s.ticks(4)).await;
     let poll = poll(s, &queue, 10).await;
     assert_eq!(answer(s, poll, 10).await.message.delivery_count, 2);
@@ -357,16 +352,12 @@ pub async fn a_long_poll_sees_a_lease_end(s: &Subject) {
 pub async fn a_long_poll_sees_the_lease_of_its_neighbour_end(s: &Subject) {
     let queue = s.queue();
     let request = Receive::one().visibility(s.ticks(4)).wait(long_wait(s));
-    let neighbours = [(); 2].map(|()| {
-        let queue = queue.clone();
-        tokio::spawn(async move { only(queue.receive(request).await.expect("received")) })
-    });
+    let neighbours = [(); 2].map(|()| spawn_receive(&queue, request));
     s.pass(1).await;
     queue.put("x").await;
     let mut counts = Vec::new();
     for neighbour in neighbours {
-        let delivery = tokio::time::timeout(s.ticks(14), neighbour).await.expect("it is woken");
-        counts.push(delivery.expect("the task ends").message.delivery_count);
+        counts.push(answer(s, neighbour, 14).await.message.delivery_count);
     }
     counts.sort_unstable();
     assert_eq!(counts, [1, 2]);
@@ -376,17 +367,13 @@ pub async fn a_long_poll_sees_the_lease_of_its_neighbour_end(s: &Subject) {
 pub async fn long_polls_see_one_message_after_the_other_become_due(s: &Subject) {
     let queue = s.queue();
     let request = Receive::up_to(s.capabilities().max_receive).visibility(LONG).wait(long_wait(s));
-    let neighbours = [(); 2].map(|()| {
-        let queue = queue.clone();
-        tokio::spawn(async move { queue.receive(request).await.expect("received") })
-    });
+    let neighbours = [(); 2].map(|()| spawn_receive(&queue, request));
     s.pass(1).await;
     queue.put_delayed("first", s.ticks(2)).await;
     queue.put_delayed("second", s.ticks(5)).await;
     let mut received = Vec::new();
     for neighbour in neighbours {
-        let deliveries = tokio::time::timeout(s.ticks(14), neighbour).await.expect("it is woken");
-        received.extend(deliveries.expect("the task ends"));
+        received.extend(answers(s, neighbour, 14).await);
     }
     let mut received = bodies(&received);
     received.sort_unstable();
@@ -395,8 +382,7 @@ pub async fn long_polls_see_one_message_after_the_other_become_due(s: &Subject) 
 
 /// A nack wakes a waiter, with and without a delay.
 pub async fn a_long_poll_sees_a_nack(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     for delay in [0, 2] {
         let delivery = queue.take_one(LONG).await;
         let poll = poll(s, &queue, 10).await;
@@ -437,12 +423,8 @@ pub async fn each_message_goes_to_one_of_many_waiters(s: &Subject) {
 pub async fn a_dropped_receive_strands_nothing(s: &Subject) {
     let queue = s.queue();
     for round in 0..24 {
-        let poll = {
-            let (queue, wait) = (queue.clone(), long_wait(s));
-            tokio::spawn(async move {
-                queue.receive(Receive::up_to(10).visibility(LONG).wait(wait)).await
-            })
-        };
+        let request = Receive::up_to(10).visibility(LONG).wait(long_wait(s));
+        let poll = spawn_receive(&queue, request);
         // Cancel at a different moment each time: before it runs, while it waits, while it is
         // being woken.
         for _ in 0..round % 4 {
@@ -452,14 +434,7 @@ pub async fn a_dropped_receive_strands_nothing(s: &Subject) {
         for _ in 0..round / 4 {
             tokio::task::yield_now().await;
         }
-        poll.abort();
-        let delivery = match poll.await {
-            Ok(answered) => only(answered.expect("delivered")),
-            Err(_cancelled) => {
-                let request = Receive::one().visibility(LONG).wait(s.ticks(10));
-                only(queue.take_by(request).await)
-            }
-        };
+        let delivery = cancel(s, &queue, poll).await;
         assert_eq!(delivery.message.id, sent);
         queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
     }

@@ -9,7 +9,7 @@ use pillarbox_core::{
 };
 use tokio::task::JoinSet;
 
-use super::{LONG, Steps, assert_invalid, bodies, needs, only};
+use super::{LONG, Steps, assert_invalid, bodies, needs, only, queue_of};
 use crate::Subject;
 
 /// Any allowed name is a separate queue; similar names are not mixed up.
@@ -66,8 +66,7 @@ pub async fn a_message_arrives_as_it_was_sent(s: &Subject) {
     for _ in 0..2 {
         let delivery = queue.take_one(LONG).await;
         let received = &delivery.message;
-        assert_eq!(received.id, sent.id);
-        assert_eq!(received.body, sent.body);
+        assert_eq!((received.id, &received.body), (sent.id, &sent.body));
         assert_eq!(received.attributes, sent.attributes);
         assert_eq!(received.reply_to, sent.reply_to);
         queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
@@ -98,8 +97,7 @@ pub async fn bodies_of_every_size_arrive(s: &Subject) {
 
 /// `enqueued_at` is the time of sending, and the same at every delivery.
 pub async fn the_backends_clock_stamps_a_message(s: &Subject) {
-    let queue = s.queue();
-    queue.put("first").await;
+    let queue = queue_of(s, &["first"]).await;
     s.pass(2).await;
     queue.put("second").await;
     let mut stamps = Vec::new();
@@ -189,9 +187,8 @@ pub async fn a_batch_answers_each_entry_in_order(s: &Subject) {
     assert_eq!(answered, expected);
     let mut seen = HashSet::new();
     while seen.len() < count {
-        let request =
-            Receive::up_to(s.capabilities().max_receive).visibility(LONG).wait(s.ticks(20));
-        let deliveries = queue.take_by(request).await;
+        let request = Receive::up_to(s.capabilities().max_receive).visibility(LONG);
+        let deliveries = queue.take_by(request.wait(s.ticks(20))).await;
         assert!(!deliveries.is_empty(), "{} of {count} arrived", seen.len());
         seen.extend(deliveries.into_iter().map(|d| d.message.id));
     }

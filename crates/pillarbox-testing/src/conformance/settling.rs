@@ -6,13 +6,12 @@ use std::time::Duration;
 use pillarbox_core::{Capabilities, MessageId, Nonce, QueueOptions, Receipt, Settle};
 use tokio::task::JoinSet;
 
-use super::{LONG, Steps, assert_expired, assert_invalid, bodies, needs, only};
+use super::{LONG, Steps, assert_expired, assert_invalid, bodies, needs, only, queue_of};
 use crate::Subject;
 
 /// Permanently, also after its lease would have ended.
 pub async fn an_acknowledged_message_is_gone(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let delivery = queue.take_one(s.ticks(6)).await;
     queue.acknowledge(&delivery.receipt).await.expect("acknowledged");
     s.pass(8).await;
@@ -21,8 +20,7 @@ pub async fn an_acknowledged_message_is_gone(s: &Subject) {
 
 /// No delay, no wait.
 pub async fn a_nacked_message_is_ready_at_once(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let delivery = queue.take_one(LONG).await;
     queue.nack(&delivery.receipt, Duration::ZERO).await.expect("nacked");
     assert_eq!(queue.take_one(LONG).await.message.delivery_count, 2);
@@ -30,8 +28,7 @@ pub async fn a_nacked_message_is_ready_at_once(s: &Subject) {
 
 /// The receipt dies with the nack, not with the delay.
 pub async fn a_message_nacked_with_a_delay_is_invisible_without_a_receipt(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let delivery = queue.take_one(LONG).await;
     queue.nack(&delivery.receipt, s.ticks(8)).await.expect("nacked");
     assert!(queue.take(10, LONG).await.is_empty());
@@ -46,8 +43,7 @@ pub async fn a_message_nacked_with_a_delay_is_invisible_without_a_receipt(s: &Su
 
 /// Extending keeps the message, and the receipt.
 pub async fn an_extended_lease_outlives_its_first_deadline(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let delivery = queue.take_one(s.ticks(6)).await;
     queue.extend(&delivery.receipt, s.ticks(60)).await.expect("extended");
     s.pass(8).await;
@@ -58,8 +54,7 @@ pub async fn an_extended_lease_outlives_its_first_deadline(s: &Subject) {
 
 /// New deadline = now + timeout, nearer or farther.
 pub async fn extend_counts_from_now_and_may_shorten(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let delivery = queue.take_one(LONG).await;
     s.pass(2).await;
     queue.extend(&delivery.receipt, s.ticks(6)).await.expect("extended");
@@ -71,8 +66,7 @@ pub async fn extend_counts_from_now_and_may_shorten(s: &Subject) {
 
 /// Never the same twice, for one message or for many.
 pub async fn every_delivery_has_a_receipt_of_its_own(s: &Subject) {
-    let queue = s.queue();
-    queue.put_all(&["a", "b", "c"]).await;
+    let queue = queue_of(s, &["a", "b", "c"]).await;
     let mut receipts = HashSet::new();
     let mut delivered = 0;
     while delivered < 30 {
@@ -89,8 +83,7 @@ pub async fn every_delivery_has_a_receipt_of_its_own(s: &Subject) {
 /// Whether or not the message was requeued yet: the result does not depend on a sweep.
 pub async fn a_receipt_is_dead_from_its_deadline_on(s: &Subject) {
     needs!(s: strict_receipts);
-    let queue = s.queue();
-    queue.put_all(&["a", "b", "c"]).await;
+    let queue = queue_of(s, &["a", "b", "c"]).await;
     let expired = queue.take(3, s.ticks(1)).await;
     s.pass(2).await;
     assert_expired(queue.acknowledge(&expired[0].receipt).await);
@@ -103,8 +96,7 @@ pub async fn a_receipt_is_dead_from_its_deadline_on(s: &Subject) {
 /// apalis, pgmq and solid_queue).
 pub async fn a_stale_receipt_cannot_settle_a_redelivered_message(s: &Subject) {
     needs!(s: strict_receipts);
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let stale = queue.take_one(s.ticks(1)).await;
     s.pass(2).await;
     let current = queue.take_one(s.ticks(20)).await;
@@ -137,8 +129,7 @@ pub async fn a_receipt_settles_once(s: &Subject) {
 
 /// A receipt is not bound to its receiver.
 pub async fn a_receipt_settles_from_another_handle_and_as_text(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let text = queue.take_one(LONG).await.receipt.to_string();
     let other = s.reopen(queue.name(), QueueOptions::new());
     let receipt: Receipt = text.parse().expect("the text of a receipt");
@@ -167,24 +158,21 @@ pub async fn a_receipt_that_was_made_up_is_refused(s: &Subject) {
 /// Valid and invalid receipts side by side, in order.
 pub async fn a_batch_of_settles_answers_each_entry(s: &Subject) {
     needs!(s: strict_receipts, exact_counts);
-    let queue = s.queue();
-    queue.put_all(&["acknowledge", "nack", "delay", "extend"]).await;
+    let queue = queue_of(s, &["acknowledge", "nack", "delay", "extend"]).await;
     let deliveries = queue.take(4, s.ticks(8)).await;
     let receipt = |body: &str| {
         let found = deliveries.iter().find(|d| d.message.body == body.as_bytes());
         found.expect("delivered").receipt.clone()
     };
-    let results = queue
-        .settle(vec![
-            Settle::acknowledge(receipt("acknowledge")),
-            Settle::acknowledge(receipt("acknowledge")),
-            Settle::nack(receipt("nack"), Duration::ZERO),
-            Settle::nack(receipt("delay"), LONG),
-            Settle::extend(receipt("extend"), LONG),
-            Settle::acknowledge(Receipt::new(MessageId::new(), Nonce::random())),
-        ])
-        .await
-        .expect("the batch is answered");
+    let batch = vec![
+        Settle::acknowledge(receipt("acknowledge")),
+        Settle::acknowledge(receipt("acknowledge")),
+        Settle::nack(receipt("nack"), Duration::ZERO),
+        Settle::nack(receipt("delay"), LONG),
+        Settle::extend(receipt("extend"), LONG),
+        Settle::acknowledge(Receipt::new(MessageId::new(), Nonce::random())),
+    ];
+    let results = queue.settle(batch).await.expect("the batch is answered");
     let ok: Vec<_> = results.iter().map(Result::is_ok).collect();
     assert_eq!(ok, [true, false, true, true, true, false]);
     s.pass(10).await;
@@ -194,8 +182,7 @@ pub async fn a_batch_of_settles_answers_each_entry(s: &Subject) {
 
 /// An entry out of range fails alone, and its receipt stays valid.
 pub async fn a_settle_out_of_range_is_refused_and_keeps_the_lease(s: &Subject) {
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let delivery = queue.take_one(LONG).await;
     let over = Capabilities::MAX_VISIBILITY + Duration::from_secs(1);
     assert_invalid(queue.extend(&delivery.receipt, over).await);
@@ -210,13 +197,12 @@ pub async fn a_settle_out_of_range_is_refused_and_keeps_the_lease(s: &Subject) {
 /// The check and the effect are one step.
 pub async fn racing_acknowledgements_have_one_winner(s: &Subject) {
     needs!(s: strict_receipts);
-    let queue = s.queue();
-    queue.put("x").await;
+    let queue = queue_of(s, &["x"]).await;
     let receipt = queue.take_one(LONG).await.receipt;
     let mut racers = JoinSet::new();
     for _ in 0..10 {
-        let (queue, receipt) = (queue.clone(), receipt.clone());
-        racers.spawn(async move { queue.acknowledge(&receipt).await.is_ok() });
+        let (queue, batch) = (queue.clone(), vec![Settle::acknowledge(receipt.clone())]);
+        racers.spawn(async move { only(queue.settle(batch).await.expect("answered")).is_ok() });
     }
     let won = racers.join_all().await.into_iter().filter(|ok| *ok).count();
     assert_eq!(won, 1);

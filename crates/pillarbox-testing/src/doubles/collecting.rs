@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use pillarbox_core::{Codec, Json, Mailbox};
+use pillarbox_core::{Codec, Json, Mailbox, Outgoing};
 
 use super::fake::FakeMailbox;
 
@@ -51,14 +51,12 @@ where
     ///
     /// If a body that was sent as raw bytes cannot be decoded.
     pub fn sent(&self) -> Vec<T> {
-        let sent = self.fake.sent_messages();
-        sent.iter()
-            .map(|message| Json.decode(&message.body).expect("a body of this type"))
-            .collect()
+        let decode = |message: Outgoing| Json.decode(&message.body).expect("a body of this type");
+        self.fake.sent_messages().into_iter().map(decode).collect()
     }
 
     /// Returns the messages sent so far, in order, with ids, attributes, reply addresses and delays.
-    pub fn sent_messages(&self) -> Vec<pillarbox_core::Outgoing> {
+    pub fn sent_messages(&self) -> Vec<Outgoing> {
         self.fake.sent_messages()
     }
 

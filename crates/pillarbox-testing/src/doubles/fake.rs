@@ -162,9 +162,9 @@ impl<T: 'static, R: 'static> FakeMailbox<T, R> {
         let id = outgoing.id;
         self.queue.lock().pasts.insert(id, past);
         let results = now(self.queue.inner.send(vec![outgoing])).expect("the mailbox is open");
-        results.into_iter().for_each(|result| {
+        for result in results {
             result.expect("a message within the limits");
-        });
+        }
         id
     }
 

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use self::forming::COVERAGE;
 use self::view::{Line, View, owners};
-use super::{Flavour, RedisServer, RedisServerBuilder, field_of, random_id, wait_for};
+use super::{
+    Flavour, RedisServer, RedisServerBuilder, addresses, field_of, random_id, running, wait_for,
+};
 
 /// Number of slots of a cluster.
 pub const SLOTS: u16 = 16384;
@@ -36,17 +38,15 @@ fn crc16(bytes: &[u8]) -> u16 {
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RedisClusterBuilder {
-    flavour: Flavour,
+    node: RedisServerBuilder,
     primaries: usize,
     replicas: usize,
-    node_timeout: Duration,
-    settings: Vec<(String, String)>,
 }
 
 impl RedisClusterBuilder {
     /// Sets the flavour. Defaults to the distribution's Redis.
     pub fn flavour(mut self, flavour: Flavour) -> Self {
-        self.flavour = flavour;
+        self.node.flavour = flavour;
         self
     }
 
@@ -63,14 +63,13 @@ impl RedisClusterBuilder {
     }
 
     /// Sets the time without an answer after which a node counts as down. Defaults to 1 s.
-    pub fn node_timeout(mut self, timeout: Duration) -> Self {
-        self.node_timeout = timeout;
-        self
+    pub fn node_timeout(self, timeout: Duration) -> Self {
+        self.setting("cluster-node-timeout", &timeout.as_millis().to_string())
     }
 
     /// Adds a line to the configuration file of every node.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
-        self.settings.push((name.to_owned(), value.to_owned()));
+        self.node = self.node.setting(name, value);
         self
     }
 
@@ -87,41 +86,18 @@ impl RedisClusterBuilder {
     pub fn start(self) -> RedisCluster {
         assert!(self.primaries > 0, "a cluster has a primary");
         let count = self.primaries * (1 + self.replicas);
-        let nodes = (0..count).map(|_| self.node().prepare()).collect();
+        // Until all know each other: see `demand_full_coverage`.
+        let node = self.node.clone().setting(COVERAGE, "no");
+        let nodes = (0..count).map(|_| node.clone().prepare()).collect();
         let ids = (0..count).map(|_| random_id()).collect();
         let mut cluster =
             RedisCluster { nodes, ids, primaries: self.primaries, replicas: self.replicas };
         cluster.start_nodes();
         cluster.place_primaries();
         cluster.acquaint();
-        cluster.demand_full_coverage(&self.settings);
+        cluster.demand_full_coverage(&self.node.settings);
         cluster.wait_until_whole();
         cluster
-    }
-
-    fn node(&self) -> RedisServerBuilder {
-        let timeout = self.node_timeout.as_millis().to_string();
-        let own = [
-            ("cluster-enabled", "yes"),
-            ("cluster-node-timeout", &timeout),
-            // A replica may be elected however long its link was down.
-            ("cluster-replica-validity-factor", "0"),
-            // It stays with its primary.
-            ("cluster-migration-barrier", "1000"),
-            ("repl-diskless-sync", "yes"),
-            ("repl-diskless-sync-delay", "0"),
-            // With a file, Valkey's replicas check only once a second whether it is complete.
-            ("repl-diskless-load", "on-empty-db"),
-        ];
-        let mut node = RedisServer::builder().flavour(self.flavour);
-        for (name, value) in own {
-            node = node.setting(name, value);
-        }
-        for (name, value) in &self.settings {
-            node = node.setting(name, value);
-        }
-        // Until all know each other: see `demand_full_coverage`.
-        node.setting(COVERAGE, "no")
     }
 }
 
@@ -153,19 +129,20 @@ impl RedisCluster {
 
     /// Returns a builder.
     pub fn builder() -> RedisClusterBuilder {
-        RedisClusterBuilder {
-            flavour: Flavour::Redis,
-            primaries: 3,
-            replicas: 1,
-            node_timeout: Duration::from_secs(1),
-            settings: Vec::new(),
-        }
+        let node = RedisServer::builder()
+            .replicated()
+            .setting("cluster-enabled", "yes")
+            // A replica may be elected however long its link was down.
+            .setting("cluster-replica-validity-factor", "0")
+            // It stays with its primary.
+            .setting("cluster-migration-barrier", "1000");
+        let builder = RedisClusterBuilder { node, primaries: 3, replicas: 1 };
+        builder.node_timeout(Duration::from_secs(1))
     }
 
     /// Returns its URL: `redis-cluster://127.0.0.1:PORT,127.0.0.1:PORT,...`, with all nodes.
     pub fn url(&self) -> String {
-        let nodes = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port()));
-        format!("redis-cluster://{}", nodes.collect::<Vec<_>>().join(","))
+        format!("redis-cluster://{}", addresses(&self.nodes))
     }
 
     /// Returns its nodes, including those that were killed.
@@ -323,13 +300,9 @@ impl RedisCluster {
         self.nodes[node].query(words).map_err(|error| format!("node {node}: {error}"))
     }
 
-    fn running(&self) -> impl Iterator<Item = usize> + Clone {
-        (0..self.nodes.len()).filter(|node| self.nodes[*node].is_running())
-    }
-
     /// Returns the view of each node that answers.
     fn views(&self) -> Vec<View> {
-        self.running().filter_map(|node| self.view(node).ok()).collect()
+        running(&self.nodes).filter_map(|node| self.view(node).ok()).collect()
     }
 
     fn view(&self, node: usize) -> Result<View, String> {
@@ -348,7 +321,7 @@ impl RedisCluster {
 
     /// Checks that all running nodes agree; the error says what is missing.
     fn is_whole(&self) -> Result<(), String> {
-        let running: Vec<usize> = self.running().collect();
+        let running: Vec<usize> = running(&self.nodes).collect();
         let views = running.iter().map(|node| self.view(*node)).collect::<Result<Vec<_>, _>>()?;
         let owners = owners(&views);
         for (slot, owner) in owners.iter().enumerate() {
@@ -372,17 +345,13 @@ impl RedisCluster {
                 }
             }
             let own = view.line(view.of).ok_or("a node does not know itself")?;
-            match own.primary {
-                Some(primary) if owners.contains(&Some(primary)) => {
-                    let link = self.nodes[view.of].replication("master_link_status")?;
-                    if link.as_deref() != Some("up") {
-                        return Err(format!("node {} has not what {primary} has", view.of));
-                    }
-                }
-                Some(primary) => {
-                    return Err(format!("node {} replicates {primary}, with no slots", view.of));
-                }
-                None => {}
+            let Some(primary) = own.primary else { continue };
+            if !owners.contains(&Some(primary)) {
+                return Err(format!("node {} replicates {primary}, with no slots", view.of));
+            }
+            let link = self.nodes[view.of].replication("master_link_status")?;
+            if link.as_deref() != Some("up") {
+                return Err(format!("node {} has not what {primary} has", view.of));
             }
         }
         Ok(())

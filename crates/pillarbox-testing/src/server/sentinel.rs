@@ -6,7 +6,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::{Flavour, PORTS, RedisServer, RedisServerBuilder, lasting_port, random_id, wait_for};
+use super::{
+    Flavour, PORTS, RedisServer, RedisServerBuilder, addresses, lasting_port, random_id, running,
+    wait_for,
+};
 
 /// Name of the primary in the sentinels' configuration.
 const SERVICE: &str = "pillarbox";
@@ -26,18 +29,16 @@ const HASTE: [(&str, &str); 4] = [
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RedisSentinelsBuilder {
-    flavour: Flavour,
+    server: RedisServerBuilder,
     replicas: usize,
     sentinels: usize,
     down_after: Duration,
-    settings: Vec<(String, String)>,
-    password: Option<String>,
 }
 
 impl RedisSentinelsBuilder {
     /// Sets the flavour of servers and sentinels. Defaults to the distribution's Redis.
     pub fn flavour(mut self, flavour: Flavour) -> Self {
-        self.flavour = flavour;
+        self.server.flavour = flavour;
         self
     }
 
@@ -61,7 +62,7 @@ impl RedisSentinelsBuilder {
 
     /// Adds a line to the configuration file of every server, not of the sentinels.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
-        self.settings.push((name.to_owned(), value.to_owned()));
+        self.server = self.server.setting(name, value);
         self
     }
 
@@ -72,7 +73,8 @@ impl RedisSentinelsBuilder {
 
     /// Requires a password on the servers, not on the sentinels.
     pub fn password(mut self, password: &str) -> Self {
-        self.password = Some(password.to_owned());
+        let login = format!("{password:?}");
+        self.server = self.server.password(password).setting("masterauth", &login);
         self
     }
 
@@ -85,34 +87,19 @@ impl RedisSentinelsBuilder {
         assert!(self.sentinels > 0, "somebody watches");
         let mut servers: Vec<RedisServer> = Vec::new();
         for _ in 0..=self.replicas {
-            let mut server = self.server(servers.first()).prepare();
+            let mut server = self.server.clone();
+            if let Some(primary) = servers.first() {
+                server = server.setting("replicaof", &format!("127.0.0.1 {}", primary.port()));
+            }
+            let mut server = server.prepare();
             server.start_on(lasting_port);
             servers.push(server);
         }
         let sentinels = self.start_sentinels(&servers);
-        let all = RedisSentinels { servers, sentinels, password: self.password };
+        let all = RedisSentinels { servers, sentinels };
         all.hasten();
         all.wait_until_whole();
         all
-    }
-
-    fn server(&self, primary: Option<&RedisServer>) -> RedisServerBuilder {
-        let mut server = RedisServer::builder()
-            .flavour(self.flavour)
-            .setting("repl-diskless-sync", "yes")
-            .setting("repl-diskless-sync-delay", "0")
-            // With a file, Valkey's replicas check only once a second whether it is complete.
-            .setting("repl-diskless-load", "on-empty-db");
-        if let Some(primary) = primary {
-            server = server.setting("replicaof", &format!("127.0.0.1 {}", primary.port()));
-        }
-        if let Some(password) = &self.password {
-            server = server.password(password).setting("masterauth", &format!("{password:?}"));
-        }
-        for (name, value) in &self.settings {
-            server = server.setting(name, value);
-        }
-        server
     }
 
     /// Starts all sentinels; each knows the others from the start.
@@ -121,7 +108,7 @@ impl RedisSentinelsBuilder {
             let known = (0..self.sentinels).map(|_| (lasting_port(), random_id()));
             let known: Vec<(u16, String)> = known.collect();
             let start = |own: usize| {
-                let mut sentinel = self.sentinel(own, &known, servers).prepare();
+                let mut sentinel = self.sentinel(own, &known, servers);
                 sentinel.port = known[own].0;
                 sentinel.write_configuration();
                 sentinel.start_again();
@@ -144,7 +131,7 @@ impl RedisSentinelsBuilder {
         own: usize,
         known: &[(u16, String)],
         servers: &[RedisServer],
-    ) -> RedisServerBuilder {
+    ) -> RedisServer {
         let (primary, replicas) = servers.split_first().expect("a primary");
         let silence = self.down_after.as_millis();
         let mut lines = vec![
@@ -155,22 +142,16 @@ impl RedisSentinelsBuilder {
             format!("failover-timeout {SERVICE} 3000"),
             format!("parallel-syncs {SERVICE} 10"),
         ];
-        if let Some(password) = &self.password {
+        if let Some(password) = &self.server.password {
             lines.push(format!("auth-pass {SERVICE} {password:?}"));
         }
-        for replica in replicas {
-            lines.push(format!("known-replica {SERVICE} 127.0.0.1 {}", replica.port()));
+        let replica = |port| format!("known-replica {SERVICE} 127.0.0.1 {port}");
+        lines.extend(replicas.iter().map(|server| replica(server.port)));
+        for (port, id) in known.iter().filter(|(port, _)| *port != known[own].0) {
+            lines.push(format!("known-sentinel {SERVICE} 127.0.0.1 {port} {id}"));
         }
-        for (other, (port, id)) in known.iter().enumerate() {
-            if other != own {
-                lines.push(format!("known-sentinel {SERVICE} 127.0.0.1 {port} {id}"));
-            }
-        }
-        let mut sentinel = RedisServer::builder().flavour(self.flavour).argument("--sentinel");
-        for line in &lines {
-            sentinel = sentinel.setting("sentinel", line);
-        }
-        sentinel
+        let sentinel = RedisServer::builder().flavour(self.server.flavour).argument("--sentinel");
+        lines.iter().fold(sentinel, |sentinel, line| sentinel.setting("sentinel", line)).prepare()
     }
 }
 
@@ -182,7 +163,6 @@ impl RedisSentinelsBuilder {
 pub struct RedisSentinels {
     servers: Vec<RedisServer>,
     sentinels: Vec<RedisServer>,
-    password: Option<String>,
 }
 
 impl RedisSentinels {
@@ -198,23 +178,18 @@ impl RedisSentinels {
     /// Returns a builder.
     pub fn builder() -> RedisSentinelsBuilder {
         RedisSentinelsBuilder {
-            flavour: Flavour::Redis,
+            server: RedisServer::builder().replicated(),
             replicas: 2,
             sentinels: 3,
             down_after: Duration::from_secs(1),
-            settings: Vec::new(),
-            password: None,
         }
     }
 
     /// Returns their URL: `redis-sentinel://127.0.0.1:PORT,127.0.0.1:PORT,.../pillarbox`, with the
     /// ports of all sentinels, and the password of the servers if they have one.
     pub fn url(&self) -> String {
-        let password = self.password.as_ref();
-        let password = password.map(|password| format!(":{password}@")).unwrap_or_default();
-        let sentinels = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.port()));
-        let sentinels = sentinels.collect::<Vec<_>>().join(",");
-        format!("redis-sentinel://{password}{sentinels}/{SERVICE}")
+        let password = self.servers[0].options.credentials();
+        format!("redis-sentinel://{password}{}/{SERVICE}", addresses(&self.sentinels))
     }
 
     /// Returns the servers, including those that were killed.
@@ -464,10 +439,6 @@ impl RedisSentinels {
         }
         Ok(())
     }
-}
-
-fn running(servers: &[RedisServer]) -> impl Iterator<Item = usize> {
-    (0..servers.len()).filter(|server| servers[*server].is_running())
 }
 
 /// A sentinel's view of a server or of another sentinel.

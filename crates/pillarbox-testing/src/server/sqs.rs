@@ -1,16 +1,17 @@
 //! Servers with the API of SQS.
 
-use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
 use tempfile::TempDir;
 
-use super::{PAUSE, PORTS, START_TIMEOUT, StarterThread, free_port};
+use super::{
+    PAUSE, PORTS, START_TIMEOUT, StarterThread, bound_command, free_port, read_log, target,
+};
 
 /// Timeout of one request.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -56,8 +57,7 @@ impl SqsFlavour {
     }
 
     fn command(self, program: &Path, port: u16) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]);
+        let mut command = bound_command();
         match self {
             Self::Moto => {
                 command.arg(program).args(["-H", "127.0.0.1", "-p", &port.to_string()]);
@@ -95,10 +95,6 @@ pub fn sqs_python() -> Option<PathBuf> {
     program.is_file().then_some(program)
 }
 
-fn target() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")
-}
-
 /// Builder of an [`SqsServer`].
 #[derive(Debug, Clone)]
 #[must_use]
@@ -127,26 +123,17 @@ impl SqsServerBuilder {
         let directory = tempfile::Builder::new().prefix("pillarbox-sqs-").tempdir();
         let directory = directory.expect("a directory for a server");
         let starter = StarterThread::start();
-        let log_file = directory.path().join("server.log");
         for _ in 0..PORTS {
             let port = free_port();
-            let log = OpenOptions::new().create(true).append(true).open(&log_file);
-            let log = log.expect("the log of a server");
             let mut command = self.flavour.command(&program, port);
-            command
-                .envs(self.environment.iter().map(|(name, value)| (name, value)))
-                .current_dir(directory.path())
-                .stdin(Stdio::null())
-                .stdout(log.try_clone().expect("the log of a server"))
-                .stderr(log);
-            let child = starter.spawn(command);
-            let mut child = child.unwrap_or_else(|error| panic!("cannot start setpriv: {error}"));
-            if wait_for_start(&mut child, port, &log_file) {
+            command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+            let mut child = starter.spawn(command, directory.path());
+            if wait_for_start(&mut child, port, directory.path()) {
                 let flavour = self.flavour;
                 return SqsServer { flavour, port, child, _starter: starter, directory };
             }
         }
-        panic!("{name} started on none of {PORTS} ports:\n{}", read_log(&log_file));
+        panic!("{name} started on none of {PORTS} ports:\n{}", read_log(directory.path()));
     }
 }
 
@@ -202,7 +189,7 @@ impl SqsServer {
 
     /// Returns its log.
     pub fn log(&self) -> String {
-        read_log(&self.directory.path().join("server.log"))
+        read_log(self.directory.path())
     }
 }
 
@@ -215,13 +202,13 @@ impl Drop for SqsServer {
 }
 
 /// Waits until a server answers or exits.
-fn wait_for_start(child: &mut Child, port: u16, log_file: &Path) -> bool {
+fn wait_for_start(child: &mut Child, port: u16, directory: &Path) -> bool {
     let start = Instant::now();
     while child.try_wait().expect("the state of a server").is_none() {
         if lists_queues(port).is_ok_and(|lists| lists) {
             return true;
         }
-        let log = || read_log(log_file);
+        let log = || read_log(directory);
         assert!(start.elapsed() < START_TIMEOUT, "a server does not answer:\n{}", log());
         thread::sleep(PAUSE * 4);
     }
@@ -242,13 +229,6 @@ fn lists_queues(port: u16) -> io::Result<bool> {
     let mut start = [0; 12];
     stream.read_exact(&mut start)?;
     Ok(start.ends_with(b" 200"))
-}
-
-fn read_log(path: &Path) -> String {
-    fs::read(path).map_or_else(
-        |error| format!("(no log: {error})"),
-        |text| String::from_utf8_lossy(&text).into_owned(),
-    )
 }
 
 #[cfg(test)]

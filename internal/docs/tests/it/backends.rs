@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pillarbox::prelude::*;
-use pillarbox::{Capabilities, Mailboxes};
+use pillarbox::{Capabilities, Result};
 use pillarbox_testing::server::RedisServer;
 
 /// A row of the table: its first cell, and the value from the capabilities.
@@ -68,10 +68,9 @@ fn time(time: Duration) -> String {
 }
 
 fn thousands(number: usize) -> String {
-    if number < 1000 {
-        number.to_string()
-    } else {
-        format!("{},{:03}", number / 1000, number % 1000)
+    match number {
+        0..1000 => number.to_string(),
+        _ => format!("{},{:03}", number / 1000, number % 1000),
     }
 }
 
@@ -88,12 +87,8 @@ fn size(bytes: usize) -> String {
     }
 }
 
-fn cells(backend: &Mailboxes, queue: &str, partitions: Option<u32>) -> Vec<String> {
-    let mut builder = backend.builder(queue);
-    if let Some(partitions) = partitions {
-        builder = builder.partitions(partitions);
-    }
-    let mailbox: Mailbox<String> = builder.open().unwrap();
+fn cells(mailbox: Result<Mailbox<String>>) -> Vec<String> {
+    let mailbox = mailbox.unwrap();
     ROWS.iter().map(|(_, answer)| answer(mailbox.capabilities())).collect()
 }
 
@@ -102,29 +97,20 @@ async fn table() -> String {
     let server = RedisServer::start();
     let file = tempfile::tempdir().unwrap();
     let open = async |url: &str| pillarbox::open(url).await.unwrap();
+    let sqlite = open(&format!("sqlite:{}", file.path().join("q.db").display())).await;
     let redis = open(&server.url()).await;
     // No server is needed: the capabilities of SQS are constant.
     let sqs = open("sqs+http://127.0.0.1:9/").await;
     let columns = [
-        ("memory", cells(&open("memory:").await, "q", None)),
-        (
-            "SQLite",
-            cells(
-                &open(&format!("sqlite:{}", file.path().join("q.db").display())).await,
-                "q",
-                None,
-            ),
-        ),
-        ("Redis", cells(&redis, "q", None)),
-        ("Redis, spread", cells(&redis, "spread", Some(12))),
-        ("SQS standard", cells(&sqs, "q", None)),
-        ("SQS FIFO", cells(&sqs, "q.fifo", None)),
+        ("memory", cells(open("memory:").await.mailbox("q"))),
+        ("SQLite", cells(sqlite.mailbox("q"))),
+        ("Redis", cells(redis.mailbox("q"))),
+        ("Redis, spread", cells(redis.builder("spread").partitions(12).open())),
+        ("SQS standard", cells(sqs.mailbox("q"))),
+        ("SQS FIFO", cells(sqs.mailbox("q.fifo"))),
     ];
-    let mut table = String::from("|");
-    for (name, _) in &columns {
-        table += &format!(" | {name}");
-    }
-    table += &format!(" |\n|{}\n", "---|".repeat(columns.len() + 1));
+    let names = columns.each_ref().map(|(name, _)| *name).join(" | ");
+    let mut table = format!("| | {names} |\n|{}\n", "---|".repeat(columns.len() + 1));
     for (row, (question, _)) in ROWS.iter().enumerate() {
         let answers: Vec<_> = columns.iter().map(|(_, cells)| cells[row].as_str()).collect();
         table += &format!("| {question} | {} |\n", answers.join(" | "));

@@ -37,9 +37,7 @@ fn steps(page: &Page) -> Vec<Step> {
     for block in page.blocks().iter().filter(|block| block.language == "console") {
         for line in &block.lines {
             match line.strip_prefix("$ ") {
-                Some(command) => {
-                    steps.push(Step { command: command.to_owned(), prints: Vec::new() });
-                }
+                Some(command) => steps.push(Step { command: command.into(), prints: Vec::new() }),
                 None => steps.last_mut().unwrap().prints.push((*line).to_owned()),
             }
         }

@@ -1,15 +1,14 @@
 //! A program whose `main` returns an error prints a readable line instead of a struct.
 
-use std::process::{Command, Output};
+use std::process::Command;
 
 use pillarbox_testing::server::RedisServer;
 
 fn run(how: &str, what: &str) -> String {
     let program = env!("CARGO_BIN_EXE_failing");
-    let Output { status, stderr, .. } =
-        Command::new(program).args([how, what]).output().expect("the program runs");
-    assert_eq!(status.code(), Some(1), "{how} {what}");
-    String::from_utf8(stderr).expect("text")
+    let output = Command::new(program).args([how, what]).output().expect("the program runs");
+    assert_eq!(output.status.code(), Some(1), "{how} {what}");
+    String::from_utf8(output.stderr).expect("text")
 }
 
 #[test]
@@ -30,18 +29,13 @@ fn so_it_does_with_every_other_error_of_ours() {
     let output = run("call", "");
     let (before, after) = (&output[..15], &output[51..]);
     assert_eq!((before, after), ("Error: request ", " was not answered within 10ms\n"));
-    assert_eq!(
-        run("group", ""),
-        "Error: the loop 'jobs' failed: the mailbox on queue 'jobs' was closed\n"
-    );
-    assert_eq!(
-        run("pass", ""),
-        "Error: invalid visibility on queue 'jobs-dlq': 0ns; allowed: at least 1 s (after 0 were done)\n"
-    );
-    assert_eq!(
-        run("eval", "/no/such.jsonl"),
-        "Error: /no/such.jsonl: cannot read the samples: No such file or directory (os error 2)\n"
-    );
+    let check = |how, what, says| assert_eq!(run(how, what), format!("Error: {says}\n"));
+    check("group", "", "the loop 'jobs' failed: the mailbox on queue 'jobs' was closed");
+    let text =
+        "invalid visibility on queue 'jobs-dlq': 0ns; allowed: at least 1 s (after 0 were done)";
+    check("pass", "", text);
+    let text = "/no/such.jsonl: cannot read the samples: No such file or directory (os error 2)";
+    check("eval", "/no/such.jsonl", text);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use crate::common::{quoted, read};
+use crate::common::{quoted, read, table};
 
 /// Returns the number of crates that a program with only the facade compiles.
 fn crates(options: &[&str]) -> usize {
@@ -25,11 +25,9 @@ fn crates(options: &[&str]) -> usize {
 #[test]
 fn every_feature_has_a_row_with_the_crates_that_it_takes() {
     let readme = read("README.md");
-    let (_, table) = readme.split_once("| feature | what it adds | crates |\n").unwrap();
     let mut listed = BTreeSet::new();
-    for row in table.lines().skip(1).take_while(|line| line.starts_with('|')) {
-        let cells: Vec<_> = row.split('|').map(str::trim).collect();
-        let feature = quoted(cells[1])[0];
+    for row in table(&readme, "| feature | what it adds | crates |") {
+        let feature = quoted(row[0])[0];
         let counted = match feature {
             "default-features = false" => crates(&["--no-default-features"]),
             "default" => {
@@ -39,14 +37,14 @@ fn every_feature_has_a_row_with_the_crates_that_it_takes() {
             }
             feature => crates(&["--features", feature]),
         };
-        assert_eq!(cells[3], counted.to_string(), "{row}");
+        assert_eq!(row[2], counted.to_string(), "{feature}");
         listed.insert(feature.to_owned());
     }
     listed.remove("default-features = false");
     let manifest = read("crates/pillarbox/Cargo.toml");
     let (_, features) = manifest.split_once("[features]\n").unwrap();
     let features = features.lines().take_while(|line| !line.starts_with('['));
-    let features =
-        features.filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(" = "));
-    assert_eq!(listed, features.map(|(name, _)| name.to_owned()).collect::<BTreeSet<_>>());
+    let features = features.filter(|line| !line.starts_with('#'));
+    let names = features.filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()));
+    assert_eq!(listed, names.collect());
 }

@@ -5,7 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 
-use crate::common::{page, quoted, read, root};
+use crate::common::{METRICS, page, quoted, read, root, table};
 use pillarbox::prelude::*;
 use pillarbox::stats::StatsSnapshot;
 use pillarbox_testing::server::{Flavour, RedisServer};
@@ -20,10 +20,8 @@ struct Metric {
 /// Returns all metrics, as `/metrics` exposes them. A test of the runtime compares the table in docs/metrics.md
 /// with the recorded metrics.
 fn metrics() -> BTreeMap<String, Metric> {
-    let table = read("docs/metrics.md");
-    let rows = table.lines().filter(|line| line.starts_with("| `"));
-    let metrics = rows.map(|line| {
-        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+    let page = read("docs/metrics.md");
+    let metrics = table(&page, METRICS).into_iter().map(|cells| {
         let labels = quoted(cells[2]).into_iter().map(str::to_owned).collect();
         let mut name = cells[0].trim_matches('`').replace('.', "_");
         if cells[1] == "counter" {

@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::rc::Rc;
 
-use crate::common::{cells, links, quoted, read, root, rust_files, table};
+use crate::common::{METRICS, cells, links, quoted, read, root, rust_files, table};
 
 const PAGE: &str = "docs/seeds.md";
 const ITEMS: &str = "| item | here | difference |";
 const COUNTS: &str = "| document | items | the same | different |";
-const METRICS: &str = "| metric | kind | labels | what |";
 /// Marks a row that is not filled in yet.
 const OPEN: &str = "OPEN";
 
@@ -57,14 +56,14 @@ struct Sources {
 
 impl Sources {
     fn here() -> Self {
-        let (mut types, mut functions, mut tests) =
-            (BTreeMap::<_, Vec<_>>::new(), BTreeSet::new(), BTreeSet::new());
+        let mut types = BTreeMap::<_, Vec<_>>::new();
+        let (mut functions, mut tests) = (BTreeSet::new(), BTreeSet::new());
         for (path, text) in rust_files() {
             tests.extend(tests_of(&path, &text));
             if path.starts_with("crates/") && path.contains("/src/") {
                 functions.extend(words_after(&text, &["pub fn", "pub async fn", "pub const fn"]));
-                let mut names =
-                    words_after(&text, &["pub struct", "pub enum", "pub trait", "pub type"]);
+                let kinds = ["pub struct", "pub enum", "pub trait", "pub type"];
+                let mut names = words_after(&text, &kinds);
                 names.extend(text.lines().filter_map(inherent_impl));
                 let text: Rc<str> = text.into();
                 for name in names {
@@ -130,13 +129,11 @@ fn inherent_impl(line: &str) -> Option<String> {
 
 /// Returns the words that follow one of these.
 fn words_after(text: &str, starts: &[&str]) -> Vec<String> {
-    let mut words = Vec::new();
-    for line in text.lines().map(str::trim_start) {
-        for rest in starts.iter().filter_map(|start| line.strip_prefix(start)) {
-            words.extend(rest.trim_start().split(|c| !is_word(c)).next().map(str::to_owned));
-        }
-    }
-    words
+    let after = |line: &str| {
+        let rest = starts.iter().find_map(|start| line.trim_start().strip_prefix(start))?;
+        rest.trim_start().split(|c| !is_word(c)).next().map(str::to_owned)
+    };
+    text.lines().filter_map(after).collect()
 }
 
 /// Whether a file has a method, field, constant or variant of this name. False for an empty name.
@@ -205,20 +202,16 @@ fn problems(text: &str, sources: &Sources) -> Vec<String> {
 
 /// Compares the counts at the end of the page with the rows.
 fn wrong_counts(text: &str, rows: &[Row<'_>]) -> Vec<String> {
-    let mut counted: Vec<Vec<String>> = Vec::new();
-    let documents: BTreeSet<_> = rows.iter().map(|row| row.document).collect();
-    let counts = |name: &str, rows: Vec<&Row<'_>>| {
-        let same = rows.iter().filter(|row| row.difference.is_empty()).count();
-        let numbers = [rows.len(), same, rows.len() - same].map(|number| number.to_string());
+    let counts = |name: &str| {
+        let its = rows.iter().filter(|row| name == "all" || row.document == name);
+        let (same, other): (Vec<_>, Vec<_>) = its.partition(|row| row.difference.is_empty());
+        let numbers = [same.len() + other.len(), same.len(), other.len()];
+        let numbers = numbers.map(|number| number.to_string());
         [name.to_owned()].into_iter().chain(numbers).collect()
     };
-    for document in documents {
-        let its = rows.iter().filter(|row| row.document == document).collect();
-        counted.push(counts(document, its));
-    }
-    counted.push(counts("all", rows.iter().collect()));
-    let written = table(text, COUNTS);
-    if written == counted {
+    let documents: BTreeSet<_> = rows.iter().map(|row| row.document).collect();
+    let counted: Vec<Vec<_>> = documents.into_iter().chain(["all"]).map(counts).collect();
+    if table(text, COUNTS) == counted {
         return Vec::new();
     }
     let rows: Vec<_> = counted.iter().map(|row| format!("| {} |", row.join(" | "))).collect();

@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use pillarbox_evals::{Dataset, EvalResult, EvalRun, Sample};
+use pillarbox_evals::{Dataset, EvalReport, EvalResult, EvalRun, Resubmit};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{refused, text};
+use super::{accepted, refused, text};
 use crate::driver::record_outcome;
 
 pub(super) const DATASET: &[&str] = &[
@@ -34,32 +34,20 @@ pub(super) const DATASET: &[&str] = &[
 
 /// Samples and results, one per line.
 pub(super) fn dataset(input: &[u8]) {
-    match Dataset::<Value, Value>::from_jsonl(input) {
-        Ok(dataset) => {
-            record_outcome(&format!("dataset {}", dataset.len().min(3)));
-            let line = |sample: &Sample<Value, Value>| {
-                serde_json::to_string(sample).expect("a sample is JSON")
-            };
-            let written: Vec<_> = dataset.iter().map(line).collect();
-            let again = Dataset::<Value, Value>::from_jsonl(written.join("\n").as_bytes());
-            assert_eq!(again.expect("what was written can be read"), dataset, "a dataset survives");
-        }
-        Err(error) => refused(&error),
+    if let Some(dataset) = accepted(Dataset::<Value, Value>::from_jsonl(input)) {
+        record_outcome(&format!("dataset {}", dataset.len().min(3)));
+        let line = |sample| serde_json::to_string(sample).expect("a sample is JSON");
+        let written: Vec<_> = dataset.iter().map(line).collect();
+        let again = Dataset::<Value, Value>::from_jsonl(written.join("\n").as_bytes());
+        assert_eq!(again.expect("what was written can be read"), dataset, "a dataset survives");
     }
     let Some(text) = text(input) else { return };
     for line in text.lines().take(16) {
-        match serde_json::from_str::<EvalResult>(line) {
-            Ok(result) => {
-                record_outcome(result.status().as_str());
-                let written = serde_json::to_string(&result).expect("a result is JSON");
-                let again = serde_json::from_str::<EvalResult>(&written);
-                assert_eq!(
-                    again.expect("what was written can be read"),
-                    result,
-                    "a result survives"
-                );
-            }
-            Err(error) => refused(&error),
+        if let Some(result) = accepted(serde_json::from_str::<EvalResult>(line)) {
+            record_outcome(result.status().as_str());
+            let written = serde_json::to_string(&result).expect("a result is JSON");
+            let again = serde_json::from_str::<EvalResult>(&written);
+            assert_eq!(again.expect("what was written can be read"), result, "a result survives");
         }
     }
 }
@@ -126,36 +114,21 @@ fn check(directory: &TempDir, input: &[u8]) {
     };
     let progress = run.progress();
     assert!(progress.collected <= progress.total && progress.sent <= progress.total);
-    assert_eq!(
-        progress.collected,
-        progress.passed + progress.not_passed + progress.failed + progress.died
-    );
+    let scored = progress.passed + progress.not_passed;
+    assert_eq!(progress.collected, scored + progress.failed + progress.died);
     record_outcome(&format!("{} {}", progress.total > 0, progress.collected > 0));
-    for which in [
-        pillarbox_evals::Resubmit::Missing,
-        pillarbox_evals::Resubmit::Unscored,
-        pillarbox_evals::Resubmit::NotPassed,
-    ] {
+    for which in [Resubmit::Missing, Resubmit::Unscored, Resubmit::NotPassed] {
         assert!(run.resubmit(which) <= progress.total);
     }
-    let report = match run.report() {
-        Ok(report) => report,
-        Err(error) => return refused(&error),
-    };
+    let Some(report) = accepted(run.report()) else { return };
     record_outcome(if report.is_complete { "complete" } else { "incomplete" });
     assert_eq!(report.samples.len(), report.total);
-    assert!(report.pass_rate.is_none_or(|rate| (0.0..=1.0).contains(&rate)));
-    assert!(
-        report.mean_score.is_none_or(|score| (0.0..=1.0).contains(&score)),
-        "a score is from 0 to 1"
-    );
+    for share in [report.pass_rate, report.mean_score] {
+        assert!(share.is_none_or(|share| (0.0..=1.0).contains(&share)), "from 0 to 1: {share:?}");
+    }
     let json = serde_json::to_string(&report).expect("a report is JSON");
-    let again: pillarbox_evals::EvalReport =
-        serde_json::from_str(&json).expect("what was written can be read");
+    let again: EvalReport = serde_json::from_str(&json).expect("what was written can be read");
     assert_eq!(again, report, "a report survives");
-    assert!(
-        !report.to_string().is_empty()
-            && !report.to_junit().is_empty()
-            && !report.to_html().is_empty()
-    );
+    let texts = [report.to_string(), report.to_junit(), report.to_html()];
+    assert!(texts.iter().all(|text| !text.is_empty()));
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::refused;
+use super::accepted;
 use crate::driver::record_outcome;
 
 pub(super) const LETTER: &[&str] = &[
@@ -41,28 +41,19 @@ pub(super) const LETTER: &[&str] = &[
 pub(super) fn letter(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
     let raw = RawMessage::new(MessageId::from_key("fuzz"), bytes, Timestamp::from_secs(0));
-    match DeadLetter::read(&raw) {
-        Ok(letter) => {
-            record_outcome(letter.failure.as_str());
-            let written =
-                DeadLetterCodec(Raw).encode(&letter).expect("a dead letter can be written");
-            let again: DeadLetter =
-                DeadLetterCodec(Raw).decode(&written).expect("what was written can be read");
-            assert_eq!(again, letter, "a dead letter survives");
-            let _ = letter.age(Timestamp::MAX);
-        }
-        Err(error) => refused(&error),
+    if let Some(letter) = accepted(DeadLetter::read(&raw)) {
+        record_outcome(letter.failure.as_str());
+        let written = DeadLetterCodec(Raw).encode(&letter).expect("a dead letter can be written");
+        let again: DeadLetter =
+            DeadLetterCodec(Raw).decode(&written).expect("what was written can be read");
+        assert_eq!(again, letter, "a dead letter survives");
+        let _ = letter.age(Timestamp::MAX);
     }
-    match serde_json::from_slice::<DeadLetter<Value>>(input) {
-        Ok(letter) => {
-            record_outcome("JSON body");
-            let written = serde_json::to_vec(&letter).expect("a dead letter can be written");
-            assert_eq!(
-                serde_json::from_slice::<DeadLetter<Value>>(&written).expect("and read"),
-                letter
-            );
-        }
-        Err(error) => refused(&error),
+    if let Some(letter) = accepted(serde_json::from_slice::<DeadLetter<Value>>(input)) {
+        record_outcome("JSON body");
+        let written = serde_json::to_vec(&letter).expect("a dead letter can be written");
+        let again = serde_json::from_slice::<DeadLetter<Value>>(&written);
+        assert_eq!(again.expect("and read"), letter);
     }
 }
 
@@ -101,20 +92,14 @@ pub(super) fn message(input: &[u8]) {
     round_trip::<MainLoopResult<Value>>("packed answer", &MessagePack, &bytes);
 }
 
-fn round_trip<T>(name: &str, codec: &impl Codec<T>, bytes: &Bytes)
+pub(super) fn round_trip<T>(name: &str, codec: &impl Codec<T>, bytes: &Bytes)
 where
     T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug,
 {
-    match codec.decode(bytes) {
-        Ok(one) => {
-            record_outcome(name);
-            let written = codec.encode(&one).expect("what was read can be written");
-            assert_eq!(
-                codec.decode(&written).expect("what was written can be read"),
-                one,
-                "{name} survives"
-            );
-        }
-        Err(error) => refused(&error),
+    if let Some(one) = accepted(codec.decode(bytes)) {
+        record_outcome(name);
+        let written = codec.encode(&one).expect("what was read can be written");
+        let again = codec.decode(&written).expect("what was written can be read");
+        assert_eq!(again, one, "{name} survives");
     }
 }

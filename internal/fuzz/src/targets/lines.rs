@@ -2,10 +2,11 @@
 
 use std::ffi::OsString;
 
+use bytes::Bytes;
 use pillarbox_cli::fuzzing as cli;
 use pillarbox_core::{MessageState, Outgoing, QueueName, RawMessage, Timestamp};
 
-use super::{refused, text};
+use super::{accepted, refused, text};
 use crate::driver::record_outcome;
 
 pub(super) const LOAD: &[&str] = &[
@@ -30,36 +31,22 @@ pub(super) const LOAD: &[&str] = &[
 /// Output of `dump` and `drain`, or any other input.
 pub(super) fn load(input: &[u8]) {
     let now = Timestamp::from_secs(1_763_000_000);
-    let messages = match cli::load(input, now) {
-        Ok(messages) => messages,
-        Err(error) => return refused(&error),
-    };
+    let Some(messages) = accepted(cli::load(input, now)) else { return };
     let lines = input.split(|byte| *byte == b'\n').count();
     assert!(messages.len() <= lines, "a line is a message, or none");
     for message in messages {
-        record_outcome(&format!(
-            "{} {} {}",
-            message.delay.is_zero(),
-            message.reply_to.is_some(),
-            message.attributes.is_empty()
-        ));
+        let is_ready = message.delay.is_zero();
+        let (has_reply, is_bare) = (message.reply_to.is_some(), message.attributes.is_empty());
+        record_outcome(&format!("{is_ready} {has_reply} {is_bare}"));
         let queue = QueueName::new("fuzz").expect("a name");
-        let until = now + message.delay;
-        let state = if message.delay.is_zero() {
-            MessageState::Ready
-        } else {
-            MessageState::Delayed { until }
-        };
+        let delayed = MessageState::Delayed { until: now + message.delay };
+        let state = if is_ready { MessageState::Ready } else { delayed };
         let stored = stored(&message, now);
         let line = cli::dump(&queue, stored.clone(), state).expect("a message is a line");
         assert!(!line.contains(['\n', '\r']), "a message is one line");
         let again = cli::load(line.as_bytes(), now).expect("what was dumped can be loaded");
         let [again] = &again[..] else { panic!("a line is a message") };
-        assert_eq!(
-            (again.id, &again.body),
-            (message.id, &message.body),
-            "a message survives its line"
-        );
+        assert_eq!((again.id, &again.body), (message.id, &message.body), "it survives its line");
         assert_eq!((&again.reply_to, &again.attributes), (&message.reply_to, &message.attributes));
         assert_eq!((again.enqueued_at, again.delay), (Some(stored.enqueued_at), message.delay));
         assert!(cli::convenient(&queue, stored).is_some_and(|line| !line.contains('\n')));
@@ -109,17 +96,14 @@ pub(super) fn send(input: &[u8]) {
         Ok(None) => return record_outcome("another command"),
         Err(error) => return refused(&error),
     };
-    record_outcome(&format!(
-        "{:?}",
-        messages.first().map(|message| (message.attributes.is_empty(), message.delay.is_zero()))
-    ));
+    let first = messages.first();
+    let first = first.map(|message| (message.attributes.is_empty(), message.delay.is_zero()));
+    record_outcome(&format!("{first:?}"));
     let is_option = |arg: &OsString| arg.to_string_lossy().starts_with("--file");
     if args.iter().take_while(|arg| *arg != "--").any(is_option) {
         let bodies = messages.iter().map(|message| &message.body);
-        assert!(
-            bodies.clone().all(|body| !body.is_empty() && !body.contains(&b'\n')),
-            "a line is a body"
-        );
+        let is_line = |body: &Bytes| !body.is_empty() && !body.contains(&b'\n');
+        assert!(bodies.clone().all(is_line), "a line is a body");
         let sent: usize = bodies.map(|body| body.len()).sum();
         assert!(sent <= stdin.len());
     } else {

@@ -53,6 +53,11 @@ fn text(input: &[u8]) -> Option<&str> {
     std::str::from_utf8(input).ok()
 }
 
+/// Returns what was accepted, and records the error of what was refused.
+fn accepted<T, E: ToString>(result: Result<T, E>) -> Option<T> {
+    result.inspect_err(refused).ok()
+}
+
 /// Records an error, whose text must be neither empty nor too long: it may be about a whole document.
 fn refused(error: &impl ToString) {
     let text = error.to_string();

@@ -1,13 +1,11 @@
 //! Rows of a SQLite file from any writer.
 
-use std::cell::OnceCell;
-
 use pillarbox_redis::redis::Value as Word;
 use pillarbox_sqlite::fuzzing as reader;
 use pillarbox_sqlite::rusqlite::Connection;
 use pillarbox_sqlite::rusqlite::types::Value;
 
-use super::refused;
+use super::accepted;
 use super::values::{lines, value};
 use crate::driver::record_outcome;
 
@@ -29,7 +27,7 @@ pub(super) const WORDS: &[&str] = &[
 ];
 
 thread_local! {
-    static CONNECTION: OnceCell<Connection> = const { OnceCell::new() };
+    static CONNECTION: Connection = Connection::open_in_memory().expect("SQLite has memory");
 }
 
 /// A row of the table of messages: six values, one per line.
@@ -42,29 +40,15 @@ pub(super) fn run(input: &[u8]) {
         Some(Word::BulkString(bytes)) => Value::Blob(bytes),
         _ => Value::Null,
     });
-    let read = CONNECTION.with(|connection| {
-        let connection =
-            connection.get_or_init(|| Connection::open_in_memory().expect("SQLite has memory"));
-        reader::row(connection, row.clone())
-    });
-    match read {
-        Ok(message) => {
-            record_outcome(&format!(
-                "{} {}",
-                message.attributes.is_empty(),
-                message.reply_to.is_some()
-            ));
-            assert_eq!(Value::Blob(message.id.as_bytes().to_vec()), row[1]);
-            assert_eq!(Value::Integer(message.enqueued_at.as_nanos()), row[2]);
-            assert_eq!(Value::Blob(message.body.to_vec()), row[5]);
-            let written = serde_json::to_string(&message.attributes).expect("attributes are JSON");
-            let mut again = row;
-            again[4] = Value::Text(written);
-            let read = CONNECTION.with(|connection| {
-                connection.get().map(|connection| reader::row(connection, again).ok())
-            });
-            assert_eq!(read.flatten(), Some(message), "attributes survive");
-        }
-        Err(error) => refused(&error),
-    }
+    let read = |row| CONNECTION.with(|connection| reader::row(connection, row));
+    let Some(message) = accepted(read(row.clone())) else { return };
+    let (is_bare, has_reply) = (message.attributes.is_empty(), message.reply_to.is_some());
+    record_outcome(&format!("{is_bare} {has_reply}"));
+    assert_eq!(Value::Blob(message.id.as_bytes().to_vec()), row[1]);
+    assert_eq!(Value::Integer(message.enqueued_at.as_nanos()), row[2]);
+    assert_eq!(Value::Blob(message.body.to_vec()), row[5]);
+    let written = serde_json::to_string(&message.attributes).expect("attributes are JSON");
+    let mut again = row;
+    again[4] = Value::Text(written);
+    assert_eq!(read(again).ok(), Some(message), "attributes survive");
 }

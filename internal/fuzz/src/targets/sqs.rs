@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
-use pillarbox_core::Delivery;
+use pillarbox_core::{Delivery, RawMessage};
 use pillarbox_sqs::aws_sdk_sqs::primitives::Blob;
 use pillarbox_sqs::aws_sdk_sqs::types::{
     Message, MessageAttributeValue, MessageSystemAttributeName as System,
 };
 use pillarbox_sqs::fuzzing as reader;
 
+use super::accepted;
 use super::redis::outgoing;
-use super::refused;
 use super::values::{lines, unescaped};
 use crate::driver::record_outcome;
 
@@ -49,35 +49,18 @@ pub(super) fn run(input: &[u8]) {
         record_outcome("no receipt");
         return;
     };
-    assert_eq!(
-        reader::delivery(message(input, &mut true)).map(seen),
-        Some(seen(delivery.clone())),
-        "the same every time"
-    );
-    record_outcome(&format!(
-        "{:?} {} {}",
-        delivery
-            .message
-            .attributes
-            .iter()
-            .map(|(name, _)| name.starts_with("pillarbox."))
-            .collect::<Vec<_>>(),
-        delivery.message.reply_to.is_some(),
-        delivery.message.first_received_at.is_some()
-    ));
+    let again = reader::delivery(message(input, &mut true));
+    assert_eq!(again.map(seen), Some(seen(delivery.clone())), "the same every time");
+    let RawMessage { attributes, reply_to, first_received_at, .. } = &delivery.message;
+    let ours = attributes.iter().map(|(name, _)| name.starts_with("pillarbox."));
+    let (ours, has_reply) = (ours.collect::<Vec<_>>(), reply_to.is_some());
+    record_outcome(&format!("{ours:?} {has_reply} {}", first_received_at.is_some()));
     for is_fifo in [false, true] {
-        let (entry, size) = match reader::entry(outgoing(&delivery.message), is_fifo) {
-            Ok(entry) => entry,
-            Err(error) => {
-                refused(&error);
-                continue;
-            }
-        };
+        let entry = accepted(reader::entry(outgoing(&delivery.message), is_fifo));
+        let Some((entry, size)) = entry else { continue };
         let attributes = entry.message_attributes().cloned().unwrap_or_default();
-        assert!(
-            attributes.len() <= 10 && size <= 1 << 20 && !entry.message_body().is_empty(),
-            "limits of SQS"
-        );
+        assert!(attributes.len() <= 10 && size <= 1 << 20, "limits of SQS");
+        assert!(!entry.message_body().is_empty(), "limits of SQS");
         assert_eq!(entry.message_group_id().is_some(), is_fifo);
         let system = [
             (System::MessageGroupId, entry.message_group_id()),

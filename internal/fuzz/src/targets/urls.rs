@@ -5,7 +5,7 @@ use pillarbox_redis::RedisOptions;
 use pillarbox_sqlite::SqliteOptions;
 use pillarbox_sqs::SqsOptions;
 
-use super::{SECRET, refused, text};
+use super::{SECRET, accepted, text};
 use crate::driver::record_outcome;
 
 pub(super) const WORDS: &[&str] = &[
@@ -76,6 +76,7 @@ pub(super) fn run(input: &[u8]) {
         // Errors of the library, without the redaction of the command.
         assert!(!is_secret || !text.contains(SECRET), "a secret is shown: {text}");
     };
+    let tells_nothing_of = |error: &pillarbox_core::Error| tells_nothing(error.to_string());
     if is_secret {
         let (shown, _) = cli::hidden(url, url);
         assert!(!shown.contains(SECRET), "a secret is shown: {shown}");
@@ -85,52 +86,34 @@ pub(super) fn run(input: &[u8]) {
     if scheme.starts_with("redis") {
         redis(url, tells_nothing);
     } else if scheme.starts_with("sqs") {
-        match SqsOptions::from_url(url) {
-            Ok(options) => {
-                record_outcome("sqs");
-                assert!(
-                    pillarbox_sqs::fuzzing::is_sensible(&options),
-                    "limits of options: {options:?}"
-                );
-                tells_nothing(format!("{options:?}"));
-            }
-            Err(error) => {
-                refused(&error);
-                tells_nothing(error.to_string());
-            }
+        let options = SqsOptions::from_url(url);
+        if let Some(options) = accepted(options.inspect_err(tells_nothing_of)) {
+            record_outcome("sqs");
+            let is_sensible = pillarbox_sqs::fuzzing::is_sensible(&options);
+            assert!(is_sensible, "limits of options: {options:?}");
+            tells_nothing(format!("{options:?}"));
         }
     } else if scheme == "sqlite" {
-        match SqliteOptions::from_url(url) {
-            Ok(options) => {
-                record_outcome("sqlite");
-                assert_eq!(SqliteOptions::from_url(url).ok(), Some(options));
-            }
-            Err(error) => {
-                refused(&error);
-                tells_nothing(error.to_string());
-            }
+        let options = SqliteOptions::from_url(url);
+        if let Some(options) = accepted(options.inspect_err(tells_nothing_of)) {
+            record_outcome("sqlite");
+            assert_eq!(SqliteOptions::from_url(url).ok(), Some(options));
         }
     }
 }
 
 fn redis(url: &str, tells_nothing: impl Fn(String)) {
-    match RedisOptions::from_url(url) {
-        Ok(options) => {
-            let (place, is_sensible) = pillarbox_redis::fuzzing::place(&options);
-            record_outcome(place.split("://").next().unwrap_or_default());
-            assert!(is_sensible, "limits of options: {options:?}");
-            tells_nothing(format!("{options:?}"));
-            // The name of a service is free text, formatted for people.
-            if place.starts_with("redis://") || place.starts_with("redis-cluster://") {
-                let again = RedisOptions::from_url(&place)
-                    .map(|again| pillarbox_redis::fuzzing::place(&again).0);
-                assert_eq!(again.expect("the place is a URL"), place);
-            }
-        }
-        Err(error) => {
-            refused(&error);
-            tells_nothing(error.to_string());
-        }
+    let options = RedisOptions::from_url(url).inspect_err(|error| tells_nothing(error.to_string()));
+    let Some(options) = accepted(options) else { return };
+    let (place, is_sensible) = pillarbox_redis::fuzzing::place(&options);
+    record_outcome(place.split("://").next().unwrap_or_default());
+    assert!(is_sensible, "limits of options: {options:?}");
+    tells_nothing(format!("{options:?}"));
+    // The name of a service is free text, formatted for people.
+    if place.starts_with("redis://") || place.starts_with("redis-cluster://") {
+        let again = RedisOptions::from_url(&place);
+        let again = again.map(|again| pillarbox_redis::fuzzing::place(&again).0);
+        assert_eq!(again.expect("the place is a URL"), place);
     }
 }
 

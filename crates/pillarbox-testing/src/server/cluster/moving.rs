@@ -1,6 +1,6 @@
 //! Moves a slot from one primary to another, at once or in steps.
 
-use super::{RedisCluster, owners};
+use super::{RedisCluster, owners, running};
 
 /// Number of keys moved by one command.
 const HANDFUL: usize = 100;
@@ -77,7 +77,7 @@ impl RedisCluster {
             }
         }
         self.wait(|| {
-            for node in self.running() {
+            for node in running(&self.nodes) {
                 if owners([&self.view(node)?])[usize::from(slot)] != Some(to) {
                     return Err(format!("node {node} does not know that {slot} is at node {to}"));
                 }

@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proc_macro2::{TokenStream, TokenTree};
+use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Ident, Item, UseTree};
+use syn::{Attribute, Ident, Item, Meta, Token, UseTree};
 
 /// The files of a crate: path from its `src` → text.
 pub(super) type Files = BTreeMap<String, String>;
@@ -31,9 +32,11 @@ struct Module {
 #[derive(Default)]
 struct Modules(BTreeMap<ModulePath, Module>);
 
-/// Describes each cycle: its modules, and the paths in code that close it.
+/// Describes each dependency that is part of a cycle: its modules, and the paths in code that make it.
 pub(super) fn cycles(files: &Files) -> Vec<String> {
-    let modules = Modules::parse(files);
+    let mut collector = Collector { files, path: Vec::new(), modules: Modules::default() };
+    collector.visit_file_at(["lib.rs", "main.rs"].map(str::to_owned));
+    let modules = collector.modules;
     // Parent → dependencies between its children, with the paths that make them.
     let mut levels: BTreeMap<&[String], Dependencies> = BTreeMap::new();
     for (path, module) in &modules.0 {
@@ -41,8 +44,7 @@ pub(super) fn cycles(files: &Files) -> Vec<String> {
             let Some(target) = modules.resolve(path, written, 0) else { continue };
             // A use of an imported name depends on nothing more than the import.
             let import = module.imports.get(&written[0]).filter(|import| *import != written);
-            if import
-                .is_some_and(|import| modules.resolve(path, import, 0).as_ref() == Some(&target))
+            if import.and_then(|import| modules.resolve(path, import, 0)).as_ref() == Some(&target)
             {
                 continue;
             }
@@ -57,15 +59,10 @@ pub(super) fn cycles(files: &Files) -> Vec<String> {
     }
     let mut found = Vec::new();
     for (parent, dependencies) in &levels {
-        for cycle in strongly_connected(dependencies) {
-            let members: Vec<_> = cycle.iter().map(|child| child.as_str()).collect();
-            let mut text = format!("in {}, a cycle of {}", name(parent), members.join(", "));
-            for ((from, to), reasons) in dependencies {
-                if cycle.contains(from) && cycle.contains(to) {
-                    text += &format!("\n    {from} → {to}: {}", reasons.join("; "));
-                }
+        for ((from, to), reasons) in dependencies {
+            if is_reached(from, to, dependencies) {
+                found.push(format!("in {}, {from} → {to}: {}", name(parent), reasons.join("; ")));
             }
-            found.push(text);
         }
     }
     found
@@ -78,49 +75,17 @@ fn name(path: &[String]) -> String {
     std::iter::once("crate").chain(path.iter().map(String::as_str)).collect::<Vec<_>>().join("::")
 }
 
-/// The sets of two or more nodes that reach each other.
-fn strongly_connected(edges: &Dependencies) -> BTreeSet<BTreeSet<String>> {
-    let reachable = |start: &String| {
-        let (mut seen, mut left) = (BTreeSet::new(), vec![start]);
-        while let Some(node) = left.pop() {
-            let next = edges.keys().filter(|(from, _)| from == node).map(|(_, to)| to);
-            left.extend(next.filter(|to| seen.insert((*to).clone())));
-        }
-        seen
-    };
-    let nodes: BTreeSet<_> = edges.keys().map(|(from, _)| from).collect();
-    let reached: BTreeMap<_, _> = nodes.into_iter().map(|node| (node, reachable(node))).collect();
-    let on_cycles = reached.iter().filter(|(node, to)| to.contains(**node));
-    let component = |(node, to): (&&String, &BTreeSet<String>)| {
-        to.iter()
-            .filter(|other| reached.get(other).is_some_and(|back| back.contains(*node)))
-            .cloned()
-            .collect()
-    };
-    on_cycles.map(component).collect()
+/// Whether the dependencies lead from a child to this one.
+fn is_reached(child: &String, from: &String, dependencies: &Dependencies) -> bool {
+    let (mut seen, mut left) = (BTreeSet::new(), vec![from]);
+    while let Some(node) = left.pop() {
+        let next = dependencies.keys().filter(|(from, _)| from == node).map(|(_, to)| to);
+        left.extend(next.filter(|to| seen.insert(*to)));
+    }
+    seen.contains(child)
 }
 
 impl Modules {
-    fn parse(files: &Files) -> Self {
-        let mut modules = Self::default();
-        let root = ["lib.rs", "main.rs"].iter().find_map(|root| files.get(*root));
-        modules.parse_file(files, Vec::new(), root.expect("a crate has a lib.rs or main.rs"));
-        modules
-    }
-
-    fn parse_file(&mut self, files: &Files, path: ModulePath, text: &str) {
-        let file = syn::parse_file(text).unwrap_or_else(|e| panic!("{}: {e}", name(&path)));
-        self.parse_items(files, path, &file.items);
-    }
-
-    fn parse_items(&mut self, files: &Files, path: ModulePath, items: &[Item]) {
-        self.0.entry(path.clone()).or_default();
-        let mut collector = Collector { files, path: &path, modules: self };
-        for item in items {
-            collector.visit_item(item);
-        }
-    }
-
     /// The module that defines what a path names. `None` if it is of another crate, or no module's.
     fn resolve(&self, from: &[String], path: &[String], depth: usize) -> Option<ModulePath> {
         let (first, rest) = path.split_first()?;
@@ -128,22 +93,14 @@ impl Modules {
         match first.as_str() {
             "crate" | "$crate" => Some(self.descend(Vec::new(), rest, depth)),
             "self" => Some(self.descend(from.to_vec(), rest, depth)),
-            "super" => {
-                let parent = from[..from.len().checked_sub(1)?].to_vec();
-                if rest.first().is_some_and(|next| next == "super") {
-                    self.resolve(&parent, rest, depth)
-                } else {
-                    Some(self.descend(parent, rest, depth))
-                }
+            name if name == "super" || here.items.contains(name) || self.is_child(from, name) => {
+                Some(self.descend(from.to_vec(), path, depth))
             }
             // An import of its own name is of another crate: `use bytes::Bytes; Bytes::new()`.
-            name if here.items.contains(name) => Some(from.to_vec()),
-            name if self.is_child(from, name) => Some(self.descend(from.to_vec(), path, depth)),
             name => {
                 let import = here.imports.get(name).filter(|import| import.as_slice() != path);
                 let import = import.filter(|_| depth < 8)?;
-                let whole: Vec<_> = import.iter().chain(rest).cloned().collect();
-                self.resolve(from, &whole, depth + 1)
+                self.resolve(from, &[import, rest].concat(), depth + 1)
             }
         }
     }
@@ -152,16 +109,18 @@ impl Modules {
     fn descend(&self, from: ModulePath, path: &[String], depth: usize) -> ModulePath {
         let Some((first, rest)) = path.split_first() else { return from };
         let module = &self.0[&from];
+        if first == "super" {
+            let parent = from[..from.len().saturating_sub(1)].to_vec();
+            return self.descend(parent, rest, depth);
+        }
         if self.is_child(&from, first) {
-            let child = from.iter().chain([first]).cloned().collect();
-            return self.descend(child, rest, depth);
+            return self.descend([from, vec![first.clone()]].concat(), rest, depth);
         }
         if module.items.contains(first) || depth >= 8 {
             return from;
         }
         if let Some(import) = module.imports.get(first) {
-            let whole: Vec<_> = import.iter().chain(rest).cloned().collect();
-            return self.resolve(&from, &whole, depth + 1).unwrap_or(from);
+            return self.resolve(&from, &[import, rest].concat(), depth + 1).unwrap_or(from);
         }
         let through_glob = module.globs.iter().find_map(|glob| {
             let target = self.resolve(&from, glob, depth + 1)?;
@@ -172,22 +131,31 @@ impl Modules {
     }
 
     fn is_child(&self, parent: &[String], name: &str) -> bool {
-        let child: Vec<_> =
-            parent.iter().map(String::as_str).chain([name]).map(str::to_owned).collect();
-        self.0.contains_key(&child)
+        self.0.contains_key(&[parent, &[name.to_owned()]].concat())
     }
 }
 
-/// Collects what one module defines, imports and names.
+/// Collects what the modules define, import and name.
 struct Collector<'a> {
     files: &'a Files,
-    path: &'a ModulePath,
-    modules: &'a mut Modules,
+    /// The module that is visited.
+    path: ModulePath,
+    modules: Modules,
 }
 
 impl Collector<'_> {
     fn module(&mut self) -> &mut Module {
-        self.modules.0.get_mut(self.path).expect("entered before it is visited")
+        self.modules.0.entry(self.path.clone()).or_default()
+    }
+
+    /// Visits the file with one of these names.
+    fn visit_file_at(&mut self, names: [String; 2]) {
+        let text = names.iter().find_map(|name| self.files.get(name));
+        let text = text.unwrap_or_else(|| panic!("neither of {names:?}"));
+        let file = syn::parse_file(text).unwrap_or_else(|e| panic!("{names:?}: {e}"));
+        // Also if the file is empty.
+        self.module();
+        self.visit_file(&file);
     }
 
     fn import(&mut self, tree: &UseTree, prefix: &[String]) {
@@ -218,7 +186,7 @@ impl Collector<'_> {
         self.module().imports.extend(name.map(|name| (name, path)));
     }
 
-    /// Paths within a macro, which are tokens to the parser.
+    /// Paths within a macro, which are tokens to the parser. An empty path names nothing.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         // Colons since the last identifier: two join it to the next.
@@ -226,7 +194,7 @@ impl Collector<'_> {
         for token in tokens {
             match token {
                 TokenTree::Ident(ident) => {
-                    if colons != 2 && !path.is_empty() {
+                    if colons != 2 {
                         self.module().paths.insert(std::mem::take(&mut path));
                     }
                     path.push(ident.to_string());
@@ -240,9 +208,7 @@ impl Collector<'_> {
                 _ => colons = 0,
             }
         }
-        if !path.is_empty() {
-            self.module().paths.insert(path);
-        }
+        self.module().paths.insert(path);
     }
 }
 
@@ -252,13 +218,11 @@ impl<'ast> Visit<'ast> for Collector<'_> {
         if is_test(attributes) {
             return;
         }
-        let is_exported =
-            attributes.iter().any(|attribute| attribute.path().is_ident("macro_export"));
         if let Some(name) = name.map(Ident::to_string) {
-            if is_exported {
-                let path = ["crate"].map(str::to_owned).into_iter().chain(self.path.clone());
-                let path = path.chain([name.clone()]).collect();
-                self.modules.0.entry(Vec::new()).or_default().imports.insert(name.clone(), path);
+            if attributes.iter().any(|attribute| attribute.path().is_ident("macro_export")) {
+                let path = [&["crate".to_owned()], &self.path[..], &[name.clone()]].concat();
+                let root = self.modules.0.entry(Vec::new()).or_default();
+                root.imports.insert(name.clone(), path);
             }
             self.module().items.insert(name);
         }
@@ -266,16 +230,15 @@ impl<'ast> Visit<'ast> for Collector<'_> {
     }
 
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        let mut path = self.path.clone();
-        path.push(item.ident.to_string());
+        self.path.push(item.ident.to_string());
         if let Some((_, items)) = &item.content {
-            self.modules.parse_items(self.files, path, items);
+            self.module();
+            items.iter().for_each(|item| self.visit_item(item));
         } else {
-            let stem = path.join("/");
-            let names = [format!("{stem}.rs"), format!("{stem}/mod.rs")];
-            let text = names.iter().find_map(|name| self.files.get(name));
-            self.modules.parse_file(self.files, path, text.unwrap_or_else(|| panic!("no {stem}")));
+            let stem = self.path.join("/");
+            self.visit_file_at([format!("{stem}.rs"), format!("{stem}/mod.rs")]);
         }
+        self.path.pop();
     }
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
@@ -307,38 +270,30 @@ impl<'ast> Visit<'ast> for Collector<'_> {
 }
 
 fn describe(item: &Item) -> (&[Attribute], Option<&Ident>) {
-    match item {
-        Item::Const(item) => (&item.attrs, Some(&item.ident)),
-        Item::Enum(item) => (&item.attrs, Some(&item.ident)),
-        Item::Fn(item) => (&item.attrs, Some(&item.sig.ident)),
-        Item::Macro(item) => (&item.attrs, item.ident.as_ref()),
-        Item::Static(item) => (&item.attrs, Some(&item.ident)),
-        Item::Struct(item) => (&item.attrs, Some(&item.ident)),
-        Item::Trait(item) => (&item.attrs, Some(&item.ident)),
-        Item::Type(item) => (&item.attrs, Some(&item.ident)),
-        Item::Union(item) => (&item.attrs, Some(&item.ident)),
-        Item::Impl(item) => (&item.attrs, None),
-        Item::Mod(item) => (&item.attrs, None),
-        Item::Use(item) => (&item.attrs, None),
-        _ => (&[], None),
+    macro_rules! describe {
+        ($($named:ident)*, $($unnamed:ident)*) => {
+            match item {
+                $(Item::$named(item) => (&item.attrs, Some(&item.ident)),)*
+                $(Item::$unnamed(item) => (&item.attrs, None),)*
+                Item::Fn(item) => (&item.attrs, Some(&item.sig.ident)),
+                Item::Macro(item) => (&item.attrs, item.ident.as_ref()),
+                _ => (&[], None),
+            }
+        };
     }
+    describe!(Const Enum Static Struct Trait Type Union, Impl Mod Use)
 }
 
 /// Whether the code is compiled for tests only: `#[cfg(test)]`, alone or within `all`.
 fn is_test(attributes: &[Attribute]) -> bool {
-    let has_test = |tokens: &TokenStream| {
-        tokens
-            .clone()
-            .into_iter()
-            .any(|token| matches!(token, TokenTree::Ident(name) if name == "test"))
-    };
     let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
-    conditions.filter_map(|attribute| attribute.meta.require_list().ok()).any(|condition| {
-        has_test(&condition.tokens)
-            || condition
-                .parse_args::<syn::MetaList>()
-                .is_ok_and(|inner| inner.path.is_ident("all") && has_test(&inner.tokens))
-    })
+    conditions.filter_map(|attribute| attribute.parse_args().ok()).any(|meta| needs_test(&meta))
+}
+
+fn needs_test(condition: &Meta) -> bool {
+    let Meta::List(list) = condition else { return condition.path().is_ident("test") };
+    let inner = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
+    list.path.is_ident("all") && inner.is_ok_and(|inner| inner.iter().any(needs_test))
 }
 
 #[cfg(test)]
@@ -368,9 +323,10 @@ mod tests {
         ]);
         assert_eq!(
             found,
-            ["in crate, a cycle of a, b\n    \
-              a → b: crate::a names crate::Renamed\n    \
-              b → a: crate::b names crate::a::f"]
+            [
+                "in crate, a → b: crate::a names crate::Renamed",
+                "in crate, b → a: crate::b names crate::a::f",
+            ]
         );
     }
 
@@ -382,36 +338,36 @@ mod tests {
             ("outer/a.rs", "pub struct A; fn f() { super::b::c::C; }"),
             ("outer/b/c.rs", "pub struct C; fn f(a: super::A) {}"),
         ]);
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].starts_with("in crate::outer, a cycle of a, b\n"), "{}", found[0]);
-        assert!(found[0].contains("crate::outer::b::c names super::A"), "{}", found[0]);
+        assert_eq!(
+            found,
+            [
+                "in crate::outer, a → b: crate::outer::a names super::b::c::C",
+                "in crate::outer, b → a: crate::outer::b names super::a::A; crate::outer::b::c names super::A",
+            ]
+        );
     }
 
     #[test]
     fn a_longer_cycle_is_found_through_globs_macros_and_imported_modules() {
         let found = of(&[
             ("lib.rs", "mod a; mod b; mod c; mod names { pub use crate::b::*; }"),
-            (
-                "a.rs",
-                "use crate::names; fn f() { names::g(); } #[macro_export] macro_rules! m { () => {} }",
-            ),
+            ("a.rs", "use crate::names; fn f() { names::g(); } #[macro_export] macro_rules! m {}"),
             ("b.rs", "pub fn g() { tokio::select! { _ = later() => { crate::c::h(1) } } }"),
             ("c.rs", "pub fn h() { crate::m!(); }"),
         ]);
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].starts_with("in crate, a cycle of a, b, c, names\n"), "{}", found[0]);
+        let found: Vec<_> = found.iter().filter_map(|text| text.split(": ").next()).collect();
+        let expected = ["a → b", "a → names", "b → c", "c → a", "names → b"];
+        assert_eq!(found, expected.map(|edge| format!("in crate, {edge}")));
     }
 
     #[test]
     fn code_of_tests_is_left_out() {
+        let b = "pub struct B; #[cfg(test)] use crate::a; #[cfg(not(test))] struct C; \
+                 impl B { #[cfg(test)] fn f() { crate::a::f() } }";
         let found = of(&[
             ("lib.rs", "mod a; mod b;"),
             ("a.rs", "use crate::b::B; #[cfg(all(feature = \"x\", test))] mod tests;"),
-            (
-                "b.rs",
-                "pub struct B; #[cfg(test)] use crate::a; #[cfg(not(test))] struct C; \
-                      impl B { #[cfg(test)] fn f() { crate::a::f() } }",
-            ),
+            ("b.rs", b),
         ]);
         assert_eq!(found, Vec::<String>::new());
     }

@@ -29,23 +29,30 @@ pub(crate) fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Returns the README and all pages of docs/.
-pub(crate) fn pages() -> Vec<Page> {
-    let mut paths = vec!["README.md".to_owned()];
-    let mut directories = vec!["docs".to_owned()];
+/// Returns the paths of all files under a directory, from the root, in order.
+pub(crate) fn files_in(directory: &str) -> Vec<String> {
+    let mut files = Vec::new();
+    let mut directories = vec![directory.to_owned()];
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(root().join(&directory)).unwrap() {
             let entry = entry.unwrap();
             let path = format!("{directory}/{}", entry.file_name().to_str().unwrap());
-            if entry.file_type().unwrap().is_dir() {
+            if !entry.file_type().unwrap().is_dir() {
+                files.push(path);
+            } else if entry.file_name() != "target" {
+                // `target` is build output of a separate workspace.
                 directories.push(path);
-            } else if path.ends_with(".md") {
-                paths.push(path);
             }
         }
     }
-    paths.sort();
-    paths.into_iter().map(|path| Page { text: read(&path), path }).collect()
+    files.sort();
+    files
+}
+
+/// Returns the README and all pages of docs/.
+pub(crate) fn pages() -> Vec<Page> {
+    let docs = files_in("docs").into_iter().filter(|path| path.ends_with(".md"));
+    ["README.md".to_owned()].into_iter().chain(docs).map(|path| page(&path)).collect()
 }
 
 pub(crate) fn page(path: &str) -> Page {
@@ -133,23 +140,11 @@ pub(crate) fn table<'a>(text: &'a str, head: &str) -> Vec<Vec<&'a str>> {
     from.take_while(|line| line.starts_with('|')).map(cells).collect()
 }
 
+/// Head of the table of metrics in docs/metrics.md.
+pub(crate) const METRICS: &str = "| metric | kind | labels | what |";
+
 /// Returns all Rust files of the repository: path from the root, and text.
 pub(crate) fn rust_files() -> Vec<(String, String)> {
-    let mut files = Vec::new();
-    let mut directories = vec!["crates".to_owned(), "internal".to_owned()];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(root().join(&directory)).unwrap() {
-            let name = entry.unwrap().file_name();
-            let path = format!("{directory}/{}", name.to_str().unwrap());
-            if name == "target" {
-                // Build output of a separate workspace.
-            } else if root().join(&path).is_dir() {
-                directories.push(path);
-            } else if path.ends_with(".rs") {
-                files.push((path.clone(), read(&path)));
-            }
-        }
-    }
-    files.sort();
-    files
+    let files = ["crates", "internal"].into_iter().flat_map(files_in);
+    files.filter(|path| path.ends_with(".rs")).map(|path| (path.clone(), read(&path))).collect()
 }
