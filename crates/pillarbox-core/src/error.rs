@@ -33,7 +33,7 @@ pub enum Error {
     /// The receipt is no longer valid: its lease expired, or its message was settled, redelivered or purged.
     /// Its holder must assume that another receiver has the message.
     #[error(
-        "{} is no longer valid in queue '{queue}': its visibility timeout passed, or the message \
+        "{} is no longer valid in queue '{queue}': its lease expired, or the message \
          was settled, redelivered or purged",
         DescribeReceipt(receipt)
     )]

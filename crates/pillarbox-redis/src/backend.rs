@@ -36,7 +36,7 @@ const MAX_CONCURRENT: usize = 1000;
 /// Queues on Redis or Valkey: one server, one with replicas behind Sentinel, or a cluster.
 ///
 /// One connection to each server serves all queues, and a second one receives wake-ups for waiting receives.
-/// Must be used within the tokio runtime that it was opened in.
+/// Must be used within the Tokio runtime that it was opened in.
 ///
 /// ```no_run
 /// use pillarbox_core::{Mailbox, Mailboxes};
@@ -67,7 +67,7 @@ impl RedisBackend {
 
     /// Uses an existing client. Connects when first used.
     ///
-    /// Fails outside of a tokio runtime.
+    /// Fails outside of a Tokio runtime.
     pub fn from_client(client: Client) -> Result<Self> {
         let settings = Settings::default();
         let node = Node::new(client, settings.response_timeout);
@@ -80,7 +80,7 @@ impl RedisBackend {
     ///
     /// A connection cannot also subscribe: waiting receives poll every half second, and find what this
     /// process sends at once. It is not replaced when it breaks, unless it reconnects by itself. Prefer
-    /// [`from_client`](Self::from_client). Fails outside of a tokio runtime.
+    /// [`from_client`](Self::from_client). Fails outside of a Tokio runtime.
     pub fn from_connection<C>(connection: C) -> Result<Self>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pillarbox_core::{Error, QueueName};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-/// Why a call failed after all retries.
+/// Why a call failed: a permanent error, or a transient one that outlasted its retries.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("{endpoint} cannot be used: {text}{}", advice(.text))]

@@ -59,7 +59,7 @@ impl Keys {
         [(pending, "list"), (invisible, "zset"), (data, "hash"), (meta, "hash")]
     }
 
-    /// Returns the key of the layout. Of partition 0.
+    /// Returns the key of the layout, which only partition 0 has.
     pub(crate) fn partitions(&self) -> String {
         format!("{}:partitions", self.tag)
     }
@@ -295,7 +295,7 @@ pub(crate) fn token(nonce: Nonce, action: SettleAction) -> Token {
     token
 }
 
-/// Secret of a receipt and the action, as scripts take them. Without an allocation: each message has two.
+/// Secret of a receipt and the action, as scripts take them. Stored inline, without an allocation, because each message needs two: one to deliver it and one to settle it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Token {
     text: [u8; Self::MAX_LEN],

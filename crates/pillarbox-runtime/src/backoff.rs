@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 
-/// The delay before a message is retried, by its number of deliveries.
+/// The delay before a message is retried, by the number of the attempt that failed.
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,22 +41,22 @@ impl Backoff {
         Self { curve: Curve::Linear { step, most }, jitter: 0.0 }
     }
 
-    /// Starts at `first` and doubles with each delivery, up to `most`.
+    /// Creates a backoff that starts at `first` and doubles with each attempt, up to `most`.
     pub const fn exponential(first: Duration, most: Duration) -> Self {
         Self { curve: Curve::Exponential { first, most }, jitter: 0.0 }
     }
 
-    /// The same delay after each delivery.
+    /// Creates a backoff with the same delay after each attempt.
     pub const fn constant(delay: Duration) -> Self {
         Self::linear(delay, delay)
     }
 
-    /// No delay.
+    /// Creates a backoff without a delay.
     pub const fn none() -> Self {
         Self::constant(Duration::ZERO)
     }
 
-    /// The delay that the function returns for the number of deliveries, which is 1 after the first.
+    /// Creates a backoff whose delay the function returns for the number of the attempt, which starts at 1.
     pub fn custom(delay: impl Fn(u32) -> Duration + Send + Sync + 'static) -> Self {
         Self { curve: Curve::Custom(Arc::new(delay)), jitter: 0.0 }
     }
@@ -68,15 +68,15 @@ impl Backoff {
         self
     }
 
-    /// Returns the delay after this number of deliveries.
-    pub fn delay(&self, deliveries: u32) -> Duration {
+    /// Returns the delay after this attempt.
+    pub fn delay(&self, attempt: u32) -> Duration {
         let delay = match &self.curve {
-            Curve::Linear { step, most } => step.saturating_mul(deliveries).min(*most),
+            Curve::Linear { step, most } => step.saturating_mul(attempt).min(*most),
             Curve::Exponential { first, most } => {
-                let doubled = 2_u32.saturating_pow(deliveries.saturating_sub(1));
+                let doubled = 2_u32.saturating_pow(attempt.saturating_sub(1));
                 first.saturating_mul(doubled).min(*most)
             }
-            Curve::Custom(delay) => delay(deliveries),
+            Curve::Custom(delay) => delay(attempt),
         };
         if self.jitter > 0.0 {
             delay.mul_f64(1.0 - self.jitter * rand::rng().random::<f64>())
@@ -87,7 +87,7 @@ impl Backoff {
 }
 
 impl Default for Backoff {
-    /// `min(60 × deliveries, 900)` seconds.
+    /// `min(60 × attempt, 900)` seconds.
     fn default() -> Self {
         Self::linear(Duration::from_secs(60), Duration::from_secs(900))
     }

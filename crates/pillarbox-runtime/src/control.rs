@@ -66,7 +66,7 @@ type CountReady = Box<dyn Fn(&Counts) -> u64 + Send + Sync>;
 /// What the methods of [`Runnable`](crate::Runnable) need to know of the workers.
 #[derive(Default)]
 pub(crate) struct RunOptions {
-    pub(crate) ignores_signals: AtomicBool,
+    pub(crate) leaves_signals_alone: AtomicBool,
     /// The number of attempts after which the workers stop.
     pub(crate) max_attempts: OnceLock<usize>,
     /// The queues of all mailboxes.
@@ -144,7 +144,7 @@ impl Control {
     }
 
     pub(crate) fn handles_signals(&self) -> bool {
-        !self.state.run.ignores_signals.load(Ordering::Relaxed)
+        !self.state.run.leaves_signals_alone.load(Ordering::Relaxed)
     }
 
     /// Stops the workers after `max` attempts. Has to be called before they run.

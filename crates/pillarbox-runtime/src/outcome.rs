@@ -32,8 +32,8 @@ impl Outcome {
         Self(Verb::Done)
     }
 
-    /// The work failed and is retried after the [backoff](crate::Worker::retry). Like an error, it uses up a
-    /// delivery.
+    /// The work failed and is retried after the [backoff](crate::Worker::retry). Like an error, it uses up an
+    /// attempt.
     pub const fn retry() -> Self {
         Self(Verb::Retry { delay: None, reason: None })
     }
@@ -50,7 +50,7 @@ impl Outcome {
     }
 
     /// The message goes back at once, to the next consumer that receives it. This is not a failure and uses up no
-    /// delivery. On a backend that does not count such deliveries, only this process knows of it.
+    /// attempt. On a backend that does not count such deliveries, only this process knows of it.
     pub const fn release() -> Self {
         Self::release_for(Duration::ZERO)
     }

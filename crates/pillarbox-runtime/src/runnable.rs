@@ -22,7 +22,7 @@ use crate::until_empty;
 /// | [`run`](Self::run) | it is stopped | SIGTERM and SIGINT stop it |
 /// | [`run_until`](Self::run_until) | a future completes | left alone |
 /// | [`run_until_empty`](Self::run_until_empty) | its mailboxes hold no message | left alone |
-/// | [`run_iterations`](Self::run_iterations) | a number of messages was handled | left alone |
+/// | [`run_iterations`](Self::run_iterations) | a number of attempts was made, or no message is ready or in flight | left alone |
 /// | [`start`](Self::start) | it is stopped, in a task of its own | left alone |
 ///
 /// A [`LoopGroup`](crate::group::LoopGroup) runs several side by side. For other work of a program, such as an HTTP
@@ -39,7 +39,8 @@ pub trait Runnable: Sized + Send + 'static {
 
     /// Works until it is stopped and returns its final statistics. Leaves signals alone.
     ///
-    /// This is what an implementation provides. Programs call one of the methods below.
+    /// This is what an implementation provides, most often by delegation to a worker whose [`Control`] it returns.
+    /// Programs call one of the methods below.
     fn work(self) -> impl Future<Output = Result<StatsSnapshot, Self::Error>> + Send + 'static;
 
     /// Works until it is stopped, by [`Control::stop`] or by a signal, and returns its final statistics.

@@ -35,7 +35,7 @@ const LOCAL_REGION: &str = "us-east-1";
 
 /// Queues on AWS SQS, or on a server with its protocol.
 ///
-/// Must be used within the tokio runtime in which it was opened. Close it before the program ends: closing waits for
+/// Must be used within the Tokio runtime in which it was opened. Close it before the program ends: closing waits for
 /// cancelled long polls, and releases their messages.
 ///
 /// ```no_run
@@ -106,7 +106,7 @@ impl SqsBackend {
     /// Opens a backend on an existing client, with its region, endpoint, credentials, interceptors and retries; those
     /// of the options are ignored.
     ///
-    /// Fails outside of a tokio runtime.
+    /// Fails outside of a Tokio runtime.
     ///
     /// ```no_run
     /// use pillarbox_sqs::{SqsBackend, SqsOptions, aws_sdk_sqs};

@@ -105,7 +105,7 @@ impl Reason {
 impl Failure {
     /// The failure of a request whose runtime has shut down.
     pub(crate) fn runtime_gone() -> Self {
-        let text = "the request was cancelled: the tokio runtime in which the backend was opened has shut down"
+        let text = "the request was cancelled: the Tokio runtime in which the backend was opened has shut down"
             .to_owned();
         Self { reason: Reason::Unreachable, text }
     }

@@ -192,7 +192,7 @@ fn dump_continues_past_a_damaged_page_and_reports_what_is_missing() {
     let run = place.run("dump orders");
     assert_eq!(run.code, 1, "{}", run.stderr);
     assert_eq!(dumped(&run).0, written, "{}", run.stderr);
-    assert!(run.stderr.contains("cannot be read: any messages after key"), "{}", run.stderr);
+    assert!(run.stderr.contains("cannot be read: any messages between keys"), "{}", run.stderr);
 
     // Without leases and delays, messages are shown as ready.
     damage(&file, "pillarbox_timer");

@@ -47,7 +47,7 @@ pub use self::permissions::FilePermissions;
 
 /// The samples of a dataset for one or more experiments: which were sent, and their results.
 ///
-/// A run in a directory survives its process: whoever opens it again continues it. Samples that were sent are not
+/// A run in a directory survives its process: opening it again continues it. Samples that were sent are not
 /// sent again, and collected results are not computed again.
 ///
 /// ```no_run

@@ -69,8 +69,8 @@ use crate::outcome::{Failure, FailureKind};
 /// 5. the class of the error, if [`exclude_retriable`](Self::exclude_retriable) or
 ///    [`include_permanent`](Self::include_permanent) is set;
 /// 6. a message that cannot be decoded becomes a dead letter at once;
-/// 7. every other message is retried until it was delivered
-///    [`max_deliveries`](crate::Worker::max_deliveries) times.
+/// 7. every other message is retried until it has had
+///    [`max_deliveries`](crate::Worker::max_deliveries) attempts.
 ///
 /// A message whose handler crashes the process is subject to
 /// [`Worker::quarantine_after`](crate::Worker::quarantine_after) instead.

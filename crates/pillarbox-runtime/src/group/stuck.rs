@@ -27,7 +27,7 @@ impl fmt::Display for Stuck {
                 let worker = worker_id.map_or_else(String::new, |id| format!("worker {} ", id.0));
                 write!(
                     f,
-                    "loop '{name}': {worker}has been at message {message_id} of queue '{queue}' (delivery \
+                    "loop '{name}': {worker}has been at message {message_id} of queue '{queue}' (attempt \
                      {attempt}) for {lasting:.1?} without a heartbeat"
                 )
             }
@@ -141,7 +141,7 @@ mod tests {
         let [(stuck, true)] = &found[..] else { panic!("{found:?}") };
         assert_eq!((stuck.about.as_ref(), stuck.lasting), (Some(&about(0)), 3 * SECOND));
         let text = format!(
-            "loop 'orders': worker 0 has been at message {} of queue 'orders' (delivery 1) for 3.0s without \
+            "loop 'orders': worker 0 has been at message {} of queue 'orders' (attempt 1) for 3.0s without \
              a heartbeat",
             MessageId::from_key("one")
         );

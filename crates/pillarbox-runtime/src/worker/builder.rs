@@ -103,7 +103,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
-    /// Sets the delay before a message that failed is retried. Defaults to `min(60 × deliveries, 900)` seconds.
+    /// Sets the delay before a message that failed is retried. Defaults to `min(60 × attempt, 900)` seconds.
     pub fn retry(mut self, backoff: Backoff) -> Self {
         self.options.backoff = backoff;
         self
@@ -191,7 +191,7 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
     /// Calls a function for each dead letter, with the queue that it is in: after the dead letter is stored and the
     /// error reply is sent, and before its message is acknowledged. Several are called in order.
     ///
-    /// As with [`on_failure`](Self::on_failure), none is missed, the message waits, and a panic has no effect. If
+    /// As with [`on_failure`](Self::on_failure), none is missed, the message waits, and a panic is only logged. If
     /// the process ends before the message is acknowledged, it is called again for the same dead letter. An error
     /// without [`dead_letters`](Self::dead_letters).
     pub fn on_dead_letter(
@@ -306,9 +306,9 @@ impl<T: 'static, R: 'static, C, S> Worker<T, R, C, S> {
         self
     }
 
-    /// Ignores signals. By default, [`run`](crate::Runnable::run) handles SIGTERM and SIGINT.
+    /// Leaves signals alone. By default, [`run`](crate::Runnable::run) handles SIGTERM and SIGINT.
     pub fn without_signals(self) -> Self {
-        self.channels.state.run.ignores_signals.store(true, Ordering::Relaxed);
+        self.channels.state.run.leaves_signals_alone.store(true, Ordering::Relaxed);
         self
     }
 

@@ -381,7 +381,7 @@ fn a_stuck_loop_is_reported_as_not_live_even_if_every_thread_is_blocked() {
     told.recv_timeout(TIMEOUT).unwrap();
     let live = ask_now(address(&running), "GET", "/health/live");
     assert_eq!((live.status, live.json()["status"].clone()), (503, json!("stuck")));
-    let named = format!("has been at message {id} of queue 'orders' (delivery 1)");
+    let named = format!("has been at message {id} of queue 'orders' (attempt 1)");
     assert!(live.reasons().iter().any(|reason| reason.contains(&named)), "{live:?}");
     drop(release);
     runtime.block_on(async {

@@ -52,6 +52,7 @@ use self::cache::{Cache, Lease, QueueState};
 use self::key::{MAX_PLACE, MAX_QUEUE, QueueNumber};
 pub(crate) use self::ready::PeekFrom;
 use self::ready::{Picked, ReadyMessages, pick_fresh, pick_merged};
+#[cfg(feature = "fuzzing")]
 pub(crate) use self::rows::read_message;
 use self::rows::{
     delete_acknowledged, find_message, load, read_by_key, store, store_delayed, store_leases,

@@ -125,7 +125,7 @@ impl RedisClusterBuilder {
     }
 }
 
-/// A running cluster. Dropping it kills the processes and removes tsuccessor directories.
+/// A running cluster. Dropping it kills the processes and removes their directories.
 ///
 /// Nodes are identified by index. At first the primaries are the nodes 0, 1 and so on, each with an
 /// equal part of the slots, in order; then come the replicas of the first primary, those of the
@@ -346,7 +346,7 @@ impl RedisCluster {
         }
     }
 
-    /// Returns the replication offset in bytes.
+    /// Checks that all running nodes agree; the error says what is missing.
     fn is_whole(&self) -> Result<(), String> {
         let running: Vec<usize> = self.running().collect();
         let views = running.iter().map(|node| self.view(*node)).collect::<Result<Vec<_>, _>>()?;

@@ -174,7 +174,7 @@ impl RedisSentinelsBuilder {
     }
 }
 
-/// Running servers and tsuccessor sentinels. Dropping it kills the processes and removes tsuccessor directories.
+/// Running servers and their sentinels. Dropping it kills the processes and removes their directories.
 ///
 /// Servers and sentinels are identified by index. At first the primary is server 0; after a failover, see
 /// [`primary`](Self::primary).
@@ -207,7 +207,7 @@ impl RedisSentinels {
         }
     }
 
-    /// Returns tsuccessor URL: `redis-sentinel://127.0.0.1:PORT,127.0.0.1:PORT,.../pillarbox`, with the
+    /// Returns their URL: `redis-sentinel://127.0.0.1:PORT,127.0.0.1:PORT,.../pillarbox`, with the
     /// ports of all sentinels, and the password of the servers if they have one.
     pub fn url(&self) -> String {
         let password = self.password.as_ref();
