@@ -220,11 +220,11 @@ impl Dispatcher {
 
     /// Decides what is to be done now.
     ///
-    /// The order matters. The shutdown and the leases come first, since later steps depend on the mode and must
-    /// not assign what is lost. Retries of dead letters come next, because they may settle. A message to be isolated comes before assignments, which must not start
-    /// anything beside it. Assignments come before rebalancing, which only helps workers that are still idle.
-    /// Settles come after all steps that produce some, so that they share a call, and receives after all steps
-    /// that change the room. Whether everything is over is known at the very end.
+    /// The order matters. The shutdown and the leases come first, since later steps depend on the mode and must not
+    /// assign what is lost. Retries of dead letters come next, because they may settle. A message to be isolated comes
+    /// before assignments, which must not start anything beside it. Assignments come before rebalancing, which only
+    /// helps workers that are still idle. Settles come after all steps that produce some, so that they share a call,
+    /// and receives after all steps that change the room. Whether everything is over is known at the very end.
     pub(crate) fn plan(&mut self, now: Instant) {
         self.advance_shutdown(now);
         self.renew(now);

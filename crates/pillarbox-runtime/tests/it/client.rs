@@ -94,14 +94,9 @@ async fn a_call_that_times_out_is_not_handled_later() {
     let late = MainLoopRequest::new(4);
     assert!(client.call(&late, real).await.is_err());
     tokio::time::sleep(real).await;
-    let stats =
-        MainLoop::new(
-            requests.clone(),
-            |_: u64| async move { std::future::pending::<u64>().await },
-        )
-        .run_until_empty()
-        .await
-        .unwrap();
+    let endless = |_: u64| async move { std::future::pending::<u64>().await };
+    let main_loop = MainLoop::new(requests.clone(), endless);
+    let stats = main_loop.run_until_empty().await.unwrap();
     assert_eq!((stats.processed, stats.timeouts), (1, 0), "answered, and not run");
     drop(client);
 }

@@ -32,10 +32,8 @@ async fn a_lease_is_extended_while_a_handler_runs_and_while_a_message_is_prefetc
     );
     let (running, mut events) = start_listening(worker);
     for _ in 0..2 {
-        let event = events
-            .wait_for(|event| !matches!(event, Event::Received(_) | Event::Started(_)))
-            .await
-            .unwrap();
+        let is_end = |event: &Event| !matches!(event, Event::Received(_) | Event::Started(_));
+        let event = events.wait_for(is_end).await.unwrap();
         assert!(matches!(event, Event::Succeeded { .. }), "{event:?}");
     }
     let stats = running.stop().await.unwrap();
