@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
 use pillarbox_core::BoxFuture;
+use tower::layer::layer_fn;
 use tower::{Layer, Service};
 
 use crate::control::Control;
@@ -11,28 +13,18 @@ use crate::outcome::{BoxError, Outcome};
 use crate::request::ServiceRequest;
 
 /// Layer that lets `max` attempts through, and stops the worker when the last of them has ended.
-pub(crate) struct AttemptLimitLayer {
-    started: Arc<AtomicUsize>,
+pub(crate) fn limit_attempts<S>(
     max: usize,
     control: Control,
-}
-
-impl AttemptLimitLayer {
-    pub(crate) fn new(max: usize, control: Control) -> Self {
-        if max == 0 {
-            control.stop();
-        }
-        Self { started: Arc::default(), max, control }
+) -> impl Layer<S, Service = AttemptLimit<S>> {
+    if max == 0 {
+        control.stop();
     }
-}
-
-impl<S> Layer<S> for AttemptLimitLayer {
-    type Service = AttemptLimit<S>;
-
-    fn layer(&self, service: S) -> AttemptLimit<S> {
-        let Self { started, max, control } = self;
-        AttemptLimit { service, started: started.clone(), max: *max, control: control.clone() }
-    }
+    let started = Arc::<AtomicUsize>::default();
+    layer_fn(move |service| {
+        let (started, control) = (started.clone(), control.clone());
+        AttemptLimit { service, started, max, control }
+    })
 }
 
 /// Service that lets `max` attempts through, and then stops the worker.
@@ -51,12 +43,9 @@ where
 {
     type Response = Outcome;
     type Error = BoxError;
-    type Future = BoxFuture<'static, std::result::Result<Outcome, BoxError>>;
+    type Future = BoxFuture<'static, Result<Outcome, BoxError>>;
 
-    fn poll_ready(
-        &mut self,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<std::result::Result<(), BoxError>> {
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.service.poll_ready(context)
     }
 

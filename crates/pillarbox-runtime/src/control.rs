@@ -94,7 +94,7 @@ impl Control {
     /// handlers finish within [`drain_for`](crate::Worker::drain_for). After that they are cancelled and their
     /// messages are released.
     pub fn stop(&self) {
-        self.change(|desired| desired.stop = desired.stop.or(Some(Stop::Graceful)));
+        self.request_stop(Stop::Graceful);
     }
 
     /// Stops immediately: cancels running handlers and releases their messages.
@@ -102,8 +102,9 @@ impl Control {
         self.request_stop(Stop::Now);
     }
 
+    /// A graceful stop does not take back an immediate one.
     pub(crate) fn request_stop(&self, stop: Stop) {
-        self.change(|desired| desired.stop = Some(stop));
+        self.change(|desired| desired.stop = desired.stop.max(Some(stop)));
     }
 
     /// Sets the number of workers, which is at most 10,000. Surplus workers finish the message that they handle;

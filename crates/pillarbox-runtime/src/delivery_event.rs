@@ -24,31 +24,16 @@ pub(crate) struct DeliveryEvent {
 pub(crate) enum DeliveryChange {
     Received,
     Shed,
-    Succeeded {
-        took: Duration,
-    },
-    Failed {
-        failure: FailureDetails,
-        disposition: Disposition,
-    },
-    Retried {
-        delay: Duration,
-    },
-    Released {
-        delay: Duration,
-    },
+    Succeeded { took: Duration },
+    Failed { failure: FailureDetails, disposition: Disposition },
+    Retried { delay: Duration },
+    Released { delay: Duration },
     Returned,
-    Parked {
-        delay: Duration,
-    },
-    DeadLettered {
-        failure: FailureDetails,
-        route: usize,
-        ids: DeadLetterIds,
-    },
-    /// Another consumer may have the message.
+    Parked { delay: Duration },
+    DeadLettered { failure: FailureDetails, route: usize, ids: DeadLetterIds },
+    // Another consumer may have the message.
     LeaseLost,
-    /// It is unknown whether the message was settled. If not, it comes back when its lease expires.
+    // It is unknown whether the message was settled. If not, it comes back when its lease expires.
     Unconfirmed,
     Extended,
 }

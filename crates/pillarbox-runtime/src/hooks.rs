@@ -3,7 +3,6 @@
 //! A listener of [events](crate::event) may miss some, since nothing waits for it; a message waits for its hooks.
 //! They run on blocking threads, so that a slow one delays only its message, whose lease is extended meanwhile.
 
-use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -105,15 +104,6 @@ impl Hooks {
         }
         call_all("on_dead_letter", &about, self.on_dead_letter, move |hook| hook(&letter, &to))
             .await;
-    }
-}
-
-impl fmt::Debug for Hooks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hooks")
-            .field("on_failure", &self.on_failure.len())
-            .field("on_dead_letter", &self.on_dead_letter.len())
-            .finish()
     }
 }
 

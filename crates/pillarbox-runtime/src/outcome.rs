@@ -144,16 +144,9 @@ impl IntoOutcome for Outcome {
     }
 }
 
-impl<O, E> IntoOutcome for Result<O, E>
-where
-    O: Into<Outcome>,
-    E: Into<BoxError> + 'static,
-{
+impl<O: Into<Outcome>, E: Into<BoxError> + 'static> IntoOutcome for Result<O, E> {
     fn into_outcome(self) -> Result<Outcome, BoxError> {
-        match self {
-            Ok(outcome) => Ok(outcome.into()),
-            Err(error) => Err(Box::new(Failure::of(error))),
-        }
+        self.map(Into::into).map_err(|error| Failure::of(error).into())
     }
 }
 

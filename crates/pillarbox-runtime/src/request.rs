@@ -52,7 +52,7 @@ pub struct Received<T, R = ()> {
     /// The body.
     pub body: T,
     metadata: Metadata,
-    mailbox: Arc<Mailbox<T, R>>,
+    pub(crate) mailbox: Arc<Mailbox<T, R>>,
 }
 
 impl<T: 'static, R: 'static> Received<T, R> {
@@ -69,10 +69,6 @@ impl<T: 'static, R: 'static> Received<T, R> {
     /// that cannot be resolved.
     pub fn reply_mailbox(&self) -> Result<Mailbox<R>> {
         self.mailbox.reply_mailbox(&self.metadata.message)
-    }
-
-    pub(crate) const fn mailbox(&self) -> &Arc<Mailbox<T, R>> {
-        &self.mailbox
     }
 
     /// Splits into the body, everything else, and the resolver of the reply address.

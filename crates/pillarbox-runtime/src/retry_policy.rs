@@ -68,7 +68,7 @@ impl RetryPolicy {
         attempt: u32,
         delay: Option<Duration>,
     ) -> Verdict {
-        let (max_deliveries, classifiers) = (self.max_deliveries, self.rules.classifiers());
+        let (max_deliveries, classifiers) = (self.max_deliveries, &self.rules.classifiers);
         let failed = FailedDelivery { message, failure, attempt, max_deliveries, classifiers };
         let disposition = match failure.kind() {
             FailureKind::Overloaded => return Verdict::Shed { delay: SHED_DELAY },
@@ -169,52 +169,34 @@ mod tests {
     #[test]
     fn every_result_of_a_handler_has_one_verdict() {
         let seconds = |n| Duration::from_secs(n);
-        let dead_letters = policy();
-        let parks = RetryPolicy { has_dead_letters: false, ..policy() };
+        let policy = policy();
+        let parks = RetryPolicy { has_dead_letters: false, ..policy.clone() };
         let park = Disposition::Park { delay: seconds(900) };
+        let dead = Disposition::DeadLetter { route: 0 };
         let retry = |n| Disposition::Retry { delay: seconds(n) };
 
         let any = Capabilities::full("test");
-        assert_eq!(dead_letters.verdict(Ok(Outcome::done()), &message(), 9, &any), Verdict::Done);
-        let released = Verdict::Released { delay: seconds(7) };
-        assert_eq!(
-            dead_letters.verdict(Ok(Outcome::release_for(seconds(7))), &message(), 99, &any),
-            released
-        );
+        assert_eq!(policy.verdict(Ok(Outcome::done()), &message(), 9, &any), Verdict::Done);
+        let released = policy.verdict(Ok(Outcome::release_for(seconds(7))), &message(), 99, &any);
+        assert_eq!(released, Verdict::Released { delay: seconds(7) });
 
         for kind in [FailureKind::Error, FailureKind::Panic, FailureKind::Timeout] {
-            assert_eq!(disposition(&dead_letters, failed(kind), 1), retry(60), "{kind}");
-            assert_eq!(disposition(&dead_letters, failed(kind), 3), retry(180), "{kind}");
-            assert_eq!(
-                disposition(&dead_letters, failed(kind), 4),
-                Disposition::DeadLetter { route: 0 },
-                "{kind}"
-            );
+            assert_eq!(disposition(&policy, failed(kind), 1), retry(60), "{kind}");
+            assert_eq!(disposition(&policy, failed(kind), 3), retry(180), "{kind}");
+            assert_eq!(disposition(&policy, failed(kind), 4), dead, "{kind}");
             assert_eq!(disposition(&parks, failed(kind), 4), park, "{kind}");
         }
         for kind in [FailureKind::Rejected, FailureKind::Undecodable] {
-            assert_eq!(
-                disposition(&dead_letters, failed(kind), 1),
-                Disposition::DeadLetter { route: 0 }
-            );
+            assert_eq!(disposition(&policy, failed(kind), 1), dead);
             assert_eq!(disposition(&parks, failed(kind), 1), park);
         }
-        assert_eq!(disposition(&dead_letters, failed(FailureKind::UnknownKind), 99), park);
-        let shed = Verdict::Shed { delay: SHED_DELAY };
-        assert_eq!(
-            dead_letters.verdict(failed(FailureKind::Overloaded), &message(), 99, &any),
-            shed
-        );
-        assert_eq!(disposition(&dead_letters, Ok(Outcome::retry_after(seconds(5))), 1), retry(5));
-        assert_eq!(disposition(&dead_letters, Ok(Outcome::retry()), 2), retry(120));
-        assert_eq!(
-            disposition(&dead_letters, Ok(Outcome::retry_after(seconds(5))), 4),
-            Disposition::DeadLetter { route: 0 }
-        );
-        assert_eq!(
-            disposition(&dead_letters, Ok(Outcome::reject("bad")), 1),
-            Disposition::DeadLetter { route: 0 }
-        );
+        assert_eq!(disposition(&policy, failed(FailureKind::UnknownKind), 99), park);
+        let shed = policy.verdict(failed(FailureKind::Overloaded), &message(), 99, &any);
+        assert_eq!(shed, Verdict::Shed { delay: SHED_DELAY });
+        assert_eq!(disposition(&policy, Ok(Outcome::retry_after(seconds(5))), 1), retry(5));
+        assert_eq!(disposition(&policy, Ok(Outcome::retry()), 2), retry(120));
+        assert_eq!(disposition(&policy, Ok(Outcome::retry_after(seconds(5))), 4), dead);
+        assert_eq!(disposition(&policy, Ok(Outcome::reject("bad")), 1), dead);
     }
 
     #[test]

@@ -163,7 +163,7 @@ where
     ) -> BoxFuture<'static, Result<Outcome, BoxError>> {
         let mailbox = self
             .mailbox
-            .get_or_init(|| Arc::new(request.message.mailbox().with_codec(self.codec.clone())));
+            .get_or_init(|| Arc::new(request.message.mailbox.with_codec(self.codec.clone())));
         let body = match mailbox.decode(request.message.metadata().raw()) {
             Ok(body) => body,
             Err(error) => {

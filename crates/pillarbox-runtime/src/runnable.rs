@@ -62,7 +62,9 @@ pub trait Runnable: Sized + Send + 'static {
     fn run(self) -> impl Future<Output = Result<StatsSnapshot, Self::Error>> + Send {
         async move {
             let control = self.control();
-            let _signals = control.handles_signals().then(|| Signals::listen(control));
+            let handles_signals = control.handles_signals();
+            let stop = move |stop| control.request_stop(stop);
+            let _signals = handles_signals.then(|| Signals::listen(stop));
             self.work().await
         }
     }

@@ -1,6 +1,5 @@
 //! The Tower stack around a handler.
 
-use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
@@ -135,10 +134,7 @@ where
 #[derive(Debug, Clone)]
 struct CatchPanic<S>(S);
 
-impl<S, Request> Service<Request> for CatchPanic<S>
-where
-    S: Service<Request, Error = BoxError>,
-{
+impl<S: Service<Request, Error = BoxError>, Request> Service<Request> for CatchPanic<S> {
     type Response = S::Response;
     type Error = BoxError;
     type Future = futures_util::future::Either<S::Future, Ready<Result<S::Response, BoxError>>>;
@@ -171,12 +167,6 @@ impl<S> SharedService<S> {
 impl<S> Clone for SharedService<S> {
     fn clone(&self) -> Self {
         Self { service: self.service.clone() }
-    }
-}
-
-impl<S> fmt::Debug for SharedService<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedService").finish_non_exhaustive()
     }
 }
 

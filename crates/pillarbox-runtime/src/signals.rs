@@ -4,27 +4,6 @@
 /// third ends the process.
 pub(crate) use imp::Signals;
 
-use crate::control::Control;
-
-/// Something that signals can stop.
-pub(crate) trait Stops: Send + 'static {
-    /// Lets running handlers finish.
-    fn stop(&self);
-
-    /// Cancels running handlers.
-    fn stop_now(&self);
-}
-
-impl Stops for Control {
-    fn stop(&self) {
-        Self::stop(self);
-    }
-
-    fn stop_now(&self) {
-        Self::stop_now(self);
-    }
-}
-
 #[cfg(unix)]
 mod imp {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -35,7 +14,7 @@ mod imp {
     use signal_hook::flag::register_conditional_default;
     use signal_hook::iterator::{Handle, Signals as Iter};
 
-    use super::Stops;
+    use crate::desired_state::Stop;
 
     /// Whether signals have their default effect. A signal handler cannot be removed: without this, a program that
     /// goes on after its workers have ended could not be interrupted.
@@ -58,7 +37,7 @@ mod imp {
 
     impl Signals {
         /// Listens on its own thread, which no handler can block.
-        pub(crate) fn listen(stops: impl Stops) -> Self {
+        pub(crate) fn listen(stop: impl Fn(Stop) + Send + 'static) -> Self {
             let is_default = &*IS_DEFAULT;
             let mut signals = match Iter::new([SIGINT, SIGTERM]) {
                 Ok(signals) => signals,
@@ -72,12 +51,10 @@ mod imp {
             let handle = signals.handle();
             let listen = move || {
                 for (count, number) in (1..).zip(signals.forever()) {
-                    received(&stops, count, number);
+                    received(&stop, count, number);
                 }
             };
-            let thread =
-                std::thread::Builder::new().name("pillarbox-signals".to_owned()).spawn(listen);
-            match thread {
+            match std::thread::Builder::new().name("pillarbox-signals".to_owned()).spawn(listen) {
                 Ok(thread) => Self { listener: Some((handle, thread)) },
                 Err(error) => {
                     tracing::warn!(%error, "cannot listen to signals; stop by other means");
@@ -88,15 +65,15 @@ mod imp {
         }
     }
 
-    fn received(stops: &impl Stops, count: u32, number: i32) {
+    fn received(stop: &impl Fn(Stop), count: u32, number: i32) {
         match count {
             1 => {
                 tracing::info!("stopping: running handlers finish; a second signal cancels them");
-                stops.stop();
+                stop(Stop::Graceful);
             }
             2 => {
                 tracing::warn!("stopping now: running handlers are cancelled");
-                stops.stop_now();
+                stop(Stop::Now);
             }
             _ => std::process::exit(128 + number),
         }
@@ -123,22 +100,22 @@ mod imp {
 
 #[cfg(not(unix))]
 mod imp {
-    use super::Stops;
+    use crate::desired_state::Stop;
 
     pub(crate) struct Signals {
         task: tokio::task::JoinHandle<()>,
     }
 
     impl Signals {
-        pub(crate) fn listen(stops: impl Stops) -> Self {
+        pub(crate) fn listen(stop: impl Fn(Stop) + Send + 'static) -> Self {
             let task = tokio::spawn(async move {
                 for count in 1.. {
                     if tokio::signal::ctrl_c().await.is_err() {
                         return;
                     }
                     match count {
-                        1 => stops.stop(),
-                        2 => stops.stop_now(),
+                        1 => stop(Stop::Graceful),
+                        2 => stop(Stop::Now),
                         _ => std::process::exit(130),
                     }
                 }

@@ -368,10 +368,8 @@ mod tests {
         let Latency { p50, p90, p99, max } = Histogram::latency(&one, &other);
         for (quantile, exact) in [(p50, 5_000), (p90, 9_000), (p99, 9_900)] {
             let exact = Duration::from_micros(exact);
-            assert!(
-                quantile >= exact && quantile <= exact.mul_f64(1.126),
-                "{quantile:?} {exact:?}"
-            );
+            let expected = exact..=exact.mul_f64(1.126);
+            assert!(expected.contains(&quantile), "{quantile:?} {exact:?}");
         }
         assert_eq!(max, Duration::from_millis(10));
         assert_eq!(Histogram::latency(&Histogram::new(), &Histogram::new()), Latency::default());

@@ -43,20 +43,14 @@ pub(crate) struct WorkerTask {
 /// What a worker reports to the driver.
 #[derive(Debug)]
 pub(crate) enum WorkerReport {
+    /// It is through with a delivery.
     Finished(Finished),
     /// It took a delivery, and waits until the start is recorded in the queue.
-    Starting {
-        key: Key,
-    },
+    Starting { key: Key },
     /// It came to a delivery that had been taken back.
-    Skipped {
-        worker: usize,
-    },
+    Skipped { worker: usize },
     /// It did not run a delivery because of a stop.
-    Declined {
-        key: Key,
-        worker: usize,
-    },
+    Declined { key: Key, worker: usize },
 }
 
 /// What the driver and all workers of a pool share.
@@ -127,19 +121,11 @@ impl WorkerTask {
         let ServedMailbox { queue: served, policy, hooks, prototype } =
             &self.pool.mailboxes[source];
         let queue = served.name();
-        self.pool.control.emit(|| {
-            Event::Started(About {
-                queue: queue.clone(),
-                message_id: message.id,
-                attempt,
-                worker_id: Some(WorkerId(self.id)),
-            })
-        });
-        let _shown = self.pool.control.pulse.is_watched().then(|| {
-            let mut about = About::new(queue.clone(), message.id, attempt);
-            about.worker_id = Some(WorkerId(self.id));
-            self.pulse.show(about, lease.clone())
-        });
+        let (message_id, worker_id) = (message.id, Some(WorkerId(worker)));
+        let about = || About { queue: queue.clone(), message_id, attempt, worker_id };
+        self.pool.control.emit(|| Event::Started(about()));
+        let is_watched = self.pool.control.pulse.is_watched();
+        let _shown = is_watched.then(|| self.pulse.show(about(), lease.clone()));
         let span = tracing::info_span!(
             "delivery",
             queue = %queue,
@@ -203,9 +189,7 @@ impl WorkerTask {
         if let Verdict::Failed { failure, disposition } = &verdict
             && hooks.has_on_failure()
         {
-            let mut about = About::new(queue.clone(), message.id, attempt);
-            about.worker_id = Some(WorkerId(self.id));
-            hooks.failed(FailedAttempt::new(about, failure, disposition)).await;
+            hooks.failed(FailedAttempt::new(about(), failure, disposition)).await;
         }
         WorkerReport::Finished(Finished { key, source, worker, verdict, took })
     }

@@ -135,6 +135,7 @@ impl DeadLetter {
         } else {
             message.attributes.clone()
         };
+        let causes = failure.causes.iter().take(MAX_CAUSES);
         let info = DeadLetterInfo {
             message_id: original_id(message),
             source_mailbox: source.clone(),
@@ -143,12 +144,7 @@ impl DeadLetter {
             last_error: truncate_error(&failure.text),
             last_error_type: failure.type_name.to_owned(),
             failure: failure.kind,
-            error_chain: failure
-                .causes
-                .iter()
-                .take(MAX_CAUSES)
-                .map(|text| truncate_error(text))
-                .collect(),
+            error_chain: causes.map(|text| truncate_error(text)).collect(),
             dead_lettered_at: now,
             sent_at: message.enqueued_at,
             first_received_at: message.first_received_at.unwrap_or(message.enqueued_at),

@@ -49,8 +49,8 @@ const MAX_BATCH: usize = 500;
 /// ```
 #[derive(Clone)]
 pub struct Dlq {
-    queue: Arc<dyn Queue>,
-    target: ReplayTarget,
+    pub(crate) queue: Arc<dyn Queue>,
+    pub(crate) target: ReplayTarget,
 }
 
 /// A dead letter that was peeked at in its queue.
@@ -120,14 +120,6 @@ impl Dlq {
     /// Returns the name of the queue.
     pub fn name(&self) -> &QueueName {
         self.queue.name()
-    }
-
-    pub(crate) fn queue(&self) -> &Arc<dyn Queue> {
-        &self.queue
-    }
-
-    pub(crate) const fn target(&self) -> &ReplayTarget {
-        &self.target
     }
 
     /// Peeks at all dead letters, in every state, until `visit` breaks. Dead letters that are sent or settled

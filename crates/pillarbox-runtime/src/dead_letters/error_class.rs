@@ -267,16 +267,10 @@ mod tests {
         assert_eq!(classifiers.class_of(&boxed(Bank::NoAccount)), ErrorClass::Permanent);
         assert_eq!(classifiers.class_of(&Failure::of(Charge(Bank::Busy))), BUSY);
         assert_eq!(classifiers.class_of(&boxed(Bank::Silent(denied()))), ErrorClass::Retriable);
-        assert_eq!(
-            classifiers.class_of(&Failure::of(denied())),
-            ErrorClass::Permanent,
-            "a built-in type"
-        );
-        assert_eq!(
-            classifiers.class_of(&Failure::of(Bank::Odd)),
-            ErrorClass::Ambiguous,
-            "it panicked"
-        );
+        let built_in = classifiers.class_of(&Failure::of(denied()));
+        assert_eq!(built_in, ErrorClass::Permanent);
+        let panicked = classifiers.class_of(&Failure::of(Bank::Odd));
+        assert_eq!(panicked, ErrorClass::Ambiguous);
         assert_eq!(ErrorClass::of(&Failure::of(Bank::NoAccount)), ErrorClass::Ambiguous);
         assert!(BUSY.is_retriable() && !ErrorClass::Permanent.is_retriable());
     }

@@ -6,54 +6,47 @@ use metrics::{Counter, counter, gauge, histogram};
 use pillarbox_core::QueueName;
 use tokio::time::Instant;
 
+const EXPIRED: &str = "dlq.messages.expired";
+const REPLAYED: &str = "dlq.messages.replayed";
+const DISCARDED: &str = "dlq.messages.discarded";
+const PROCESSED: &str = "dlq.messages.processed";
+
 pub(super) fn depth(queue: &QueueName, depth: u64) {
     gauge!("dlq.queue.depth", "queue" => queue.to_string()).set(depth as f64);
 }
 
 /// Registers the counters of a queue, so that the first increment of each is visible.
 pub(crate) fn register(queue: &QueueName) {
-    for counter in [expired_counter, replayed_counter, discarded_counter, processed_counter] {
-        drop(counter(queue));
+    for name in [EXPIRED, REPLAYED, DISCARDED, PROCESSED] {
+        drop(letters(name, queue));
     }
 }
 
 /// Registers the counter of expired dead letters.
 pub(super) fn register_expired(queue: &QueueName) {
-    drop(expired_counter(queue));
+    drop(letters(EXPIRED, queue));
 }
 
-fn expired_counter(queue: &QueueName) -> Counter {
-    counter!("dlq.messages.expired", "queue" => queue.to_string())
+fn letters(name: &'static str, queue: &QueueName) -> Counter {
+    counter!(name, "queue" => queue.to_string())
 }
 
-fn replayed_counter(queue: &QueueName) -> Counter {
-    counter!("dlq.messages.replayed", "queue" => queue.to_string())
-}
-
-fn discarded_counter(queue: &QueueName) -> Counter {
-    counter!("dlq.messages.discarded", "queue" => queue.to_string())
-}
-
-fn processed_counter(queue: &QueueName) -> Counter {
-    counter!("dlq.messages.processed", "queue" => queue.to_string())
-}
-
-pub(crate) fn expired(queue: &QueueName, letters: u64) {
-    if letters > 0 {
-        expired_counter(queue).increment(letters);
+pub(crate) fn expired(queue: &QueueName, count: u64) {
+    if count > 0 {
+        letters(EXPIRED, queue).increment(count);
     }
 }
 
 pub(crate) fn replayed(queue: &QueueName) {
-    replayed_counter(queue).increment(1);
+    letters(REPLAYED, queue).increment(1);
 }
 
 pub(crate) fn discarded(queue: &QueueName) {
-    discarded_counter(queue).increment(1);
+    letters(DISCARDED, queue).increment(1);
 }
 
 pub(crate) fn processed(queue: &QueueName) {
-    processed_counter(queue).increment(1);
+    letters(PROCESSED, queue).increment(1);
 }
 
 /// Records the duration of a handler when dropped, however the handler ends.

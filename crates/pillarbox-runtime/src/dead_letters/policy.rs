@@ -78,7 +78,7 @@ use crate::outcome::{Failure, FailureKind};
 #[must_use = "a policy does nothing until a worker has it"]
 pub struct DlqPolicy {
     to: Option<Destination>,
-    retain_for: Option<Duration>,
+    pub(crate) retain_for: Option<Duration>,
     rules: Rules,
 }
 
@@ -223,10 +223,6 @@ impl DlqPolicy {
         self
     }
 
-    pub(crate) const fn retention(&self) -> Option<Duration> {
-        self.retain_for
-    }
-
     /// Returns the rules and the queues for dead letters: the default one, then those of the routes.
     pub(crate) fn resolve(
         self,
@@ -288,7 +284,7 @@ mod tests {
     fn is_dead(policy: &DlqPolicy, failure: &Failure, attempt: u32) -> bool {
         let now = Timestamp::from_secs(0);
         let message = RawMessage::new(MessageId::new(), "{\"tenant\":\"trial\"}", now);
-        let (message, classifiers) = (&message, policy.rules.classifiers());
+        let (message, classifiers) = (&message, &policy.rules.classifiers);
         let failed = FailedDelivery { message, failure, attempt, max_deliveries: 5, classifiers };
         policy.rules.is_dead(&failed)
     }
@@ -422,24 +418,17 @@ mod tests {
             .names::<Limited>();
         let source = backend.queue("jobs", QueueOptions::new()).unwrap();
         let (rules, queues) = policy.resolve(&source, None).unwrap();
-        assert_eq!(
-            queues.iter().map(|queue| queue.name().as_str()).collect::<Vec<_>>(),
-            ["one", "two", "two"]
-        );
+        let names: Vec<_> = queues.iter().map(|queue| queue.name().as_str()).collect();
+        assert_eq!(names, ["one", "two", "two"]);
+        let of = |failure: &Failure| (rules.route_of(failure), rules.type_of(failure));
         let boxed = |error: BoxError| Failure::of(error);
         let invalid = boxed(Box::new(Invalid(1)));
-        assert_eq!(
-            (rules.route_of(&invalid), rules.type_of(&invalid)),
-            (1, type_name::<Invalid>())
-        );
+        assert_eq!(of(&invalid), (1, type_name::<Invalid>()));
         let limited = boxed(Box::new(Limited));
-        assert_eq!(
-            (rules.route_of(&limited), rules.type_of(&limited)),
-            (0, type_name::<Limited>())
-        );
+        assert_eq!(of(&limited), (0, type_name::<Limited>()));
         assert_eq!(rules.type_of(&boxed(Box::new(io::Error::other("?")))), "std::io::error::Error");
         let panic = Failure::new(FailureKind::Panic, "oh");
-        assert_eq!((rules.route_of(&panic), rules.type_of(&panic)), (2, "panic"));
+        assert_eq!(of(&panic), (2, "panic"));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(crate) struct Rules {
     pub(super) exclude: Vec<Predicate>,
     pub(super) include_permanent: bool,
     pub(super) exclude_retriable: bool,
-    pub(super) classifiers: Classifiers,
+    pub(crate) classifiers: Classifiers,
     pub(super) routes: Vec<(Predicate, Destination)>,
     /// For the default destination and then for each route, whether it is on another backend than the source.
     pub(super) is_on_other_backend: Vec<bool>,
@@ -156,10 +156,6 @@ impl Rules {
             class if class.is_retriable() && self.exclude_retriable => Some(false),
             _ => None,
         }
-    }
-
-    pub(crate) const fn classifiers(&self) -> &Classifiers {
-        &self.classifiers
     }
 
     /// Returns the delay before the next attempt that the error of a failure asks for.

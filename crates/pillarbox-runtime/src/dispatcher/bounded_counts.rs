@@ -22,6 +22,10 @@ impl BoundedCounts {
         if self.counts.is_empty() { 0 } else { self.counts.get(&message).copied().unwrap_or(0) }
     }
 
+    pub(super) fn increment(&mut self, message: SourceMessage) {
+        self.set(message, self.get(message).saturating_add(1));
+    }
+
     pub(super) fn set(&mut self, message: SourceMessage, count: u32) {
         if self.counts.insert(message, count).is_some() {
             return;

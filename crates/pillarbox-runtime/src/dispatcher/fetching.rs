@@ -3,7 +3,6 @@
 use tokio::time::Instant;
 
 use super::protocol::Action;
-use super::source::Source;
 use super::worker_slots::WorkerSlot;
 use super::{Dispatcher, Mode};
 
@@ -22,7 +21,7 @@ impl Dispatcher {
         let per_worker = self.settings.prefetch + 1;
         let active = self.slots.iter().filter(|slot| slot.is_active());
         let free: usize = active.map(|slot| per_worker.saturating_sub(slot.load())).sum();
-        let requested: usize = self.sources.iter().map(Source::requested).sum();
+        let requested: usize = self.sources.iter().map(|source| source.requested).sum();
         let free = free.saturating_sub(self.unassigned.len() + self.shed.len() + requested);
         // The number of deliveries that wait to be settled is bounded as well.
         let max = self.slots.len() * per_worker + self.settings.result_buffer;
@@ -54,7 +53,7 @@ impl Dispatcher {
                 .map(in_turn)
                 .filter(can_fetch)
                 .partition(|index| self.sources[*index].is_busy);
-            let time = |index: &usize| self.sources[*index].virtual_time();
+            let time = |index: &usize| self.sources[*index].virtual_time;
             let next = busy.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
             match (next, idle.first()) {
                 (_, Some(idle)) if room > 0 => {
@@ -64,7 +63,7 @@ impl Dispatcher {
                 (Some(busy), _)
                     if room > idle.len() && self.is_worth_fetching(room - idle.len()) =>
                 {
-                    self.virtual_time = self.virtual_time.max(self.sources[busy].virtual_time());
+                    self.virtual_time = self.virtual_time.max(self.sources[busy].virtual_time);
                     self.request(busy, room - idle.len(), None, false);
                 }
                 _ => return,
@@ -87,7 +86,7 @@ impl Dispatcher {
 
     pub(super) fn cancel_fetches(&mut self) {
         for source in 0..self.sources.len() {
-            if self.sources[source].requested() > 0 {
+            if self.sources[source].requested > 0 {
                 self.sources[source].fetch_cancelled();
                 self.actions.push_back(Action::CancelFetch { source });
             }

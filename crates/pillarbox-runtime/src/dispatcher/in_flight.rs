@@ -39,20 +39,14 @@ pub(super) struct InFlight {
 /// Where a delivery is between its receive and its settlement.
 #[derive(Debug)]
 pub(super) enum Stage {
+    /// It waits for a worker.
     Unassigned,
-    Assigned {
-        worker: usize,
-    },
-    DeadLettering {
-        failure: FailureDetails,
-        route: usize,
-        /// Number of tries of the current step that failed.
-        failures: u32,
-        step: DeadLetterStep,
-    },
-    Settling {
-        intent: Intent,
-    },
+    /// It is in the channel of a worker, or its handler runs.
+    Assigned { worker: usize },
+    /// It becomes a dead letter. `failures` is the number of tries of the current step that failed.
+    DeadLettering { failure: FailureDetails, route: usize, failures: u32, step: DeadLetterStep },
+    /// It is in the batcher, or in a settle call.
+    Settling { intent: Intent },
 }
 
 /// The steps of dead-lettering, in their order. The message is acknowledged after the last.
@@ -66,32 +60,22 @@ pub(super) enum DeadLetterStep {
 /// What a delivery that is being settled will have come to.
 #[derive(Debug, Clone)]
 pub(super) enum Intent {
-    Succeed {
-        took: Duration,
-    },
-    Retry {
-        delay: Duration,
-    },
-    Release {
-        delay: Duration,
-    },
+    /// The message is done.
+    Succeed { took: Duration },
+    /// Its handler failed, and it is delivered again.
+    Retry { delay: Duration },
+    /// Its handler gave it back or was cancelled, or it has to wait for an isolated message.
+    Release { delay: Duration },
+    /// It goes back at once: no handler has run it, or the pool stops.
     Return,
-    /// `is_uncounted`: the delivery does not count as an attempt, since no handler here knows the message.
-    Park {
-        delay: Duration,
-        is_uncounted: bool,
-    },
-    DeadLetter {
-        failure: FailureDetails,
-        route: usize,
-        ids: DeadLetterIds,
-    },
+    /// It stays in its queue for a while. `is_uncounted`: the delivery does not count as an attempt, since no handler
+    /// here knows the message.
+    Park { delay: Duration, is_uncounted: bool },
+    /// Its dead letter is stored.
+    DeadLetter { failure: FailureDetails, route: usize, ids: DeadLetterIds },
     /// The handler acknowledged the delivery in a transaction and did not report a commit. An extension asks the
     /// queue: if the delivery is still there, `verdict` counts.
-    Confirm {
-        took: Duration,
-        verdict: Box<Verdict>,
-    },
+    Confirm { took: Duration, verdict: Box<Verdict> },
 }
 
 /// What is known of the lease of a delivery.

@@ -35,7 +35,6 @@ mod shutdown;
 mod source;
 #[cfg(test)]
 mod tests;
-mod uncounted_deliveries;
 mod worker_slots;
 
 use std::collections::VecDeque;
@@ -46,6 +45,7 @@ use pillarbox_core::clock::later;
 use pillarbox_core::{Delivery, Error, MessageId, RawMessage, Receipt, Result};
 use tokio::time::Instant;
 
+use self::bounded_counts::BoundedCounts;
 pub(crate) use self::in_flight::Key;
 use self::in_flight::{InFlight, InFlightTable, Intent, LeaseState, Stage};
 pub(crate) use self::protocol::{
@@ -55,7 +55,6 @@ pub(crate) use self::quarantine::STAGGER;
 use self::quarantine::{Admission, Quarantine};
 use self::source::Source;
 pub(crate) use self::source::{QuarantineSettings, SourceSettings};
-use self::uncounted_deliveries::UncountedDeliveries;
 use self::worker_slots::WorkerSlot;
 use crate::delivery_event::{DeliveryChange, DeliveryEvent};
 use crate::desired_state::{DesiredState, Stop};
@@ -76,16 +75,15 @@ pub(crate) struct Settings {
 /// The phase of a worker pool, from start to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
+    /// Messages are received and handled.
     Running,
+    /// Nothing is received.
     Paused,
     /// Running handlers finish until the deadline.
-    Draining {
-        deadline: Instant,
-    },
+    Draining { deadline: Instant },
     /// Handlers were cancelled; they have until the deadline to end.
-    Cancelling {
-        deadline: Instant,
-    },
+    Cancelling { deadline: Instant },
+    /// Nothing is in flight any more.
     Finished,
 }
 
@@ -104,7 +102,13 @@ pub(crate) struct Dispatcher {
     /// The slot at which the search for a worker begins, so that all get their share.
     next_slot: usize,
     in_flight: InFlightTable,
-    uncounted: UncountedDeliveries,
+    /// Deliveries that do not count as attempts, for backends that do not count them.
+    ///
+    /// A queue counts every delivery. One that was released, shed or returned before its handler started uses up
+    /// no attempt, and must not turn its message into a dead letter. Most backends count such deliveries with the
+    /// message ([`RawMessage::uncounted`]). For the others, this process remembers what it gave back; other
+    /// processes do not know of it.
+    uncounted: BoundedCounts,
     quarantine: Quarantine,
     /// Deliveries that no worker has room for.
     unassigned: VecDeque<Key>,
@@ -139,7 +143,7 @@ impl Dispatcher {
             slots: Vec::new(),
             next_slot: 0,
             in_flight: InFlightTable::default(),
-            uncounted: UncountedDeliveries::default(),
+            uncounted: BoundedCounts::default(),
             quarantine: Quarantine::default(),
             unassigned: VecDeque::new(),
             shed: VecDeque::new(),
@@ -216,11 +220,11 @@ impl Dispatcher {
 
     /// Decides what is to be done now.
     ///
-    /// The order matters. The shutdown and the leases come first, since later steps depend on the mode and must
-    /// not assign what is lost. Retries of dead letters come next, because they may settle. A message to be isolated comes before assignments, which must not start
-    /// anything beside it. Assignments come before rebalancing, which only helps workers that are still idle.
-    /// Settles come after all steps that produce some, so that they share a call, and receives after all steps
-    /// that change the room. Whether everything is over is known at the very end.
+    /// The order matters. The shutdown and the leases come first, since later steps depend on the mode and must not
+    /// assign what is lost. Retries of dead letters come next, because they may settle. A message to be isolated comes
+    /// before assignments, which must not start anything beside it. Assignments come before rebalancing, which only
+    /// helps workers that are still idle. Settles come after all steps that produce some, so that they share a call,
+    /// and receives after all steps that change the room. Whether everything is over is known at the very end.
     pub(crate) fn plan(&mut self, now: Instant) {
         self.advance_shutdown(now);
         self.renew(now);
@@ -260,7 +264,7 @@ impl Dispatcher {
             Ok(deliveries) => deliveries,
             Err(error) => {
                 self.sources[source].fetch_failed(&error, self.settings.receive_backoff, now);
-                if self.sources.iter().all(Source::is_closed) && !self.mode.is_ending() {
+                if self.sources.iter().all(|source| source.is_closed) && !self.mode.is_ending() {
                     self.closed = Some(error);
                     self.stop(Stop::Graceful, now);
                 }

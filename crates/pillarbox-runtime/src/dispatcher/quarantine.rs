@@ -62,13 +62,12 @@ impl QuarantineSettings {
 /// How a received message may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admission {
+    /// Beside other messages.
     Run,
     /// Alone.
     Isolate,
     /// Not at all: it becomes a dead letter in the queue of this index.
-    Quarantine {
-        route: usize,
-    },
+    Quarantine { route: usize },
 }
 
 /// The messages to be isolated, and the one that runs.

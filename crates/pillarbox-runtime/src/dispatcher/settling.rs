@@ -141,7 +141,7 @@ impl Dispatcher {
         };
         // If the backend does not count uncounted deliveries, this process does.
         if !is_exact && matches!(entry.action, SettleAction::Release { .. }) {
-            self.uncounted.add(message);
+            self.uncounted.increment(message);
         }
         self.report(entry.key, change);
         self.in_flight.remove(entry.key);

@@ -56,19 +56,19 @@ pub(super) struct Source {
     /// The last receive returned messages, so the next one need not wait.
     pub(super) is_busy: bool,
     /// Number of messages that the receive under way may return. 0 if none is under way.
-    requested: usize,
+    pub(super) requested: usize,
     /// The last receive succeeded. Until one has, receives do not wait, so that an unreachable queue is noticed
     /// soon.
     pub(super) is_reachable: bool,
     /// When the receive under way began to wait for messages, if it waits.
     waits_since: Option<Instant>,
     /// Number of messages received, divided by the weight. The source with the lowest is next.
-    virtual_time: f64,
+    pub(super) virtual_time: f64,
     failures: u32,
     retry_at: Option<Instant>,
-    is_closed: bool,
+    pub(super) is_closed: bool,
     /// When leases are to be extended, in order of time. Nearly all are appended.
-    renewals: VecDeque<(Instant, Key)>,
+    pub(super) renewals: VecDeque<(Instant, Key)>,
     settles: SettleBatcher,
     extensions: SettleBatcher,
 }
@@ -114,18 +114,6 @@ impl Source {
 
     pub(super) const fn can_fetch(&self) -> bool {
         self.requested == 0 && !self.is_closed && self.retry_at.is_none()
-    }
-
-    pub(super) const fn is_closed(&self) -> bool {
-        self.is_closed
-    }
-
-    pub(super) const fn requested(&self) -> usize {
-        self.requested
-    }
-
-    pub(super) const fn virtual_time(&self) -> f64 {
-        self.virtual_time
     }
 
     pub(super) fn fetch_started(&mut self, max: usize, waits_since: Option<Instant>) {
@@ -190,11 +178,6 @@ impl Source {
         if self.renewals.len() > 1024 + 4 * in_flight.len() {
             self.renewals.retain(|(_, key)| in_flight.get(*key).is_some());
         }
-    }
-
-    #[cfg(test)]
-    pub(super) fn renewals_len(&self) -> usize {
-        self.renewals.len()
     }
 
     pub(super) fn due_renewal(&mut self, now: Instant) -> Option<Key> {

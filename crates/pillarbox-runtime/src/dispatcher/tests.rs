@@ -13,6 +13,10 @@ use crate::outcome::FailureDetails;
 
 const LEASE: Duration = Duration::from_secs(30);
 const BACKOFF: Duration = Duration::from_millis(50);
+const RELEASED: Verdict = Verdict::Released { delay: Duration::ZERO };
+const RELEASE: SettleAction = SettleAction::Release { delay: Duration::ZERO };
+const EXTEND: SettleAction = SettleAction::Extend { timeout: LEASE };
+const START: SettleAction = SettleAction::Start { timeout: LEASE };
 
 fn settings() -> SourceSettings {
     SourceSettings {
@@ -70,6 +74,13 @@ impl Bench {
 
     fn one(workers: usize, prefetch: usize) -> Self {
         Self::new(workers, prefetch, &[settings()])
+    }
+
+    /// One worker without prefetch, and its first delivery.
+    fn with_one_delivery() -> Self {
+        let mut bench = Self::one(1, 0);
+        bench.deliver(0, 1);
+        bench
     }
 
     fn plan(&mut self) {
@@ -162,9 +173,16 @@ impl Bench {
         lease
     }
 
+    /// A worker begins with the first assignment.
+    fn begin(&mut self) -> (usize, Assignment) {
+        let (worker, assignment) = self.assigned.pop_front().expect("an assignment");
+        assert!(assignment.lease.begin());
+        (worker, assignment)
+    }
+
     fn finish(&mut self, verdict: Verdict) -> Key {
-        let (worker, Assignment { key, source, lease, .. }) =
-            self.assigned.pop_front().expect("one");
+        let (worker, assignment) = self.assigned.pop_front().expect("an assignment");
+        let Assignment { key, source, lease, .. } = assignment;
         if !lease.begin() && !lease.has_begun() {
             self.input(Input::Skipped { worker });
             return key;
@@ -174,11 +192,28 @@ impl Bench {
         key
     }
 
+    fn finish_and_settle(&mut self, verdict: Verdict) {
+        self.finish(verdict);
+        self.answer(Ok(()));
+    }
+
     /// Answers the next settle call, with the same result for all its entries.
     fn answer(&mut self, result: Result<()>) {
         let (source, kind, actions) = self.calls.pop_front().expect("a call");
         let result = Ok(vec![result; actions.len()]);
         self.input(Input::Settled { source, kind, result });
+    }
+
+    /// Answers the next settle call, which has these entries, with success.
+    fn accept(&mut self, actions: &[SettleAction]) {
+        assert_eq!(self.calls[0].2, actions);
+        self.answer(Ok(()));
+    }
+
+    fn answer_all(&mut self) {
+        while !self.calls.is_empty() {
+            self.answer(Ok(()));
+        }
     }
 
     /// Reports that a dead letter without an error reply was stored, and that its hooks have run.
@@ -187,6 +222,11 @@ impl Bench {
         self.input(Input::DeadLetterStored { key, result });
         assert_eq!(self.reporting.pop_front(), Some((key, true)));
         self.input(Input::DeadLetterReported { key });
+    }
+
+    fn fail_to_store(&mut self, error: Error) {
+        let key = self.storing.pop_front().expect("a dead letter");
+        self.input(Input::DeadLetterStored { key, result: Err(error) });
     }
 
     fn names(&self) -> Vec<&'static str> {
@@ -214,6 +254,10 @@ impl Bench {
         let mut message = RawMessage::new(id, "x", Timestamp::now());
         (message.delivery_count, message.unsettled) = (attempt, unsettled);
         self.dispatcher.admit(0, &message)
+    }
+
+    fn stop(&mut self, stop: Stop) {
+        self.desire(|desired| desired.stop = Some(stop));
     }
 
     fn desire(&mut self, change: impl FnOnce(&mut DesiredState)) {
@@ -246,6 +290,14 @@ fn failed(disposition: Disposition) -> Verdict {
         causes: [].into(),
     };
     Verdict::Failed { failure, disposition }
+}
+
+fn dead() -> Verdict {
+    failed(Disposition::DeadLetter { route: 0 })
+}
+
+fn retried() -> Verdict {
+    failed(Disposition::Retry { delay: Duration::ZERO })
 }
 
 #[test]
@@ -325,10 +377,7 @@ fn too_many_unsettled_results_stop_the_fetching() {
         bench.deliver(0, 1);
         bench.finish(Verdict::Done);
     }
-    assert_eq!(
-        bench.fetches[0], None,
-        "room for one plus three that wait to be settled is used up"
-    );
+    assert_eq!(bench.fetches[0], None, "room for one and three unsettled results is used up");
     bench.answer(Ok(()));
     assert_eq!(bench.fetches[0], Some(1));
 }
@@ -345,11 +394,9 @@ fn each_verdict_is_one_settle() {
         (failed(Disposition::Park { delay: seconds(900) }), nack(seconds(900)), "parked"),
         (failed(Disposition::Release), release(Duration::ZERO), "released"),
     ] {
-        let mut bench = Bench::one(1, 0);
-        bench.deliver(0, 1);
+        let mut bench = Bench::with_one_delivery();
         bench.finish(verdict);
-        assert_eq!(bench.calls[0].2, [action]);
-        bench.answer(Ok(()));
+        bench.accept(&[action]);
         assert_eq!(bench.names().last(), Some(&name));
         assert_eq!(bench.dispatcher.in_flight(), 0);
     }
@@ -357,33 +404,28 @@ fn each_verdict_is_one_settle() {
 
 #[test]
 fn a_dead_letter_is_stored_before_the_message_is_acknowledged() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
-    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    let mut bench = Bench::with_one_delivery();
+    bench.finish(dead());
     let key = bench.storing.pop_front().unwrap();
     assert!(bench.calls.is_empty());
     bench.dead_letter_stored(key);
-    assert_eq!(bench.calls[0].2, [SettleAction::Acknowledge]);
-    bench.answer(Ok(()));
+    bench.accept(&[SettleAction::Acknowledge]);
     assert_eq!(bench.names(), ["received", "failed", "dead-lettered"]);
 }
 
 #[test]
 fn a_dead_letter_that_cannot_be_stored_is_retried_and_then_its_message_is_parked() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
-    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    let mut bench = Bench::with_one_delivery();
+    bench.finish(dead());
     for tries in 0..6 {
-        let key = bench.storing.pop_front().unwrap();
-        bench.input(Input::DeadLetterStored { key, result: Err(broken()) });
+        bench.fail_to_store(broken());
         let wait = BACKOFF * (1 << tries);
         bench.pass(wait - Duration::from_nanos(1));
         assert!(bench.storing.is_empty() && bench.calls.is_empty());
         assert!(bench.dispatcher.next_wake().is_some());
         bench.pass(Duration::from_nanos(1));
     }
-    let key = bench.storing.pop_front().unwrap();
-    bench.input(Input::DeadLetterStored { key, result: Err(broken()) });
+    bench.fail_to_store(broken());
     let park = SettleAction::Nack { delay: Duration::from_secs(900) };
     assert_eq!(bench.calls[0].2, [park], "a message without a dead letter stays in its queue");
 }
@@ -392,25 +434,21 @@ fn a_dead_letter_that_cannot_be_stored_is_retried_and_then_its_message_is_parked
 fn a_dead_letter_that_is_refused_parks_its_message_at_once_and_a_stop_gives_it_back() {
     let refused = || Error::invalid(None, "body", "too long", "less");
     let park = SettleAction::Nack { delay: Duration::from_secs(900) };
-    let back = SettleAction::Release { delay: Duration::ZERO };
-    for (error, is_ending, action) in [(refused(), false, park), (broken(), true, back)] {
-        let mut bench = Bench::one(1, 0);
-        bench.deliver(0, 1);
-        bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    for (error, is_ending, action) in [(refused(), false, park), (broken(), true, RELEASE)] {
+        let mut bench = Bench::with_one_delivery();
+        bench.finish(dead());
         if is_ending {
-            bench.desire(|desired| desired.stop = Some(Stop::Graceful));
+            bench.stop(Stop::Graceful);
         }
-        let key = bench.storing.pop_front().unwrap();
-        bench.input(Input::DeadLetterStored { key, result: Err(error) });
+        bench.fail_to_store(error);
         assert_eq!(bench.calls[0].2, [action]);
     }
 }
 
 #[test]
 fn the_error_reply_is_sent_after_the_dead_letter_and_before_the_acknowledgement() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
-    let key = bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    let mut bench = Bench::with_one_delivery();
+    let key = bench.finish(dead());
     assert_eq!((bench.storing.len(), bench.replying.len(), bench.calls.len()), (1, 0, 0));
     bench.input(Input::DeadLetterStored { key, result: Ok(stored(true)) });
     assert_eq!((bench.replying.len(), bench.reporting.len(), bench.calls.len()), (1, 0, 0));
@@ -424,9 +462,8 @@ fn the_error_reply_is_sent_after_the_dead_letter_and_before_the_acknowledgement(
 fn an_error_reply_that_fails_is_retried_and_then_given_up() {
     let invalid = || Error::invalid(None, "body", "too long", "less");
     for (error, retries) in [(broken as fn() -> Error, 4), (invalid, 0)] {
-        let mut bench = Bench::one(1, 0);
-        bench.deliver(0, 1);
-        let key = bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+        let mut bench = Bench::with_one_delivery();
+        let key = bench.finish(dead());
         bench.input(Input::DeadLetterStored { key, result: Ok(stored(true)) });
         for failures in 0..retries {
             assert_eq!(bench.replying.pop_front(), Some(key));
@@ -434,7 +471,7 @@ fn an_error_reply_that_fails_is_retried_and_then_given_up() {
             let delay = Duration::from_millis(100) * (1 << failures);
             assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + delay));
             // A stop does not hurry it.
-            bench.desire(|desired| desired.stop = Some(Stop::Graceful));
+            bench.stop(Stop::Graceful);
             bench.pass(delay - Duration::from_nanos(1));
             assert!(bench.replying.is_empty() && bench.storing.len() == 1);
             bench.pass(Duration::from_nanos(1));
@@ -457,8 +494,7 @@ fn a_message_with_too_many_unsettled_deliveries_is_not_run_again() {
     let mut bench = Bench::new(1, 0, &[quarantining(4, true)]);
     bench.deliver_unsettled(0, &[3]);
     assert_eq!((bench.assigned.len(), bench.storing.len()), (1, 0));
-    bench.finish(failed(Disposition::Retry { delay: Duration::ZERO }));
-    bench.answer(Ok(()));
+    bench.finish_and_settle(retried());
     bench.deliver_unsettled(0, &[4]);
     assert_eq!((bench.assigned.len(), bench.storing.len()), (0, 1));
 }
@@ -477,12 +513,10 @@ fn if_the_queue_does_not_count_unsettled_deliveries_all_count_except_those_given
     for attempt in 1..=5 {
         bench.deliver_ids(0, &[id], attempt);
         assert_eq!(bench.assigned[0].1.attempt, 1);
-        bench.finish(Verdict::Released { delay: Duration::ZERO });
-        bench.answer(Ok(()));
+        bench.finish_and_settle(RELEASED);
     }
     bench.deliver_ids(0, &[id], 17);
-    bench.finish(failed(Disposition::Retry { delay: Duration::ZERO }));
-    bench.answer(Ok(()));
+    bench.finish_and_settle(retried());
     // Its handler ended here: only deliveries after that count.
     assert_eq!(bench.admission(id, 18, 0), Admission::Run);
     assert_eq!(bench.admission(id, 28, 0), Admission::Isolate);
@@ -498,9 +532,8 @@ fn if_the_queue_counts_uncounted_deliveries_its_count_alone_is_used() {
     for (deliveries, uncounted, attempt) in [(1, 0, 1), (2, 1, 1), (30, 25, 5), (31, 25, 6)] {
         bench.deliver_messages(0, &[(id, deliveries, 0, uncounted)]);
         assert_eq!(bench.assigned[0].1.attempt, attempt);
-        bench.finish(Verdict::Released { delay: Duration::ZERO });
-        assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
-        bench.answer(Ok(()));
+        bench.finish(RELEASED);
+        bench.accept(&[RELEASE]);
         assert_eq!(bench.events.last().unwrap().attempt, attempt);
     }
 }
@@ -512,15 +545,13 @@ fn two_queues_of_a_worker_may_have_messages_of_the_same_id() {
     for (source, attempt, expected) in [(0, 1, 1), (1, 2, 2), (0, 2, 1), (1, 3, 2)] {
         bench.deliver_ids(source, &[id], attempt);
         assert_eq!(bench.assigned[0].1.attempt, expected, "{source} {attempt}");
-        bench.finish(Verdict::Released { delay: Duration::ZERO });
-        bench.answer(Ok(()));
+        bench.finish_and_settle(RELEASED);
     }
 }
 
 /// Only messages with such a delivery pay for the call.
 #[test]
 fn a_start_is_recorded_if_an_earlier_delivery_was_released_or_expired() {
-    let start = SettleAction::Start { timeout: LEASE };
     for (unsettled, uncounted, must_record) in [(0, 0, false), (0, 1, true), (1, 0, true)] {
         let mut bench = Bench::one(1, 0);
         bench.deliver_messages(0, &[(MessageId::new(), 3, unsettled, uncounted)]);
@@ -529,19 +560,17 @@ fn a_start_is_recorded_if_an_earlier_delivery_was_released_or_expired() {
             continue;
         }
         let lease = bench.start();
-        assert_eq!(bench.calls[0].2, [start]);
+        assert_eq!(bench.calls[0].2, [START]);
         assert!(lease.started().now_or_never().is_none(), "it is not recorded yet");
         bench.answer(Ok(()));
         assert_eq!(lease.started().now_or_never(), Some(true));
         // The renewal of the lease comes at its time, and records the start as well.
         bench.pass(LEASE / 3);
-        assert_eq!(bench.calls[0].2, [start]);
-        bench.answer(Ok(()));
+        bench.accept(&[START]);
         bench.pass(LEASE / 3);
-        assert_eq!(bench.calls[0].2, [start], "one renewal at a time");
+        assert_eq!(bench.calls[0].2, [START], "one renewal at a time");
         bench.answer(Ok(()));
-        bench.finish(Verdict::Done);
-        bench.answer(Ok(()));
+        bench.finish_and_settle(Verdict::Done);
         assert_eq!(bench.dispatcher.in_flight(), 0);
     }
 }
@@ -563,7 +592,7 @@ fn a_delivery_whose_start_is_not_recorded_is_not_run() {
         assert!(lease.is_lost());
         bench.finish(Verdict::NotRun);
         // In case the queue has recorded the start.
-        assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
+        assert_eq!(bench.calls[0].2, [RELEASE]);
         bench.answer(Err(expired()));
         assert_eq!(bench.dispatcher.in_flight(), 0);
     }
@@ -575,14 +604,13 @@ fn a_delivery_that_was_lost_before_it_ran_is_released_if_its_start_may_be_record
     let mut bench = Bench::one(1, 0);
     bench.deliver_messages(0, &[(MessageId::new(), 2, 0, 1)]);
     let lease = bench.start();
-    assert_eq!(bench.calls[0].2, [SettleAction::Start { timeout: LEASE }]);
+    assert_eq!(bench.calls[0].2, [START]);
     bench.pass(LEASE);
     assert_eq!(lease.started().now_or_never(), Some(false));
     bench.finish(Verdict::NotRun);
     // The late answer to the start, then the release.
     bench.answer(Ok(()));
-    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
-    bench.answer(Ok(()));
+    bench.accept(&[RELEASE]);
     assert_eq!(bench.dispatcher.in_flight(), 0);
 }
 
@@ -608,15 +636,10 @@ fn a_message_has_run_alone_before_it_is_quarantined() {
 fn an_isolated_message_whose_handler_ends_is_cleared() {
     let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
     let id = MessageId::new();
-    for (unsettled, verdict) in [
-        (2, failed(Disposition::Retry { delay: Duration::ZERO })),
-        (4, Verdict::Released { delay: Duration::ZERO }),
-        (8, Verdict::Done),
-    ] {
+    for (unsettled, verdict) in [(2, retried()), (4, RELEASED), (8, Verdict::Done)] {
         bench.deliver_all(0, &[(id, unsettled + 1, unsettled)]);
         assert_eq!(bench.fetches[0], None, "it runs alone");
-        bench.finish(verdict);
-        bench.answer(Ok(()));
+        bench.finish_and_settle(verdict);
         let more = [0, 1, 2, 4].map(|more| bench.admission(id, unsettled + 2, unsettled + more));
         let [run, isolate] = [Admission::Run, Admission::Isolate];
         assert_eq!(more, [run, run, isolate, isolate]);
@@ -632,22 +655,16 @@ fn an_isolated_message_that_runs_for_longer_than_a_lease_is_no_longer_alone() {
     bench.deliver_unsettled(0, &[2]);
     assert_eq!((bench.assigned.len(), bench.fetches[0]), (1, None));
     assert!(bench.assigned[0].1.lease.begin());
-    let keep = |bench: &mut Bench| {
-        while let Some((source, kind, actions)) = bench.calls.pop_front() {
-            let result = Ok(vec![Ok(()); actions.len()]);
-            bench.input(Input::Settled { source, kind, result });
-        }
-    };
     for _ in 0..2 {
         bench.pass(LEASE / 3);
-        keep(&mut bench);
+        bench.answer_all();
         assert_eq!(bench.fetches[0], None);
     }
     bench.pass(LEASE / 3 - Duration::from_nanos(1));
-    keep(&mut bench);
+    bench.answer_all();
     assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + Duration::from_nanos(1)));
     bench.pass(Duration::from_nanos(1));
-    keep(&mut bench);
+    bench.answer_all();
     assert_eq!(bench.fetches[0], Some(1), "other messages run beside it");
     bench.deliver(0, 1);
     assert_eq!(bench.assigned.len(), 2);
@@ -655,21 +672,19 @@ fn an_isolated_message_that_runs_for_longer_than_a_lease_is_no_longer_alone() {
 
 #[test]
 fn a_message_whose_lease_is_lost_is_not_dead_lettered() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
+    let mut bench = Bench::with_one_delivery();
     assert!(bench.assigned[0].1.lease.begin());
     bench.pass(LEASE / 3);
     bench.answer(Err(expired()));
-    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    bench.finish(dead());
     assert!(bench.storing.is_empty(), "the other consumer may succeed");
     assert_eq!((bench.calls.len(), bench.dispatcher.in_flight()), (0, 0));
 
     // The same if the first try to store its dead letter failed.
     bench.deliver(0, 1);
-    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    bench.finish(dead());
     bench.pass(LEASE / 3);
-    let key = bench.storing.pop_front().unwrap();
-    bench.input(Input::DeadLetterStored { key, result: Err(broken()) });
+    bench.fail_to_store(broken());
     bench.answer(Err(expired()));
     bench.pass(BACKOFF);
     assert!(bench.storing.is_empty());
@@ -681,17 +696,15 @@ fn an_isolated_message_runs_alone_and_others_go_back() {
     let mut bench = Bench::new(4, 1, &[quarantining(5, true)]);
     bench.deliver(0, 2);
     // One of these is started, the other is not.
-    let running = bench.assigned.pop_front().unwrap();
-    assert!(running.1.lease.begin());
+    let running = bench.begin();
     bench.deliver_unsettled(0, &[2, 0, 2, 3]);
     // What is not started goes back at once, other messages to be isolated one after the other.
     assert_eq!(bench.fetches[0], None, "nothing is received beside it");
     let release = |delay| SettleAction::Release { delay };
     let mut back: Vec<_> = Vec::new();
-    while let Some((source, kind, actions)) = bench.calls.pop_front() {
+    while let Some((_, _, actions)) = bench.calls.front() {
         back.extend(actions.clone());
-        let result = Ok(vec![Ok(()); actions.len()]);
-        bench.input(Input::Settled { source, kind, result });
+        bench.answer(Ok(()));
     }
     back.sort_by_key(|action| format!("{action:?}").len());
     assert_eq!(back.iter().filter(|action| **action == release(Duration::ZERO)).count(), 2);
@@ -704,8 +717,7 @@ fn an_isolated_message_runs_alone_and_others_go_back() {
 
     // The one that runs ends: now the isolated one is alone.
     let (worker, Assignment { key, source, .. }) = running;
-    let took = Some(Duration::ZERO);
-    let verdict = Verdict::Done;
+    let (verdict, took) = (Verdict::Done, Some(Duration::ZERO));
     bench.input(Input::Finished(Finished { key, source, worker, verdict, took }));
     assert!(bench.assigned.is_empty(), "not before it is settled");
     bench.answer(Ok(()));
@@ -721,16 +733,12 @@ fn an_isolated_message_runs_alone_and_others_go_back() {
 fn an_isolated_message_waits_for_running_handlers_for_one_lease_at_most() {
     let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
     bench.deliver(0, 1);
-    let (_, running) = bench.assigned.pop_front().unwrap();
-    assert!(running.lease.begin());
+    bench.begin();
     bench.deliver_unsettled(0, &[2]);
     assert!(bench.assigned.is_empty());
     for _ in 0..3 {
         bench.pass(LEASE / 3);
-        while let Some((source, kind, actions)) = bench.calls.pop_front() {
-            let result = Ok(vec![Ok(()); actions.len()]);
-            bench.input(Input::Settled { source, kind, result });
-        }
+        bench.answer_all();
     }
     assert_eq!(bench.assigned.len(), 1, "everything would stand still");
 }
@@ -739,14 +747,12 @@ fn an_isolated_message_waits_for_running_handlers_for_one_lease_at_most() {
 fn a_stop_returns_messages_to_be_isolated() {
     let mut bench = Bench::new(2, 0, &[quarantining(5, true)]);
     bench.deliver(0, 1);
-    let (worker, running) = bench.assigned.pop_front().unwrap();
-    assert!(running.lease.begin());
+    let (worker, running) = bench.begin();
     bench.deliver_unsettled(0, &[2]);
-    bench.desire(|desired| desired.stop = Some(Stop::Graceful));
-    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
-    bench.answer(Ok(()));
-    let (key, source, took) = (running.key, running.source, Some(Duration::ZERO));
-    let verdict = Verdict::Done;
+    bench.stop(Stop::Graceful);
+    bench.accept(&[RELEASE]);
+    let Assignment { key, source, .. } = running;
+    let (verdict, took) = (Verdict::Done, Some(Duration::ZERO));
     bench.input(Input::Finished(Finished { key, source, worker, verdict, took }));
     bench.answer(Ok(()));
     assert!(bench.is_over);
@@ -759,8 +765,7 @@ fn leases_are_extended_at_every_stage() {
     bench.pass(LEASE / 3 - Duration::from_nanos(1));
     assert!(bench.calls.is_empty());
     bench.pass(Duration::from_nanos(1));
-    let extend = SettleAction::Extend { timeout: LEASE };
-    assert_eq!(bench.calls[0].2, [extend, extend], "the one that runs and the one that waits");
+    assert_eq!(bench.calls[0].2, [EXTEND; 2], "the one that runs and the one that waits");
     bench.answer(Ok(()));
     assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + LEASE / 3));
     for _ in 0..10 {
@@ -771,21 +776,13 @@ fn leases_are_extended_at_every_stage() {
     // It is not extended while it is being settled.
     bench.finish(Verdict::Done);
     bench.pass(LEASE / 3);
-    let extensions = |bench: &Bench| {
-        bench
-            .calls
-            .iter()
-            .filter(|call| call.1 == SettleKind::Extension)
-            .map(|c| c.2.len())
-            .sum::<usize>()
-    };
-    assert_eq!(extensions(&bench), 1);
+    let extensions = bench.calls.iter().filter(|call| call.1 == SettleKind::Extension);
+    assert_eq!(extensions.map(|call| call.2.len()).sum::<usize>(), 1);
 }
 
 #[test]
 fn an_extension_that_fails_is_repeated_until_the_lease_expires() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
+    let mut bench = Bench::with_one_delivery();
     bench.pass(LEASE / 3);
     bench.answer(Err(broken()));
     assert_eq!(bench.dispatcher.next_wake(), Some(bench.now + BACKOFF));
@@ -817,15 +814,14 @@ fn a_lease_that_is_refused_is_lost_and_not_given_back() {
     bench.pass(LEASE / 3);
     bench.answer(Err(expired()));
     assert!(bench.assigned[0].1.lease.is_lost());
-    bench.finish(failed(Disposition::Retry { delay: Duration::ZERO }));
+    bench.finish(retried());
     assert!(bench.calls.is_empty() && bench.dispatcher.in_flight() == 0);
     assert_eq!(bench.fetches[0], Some(1), "there is room again");
 }
 
 #[test]
 fn an_extension_that_crosses_an_acknowledgement_is_no_loss() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
+    let mut bench = Bench::with_one_delivery();
     bench.pass(LEASE / 3);
     bench.finish(Verdict::Done);
     // The acknowledgement is answered first.
@@ -865,8 +861,7 @@ fn a_handler_that_does_not_beat_loses_its_lease() {
 
 #[test]
 fn a_settle_that_failed_may_have_had_its_effect() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
+    let mut bench = Bench::with_one_delivery();
     bench.finish(Verdict::Done);
     bench.answer(Err(broken()));
     bench.pass(BACKOFF);
@@ -901,11 +896,7 @@ fn receives_that_fail_are_delayed_longer_each_time() {
     assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
     bench.now += Duration::from_secs(20);
     bench.deliver(0, 0);
-    assert_eq!(
-        bench.fetches[0],
-        Some(1),
-        "an empty queue is asked again at once, since the receive waits"
-    );
+    assert_eq!(bench.fetches[0], Some(1), "an empty queue is asked at once: the receive waits");
     bench.deliver(0, 0);
     assert_eq!(bench.fetches[0], None, "unless it did not wait");
     bench.pass(BACKOFF);
@@ -927,9 +918,7 @@ fn busy_queues_share_the_workers_by_weight() {
             }
         }
         bench.finish(Verdict::Done);
-        while !bench.calls.is_empty() {
-            bench.answer(Ok(()));
-        }
+        bench.answer_all();
     }
     let ratio = served[0] as f64 / served[1] as f64;
     assert!((2.8..3.2).contains(&ratio), "{served:?}");
@@ -949,15 +938,14 @@ fn a_queue_that_comes_back_does_not_make_up_for_lost_time() {
     let mut bench = Bench::new(1, 1, &[settings(), settings()]);
     bench.deliver(0, 1);
     for _ in 0..100 {
-        bench.finish(Verdict::Done);
-        bench.answer(Ok(()));
+        bench.finish_and_settle(Verdict::Done);
         if let Some(max) = bench.fetches[0] {
             bench.deliver(0, max);
         }
     }
-    assert!(bench.dispatcher.sources[0].virtual_time() > 50.0);
+    assert!(bench.dispatcher.sources[0].virtual_time > 50.0);
     bench.deliver(1, 1);
-    assert!(bench.dispatcher.sources[1].virtual_time() > 50.0);
+    assert!(bench.dispatcher.sources[1].virtual_time > 50.0);
 }
 
 #[test]
@@ -966,8 +954,7 @@ fn a_pause_stops_the_fetching_and_nothing_else() {
     bench.deliver(0, 1);
     bench.desire(|desired| desired.is_paused = true);
     assert_eq!(bench.fetches[0], None);
-    bench.finish(Verdict::Done);
-    bench.answer(Ok(()));
+    bench.finish_and_settle(Verdict::Done);
     assert_eq!(bench.names(), ["received", "succeeded"]);
     assert!(bench.dispatcher.next_wake().is_none_or(|at| at > bench.now));
     bench.desire(|desired| desired.is_paused = false);
@@ -986,12 +973,8 @@ fn workers_are_started_and_stopped() {
     let (worker, assigned) = bench.assigned.remove(index).unwrap();
     assert!(!assigned.lease.begin(), "it was taken back");
     bench.input(Input::Skipped { worker });
-    assert_eq!(
-        bench.calls[0].2,
-        [SettleAction::Release { delay: Duration::ZERO }],
-        "the other has no room"
-    );
-    bench.answer(Ok(()));
+    // The other has no room.
+    bench.accept(&[RELEASE]);
     bench.finish(Verdict::Done);
     bench.finish(Verdict::Done);
     bench.input(Input::WorkerEnded { worker: 1 });
@@ -1004,20 +987,18 @@ fn a_stop_goes_in_order() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 3);
     bench.assigned.iter().take(2).for_each(|(_, assigned)| assert!(assigned.lease.begin()));
-    bench.desire(|desired| desired.stop = Some(Stop::Graceful));
+    bench.stop(Stop::Graceful);
     assert_eq!((bench.fetches[0], &bench.stopped[..]), (None, &[0, 1][..]), "nothing is received");
     // What is not started goes back at once, while the others run.
     let (worker, assigned) = bench.assigned.pop_back().unwrap();
     assert!(!assigned.lease.begin());
     bench.input(Input::Skipped { worker });
-    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
-    bench.answer(Ok(()));
+    bench.accept(&[RELEASE]);
     // Their leases are extended.
     bench.pass(LEASE / 3);
-    assert_eq!(bench.calls[0].2, [SettleAction::Start { timeout: LEASE }; 2]);
-    bench.answer(Ok(()));
+    bench.accept(&[START; 2]);
     bench.finish(Verdict::Done);
-    bench.finish(failed(Disposition::Retry { delay: Duration::ZERO }));
+    bench.finish(retried());
     assert!(!bench.is_over);
     bench.answer(Ok(()));
     assert!(!bench.is_over, "not before all is settled");
@@ -1030,15 +1011,14 @@ fn a_drain_ends_at_its_deadline() {
     let mut bench = Bench::one(2, 0);
     bench.deliver(0, 2);
     bench.assigned.iter().for_each(|(_, assigned)| assert!(assigned.lease.begin()));
-    bench.desire(|desired| desired.stop = Some(Stop::Graceful));
+    bench.stop(Stop::Graceful);
     for _ in 0..3 {
         bench.pass(Duration::from_secs(10));
         bench.answer(Ok(()));
     }
     assert!(!bench.is_over, "cancelled handlers have some time to end");
     bench.finish(failed(Disposition::Release));
-    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
-    bench.answer(Ok(()));
+    bench.accept(&[RELEASE]);
     bench.pass(CANCEL_GRACE);
     assert!(bench.is_over, "one does not end");
     assert_eq!(bench.names().last(), Some(&"unconfirmed"));
@@ -1050,12 +1030,11 @@ fn a_drain_ends_at_its_deadline() {
 #[test]
 fn the_pool_ends_when_every_queue_is_closed() {
     let mut bench = Bench::new(2, 0, &[settings(), settings()]);
-    let closed = || Input::Fetched { source: 0, result: Err(Error::Closed { queue: None }) };
-    bench.fetches[0] = None;
-    bench.input(closed());
-    assert!(!bench.is_over);
-    bench.fetches[1] = None;
-    bench.input(Input::Fetched { source: 1, result: Err(Error::Closed { queue: None }) });
+    for source in 0..2 {
+        assert!(!bench.is_over);
+        bench.fetches[source] = None;
+        bench.input(Input::Fetched { source, result: Err(Error::Closed { queue: None }) });
+    }
     assert!(bench.is_over && bench.dispatcher.closed().is_some());
 }
 
@@ -1064,32 +1043,28 @@ fn finished_deliveries_do_not_stay_until_their_leases_expire() {
     let mut bench = Bench::one(1, 0);
     for _ in 0..10_000 {
         bench.deliver(0, 1);
-        bench.finish(Verdict::Done);
-        bench.answer(Ok(()));
+        bench.finish_and_settle(Verdict::Done);
     }
-    assert!(bench.dispatcher.sources[0].renewals_len() < 2_000);
+    assert!(bench.dispatcher.sources[0].renewals.len() < 2_000);
 }
 
 #[test]
 fn a_delivery_that_a_limit_refuses_stays_in_flight() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
+    let mut bench = Bench::with_one_delivery();
     bench.finish(Verdict::Shed { delay: BACKOFF });
     assert!(bench.calls.is_empty() && bench.assigned.is_empty());
     assert_eq!((bench.fetches[0], bench.dispatcher.next_wake()), (None, Some(bench.now + BACKOFF)));
     bench.pass(BACKOFF);
     assert_eq!(bench.assigned.len(), 1, "it is tried again");
     bench.finish(Verdict::Shed { delay: BACKOFF });
-    bench.desire(|desired| desired.stop = Some(Stop::Graceful));
-    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }]);
+    bench.stop(Stop::Graceful);
+    assert_eq!(bench.calls[0].2, [RELEASE]);
 }
 
 #[test]
 fn a_settling_delivery_is_not_assigned_again() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
-    let (worker, assigned) = bench.assigned.pop_front().unwrap();
-    assert!(assigned.lease.begin());
+    let mut bench = Bench::with_one_delivery();
+    let (worker, assigned) = bench.begin();
     bench.input(Input::WorkerEnded { worker });
     assert_eq!(bench.calls.len(), 1, "what it handled is given back");
     bench.input(Input::Returned { key: assigned.key, worker });
@@ -1100,8 +1075,7 @@ fn a_settling_delivery_is_not_assigned_again() {
 fn what_an_ended_worker_had_not_started_goes_to_the_next() {
     let mut bench = Bench::one(1, 1);
     bench.deliver(0, 2);
-    let (worker, begun) = bench.assigned.pop_front().unwrap();
-    assert!(begun.lease.begin());
+    let (worker, _) = bench.begin();
     let (_, waiting) = bench.assigned.pop_front().unwrap();
     bench.input(Input::WorkerEnded { worker });
     assert_eq!(bench.calls[0].2.len(), 1);
@@ -1110,8 +1084,7 @@ fn what_an_ended_worker_had_not_started_goes_to_the_next() {
 
 #[test]
 fn an_extension_that_is_refused_for_good_does_not_drop_the_delivery() {
-    let mut bench = Bench::one(1, 0);
-    bench.deliver(0, 1);
+    let mut bench = Bench::with_one_delivery();
     assert!(bench.assigned[0].1.lease.begin());
     bench.pass(LEASE / 3);
     bench.answer(Err(Error::invalid(None, "timeout", "too long in all", "12 h")));
@@ -1127,9 +1100,9 @@ fn in_beat_mode_a_lease_is_extended_while_a_dead_letter_is_stored() {
     let beating = SourceSettings { extend_while_beating: true, ..settings() };
     let mut bench = Bench::new(1, 0, &[beating]);
     bench.deliver(0, 1);
-    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    bench.finish(dead());
     bench.pass(LEASE / 3);
-    assert_eq!(bench.calls[0].2, [SettleAction::Extend { timeout: LEASE }]);
+    assert_eq!(bench.calls[0].2, [EXTEND]);
 }
 
 #[test]
@@ -1137,7 +1110,7 @@ fn with_no_workers_prefetched_messages_go_back() {
     let mut bench = Bench::one(2, 1);
     bench.deliver(0, 3);
     bench.desire(|desired| desired.workers = 0);
-    assert_eq!(bench.calls[0].2, [SettleAction::Release { delay: Duration::ZERO }; 3]);
+    assert_eq!(bench.calls[0].2, [RELEASE; 3]);
 }
 
 #[test]
@@ -1172,9 +1145,7 @@ fn a_queue_that_was_empty_for_a_while_is_not_made_to_wait_for_the_others() {
             while !bench.assigned.is_empty() {
                 bench.finish(Verdict::Done);
             }
-            while !bench.calls.is_empty() {
-                bench.answer(Ok(()));
-            }
+            bench.answer_all();
         }
         served
     };
@@ -1193,13 +1164,10 @@ fn finished_deliveries_have_time_to_be_settled_at_the_end() {
     let mut bench = Bench::one(2, 0);
     bench.deliver(0, 2);
     bench.assigned.iter().for_each(|(_, assigned)| assert!(assigned.lease.begin()));
-    bench.desire(|desired| desired.stop = Some(Stop::Now));
+    bench.stop(Stop::Now);
     bench.finish(Verdict::Done);
     bench.pass(CANCEL_GRACE);
-    assert!(
-        !bench.is_over,
-        "the acknowledgement is under way; the handler that does not end is given up"
-    );
+    assert!(!bench.is_over, "the acknowledgement is under way; the other handler is given up");
     assert_eq!(bench.dispatcher.in_flight(), 1);
     bench.answer(Ok(()));
     assert!(bench.is_over);
@@ -1221,10 +1189,10 @@ fn other_verdicts() -> [(Verdict, &'static str); 7] {
     [
         (Verdict::Done, "succeeded"),
         (Verdict::Released { delay }, "released"),
-        (failed(Disposition::Retry { delay }), "retried"),
+        (retried(), "retried"),
         (failed(Disposition::Park { delay }), "parked"),
         (failed(Disposition::Release), "released"),
-        (failed(Disposition::DeadLetter { route: 0 }), "dead-lettered"),
+        (dead(), "dead-lettered"),
         // There may be no room for it any more.
         (Verdict::Shed { delay: BACKOFF }, "released"),
     ]
@@ -1267,7 +1235,7 @@ fn an_acknowledgement_without_settled_is_confirmed_by_the_queue_and_done_if_comm
         let (mut bench, _) = in_transaction(settings());
         bench.finish(verdict);
         assert!(bench.storing.is_empty(), "no dead letter of a message that may be done");
-        assert_eq!(bench.calls[0].2, [SettleAction::Extend { timeout: LEASE }]);
+        assert_eq!(bench.calls[0].2, [EXTEND]);
         bench.answer(Err(expired()));
         assert!(bench.calls.is_empty() && bench.storing.is_empty());
         assert_eq!((bench.names().pop(), bench.dispatcher.in_flight()), (Some("succeeded"), 0));
@@ -1279,15 +1247,10 @@ fn an_acknowledgement_without_settled_is_confirmed_by_the_queue_and_done_if_comm
 fn after_a_rollback_the_verdict_counts() {
     for (verdict, end) in other_verdicts() {
         let (mut bench, _) = in_transaction(settings());
-        bench.finish(verdict);
-        bench.answer(Ok(()));
+        bench.finish_and_settle(verdict);
         while let Some(key) = bench.storing.pop_front() {
             bench.pass(LEASE / 3);
-            assert_eq!(
-                bench.calls.len(),
-                1,
-                "its lease is extended while its dead letter is stored"
-            );
+            assert_eq!(bench.calls.len(), 1, "its lease is extended while it is dead-lettered");
             bench.answer(Ok(()));
             bench.dead_letter_stored(key);
         }
@@ -1300,7 +1263,7 @@ fn after_a_rollback_the_verdict_counts() {
 #[test]
 fn whether_a_transaction_was_committed_is_asked_until_the_lease_expires() {
     let (mut bench, _) = in_transaction(settings());
-    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    bench.finish(dead());
     let until = bench.now + LEASE;
     while bench.now < until {
         bench.answer(Err(broken()));
@@ -1311,7 +1274,7 @@ fn whether_a_transaction_was_committed_is_asked_until_the_lease_expires() {
 
     // A receipt that is refused after the lease may have expired proves nothing.
     let (mut bench, lease) = in_transaction(settings());
-    bench.finish(failed(Disposition::DeadLetter { route: 0 }));
+    bench.finish(dead());
     bench.pass(LEASE);
     bench.answer(Err(expired()));
     assert!(lease.is_lost() && bench.storing.is_empty());
@@ -1337,13 +1300,7 @@ fn a_transaction_that_outlasts_its_lease_is_not_disturbed() {
 
 /// Returns when the only lease expires.
 fn lease_end(bench: &Bench) -> Instant {
-    bench
-        .dispatcher
-        .in_flight
-        .iter()
-        .map(|(_, delivery)| delivery.deadline)
-        .next()
-        .expect("a lease")
+    bench.dispatcher.in_flight.iter().next().expect("a lease").1.deadline
 }
 
 /// In any order of inputs, the capacity is never exceeded, and at the end nothing is in flight.
@@ -1371,12 +1328,10 @@ fn random_inputs_never_break_the_invariants() {
             let deliveries = dispatcher.in_flight.iter();
             let assigned = deliveries.filter(|(_, delivery)| is_active(&delivery.stage)).count();
             let requested: usize = bench.fetches.iter().flatten().sum();
-            assert!(
-                assigned + requested <= capacity,
-                "seed {seed}: {assigned} and {requested} of {capacity}"
-            );
+            let used = (assigned, requested);
+            assert!(assigned + requested <= capacity, "seed {seed}: {used:?} of {capacity}");
         }
-        bench.desire(|desired| desired.stop = Some(Stop::Graceful));
+        bench.stop(Stop::Graceful);
         while !bench.assigned.is_empty() {
             bench.finish(Verdict::Done);
         }
@@ -1384,9 +1339,7 @@ fn random_inputs_never_break_the_invariants() {
             if bench.is_over {
                 break;
             }
-            while !bench.calls.is_empty() {
-                bench.answer(Ok(()));
-            }
+            bench.answer_all();
             while let Some(key) = bench.storing.pop_front() {
                 let result = Ok(stored(false));
                 bench.input(Input::DeadLetterStored { key, result });
@@ -1427,9 +1380,9 @@ fn step(bench: &mut Bench, random: &mut StdRng, max_workers: &mut usize) {
             let verdict = match random.random_range(0..6) {
                 4 if is_acknowledged => Verdict::Settled,
                 5 => Verdict::Shed { delay: BACKOFF },
-                0 => failed(Disposition::DeadLetter { route: 0 }),
-                1 => failed(Disposition::Retry { delay: Duration::ZERO }),
-                2 => Verdict::Released { delay: Duration::ZERO },
+                0 => dead(),
+                1 => retried(),
+                2 => RELEASED,
                 _ => Verdict::Done,
             };
             bench.finish(verdict);

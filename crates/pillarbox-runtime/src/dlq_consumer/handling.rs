@@ -125,8 +125,8 @@ impl Handling {
             );
             return Err(error.into());
         }
-        self.dlq.target().check(&letter, self.dlq.name())?;
-        let target = self.dlq.target().queue(&letter.source_mailbox, self.dlq.name())?;
+        self.dlq.target.check(&letter, self.dlq.name())?;
+        let target = self.dlq.target.queue(&letter.source_mailbox, self.dlq.name())?;
         for stored in send_back(&target, [(metadata.id(), &letter)]).await {
             stored?;
         }

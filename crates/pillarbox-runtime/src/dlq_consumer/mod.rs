@@ -164,12 +164,12 @@ impl<T: Send + Sync + 'static, R: 'static> DlqConsumer<T, R> {
 
     /// Builds the worker.
     fn ready(self) -> ReadyWorker<DeadLetter<T>, R> {
-        let queue = self.dlq.queue().clone();
+        let queue = self.dlq.queue.clone();
         metrics::register(queue.name());
         let interval = self.depth_every.max(Duration::from_millis(100));
         let depth = Dlq::watch_depth(vec![queue.clone()], interval);
         let (handler, left) = (self.handler, self.left.clone());
-        let skipping = SkipLeftQueue::new(queue.clone(), self.left.clone());
+        let skipping = SkipLeftQueue { queue: queue.clone(), left: self.left.clone() };
         let handling = Arc::new(Handling {
             dlq: self.dlq,
             left: self.left,

@@ -195,15 +195,11 @@ impl Rounds {
 /// A queue that delivers only dead letters that were not left.
 #[derive(Debug)]
 pub(super) struct SkipLeftQueue {
-    queue: Arc<dyn Queue>,
-    left: Arc<LeftLetters>,
+    pub(super) queue: Arc<dyn Queue>,
+    pub(super) left: Arc<LeftLetters>,
 }
 
 impl SkipLeftQueue {
-    pub(super) fn new(queue: Arc<dyn Queue>, left: Arc<LeftLetters>) -> Self {
-        Self { queue, left }
-    }
-
     async fn receive_new(&self, request: Receive) -> Result<Vec<Delivery>> {
         let until = after(request.wait);
         loop {
@@ -332,7 +328,7 @@ mod tests {
         let queue = MemoryBackend::new().queue(&name, QueueOptions::new()).unwrap();
         queue.send(vec![Outgoing::new("left"), Outgoing::new("new")]).await.unwrap();
         let left = Arc::new(LeftLetters::default());
-        let skipping = SkipLeftQueue::new(queue.clone(), left.clone());
+        let skipping = SkipLeftQueue { queue: queue.clone(), left: left.clone() };
         let first = skipping.receive(Receive::one()).await.unwrap().remove(0);
         left.add(&first.message);
         queue.settle(vec![Settle::release(first.receipt, Duration::ZERO)]).await.unwrap();

@@ -17,31 +17,14 @@ use crate::dispatcher::{Input, Key, SettleKind};
 use crate::event::Event;
 use crate::log::DELIVERIES;
 
-/// The result of a call.
+/// The result of a call. The last is not a call to a queue: the hooks of a dead letter have run.
 pub(super) enum CallResult {
-    Fetched {
-        source: usize,
-        result: Result<Vec<Delivery>>,
-    },
+    Fetched { source: usize, result: Result<Vec<Delivery>> },
     FetchAborted,
-    Settled {
-        source: usize,
-        kind: SettleKind,
-        result: Result<Vec<Result<()>>>,
-    },
-    Sent {
-        queue: Arc<dyn Queue>,
-        origins: Vec<SendOrigin>,
-        result: Result<Vec<Result<Sent>>>,
-    },
-    Counted {
-        source: usize,
-        result: Result<Counts>,
-    },
-    /// The hooks of a dead letter have run.
-    HooksRan {
-        key: Key,
-    },
+    Settled { source: usize, kind: SettleKind, result: Result<Vec<Result<()>>> },
+    Sent { queue: Arc<dyn Queue>, origins: Vec<SendOrigin>, result: Result<Vec<Result<Sent>>> },
+    Counted { source: usize, result: Result<Counts> },
+    HooksRan { key: Key },
 }
 
 impl Driver {

@@ -89,12 +89,8 @@ impl Driver {
 
 /// Returns the event that listeners get.
 fn public_event(event: DeliveryEvent, served: &ServedQueue) -> Option<Event> {
-    let about = About {
-        queue: served.queue.name().clone(),
-        message_id: event.id,
-        attempt: event.attempt,
-        worker_id: event.worker.map(WorkerId),
-    };
+    let mut about = About::new(served.queue.name().clone(), event.id, event.attempt);
+    about.worker_id = event.worker.map(WorkerId);
     Some(match event.change {
         DeliveryChange::Received => Event::Received(about),
         DeliveryChange::Succeeded { took } => Event::Succeeded { about, took },

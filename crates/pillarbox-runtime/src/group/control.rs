@@ -10,7 +10,6 @@ use super::registry::Registry;
 use super::stuck::Stuck;
 use crate::control::Control;
 use crate::desired_state::Stop;
-use crate::signals::Stops;
 
 /// A handle that controls a group of loops. Cheap to clone.
 #[derive(Clone)]
@@ -60,16 +59,6 @@ impl GroupControl {
     #[cfg(feature = "health")]
     pub fn health_addr(&self) -> Option<SocketAddr> {
         self.registry.address.get().copied()
-    }
-}
-
-impl Stops for GroupControl {
-    fn stop(&self) {
-        Self::stop(self);
-    }
-
-    fn stop_now(&self) {
-        Self::stop_now(self);
     }
 }
 

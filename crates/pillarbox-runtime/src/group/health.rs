@@ -249,19 +249,9 @@ pub(super) struct ReadinessOptions {
 }
 
 impl GroupStatus {
-    /// Returns the more severe of two statuses.
+    /// Returns the more severe of two statuses, which are declared in the order of severity.
     const fn or(self, other: Self) -> Self {
-        if other.severity() > self.severity() { other } else { self }
-    }
-
-    const fn severity(self) -> u8 {
-        match self {
-            Self::Healthy => 0,
-            Self::Degraded => 1,
-            Self::Starting => 2,
-            Self::NotReady => 3,
-            Self::Draining => 4,
-        }
+        if other as u8 > self as u8 { other } else { self }
     }
 }
 
@@ -415,6 +405,19 @@ mod tests {
         status
     }
 
+    /// Dead letters whose limit is 100, and 60 s if their age is known.
+    fn letters(name: &str, depth: u64, age: Option<f64>) -> DeadLettersHealth {
+        let is_degraded = depth >= 100 || age.is_some_and(|age| age >= 60.0);
+        DeadLettersHealth::Known(DlqHealth {
+            status: if is_degraded { DlqStatus::Degraded } else { DlqStatus::Healthy },
+            name: name.try_into().unwrap(),
+            depth,
+            threshold: 100,
+            oldest_age_seconds: age,
+            age_threshold_seconds: age.map(|_| 60.0),
+        })
+    }
+
     #[track_caller]
     fn assert_status(one: LoopStatus, now: Instant, status: GroupStatus, reasons: &[&str]) {
         let result = readiness(&[one], Vec::new(), false, OPTIONS, now);
@@ -464,37 +467,24 @@ mod tests {
     fn a_loop_that_does_not_run_is_not_ready_for_a_reason() {
         let now = now();
         let at = |state| change(running(0, now), |stats| stats.state = state);
-        assert_status(
-            at(State::Starting),
-            now,
-            GroupStatus::Starting,
-            &["loop 'orders' is starting"],
-        );
-        assert_status(at(State::Paused), now, GroupStatus::NotReady, &["loop 'orders' is paused"]);
-        assert_status(
-            at(State::Draining),
-            now,
-            GroupStatus::NotReady,
-            &["loop 'orders' is draining"],
-        );
-        assert_status(
-            at(State::Stopped),
-            now,
-            GroupStatus::NotReady,
-            &["loop 'orders' is stopped"],
-        );
         let unstarted = LoopStatus { stats: None, ..running(0, now) };
-        assert_status(unstarted, now, GroupStatus::Starting, &["loop 'orders' is starting"]);
-        let failed =
-            |phase| LoopStatus { phase, failure: Some("no".to_owned()), ..running(0, now) };
-        let reason = "loop 'orders' is being restarted: no";
-        assert_status(failed(Phase::Restarting), now, GroupStatus::NotReady, &[reason]);
-        assert_status(
-            failed(Phase::Failed),
-            now,
-            GroupStatus::NotReady,
-            &["loop 'orders' failed: no"],
-        );
+        let failure = Some("no".to_owned());
+        let failed = |phase| LoopStatus { phase, failure: failure.clone(), ..running(0, now) };
+        for (one, status, reason) in [
+            (at(State::Starting), GroupStatus::Starting, "loop 'orders' is starting"),
+            (at(State::Paused), GroupStatus::NotReady, "loop 'orders' is paused"),
+            (at(State::Draining), GroupStatus::NotReady, "loop 'orders' is draining"),
+            (at(State::Stopped), GroupStatus::NotReady, "loop 'orders' is stopped"),
+            (unstarted, GroupStatus::Starting, "loop 'orders' is starting"),
+            (
+                failed(Phase::Restarting),
+                GroupStatus::NotReady,
+                "loop 'orders' is being restarted: no",
+            ),
+            (failed(Phase::Failed), GroupStatus::NotReady, "loop 'orders' failed: no"),
+        ] {
+            assert_status(one, now, status, &[reason]);
+        }
     }
 
     #[test]
@@ -513,26 +503,16 @@ mod tests {
     #[test]
     fn too_many_old_or_uncountable_dead_letters_degrade_a_group() {
         let now = now();
-        let letters = |status, depth, age| {
-            DeadLettersHealth::Known(DlqHealth {
-                status,
-                name: "dead".try_into().unwrap(),
-                depth,
-                threshold: 100,
-                oldest_age_seconds: Some(age),
-                age_threshold_seconds: Some(60.0),
-            })
-        };
         let reasons = |queue| {
             let result = readiness(&[running(0, now)], vec![queue], false, OPTIONS, now);
             let is_degraded = result.status == GroupStatus::Degraded;
             assert!(result.is_ready() && is_degraded != result.reasons.is_empty(), "{result:?}");
             result.reasons
         };
-        assert!(reasons(letters(DlqStatus::Healthy, 99, 1.0)).is_empty());
-        let many = reasons(letters(DlqStatus::Degraded, 100, 1.0));
+        assert!(reasons(letters("dead", 99, Some(1.0))).is_empty());
+        let many = reasons(letters("dead", 100, Some(1.0)));
         assert_eq!(many, ["'dead' holds 100 dead letters, and the limit is 100"]);
-        let old = reasons(letters(DlqStatus::Degraded, 1, 61.0));
+        let old = reasons(letters("dead", 1, Some(61.0)));
         assert_eq!(old, ["the oldest dead letter in 'dead' is 61 s old, which is too old"]);
         let (name, error) = ("dead".to_owned(), "gone".to_owned());
         let unknown = DeadLettersHealth::Unknown { name, threshold: 100, error };
@@ -542,17 +522,8 @@ mod tests {
     #[test]
     fn a_degraded_group_is_ready_unless_it_is_strict() {
         let now = now();
-        let queue = |name: &str, depth, threshold| {
-            DeadLettersHealth::Known(DlqHealth {
-                status: if depth >= threshold { DlqStatus::Degraded } else { DlqStatus::Healthy },
-                name: name.try_into().unwrap(),
-                depth,
-                threshold,
-                oldest_age_seconds: None,
-                age_threshold_seconds: None,
-            })
-        };
-        let queues = vec![queue("few", 1, 100), queue("many", 100, 100), queue("more", 300, 100)];
+        let queues =
+            vec![letters("few", 1, None), letters("many", 100, None), letters("more", 300, None)];
         let check = |loops: &[LoopStatus], is_strict| {
             readiness(loops, queues.clone(), false, ReadinessOptions { is_strict, ..OPTIONS }, now)
         };
@@ -601,15 +572,8 @@ mod tests {
     #[test]
     fn readiness_is_serialized_for_probes() {
         let now = now();
-        let known = DeadLettersHealth::Known(DlqHealth {
-            status: DlqStatus::Healthy,
-            name: "dead".try_into().unwrap(),
-            depth: 3,
-            threshold: 100,
-            oldest_age_seconds: Some(1.5),
-            age_threshold_seconds: None,
-        });
-        let result = readiness(&[running(2, now)], vec![known], false, OPTIONS, now);
+        let queues = vec![letters("dead", 3, Some(1.5)), letters("more", 1, None)];
+        let result = readiness(&[running(2, now)], queues, false, OPTIONS, now);
         let written = serde_json::to_value(&result).unwrap();
         let expected = serde_json::json!({
             "status": "healthy",
@@ -621,7 +585,10 @@ mod tests {
             "dlq": { "name": "dead", "depth": 3, "threshold": 100 },
             "dead_letters": [{
                 "status": "healthy", "name": "dead", "depth": 3, "threshold": 100,
-                "oldest_age_seconds": 1.5, "age_threshold_seconds": null
+                "oldest_age_seconds": 1.5, "age_threshold_seconds": 60.0
+            }, {
+                "status": "healthy", "name": "more", "depth": 1, "threshold": 100,
+                "oldest_age_seconds": null, "age_threshold_seconds": null
             }]
         });
         assert_eq!(written, expected);

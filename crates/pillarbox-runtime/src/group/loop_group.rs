@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pillarbox_core::internal::lock;
 use pillarbox_core::{Error, Mailbox};
 
 use super::control::GroupControl;
@@ -180,7 +181,7 @@ impl LoopGroup {
     /// Makes a [degraded](super::GroupStatus::Degraded) group not ready, so that `/health/ready` returns 503. By
     /// default it is ready, since dead letters should not prevent the rollout of a version that may fix them.
     pub fn unready_when_degraded(self) -> Self {
-        self.registry.set_strict();
+        lock(&self.registry.options).is_strict = true;
         self
     }
 
@@ -188,7 +189,7 @@ impl LoopGroup {
     /// [ready](GroupControl::readiness). Defaults to 60 seconds; it is never less than the
     /// [wait](crate::Worker::poll) of a receive plus 10 seconds.
     pub fn ready_within(self, time: Duration) -> Self {
-        self.registry.set_ready_within(time);
+        lock(&self.registry.options).ready_within = time;
         self
     }
 
@@ -258,9 +259,9 @@ impl LoopGroup {
     /// # }
     /// ```
     pub async fn run(self) -> Result<GroupReport, GroupError> {
-        let (control, obeys_signals) = (self.control(), self.obeys_signals);
+        let (registry, obeys_signals) = (self.registry.clone(), self.obeys_signals);
         let group = self.prepare()?;
-        let _signals = obeys_signals.then(|| Signals::listen(control));
+        let _signals = obeys_signals.then(|| Signals::listen(move |stop| registry.stop(stop)));
         group.run().await
     }
 
@@ -298,7 +299,7 @@ impl LoopGroup {
     fn prepare(self) -> Result<Group, GroupError> {
         self.validate().map_err(GroupError::Invalid)?;
         if let Some(systemd) = Systemd::from_environment() {
-            self.registry.set_systemd(systemd);
+            let _ = self.registry.systemd.set(systemd);
         }
         #[cfg(feature = "health")]
         let server = match self.health {

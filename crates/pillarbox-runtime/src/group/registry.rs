@@ -27,12 +27,13 @@ pub(super) struct Registry {
     /// Only ever raised: from none to graceful to now.
     requested_stop: watch::Sender<Option<Stop>>,
     stuck: Mutex<Vec<Stuck>>,
-    options: Mutex<ReadinessOptions>,
+    pub(super) options: Mutex<ReadinessOptions>,
     pub(super) dead_letters: DeadLetterChecks,
     /// The address of the health server.
     #[cfg(feature = "health")]
     pub(super) address: OnceLock<std::net::SocketAddr>,
-    systemd: OnceLock<Systemd>,
+    /// Set once, when the group starts.
+    pub(super) systemd: OnceLock<Systemd>,
 }
 
 #[derive(Debug)]
@@ -98,7 +99,7 @@ impl Registry {
         entry.control = Some(control.clone());
         // Under the lock, so that a concurrent stop is not missed.
         if let Some(stop) = *self.requested_stop.borrow() {
-            request_stop(control, stop);
+            control.request_stop(stop);
         }
     }
 
@@ -132,7 +133,7 @@ impl Registry {
     /// Stops all loops.
     pub(super) fn stop(&self, stop: Stop) {
         // Before the loops are stopped, since they may end at once.
-        if let (false, Some(systemd)) = (self.is_stopping(), self.systemd()) {
+        if let (false, Some(systemd)) = (self.is_stopping(), self.systemd.get()) {
             systemd.send("STOPPING=1\nSTATUS=finishing what is running");
         }
         let entries = self.entries();
@@ -140,7 +141,7 @@ impl Registry {
         entries
             .iter()
             .filter_map(|entry| entry.control.as_ref())
-            .for_each(|control| request_stop(control, stop));
+            .for_each(|control| control.request_stop(stop));
     }
 
     pub(super) fn requested_stop(&self) -> watch::Receiver<Option<Stop>> {
@@ -149,23 +150,6 @@ impl Registry {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.requested_stop.borrow().is_some()
-    }
-
-    pub(super) fn set_ready_within(&self, within: Duration) {
-        lock(&self.options).ready_within = within;
-    }
-
-    pub(super) fn set_strict(&self) {
-        lock(&self.options).is_strict = true;
-    }
-
-    pub(super) fn set_systemd(&self, systemd: Systemd) {
-        // Set once, when the group starts.
-        let _ = self.systemd.set(systemd);
-    }
-
-    pub(super) fn systemd(&self) -> Option<&Systemd> {
-        self.systemd.get()
     }
 
     pub(super) fn set_stuck(&self, stuck: Vec<Stuck>) {
@@ -259,12 +243,5 @@ impl LoopEntry {
             failure: self.failure.clone(),
             is_left_behind: self.is_left_behind,
         }
-    }
-}
-
-fn request_stop(control: &Control, stop: Stop) {
-    match stop {
-        Stop::Graceful => control.stop(),
-        Stop::Now => control.stop_now(),
     }
 }

@@ -75,7 +75,7 @@ impl Group {
         }
         // Aborts the loops that are left behind at their next await.
         drop(loops);
-        if let Some(systemd) = registry.systemd() {
+        if let Some(systemd) = registry.systemd.get() {
             systemd.send("STATUS=the loops have ended");
         }
         let report = registry.report();
@@ -92,7 +92,7 @@ impl Group {
 
 /// Notifies systemd when every mailbox of every loop has answered. Never returns.
 async fn notify_ready(registry: &Registry) {
-    if let Some(systemd) = registry.systemd() {
+    if let Some(systemd) = registry.systemd.get() {
         systemd.send("STATUS=starting");
         let mut tick = tokio::time::interval(READY_CHECK_INTERVAL);
         while !registry.have_all_polled() {

@@ -48,7 +48,7 @@ impl Watchdog {
     /// Watches the loops, and notifies systemd that they are alive if it expects that. `None` if there is nothing
     /// to do.
     pub(super) fn start(options: WatchdogOptions, registry: Arc<Registry>) -> Option<Self> {
-        let ping_interval = registry.systemd().and_then(|systemd| systemd.ping_interval());
+        let ping_interval = registry.systemd.get().and_then(|systemd| systemd.ping_interval());
         let interval = options.check_interval().into_iter().chain(ping_interval).min()?;
         let (stop, stopped) = sync_channel(1);
         let watch = move || watch(options, &registry, interval, ping_interval, &stopped);
@@ -80,10 +80,6 @@ struct HookThread {
 }
 
 impl HookThread {
-    const fn new(hook: OnStuck) -> Self {
-        Self { hook, thread: None }
-    }
-
     fn call(&mut self, stuck: Stuck) {
         if self.thread.is_none() {
             let (sender, received) = channel::<Stuck>();
@@ -117,7 +113,7 @@ fn watch(
     stopped: &Receiver<()>,
 ) {
     let mut detector = options.threshold.map(StuckDetector::new);
-    let mut hook = options.on_stuck.map(HookThread::new);
+    let mut hook = options.on_stuck.map(|hook| HookThread { hook, thread: None });
     let mut checked_at = Instant::now();
     let mut ping_at = checked_at;
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
@@ -136,7 +132,7 @@ fn watch(
             }
         }
         // Sent now if the next check would be too late.
-        if let (Some(ping_interval), Some(systemd)) = (ping_interval, registry.systemd())
+        if let (Some(ping_interval), Some(systemd)) = (ping_interval, registry.systemd.get())
             && now + interval > ping_at
         {
             systemd.send("WATCHDOG=1");
@@ -166,7 +162,7 @@ fn report(stuck: &Stuck, hook: Option<&mut HookThread>, registry: &Registry) {
         seconds = stuck.lasting.as_secs_f64(),
         "a loop is stuck"
     );
-    if let Some(systemd) = registry.systemd() {
+    if let Some(systemd) = registry.systemd.get() {
         systemd.send(&format!("STATUS=stuck: {stuck}"));
     }
     match hook {

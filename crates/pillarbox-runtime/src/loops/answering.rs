@@ -66,11 +66,7 @@ impl<U, O> Clone for AnswerService<U, O> {
 
 type Request<U, O> = ServiceRequest<MainLoopRequest<U>, MainLoopResult<O>, ()>;
 
-impl<U, O> Service<Request<U, O>> for AnswerService<U, O>
-where
-    U: Send + Sync + 'static,
-    O: Send + 'static,
-{
+impl<U: Send + Sync + 'static, O: Send + 'static> Service<Request<U, O>> for AnswerService<U, O> {
     type Response = Outcome;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Outcome, BoxError>>;
@@ -95,15 +91,11 @@ enum AdapterResult<O> {
 }
 
 impl AnswerOptions {
-    async fn handle<U, O>(
+    async fn handle<U: Send + Sync + 'static, O: Send + 'static>(
         &self,
         adapter: BoxCloneSyncService<LoopCall<U>, O, BoxError>,
         request: Request<U, O>,
-    ) -> Result<Outcome, BoxError>
-    where
-        U: Send + Sync + 'static,
-        O: Send + 'static,
-    {
+    ) -> Result<Outcome, BoxError> {
         let (body, parts) = request.into_parts();
         let MainLoopRequest { request, budget, deadline, resources, request_id, created_at } = body;
         let own_id = || *parts.metadata.original_id().as_uuid();
@@ -142,15 +134,11 @@ impl AnswerOptions {
     }
 
     /// Runs the adapter until the timeout or the deadline.
-    async fn run_adapter<U, O>(
+    async fn run_adapter<U: Send + 'static, O: Send + 'static>(
         &self,
         adapter: BoxCloneSyncService<LoopCall<U>, O, BoxError>,
         call: LoopCall<U>,
-    ) -> AdapterResult<O>
-    where
-        U: Send + 'static,
-        O: Send + 'static,
-    {
+    ) -> AdapterResult<O> {
         let left = call.run.time_left();
         if left.is_some_and(|left| left.is_zero()) {
             return AdapterResult::Deadline;

@@ -66,8 +66,6 @@ pub struct MainLoop<U, O> {
 }
 
 /// The worker of a loop.
-type LoopWorker<U, O> = ReadyWorker<MainLoopRequest<U>, MainLoopResult<O>>;
-
 impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     /// Creates a loop that answers requests by a function; see [`Adapter`].
     pub fn new<Args: 'static>(
@@ -219,7 +217,7 @@ impl<U: Send + Sync + 'static, O: Send + 'static> MainLoop<U, O> {
     }
 
     /// Builds the worker.
-    fn ready(self) -> LoopWorker<U, O> {
+    fn ready(self) -> ReadyWorker<MainLoopRequest<U>, MainLoopResult<O>> {
         let Self { worker, requests, adapter, live, timeout, keep_replies_for } = self;
         metrics::answering(requests.name());
         let answers_failures = !worker.has_dead_letters();

@@ -345,18 +345,11 @@ impl<O: Serialize> Serialize for MainLoopResult<O> {
 
 impl<'de, O: Deserialize<'de>> Deserialize<'de> for MainLoopResult<O> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let DeserializedResult {
-            request_id,
-            output,
-            error,
-            error_kind,
-            error_type,
-            session_id,
-            completed_at,
-        } = DeserializedResult::<O>::deserialize(deserializer)?;
-        let outcome = match (output, error) {
+        let stored = DeserializedResult::<O>::deserialize(deserializer)?;
+        let DeserializedResult { request_id, session_id, completed_at, error_type, .. } = stored;
+        let outcome = match (stored.output, stored.error) {
             (_, Some(text)) => {
-                let kind = error_kind.as_deref().map(RemoteErrorKind::from_name);
+                let kind = stored.error_kind.as_deref().map(RemoteErrorKind::from_name);
                 Err(RemoteError { text, kind: kind.unwrap_or(RemoteErrorKind::Failed), error_type })
             }
             (Some(output), None) => Ok(output),

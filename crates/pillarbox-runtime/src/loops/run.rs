@@ -48,11 +48,7 @@ impl<U> LoopCall<U> {
 pub struct Run(Arc<Inner>);
 
 struct Inner {
-    request_id: Uuid,
-    created_at: Timestamp,
-    deadline: Option<Timestamp>,
-    budget: Budget,
-    resources: Resources,
+    request: RequestInfo,
     live: LiveResources,
     metadata: Metadata,
     heartbeat: Heartbeat,
@@ -71,55 +67,43 @@ pub(super) struct RequestInfo {
 
 impl Run {
     pub(super) fn new(
-        info: RequestInfo,
+        request: RequestInfo,
         live: LiveResources,
         metadata: Metadata,
         heartbeat: Heartbeat,
     ) -> Self {
-        let RequestInfo { request_id, created_at, deadline, budget, resources } = info;
-        let session_id = OnceLock::new();
-        Self(Arc::new(Inner {
-            request_id,
-            created_at,
-            deadline,
-            budget,
-            resources,
-            live,
-            metadata,
-            heartbeat,
-            session_id,
-            extensions: Extensions::default(),
-        }))
+        let (session_id, extensions) = (OnceLock::new(), Extensions::default());
+        Self(Arc::new(Inner { request, live, metadata, heartbeat, session_id, extensions }))
     }
 
     /// Returns the id of the request.
     pub fn request_id(&self) -> Uuid {
-        self.0.request_id
+        self.0.request.request_id
     }
 
     /// Returns when the request was created, by the clock of the sender.
     pub fn created_at(&self) -> Timestamp {
-        self.0.created_at
+        self.0.request.created_at
     }
 
     /// Returns when the answer is not wanted any more. The run is cancelled then.
     pub fn deadline(&self) -> Option<Timestamp> {
-        self.0.deadline
+        self.0.request.deadline
     }
 
     /// Returns the time until the deadline.
     pub fn time_left(&self) -> Option<Duration> {
-        self.0.deadline.map(|deadline| deadline.since(Timestamp::now()))
+        self.0.request.deadline.map(|deadline| deadline.since(Timestamp::now()))
     }
 
     /// Returns the limits of the cost.
     pub fn budget(&self) -> &Budget {
-        &self.0.budget
+        &self.0.request.budget
     }
 
     /// Returns the names and settings of the request.
     pub fn resources(&self) -> &Resources {
-        &self.0.resources
+        &self.0.request.resources
     }
 
     /// Returns the resource of this type that is [registered](super::MainLoop::resource) with the loop.
@@ -161,10 +145,10 @@ impl Run {
 impl fmt::Debug for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Run")
-            .field("request_id", &self.0.request_id)
-            .field("deadline", &self.0.deadline)
-            .field("budget", &self.0.budget)
-            .field("resources", &self.0.resources)
+            .field("request_id", &self.0.request.request_id)
+            .field("deadline", &self.0.request.deadline)
+            .field("budget", &self.0.request.budget)
+            .field("resources", &self.0.request.resources)
             .finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::options::{MailboxOptions, PoolOptions};
 use crate::control::{ControlState, DrainedOnDrop};
-use crate::dead_letters::{Dlq, DlqPolicy, Rules};
+use crate::dead_letters::{Dlq, Rules};
 use crate::dispatcher::{Dispatcher, QuarantineSettings, STAGGER, Settings, SourceSettings};
 use crate::driver::{Driver, DriverSettings, ServedQueue};
 use crate::mailbox_service::MailboxService;
@@ -85,7 +85,7 @@ pub(super) async fn run(
         if let (Some(every), false) = (options.depth_every, dead_letters.is_empty()) {
             beside.push(Box::pin(Dlq::watch_depth(dead_letters.clone(), every)));
         }
-        if let Some(age) = one.dead_letters.as_ref().and_then(DlqPolicy::retention) {
+        if let Some(age) = one.dead_letters.as_ref().and_then(|policy| policy.retain_for) {
             beside.push(Box::pin(Dlq::keep_retention(dead_letters.clone(), age)));
         }
         let queue = one.receive_from.unwrap_or(queue);

@@ -18,7 +18,7 @@ use tower::{Layer, Service};
 
 use self::assemble::{AnyMailbox, Build, Channels};
 use self::options::{MAX_WAITING, MailboxOptions, PoolOptions};
-use crate::attempt_limit::AttemptLimitLayer;
+use crate::attempt_limit::limit_attempts;
 use crate::control::{Control, ControlState, DrainedOnDrop};
 use crate::desired_state::DesiredState;
 use crate::handler::{Handler, HandlerService};
@@ -205,12 +205,7 @@ impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> Worker<T, R
     }
 }
 
-impl<T, R, C> ReadyWorker<T, R, C>
-where
-    T: Send + Sync + 'static,
-    R: 'static,
-    C: Send + Sync + 'static,
-{
+impl<T: Send + Sync + 'static, R: 'static, C: Send + Sync + 'static> ReadyWorker<T, R, C> {
     /// Puts a Tower layer around the handler and its layers so far: the last one is the outermost. All workers
     /// share it, so a rate limit limits them together.
     pub fn layer<L>(mut self, layer: L) -> Self
@@ -265,7 +260,7 @@ where
                 let value = format!("of {} mailboxes", self.others.len() + 1);
                 return Err(Error::invalid(None, "run_iterations", value, "a single mailbox"));
             }
-            let limit = AttemptLimitLayer::new(max_attempts, self.control());
+            let limit = limit_attempts(max_attempts, self.control());
             self = self.workers(1).inbox(0).layer(limit);
         }
         let (own, more, pool, channels) = self.into_parts();

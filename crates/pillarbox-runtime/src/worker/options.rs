@@ -15,7 +15,7 @@ use crate::service::ServiceStackOptions;
 pub(super) const MAX_WAITING: usize = 1_000_000;
 
 /// The options of one mailbox.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct MailboxOptions {
     pub(super) weight: u32,
     pub(super) visibility: Duration,

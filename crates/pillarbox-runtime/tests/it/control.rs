@@ -4,29 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use pillarbox_core::{
-    Error, Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, Raw,
-    Receive, SendOptions,
-};
-use pillarbox_runtime::dead_letters::{DeadLetter, DlqPolicy};
+use pillarbox_core::{Error, Mailbox, MessageId, Raw, Receive, SendOptions};
+use pillarbox_runtime::dead_letters::{DeadLetter, DeadLetterCodec, DlqPolicy};
 use pillarbox_runtime::handler::{Context, WorkerId};
+use pillarbox_runtime::service::ServiceStackOptions;
 use pillarbox_runtime::stats::State;
 use pillarbox_runtime::{Event, ProducerHandle, Runnable, Running, Worker};
-use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
+use pillarbox_testing::{Fault, Faults, Operation};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-fn backend() -> Mailboxes {
-    Mailboxes::new(MemoryBackend::new())
-}
-
-/// A mailbox whose queue injects faults, and the queue.
-fn faulty(faults: Faults, seed: u64) -> (Arc<FaultQueue>, Mailbox<u32>) {
-    let queue = backend().queue("jobs", QueueOptions::new()).expect("a queue");
-    let faulty = FaultQueue::new(queue, faults, seed);
-    (faulty.clone(), Mailbox::new(faulty, Json, NoReplies))
-}
+use crate::common::memory::{backend, faulty, jobs, start_listening, started, wait_for_starts};
 
 async fn send(jobs: &Mailbox<u32>, count: u32) {
     let bodies: Vec<_> = (0..count).collect();
@@ -35,7 +24,7 @@ async fn send(jobs: &Mailbox<u32>, count: u32) {
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_stops_the_fetching_until_resumed() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
     let control = worker.control();
     let mut events = control.events();
@@ -61,7 +50,7 @@ async fn a_pause_stops_the_fetching_until_resumed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_returns_unstarted_messages_at_once_and_finishes_the_rest() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 20).await;
     let is_last = Arc::new(AtomicBool::new(false));
     let worker = Worker::new(jobs.clone())
@@ -72,12 +61,9 @@ async fn a_stop_returns_unstarted_messages_at_once_and_finishes_the_rest() {
             let is_last = is_last.clone();
             || async move { is_last.store(true, Ordering::SeqCst) }
         });
-    let control = worker.control();
-    let mut events = control.events();
-    let running = worker.start();
-    for _ in 0..2 {
-        events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
-    }
+    let (running, mut events) = start_listening(worker);
+    let control = running.control().clone();
+    wait_for_starts(&mut events, 2).await;
     let start = Instant::now();
     control.stop();
     events.wait_for(|event| matches!(event, Event::Draining)).await.unwrap();
@@ -102,44 +88,37 @@ async fn a_stop_returns_unstarted_messages_at_once_and_finishes_the_rest() {
 
 #[tokio::test(start_paused = true)]
 async fn unstarted_messages_go_back_before_running_ones_end() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 4).await;
     let worker = Worker::new(jobs.clone())
         .workers(1)
         .inbox(3)
         .handler(|_: u32| async { tokio::time::sleep(Duration::from_secs(20)).await });
-    let control = worker.control();
-    let mut events = control.events();
-    let running = worker.start();
-    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    let (running, mut events) = start_listening(worker);
+    let control = running.control().clone();
+    started(&mut events).await;
     let start = Instant::now();
     control.stop();
     for _ in 0..3 {
         events.wait_for(|event| matches!(event, Event::Returned(_))).await.unwrap();
     }
     assert_eq!(start.elapsed(), Duration::ZERO);
-    assert_eq!(
-        jobs.receive(Receive::up_to(10)).await.unwrap().len(),
-        3,
-        "others have them already"
-    );
+    let received = jobs.receive(Receive::up_to(10)).await.unwrap();
+    assert_eq!(received.len(), 3, "others have them already");
     assert_eq!(running.join().await.unwrap().succeeded, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_takes_too_long_is_cancelled_and_its_messages_go_back() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 2).await;
     let worker = Worker::new(jobs.clone())
         .without_timeout()
         .drain_for(Duration::from_secs(7))
         .handler(|_: u32| async { std::future::pending::<()>().await });
-    let control = worker.control();
-    let mut events = control.events();
-    let running = worker.start();
-    for _ in 0..2 {
-        events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
-    }
+    let (running, mut events) = start_listening(worker);
+    let control = running.control().clone();
+    wait_for_starts(&mut events, 2).await;
     let start = Instant::now();
     let stats = running.stop().await.unwrap();
     assert_eq!(start.elapsed().as_secs(), 7);
@@ -151,15 +130,14 @@ async fn a_drain_that_takes_too_long_is_cancelled_and_its_messages_go_back() {
 
 #[tokio::test(start_paused = true)]
 async fn a_second_stop_ends_a_drain() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 1).await;
     let worker = Worker::new(jobs.clone())
         .without_timeout()
         .handler(|_: u32| async { std::future::pending::<()>().await });
-    let control = worker.control();
-    let mut events = control.events();
-    let running = worker.start();
-    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    let (running, mut events) = start_listening(worker);
+    let control = running.control().clone();
+    started(&mut events).await;
     control.stop();
     events.wait_for(|event| matches!(event, Event::Draining)).await.unwrap();
     let start = Instant::now();
@@ -171,7 +149,7 @@ async fn a_second_stop_ends_a_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn the_number_of_workers_can_change_while_they_run() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     let (now, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
     let worker = Worker::new(jobs.clone()).workers(2).context((now.clone(), gate.clone())).handler(
         |_: u32,
@@ -184,22 +162,16 @@ async fn the_number_of_workers_can_change_while_they_run() {
         },
     );
     send(&jobs, 100).await;
-    let control = worker.control();
-    let mut events = control.events();
-    let running = worker.start();
-    let started = async |events: &mut pillarbox_runtime::Events, count: usize| {
-        for _ in 0..count {
-            events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
-        }
-    };
-    started(&mut events, 2).await;
+    let (running, mut events) = start_listening(worker);
+    let control = running.control().clone();
+    wait_for_starts(&mut events, 2).await;
     control.set_workers(6);
-    started(&mut events, 4).await;
+    wait_for_starts(&mut events, 4).await;
     assert_eq!(now.load(Ordering::SeqCst), 6);
     control.set_workers(1);
     // Those that are too many finish what they are at.
     gate.add_permits(6);
-    started(&mut events, 1).await;
+    wait_for_starts(&mut events, 1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(now.load(Ordering::SeqCst), 1);
     let mut stats = control.stats();
@@ -241,28 +213,26 @@ async fn several_mailboxes_share_the_workers_by_weight() {
 
 #[tokio::test(start_paused = true)]
 async fn an_idle_worker_gets_a_message_at_once_without_polling() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
-    let mut events = worker.control().events();
-    let running = worker.start();
+    let (running, mut events) = start_listening(worker);
     tokio::time::sleep(Duration::from_secs(3605)).await;
     let start = Instant::now();
     jobs.send(&1).await.unwrap();
-    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    started(&mut events).await;
     assert_eq!(start.elapsed(), Duration::ZERO);
     running.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_worker_waits_for_the_end_of_an_outage_and_reports_it() {
-    let (faulty, jobs) = faulty(Faults::none(), 0);
+    let (faulty, jobs) = faulty("jobs", Faults::none(), 0);
     for _ in 0..10 {
         faulty.next(Operation::Receive, Fault::FailBefore);
     }
     let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
-    let mut events = worker.control().events();
+    let (running, mut events) = start_listening(worker);
     let start = Instant::now();
-    let running = worker.start();
     events.wait_for(|event| matches!(event, Event::ReceiveFailed { .. })).await.unwrap();
     let stats = running.control().stats();
     assert!(!stats.borrow().is_ready(Duration::from_secs(30)));
@@ -277,29 +247,23 @@ async fn a_worker_waits_for_the_end_of_an_outage_and_reports_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_never_answered_is_given_up() {
-    let (faulty, jobs) = faulty(Faults::none(), 0);
+    let (faulty, jobs) = faulty("jobs", Faults::none(), 0);
     jobs.send(&1).await.unwrap();
     faulty.next(Operation::Settle, Fault::DropReply);
     faulty.next(Operation::Receive, Fault::DropReply);
     let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
-    let mut events = worker.control().events();
-    let running = worker.start();
+    let (running, mut events) = start_listening(worker);
     events.wait_for(|event| matches!(event, Event::Succeeded { .. })).await.unwrap();
     let stats = running.stop().await.unwrap();
-    assert_eq!(
-        (stats.succeeded, stats.leases_lost),
-        (1, 0),
-        "it was acknowledged by the first call"
-    );
+    assert_eq!((stats.succeeded, stats.leases_lost), (1, 0), "the first call acknowledged it");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_closed_mailbox_ends_the_worker_with_an_error() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 1).await;
     let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
-    let mut events = worker.control().events();
-    let running = worker.start();
+    let (running, mut events) = start_listening(worker);
     events.wait_for(|event| matches!(event, Event::Succeeded { .. })).await.unwrap();
     jobs.close().await;
     assert!(matches!(running.join().await, Err(Error::Closed { .. })));
@@ -317,8 +281,7 @@ async fn options_out_of_range_are_refused_before_any_message_is_received() {
         assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     };
-    let same: Mailbox<DeadLetter> =
-        jobs.with_codec(pillarbox_runtime::dead_letters::DeadLetterCodec(Raw));
+    let same: Mailbox<DeadLetter> = jobs.with_codec(DeadLetterCodec(Raw));
     for odd in [
         worker().workers(0),
         worker().inbox(usize::MAX),
@@ -333,9 +296,8 @@ async fn options_out_of_range_are_refused_before_any_message_is_received() {
         worker().dead_letters(DlqPolicy::to(&same)),
         worker().max_deliveries(0).dead_letters(DlqPolicy::new()),
         worker().max_deliveries(0),
-        worker()
-            .stack(pillarbox_runtime::service::ServiceStackOptions::none().concurrency_limit(0)),
-        worker().stack(pillarbox_runtime::service::ServiceStackOptions::none().buffer(usize::MAX)),
+        worker().stack(ServiceStackOptions::none().concurrency_limit(0)),
+        worker().stack(ServiceStackOptions::none().buffer(usize::MAX)),
     ] {
         refused(odd.handler(handler).run().await, "allowed").await;
     }
@@ -391,7 +353,7 @@ type Sending = Box<dyn Fn(u32) -> JoinHandle<pillarbox_core::Result<MessageId>>>
 
 /// Workers with room for three messages of producers, a queue whose next sends take that long, and what sends to it.
 fn three_may_wait(calls: &[Duration]) -> (Running, Mailbox<u32>, Sending) {
-    let (faulty, others) = faulty(Faults::none(), 0);
+    let (faulty, others) = faulty("jobs", Faults::none(), 0);
     calls.iter().for_each(|time| faulty.next(Operation::Send, Fault::Delay(*time)));
     let jobs: Mailbox<u32> = backend().mailbox("jobs").expect("a mailbox");
     let worker = Worker::new(jobs).producer_buffer(3).handler(|_: u32| async {});
@@ -450,14 +412,12 @@ async fn a_stop_answers_every_producer() {
     }
     let (stored, refused) = answers.split_at(3);
     assert!(stored.iter().all(Result::is_ok), "{stored:?}");
-    assert!(
-        refused.iter().all(|answer| matches!(answer, Err(Error::Closed { .. }))),
-        "{refused:?}"
-    );
+    let is_refused = |answer: &_| matches!(answer, Err(Error::Closed { .. }));
+    assert!(refused.iter().all(is_refused), "{refused:?}");
     assert_eq!(others.approximate_count().await.unwrap(), 4);
 
     // Nor does anybody wait for workers that never run.
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
     let producer = worker.control().producer(&jobs);
     let sent = tokio::spawn(async move { producer.send(&0).await });
@@ -469,7 +429,7 @@ async fn a_stop_answers_every_producer() {
 
 #[tokio::test(start_paused = true)]
 async fn run_until_stops_when_its_future_ends_and_a_drop_stops_now() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 3).await;
     let worker = Worker::new(jobs.clone()).handler(|_: u32| async {});
     let stats = worker.run_until(tokio::time::sleep(Duration::from_secs(5))).await.unwrap();
@@ -479,9 +439,8 @@ async fn run_until_stops_when_its_future_ends_and_a_drop_stops_now() {
     let worker = Worker::new(jobs.clone())
         .without_timeout()
         .handler(|_: u32| async { std::future::pending::<()>().await });
-    let mut events = worker.control().events();
-    let running = worker.start();
-    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    let (running, mut events) = start_listening(worker);
+    started(&mut events).await;
     drop(running);
     events.wait_for(|event| matches!(event, Event::Drained)).await.unwrap();
     assert_eq!(jobs.counts().await.unwrap().ready, 1);
@@ -489,7 +448,7 @@ async fn run_until_stops_when_its_future_ends_and_a_drop_stops_now() {
 
 #[tokio::test(start_paused = true)]
 async fn the_depth_of_a_queue_is_in_the_stats_if_requested() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 9).await;
     let worker = Worker::new(jobs.clone())
         .workers(1)
@@ -506,7 +465,7 @@ async fn the_depth_of_a_queue_is_in_the_stats_if_requested() {
 
 #[tokio::test(start_paused = true)]
 async fn listeners_get_the_end_whatever_its_reason() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     let drained = async |mut events: pillarbox_runtime::Events| {
         assert!(matches!(events.next().await, Some(Event::Drained)));
         assert!(events.next().await.is_none());
@@ -531,7 +490,7 @@ async fn listeners_get_the_end_whatever_its_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn run_until_empty_waits_for_delayed_messages_and_those_that_handlers_send() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send_with(&3, SendOptions::new().delay(Duration::from_secs(60))).await.unwrap();
     let worker =
         Worker::new(jobs).handler(|depth: u32, producer: ProducerHandle<u32>| async move {
@@ -547,7 +506,7 @@ async fn run_until_empty_waits_for_delayed_messages_and_those_that_handlers_send
 
 #[tokio::test(start_paused = true)]
 async fn infinite_durations_are_accepted() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 3).await;
     let worker = Worker::new(jobs.clone())
         .drain_for(Duration::MAX)
@@ -571,15 +530,14 @@ async fn infinite_durations_are_accepted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_is_fast_with_any_number_of_prefetched_messages() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 900).await;
     let worker = Worker::new(jobs.clone())
         .workers(8)
         .inbox(64)
         .handler(|_: u32| async { tokio::time::sleep(Duration::from_millis(100)).await });
-    let mut events = worker.control().events();
-    let running = worker.start();
-    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    let (running, mut events) = start_listening(worker);
+    started(&mut events).await;
     let start = Instant::now();
     running.stop().await.unwrap();
     assert!(start.elapsed() <= Duration::from_millis(100), "{:?}", start.elapsed());
@@ -588,7 +546,7 @@ async fn a_stop_is_fast_with_any_number_of_prefetched_messages() {
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_that_does_not_answer_is_counted_once_at_a_time() {
-    let (faulty, jobs) = faulty(Faults::none(), 0);
+    let (faulty, jobs) = faulty("jobs", Faults::none(), 0);
     for _ in 0..100 {
         faulty.next(Operation::Counts, Fault::DropReply);
     }
@@ -602,7 +560,7 @@ async fn a_queue_that_does_not_answer_is_counted_once_at_a_time() {
 
 #[tokio::test(start_paused = true)]
 async fn workers_that_are_busy_for_long_stay_ready() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     send(&jobs, 20).await;
     let worker = Worker::new(jobs)
         .without_timeout()

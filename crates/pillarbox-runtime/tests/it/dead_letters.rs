@@ -25,11 +25,9 @@ use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue};
 
 use tokio::time::Instant;
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
+use crate::common::memory::backend;
 
-fn backend() -> Mailboxes {
-    Mailboxes::new(MemoryBackend::new())
-}
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, thiserror::Error)]
 #[error("order {0} is invalid")]
@@ -57,12 +55,10 @@ fn days_ago(days: u32) -> SendOptions {
 async fn dead_orders(backend: &Mailboxes, orders: &[u32]) -> Mailbox<DeadLetter<u32>> {
     let jobs: Mailbox<u32> = backend.mailbox("orders").expect("a mailbox");
     jobs.send_batch(orders).await.expect("sent").all().expect("sent");
-    Worker::new(jobs)
+    let worker = Worker::new(jobs)
         .dead_letters(DlqPolicy::new())
-        .handler(|order: u32| async move { Outcome::reject(format!("{order} is not wanted")) })
-        .run_until_empty()
-        .await
-        .expect("empty");
+        .handler(|order: u32| async move { Outcome::reject(format!("{order} is not wanted")) });
+    worker.run_until_empty().await.expect("empty");
     backend.mailbox("orders-dlq").expect("a mailbox")
 }
 
@@ -78,30 +74,24 @@ async fn a_dead_letter_records_the_message_and_its_failure() {
     let body = serde_json::json!({"request_id": request, "amount": 7});
     let id = jobs.send_with(&body, options).await.unwrap();
     let before = Timestamp::now();
-    Worker::new(jobs)
+    let worker = Worker::new(jobs)
         .name("tills")
         .retry(Backoff::none())
         .max_deliveries(3)
         .dead_letters(DlqPolicy::new())
         .handler(|_: serde_json::Value| async {
             Err::<(), _>(Charge(io::Error::new(io::ErrorKind::TimedOut, "the bank is silent")))
-        })
-        .run_until_empty()
-        .await
-        .unwrap();
+        });
+    worker.run_until_empty().await.unwrap();
     let dead: Mailbox<DeadLetter<serde_json::Value>> = backend.mailbox("orders-dlq").unwrap();
     let letter = letters(&dead).await.remove(0);
     assert_eq!((letter.message_id, &letter.body), (id, &body));
     assert_eq!((letter.source_mailbox.as_str(), letter.delivery_count), ("orders", 3));
     assert_eq!(letter.last_error, "cannot charge");
     assert_eq!(letter.last_error_type, std::any::type_name::<Charge>());
-    assert_eq!(
-        (letter.failure, &letter.error_chain[..]),
-        (FailureKind::Error, &["the bank is silent".to_owned()][..])
-    );
-    assert!(
-        letter.dead_lettered_at >= before && letter.first_received_at <= letter.dead_lettered_at
-    );
+    assert_eq!(letter.failure, FailureKind::Error);
+    assert_eq!(letter.error_chain, ["the bank is silent"]);
+    assert!(letter.dead_lettered_at >= before.max(letter.first_received_at));
     assert_eq!(letter.request_id.map(|id| id.to_string()).as_deref(), Some(request));
     assert_eq!(letter.reply_to.as_deref(), Some("clients"));
     assert_eq!(letter.trace_id.as_deref(), Some("0af7651916cd43dd8448eb211c80319c"));
@@ -192,7 +182,7 @@ async fn an_error_has_a_class_and_a_delay_before_the_retry() {
     let start = tokio::time::Instant::now();
     let times = Arc::new(Mutex::new(Vec::new()));
     let noted = times.clone();
-    let stats = Worker::new(jobs)
+    let worker = Worker::new(jobs)
         .max_deliveries(2)
         .dead_letters(policy)
         .retry(Backoff::constant(Duration::from_secs(60)))
@@ -208,10 +198,8 @@ async fn an_error_has_a_class_and_a_delay_before_the_retry() {
                 };
                 Err(BoxError::from(error))
             }
-        })
-        .run_until_empty()
-        .await
-        .unwrap();
+        });
+    let stats = worker.run_until_empty().await.unwrap();
     let mut times = times.lock().unwrap().clone();
     times.sort_unstable();
     assert_eq!(times, [(0, 0), (1, 0), (1, 7), (1, 67), (1, 127)]);
@@ -233,13 +221,11 @@ async fn a_function_with_an_error_budget_can_decide() {
             _ => Decision::DeadLetter,
         }
     });
-    let stats = Worker::new(jobs)
+    let worker = Worker::new(jobs)
         .retry(Backoff::none())
         .dead_letters(policy)
-        .handler(|_: u32| async { Err::<(), _>(Limited) })
-        .run_until_empty()
-        .await
-        .unwrap();
+        .handler(|_: u32| async { Err::<(), _>(Limited) });
+    let stats = worker.run_until_empty().await.unwrap();
     assert_eq!((stats.retried, stats.dead_lettered), (5, 10));
 }
 
@@ -255,17 +241,15 @@ async fn an_error_reply_is_sent_for_a_dead_letter_and_not_for_a_retry() {
     jobs.send_with(&3, SendOptions::new().reply_to("no such: place!")).await.unwrap();
     let raw: Mailbox<Bytes> = backend.builder("sums").codec(Raw).open().unwrap();
     raw.send_with(&Bytes::from_static(b"no number"), to_answers()).await.unwrap();
-    let stats = Worker::new(jobs)
+    let worker = Worker::new(jobs)
         .retry(Backoff::none())
         .dead_letters(DlqPolicy::new())
         .error_reply(|letter| {
             assert_ne!(letter.failure, FailureKind::Undecodable, "one that panics sends none");
             Err(format!("after {}: {}", letter.delivery_count, letter.last_error))
         })
-        .handler(|n: u32| async move { Err::<(), _>(Invalid(n)) })
-        .run_until_empty()
-        .await
-        .unwrap();
+        .handler(|n: u32| async move { Err::<(), _>(Invalid(n)) });
+    let stats = worker.run_until_empty().await.unwrap();
     assert_eq!(stats.dead_lettered, 4);
     let answers = answers.receive(Receive::up_to(10)).await.unwrap();
     let told: Vec<_> = answers.into_iter().map(|answer| answer.body().clone()).collect();
@@ -280,12 +264,10 @@ async fn a_replay_is_the_same_message_under_another_id_up_to_a_limit() {
     let id = jobs.send_with(&7, options).await.unwrap();
     let sent = jobs.peek(1).await.unwrap().remove(0).message;
     let work = async || {
-        Worker::new(jobs.clone())
+        let worker = Worker::new(jobs.clone())
             .dead_letters(DlqPolicy::new())
-            .handler(|_: u32| async { Outcome::reject("no") })
-            .run_until_empty()
-            .await
-            .unwrap();
+            .handler(|_: u32| async { Outcome::reject("no") });
+        worker.run_until_empty().await.unwrap();
     };
     let dlq = Dlq::open(&backend, "orders-dlq").unwrap();
     let mut ids = vec![id];
@@ -470,12 +452,10 @@ async fn dead_letters_may_be_kept_longer_than_their_source_keeps_messages() {
     let dead = backend.builder("requests-dlq").default_ttl(30 * DAY);
     let dead: Mailbox<DeadLetter<u32>> = dead.open().unwrap();
     jobs.send(&7).await.unwrap();
-    Worker::new(jobs.clone())
+    let worker = Worker::new(jobs.clone())
         .dead_letters(DlqPolicy::to(&dead))
-        .handler(|_: u32| async { Outcome::reject("no") })
-        .run_until_empty()
-        .await
-        .unwrap();
+        .handler(|_: u32| async { Outcome::reject("no") });
+    worker.run_until_empty().await.unwrap();
     assert_eq!(letters(&dead).await[0].source_backend, None, "it is not elsewhere");
 
     let days = |queue: &str| {
@@ -548,10 +528,8 @@ async fn a_pass_does_not_wait_for_delayed_dead_letters_that_it_would_leave() {
     };
     let dlq = Dlq::of(&dead);
     assert_eq!(waited(dlq.replay().max_replays(0)).await, (0, 0, 0));
-    assert_eq!(
-        waited(dlq.replay().matching(|letter| letter.body[..] == b"9"[..])).await,
-        (0, 1, 0)
-    );
+    let pass = dlq.replay().matching(|letter| letter.body[..] == b"9"[..]);
+    assert_eq!(waited(pass).await, (0, 1, 0));
     assert_eq!(waited(dlq.replay().ids([ids[1]])).await, (1, 1, 10));
     // A dead letter that has an id but is not selected is ready before one that is selected.
     let pass = dlq.replay().ids([ids[2], ids[3]]).matching(|letter| letter.body[..] == b"4"[..]);
@@ -663,12 +641,10 @@ async fn a_message_is_replayed_to_another_backend_only_if_it_is_named() {
     let dead: Mailbox<DeadLetter<u32>> = elsewhere.mailbox("fraud").unwrap();
     let usual: Mailbox<DeadLetter<u32>> = here.mailbox("orders-dlq").unwrap();
     let policy = DlqPolicy::new().route_if(|failure| failure.to_string() == "1", &dead);
-    Worker::new(jobs.clone())
+    let worker = Worker::new(jobs.clone())
         .dead_letters(policy)
-        .handler(|n: u32| async move { Outcome::reject(n.to_string()) })
-        .run_until_empty()
-        .await
-        .unwrap();
+        .handler(|n: u32| async move { Outcome::reject(n.to_string()) });
+    worker.run_until_empty().await.unwrap();
     assert_eq!(letters(&dead).await[0].source_backend.as_deref(), Some("memory"));
     assert_eq!(letters(&usual).await[0].source_backend, None);
 
@@ -708,13 +684,11 @@ async fn an_error_reply_is_retried_and_its_function_may_panic() {
     for to in ["answers", "nowhere"] {
         jobs.send_with(&1, SendOptions::new().reply_to(to)).await.unwrap();
     }
-    let stats = Worker::new(jobs.clone())
+    let worker = Worker::new(jobs.clone())
         .dead_letters(DlqPolicy::to(&dead))
         .error_reply(|letter| letter.last_error.clone())
-        .handler(|_: u32| async { Outcome::reject("no") })
-        .run_until_empty()
-        .await
-        .unwrap();
+        .handler(|_: u32| async { Outcome::reject("no") });
+    let stats = worker.run_until_empty().await.unwrap();
     assert_eq!(stats.dead_lettered, 2);
     let told = answers.peek(9).await.unwrap();
     assert_eq!(told.len(), 1, "five attempts, one reply");
@@ -832,10 +806,8 @@ async fn a_message_that_no_handler_has_started_is_never_dead_lettered() {
         let message = peeked.message;
         assert!(message.delivery_count >= 6, "{message:?}");
         // The first run of a message may not be recorded, since that would cost every message a call.
-        assert!(
-            message.unsettled <= times && message.unsettled + 1 >= times,
-            "{times}: {message:?}"
-        );
+        let unsettled = message.unsettled;
+        assert!(unsettled == times || unsettled + 1 == times, "{times}: {message:?}");
         assert_eq!(message.attempt(), message.unsettled.max(1), "{message:?}");
     }
     let stats = worker().handler(|_: u32| async {}).run_until_empty().await.unwrap();
@@ -1278,10 +1250,8 @@ async fn health_is_degraded_by_too_many_or_too_old_dead_letters() {
     let old = dlq.health(DlqLimits::default().age(DAY)).await.unwrap();
     assert_eq!(old.status, DlqStatus::Degraded);
     let text = serde_json::to_string(&old).unwrap();
-    assert!(
-        text.starts_with("{\"status\":\"degraded\",\"name\":\"orders-dlq\",\"depth\":3"),
-        "{text}"
-    );
+    let degraded = "{\"status\":\"degraded\",\"name\":\"orders-dlq\",\"depth\":3";
+    assert!(text.starts_with(degraded), "{text}");
     dlq.discard().run().await.unwrap();
     assert_eq!(dlq.health(DlqLimits::default().depth(1)).await.unwrap().status, DlqStatus::Healthy);
 }

@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use pillarbox_core::{
-    Error, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, QueueOptions, Result,
-};
+use pillarbox_core::{Error, Mailbox, Mailboxes, QueueOptions, Result};
 use pillarbox_runtime::dead_letters::{DeadLetter, DlqLimits};
 use pillarbox_runtime::group::{
     GroupError, GroupStatus, LoopFailure, LoopGroup, LoopState, Restart, StopSignal, Stuck, Task,
@@ -16,11 +14,12 @@ use pillarbox_runtime::group::{
 use pillarbox_runtime::stats::{State, StatsSnapshot};
 use pillarbox_runtime::{Backoff, Control, DlqConsumer, Event, ReadyWorker, Runnable, Worker};
 use pillarbox_testing::process::Child;
-use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, on_threads};
+use pillarbox_testing::{Fault, Faults, Operation, on_threads};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::common::group_process::{Job, QUEUES, ROLE, Setup, start_group, task};
+use crate::common::memory::{backend, faulty, started};
 use crate::common::shared_backend::{SharedBackend, open};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -32,10 +31,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[ignore = "runs in a process of its own, started by the other tests"]
 fn run_group() {
     crate::common::group_process::serve();
-}
-
-fn backend() -> Mailboxes {
-    Mailboxes::new(MemoryBackend::new())
 }
 
 fn mailbox(backend: &Mailboxes, name: &str) -> Mailbox<u32> {
@@ -54,6 +49,8 @@ struct Scripted {
     name: &'static str,
     control: Control,
     act: Act,
+    /// It waits for four permits before it starts.
+    gate: Option<Arc<Semaphore>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +63,7 @@ enum Act {
 
 fn scripted(name: &'static str, act: Act) -> Scripted {
     let worker = Worker::new(mailbox(&backend(), "unused")).handler(|_: u32| async {});
-    Scripted { name, control: worker.control(), act }
+    Scripted { name, control: worker.control(), act, gate: None }
 }
 
 impl Runnable for Scripted {
@@ -84,6 +81,9 @@ impl Runnable for Scripted {
         // Before there is a future, which the group has to survive as well.
         assert!(!matches!(self.act, Act::Panic), "all is lost");
         async move {
+            if let Some(gate) = self.gate {
+                drop(gate.acquire_many(4).await);
+            }
             match self.act {
                 Act::Fail => Err(Error::Closed { queue: None }.into()),
                 _ => std::future::pending().await,
@@ -113,11 +113,8 @@ async fn a_stop_drains_all_loops_at_the_same_time() {
     assert!(start.elapsed() <= 7 * SECOND, "one after the other");
     for (jobs, name) in [(&orders, "orders"), (&reports, "reports")] {
         let stats = &report.get(name).unwrap().stats;
-        assert_eq!(
-            (stats.succeeded, stats.returned, stats.state),
-            (4, 4, State::Stopped),
-            "{name}"
-        );
+        assert_eq!((stats.succeeded, stats.returned), (4, 4), "{name}");
+        assert_eq!(stats.state, State::Stopped, "{name}");
         assert_eq!(jobs.counts().await.unwrap().ready, 5, "{name}");
     }
 }
@@ -153,7 +150,7 @@ async fn a_handle_that_is_dropped_stops_all_loops_now() {
     let worker = worker.handler(|_: u32| async { std::future::pending::<()>().await });
     let mut events = worker.control().events();
     let running = LoopGroup::new().add(worker).start().unwrap();
-    events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+    started(&mut events).await;
     drop(running);
     events.wait_for(|event| matches!(event, Event::Drained)).await.unwrap();
     assert_eq!(jobs.counts().await.unwrap().ready, 1);
@@ -223,7 +220,7 @@ async fn a_loop_that_fails_ends_the_group_and_is_named_and_the_others_are_draine
                 tokio::time::sleep(3 * SECOND)
             }
         });
-        let late = Late { gate, inner: scripted("bad", act) };
+        let late = Scripted { gate: Some(gate), ..scripted("bad", act) };
         let error = LoopGroup::new().add(worker).add(late).run().await.unwrap_err();
         let said = format!("the loop 'bad' failed: {cause}");
         assert_eq!(error.to_string(), said);
@@ -240,29 +237,6 @@ async fn a_loop_that_fails_ends_the_group_and_is_named_and_the_others_are_draine
         ));
         let counts = jobs.counts().await.unwrap();
         assert_eq!((counts.ready, counts.in_flight), (16, 0));
-    }
-}
-
-/// A loop that waits before it starts.
-struct Late {
-    gate: Arc<Semaphore>,
-    inner: Scripted,
-}
-
-impl Runnable for Late {
-    type Error = LoopFailure;
-
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn control(&self) -> Control {
-        self.inner.control()
-    }
-
-    async fn work(self) -> Result<StatsSnapshot, LoopFailure> {
-        drop(self.gate.acquire_many(4).await);
-        self.inner.work().await
     }
 }
 
@@ -416,7 +390,7 @@ async fn after_the_drain_time_everything_is_cancelled_and_released() {
     }
     let running = group.start().unwrap();
     for events in &mut events {
-        events.wait_for(|event| matches!(event, Event::Started(_))).await.unwrap();
+        started(events).await;
     }
     let start = Instant::now();
     let report = running.stop().await.unwrap();
@@ -666,9 +640,7 @@ async fn a_group_is_ready_if_its_loops_run_and_its_dead_letters_are_few() {
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_that_fails_while_all_workers_are_busy_is_reported() {
-    let queue = backend().queue("orders", QueueOptions::new()).unwrap();
-    let faulty = FaultQueue::new(queue, Faults::none(), 0);
-    let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+    let (faulty, jobs) = faulty("orders", Faults::none(), 0);
     jobs.send(&1).await.unwrap();
     let gate = Arc::new(Semaphore::new(0));
     let worker = Worker::new(jobs).workers(1).inbox(0).without_timeout().handler({
@@ -914,11 +886,8 @@ fn a_process_ends_even_if_a_handler_that_blocks_its_thread_is_left_behind() {
         let failed = "failed the loop 'orders' did not end in time and was left behind";
         assert!(said.contains(&failed.to_owned()), "{said:?}");
         let counts = (orders.counts().await.unwrap(), reports.counts().await.unwrap());
-        assert_eq!(
-            (counts.0.in_flight, counts.1.ready),
-            (1, 1),
-            "it comes back when its lease ends"
-        );
+        // It comes back when its lease ends.
+        assert_eq!((counts.0.in_flight, counts.1.ready), (1, 1));
     });
 }
 

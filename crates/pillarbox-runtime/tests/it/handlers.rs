@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use pillarbox_core::{Mailbox, Mailboxes, MemoryBackend, MessageId, Raw, SendOptions};
+use pillarbox_core::{Mailbox, MessageId, Raw, SendOptions};
 use pillarbox_runtime::dead_letters::{DeadLetter, DeadLetterCodec, DlqPolicy};
 use pillarbox_runtime::handler::{Attempt, Context, Heartbeat, Metadata, Replies, WorkerId};
 use pillarbox_runtime::service::{ServiceRequest, ServiceStackOptions};
@@ -20,9 +20,7 @@ use tokio::sync::mpsc;
 use tower::limit::RateLimitLayer;
 use tower::{Layer, Service, ServiceBuilder};
 
-fn backend() -> Mailboxes {
-    Mailboxes::new(MemoryBackend::new())
-}
+use crate::common::memory::{backend, jobs, start_listening};
 
 /// Waits until a number of deliveries was processed and settled.
 async fn processed(
@@ -119,9 +117,8 @@ async fn every_outcome_has_its_effect() {
             }
         },
     );
-    let mut events = worker.control().events();
+    let (running, mut events) = start_listening(worker);
     let start = tokio::time::Instant::now();
-    let running = worker.start();
     let mut told: Vec<(&str, MessageId, u64)> = Vec::new();
     while told.iter().filter(|(name, ..)| *name == "succeeded" || *name == "dead_lettered").count()
         < 5
@@ -180,8 +177,7 @@ async fn a_message_that_fails_is_retried_with_backoff_and_then_dead_lettered() {
                 Err::<(), _>(OutOfLamps)
             }
         });
-    let mut events = worker.control().events();
-    let running = worker.start();
+    let (running, mut events) = start_listening(worker);
     events.wait_for(|event| matches!(event, Event::DeadLettered { .. })).await.unwrap();
     running.stop().await.unwrap();
     let mut tried_at = Vec::new();
@@ -195,7 +191,7 @@ async fn a_message_that_fails_is_retried_with_backoff_and_then_dead_lettered() {
 
 #[tokio::test(start_paused = true)]
 async fn without_dead_letters_messages_are_parked_and_never_lost() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send(&7).await.unwrap();
     let worker = Worker::new(jobs.clone())
         .max_deliveries(1)
@@ -203,8 +199,7 @@ async fn without_dead_letters_messages_are_parked_and_never_lost() {
         .handler(|_: u32, Attempt(attempt): Attempt| async move {
             if attempt < 3 { Err("no") } else { Ok(()) }
         });
-    let mut events = worker.control().events();
-    let running = worker.start();
+    let (running, mut events) = start_listening(worker);
     let parked = events.wait_for(|event| matches!(event, Event::Parked { .. })).await.unwrap();
     assert!(matches!(parked, Event::Parked { delay, .. } if delay.as_secs() == 3600));
     let counts = jobs.counts().await.unwrap();
@@ -218,7 +213,7 @@ async fn without_dead_letters_messages_are_parked_and_never_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_is_a_failure_and_frees_its_worker() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send_batch(&[1, 2, 3]).await.unwrap().all().unwrap();
     let worker = Worker::new(jobs.clone())
         .workers(1)
@@ -228,8 +223,7 @@ async fn a_panic_is_a_failure_and_frees_its_worker() {
             assert!(job != 1 || attempt != 1, "job one fails early");
             async move { assert!(job != 2 || attempt != 1, "job two fails late") }
         });
-    let mut events = worker.control().events();
-    let running = worker.start();
+    let (running, mut events) = start_listening(worker);
     let stats = processed(&mut running.control().stats(), 5).await;
     assert_eq!((stats.panics, stats.succeeded, stats.workers.len()), (2, 3, 1));
     let failed = events.wait_for(|event| matches!(event, Event::Failed { .. })).await.unwrap();
@@ -241,7 +235,7 @@ async fn a_panic_is_a_failure_and_frees_its_worker() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_exceeds_its_timeout_has_failed() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send(&1).await.unwrap();
     let worker = Worker::new(jobs).retry(Backoff::none()).handler(
         |_: u32, Attempt(attempt): Attempt| async move {
@@ -250,9 +244,8 @@ async fn a_handler_that_exceeds_its_timeout_has_failed() {
             }
         },
     );
-    let mut events = worker.control().events();
+    let (running, mut events) = start_listening(worker);
     let start = tokio::time::Instant::now();
-    let running = worker.start();
     let failed = events.wait_for(|event| matches!(event, Event::Failed { .. })).await.unwrap();
     assert!(matches!(failed, Event::Failed { kind: FailureKind::Timeout, .. }), "{failed:?}");
     assert_eq!(start.elapsed().as_secs(), 30, "the default");
@@ -291,7 +284,7 @@ async fn a_message_that_a_limit_refuses_is_tried_again_and_is_no_dead_letter() {
 
 #[tokio::test(start_paused = true)]
 async fn the_default_stack_works() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send_batch(&(0..100).collect::<Vec<_>>()).await.unwrap().all().unwrap();
     let worker = Worker::new(jobs)
         .workers(1)
@@ -305,7 +298,7 @@ async fn the_default_stack_works() {
 
 #[tokio::test(start_paused = true)]
 async fn a_rate_limit_limits_all_workers_together() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send_batch(&(0..50).collect::<Vec<_>>()).await.unwrap().all().unwrap();
     let worker = Worker::new(jobs)
         .workers(8)
@@ -366,7 +359,7 @@ where
 
 #[tokio::test(start_paused = true)]
 async fn middleware_gets_every_call_and_every_error() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send_batch(&(0..10).collect::<Vec<_>>()).await.unwrap().all().unwrap();
     let count = Count(Arc::default());
     let worker = Worker::new(jobs)
@@ -402,7 +395,7 @@ async fn a_layer_that_panics_does_not_end_its_worker() {
             self.0.call(request)
         }
     }
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send_batch(&[1, 2]).await.unwrap().all().unwrap();
     let worker = Worker::new(jobs)
         .workers(1)
@@ -425,8 +418,7 @@ async fn an_undecodable_body_is_dead_lettered_unchanged() {
     raw.send(&Bytes::from_static(b"\xffno number")).await.unwrap();
     jobs.send(&5).await.unwrap();
     let worker = Worker::new(jobs).dead_letters(DlqPolicy::to(&dead)).handler(|_: u32| async {});
-    let mut events = worker.control().events();
-    let running = worker.start();
+    let (running, mut events) = start_listening(worker);
     let failed = events.wait_for(|event| matches!(event, Event::Failed { .. })).await.unwrap();
     assert!(matches!(failed, Event::Failed { kind: FailureKind::Undecodable, terminal: true, .. }));
     events.wait_for(|event| matches!(event, Event::DeadLettered { .. })).await.unwrap();
@@ -528,7 +520,7 @@ async fn a_tracer_that_panics_has_no_effect_on_messages() {
             None
         }
     }
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     let traced = SendOptions::new()
         .attribute("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
     for job in 0..3 {
@@ -590,7 +582,7 @@ async fn an_error_whose_display_panics_is_an_error() {
         }
     }
     impl std::error::Error for Shy {}
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send(&1).await.unwrap();
     let worker =
         Worker::new(jobs).retry(Backoff::none()).handler(

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use pillarbox_core::{
-    BoxFuture, Counts, Json, Mailbox, Mailboxes, MemoryBackend, NoReplies, Queue, QueueOptions,
-    Result,
+    BoxFuture, Counts, Json, Mailbox, Mailboxes, NoReplies, Queue, QueueOptions, Result,
 };
 use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqLimits, DlqPolicy};
 use pillarbox_runtime::group::{GroupError, LoopGroup, RunningGroup};
@@ -21,14 +20,12 @@ use pillarbox_testing::{Fault, FaultQueue, Faults, Operation, forward_queue, on_
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use crate::common::memory::{backend, faulty};
+
 /// Timeout of every step, for slow machines.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// A free port of this machine.
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-
-fn backend() -> Mailboxes {
-    Mailboxes::new(MemoryBackend::new())
-}
 
 fn mailbox(backend: &Mailboxes, name: &str) -> Mailbox<u32> {
     backend.mailbox(name.to_owned()).expect("a mailbox")
@@ -216,9 +213,7 @@ fn a_group_that_is_starting_paused_or_draining_is_not_ready() {
 #[test]
 fn a_queue_that_cannot_be_received_from_is_reported_until_it_recovers() {
     on_threads(async {
-        let queue = backend().queue("orders", QueueOptions::new()).unwrap();
-        let faulty = FaultQueue::new(queue, Faults::none(), 0);
-        let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+        let (faulty, jobs) = faulty("orders", Faults::none(), 0);
         // Enough failures to be observed: the delay doubles each time.
         for _ in 0..6 {
             faulty.next(Operation::Receive, Fault::FailBefore);
@@ -228,10 +223,8 @@ fn a_queue_that_cannot_be_received_from_is_reported_until_it_recovers() {
         let answer = until(&running, "/health/ready", is_told).await;
         assert_eq!((answer.status, answer.json()["status"].clone()), (503, json!("not_ready")));
         let reasons = answer.reasons();
-        assert!(
-            reasons[0].starts_with("loop 'orders': cannot receive on queue 'orders'"),
-            "{reasons:?}"
-        );
+        let failing = "loop 'orders': cannot receive on queue 'orders'";
+        assert!(reasons[0].starts_with(failing), "{reasons:?}");
         let answer = until(&running, "/health/ready", |answer| answer.status == 200).await;
         assert!(answer.json()["loops"][0]["error"].is_null());
         assert!(answer.json().get("dlq").is_none(), "nobody looks at dead letters");
@@ -242,9 +235,7 @@ fn a_queue_that_cannot_be_received_from_is_reported_until_it_recovers() {
 #[test]
 fn a_probe_from_another_machine_sees_no_host_names() {
     on_threads(async {
-        let queue = backend().queue("orders", QueueOptions::new()).unwrap();
-        let faulty = FaultQueue::new(queue, Faults::none(), 0);
-        let jobs: Mailbox<u32> = Mailbox::new(faulty.clone(), Json, NoReplies);
+        let (faulty, jobs) = faulty("orders", Faults::none(), 0);
         for _ in 0..1000 {
             faulty.next(Operation::Receive, Fault::FailBefore);
         }

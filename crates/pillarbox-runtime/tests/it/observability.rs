@@ -5,10 +5,9 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshot};
 use pillarbox_core::{
-    Json, Mailbox, Mailboxes, MemoryBackend, MessageId, NoReplies, QueueOptions, Receive,
-    SendOptions, Settle,
+    Json, Mailbox, MessageId, NoReplies, QueueOptions, Receive, SendOptions, Settle,
 };
 use pillarbox_runtime::dead_letters::{DeadLetter, Dlq, DlqPolicy};
 use pillarbox_runtime::group::LoopGroup;
@@ -23,27 +22,24 @@ use pillarbox_testing::{Fault, FaultQueue, Faults, Operation};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 
+use crate::common::memory::{backend, jobs};
+
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-fn backend() -> Mailboxes {
-    Mailboxes::new(MemoryBackend::new())
+/// Returns the metrics that a future records, in virtual time.
+fn record_metrics(future: impl Future<Output = ()>) -> Snapshot {
+    let recorder = DebuggingRecorder::new();
+    let builder = &mut tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
+    metrics::with_local_recorder(&recorder, || runtime.block_on(future));
+    recorder.snapshotter().snapshot()
 }
 
 /// Every metric in the table is recorded, and every one that is recorded is in the table, with its labels.
 #[test]
 fn the_table_of_metrics_is_complete() {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .expect("a runtime");
-        runtime.block_on(run_with_every_metric());
-    });
     let mut recorded: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (key, ..) in snapshotter.snapshot().into_vec() {
+    for (key, ..) in record_metrics(run_with_every_metric()).into_vec() {
         let kind = format!("{:?}", key.kind()).to_lowercase();
         let labels = key.key().labels().map(|label| label.key().to_owned());
         let name = format!("{} {kind}", key.key().name());
@@ -61,37 +57,28 @@ fn the_table_of_metrics_is_complete() {
 
 #[test]
 fn the_run_time_of_a_handler_of_dead_letters_is_recorded_whatever_the_result() {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    metrics::with_local_recorder(&recorder, || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .expect("a runtime");
-        runtime.block_on(async {
-            let backend = backend();
-            let jobs: Mailbox<u32> = backend.mailbox("jobs").expect("a mailbox");
-            jobs.send_batch(&[1, 2, 3, 4]).await.expect("sent").all().expect("sent");
-            let reject = |_: u32| async { Outcome::reject("no") };
-            let worker = Worker::new(jobs).dead_letters(DlqPolicy::new()).handler(reject);
-            worker.run_until_empty().await.expect("all is done");
-            let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("jobs-dlq").expect("a mailbox");
-            let consumer = DlqConsumer::new(dead, |letter: DeadLetter<u32>| async move {
-                tokio::time::sleep(Duration::from_secs(letter.body.into())).await;
-                match letter.body {
-                    1 => Ok(()),
-                    2 => Err("the pager is off"),
-                    3 => panic!("no pager"),
-                    _ => std::future::pending().await,
-                }
-            });
-            consumer.run_iterations(4).await.expect("all is done");
+    let recorded = record_metrics(async {
+        let backend = backend();
+        let jobs: Mailbox<u32> = backend.mailbox("jobs").expect("a mailbox");
+        jobs.send_batch(&[1, 2, 3, 4]).await.expect("sent").all().expect("sent");
+        let reject = |_: u32| async { Outcome::reject("no") };
+        let worker = Worker::new(jobs).dead_letters(DlqPolicy::new()).handler(reject);
+        worker.run_until_empty().await.expect("all is done");
+        let dead: Mailbox<DeadLetter<u32>> = backend.mailbox("jobs-dlq").expect("a mailbox");
+        let consumer = DlqConsumer::new(dead, |letter: DeadLetter<u32>| async move {
+            tokio::time::sleep(Duration::from_secs(letter.body.into())).await;
+            match letter.body {
+                1 => Ok(()),
+                2 => Err("the pager is off"),
+                3 => panic!("no pager"),
+                _ => std::future::pending().await,
+            }
         });
+        consumer.run_iterations(4).await.expect("all is done");
     });
     let mut took = Vec::new();
     let mut processed = None;
-    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+    for (key, _, _, value) in recorded.into_vec() {
         match (key.key().name(), value) {
             ("dlq.processing.duration_ms", DebugValue::Histogram(values)) => {
                 took.extend(values.into_iter().map(|millis| millis.into_inner().round()));
@@ -289,10 +276,8 @@ async fn every_documented_line_of_a_worker_is_logged() {
     for (line, fields) in &logged {
         let is_about_one =
             line.starts_with("pillarbox_runtime::deliveries") && !line.contains("messages");
-        assert!(
-            !is_about_one || (fields.contains("message_id") && fields.contains("worker_id")),
-            "{line}"
-        );
+        let has_ids = fields.contains("message_id") && fields.contains("worker_id");
+        assert!(!is_about_one || has_ids, "{line}");
     }
 }
 
@@ -376,7 +361,7 @@ const LEASE: Duration = Duration::from_secs(30);
 #[tokio::test(start_paused = true)]
 async fn a_hook_gets_every_failure_even_if_a_listener_is_slow() {
     const MESSAGES: u32 = 10_000;
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     let bodies: Vec<_> = (0..MESSAGES).collect();
     let ids: BTreeSet<_> =
         jobs.send_batch(&bodies).await.unwrap().all().unwrap().into_iter().collect();
@@ -392,17 +377,15 @@ async fn a_hook_gets_every_failure_even_if_a_listener_is_slow() {
     let mut events = worker.control().events();
     worker.run_until_empty().await.unwrap();
     let heard = std::mem::take(&mut *heard.lock().unwrap());
-    assert_eq!(
-        (heard.len(), heard.iter().copied().collect::<BTreeSet<_>>()),
-        (MESSAGES as usize, ids)
-    );
+    assert_eq!(heard.len(), MESSAGES as usize);
+    assert_eq!(heard.iter().copied().collect::<BTreeSet<_>>(), ids);
     events.next().await.unwrap();
     assert!(events.missed() > u64::from(MESSAGES), "{}", events.missed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_message_waits_for_its_hook_and_keeps_its_lease() {
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     jobs.send(&1).await.unwrap();
     let (begun, has_begun) = tokio::sync::oneshot::channel();
     let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
@@ -426,11 +409,8 @@ async fn a_message_waits_for_its_hook_and_keeps_its_lease() {
             tokio::task::yield_now().await;
         }
     }
-    assert_eq!(
-        jobs.counts().await.unwrap().in_flight,
-        1,
-        "its lease ended long ago, unless extended"
-    );
+    // Its lease ended long ago, unless extended.
+    assert_eq!(jobs.counts().await.unwrap().in_flight, 1);
     go_on.send(()).unwrap();
     let stats = running.stop().await.unwrap();
     assert_eq!((stats.dead_lettered, stats.leases_lost), (1, 0));
@@ -446,7 +426,7 @@ async fn a_hook_that_panics_is_logged_and_has_no_other_effect() {
     let id = jobs.send(&1).await.unwrap();
     let heard: Arc<Mutex<Vec<String>>> = Arc::default();
     let [failed, dead] = [heard.clone(), heard.clone()];
-    let stats = Worker::new(jobs)
+    let worker = Worker::new(jobs)
         .workers(1)
         .max_deliveries(2)
         .dead_letters(DlqPolicy::new())
@@ -459,10 +439,8 @@ async fn a_hook_that_panics_is_logged_and_has_no_other_effect() {
         .on_dead_letter(move |letter, to| {
             dead.lock().expect("heard").push(format!("{} to {to}", letter.last_error));
         })
-        .handler(|_: u32| async { Err::<(), _>("no") })
-        .run_until_empty()
-        .await
-        .unwrap();
+        .handler(|_: u32| async { Err::<(), _>("no") });
+    let stats = worker.run_until_empty().await.unwrap();
     assert_eq!((stats.failed, stats.retried, stats.dead_lettered, stats.unconfirmed), (2, 1, 1, 0));
     assert_eq!(*heard.lock().unwrap(), ["1 false", "2 true", "no to jobs-dlq"]);
     let log = log.0.lock().unwrap();
@@ -505,7 +483,7 @@ async fn hooks_get_dead_letters_on_every_path() {
     type Heard = Arc<Mutex<Vec<(MessageId, &'static str)>>>;
     let (failed, dead): (Heard, Heard) = Default::default();
     let [on_failed, on_dead] = [failed.clone(), dead.clone()];
-    Worker::new(jobs)
+    let worker = Worker::new(jobs)
         .max_deliveries(2)
         .dead_letters(DlqPolicy::new())
         .retry(Backoff::none())
@@ -519,10 +497,10 @@ async fn hooks_get_dead_letters_on_every_path() {
             assert_eq!((letter.source_mailbox.as_str(), to.as_str()), ("jobs", "jobs-dlq"));
             on_dead.lock().expect("heard").push((letter.message_id, letter.failure.as_str()));
         })
-        .handler(|n: u32| async move { if n == 1 { Ok(Outcome::reject("no")) } else { Err("no") } })
-        .run_until_empty()
-        .await
-        .unwrap();
+        .handler(
+            |n: u32| async move { if n == 1 { Ok(Outcome::reject("no")) } else { Err("no") } },
+        );
+    worker.run_until_empty().await.unwrap();
     let mut times: BTreeMap<_, (&str, usize)> = BTreeMap::new();
     for (id, kind) in failed.lock().unwrap().iter() {
         let (_, times) = times.entry(*id).or_insert((*kind, 0));
@@ -542,17 +520,15 @@ async fn hooks_get_the_requests_of_a_main_loop() {
     requests.send(&MainLoopRequest::new(7)).await.unwrap();
     let heard: Arc<Mutex<Vec<String>>> = Arc::default();
     let [failed, dead] = [heard.clone(), heard.clone()];
-    MainLoop::new(requests, |_: u32| async { Err::<u32, _>("no") })
+    let main_loop = MainLoop::new(requests, |_: u32| async { Err::<u32, _>("no") })
         .max_deliveries(1)
         .dead_letters(DlqPolicy::new())
         .worker(|worker| {
             worker
                 .on_failure(move |one| failed.lock().expect("heard").push(one.error.to_string()))
                 .on_dead_letter(move |_, to| dead.lock().expect("heard").push(to.to_string()))
-        })
-        .run_until_empty()
-        .await
-        .unwrap();
+        });
+    main_loop.run_until_empty().await.unwrap();
     assert_eq!(*heard.lock().unwrap(), ["no", "requests-dlq"]);
 }
 
@@ -592,7 +568,7 @@ impl tracing::Subscriber for Spans {
 async fn each_delivery_has_a_span() {
     let spans = Spans::default();
     let _guard = tracing::subscriber::set_default(spans.clone());
-    let jobs: Mailbox<u32> = backend().mailbox("jobs").unwrap();
+    let jobs = jobs();
     let context: TraceContext = TRACE.parse().unwrap();
     let id = jobs.send_with(&1, context.attach(SendOptions::new())).await.unwrap();
     let worker = Worker::new(jobs).workers(1).retry(Backoff::none()).handler(

@@ -238,7 +238,7 @@ impl Pass {
         self,
         stop: impl Future<Output = ()>,
     ) -> std::result::Result<PassReport, PassFailed> {
-        let queue = self.dlq.queue().clone();
+        let queue = self.dlq.queue.clone();
         let mut run = PassRun {
             held: HeldReceipts::new(queue, self.lease),
             report: PassReport::default(),

@@ -64,7 +64,7 @@ impl PassRun {
         mut stop: std::pin::Pin<&mut impl Future<Output = ()>>,
     ) -> Result<()> {
         self.pass.validate()?;
-        let queue = self.pass.dlq.queue().clone();
+        let queue = self.pass.dlq.queue.clone();
         let capabilities = queue.capabilities().clone();
         let before = queue.counts().await?;
         self.report.unseen = before.in_flight + before.delayed;
@@ -130,7 +130,7 @@ impl PassRun {
         let (dlq, now) = (self.pass.dlq.clone(), before.counted_at.unwrap_or_else(Timestamp::now));
         // Taken after the answer, so that times derived from it are never ahead of the backend's clock.
         let counted = Instant::now();
-        if !dlq.queue().capabilities().peek {
+        if !dlq.queue.capabilities().peek {
             self.report.awaited = std::mem::take(&mut self.report.unseen);
             return Ok((self.report.awaited > 0).then(|| later(counted, within)));
         }
@@ -147,7 +147,7 @@ impl PassRun {
                 && self.pass.selects(peeked.id, peeked.enqueued_at, letter, self.now)
                 && !self.pass.is_exhausted(letter)
                 && (self.pass.action == PassAction::Discard
-                    || dlq.target().check(letter, dlq.name()).is_ok())
+                    || dlq.target.check(letter, dlq.name()).is_ok())
             {
                 self.report.awaited += 1;
                 last = last.max(Some(left));
@@ -167,7 +167,7 @@ impl PassRun {
         (self.pass.progress)(&self.report);
         // At most until the leases of the held ones must be extended.
         let wait = left.min(self.held.extend_in());
-        Some(self.pass.dlq.queue().capabilities().fit_wait(wait))
+        Some(self.pass.dlq.queue.capabilities().fit_wait(wait))
     }
 
     /// Returns the number of dead letters that were replayed or deleted.
@@ -237,7 +237,7 @@ impl PassRun {
     /// Whether the target of this pass refuses a message, which is counted.
     fn refuses(&mut self, letter: &DeadLetter) -> bool {
         let dlq = &self.pass.dlq;
-        let refused = dlq.target().check(letter, dlq.name());
+        let refused = dlq.target.check(letter, dlq.name());
         refused.is_err_and(|error| {
             self.count_refusal(error);
             true
@@ -256,7 +256,7 @@ impl PassRun {
         let mut selected: VecDeque<_> = selected.into();
         while let Some(first) = selected.front() {
             let source = first.letter.source_mailbox.clone();
-            let target = self.pass.dlq.target().queue(&source, self.pass.dlq.name());
+            let target = self.pass.dlq.target.queue(&source, self.pass.dlq.name());
             let target = match target {
                 Ok(target) => target,
                 Err(error) => {
@@ -302,7 +302,7 @@ impl PassRun {
         if some.is_empty() {
             return Ok(());
         }
-        let queue = self.pass.dlq.queue().clone();
+        let queue = self.pass.dlq.queue.clone();
         let (letters, settles): (Vec<_>, Vec<_>) =
             some.into_iter().map(|one| (one.letter, Settle::acknowledge(one.receipt))).unzip();
         let mut failed = None;

@@ -1,7 +1,6 @@
 //! The waiters of a client, by request.
 
-use std::collections::HashMap;
-use std::collections::hash_map;
+use std::collections::{HashMap, hash_map};
 use std::sync::{Arc, Mutex};
 
 use pillarbox_core::internal::{Locked, lock};
@@ -52,12 +51,8 @@ struct Entry<O> {
 
 impl<O> Waiters<O> {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(State {
-            waiters: HashMap::new(),
-            registrations: 0,
-            outage: None,
-            end: None,
-        }))
+        let waiters = HashMap::new();
+        Self(Mutex::new(State { waiters, registrations: 0, outage: None, end: None }))
     }
 
     /// Registers waiters, all or none, until the returned registration is dropped.

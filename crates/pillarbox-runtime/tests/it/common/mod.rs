@@ -2,5 +2,6 @@
 
 pub(crate) mod crash;
 pub(crate) mod group_process;
+pub(crate) mod memory;
 pub(crate) mod shared_backend;
 pub(crate) mod worker_process;

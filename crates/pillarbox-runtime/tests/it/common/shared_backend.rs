@@ -43,17 +43,13 @@ impl SharedBackend {
 
 /// Opens the backend at a URL, in any process.
 pub(crate) async fn open(url: &str) -> Mailboxes {
-    let opened = match url.starts_with("sqlite:") {
-        true => match SqliteOptions::from_url(url) {
-            Ok(options) => SqliteBackend::open(options).await.map(Mailboxes::new),
-            Err(error) => Err(error),
-        },
-        false => match RedisOptions::from_url(url) {
-            Ok(options) => RedisBackend::open(options).await.map(Mailboxes::new),
-            Err(error) => Err(error),
-        },
-    };
-    opened.unwrap_or_else(|error| panic!("{error}"))
+    if url.starts_with("sqlite:") {
+        let options = SqliteOptions::from_url(url).expect("a valid URL");
+        Mailboxes::new(SqliteBackend::open(options).await.expect("a backend"))
+    } else {
+        let options = RedisOptions::from_url(url).expect("a valid URL");
+        Mailboxes::new(RedisBackend::open(options).await.expect("a backend"))
+    }
 }
 
 /// Runs each test on each backend.
