@@ -347,16 +347,11 @@ mod tests {
         let id = MessageId::from_key("k");
         let receipt = Receipt::new(id, Nonce::from_bytes([1; 12]));
         let cause = || -> Cause { Arc::from(Box::<dyn StdError + Send + Sync>::from("because")) };
+        let (action, codec) = ("decode", "JSON");
         let errors = [
             Error::MailboxFull { queue: queue(), id: Some(id), max_size: Some(3) },
             Error::MailboxFull { queue: queue(), id: Some(id), max_size: None },
-            Error::Serialization {
-                queue: queue(),
-                id,
-                action: "decode",
-                codec: "JSON",
-                cause: cause(),
-            },
+            Error::Serialization { queue: queue(), id, action, codec, cause: cause() },
             Error::ReplyMailboxUnavailable { queue: queue(), id, cause: cause() },
             Error::ReceiptHandleExpired { queue: queue(), receipt },
             Error::connection(Some(&queue()), "send", "because").about(Some(id)),
@@ -369,10 +364,8 @@ mod tests {
             assert_eq!((error.queue(), error.message_id()), (Some(&queue()), Some(id)));
         }
         let text = |error: Error| error.to_string();
-        assert_eq!(
-            text(Error::connection(Some(&queue()), "send", "refused")),
-            "cannot send on queue 'orders': refused"
-        );
+        let refused = Error::connection(Some(&queue()), "send", "refused");
+        assert_eq!(text(refused), "cannot send on queue 'orders': refused");
         assert_eq!(
             text(Error::MailboxFull { queue: queue(), id: None, max_size: Some(3) }),
             "queue 'orders' is full at 3 messages in flight; none was delivered. Settle some of them first"
@@ -381,10 +374,8 @@ mod tests {
         let again = Error::PurgeCooldown { queue: queue(), cooldown };
         assert!(again.is_transient() && again.queue() == Some(&queue()));
         assert!(text(again).starts_with("queue 'orders' was purged less than 60 s ago"));
-        assert_eq!(
-            text(Error::Closed { queue: Some(queue()) }),
-            "the mailbox on queue 'orders' was closed"
-        );
+        let closed = Error::Closed { queue: Some(queue()) };
+        assert_eq!(text(closed), "the mailbox on queue 'orders' was closed");
     }
 
     #[test]

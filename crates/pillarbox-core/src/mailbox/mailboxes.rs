@@ -276,13 +276,13 @@ where
     /// # Ok(()) }
     /// ```
     pub fn allow_reply_to(mut self, address: impl Into<Box<str>>) -> Self {
-        self.addresses.allow(address);
+        self.addresses.allowed.push(address.into());
         self
     }
 
     /// Allows replies to any queue of the backend. Use it only if all senders are trusted.
     pub fn allow_reply_to_any(mut self) -> Self {
-        self.addresses.allow_any();
+        self.addresses.allows_any = true;
         self
     }
 

@@ -140,9 +140,8 @@ impl<T, R: 'static> Message<T, R> {
     pub(super) async fn acknowledge_all(messages: Vec<Self>) -> Result<BatchResults<()>> {
         let Some(first) = messages.first() else { return Ok(BatchResults(Vec::new())) };
         let queue = first.queue.clone();
-        let settles =
-            messages.into_iter().map(|message| Settle::acknowledge(message.delivery.receipt));
-        queue.settle(settles.collect()).await.map(BatchResults)
+        let settle = |message: Self| Settle::acknowledge(message.delivery.receipt);
+        queue.settle(messages.into_iter().map(settle).collect()).await.map(BatchResults)
     }
 
     /// Returns the message to the queue, to be delivered again at once or after `delay`. It goes to the tail of the

@@ -272,9 +272,7 @@ impl<'c> Store<'c> {
     pub(crate) fn release(&mut self, name: &QueueName, receipt: &Receipt) -> Result<()> {
         let now = self.now;
         let Some((statements, queue)) = self.queue(name)? else { return Ok(()) };
-        let Some((_, lease)) = take_lease(statements, queue, receipt, now)? else {
-            return Ok(());
-        };
+        let Some((_, lease)) = take_lease(statements, queue, receipt, now)? else { return Ok(()) };
         requeue(statements, queue, lease.key, lease.place, lease.deliveries.undone())?;
         queue.in_flight -= 1;
         queue.dirty = true;
