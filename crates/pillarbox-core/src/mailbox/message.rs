@@ -35,22 +35,13 @@ use crate::{Attributes, Capabilities, MessageId, QueueName, Receipt, Timestamp};
 /// Dropping it settles nothing: the message is delivered again when its lease expires.
 #[must_use = "a message that is not settled is delivered again when its lease expires"]
 pub struct Message<T, R = ()> {
-    body: T,
-    delivery: Delivery,
-    queue: Arc<dyn Queue>,
-    replies: Arc<dyn MailboxResolver<R>>,
+    pub(super) body: T,
+    pub(super) delivery: Delivery,
+    pub(super) queue: Arc<dyn Queue>,
+    pub(super) replies: Arc<dyn MailboxResolver<R>>,
 }
 
 impl<T, R: 'static> Message<T, R> {
-    pub(super) fn new(
-        body: T,
-        delivery: Delivery,
-        queue: Arc<dyn Queue>,
-        replies: Arc<dyn MailboxResolver<R>>,
-    ) -> Self {
-        Self { body, delivery, queue, replies }
-    }
-
     /// Returns the id of the message, which is the same at every delivery.
     pub fn id(&self) -> MessageId {
         self.delivery.message.id
