@@ -82,9 +82,8 @@ impl From<Attributes> for BTreeMap<String, String> {
 
 impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for Attributes {
     fn from_iter<I: IntoIterator<Item = (N, V)>>(pairs: I) -> Self {
-        let map: BTreeMap<_, _> =
-            pairs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        map.into()
+        let pairs = pairs.into_iter().map(|(name, value)| (name.into(), value.into()));
+        pairs.collect::<BTreeMap<_, _>>().into()
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::message::Outgoing;
 use crate::options::{QueueOptions, Receive, Redrive};
-use crate::settle::{Settle, SettleAction};
+use crate::settle::Settle;
 use crate::{Attributes, QueueName};
 
 /// Capabilities and limits of a backend.
@@ -156,23 +156,20 @@ impl Capabilities {
     /// Refuses options of a queue that the backend does not support. A number of partitions above the maximum is
     /// not refused here: a backend without partitions accepts any number.
     pub fn check_options(&self, queue: &QueueName, options: &QueueOptions) -> Result<()> {
-        if options.partitions == Some(0) {
-            return Err(Error::invalid(Some(queue), "partitions", "0", "at least 1"));
+        if let Some(partitions) = options.partitions {
+            in_range(queue, "partitions", partitions as usize, usize::MAX)?;
         }
         let Some(time) = options.default_ttl else { return Ok(()) };
-        let refuse = |allowed: String| {
-            Err(Error::invalid(Some(queue), "default_ttl", format!("{time:?}"), allowed))
+        let allowed = if time.is_zero() {
+            "more than 0, or none at all".to_owned()
+        } else if !self.default_ttl && self.max_partitions == 1 {
+            format!("none: {} cannot delete unused queues", self.backend)
+        } else if !self.default_ttl || options.partitions.is_some_and(|partitions| partitions > 1) {
+            "none for a queue that is spread over partitions".to_owned()
+        } else {
+            return Ok(());
         };
-        if time.is_zero() {
-            return refuse("more than 0, or none at all".to_owned());
-        }
-        if !self.default_ttl && self.max_partitions == 1 {
-            return refuse(format!("none: {} cannot delete unused queues", self.backend));
-        }
-        if !self.default_ttl || options.partitions.is_some_and(|partitions| partitions > 1) {
-            return refuse("none for a queue that is spread over partitions".to_owned());
-        }
-        Ok(())
+        Err(Error::invalid(Some(queue), "default_ttl", format!("{time:?}"), allowed))
     }
 
     /// Refuses a redrive rule if the backend does not support them, or if its number of deliveries is 0.
@@ -182,12 +179,8 @@ impl Capabilities {
             let allowed = "a dead letter policy of the worker";
             return Err(Error::invalid(Some(queue), "redrive", value, allowed));
         }
-        match redrive {
-            Some(Redrive { max_deliveries: 0, .. }) => {
-                Err(Error::invalid(Some(queue), "max_deliveries", "0", "at least 1"))
-            }
-            _ => Ok(()),
-        }
+        let Some(redrive) = redrive else { return Ok(()) };
+        in_range(queue, "max_deliveries", redrive.max_deliveries as usize, usize::MAX)
     }
 
     /// Refuses a batch with more entries than one call accepts.
@@ -197,14 +190,11 @@ impl Capabilities {
 
     /// Refuses a number of partitions that the backend does not support.
     pub fn check_partitions(&self, queue: &QueueName, partitions: u32) -> Result<()> {
-        if partitions == 0 {
-            return Err(Error::invalid(Some(queue), "partitions", "0", "at least 1"));
-        }
         if partitions > 1 && self.max_partitions == 1 {
             let allowed = format!("1: {} has no partitions", self.backend);
             return Err(Error::invalid(Some(queue), "partitions", partitions.to_string(), allowed));
         }
-        at_most(queue, "partitions", partitions as usize, self.max_partitions as usize)
+        in_range(queue, "partitions", partitions as usize, self.max_partitions as usize)
     }
 
     /// Checks a batch and each of its entries, calls `operation` with the valid entries, if there are any, and
@@ -261,18 +251,12 @@ impl Capabilities {
             let value = format!("not possible on {}", self.backend);
             return Err(Error::invalid(Some(queue), "peek", value, "receive instead"));
         }
-        if max == 0 {
-            return Err(Error::invalid(Some(queue), "max", "0", "at least 1"));
-        }
-        at_most(queue, "max", max, self.max_receive)
+        in_range(queue, "max", max, self.max_receive)
     }
 
     /// Refuses a receive outside the limits.
     pub fn check_receive(&self, queue: &QueueName, request: &Receive) -> Result<()> {
-        if request.max == 0 {
-            return Err(Error::invalid(Some(queue), "max", "0", "at least 1"));
-        }
-        at_most(queue, "max", request.max, self.max_receive)?;
+        in_range(queue, "max", request.max, self.max_receive)?;
         self.check_duration(queue, "visibility", request.visibility, Some(Self::MAX_VISIBILITY))?;
         self.check_duration(queue, "wait", request.wait, self.max_wait)
     }
@@ -305,14 +289,12 @@ impl Capabilities {
 
     /// Refuses a settle with a duration outside the limits.
     pub fn check_settle(&self, queue: &QueueName, settle: &Settle) -> Result<()> {
-        let checked = match settle.action {
-            SettleAction::Acknowledge => Ok(()),
-            SettleAction::Nack { delay } | SettleAction::Release { delay } => {
-                self.check_duration(queue, "delay", delay, self.max_nack_delay)
-            }
-            SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
-                self.check_duration(queue, "timeout", timeout, Some(Self::MAX_VISIBILITY))
-            }
+        let checked = if let Some(delay) = settle.action.delay() {
+            self.check_duration(queue, "delay", delay, self.max_nack_delay)
+        } else if let Some(timeout) = settle.action.timeout() {
+            self.check_duration(queue, "timeout", timeout, Some(Self::MAX_VISIBILITY))
+        } else {
+            Ok(())
         };
         checked.map_err(|error| error.about(settle.receipt.message_id()))
     }
@@ -339,16 +321,23 @@ impl Capabilities {
         value: Duration,
         max: Option<Duration>,
     ) -> Result<()> {
-        if let Some(max) = max.filter(|max| value > *max) {
-            let allowed = format!("0 to {} s", max.as_secs());
-            return Err(Error::invalid(Some(queue), parameter, format!("{value:?}"), allowed));
-        }
-        if value.subsec_nanos() != 0 && !self.sub_second {
-            let allowed = format!("whole seconds on {}", self.backend);
-            return Err(Error::invalid(Some(queue), parameter, format!("{value:?}"), allowed));
-        }
-        Ok(())
+        let allowed = if let Some(max) = max.filter(|max| value > *max) {
+            format!("0 to {} s", max.as_secs())
+        } else if value.subsec_nanos() != 0 && !self.sub_second {
+            format!("whole seconds on {}", self.backend)
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(Some(queue), parameter, format!("{value:?}"), allowed))
     }
+}
+
+/// Refuses a value that is not in `1..=max`.
+fn in_range(queue: &QueueName, parameter: &'static str, value: usize, max: usize) -> Result<()> {
+    if value == 0 {
+        return Err(Error::invalid(Some(queue), parameter, "0", "at least 1"));
+    }
+    at_most(queue, parameter, value, max)
 }
 
 fn at_most(queue: &QueueName, parameter: &'static str, value: usize, max: usize) -> Result<()> {
@@ -390,7 +379,7 @@ mod tests {
         }
     }
 
-    fn assert_refused(result: Result<()>, text: &str) {
+    fn refused(result: Result<()>, text: &str) {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::InvalidParameter { .. }), "{error}");
         assert!(error.to_string().contains(text), "{error} does not contain {text:?}");
@@ -410,23 +399,14 @@ mod tests {
         let caps = narrow();
         let queue: QueueName = "q".parse().unwrap();
         let receive = |request| caps.check_receive(&queue, &request);
-        assert_refused(caps.check_name(&"a/b".parse().unwrap()), "no ':' and no '/' on narrow");
-        assert_refused(
-            caps.check_batch(&queue, 11),
-            "batch size on queue 'q': 11; allowed: at most 10",
-        );
-        assert_refused(caps.check_peek(&queue, 1), "not possible on narrow");
-        assert_refused(receive(Receive::up_to(0)), "max on queue 'q': 0; allowed: at least 1");
-        assert_refused(receive(Receive::up_to(11)), "at most 10");
-        assert_refused(
-            receive(Receive::one().visibility(Duration::from_secs(43_201))),
-            "0 to 43200 s",
-        );
-        assert_refused(
-            receive(Receive::one().visibility(Duration::from_millis(1500))),
-            "whole seconds",
-        );
-        assert_refused(receive(Receive::one().wait(Duration::from_secs(21))), "0 to 20 s");
+        refused(caps.check_name(&"a/b".parse().unwrap()), "no ':' and no '/' on narrow");
+        refused(caps.check_batch(&queue, 11), "batch size on queue 'q': 11; allowed: at most 10");
+        refused(caps.check_peek(&queue, 1), "not possible on narrow");
+        refused(receive(Receive::up_to(0)), "max on queue 'q': 0; allowed: at least 1");
+        refused(receive(Receive::up_to(11)), "at most 10");
+        refused(receive(Receive::one().visibility(Duration::from_secs(43_201))), "0 to 43200 s");
+        refused(receive(Receive::one().visibility(Duration::from_millis(1500))), "whole seconds");
+        refused(receive(Receive::one().wait(Duration::from_secs(21))), "0 to 20 s");
 
         let send = |change: fn(&mut Outgoing)| {
             let mut message = Outgoing::new("body");
@@ -434,31 +414,19 @@ mod tests {
             caps.check_outgoing(&queue, &message)
         };
         assert!(send(|_| ()).is_ok());
-        assert_refused(send(|m| m.delay = Duration::from_secs(901)), "0 to 900 s");
-        assert_refused(
-            send(|m| m.body = "longer".into()),
-            "body size in bytes on queue 'q' for message",
-        );
-        assert_refused(
-            send(|m| m.attributes = [("a", ""), ("b", "")].into_iter().collect()),
-            "at most 1",
-        );
+        refused(send(|m| m.delay = Duration::from_secs(901)), "0 to 900 s");
+        refused(send(|m| m.body = "longer".into()), "body size in bytes on queue 'q' for message");
+        refused(send(|m| m.attributes = [("a", ""), ("b", "")].into_iter().collect()), "at most 1");
         let own = [("a", ""), ("pillarbox.kind", ""), ("pillarbox.group", "")];
         let message = Outgoing { attributes: own.into_iter().collect(), ..Outgoing::new("body") };
         assert!(caps.check_outgoing(&queue, &message).is_ok(), "own attributes do not count");
-        assert_refused(
-            send(|m| m.attributes = Attributes::from_iter([("", "")])),
-            "attribute name",
-        );
-        assert_refused(send(|m| m.reply_to = Some("".into())), "reply_to");
+        refused(send(|m| m.attributes = Attributes::from_iter([("", "")])), "attribute name");
+        refused(send(|m| m.reply_to = Some("".into())), "reply_to");
 
         let receipt = Receipt::new(MessageId::new(), Nonce::random());
         let late = Duration::from_secs(43_201);
-        assert_refused(caps.check_settle(&queue, &Settle::nack(receipt.clone(), late)), "delay");
-        assert_refused(
-            caps.check_settle(&queue, &Settle::extend(receipt.clone(), late)),
-            "timeout",
-        );
+        refused(caps.check_settle(&queue, &Settle::nack(receipt.clone(), late)), "delay");
+        refused(caps.check_settle(&queue, &Settle::extend(receipt.clone(), late)), "timeout");
         assert!(caps.check_settle(&queue, &Settle::acknowledge(receipt)).is_ok());
     }
 
@@ -468,24 +436,15 @@ mod tests {
         let day = QueueOptions::new().default_ttl(Duration::from_secs(86_400));
         let none = QueueOptions::new().default_ttl(Duration::ZERO);
         let mut caps = narrow();
-        assert_refused(
-            caps.check_options(&queue, &day),
-            "none: narrow cannot delete unused queues",
-        );
-        assert_refused(caps.check_options(&queue, &none), "more than 0");
+        refused(caps.check_options(&queue, &day), "none: narrow cannot delete unused queues");
+        refused(caps.check_options(&queue, &none), "more than 0");
         caps.max_partitions = 10;
-        assert_refused(caps.check_options(&queue, &day), "none for a queue that is spread");
+        refused(caps.check_options(&queue, &day), "none for a queue that is spread");
         caps.default_ttl = true;
         assert!(caps.check_options(&queue, &day).is_ok());
         assert!(caps.check_options(&queue, &day.partitions(1)).is_ok());
-        assert_refused(
-            caps.check_options(&queue, &day.partitions(2)),
-            "none for a queue that is spread",
-        );
-        assert_refused(
-            caps.check_options(&queue, &QueueOptions::new().partitions(0)),
-            "at least 1",
-        );
+        refused(caps.check_options(&queue, &day.partitions(2)), "none for a queue that is spread");
+        refused(caps.check_options(&queue, &QueueOptions::new().partitions(0)), "at least 1");
         assert!(caps.check_options(&queue, &QueueOptions::new().partitions(99)).is_ok());
     }
 
@@ -522,8 +481,8 @@ mod tests {
     ) -> Result<Vec<Option<usize>>> {
         let queue: QueueName = "q".parse().unwrap();
         let batch = bodies.iter().copied().map(Outgoing::new).collect();
-        let results =
-            narrow().check_each(&queue, batch, Capabilities::check_outgoing, operation).await?;
+        let check = Capabilities::check_outgoing;
+        let results = narrow().check_each(&queue, batch, check, operation).await?;
         Ok(results.into_iter().map(Result::ok).collect())
     }
 
@@ -545,7 +504,7 @@ mod tests {
         let never = async |_| panic!("called");
         assert_eq!(send(&[], never).await.unwrap(), []);
         assert_eq!(send(&["wrong", "wrong"], never).await.unwrap(), [None, None]);
-        assert_refused(send(&["good"; 11], never).await.map(|_| ()), "at most 10");
+        refused(send(&["good"; 11], never).await.map(|_| ()), "at most 10");
     }
 
     #[tokio::test]

@@ -35,7 +35,7 @@ pub enum Error {
     #[error(
         "{} is no longer valid in queue '{queue}': its lease expired, or the message \
          was settled, redelivered or purged",
-        DescribeReceipt(receipt)
+        describe(receipt)
     )]
     ReceiptHandleExpired {
         /// The queue.
@@ -46,7 +46,7 @@ pub enum Error {
 
     /// The queue is full or its server is out of memory, and the message was not stored; or the maximum number
     /// of messages is in flight, and none was delivered.
-    #[error("queue '{queue}' is full{}{}", Limit(max_size), Refused(id))]
+    #[error("queue '{queue}' is full{}{}", limit(max_size), refused(id))]
     MailboxFull {
         /// The queue.
         queue: QueueName,
@@ -90,7 +90,7 @@ pub enum Error {
     /// The operation may have taken effect. Repeat a send under the same [id](Error::message_id). Repeat an
     /// acknowledgement or a nack, and treat [`Error::ReceiptHandleExpired`] as success. If a repeated extension
     /// is refused, the lease is lost.
-    #[error("cannot {action}{}: {cause}", Subject(queue, id))]
+    #[error("cannot {action}{}: {cause}", subject(queue, id))]
     Connection {
         /// The queue, if the error is about one.
         queue: Option<QueueName>,
@@ -116,7 +116,7 @@ pub enum Error {
     },
 
     /// A value is outside the range that the contract or the backend allows. Nothing was done.
-    #[error("invalid {parameter}{}: {value}; allowed: {allowed}", Subject(queue, id))]
+    #[error("invalid {parameter}{}: {value}; allowed: {allowed}", subject(queue, id))]
     InvalidParameter {
         /// The queue, if the error is about one.
         queue: Option<QueueName>,
@@ -131,7 +131,7 @@ pub enum Error {
     },
 
     /// The mailbox or its backend was closed.
-    #[error("the mailbox{} was closed", Subject(queue, &None))]
+    #[error("the mailbox{} was closed", subject(queue, &None))]
     Closed {
         /// The queue. `None`: the whole backend.
         queue: Option<QueueName>,
@@ -281,56 +281,33 @@ impl From<Infallible> for Error {
     }
 }
 
-/// Writes ` on queue 'Q' for message M`, as far as they are known.
-struct Subject<'a>(&'a Option<QueueName>, &'a Option<MessageId>);
-
-impl fmt::Display for Subject<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self(Some(queue), None) => write!(f, " on queue '{queue}'"),
-            Self(Some(queue), Some(id)) => write!(f, " on queue '{queue}' for message {id}"),
-            Self(None, Some(id)) => write!(f, " for message {id}"),
-            Self(None, None) => Ok(()),
-        }
+/// Returns ` on queue 'Q' for message M`, as far as they are known.
+fn subject(queue: &Option<QueueName>, id: &Option<MessageId>) -> String {
+    match (queue, id) {
+        (Some(queue), None) => format!(" on queue '{queue}'"),
+        (Some(queue), Some(id)) => format!(" on queue '{queue}' for message {id}"),
+        (None, Some(id)) => format!(" for message {id}"),
+        (None, None) => String::new(),
     }
 }
 
-/// Writes the limit that a full queue has reached.
-struct Limit<'a>(&'a Option<u64>);
-
-impl fmt::Display for Limit<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(max_size) => write!(f, " at {max_size} messages"),
-            None => f.write_str(
-                ": its server has no memory left. Give it more, or receive and settle to make room",
-            ),
-        }
-    }
+/// Returns the limit that a full queue has reached.
+fn limit(max_size: &Option<u64>) -> String {
+    let no_memory =
+        ": its server has no memory left. Give it more, or receive and settle to make room";
+    max_size.map_or_else(|| no_memory.to_owned(), |max_size| format!(" at {max_size} messages"))
 }
 
-/// Writes what a full queue refused.
-struct Refused<'a>(&'a Option<MessageId>);
-
-impl fmt::Display for Refused<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(id) => write!(f, "; message {id} was not stored"),
-            None => f.write_str(" in flight; none was delivered. Settle some of them first"),
-        }
-    }
+/// Returns what a full queue refused.
+fn refused(id: &Option<MessageId>) -> String {
+    let none = " in flight; none was delivered. Settle some of them first";
+    id.map_or_else(|| none.to_owned(), |id| format!("; message {id} was not stored"))
 }
 
-/// Writes the message of a receipt, and keeps its secret out of logs.
-struct DescribeReceipt<'a>(&'a Receipt);
-
-impl fmt::Display for DescribeReceipt<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.message_id() {
-            Some(id) => write!(f, "the receipt of message {id}"),
-            None => f.write_str("the receipt"),
-        }
-    }
+/// Returns the message of a receipt, and keeps its secret out of logs.
+fn describe(receipt: &Receipt) -> String {
+    let id = receipt.message_id();
+    id.map_or_else(|| "the receipt".to_owned(), |id| format!("the receipt of message {id}"))
 }
 
 #[cfg(test)]
@@ -347,16 +324,11 @@ mod tests {
         let id = MessageId::from_key("k");
         let receipt = Receipt::new(id, Nonce::from_bytes([1; 12]));
         let cause = || -> Cause { Arc::from(Box::<dyn StdError + Send + Sync>::from("because")) };
+        let (action, codec) = ("decode", "JSON");
         let errors = [
             Error::MailboxFull { queue: queue(), id: Some(id), max_size: Some(3) },
             Error::MailboxFull { queue: queue(), id: Some(id), max_size: None },
-            Error::Serialization {
-                queue: queue(),
-                id,
-                action: "decode",
-                codec: "JSON",
-                cause: cause(),
-            },
+            Error::Serialization { queue: queue(), id, action, codec, cause: cause() },
             Error::ReplyMailboxUnavailable { queue: queue(), id, cause: cause() },
             Error::ReceiptHandleExpired { queue: queue(), receipt },
             Error::connection(Some(&queue()), "send", "because").about(Some(id)),
@@ -369,10 +341,8 @@ mod tests {
             assert_eq!((error.queue(), error.message_id()), (Some(&queue()), Some(id)));
         }
         let text = |error: Error| error.to_string();
-        assert_eq!(
-            text(Error::connection(Some(&queue()), "send", "refused")),
-            "cannot send on queue 'orders': refused"
-        );
+        let refused = Error::connection(Some(&queue()), "send", "refused");
+        assert_eq!(text(refused), "cannot send on queue 'orders': refused");
         assert_eq!(
             text(Error::MailboxFull { queue: queue(), id: None, max_size: Some(3) }),
             "queue 'orders' is full at 3 messages in flight; none was delivered. Settle some of them first"
@@ -381,10 +351,8 @@ mod tests {
         let again = Error::PurgeCooldown { queue: queue(), cooldown };
         assert!(again.is_transient() && again.queue() == Some(&queue()));
         assert!(text(again).starts_with("queue 'orders' was purged less than 60 s ago"));
-        assert_eq!(
-            text(Error::Closed { queue: Some(queue()) }),
-            "the mailbox on queue 'orders' was closed"
-        );
+        let closed = Error::Closed { queue: Some(queue()) };
+        assert_eq!(text(closed), "the mailbox on queue 'orders' was closed");
     }
 
     #[test]

@@ -92,7 +92,8 @@ impl Dispatcher {
     /// Without subscribers, this is a single lookup and allocates nothing.
     pub fn dispatch<E: 'static>(&self, event: &E) -> Report {
         let mut report = Report { event: type_name::<E>(), called: 0, errors: Vec::new() };
-        for subscriber in self.subscribers.of_type::<E>().iter().flat_map(|list| list.iter()) {
+        let list = self.subscribers.read().list::<E>();
+        for subscriber in list.iter().flat_map(|list| list.iter()) {
             report.called += 1;
             if let Err(error) = subscriber.call(event) {
                 report.errors.push(error);
@@ -297,10 +298,6 @@ impl Subscribers {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn of_type<E: 'static>(&self) -> Option<Arc<List<E>>> {
-        self.read().list()
-    }
-
     fn add<E: 'static>(&self, name: Cow<'static, str>, call: Box<Call<E>>) -> u64 {
         let mut state = self.write();
         let id = state.next_id;
@@ -394,11 +391,9 @@ mod tests {
             assert_eq!(panicked.to_string(), "subscriber audit panicked: disk full");
 
             let error = report.into_result().unwrap_err();
-            assert!(error.to_string().starts_with("2 of 3 subscribers of "), "{error}");
-            assert!(
-                error.to_string().ends_with("; subscriber audit panicked: disk full"),
-                "{error}"
-            );
+            let text = error.to_string();
+            assert!(text.starts_with("2 of 3 subscribers of "), "{text}");
+            assert!(text.ends_with("; subscriber audit panicked: disk full"), "{text}");
             let first = error.source().unwrap();
             assert_eq!(first.to_string(), error.report().errors[0].to_string());
         }

@@ -5,7 +5,6 @@ use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rand::Rng;
-use serde::Serialize;
 use uuid::Uuid;
 
 /// Namespace of the UUIDs that are derived from a caller's key.
@@ -115,14 +114,10 @@ impl From<MessageId> for Uuid {
     }
 }
 
-impl Serialize for MessageId {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::Error;
 
@@ -131,10 +126,8 @@ mod tests {
         let runs: Vec<_> = (0..100_000).map(|_| MessageId::new().run()).collect();
         let changes = runs.windows(2).filter(|two| two[0] != two[1]).count();
         assert!((350..=391).contains(&changes), "{changes}");
-        let threads: Vec<_> =
-            (0..4).map(|_| std::thread::spawn(|| MessageId::new().run())).collect();
-        let firsts: std::collections::HashSet<_> =
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let threads = [(); 4].map(|()| std::thread::spawn(|| MessageId::new().run()));
+        let firsts = HashSet::from(threads.map(|thread| thread.join().unwrap()));
         assert!(firsts.len() > 1);
     }
 
@@ -155,7 +148,7 @@ mod tests {
 
     #[test]
     fn new_ids_do_not_repeat() {
-        let ids: std::collections::HashSet<_> = (0..100_000).map(|_| MessageId::new()).collect();
+        let ids: HashSet<_> = (0..100_000).map(|_| MessageId::new()).collect();
         assert_eq!(ids.len(), 100_000);
     }
 

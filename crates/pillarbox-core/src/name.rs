@@ -3,8 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use serde::Serialize;
-
 /// Name of a queue: 1 to 80 characters out of `A-Z a-z 0-9 _ . - : /`.
 ///
 /// A name is checked when it is created, so that no backend builds a broken key, path or URL from it. `:` and
@@ -19,8 +17,7 @@ use serde::Serialize;
 /// assert!("no spaces".parse::<QueueName>().is_err());
 /// # Ok::<(), pillarbox_core::Error>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(into = "String")]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueName(Arc<str>);
 
 impl QueueName {

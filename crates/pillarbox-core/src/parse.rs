@@ -1,12 +1,12 @@
-//! Parsing of queue names, message ids and receipts.
+//! Parsing of queue names, message ids and receipts; serde's traits for types that are stored as their text.
 
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::{MessageId, QueueName, Receipt};
+use crate::{MessageId, QueueName, Receipt, Timestamp};
 
 impl QueueName {
     /// Checks `name` and creates a queue name from it.
@@ -35,29 +35,19 @@ impl FromStr for QueueName {
     }
 }
 
-impl TryFrom<&str> for QueueName {
-    type Error = Error;
+macro_rules! queue_name_from {
+    ($($text:ty),+) => {
+        $(impl TryFrom<$text> for QueueName {
+            type Error = Error;
 
-    fn try_from(name: &str) -> Result<Self> {
-        Self::new(name)
-    }
+            fn try_from(name: $text) -> Result<Self> {
+                Self::new(&name)
+            }
+        })+
+    };
 }
 
-impl TryFrom<String> for QueueName {
-    type Error = Error;
-
-    fn try_from(name: String) -> Result<Self> {
-        Self::new(&name)
-    }
-}
-
-impl TryFrom<&String> for QueueName {
-    type Error = Error;
-
-    fn try_from(name: &String) -> Result<Self> {
-        Self::new(name)
-    }
-}
+queue_name_from!(&str, String, &String);
 
 impl FromStr for MessageId {
     type Err = Error;
@@ -82,9 +72,16 @@ impl FromStr for Receipt {
     }
 }
 
-macro_rules! deserialize_from_str {
+/// Serializes a type as its `Display` form, and deserializes it by `FromStr`.
+macro_rules! serde_as_text {
     ($($type:ty),+) => {
-        $(impl<'de> Deserialize<'de> for $type {
+        $(impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = String::deserialize(deserializer)?;
                 text.parse().map_err(serde::de::Error::custom)
@@ -93,4 +90,4 @@ macro_rules! deserialize_from_str {
     };
 }
 
-deserialize_from_str!(QueueName, MessageId, Receipt);
+serde_as_text!(QueueName, MessageId, Receipt, Timestamp);

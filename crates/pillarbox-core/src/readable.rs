@@ -61,9 +61,9 @@ impl ReadableBody {
         let Ok(text) = std::str::from_utf8(body) else { return base64() };
         let text_value = || Self { encoding: BodyEncoding::Text, value: string(text) };
         let Ok(json) = serde_json::from_str::<&RawValue>(text) else { return text_value() };
-        match rejection(json.get()) {
-            Some(Rejection::UnpairedSurrogate) => return base64(),
-            Some(Rejection::Depth) => return text_value(),
+        match substitute(json.get()) {
+            Some(BodyEncoding::Base64) => return base64(),
+            Some(_) => return text_value(),
             None => {}
         }
         match on_one_line(json) {
@@ -107,17 +107,9 @@ fn on_one_line(json: &RawValue) -> Option<Box<RawValue>> {
     }
 }
 
-/// Reason why parsers reject JSON that its grammar allows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rejection {
-    /// It is nested too deeply.
-    Depth,
-    /// It contains an unpaired surrogate, which UTF-8 cannot represent.
-    UnpairedSurrogate,
-}
-
-/// Returns why parsers would reject grammatical JSON.
-fn rejection(json: &str) -> Option<Rejection> {
+/// Returns the encoding to use in place of JSON, if parsers would reject this JSON although its grammar allows it: it is
+/// nested too deeply, or contains an unpaired surrogate, which UTF-8 cannot represent.
+fn substitute(json: &str) -> Option<BodyEncoding> {
     let bytes = json.as_bytes();
     let (mut position, mut depth, mut in_string, mut is_deep) = (0, 0_usize, false, false);
     while let Some(byte) = bytes.get(position) {
@@ -136,11 +128,11 @@ fn rejection(json: &str) -> Option<Rejection> {
                         let is_escape = bytes.get(position..position + 2) == Some(br"\u");
                         let low = if is_escape { utf16_unit(bytes, position + 2) } else { None };
                         if !matches!(low, Some(0xDC00..=0xDFFF)) {
-                            return Some(Rejection::UnpairedSurrogate);
+                            return Some(BodyEncoding::Base64);
                         }
                         position += 6;
                     }
-                    Some(0xDC00..=0xDFFF) => return Some(Rejection::UnpairedSurrogate),
+                    Some(0xDC00..=0xDFFF) => return Some(BodyEncoding::Base64),
                     _ => {}
                 }
             }
@@ -152,7 +144,7 @@ fn rejection(json: &str) -> Option<Rejection> {
             _ => {}
         }
     }
-    is_deep.then_some(Rejection::Depth)
+    is_deep.then_some(BodyEncoding::Text)
 }
 
 /// Parses the four hexadecimal digits at a position.

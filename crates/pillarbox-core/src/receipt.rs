@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use rand::Rng;
-use serde::Serialize;
 use uuid::Uuid;
 
 use crate::MessageId;
@@ -102,12 +101,6 @@ fn parse_token(text: &str) -> Option<Form> {
     }
     let id = MessageId::from(Uuid::try_parse(id).ok()?);
     Some(Form::Token { id, nonce: Nonce::parse(nonce)? })
-}
-
-impl Serialize for Receipt {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
 }
 
 /// Secret part of a receipt: 96 bits, written as 16 characters out of `A-Z a-z 0-9 - _`.

@@ -75,9 +75,7 @@ fn check_path(path: &Path, options: &SqliteOptions) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(Failure::io("cannot stat the file", error)),
     }
-    let Some(directory) = path.parent() else {
-        return Err(Failure::NotAFile(path.to_owned()));
-    };
+    let Some(directory) = path.parent() else { return Err(Failure::NotAFile(path.to_owned())) };
     if !directory.is_dir() {
         return Err(Failure::NoDirectory(directory.to_owned()));
     }

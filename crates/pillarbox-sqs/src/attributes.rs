@@ -167,8 +167,7 @@ fn corrected_types(
             is_native(name) && types.get(name).map_or(STRING, String::as_str) != data_type
         })
     };
-    let mut right =
-        type_pairs(types.iter().map(|(name, data_type)| (name.as_str(), data_type.as_str())));
+    let mut right = type_pairs(types.iter().map(|(name, kind)| (name.as_str(), kind.as_str())));
     if right.iter().all(|pair| declared.split(',').any(|declared| declared == pair))
         && !declared.split(',').any(contradicts)
     {

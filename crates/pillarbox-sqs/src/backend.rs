@@ -77,7 +77,7 @@ impl SqsBackend {
             );
         loader = match &options.endpoint {
             Some(endpoint) if endpoint.starts_with("http://") => {
-                let loader = loader.http_client(plain_http()).endpoint_url(endpoint);
+                let loader = loader.http_client(Builder::new().build_http()).endpoint_url(endpoint);
                 match std::env::var_os("AWS_ACCESS_KEY_ID") {
                     Some(_) => loader,
                     None => loader.credentials_provider(dummy_credentials()),
@@ -93,12 +93,8 @@ impl SqsBackend {
         }
         let config = loader.load().await;
         if config.region().is_none() {
-            return Err(Error::invalid(
-                None,
-                "region",
-                "none",
-                "one in the URL (sqs://REGION/PREFIX), in AWS_REGION or in the profile",
-            ));
+            let allowed = "one in the URL (sqs://REGION/PREFIX), in AWS_REGION or in the profile";
+            return Err(Error::invalid(None, "region", "none", allowed));
         }
         Self::from_client(Client::new(&config), options)
     }
@@ -127,7 +123,7 @@ impl SqsBackend {
         };
         let kind = if options.usage.fifo { Kind::Fifo } else { Kind::Standard };
         let capabilities = kind.capabilities(options.usage.max_message);
-        let service = Service::new(client, options.usage, endpoint, runtime);
+        let service = Arc::new(Service::new(client, options.usage, endpoint, runtime));
         Ok(Self { service, capabilities })
     }
 
@@ -163,20 +159,6 @@ impl SqsBackend {
         Ok(names)
     }
 
-    async fn read_redrive(&self, target: &Target) -> Result<Option<Redrive>, Failure> {
-        let (found, _) = self.service.attributes(target, &[Attribute::RedrivePolicy]).await?;
-        let policy = found.get(&Attribute::RedrivePolicy);
-        Ok(policy.and_then(|text| redrive::read(text, |name| self.service.name_of(name))))
-    }
-
-    async fn write_redrive(&self, target: &Target, policy: String) -> Result<(), Failure> {
-        let written = self.service.call(target, IfMissing::Create, |url| {
-            let request = self.service.client.set_queue_attributes().queue_url(&*url);
-            request.attributes(Attribute::RedrivePolicy, &policy).send()
-        });
-        written.await.map(|_| ())
-    }
-
     /// Returns the ARN of a queue, given its name or its ARN.
     async fn arn_of(&self, queue: &str) -> Result<String> {
         if queue.starts_with("arn:") {
@@ -184,15 +166,11 @@ impl SqsBackend {
         }
         let name = QueueName::new(queue)?;
         let target = self.service.target(&name)?;
-        let names = [Attribute::QueueArn];
-        let found = self.service.call(&target, IfMissing::Create, |url| {
-            let request = self.service.client.get_queue_attributes().queue_url(&*url);
-            request.set_attribute_names(Some(names.to_vec())).send()
-        });
         let context = self.service.error_context(Some(&name), &target);
-        let found =
-            found.await.map_err(|failure| failure.into_error(&context, "read the address"))?;
-        let mut found = found.attributes.unwrap_or_default();
+        let names = [Attribute::QueueArn];
+        let found = self.service.attributes(&target, IfMissing::Create, &names).await;
+        let (mut found, _) =
+            found.map_err(|failure| failure.into_error(&context, "read the address"))?;
         found.remove(&Attribute::QueueArn).ok_or_else(|| {
             Error::connection(Some(&name), "read the address", "the response of SQS has no ARN")
         })
@@ -245,8 +223,12 @@ impl Backend for SqsBackend {
             self.service.gate.check(queue)?;
             let target = self.service.target(queue)?;
             let context = self.service.error_context(Some(queue), &target);
-            let read = self.read_redrive(&target).await;
-            read.map_err(|failure| failure.into_error(&context, "read the redrive policy"))
+            let names = [Attribute::RedrivePolicy];
+            let found = self.service.attributes(&target, IfMissing::Fail, &names).await;
+            let (found, _) =
+                found.map_err(|failure| failure.into_error(&context, "read the redrive policy"))?;
+            let policy = found.get(&Attribute::RedrivePolicy);
+            Ok(policy.and_then(|text| redrive::read(text, |name| self.service.name_of(name))))
         })
     }
 
@@ -266,8 +248,12 @@ impl Backend for SqsBackend {
                 None => String::new(),
             };
             let context = self.service.error_context(Some(queue), &target);
-            let written = self.write_redrive(&target, policy).await;
-            written.map_err(|failure| failure.into_error(&context, "set the redrive policy"))
+            let written = self.service.call(&target, IfMissing::Create, |url| {
+                let request = self.service.client.set_queue_attributes().queue_url(&*url);
+                request.attributes(Attribute::RedrivePolicy, &policy).send()
+            });
+            let failed = |failure: Failure| failure.into_error(&context, "set the redrive policy");
+            written.await.map(|_| ()).map_err(failed)
         })
     }
 
@@ -290,10 +276,6 @@ impl Backend for SqsBackend {
 /// Returns the name of a queue in its URL.
 fn last_part(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or(url)
-}
-
-fn plain_http() -> SharedHttpClient {
-    Builder::new().build_http()
 }
 
 fn https() -> SharedHttpClient {

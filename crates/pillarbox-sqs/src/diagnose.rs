@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_sqs::types::QueueAttributeName as Attribute;
-use pillarbox_core::{Capabilities, Diagnosis, Finding, QueueName, Repair, Result, Severity};
+use pillarbox_core::{
+    Capabilities, Diagnosis, Finding, QueueName, Redrive, Repair, Result, Severity,
+};
 
 use crate::redrive;
-use crate::service::Service;
+use crate::service::{IfMissing, Service};
 
 /// Number of queues that are checked. Each takes a request.
 const MAX_CHECKED: usize = 100;
@@ -33,13 +35,12 @@ pub(crate) async fn diagnose(
     for queue in queues.iter().take(MAX_CHECKED) {
         let target = service.target(queue)?;
         // Deleted since it was listed, or not accessible.
-        let Ok((found, _)) = service.attributes(&target, &names).await else { continue };
+        let found = service.attributes(&target, IfMissing::Fail, &names).await;
+        let Ok((found, _)) = found else { continue };
         let policy = found.get(&Attribute::RedrivePolicy);
-        if let Some(redrive) =
-            policy.and_then(|text| redrive::read(text, |name| service.name_of(name)))
-        {
-            let value =
-                format!("{queue} → {} after {} deliveries", redrive.to, redrive.max_deliveries);
+        let redrive = policy.and_then(|text| redrive::read(text, |name| service.name_of(name)));
+        if let Some(Redrive { to, max_deliveries, .. }) = redrive {
+            let value = format!("{queue} → {to} after {max_deliveries} deliveries");
             diagnosis = diagnosis.with_fact("redrive", value);
         }
         let retention = found.get(&Attribute::MessageRetentionPeriod);

@@ -5,9 +5,9 @@ use std::fmt;
 
 use aws_sdk_sqs::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
 use aws_sdk_sqs::types::BatchResultErrorEntry;
-use pillarbox_core::{Error, MessageId, QueueName, Receipt};
+use pillarbox_core::{Error, QueueName, Receipt};
 
-use crate::limits::{Kind, PURGE_COOLDOWN};
+use crate::limits::{MAX_IN_FLIGHT, PURGE_COOLDOWN};
 
 /// A failure that is not yet related to a queue or a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,9 +127,8 @@ impl Failure {
                 Self { reason: Reason::of(code, &text, status.is_client_error()), text }
             }
             SdkError::DispatchFailure(dispatch) => {
-                let text = dispatch
-                    .as_connector_error()
-                    .map_or_else(|| describe(&error), |it| describe(it));
+                let cause = dispatch.as_connector_error();
+                let text = cause.map_or_else(|| describe(&error), |cause| describe(cause));
                 // The lookup of credentials precedes the request, and fails in the same way.
                 let is_network = dispatch.is_io() || dispatch.is_timeout();
                 let is_about_credentials = text.to_lowercase().contains("credential");
@@ -158,10 +157,8 @@ impl Failure {
 
     /// The failure of an entry that is not in the response.
     pub(crate) fn no_result() -> Self {
-        Self {
-            reason: Reason::Service,
-            text: "the response of SQS has no result for this entry".to_owned(),
-        }
+        let text = "the response of SQS has no result for this entry".to_owned();
+        Self { reason: Reason::Service, text }
     }
 
     /// Returns whether a retry may succeed soon.
@@ -173,23 +170,21 @@ impl Failure {
     pub(crate) fn into_error(self, context: &ErrorContext<'_>, action: &'static str) -> Error {
         let queue = context.queue;
         match (self.reason, queue) {
-            (Reason::NoQueue, _) => Error::invalid(
-                queue,
-                "queue",
-                format!("there is no '{}' at {}", context.physical, context.endpoint),
-                match context.creates {
+            (Reason::NoQueue, _) => {
+                let value = format!("there is no '{}' at {}", context.physical, context.endpoint);
+                let allowed = match context.creates {
                     true => "a queue that exists: it is created by the first send",
                     false => {
                         "a queue that exists: create it, or open the backend with `create=true`"
                     }
-                },
-            ),
+                };
+                Error::invalid(queue, "queue", value, allowed)
+            }
             (Reason::PurgeCooldown, Some(queue)) => {
                 Error::PurgeCooldown { queue: queue.clone(), cooldown: PURGE_COOLDOWN }
             }
             (Reason::OverLimit, Some(queue)) => {
-                let max_size = Some(Kind::of(context.physical).max_in_flight());
-                Error::MailboxFull { queue: queue.clone(), id: None, max_size }
+                Error::MailboxFull { queue: queue.clone(), id: None, max_size: Some(MAX_IN_FLIGHT) }
             }
             (Reason::InvalidRequest | Reason::InvalidReceipt, _) => {
                 Error::invalid(queue, "request", self.text, "a request that SQS accepts")
@@ -199,16 +194,6 @@ impl Failure {
                 Error::connection(queue, action, Cause { endpoint, reason, text: self.text })
             }
         }
-    }
-
-    /// Returns the error of the contract about a message that was not sent.
-    pub(crate) fn into_message_error(
-        self,
-        context: &ErrorContext<'_>,
-        action: &'static str,
-        id: MessageId,
-    ) -> Error {
-        self.into_error(context, action).about(Some(id))
     }
 
     /// Returns the error of the contract about a delivery that was not settled.
@@ -260,20 +245,13 @@ mod tests {
 
     #[test]
     fn a_code_means_the_same_in_both_protocols() {
+        use Reason::{InvalidReceipt, NoQueue, OverLimit, PurgeCooldown, Throttled};
         let pairs = [
-            ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue", Reason::NoQueue),
-            (
-                "PurgeQueueInProgress",
-                "AWS.SimpleQueueService.PurgeQueueInProgress",
-                Reason::PurgeCooldown,
-            ),
-            (
-                "MessageNotInflight",
-                "AWS.SimpleQueueService.MessageNotInflight",
-                Reason::InvalidReceipt,
-            ),
-            ("com.amazonaws.sqs#OverLimit", "OverLimit", Reason::OverLimit),
-            ("RequestThrottled", "ThrottlingException", Reason::Throttled),
+            ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue", NoQueue),
+            ("PurgeQueueInProgress", "AWS.SimpleQueueService.PurgeQueueInProgress", PurgeCooldown),
+            ("MessageNotInflight", "AWS.SimpleQueueService.MessageNotInflight", InvalidReceipt),
+            ("com.amazonaws.sqs#OverLimit", "OverLimit", OverLimit),
+            ("RequestThrottled", "ThrottlingException", Throttled),
         ];
         for (one, other, reason) in pairs {
             assert_eq!(Reason::of(one, "", true), reason, "{one}");
@@ -314,9 +292,8 @@ mod tests {
         let creating = ErrorContext { creates: true, ..context };
         let text_if_creating = failure(Reason::NoQueue).into_error(&creating, "count").to_string();
         assert!(!text_if_creating.contains("create=true"), "{text_if_creating}");
-        assert!(
-            text(Reason::Credentials).contains("SQS at eu-west-1: said; check AWS_ACCESS_KEY_ID")
-        );
+        let credentials = text(Reason::Credentials);
+        assert!(credentials.contains("SQS at eu-west-1: said; check AWS_ACCESS_KEY_ID"));
         assert!(text(Reason::Unreachable).contains("check the region or the endpoint"));
         assert!(text(Reason::OverLimit).contains("20000 messages in flight"));
         let receipt: Receipt = "handle".parse().unwrap();

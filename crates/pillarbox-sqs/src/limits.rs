@@ -16,6 +16,8 @@ pub(crate) const MAX_ATTRIBUTES: usize = 10;
 pub(crate) const MAX_NAME: usize = 80;
 /// How long a FIFO queue stores a deduplication id.
 const DEDUPLICATION: Duration = Duration::from_secs(300);
+/// Largest number of messages in flight. (A FIFO queue that reaches it returns no error, and delivers no more.)
+pub(crate) const MAX_IN_FLIGHT: u64 = 120_000;
 /// Shortest interval between two purges.
 pub(crate) const PURGE_COOLDOWN: Duration = Duration::from_secs(60);
 /// Largest size of a message, attributes included, and of a batch in total.
@@ -35,12 +37,6 @@ impl Kind {
     /// Returns the kind of a queue by its name on SQS, or by its URL.
     pub(crate) fn of(name: &str) -> Self {
         if name.ends_with(FIFO_SUFFIX) { Self::Fifo } else { Self::Standard }
-    }
-
-    /// Returns the largest number of messages in flight. (A FIFO queue that reaches it returns no error, and delivers no
-    /// more.)
-    pub(crate) const fn max_in_flight(self) -> u64 {
-        120_000
     }
 
     /// Returns the capabilities of queues of this kind, with messages up to this size.

@@ -15,7 +15,7 @@ use aws_sdk_sqs::types::{
     ChangeMessageVisibilityBatchRequestEntry as Change, MessageSystemAttributeName as System,
 };
 use pillarbox_core::clock::after;
-use pillarbox_core::internal::{Locked, lock};
+use pillarbox_core::internal::lock;
 use pillarbox_core::{Delivery, MessageId, Receive};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -70,7 +70,7 @@ impl Polls {
     /// Attaches a waiter to a detached poll.
     fn attach(self: &Arc<Self>, request: Receive) -> Option<Waiter> {
         let mut detached = lock(&self.detached);
-        detached.retain(|poll| matches!(*poll.state(), State::Detached));
+        detached.retain(|poll| matches!(*lock(&poll.state), State::Detached));
         let fits = |poll: &Arc<Poll>| {
             poll.request.max <= request.max && poll.request.visibility == request.visibility
         };
@@ -171,14 +171,10 @@ enum State {
 }
 
 impl Poll {
-    fn state(&self) -> Locked<'_, State> {
-        lock(&self.state)
-    }
-
     /// Attaches a waiter, if the poll is detached.
     fn attach(self: Arc<Self>, polls: Arc<Polls>) -> Option<Waiter> {
         {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             if !matches!(*state, State::Detached) {
                 return None;
             }
@@ -189,7 +185,7 @@ impl Poll {
 
     /// Stores the result for the waiter, or returns it if there is none.
     fn complete(&self, result: PollResult) -> Option<PollResult> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         match *state {
             State::Attached => {
                 *state = State::Completed(result);
@@ -208,7 +204,7 @@ impl Poll {
     /// Detaches the waiter, atomically: either it returns the deliveries that have come, or the poll may be attached
     /// to again.
     fn detach(&self) -> Detached {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, State::Taken) {
             State::Completed(result) => result.map_or(Detached::Nothing, Detached::Unclaimed),
             State::Attached => {
@@ -224,7 +220,7 @@ impl Poll {
 
     /// Takes the result, if it has come.
     fn take(&self) -> Option<PollResult> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, State::Taken) {
             State::Completed(result) => Some(result),
             other => {

@@ -10,7 +10,7 @@ use aws_sdk_sqs::types::{
 use pillarbox_core::clock::after;
 use pillarbox_core::{
     BoxFuture, Capabilities, Counts, Cursor, Delivery, Error, Gate, MessageId, Outgoing, PeekPage,
-    Queue, QueueName, QueueOptions, Receipt, Receive, Result, Sent, Settle, SettleAction,
+    Queue, QueueName, QueueOptions, Receipt, Receive, Result, Sent, Settle,
 };
 use tokio::time::Instant;
 
@@ -111,9 +111,7 @@ impl SqsQueue {
             for ((index, encoded), result) in chunk.iter().zip(sent) {
                 if let Err(failure) = result {
                     stopped.get_or_insert_with(|| failure.clone());
-                    let error =
-                        failure.into_message_error(&self.error_context(), "send", encoded.id);
-                    results[*index] = Err(error);
+                    results[*index] = Err(self.failed("send")(failure).about(Some(encoded.id)));
                 }
             }
         }
@@ -155,14 +153,9 @@ impl SqsQueue {
     async fn settle_checked(&self, batch: Vec<Settle>) -> Result<Vec<Result<()>>> {
         let (mut deletes, mut changes) = (Vec::new(), Vec::new());
         for (index, settle) in batch.into_iter().enumerate() {
-            match settle.action {
-                SettleAction::Acknowledge => deletes.push((index, settle.receipt, 0)),
-                SettleAction::Nack { delay: timeout }
-                | SettleAction::Release { delay: timeout }
-                | SettleAction::Extend { timeout }
-                | SettleAction::Start { timeout } => {
-                    changes.push((index, settle.receipt, seconds(timeout)));
-                }
+            match settle.action.delay().or(settle.action.timeout()) {
+                Some(timeout) => changes.push((index, settle.receipt, seconds(timeout))),
+                None => deletes.push((index, settle.receipt, 0)),
             }
         }
         let (deleted, changed) = tokio::join!(self.delete(&deletes), self.change(&changes));
@@ -183,13 +176,9 @@ impl SqsQueue {
             let expired = |receipt| Error::ReceiptHandleExpired { queue: queue.clone(), receipt };
             return Ok(all.into_iter().map(|(_, receipt, _)| Err(expired(receipt))).collect());
         }
-        let mut results: Vec<_> =
-            std::iter::repeat_with(|| Ok(())).take(deletes.len() + changes.len()).collect();
+        let mut results: Vec<_> = (0..deletes.len() + changes.len()).map(|_| Ok(())).collect();
         for (entries, settled) in [(deletes, deleted), (changes, changed)] {
-            let settled = match settled {
-                Ok(settled) => settled,
-                Err(failure) => entries.iter().map(|_| Err(failure.clone())).collect(),
-            };
+            let settled = settled.unwrap_or_else(|failure| vec![Err(failure); entries.len()]);
             for ((index, receipt, _), result) in entries.into_iter().zip(settled) {
                 results[index] = result
                     .map_err(|failure| failure.into_receipt_error(&self.error_context(), receipt));
@@ -199,7 +188,7 @@ impl SqsQueue {
     }
 
     async fn delete(&self, entries: &[(usize, Receipt, i32)]) -> Result<Results, Failure> {
-        self.call_with_retries(entries.len(), |indices| async move {
+        self.call_with_tries(self.service.usage.tries, entries.len(), |indices| async move {
             let entry = |index: &usize| {
                 let receipt = entries[*index].1.to_string();
                 Delete::builder().id(index.to_string()).receipt_handle(receipt).build().ok()
@@ -216,7 +205,7 @@ impl SqsQueue {
     }
 
     async fn change(&self, entries: &[(usize, Receipt, i32)]) -> Result<Results, Failure> {
-        self.call_with_retries(entries.len(), |indices| async move {
+        self.call_with_tries(self.service.usage.tries, entries.len(), |indices| async move {
             let entry = |index: &usize| {
                 let (_, receipt, timeout) = &entries[*index];
                 let change = Change::builder().id(index.to_string());
@@ -234,19 +223,8 @@ impl SqsQueue {
         .await
     }
 
-    /// Calls with the indices of all entries, and retries those that failed with a transient failure.
-    async fn call_with_retries<F>(
-        &self,
-        entries: usize,
-        call: impl Fn(Vec<usize>) -> F,
-    ) -> Result<Results, Failure>
-    where
-        F: Future<Output = Result<Vec<(usize, Result<(), Failure>)>, Failure>>,
-    {
-        self.call_with_tries(self.service.usage.tries, entries, call).await
-    }
-
-    /// The same, with a number of tries. (The SDK retries calls that failed as a whole, but not single entries.)
+    /// Calls with the indices of all entries, and retries those that failed with a transient failure. (The SDK retries
+    /// calls that failed as a whole, but not single entries.)
     async fn call_with_tries<F>(
         &self,
         tries: u32,
@@ -285,7 +263,7 @@ impl SqsQueue {
             Attribute::ApproximateNumberOfMessagesNotVisible,
             Attribute::ApproximateNumberOfMessagesDelayed,
         ];
-        match self.service.attributes(&self.target, &names).await {
+        match self.service.attributes(&self.target, IfMissing::Fail, &names).await {
             Ok((found, at)) => {
                 let number = |name| found.get(name).and_then(|text| text.parse().ok()).unwrap_or(0);
                 let [ready, in_flight, delayed] = &names;
@@ -318,19 +296,6 @@ impl SqsQueue {
             }
             tokio::time::sleep_until(again).await;
             request.wait = end.saturating_duration_since(Instant::now());
-        }
-    }
-
-    async fn purge_checked(&self) -> Result<u64> {
-        // SQS does not report the number of purged messages.
-        let total = self.count("purge").await?.total();
-        let purged = self.service.call(&self.target, IfMissing::Fail, |url| {
-            self.service.client.purge_queue().queue_url(&*url).send()
-        });
-        match purged.await {
-            Ok(_) => Ok(total),
-            Err(failure) if self.is_not_created_yet(&failure) => Ok(0),
-            Err(failure) => Err(self.failed("purge")(failure)),
         }
     }
 }
@@ -419,7 +384,16 @@ impl Queue for SqsQueue {
     fn purge(&self) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move {
             self.check()?;
-            self.purge_checked().await
+            // SQS does not report the number of purged messages.
+            let total = self.count("purge").await?.total();
+            let purged = self.service.call(&self.target, IfMissing::Fail, |url| {
+                self.service.client.purge_queue().queue_url(&*url).send()
+            });
+            match purged.await {
+                Ok(_) => Ok(total),
+                Err(failure) if self.is_not_created_yet(&failure) => Ok(0),
+                Err(failure) => Err(self.failed("purge")(failure)),
+            }
         })
     }
 

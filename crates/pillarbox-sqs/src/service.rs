@@ -12,7 +12,7 @@ use aws_sdk_sqs::error::{BoxError, ProvideErrorMetadata, SdkError};
 use aws_sdk_sqs::types::QueueAttributeName as Attribute;
 use aws_smithy_types::DateTime;
 use aws_smithy_types::date_time::Format;
-use pillarbox_core::internal::{Locked, RetryDelay, lock};
+use pillarbox_core::internal::{RetryDelay, lock};
 use pillarbox_core::{Error, Gate, QueueName, Result, Timestamp};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
@@ -71,13 +71,8 @@ pub(crate) enum IfMissing {
 }
 
 impl Service {
-    pub(crate) fn new(
-        client: Client,
-        usage: Usage,
-        endpoint: String,
-        runtime: Handle,
-    ) -> Arc<Self> {
-        Arc::new(Self {
+    pub(crate) fn new(client: Client, usage: Usage, endpoint: String, runtime: Handle) -> Self {
+        Self {
             client,
             usage,
             endpoint,
@@ -85,7 +80,7 @@ impl Service {
             tasks: TaskTracker::new(),
             runtime,
             urls: Mutex::default(),
-        })
+        }
     }
 
     /// Returns the identity on SQS of the queue with this name.
@@ -146,7 +141,7 @@ impl Service {
             }
             // It was deleted since its URL was cached, or was created just now and is not yet visible on all
             // servers.
-            self.urls().remove(target.as_str());
+            lock(&self.urls).remove(target.as_str());
             if !self.may_create(if_missing) || !tries.wait().await {
                 return Err(failure);
             }
@@ -163,7 +158,7 @@ impl Service {
             Target::Url(url) => return Ok(url.clone()),
             Target::Name(name) => name,
         };
-        if let Some(url) = self.urls().get(name) {
+        if let Some(url) = lock(&self.urls).get(name) {
             return Ok(url.clone());
         }
         let found = self.client.get_queue_url().queue_name(&**name).send().await;
@@ -175,7 +170,7 @@ impl Service {
             Err(failure) => return Err(failure),
         };
         let url: Arc<str> = url.unwrap_or_default().into();
-        let mut urls = self.urls();
+        let mut urls = lock(&self.urls);
         if urls.len() >= MAX_URLS {
             urls.clear();
         }
@@ -196,36 +191,28 @@ impl Service {
         Ok(created.queue_url)
     }
 
-    fn urls(&self) -> Locked<'_, HashMap<Box<str>, Arc<str>>> {
-        lock(&self.urls)
-    }
-
     /// Returns attributes of a queue, and the time of the response by the clock of SQS, if known.
     pub(crate) async fn attributes(
         &self,
         target: &Target,
+        if_missing: IfMissing,
         names: &[Attribute],
     ) -> Result<(HashMap<Attribute, String>, Option<Timestamp>), Failure> {
         let date = ResponseDate::default();
-        let response = self.call(target, IfMissing::Fail, |url| {
+        let response = self.call(target, if_missing, |url| {
             let request = self.client.get_queue_attributes().queue_url(&*url);
             let request = request.set_attribute_names(Some(names.to_vec()));
             request.customize().interceptor(date.clone()).send()
         });
         let attributes = response.await?.attributes.unwrap_or_default();
-        Ok((attributes, date.get()))
+        let date = *lock(&date.0);
+        Ok((attributes, date))
     }
 }
 
 /// Reads the time of the server from the header `Date` of a response, in whole seconds.
 #[derive(Debug, Clone, Default)]
 struct ResponseDate(Arc<Mutex<Option<Timestamp>>>);
-
-impl ResponseDate {
-    fn get(&self) -> Option<Timestamp> {
-        *lock(&self.0)
-    }
-}
 
 impl Intercept for ResponseDate {
     fn name(&self) -> &'static str {

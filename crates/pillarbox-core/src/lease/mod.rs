@@ -143,16 +143,11 @@ impl Ledger {
         if max_size.is_some_and(|max| self.entries.len() as u64 >= max) {
             return self.entries.find(id).map(|_| Sent::duplicate(id)).ok_or(Full);
         }
+        let enqueued_at = outgoing.enqueued_at.unwrap_or(self.now);
         let message = RawMessage {
-            id,
-            body: outgoing.body,
             attributes: outgoing.attributes,
             reply_to: outgoing.reply_to,
-            enqueued_at: outgoing.enqueued_at.unwrap_or(self.now),
-            delivery_count: 0,
-            unsettled: 0,
-            uncounted: 0,
-            first_received_at: None,
+            ..RawMessage::new(id, outgoing.body, enqueued_at)
         };
         let Some(key) = self.entries.insert(Entry { message, state: State::Ready }) else {
             return Ok(Sent::duplicate(id));
@@ -176,19 +171,15 @@ impl Ledger {
         let count = max.min(self.ready.len());
         let mut deliveries = Vec::with_capacity(count);
         for _ in 0..count {
-            let Some(key) = self.ready.pop_front() else {
-                break;
-            };
+            let Some(key) = self.ready.pop_front() else { break };
             let due = self.set_timer(deadline, key);
             let nonce = next_nonce();
             let entry = &mut self.entries[key];
             entry.state = State::InFlight { due, nonce, is_started: false };
             entry.message.delivery_count = entry.message.delivery_count.saturating_add(1);
             entry.message.first_received_at.get_or_insert(self.now);
-            deliveries.push(Delivery {
-                receipt: Receipt::new(entry.message.id, nonce),
-                message: entry.message.clone(),
-            });
+            let receipt = Receipt::new(entry.message.id, nonce);
+            deliveries.push(Delivery { message: entry.message.clone(), receipt });
         }
         self.in_flight += count;
         deliveries
@@ -215,7 +206,10 @@ impl Ledger {
         match action {
             SettleAction::Acknowledge => {
                 self.in_flight -= 1;
-                self.remove(key);
+                self.entries.remove(key);
+                if self.entries.is_empty() && self.entries.capacity() > KEEP_CAPACITY {
+                    self.purge();
+                }
             }
             SettleAction::Nack { delay } => {
                 self.in_flight -= 1;
@@ -223,8 +217,8 @@ impl Ledger {
             }
             SettleAction::Release { delay } => {
                 self.in_flight -= 1;
-                let message = &mut self.entries[key].message;
-                message.uncounted = message.uncounted.saturating_add(1);
+                let uncounted = &mut self.entries[key].message.uncounted;
+                *uncounted = uncounted.saturating_add(1);
                 self.make_available(key, delay);
             }
             SettleAction::Extend { timeout } | SettleAction::Start { timeout } => {
@@ -247,14 +241,11 @@ impl Ledger {
     pub fn counts(&mut self, now: Timestamp) -> Counts {
         self.advance(now);
         let oldest = self.ready.front().map(|key| self.entries[*key].message.enqueued_at);
-        Counts::new(
-            self.ready.len() as u64,
-            self.in_flight as u64,
-            (self.timers.len() - self.in_flight) as u64,
-        )
-        .with_oldest_age(oldest.map(|at| self.now.since(at)))
-        .with_sent(Some(self.sent))
-        .with_counted_at(Some(self.now))
+        let delayed = self.timers.len() - self.in_flight;
+        Counts::new(self.ready.len() as u64, self.in_flight as u64, delayed as u64)
+            .with_oldest_age(oldest.map(|at| self.now.since(at)))
+            .with_sent(Some(self.sent))
+            .with_counted_at(Some(self.now))
     }
 
     /// Returns at most `max` messages in the order in which they are, or will be, ready, after the first `skip`.
@@ -334,10 +325,8 @@ impl Ledger {
             }
         }
         let distinct: BTreeSet<_> = self.ready.iter().collect();
-        let all_ready = self
-            .ready
-            .iter()
-            .all(|key| self.entries.get(*key).is_some_and(|entry| entry.state == State::Ready));
+        let is_ready = |entry: &Entry| entry.state == State::Ready;
+        let all_ready = self.ready.iter().all(|key| self.entries.get(*key).is_some_and(is_ready));
         if !all_ready || distinct.len() != self.ready.len() || ready != self.ready.len() {
             return Err(format!("{ready} messages are ready, the queue has {:?}", self.ready));
         }
@@ -347,12 +336,9 @@ impl Ledger {
         if in_flight != self.in_flight || !self.entries.index_is_complete() {
             return Err(format!("{in_flight} in flight, {} counted", self.in_flight));
         }
-        if self.sent < self.entries.len() as u64 {
-            return Err(format!(
-                "{} messages are stored, {} were sent",
-                self.entries.len(),
-                self.sent
-            ));
+        let stored = self.entries.len() as u64;
+        if self.sent < stored {
+            return Err(format!("{stored} messages are stored, {} were sent", self.sent));
         }
         Ok(())
     }
@@ -373,13 +359,6 @@ impl Ledger {
         self.next_seq += 1;
         self.timers.insert(due, key);
         due
-    }
-
-    fn remove(&mut self, key: Key) {
-        self.entries.remove(key);
-        if self.entries.is_empty() && self.entries.capacity() > KEEP_CAPACITY {
-            self.purge();
-        }
     }
 
     fn show(&self, key: Key) -> Peeked {

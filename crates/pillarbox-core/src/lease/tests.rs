@@ -164,8 +164,7 @@ fn messages_line_up_by_the_moment_they_became_ready() {
     let mut ledger = holding(&["expires at 5", "nacked until 3", "waits"]);
     let leased = receive(&mut ledger, 0, 2, 5);
     settle(&mut ledger, 0, &leased[1], nack(3)).unwrap();
-    let mut late = Outgoing::new("due at 4");
-    late.delay = secs(4);
+    let late = Outgoing { delay: secs(4), ..Outgoing::new("due at 4") };
     ledger.send(at(0), late, None).unwrap();
     ledger.send(at(4), Outgoing::new("sent at 4"), None).unwrap();
     assert_eq!(
@@ -256,8 +255,7 @@ fn a_settled_delivery_is_not_unsettled() {
 #[test]
 fn a_delayed_message_that_becomes_ready_was_never_delivered() {
     let mut ledger = Ledger::new();
-    let mut late = Outgoing::new("late");
-    late.delay = secs(5);
+    let late = Outgoing { delay: secs(5), ..Outgoing::new("late") };
     ledger.send(at(0), late, None).unwrap();
     assert_eq!(deliver(&mut ledger, 5, 30).1, (0, 0));
 }
@@ -265,9 +263,8 @@ fn a_delayed_message_that_becomes_ready_was_never_delivered() {
 #[test]
 fn counts_of_deliveries_saturate() {
     let mut ledger = holding(&["a"]);
-    let key = ledger.ready[0];
-    ledger.entries[key].message.delivery_count = u32::MAX;
-    ledger.entries[key].message.uncounted = u32::MAX;
+    let message = &mut ledger.entries[ledger.ready[0]].message;
+    (message.delivery_count, message.uncounted) = (u32::MAX, u32::MAX);
     ledger.receive(at(0), 1, secs(1), Nonce::random);
     let message = &ledger.receive(at(1), 1, secs(1), Nonce::random)[0].message;
     assert_eq!((message.delivery_count, message.uncounted), (u32::MAX, u32::MAX));
@@ -288,8 +285,7 @@ fn a_lease_of_no_time_delivers_once_per_receive() {
 fn a_full_queue_stores_nothing_and_counts_every_state() {
     let mut ledger = Ledger::new();
     let send = |ledger: &mut Ledger, delay| {
-        let mut message = Outgoing::new("x");
-        message.delay = secs(delay);
+        let message = Outgoing { delay: secs(delay), ..Outgoing::new("x") };
         ledger.send(at(0), message, Some(2))
     };
     send(&mut ledger, 0).unwrap();
@@ -314,22 +310,19 @@ fn purge_kills_every_receipt() {
 fn peek_returns_messages_in_order_of_readiness_and_changes_nothing() {
     let mut ledger = holding(&["leased", "ready"]);
     receive(&mut ledger, 0, 1, 30);
-    let mut late = Outgoing::new("delayed");
-    late.delay = secs(9);
+    let late = Outgoing { delay: secs(9), ..Outgoing::new("delayed") };
     ledger.send(at(0), late, None).unwrap();
+    let expected = [
+        ("ready", 0, MessageState::Ready),
+        ("delayed", 0, MessageState::Delayed { until: at(9) }),
+        ("leased", 1, MessageState::InFlight { until: at(30) }),
+    ];
     let shown = ledger.peek(at(1), 0, 9);
-    let shown: Vec<_> = shown
-        .iter()
-        .map(|p| (std::str::from_utf8(&p.message.body).unwrap(), p.message.delivery_count, p.state))
-        .collect();
-    assert_eq!(
-        shown,
-        [
-            ("ready", 0, MessageState::Ready),
-            ("delayed", 0, MessageState::Delayed { until: at(9) }),
-            ("leased", 1, MessageState::InFlight { until: at(30) }),
-        ]
-    );
+    assert_eq!(shown.len(), expected.len());
+    for (peeked, (body, deliveries, state)) in shown.iter().zip(expected) {
+        assert_eq!(peeked.message.body, body);
+        assert_eq!((peeked.message.delivery_count, peeked.state), (deliveries, state));
+    }
     let second = ledger.peek(at(1), 1, 1);
     assert_eq!((second.len(), &second[0].message.body[..]), (1, &b"delayed"[..]));
     assert_eq!(states(&mut ledger, 1), (1, 1, 1));
@@ -347,8 +340,7 @@ fn time_that_goes_backwards_revives_no_lease() {
 fn oldest_age_is_that_of_the_next_message() {
     let mut ledger = holding(&["a"]);
     assert_eq!(ledger.counts(at(7)).oldest_age, Some(secs(7)));
-    let mut moved = Outgoing::new("moved here");
-    moved.enqueued_at = Some(at(-50));
+    let moved = Outgoing { enqueued_at: Some(at(-50)), ..Outgoing::new("moved here") };
     ledger.send(at(7), moved, None).unwrap();
     receive(&mut ledger, 7, 1, 30);
     assert_eq!(ledger.counts(at(8)).oldest_age, Some(secs(58)));
@@ -424,25 +416,12 @@ fn the_check_finds_every_inconsistency() {
         |ledger| ledger.ready.push_back(ledger.ready[0]),
         |ledger| ledger.ready[0] = 99,
         |ledger| {
-            let key = ledger.ready[0];
-            ledger.timers.insert(Due { at: at(9), seq: 99 }, key);
+            ledger.timers.insert(Due { at: at(9), seq: 99 }, ledger.ready[0]);
         },
-        |ledger| {
-            let key = ledger.ready[0];
-            ledger.entries[key].message.id = crate::MessageId::new();
-        },
-        |ledger| {
-            let key = ledger.ready[0];
-            ledger.entries[key].message.unsettled = 1;
-        },
-        |ledger| {
-            let key = *ledger.timers.values().next().unwrap();
-            ledger.entries[key].message.unsettled = 1;
-        },
-        |ledger| {
-            let key = *ledger.timers.values().next().unwrap();
-            ledger.entries[key].message.uncounted = 1;
-        },
+        |ledger| ledger.entries[ledger.ready[0]].message.id = crate::MessageId::new(),
+        |ledger| ledger.entries[ledger.ready[0]].message.unsettled = 1,
+        |ledger| ledger.entries[*ledger.timers.values().next().unwrap()].message.unsettled = 1,
+        |ledger| ledger.entries[*ledger.timers.values().next().unwrap()].message.uncounted = 1,
     ];
     for (index, breakage) in broken.into_iter().enumerate() {
         // One time in a hundred, the new id has the same hash bucket as the old one.

@@ -14,23 +14,11 @@ use crate::error::{Error, Result};
 /// settled, and if it is not settled, it is delivered again when its lease expires.
 #[must_use = "messages that are not settled are delivered again when their leases expire"]
 pub struct Batch<T, R = ()> {
-    messages: Vec<Message<T, R>>,
-    undecodable: Vec<Undecodable<R>>,
+    pub(super) messages: Vec<Message<T, R>>,
+    pub(super) undecodable: Vec<Undecodable<R>>,
 }
 
 impl<T, R: 'static> Batch<T, R> {
-    pub(super) fn with_capacity(messages: usize) -> Self {
-        Self { messages: Vec::with_capacity(messages), undecodable: Vec::new() }
-    }
-
-    pub(super) fn push(&mut self, message: Message<T, R>) {
-        self.messages.push(message);
-    }
-
-    pub(super) fn push_undecodable(&mut self, undecodable: Undecodable<R>) {
-        self.undecodable.push(undecodable);
-    }
-
     /// Returns the number of decoded messages.
     pub fn len(&self) -> usize {
         self.messages.len()
@@ -92,15 +80,11 @@ impl<T: fmt::Debug, R: 'static> fmt::Debug for Batch<T, R> {
 /// A delivered message whose body could not be decoded.
 #[must_use = "a message that is not settled is delivered again when its lease expires"]
 pub struct Undecodable<R = ()> {
-    message: Message<Bytes, R>,
-    error: Error,
+    pub(super) message: Message<Bytes, R>,
+    pub(super) error: Error,
 }
 
 impl<R: 'static> Undecodable<R> {
-    pub(super) fn new(message: Message<Bytes, R>, error: Error) -> Self {
-        Self { message, error }
-    }
-
     /// Returns the error of the codec, with the queue and the message.
     pub fn error(&self) -> &Error {
         &self.error

@@ -53,8 +53,7 @@ impl Mailboxes {
     where
         Json: Codec<T> + Codec<R>,
     {
-        let name = name.try_into().map_err(Into::into)?;
-        self.open(&name, Json, QueueOptions::new(), ReplyAddresses::default())
+        self.builder(name).open()
     }
 
     /// Returns a builder for the mailbox `name`, to set a codec or limits before [`open`](MailboxBuilder::open).
@@ -178,19 +177,6 @@ impl Mailboxes {
         self.backend.close().await;
     }
 
-    fn open<T: 'static, R: 'static, C>(
-        &self,
-        name: &QueueName,
-        codec: C,
-        options: QueueOptions,
-        addresses: ReplyAddresses,
-    ) -> Result<Mailbox<T, R>>
-    where
-        C: Codec<T> + Codec<R> + Clone,
-    {
-        Ok(self.typed(self.queue(name, options)?, codec, addresses))
-    }
-
     /// Creates the mailbox of a queue of this backend, whose replies go to allowed queues of this backend.
     fn typed<T: 'static, R: 'static, C>(
         &self,
@@ -276,13 +262,13 @@ where
     /// # Ok(()) }
     /// ```
     pub fn allow_reply_to(mut self, address: impl Into<Box<str>>) -> Self {
-        self.addresses.allow(address);
+        self.addresses.allowed.push(address.into());
         self
     }
 
     /// Allows replies to any queue of the backend. Use it only if all senders are trusted.
     pub fn allow_reply_to_any(mut self) -> Self {
-        self.addresses.allow_any();
+        self.addresses.allows_any = true;
         self
     }
 
@@ -322,7 +308,7 @@ where
     where
         C: Codec<T> + Codec<R> + Clone,
     {
-        let name = self.name.try_into().map_err(Into::into)?;
-        self.backend.open(&name, self.codec, self.options, self.addresses)
+        let queue = self.backend.queue(self.name, self.options)?;
+        Ok(self.backend.typed(queue, self.codec, self.addresses))
     }
 }

@@ -35,22 +35,13 @@ use crate::{Attributes, Capabilities, MessageId, QueueName, Receipt, Timestamp};
 /// Dropping it settles nothing: the message is delivered again when its lease expires.
 #[must_use = "a message that is not settled is delivered again when its lease expires"]
 pub struct Message<T, R = ()> {
-    body: T,
-    delivery: Delivery,
-    queue: Arc<dyn Queue>,
-    replies: Arc<dyn MailboxResolver<R>>,
+    pub(super) body: T,
+    pub(super) delivery: Delivery,
+    pub(super) queue: Arc<dyn Queue>,
+    pub(super) replies: Arc<dyn MailboxResolver<R>>,
 }
 
 impl<T, R: 'static> Message<T, R> {
-    pub(super) fn new(
-        body: T,
-        delivery: Delivery,
-        queue: Arc<dyn Queue>,
-        replies: Arc<dyn MailboxResolver<R>>,
-    ) -> Self {
-        Self { body, delivery, queue, replies }
-    }
-
     /// Returns the id of the message, which is the same at every delivery.
     pub fn id(&self) -> MessageId {
         self.delivery.message.id
@@ -140,9 +131,8 @@ impl<T, R: 'static> Message<T, R> {
     pub(super) async fn acknowledge_all(messages: Vec<Self>) -> Result<BatchResults<()>> {
         let Some(first) = messages.first() else { return Ok(BatchResults(Vec::new())) };
         let queue = first.queue.clone();
-        let settles =
-            messages.into_iter().map(|message| Settle::acknowledge(message.delivery.receipt));
-        queue.settle(settles.collect()).await.map(BatchResults)
+        let settle = |message: Self| Settle::acknowledge(message.delivery.receipt);
+        queue.settle(messages.into_iter().map(settle).collect()).await.map(BatchResults)
     }
 
     /// Returns the message to the queue, to be delivered again at once or after `delay`. It goes to the tail of the

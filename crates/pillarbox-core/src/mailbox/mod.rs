@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::capabilities::expect_len;
-use crate::codec::Codec;
+use crate::codec::{Codec, CodecError};
 use crate::error::{Error, Result};
-use crate::message::{Delivery, MessageState, Outgoing, RawMessage, Sent};
+use crate::message::{Delivery, MessageState, Outgoing, Peeked, RawMessage, Sent};
 use crate::options::{Receive, SendOptions};
 use crate::queue::Queue;
 use crate::settle::Settle;
@@ -217,13 +217,14 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// time their lease expires.
     pub async fn receive(&self, request: Receive) -> Result<Batch<T, R>> {
         let deliveries = self.queue.receive(request).await?;
-        let mut batch = Batch::with_capacity(deliveries.len());
+        let mut batch =
+            Batch { messages: Vec::with_capacity(deliveries.len()), undecodable: Vec::new() };
         for delivery in deliveries {
             match self.decode(&delivery.message) {
-                Ok(body) => batch.push(self.message(body, delivery)),
+                Ok(body) => batch.messages.push(self.message(body, delivery)),
                 Err(error) => {
-                    let raw = delivery.message.body.clone();
-                    batch.push_undecodable(Undecodable::new(self.message(raw, delivery), error));
+                    let message = self.message(delivery.message.body.clone(), delivery);
+                    batch.undecodable.push(Undecodable { message, error });
                 }
             }
         }
@@ -235,15 +236,9 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// page through [`Queue::peek`].
     pub async fn peek(&self, max: usize) -> Result<Vec<Peek<T>>> {
         let page = self.queue.peek(max, None).await?.whole(self.queue.name())?;
-        Ok(page
-            .messages
-            .into_iter()
-            .map(|peeked| Peek {
-                body: self.decode(&peeked.message),
-                message: peeked.message,
-                state: peeked.state,
-            })
-            .collect())
+        let decode =
+            |Peeked { message, state }| Peek { body: self.decode(&message), message, state };
+        Ok(page.messages.into_iter().map(decode).collect())
     }
 
     /// Deletes a message by the receipt of its delivery.
@@ -311,13 +306,8 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     /// store it in another way, such as in a transaction of the caller.
     pub fn encode(&self, body: &T, options: SendOptions) -> Result<Outgoing> {
         let id = options.id.unwrap_or_else(MessageId::new);
-        let body = self.codec.encode(body).map_err(|cause| Error::Serialization {
-            queue: self.queue.name().clone(),
-            id,
-            action: "encode",
-            codec: self.codec.name(),
-            cause: cause.into(),
-        })?;
+        let encoded = self.codec.encode(body);
+        let body = encoded.map_err(|cause| self.codec_error(id, "encode", cause))?;
         let mut message = Outgoing::with_id(id, body);
         message.attributes = options.attributes;
         message.reply_to = options.reply_to;
@@ -328,13 +318,13 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
 
     /// Decodes the body of a message that was received from the [queue](Self::queue) itself.
     pub fn decode(&self, message: &RawMessage) -> Result<T> {
-        self.codec.decode(&message.body).map_err(|cause| Error::Serialization {
-            queue: self.queue.name().clone(),
-            id: message.id,
-            action: "decode",
-            codec: self.codec.name(),
-            cause: cause.into(),
-        })
+        let decoded = self.codec.decode(&message.body);
+        decoded.map_err(|cause| self.codec_error(message.id, "decode", cause))
+    }
+
+    fn codec_error(&self, id: MessageId, action: &'static str, cause: CodecError) -> Error {
+        let (queue, codec) = (self.queue.name().clone(), self.codec.name());
+        Error::Serialization { queue, id, action, codec, cause: cause.into() }
     }
 
     /// Returns the mailbox that the sender of a message wants the reply in, for a message that was received from the
@@ -354,7 +344,7 @@ impl<T: 'static, R: 'static> Mailbox<T, R> {
     }
 
     fn message<B>(&self, body: B, delivery: Delivery) -> Message<B, R> {
-        Message::new(body, delivery, self.queue.clone(), self.replies.clone())
+        Message { body, delivery, queue: self.queue.clone(), replies: self.replies.clone() }
     }
 
     /// Calls `operation` with as many entries at a time as the backend accepts.

@@ -12,19 +12,11 @@ pub(super) const EVAL_PREFIX: &str = "eval-";
 /// Addresses that a mailbox replies to.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ReplyAddresses {
-    allows_any: bool,
-    allowed: Vec<Box<str>>,
+    pub(super) allows_any: bool,
+    pub(super) allowed: Vec<Box<str>>,
 }
 
 impl ReplyAddresses {
-    pub(super) fn allow(&mut self, address: impl Into<Box<str>>) {
-        self.allowed.push(address.into());
-    }
-
-    pub(super) const fn allow_any(&mut self) {
-        self.allows_any = true;
-    }
-
     /// Refuses an address that replies to messages of `queue` must not go to.
     fn check(&self, queue: &QueueName, address: &str) -> Result<()> {
         let is_allowed = || self.allowed.iter().any(|allowed| **allowed == *address);
@@ -63,7 +55,7 @@ impl<R: 'static> MailboxResolver<R> for CheckedResolver<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Mailboxes, MemoryBackend, QueueOptions, Receive, Registry, SendOptions};
+    use crate::{Json, Mailboxes, MemoryBackend, QueueOptions, Receive, Registry, SendOptions};
 
     /// Sends a message with this reply address, and returns the name of its reply mailbox.
     async fn replied_to(requests: &Mailbox<u32, u32>, address: &str) -> Result<String> {
@@ -87,10 +79,8 @@ mod tests {
             assert!(matches!(error, Error::ReplyMailboxUnavailable { .. }), "{error}");
             assert!(error.to_string().contains("allow_reply_to"), "{error}");
         }
-        assert_eq!(
-            backend.queue("payments", QueueOptions::new()).unwrap().counts().await.unwrap().sent,
-            Some(0)
-        );
+        let payments = backend.queue("payments", QueueOptions::new()).unwrap();
+        assert_eq!(payments.counts().await.unwrap().sent, Some(0));
         // Not even its own name, if that looks like one for replies.
         let runs = backend.mailbox("eval-requests").unwrap();
         assert!(replied_to(&runs, "eval-requests").await.is_err());
@@ -105,8 +95,7 @@ mod tests {
             assert_eq!(replied_to(&named, address).await.unwrap(), address);
         }
         assert!(replied_to(&named, "payments").await.is_err());
-        let any =
-            backend.builder("requests").codec(crate::Json).allow_reply_to_any().open().unwrap();
+        let any = backend.builder("requests").codec(Json).allow_reply_to_any().open().unwrap();
         assert_eq!(replied_to(&any, "payments").await.unwrap(), "payments");
         assert!(replied_to(&any, "no name").await.is_err());
         let registry = Registry::new().with("payments", backend.mailbox("elsewhere").unwrap());

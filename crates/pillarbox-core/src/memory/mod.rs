@@ -109,14 +109,13 @@ impl Backend for MemoryBackend {
 
     fn queue(&self, name: &QueueName, options: QueueOptions) -> Result<Arc<dyn Queue>> {
         self.gate.check(name)?;
-        let state = {
-            let mut queues = lock(&self.storage.queues);
-            let stored = queues.entry(name.clone()).or_default();
-            stored.handles += 1;
-            stored.state.clone()
-        };
+        let mut queues = lock(&self.storage.queues);
+        let stored = queues.entry(name.clone()).or_default();
+        stored.handles += 1;
+        let state = stored.state.clone();
         let gate = Gate::child(&self.gate);
-        Ok(Arc::new(MemoryQueue::new(name.clone(), options, state, self.storage.clone(), gate)))
+        let (name, storage) = (name.clone(), self.storage.clone());
+        Ok(Arc::new(MemoryQueue { name, options, state, storage, gate }))
     }
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueName>>> {
@@ -144,7 +143,7 @@ impl Storage {
         let mut queues = lock(&self.queues);
         if let Some(stored) = queues.get_mut(name) {
             stored.handles -= 1;
-            if stored.handles == 0 && lock(&stored.state).is_empty() {
+            if stored.handles == 0 && lock(&stored.state).ledger.is_empty() {
                 queues.remove(name);
             }
         }

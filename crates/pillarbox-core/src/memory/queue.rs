@@ -21,15 +21,11 @@ use crate::{Capabilities, Counts, Nonce, QueueName};
 /// State of a queue, shared by its handles. Locked for one batch at a time, and never across an await.
 #[derive(Debug, Default)]
 pub(super) struct QueueState {
-    ledger: Ledger,
-    waiters: Waiters,
+    pub(super) ledger: Ledger,
+    pub(super) waiters: Waiters,
 }
 
 impl QueueState {
-    pub(super) fn is_empty(&self) -> bool {
-        self.ledger.is_empty()
-    }
-
     fn receive(&mut self, now: Timestamp, request: &Receive) -> Vec<Delivery> {
         self.ledger.receive(now, request.max, request.visibility, Nonce::random)
     }
@@ -47,24 +43,14 @@ impl QueueState {
 /// A handle of one queue.
 #[derive(Debug)]
 pub(super) struct MemoryQueue {
-    name: QueueName,
-    options: QueueOptions,
-    state: Arc<Mutex<QueueState>>,
-    storage: Arc<Storage>,
-    gate: Gate,
+    pub(super) name: QueueName,
+    pub(super) options: QueueOptions,
+    pub(super) state: Arc<Mutex<QueueState>>,
+    pub(super) storage: Arc<Storage>,
+    pub(super) gate: Gate,
 }
 
 impl MemoryQueue {
-    pub(super) fn new(
-        name: QueueName,
-        options: QueueOptions,
-        state: Arc<Mutex<QueueState>>,
-        storage: Arc<Storage>,
-        gate: Gate,
-    ) -> Self {
-        Self { name, options, state, storage, gate }
-    }
-
     fn lock(&self) -> Locked<'_, QueueState> {
         lock(&self.state)
     }
@@ -115,7 +101,12 @@ impl MemoryQueue {
             state.wake_waiters(now);
             return Ok(deliveries);
         }
-        Err(WaitingReceive::start(self, &mut state, now, request))
+        let signal = Arc::new(Notify::new());
+        let (waiter, status) = (state.waiters.next_id(), state.status(now));
+        let check_at = state.waiters.join(waiter, request.max, &signal, status);
+        let end = now + request.wait;
+        let waiter = Some(waiter);
+        Err(WaitingReceive { queue: self, request, signal, end, check_at, waiter })
     }
 }
 
@@ -132,21 +123,7 @@ struct WaitingReceive<'a> {
     waiter: Option<WaiterId>,
 }
 
-impl<'a> WaitingReceive<'a> {
-    fn start(
-        queue: &'a MemoryQueue,
-        state: &mut QueueState,
-        now: Timestamp,
-        request: Receive,
-    ) -> Self {
-        let signal = Arc::new(Notify::new());
-        let waiter = state.waiters.next_id();
-        let status = state.status(now);
-        let check_at = state.waiters.join(waiter, request.max, &signal, status);
-        let end = now + request.wait;
-        Self { queue, request, signal, end, check_at, waiter: Some(waiter) }
-    }
-
+impl WaitingReceive<'_> {
     /// Waits until a message is ready or the time is up.
     ///
     /// Messages are claimed in the same poll that returns them, so a dropped future holds none.
@@ -163,10 +140,9 @@ impl<'a> WaitingReceive<'a> {
                 () = queue.storage.clock.sleep_until(wake_at) => {}
             }
             let now = queue.now();
-            let is_last_try = now >= self.end;
-            match self.try_receive(now, is_last_try) {
+            match self.try_receive(now) {
                 Ok(deliveries) => return Ok(deliveries),
-                Err(_) if is_last_try => return Ok(Vec::new()),
+                Err(_) if now >= self.end => return Ok(Vec::new()),
                 Err(check_at) => self.check_at = check_at,
             }
         }
@@ -174,18 +150,13 @@ impl<'a> WaitingReceive<'a> {
 
     /// Takes ready messages and stops waiting. If there are none, or they are reserved for other waiters, waits on at
     /// the same position and returns the time at which to check again.
-    fn try_receive(
-        &mut self,
-        now: Timestamp,
-        is_last_try: bool,
-    ) -> Result<Vec<Delivery>, Option<Timestamp>> {
+    fn try_receive(&mut self, now: Timestamp) -> Result<Vec<Delivery>, Option<Timestamp>> {
         let mut state = self.queue.lock();
-        let Some(waiter) = self.waiter else {
-            return Err(None);
-        };
+        let Some(waiter) = self.waiter else { return Err(None) };
         state.ledger.advance(now);
         let status = state.status(now);
         let mut deliveries = Vec::new();
+        let is_last_try = now >= self.end;
         if is_last_try || state.waiters.may_receive(waiter, status) {
             state.waiters.leave(waiter, self.request.max);
             deliveries = state.receive(now, &self.request);
@@ -286,12 +257,5 @@ impl Queue for MemoryQueue {
 impl Drop for MemoryQueue {
     fn drop(&mut self) {
         self.storage.handle_dropped(&self.name);
-    }
-}
-
-#[cfg(test)]
-impl MemoryQueue {
-    pub(super) fn has_no_waiters(&self) -> bool {
-        self.lock().waiters.is_idle()
     }
 }

@@ -22,11 +22,13 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        let storage =
-            Arc::new(Storage { clock: Arc::new(SystemClock::new()), queues: Mutex::default() });
-        let name: QueueName = "q".parse().unwrap();
-        let gate = Gate::new();
-        let queue = MemoryQueue::new(name, QueueOptions::new(), Arc::default(), storage, gate);
+        let queue = MemoryQueue {
+            name: "q".parse().unwrap(),
+            options: QueueOptions::new(),
+            state: Arc::default(),
+            storage: MemoryBackend::new().storage,
+            gate: Gate::new(),
+        };
         Self { queue: Arc::new(queue) }
     }
 
@@ -60,7 +62,7 @@ async fn one_message_wakes_the_first_waiter_and_no_other() {
     assert!(first.is_finished() && !second.is_finished());
     fixture.send(1).await;
     assert_eq!(second.await.unwrap().len(), 1);
-    assert!(fixture.queue.has_no_waiters());
+    assert!(lock(&fixture.queue.state).waiters.is_idle());
 }
 
 /// Counts the polls of a future: one at the start, and one for each wake-up.
@@ -134,7 +136,7 @@ async fn a_dropped_waiter_passes_its_wake_up_on() {
     first.abort();
     assert_eq!(second.await.unwrap().len(), 1);
     assert!(first.await.unwrap_err().is_cancelled());
-    assert!(fixture.queue.has_no_waiters());
+    assert!(lock(&fixture.queue.state).waiters.is_idle());
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,11 +157,8 @@ async fn a_woken_waiter_that_does_not_run_loses_its_reservation() {
     let start = Instant::now();
     fixture.send(10).await;
     assert_eq!(second.await.unwrap().len(), 10);
-    assert!(
-        (RESERVATION_TIME..=2 * RESERVATION_TIME).contains(&start.elapsed()),
-        "{:?}",
-        start.elapsed()
-    );
+    let waited = start.elapsed();
+    assert!((RESERVATION_TIME..=2 * RESERVATION_TIME).contains(&waited), "{waited:?}");
 
     // Its reservation has expired, so the next waiter receives at once.
     fixture.send(3).await;
@@ -169,7 +168,7 @@ async fn a_woken_waiter_that_does_not_run_loses_its_reservation() {
 
     fixture.send(1).await;
     assert_eq!(busy.await.unwrap().len(), 1);
-    assert!(fixture.queue.has_no_waiters());
+    assert!(lock(&fixture.queue.state).waiters.is_idle());
 }
 
 async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
@@ -207,8 +206,7 @@ async fn the_next_waiter_takes_over_the_timer_when_the_first_leaves() {
     let fixture = Fixture::new();
     let start = Instant::now();
     let (first, second) = (fixture.waiter(1).await, fixture.waiter(1).await);
-    let mut late = Outgoing::new("late");
-    late.delay = Duration::from_secs(5);
+    let late = Outgoing { delay: Duration::from_secs(5), ..Outgoing::new("late") };
     fixture.queue.send(vec![late]).await.unwrap();
     run_tasks().await;
     first.abort();
@@ -236,7 +234,7 @@ async fn a_wait_ends_empty_when_its_time_is_up() {
     let request = Receive::one().wait(Duration::from_secs(20));
     assert!(Queue::receive(&*fixture.queue, request).await.unwrap().is_empty());
     assert_eq!(start.elapsed().as_secs(), 20);
-    assert!(fixture.queue.has_no_waiters());
+    assert!(lock(&fixture.queue.state).waiters.is_idle());
 }
 
 #[tokio::test]

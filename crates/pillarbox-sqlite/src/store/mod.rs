@@ -74,13 +74,13 @@ pub(crate) struct Store<'c> {
     now: Timestamp,
 }
 
+/// The state of a queue, with the statements that read and write its rows.
+type OpenQueue<'s, 'c> = (&'s mut Statements<'c>, &'s mut QueueState);
+
 impl<'c> Store<'c> {
     pub(crate) fn new(connection: &'c Connection) -> Self {
-        Self {
-            statements: Statements::new(connection),
-            cache: Cache::default(),
-            now: Timestamp::MIN,
-        }
+        let statements = Statements::new(connection);
+        Self { statements, cache: Cache::default(), now: Timestamp::MIN }
     }
 
     /// Clears the cache: another connection has written, or a transaction was rolled back.
@@ -228,9 +228,8 @@ impl<'c> Store<'c> {
     ) -> Result<Result<(), Stale>> {
         let now = self.now;
         let Some((statements, queue)) = self.queue(name)? else { return Ok(Err(Stale)) };
-        let Some((id, lease)) = take_lease(statements, queue, receipt, now)? else {
-            return Ok(Err(Stale));
-        };
+        let taken = take_lease(statements, queue, receipt, now)?;
+        let Some((id, lease)) = taken else { return Ok(Err(Stale)) };
         queue.dirty = true;
         match action {
             SettleAction::Acknowledge => {
@@ -273,9 +272,7 @@ impl<'c> Store<'c> {
     pub(crate) fn release(&mut self, name: &QueueName, receipt: &Receipt) -> Result<()> {
         let now = self.now;
         let Some((statements, queue)) = self.queue(name)? else { return Ok(()) };
-        let Some((_, lease)) = take_lease(statements, queue, receipt, now)? else {
-            return Ok(());
-        };
+        let Some((_, lease)) = take_lease(statements, queue, receipt, now)? else { return Ok(()) };
         requeue(statements, queue, lease.key, lease.place, lease.deliveries.undone())?;
         queue.in_flight -= 1;
         queue.dirty = true;
@@ -341,11 +338,8 @@ impl<'c> Store<'c> {
         {
             let (first, last) = (queue.number.base(), queue.number.last());
             let range = params![first, last, due, timer, max - messages.len()];
-            let timers: Vec<_> = statements
-                .timers_in_order()?
-                .query_map(range, read_timer)?
-                .collect::<Result<_>>()?;
-            for timer in timers {
+            let timers = statements.timers_in_order()?.query_map(range, read_timer)?;
+            for timer in timers.collect::<Result<Vec<_>>>()? {
                 let message = read_by_key(statements, timer.key, timer.deliveries)?;
                 let until = Timestamp::from_nanos(timer.due_at);
                 let state = if timer.delayed {
@@ -429,10 +423,7 @@ impl<'c> Store<'c> {
     }
 
     /// Returns a queue, swept up to the time of the transaction.
-    fn queue(
-        &mut self,
-        name: &QueueName,
-    ) -> Result<Option<(&mut Statements<'c>, &mut QueueState)>> {
+    fn queue(&mut self, name: &QueueName) -> Result<Option<OpenQueue<'_, 'c>>> {
         let now = self.now;
         let Some((statements, queue)) = self.cached_queue(name)? else { return Ok(None) };
         if queue.next_due.is_some_and(|due| due <= now) {
@@ -443,10 +434,7 @@ impl<'c> Store<'c> {
     }
 
     /// Returns a queue as it was when last used.
-    fn cached_queue(
-        &mut self,
-        name: &QueueName,
-    ) -> Result<Option<(&mut Statements<'c>, &mut QueueState)>> {
+    fn cached_queue(&mut self, name: &QueueName) -> Result<Option<OpenQueue<'_, 'c>>> {
         if self.cache.get(name).is_none() {
             let state = load(&mut self.statements, name)?;
             self.cache.insert(name, state);
@@ -456,10 +444,7 @@ impl<'c> Store<'c> {
     }
 
     /// Returns a queue to send to, and creates it if there is none.
-    fn queue_or_new(
-        &mut self,
-        name: &QueueName,
-    ) -> Result<(&mut Statements<'c>, &mut QueueState), Failure> {
+    fn queue_or_new(&mut self, name: &QueueName) -> Result<OpenQueue<'_, 'c>, Failure> {
         match self.queue(name)? {
             None => self.create_queue(name, 0)?,
             Some((_, queue)) if queue.next_place < MAX_PLACE - RESERVED_PLACES => {}

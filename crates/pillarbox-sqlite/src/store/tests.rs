@@ -6,6 +6,7 @@ use rusqlite::Row;
 use super::*;
 
 const LEASE: Duration = Receive::DEFAULT_VISIBILITY;
+const ACK: SettleAction = SettleAction::Acknowledge;
 
 fn file() -> Connection {
     let mut connection = Connection::open_in_memory().unwrap();
@@ -59,10 +60,7 @@ fn a_released_delivery_is_undone() {
     let again = store.receive(&queue(), 3, LEASE).unwrap();
     assert_eq!(bodies(&again), ["a", "b", "c"]);
     assert!(again.iter().all(|delivery| delivery.message.delivery_count == 1));
-    assert_eq!(
-        store.settle(&queue(), &taken[0].receipt, SettleAction::Acknowledge).unwrap(),
-        Err(Stale)
-    );
+    assert_eq!(store.settle(&queue(), &taken[0].receipt, ACK).unwrap(), Err(Stale));
 }
 
 /// Receives and starts the next message. Returns its number of deliveries and of unsettled ones.
@@ -176,7 +174,7 @@ fn an_empty_queue_without_free_places_restarts() {
     assert!(matches!(refused, Err(Failure::PlacesExhausted)), "{refused:?}");
 
     let first = store.receive(&queue(), 1, LEASE).unwrap().remove(0);
-    store.settle(&queue(), &first.receipt, SettleAction::Acknowledge).unwrap().unwrap();
+    store.settle(&queue(), &first.receipt, ACK).unwrap().unwrap();
     send(&mut store, "again");
     assert_eq!(bodies(&store.receive(&queue(), 9, LEASE).unwrap()), ["again"]);
     assert_eq!(store.counts(&queue()).unwrap().sent, Some(2));
@@ -244,10 +242,7 @@ fn a_clock_that_is_set_back_strands_nothing() {
     at(&mut store, 200);
     let second = store.receive(&queue(), 1, Duration::from_secs(10)).unwrap().remove(0);
     at(&mut store, 100);
-    assert_eq!(
-        store.settle(&queue(), &first.receipt, SettleAction::Acknowledge).unwrap(),
-        Err(Stale)
-    );
+    assert_eq!(store.settle(&queue(), &first.receipt, ACK).unwrap(), Err(Stale));
     let extend = SettleAction::Extend { timeout: Duration::from_secs(10) };
     store.settle(&queue(), &second.receipt, extend).unwrap().unwrap();
     at(&mut store, 110);
@@ -275,7 +270,7 @@ fn a_store_without_its_cache_behaves_the_same() {
     evict();
     let counts = store.borrow_mut().counts(&queue()).unwrap();
     assert_eq!((counts.ready, counts.in_flight, counts.delayed), (0, 1, 1));
-    let settled = store.borrow_mut().settle(&queue(), &held[0].receipt, SettleAction::Acknowledge);
+    let settled = store.borrow_mut().settle(&queue(), &held[0].receipt, ACK);
     settled.unwrap().unwrap();
     evict();
     at(&mut store.borrow_mut(), 55);

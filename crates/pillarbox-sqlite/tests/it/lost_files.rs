@@ -385,14 +385,11 @@ async fn a_log_whose_file_was_moved_away_is_not_deleted() {
 #[tokio::test]
 async fn a_waiter_fails_when_the_file_is_gone() {
     let (_directory, file, _backend, jobs) = database().await;
-    let waiter =
-        tokio::spawn(
-            async move { jobs.receive(Receive::one().wait(Duration::from_secs(600))).await },
-        );
+    let request = Receive::one().wait(Duration::from_secs(600));
+    let waiter = tokio::spawn(async move { jobs.receive(request).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
     fs::remove_file(&file).unwrap();
-    let received =
-        tokio::time::timeout(Duration::from_secs(30), waiter).await.expect("it fails in time");
-    let error = received.unwrap().unwrap_err().to_string();
+    let received = tokio::time::timeout(Duration::from_secs(30), waiter).await;
+    let error = received.expect("it fails in time").unwrap().unwrap_err().to_string();
     assert_says(&error, &["was moved, deleted or replaced"]);
 }

@@ -91,11 +91,8 @@ async fn a_withdrawn_delivery_does_not_join_the_transaction() {
     assert!(matches!(late, Err(Error::ReceiptHandleExpired { .. })), "{late:?}");
     both.commit().unwrap();
     let counts = jobs.counts().await.unwrap();
-    assert_eq!(
-        (counts.ready, counts.in_flight),
-        (1, 1),
-        "the rest is committed, without the acknowledgement"
-    );
+    let states = (counts.ready, counts.in_flight);
+    assert_eq!(states, (1, 1), "the rest is committed, without the acknowledgement");
     message.acknowledge().await.unwrap();
     assert_intact(&file);
 }
