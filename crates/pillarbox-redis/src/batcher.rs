@@ -87,6 +87,9 @@ struct Queued<O: Operation> {
 
 type Answered<O> = oneshot::Sender<Result<<O as Operation>::Answer>>;
 
+/// A caller, requests that share its call, and where their answers go.
+type Batch<O> = (Caller, Vec<<O as Operation>::Request>, Vec<Answered<O>>);
+
 /// The way in which a request is served.
 enum Admission<O: Operation> {
     /// By the caller itself, since nothing else is under way.
@@ -162,7 +165,7 @@ impl<O: Operation> Batcher<O> {
             // A receiver that is gone is ignored; messages that were leased for it are released by drop.
             match self.call(&mut caller, &requests).await {
                 Ok(all) => {
-                    answers.into_iter().zip(all).for_each(|(to, one)| drop(to.send(Ok(one))))
+                    answers.into_iter().zip(all).for_each(|(to, one)| drop(to.send(Ok(one))));
                 }
                 Err(failure) => {
                     answers.into_iter().for_each(|to| drop(to.send(Err(failure.clone()))));
@@ -171,9 +174,9 @@ impl<O: Operation> Batcher<O> {
         }
     }
 
-    /// Takes the requests that fit into one call, and where their answers go. If none is queued, the runner ends and its caller becomes
+    /// Takes the requests that fit into one call. If none is queued, the runner ends and its caller becomes
     /// idle.
-    fn next_batch(&self, caller: Caller) -> Option<(Caller, Vec<O::Request>, Vec<Answered<O>>)> {
+    fn next_batch(&self, caller: Caller) -> Option<Batch<O>> {
         let mut state = lock(&self.state);
         while state.queued.front().is_some_and(|queued| queued.answer.is_closed()) {
             state.queued.pop_front();
